@@ -1,0 +1,68 @@
+"""One row per slot of the timetable, the atom of all results: its fields, their codes, and the run header.
+
+FIELDS is the single table from which the binary row, the Parquet columns and the documentation are made. Pure: no file
+is touched here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from loadgen_sdk.errors import KINDS
+from loadgen_sdk.request import Completion
+
+SCHEMA = 1  # of records and header; a reader refuses newer ones
+
+STATUSES = ("ok", "failed", "dropped", "cancelled", "lost")
+FINISH_REASONS = ("", "stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "other")
+SOURCES = ("", "server", "tokenizer", "estimate", "events")
+
+FIELDS: tuple[tuple[str, str, str], ...] = (
+    ("slot", "i8", "number of the slot in the whole run's timetable"),
+    ("request", "i8", "number of the request; equals slot unless a data set is repeated"),
+    ("stage", "i2", "index of the stage"),
+    ("worker", "i2", "index of the worker process"),
+    ("target", "i2", "index of the target"),
+    ("session", "i4", "conversation, -1 when the request stands alone"),
+    ("turn", "i2", "place in the conversation, from 0"),
+    ("lane", "i4", "closed-loop lane, -1 in open loop"),
+    ("status", "u1", "index into STATUSES"),
+    ("kind", "u1", "index into KINDS: why it is not ok"),
+    ("http_status", "i2", "0 when no response head came"),
+    ("finish_reason", "u1", "index into FINISH_REASONS"),
+    ("due_ns", "i8", "planned instant, from the start of the run"),
+    ("ready_ns", "i8", "connection available; -1 never, as in all instants below"),
+    ("sent_ns", "i8", "first byte handed to the kernel"),
+    ("first_byte_ns", "i8", "response head"),
+    ("first_event_ns", "i8", "first SSE event of any kind"),
+    ("first_token_ns", "i8", "first event with generated output"),
+    ("first_answer_ns", "i8", "first event with output that is not reasoning"),
+    ("last_token_ns", "i8", "last event with output"),
+    ("end_ns", "i8", "last output or finish event: where E2E ends"),
+    ("done_ns", "i8", "end of the body, or the instant of the failure"),
+    ("client_lag_ns", "i8", "first token: kernel stamp to read"),
+    ("stamp_error_ns", "i8", "first token: how wrong its stamp can be"),
+    ("max_gap_ns", "i8", "largest gap between output events"),
+    ("input_tokens", "i4", "prompt tokens, -1 unknown"),
+    ("output_tokens", "i4", "generated tokens, -1 unknown"),
+    ("cached_tokens", "i4", "prompt tokens served from the prefix cache, -1 when the server does not say"),
+    ("reasoning_tokens", "i4", "of the output, -1 when the server does not say"),
+    ("built_tokens", "i4", "content tokens of the prompt as built, -1 unknown"),
+    ("asked_output", "i4", "output tokens asked for, -1 when no length was asked"),
+    ("first_event_tokens", "i4", "tokens of the first output event, 0 when the server does not say"),
+    ("output_events", "i4", "events that carried output"),
+    ("input_source", "u1", "index into SOURCES"),
+    ("output_source", "u1", "index into SOURCES"),
+    ("bytes_sent", "i8", "on the wire, head and body"),
+    ("bytes_received", "i8", "on the wire, head and body"),
+    ("resent", "u1", "times it was sent again after a reset with no response byte on a reused connection"),
+    ("reused", "u1", "1 when sent on a connection that had served before"),
+    ("kernel_stamp", "u1", "1 when arrival instants come from the kernel"),
+    ("text", "i4", "index into the run's error texts, -1 none"),
+)
+
+ROW = np.dtype([(name, "<" + code) for name, code, _ in FIELDS])
+
+_FINISH = {name: i for i, name in enumerate(FINISH_REASONS)}
+_KIND = {name: i for i, name in enumerate(KINDS)}
+_SOURCE = {name: i for i, name in enumerate(SOURCES)}
+__all__ = ["FIELDS", "FINISH_REASONS", "KINDS", "ROW", "SCHEMA", "SOURCES", "STATUSES", "Completion"]
