@@ -1,0 +1,141 @@
+"""The bytes sent to each server are exactly what its row of the table allows, and what the user asked for on top."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from loadgen_sdk.dialects.body import body, merge
+from loadgen_sdk.dialects.quirks import APIS, NAMES, QUIRKS, Api
+from loadgen_sdk.errors import TargetUnusable
+from loadgen_sdk.request import Request
+
+MESSAGES = [{"role": "user", "content": "Say something."}]
+USAGE = {"include_usage": True}
+EXACT = {"max_tokens": 8, "ignore_eos": True, "min_tokens": 8}
+
+
+def sent(name: str, api: Api = "chat", model: str = "tiny", stream: bool = True, **more: Any) -> dict[str, Any]:
+    options = {key: more.pop(key) for key in ("extra_body", "continuous_usage") if key in more}
+    request = Request(**{"id": "r", "messages": MESSAGES, "max_tokens": 8} | more)
+    return json.loads(body(request, QUIRKS[name], api, model, stream, **options))
+
+
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [
+        ("trtllm", {"stream_options": USAGE, **EXACT}),
+        ("vllm", {"stream_options": USAGE, **EXACT}),
+        ("sglang", {"stream_options": USAGE, **EXACT}),
+        ("dynamo", {"stream_options": USAGE, **EXACT}),
+        ("llamacpp", {"stream_options": USAGE, "max_tokens": 8, "ignore_eos": True}),
+        ("transformers", {"stream_options": USAGE, "max_tokens": 8}),
+        ("openai", {"stream_options": {**USAGE, "include_obfuscation": False}, "max_tokens": 8}),
+        ("azure", {"stream_options": USAGE, "max_tokens": 8}),
+        ("generic", {"stream_options": USAGE, "max_tokens": 8}),
+    ],
+)
+def test_body_of_every_server(name: str, rest: dict[str, Any]) -> None:
+    assert sent(name) == {"model": "tiny", "messages": MESSAGES, "stream": True, **rest}
+    completions = sent(name, "completions", messages=None, prompt="Say")
+    assert completions == {"model": "tiny", "prompt": "Say", "stream": True, **rest}
+    unary = {key: value for key, value in rest.items() if key != "stream_options"}  # an error without `stream: true`
+    assert sent(name, stream=False) == {"model": "tiny", "messages": MESSAGES, "stream": False, **unary}
+
+
+@pytest.mark.parametrize("name", QUIRKS)
+def test_no_length_asked_for_means_none_forced(name: str) -> None:
+    assert sent(name, max_tokens=None).keys() == {"model", "messages", "stream", "stream_options"}
+    assert not sent(name, exact_output=False).keys() & {"ignore_eos", "min_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("name", "api", "model", "field"),
+    [
+        ("openai", "chat", "gpt-4o", "max_tokens"),
+        ("openai", "chat", "o3-mini", "max_completion_tokens"),
+        ("openai", "chat", "gpt-5-nano", "max_completion_tokens"),
+        ("azure", "chat", "o1", "max_completion_tokens"),
+        ("generic", "chat", "openai/gpt-5", "max_completion_tokens"),
+        ("generic", "chat", "qwen-o1-like", "max_tokens"),
+        ("openai", "completions", "o3-mini", "max_tokens"),
+        ("trtllm", "chat", "o3-mini", "max_tokens"),
+    ],
+)
+def test_name_of_the_limit(name: str, api: Api, model: str, field: str) -> None:
+    fields = sent(name, api, model).keys() & {"max_tokens", "max_completion_tokens"}
+    assert fields == {field}
+
+
+@pytest.mark.parametrize("name", QUIRKS)
+def test_continuous_usage_only_where_it_exists(name: str) -> None:
+    asked = sent(name, continuous_usage=True)["stream_options"]
+    assert asked.get("continuous_usage_stats", False) is QUIRKS[name].continuous_usage
+
+
+def test_extra_merges_last_and_deeply() -> None:
+    assert sent("vllm", extra={"temperature": 0.7, "top_p": 0.9}, extra_body={"temperature": 0})["temperature"] == 0
+    nested = sent("dynamo", extra={"nvext": {"a": 1}}, extra_body={"nvext": {"b": [2]}, "stream_options": {"x": True}})
+    assert nested["nvext"] == {"a": 1, "b": [2]}
+    assert nested["stream_options"] == {"include_usage": True, "x": True}
+    assert "ignore_eos" not in sent("vllm", extra_body={"ignore_eos": None})
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("where", ["extra", "extra_body"])
+def test_a_limit_named_by_the_user_is_the_only_one(field: str, where: str) -> None:
+    got = sent("trtllm", **{where: {field: 3}})
+    assert {key: got[key] for key in got.keys() & {*EXACT, field, "max_completion_tokens"}} == {
+        field: 3,
+        "min_tokens": 3,
+        "ignore_eos": True,
+    }
+
+
+def test_prompt_and_messages_cross_over() -> None:
+    assert sent("vllm", messages=None, prompt="Hi")["messages"] == [{"role": "user", "content": "Hi"}]
+    talk = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "image_url"}, {"text": "two"}]},
+    ]
+    assert sent("vllm", "completions", messages=talk)["prompt"] == "Be brief.\none two"
+
+
+@pytest.mark.parametrize("name", QUIRKS)
+@pytest.mark.parametrize("api", APIS)
+def test_token_ids_go_only_where_they_are_taken(name: str, api: Api) -> None:
+    if api == "completions" and QUIRKS[name].prompt_ids:
+        assert sent(name, api, messages=None, prompt=[1, 2, 3])["prompt"] == [1, 2, 3]
+    else:
+        with pytest.raises(TargetUnusable, match="token ids"):
+            sent(name, api, messages=None, prompt=[1, 2, 3])
+
+
+def test_rows_say_only_what_the_body_sends() -> None:
+    for name, quirk in QUIRKS.items():
+        assert quirk.name == name
+        for api in APIS:
+            assert set(quirk.forces) <= set(quirk.fields(api))
+            assert sent(name, api).keys() == set(quirk.fields(api))
+    assert ("auto", *QUIRKS) == NAMES
+
+
+values = st.recursive(
+    st.none() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=8,
+)
+objects = st.dictionaries(st.sampled_from("abc"), values, max_size=3)
+
+
+@given(objects, objects)
+def test_merge_changes_nothing_it_was_given_and_is_idempotent(value: dict[str, Any], patch: dict[str, Any]) -> None:
+    before = json.dumps([value, patch])
+    once = merge(value, patch)
+    assert merge(once, patch) == once
+    assert json.dumps([value, patch]) == before
+    assert all(once[key] == new for key, new in patch.items() if isinstance(new, int | str | list))
