@@ -1,0 +1,186 @@
+"""Quantiles and what a sample can support: exact ones by LoadGen's index, and a mergeable histogram with a stated bound.
+
+Pure. Values are integer nanoseconds; only `Distribution`, which goes to people and JSON, is in milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+QUANTILES: tuple[tuple[str, float], ...] = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p99_9", 0.999))
+
+CONFIDENCE = 0.99  # of MLPerf LoadGen's early stopping
+SUPPORT: dict[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99_9": 6636}
+"""Requests from which LoadGen's early stopping allows one over-limit sample: from there on a quantile is *supported*."""
+
+
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample in milliseconds. Every figure is null when `count` is 0.
+
+    `supported` names the quantiles that `count` samples can carry (`SUPPORT`); the others are printed marked.
+    """
+
+    count: int = 0
+    mean: float | None = None
+    min: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    p99_9: float | None = None
+    max: float | None = None
+    supported: tuple[str, ...] = ()
+
+
+def index(n: int, p: float) -> int:
+    """Place of quantile `p` in `n` sorted samples: floor(n * p), as MLPerf LoadGen's `GetPercentile`; n >= 1."""
+    return min(int(n * p), n - 1)
+
+
+def support(p: float) -> int:
+    """Smallest n for which one sample over the limit still shows, at LoadGen's 99 % confidence, that a share of at
+    least `p` is under it: the smallest n with P(Binomial(n, 1 - p) <= 1) <= 1 %. `SUPPORT` holds the common ones."""
+
+    def chance(n: int) -> float:
+        return p**n + n * (1 - p) * p ** (n - 1)
+
+    high = 2
+    while chance(high) > 1 - CONFIDENCE:
+        high *= 2
+    low = high // 2
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if chance(middle) > 1 - CONFIDENCE else (low, middle)
+    return high
+
+
+def name(p: float) -> str:
+    """How a quantile is called in fields: 0.99 is `p99`, 0.999 is `p99_9`."""
+    return "p" + f"{p * 100:.6f}".rstrip("0").rstrip(".").replace(".", "_")
+
+
+def milliseconds(ns: float) -> float:
+    """Nanoseconds as milliseconds, kept to the nanosecond."""
+    return round(ns / 1e6, 6)
+
+
+def exact(values_ns: NDArray[np.int64]) -> Distribution:
+    """The distribution of per-request values: every quantile is `sorted[floor(n * p)]`, an element of the sample."""
+    n = len(values_ns)
+    if n == 0:
+        return Distribution()
+    ordered = np.sort(values_ns)
+    return Distribution(
+        count=n,
+        mean=milliseconds(float(ordered.mean())),
+        min=milliseconds(int(ordered[0])),
+        max=milliseconds(int(ordered[-1])),
+        supported=_supported(n),
+        **{key: milliseconds(int(ordered[index(n, p)])) for key, p in QUANTILES},
+    )
+
+
+def _supported(n: int) -> tuple[str, ...]:
+    return tuple(key for key, _ in QUANTILES if n >= SUPPORT[key])
+
+
+BOUND = 0.001  # largest relative error of a histogram's quantile, values from 1 ns to LARGEST_NS
+RATIO = 1.0019  # of a bucket's edges: (RATIO - 1) / (RATIO + 1) is 0.00095, which leaves room for rounding at the edges
+LARGEST_NS = 10**14  # 28 hours; above it everything is one bucket, told apart only by the exact maximum
+_PER_LOG2 = 1 / math.log2(RATIO)
+SIZE = 2 + math.ceil(math.log2(LARGEST_NS) * _PER_LOG2)  # bucket 0 holds values <= 0; some 17,000 buckets, 136 kB
+_FORMAT = 1
+_NONE_YET = 2**63 - 1
+
+
+def bucket(values_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Bucket numbers of values: 0 for values <= 0, else 1 + floor(log(value) / log(RATIO)), at most SIZE - 1."""
+    places = np.log2(np.maximum(values_ns, 1)) * _PER_LOG2
+    numbers = np.minimum(places.astype(np.int64) + 1, SIZE - 1)
+    numbers[values_ns <= 0] = 0
+    return numbers
+
+
+class Histogram:
+    """Counts of values in buckets whose edges grow by RATIO. Merging is adding; count, sum, least and largest are exact.
+
+    A quantile is wrong by at most BOUND, relative, for values up to LARGEST_NS.
+    """
+
+    __slots__ = ("counts", "largest_ns", "least_ns", "total_ns")
+
+    def __init__(self) -> None:
+        self.counts: NDArray[np.int64] = np.zeros(SIZE, np.int64)
+        self.total_ns = 0
+        self.least_ns = _NONE_YET
+        self.largest_ns = -_NONE_YET
+
+    def add(self, values_ns: NDArray[np.int64]) -> None:
+        """Count an int64 array of values."""
+        if len(values_ns) == 0:
+            return
+        self.least_ns = min(self.least_ns, int(values_ns.min()))
+        self.largest_ns = max(self.largest_ns, int(values_ns.max()))
+        self.total_ns += int(values_ns.sum())
+        found = np.bincount(bucket(values_ns))
+        self.counts[: len(found)] += found
+
+    def merge(self, other: Histogram) -> None:
+        """Add what another histogram has counted; the order of merging does not matter."""
+        self.least_ns = min(self.least_ns, other.least_ns)
+        self.largest_ns = max(self.largest_ns, other.largest_ns)
+        self.total_ns += other.total_ns
+        self.counts += other.counts
+
+    @property
+    def count(self) -> int:
+        return int(self.counts.sum())
+
+    def quantile(self, p: float) -> float:
+        """The bucket of `sorted[floor(n * p)]`, as the value that is at most BOUND away from all in it; count >= 1."""
+        place = int(np.searchsorted(np.cumsum(self.counts), index(self.count, p), side="right"))
+        if place == 0:
+            return float(min(0, self.largest_ns))
+        low = RATIO ** (place - 1)
+        middle = 2 * low * RATIO / (1 + RATIO)  # equally far, relatively, from both edges
+        return float(min(max(middle, self.least_ns), self.largest_ns))
+
+    def distribution(self) -> Distribution:
+        """As `exact`, with quantiles within BOUND; count, mean, min and max are exact."""
+        n = self.count
+        if n == 0:
+            return Distribution()
+        return Distribution(
+            count=n,
+            mean=milliseconds(self.total_ns / n),
+            min=milliseconds(self.least_ns),
+            max=milliseconds(self.largest_ns),
+            supported=_supported(n),
+            **{key: milliseconds(self.quantile(p)) for key, p in QUANTILES},
+        )
+
+    def to_bytes(self) -> bytes:
+        """Little-endian int64: format, sum, least, largest, then the counts up to the last one that is not zero."""
+        used = int(np.flatnonzero(self.counts)[-1]) + 1 if self.counts.any() else 0
+        head = np.array([_FORMAT, self.total_ns, self.least_ns, self.largest_ns], "<i8")
+        return head.tobytes() + self.counts[:used].astype("<i8").tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Histogram:
+        """The inverse of `to_bytes`. Raises ValueError for anything else."""
+        if len(data) < 32 or len(data) % 8 or len(data) // 8 - 4 > SIZE:
+            raise ValueError(f"{len(data)} bytes are no histogram")
+        numbers = np.frombuffer(data, "<i8")
+        if numbers[0] != _FORMAT or (numbers[4:] < 0).any():
+            raise ValueError(f"no histogram of format {_FORMAT}")
+        histogram = cls()
+        histogram.total_ns, histogram.least_ns, histogram.largest_ns = (int(number) for number in numbers[1:4])
+        histogram.counts[: len(numbers) - 4] = numbers[4:]
+        return histogram
