@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from loadgen_sdk.dialects.quirks import MAX_FIELDS, Api, Quirk
-from loadgen_sdk.errors import TargetUnusable
-from loadgen_sdk.request import Request
+from ..errors import TargetUnusable
+from ..request import Request
+from .quirks import MAX_FIELDS, Api, Quirk
 
 _encode = msgspec.json.Encoder().encode
 

@@ -1,0 +1,176 @@
+"""Every form of URL users write leads to the right place, and none of its secrets ever leaves it."""
+
+from __future__ import annotations
+
+import base64
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from loadgen_sdk.errors import TargetUnusable
+from loadgen_sdk.target import Target, redact
+
+AZURE = "https://me.openai.azure.com"
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "tls", "chat", "host_header"),
+    [
+        ("http://host:8000", "host", 8000, False, "/v1/chat/completions", "host:8000"),
+        ("http://host:8000/", "host", 8000, False, "/v1/chat/completions", "host:8000"),
+        (" http://host\n", "host", 80, False, "/v1/chat/completions", "host"),
+        ("HTTPS://Host/v1", "host", 443, True, "/v1/chat/completions", "host"),
+        ("https://host:443/v1/", "host", 443, True, "/v1/chat/completions", "host"),
+        ("http://host:443/v1", "host", 443, False, "/v1/chat/completions", "host:443"),
+        ("http://host/x/y", "host", 80, False, "/x/y/v1/chat/completions", "host"),
+        ("http://host/x/y/v1//", "host", 80, False, "/x/y/v1/chat/completions", "host"),
+        ("http://host/v1beta/chat/completions", "host", 80, False, "/v1beta/chat/completions", "host"),
+        ("http://host/v1/models", "host", 80, False, "/v1/chat/completions", "host"),
+        ("http://[::1]:8000/v1", "::1", 8000, False, "/v1/chat/completions", "[::1]:8000"),
+        ("http://[fe80::1%eth0]", "fe80::1%eth0", 80, False, "/v1/chat/completions", "[fe80::1]"),
+        ("http://bücher.example", "xn--bcher-kva.example", 80, False, "/v1/chat/completions", "xn--bcher-kva.example"),
+        ("http://host?key=abc&x", "host", 80, False, "/v1/chat/completions?key=abc&x", "host"),
+    ],
+)
+def test_forms(url: str, host: str, port: int, *, tls: bool, chat: str, host_header: str) -> None:
+    target = Target.parse(url)
+    assert (target.host, target.port, target.tls, target.chat) == (host, port, tls, chat)
+    assert (target.path, target.host_header) == (chat, host_header)
+
+
+def test_what_lives_beside_the_api() -> None:
+    target = Target.parse("http://h/x/v1?token=abcd", api="completions")
+    assert target.path == "/x/v1/completions?token=abcd"
+    assert target.models == "/x/v1/models?token=abcd"
+    assert target.beside("/version") == "/x/version?token=abcd"
+    assert target.base_url == "http://h/x/v1"
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "chat", "deployment"),
+    [
+        (
+            f"{AZURE}/openai/deployments/D?api-version=1",
+            {},
+            "/openai/deployments/D/chat/completions?api-version=1",
+            "D",
+        ),
+        (
+            f"{AZURE}/openai/deployments/D/chat/completions?api-version=1",
+            {},
+            "/openai/deployments/D/chat/completions?api-version=1",
+            "D",
+        ),
+        (f"{AZURE}?api-version=1", {"deployment": "D"}, "/openai/deployments/D/chat/completions?api-version=1", "D"),
+        (
+            f"{AZURE}/openai/?api-version=1",
+            {"deployment": "D"},
+            "/openai/deployments/D/chat/completions?api-version=1",
+            "D",
+        ),
+        (f"{AZURE}/openai/v1/", {"deployment": "D"}, "/openai/v1/chat/completions", ""),
+        (AZURE, {}, "/openai/v1/chat/completions", ""),
+        ("http://gate/az", {"server": "azure"}, "/az/openai/v1/chat/completions", ""),
+    ],
+)
+def test_azure(url: str, options: dict[str, str], chat: str, deployment: str) -> None:
+    target = Target.parse(url, **options)  # type: ignore[arg-type]
+    assert (target.chat, target.deployment, target.azure) == (chat, deployment, True)
+    assert target.auth("k" * 8) == (("api-key", "k" * 8),)
+    assert target.auth("Bearer entra") == (("Authorization", "Bearer entra"),)
+
+
+def test_azure_lists_models_beside_its_deployments() -> None:
+    assert Target.parse(f"{AZURE}/openai/deployments/D?api-version=1").models == "/openai/models?api-version=1"
+    with pytest.raises(TargetUnusable) as caught:
+        Target.parse(f"{AZURE}/openai/deployments/D")
+    assert "api-version" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("", "empty"),
+        ("host:8000", "scheme"),
+        ("localhost", "scheme"),
+        ("ftp://host", "ftp"),
+        ("http://", "no host"),
+        ("http://:8000", "no host"),
+        ("http:///v1", "no host"),
+        ("http://a b", "space"),
+        ("http://host:80x", "host and port"),
+        ("http://host:99999", "host and port"),
+        ("http://host:0", "port 0"),
+        ("http://[::1", "host and port"),
+        ("http://host\\v1", "backslash"),
+        ("http://host/\r\nX: y", "control character"),
+        ("http://host/#frag", "#"),
+        ("http://user:pa/ss@host", "@"),
+        ("http://user?pass@host", "@"),
+    ],
+)
+def test_bad_urls_are_named(url: str, word: str) -> None:
+    with pytest.raises(TargetUnusable, match=word) as caught:
+        Target.parse(url)
+    assert caught.value.hint
+
+
+def test_user_and_password_become_basic_auth() -> None:
+    target = Target.parse("http://us%40er:p%3Ass@host/v1?key=topsecret&api-version=7")
+    assert target.auth("ignored-key") == (("Authorization", "Basic " + base64.b64encode(b"us@er:p:ss").decode()),)
+    assert target.redacted == "http://***@host/v1?key=***&api-version=7"
+    assert target.base_url == "http://host/v1"
+    assert target.redact("no p%3Ass, no p:ss, no topsecret") == "no ***, no ***, no ***"
+
+
+@pytest.mark.parametrize("key", ["a\nb", "schlüssel", "a\x00b"])
+def test_keys_no_header_can_carry(key: str) -> None:
+    with pytest.raises(TargetUnusable) as caught:
+        Target.parse("http://h").auth(key)
+    assert key not in str(caught.value)
+    assert Target.parse("http://h").auth(" key\n") == (("Authorization", "Bearer key"),)
+    assert Target.parse("http://h").auth(None) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("Incorrect API key provided: sk-abcdefgh12345678.", "Incorrect API key provided: ***."),
+        ('{"Authorization": "Bearer abc.def-1"}', '{"Authorization": "Bearer ***"}'),
+        ('api-key: "deadbeefdeadbeef"', 'api-key: "***"'),
+        ('a \\"quoted\\" one', "a *** one"),
+        ("task-force, basic", "task-force, basic"),
+    ],
+)
+def test_texts_lose_their_keys(text: str, clean: str) -> None:
+    assert redact(text, ('\\"quoted\\"',)) == clean
+
+
+secret = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=4, max_size=12).map(
+    lambda text: f"zQ{text}"
+)
+raw = st.text(alphabet="zQ:/?#@[]%&=. \\é\x07aB9", max_size=12).map(lambda text: f"zQzQ{text}")
+
+
+@given(secret, secret, secret)
+def test_no_secret_of_a_good_url_is_shown(user: str, password: str, key: str) -> None:
+    coded = [quote(text, safe="") for text in (user, password, key)]
+    target = Target.parse("http://{}:{}@host.example/pre/v1?api-version=3&k={}".format(*coded))
+    token = base64.b64encode(f"{user}:{password}".encode()).decode()
+    assert target.auth(None) == (("Authorization", f"Basic {token}"),)
+    shown = target.redacted + repr(target)
+    echoed = target.redact(" ".join((user, password, key, token, *coded)), None)
+    for hidden in (user, password, key, token, *coded):
+        assert hidden not in shown
+        assert hidden not in echoed
+
+
+@given(raw, raw)
+def test_no_userinfo_of_any_url_is_shown_even_in_errors(user: str, password: str) -> None:
+    try:
+        target = Target.parse(f"http://{user}:{password}@host:80/v1")
+        shown = target.redacted + repr(target) + target.base_url
+    except TargetUnusable as error:
+        shown = f"{error} {error.hint} {error!r}"
+    assert "zq" not in shown.lower()
