@@ -6,6 +6,9 @@ is touched here.
 
 from __future__ import annotations
 
+import struct
+from typing import NamedTuple
+
 import numpy as np
 from loadgen_sdk.errors import KINDS
 from loadgen_sdk.request import Completion
@@ -62,7 +65,114 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
 
 ROW = np.dtype([(name, "<" + code) for name, code, _ in FIELDS])
 
-_FINISH = {name: i for i, name in enumerate(FINISH_REASONS)}
-_KIND = {name: i for i, name in enumerate(KINDS)}
-_SOURCE = {name: i for i, name in enumerate(SOURCES)}
-__all__ = ["FIELDS", "FINISH_REASONS", "KINDS", "ROW", "SCHEMA", "SOURCES", "STATUSES", "Completion"]
+STATUS = {name: i for i, name in enumerate(STATUSES)}
+KIND = {name: i for i, name in enumerate(KINDS)}
+FINISH = {name: i for i, name in enumerate(FINISH_REASONS)}
+SOURCE = {name: i for i, name in enumerate(SOURCES)}
+_LETTER = {"i8": "q", "i4": "i", "i2": "h", "u1": "B"}
+pack = struct.Struct("<" + "".join(_LETTER[code] for _, code, _ in FIELDS)).pack
+"""Values in the order of FIELDS -> the bytes of one ROW."""
+
+
+class Place(NamedTuple):
+    """Which slot a record is of, in the order of the first fields of FIELDS."""
+
+    slot: int
+    request: int
+    stage: int
+    worker: int
+    target: int
+    session: int
+    turn: int
+    lane: int
+
+
+def row(place: Place, done: Completion, start_ns: int, *, text: int, built: Built) -> bytes:
+    """The row of a request that was sent. `start_ns` is the run's instant 0; `text` the index of its failure's text."""
+    failure = done.failure
+    usage = done.usage
+    source = SOURCE["server"]
+    output, output_source = usage.output, source
+    if output is None:
+        output = done.output_events if done.output_events else (-1 if failure else 0)
+        output_source = SOURCE["events"] if done.output_events else 0
+    incoming, input_source = usage.input, source
+    if incoming is None:
+        incoming, input_source = built.tokens, SOURCE[built.source] if built.tokens >= 0 else 0
+    status = 0
+    if failure is not None:
+        status = STATUS["cancelled"] if failure.kind == "interrupted" else STATUS["failed"]
+    return pack(
+        *place,
+        status,
+        KIND[failure.kind] if failure is not None else 0,
+        done.http_status,
+        FINISH.get(done.finish_reason, FINISH["other"]),
+        done.due - start_ns,
+        *(
+            instant - start_ns if instant >= 0 else -1
+            for instant in (
+                done.ready,
+                done.sent,
+                done.first_byte,
+                done.first_event,
+                done.first_token,
+                done.first_answer,
+                done.last_token,
+                done.end,
+                done.done,
+            )
+        ),
+        done.client_lag,
+        done.stamp_error,
+        done.max_gap,
+        incoming,
+        output,
+        -1 if usage.cached is None else usage.cached,
+        -1 if usage.reasoning is None else usage.reasoning,
+        built.tokens,
+        built.asked_output,
+        done.first_event_tokens,
+        done.output_events,
+        input_source,
+        output_source,
+        done.bytes_sent,
+        done.bytes_received,
+        done.resent,
+        done.reused,
+        done.kernel_stamp,
+        text,
+    )
+
+
+class Built(NamedTuple):
+    """What is known of a request before it is sent: content tokens (-1 unknown), their tag, asked output (-1 none)."""
+
+    tokens: int
+    source: str
+    asked_output: int
+
+
+def unsent_row(place: Place, due_ns: int, kind: str, status: str, built: Built, text: int = -1) -> bytes:
+    """The row of a slot that was never sent; `due_ns` relative to the run, -1 when it never became due."""
+    never = (-1,) * 9
+    counts = (-1, -1, -1, -1, built.tokens, built.asked_output, 0, 0, 0, 0)
+    return pack(*place, STATUS[status], KIND[kind], 0, 0, due_ns, *never, 0, 0, 0, *counts, 0, 0, 0, 0, 0, text)
+
+
+__all__ = [
+    "FIELDS",
+    "FINISH_REASONS",
+    "KIND",
+    "KINDS",
+    "ROW",
+    "SCHEMA",
+    "SOURCES",
+    "STATUS",
+    "STATUSES",
+    "Built",
+    "Place",
+    "pack",
+    "row",
+    "unsent_row",
+]

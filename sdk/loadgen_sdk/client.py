@@ -1,0 +1,416 @@
+"""The client: requests in, measured completions out, over a pool of kept-alive connections to one endpoint.
+
+`Client.send` is the generator's way (a callback, no task, no future); `stream` and `complete` are an application's. HTTP
+meaning lives in `exchange.py` and `dialects/`, sockets in `wire.py`; here is only which connection carries what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from time import monotonic_ns
+from typing import Any, NamedTuple
+
+from .dialects.body import body as make_body
+from .dialects.quirks import Quirk
+from .dialects.reader import Flow
+from .errors import RequestFailed, TargetUnusable
+from .exchange import Exchange, OnDone
+from .http1 import head
+from .request import Completion, Failure, Request
+from .target import Target
+from .wire import TICK_NS, Line, Tls, Wire, raise_file_limit, resolve
+
+SPARE = 2  # idle connections kept open ahead of need
+OPEN_PER_TICK = 32  # pace at which further ones are opened ahead of need
+KEEP_ALIVE_MARGIN_S = 1.0  # below the server's own idle limit
+
+
+class Event(NamedTuple):
+    """One output event as an application sees it: its text, its reasoning text, and when it arrived (monotonic ns)."""
+
+    text: str
+    reasoning: str
+    at_ns: int
+
+
+class Client:
+    """One endpoint, one model, one API. Create it inside a running event loop; `open` before the first send.
+
+    `timeout_ns` bounds a request from its due instant, `stall_timeout_ns` the silence between two events of a stream
+    (comments do not count as a sign of life). `host` of a Unix name is resolved once, in `open`.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        model: str,
+        quirk: Quirk,
+        stream: bool = True,
+        api_key: str | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+        extra_body: Mapping[str, Any] | None = None,
+        timeout_ns: int = 600 * 1_000_000_000,
+        stall_timeout_ns: int = 120 * 1_000_000_000,
+        tls: Tls | None = None,
+        keep_text: bool = False,
+        keep_headers: bool = False,
+        continuous_usage: bool = False,
+        wire: Wire | None = None,
+    ) -> None:
+        self.target, self.model, self.quirk = target, model, quirk
+        self._stream_on = stream
+        self._extra_body = extra_body
+        self._continuous_usage = continuous_usage
+        self._timeout_ns = timeout_ns
+        self._stall_ns = stall_timeout_ns
+        self._keep_text, self._keep_headers = keep_text, keep_headers
+        self._tls: ssl.SSLContext | None = (tls or Tls()).context() if target.tls else None
+        self._owns_wire = wire is None
+        self.wire = wire or Wire(asyncio.get_running_loop())
+        if self._owns_wire:
+            self.wire.tick = self.tick
+        accept = "text/event-stream" if stream else "application/json"
+        self._head = head(
+            "POST",
+            target.path,
+            [
+                ("Host", target.host_header),
+                *target.auth(api_key),
+                ("Content-Type", "application/json"),
+                ("Accept", accept),
+                ("User-Agent", "loadgen"),
+                *headers,
+            ],
+        )
+        self._reuse_ns = int(quirk.reuse_s * 1e9)
+        self._addresses: list[tuple[int, tuple[object, ...]]] = []
+        self._best = 0  # index of the address that worked last
+        self._idle: deque[Line] = deque()
+        self._spares = 0  # connecting ahead of need
+        self._wanted_spares = SPARE
+        self._sent_this_tick = 0
+        self._busiest_tick = 0
+        self._by_due: deque[Exchange] = deque()
+        self._by_silence: deque[Exchange] = deque()
+        self._opened: asyncio.Future[None] | None = None
+        self._open_left = 0
+        self.in_flight = 0
+        self.connections_opened = 0
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def open(self, connections: int = 0) -> None:
+        """Resolve the host and open this many connections. Raises TargetUnusable when none can be opened."""
+        try:
+            self._addresses = await resolve(self.target.host, self.target.port)
+        except OSError as error:
+            raise TargetUnusable(f"cannot resolve {self.target.host!r}: {error.strerror}", "check the host name") from None
+        if not connections:
+            return
+        raise_file_limit(connections + 64)
+        self._wanted_spares = connections
+        self._open_left = connections
+        self._opened = asyncio.get_running_loop().create_future()
+        for _ in range(min(connections, OPEN_PER_TICK * 4)):
+            self._open_spare()
+        try:
+            await asyncio.wait_for(self._opened, 30)
+        except TimeoutError:
+            raise TargetUnusable(f"connecting to {self.target.redacted} took more than 30 s", "is it up?") from None
+        finally:
+            self._opened = None
+            self._wanted_spares = SPARE
+
+    def close(self) -> None:
+        """Drop every connection; requests in flight end without a word."""
+        if self._owns_wire:
+            self.wire.shut()
+            return
+        for line in self._idle:
+            self.wire.close(line)
+        self._idle.clear()
+
+    async def __aenter__(self) -> Client:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def prepare(self, request: Request) -> bytes:
+        """The body of this request for this endpoint; build it ahead of the send."""
+        return make_body(
+            request,
+            self.quirk,
+            self.target.api,
+            self.model,
+            self._stream_on,
+            extra_body=self._extra_body,
+            continuous_usage=self._continuous_usage,
+        )
+
+    def send(
+        self,
+        request: Request | None,
+        body: bytes,
+        due: int,
+        on_done: OnDone,
+        flow: Flow,
+        *,
+        name: str = "",
+        sink: Callable[[str, str, int], None] | None = None,
+    ) -> Exchange:
+        """Send now; `on_done` gets the Completion, always, once. `due` is the planned instant (monotonic ns).
+
+        `name` is sent as X-Request-Id; `sink` is called with (text, reasoning, instant) for each output event.
+        """
+        exchange = Exchange(
+            request,
+            b"%sX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n"
+            % (self._head, (name or (request.id if request else "")).encode("latin-1", "replace"), len(body)),
+            body,
+            due,
+            on_done,
+            flow,
+            stream=self._stream_on,
+            keep_text=self._keep_text,
+            keep_headers=self._keep_headers,
+            sink=sink,
+        )
+        exchange.deadline = due + self._timeout_ns
+        self.in_flight += 1
+        self._sent_this_tick += 1
+        self._by_due.append(exchange)
+        self._dispatch(exchange)
+        return exchange
+
+    def cancel(self, exchange: Exchange, failure: Failure) -> None:
+        """End a request now, its connection with it; `on_done` hears of it."""
+        if exchange.over:
+            return
+        line = exchange.line
+        if isinstance(line, Line):
+            self.wire.close(line)
+        self._end(exchange, monotonic_ns(), failure)
+
+    async def stream(self, request: Request) -> AsyncIterator[Event]:
+        """Output events as they arrive. Raises RequestFailed when the request is not ok, after what did arrive."""
+        queue: asyncio.Queue[Event | Completion] = asyncio.Queue()
+        exchange = self.send(
+            request,
+            self.prepare(request),
+            monotonic_ns(),
+            queue.put_nowait,
+            Flow(),
+            sink=lambda text, reasoning, at: queue.put_nowait(Event(text, reasoning, at)),
+        )
+        try:
+            while True:
+                item = await queue.get()
+                if isinstance(item, Completion):
+                    if item.failure is not None:
+                        raise RequestFailed(item.failure.kind, item.failure.text, item.failure.http_status)
+                    return
+                yield item
+        finally:
+            self.cancel(exchange, Failure("interrupted", "the caller stopped listening"))
+
+    async def complete(self, request: Request) -> Completion:
+        """Send and wait; a request that fails comes back as a Completion with its `failure`, not as an exception."""
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+
+        def done(completion: Completion) -> None:
+            if not future.done():
+                future.set_result(completion)
+
+        exchange = self.send(request, self.prepare(request), monotonic_ns(), done, Flow())
+        try:
+            return await future
+        finally:
+            self.cancel(exchange, Failure("interrupted", "the caller stopped waiting"))
+
+    # -- which connection carries what ---------------------------------------------------------------------------
+
+    def _dispatch(self, exchange: Exchange) -> None:
+        idle = self._idle
+        while idle:
+            line = idle.pop()
+            if line.closed:
+                continue
+            if monotonic_ns() - line.idle_since > self._reuse_ns:
+                self.wire.close(line)
+                continue
+            exchange.ready = monotonic_ns()
+            self._write(line, exchange)
+            return
+        self._connect(exchange)
+
+    def _connect(self, exchange: Exchange | None) -> None:
+        """A new connection, for this request or (None) ahead of need."""
+        while True:
+            tries = exchange.tries if exchange is not None else 0
+            if tries >= len(self._addresses):
+                if exchange is not None:
+                    self._end(exchange, monotonic_ns(), Failure("connect", "no address of the host could be connected"))
+                return
+            index = (self._best + tries) % len(self._addresses)
+            if exchange is not None:
+                exchange.tries += 1
+            try:
+                line = self.wire.open(self._addresses[index], index, self, self._tls, self.target.host)
+            except OSError as error:
+                if exchange is None or exchange.tries >= len(self._addresses):
+                    self._failed_for(exchange, "connect", error.strerror or str(error))
+                    return
+                continue
+            self.connections_opened += 1
+            line.busy = exchange
+            if exchange is None:
+                self._spares += 1
+            else:
+                exchange.line = line
+            return
+
+    def _open_spare(self) -> None:
+        self._connect(None)
+
+    def _write(self, line: Line, exchange: Exchange) -> None:
+        line.busy = exchange
+        exchange.line = line
+        exchange.reused = line.served > 0
+        exchange.sent = self.wire.send(line, (exchange.head, exchange.payload))
+        exchange.bytes_sent += len(exchange.head) + len(exchange.payload)
+
+    def _rest(self, line: Line) -> None:
+        """An answer is over and its connection may serve again."""
+        line.busy = None
+        line.served += 1
+        line.idle_since = monotonic_ns()
+        self._idle.append(line)
+
+    def _end(self, exchange: Exchange, at: int, failure: Failure) -> None:
+        exchange.done = at
+        exchange.failure = failure
+        self._tell(exchange)
+
+    def _tell(self, exchange: Exchange) -> None:
+        exchange.line = None
+        exchange.payload = b""
+        self.in_flight -= 1
+        exchange.tell()
+
+    # -- what the wire tells -------------------------------------------------------------------------------------
+
+    def connected(self, line: Line, at: int) -> None:
+        exchange = line.busy
+        self._best = line.address
+        if isinstance(exchange, Exchange):
+            exchange.ready = at
+            self._write(line, exchange)
+            return
+        self._spares -= 1
+        line.idle_since = at
+        self._idle.append(line)
+        if self._opened is not None:
+            self._open_left -= 1
+            if self._open_left <= 0 and not self._opened.done():
+                self._opened.set_result(None)
+            elif self._spares + len(self._idle) < self._wanted_spares:
+                self._open_spare()
+
+    def failed(self, line: Line, kind: str, text: str) -> None:
+        exchange = line.busy
+        line.busy = None
+        if isinstance(exchange, Exchange):
+            if exchange.tries < len(self._addresses) and kind == "connect":
+                self._connect(exchange)
+            else:
+                self._failed_for(exchange, kind, text)
+        else:
+            self._spares -= 1
+            self._best = (line.address + 1) % len(self._addresses)
+            self._failed_for(None, kind, text)
+
+    def _failed_for(self, exchange: Exchange | None, kind: str, text: str) -> None:
+        if exchange is not None:
+            self._end(exchange, monotonic_ns(), Failure(kind, text))
+        elif self._opened is not None and not self._opened.done():
+            self._opened.set_exception(TargetUnusable(f"cannot connect to {self.target.redacted}: {text}", "is it up?"))
+
+    def arrived(self, line: Line, data: bytes, stamp: int, read: int, base: int, kernel: bool) -> None:
+        exchange = line.busy
+        if not isinstance(exchange, Exchange):  # bytes that nobody asked for
+            self.wire.close(line)
+            return
+        if exchange.arrived(data, stamp, read, base, kernel):
+            response = exchange.response
+            if response.complete and response.reusable and not line.out:
+                if response.uses_left is not None and response.uses_left <= 1:
+                    self.wire.close(line)
+                else:
+                    if response.idle_limit_s is not None:
+                        bound = int(max(0.5, response.idle_limit_s - KEEP_ALIVE_MARGIN_S) * 1e9)
+                        self._reuse_ns = min(self._reuse_ns, bound)
+                    self._rest(line)
+            else:
+                self.wire.close(line)
+            self._tell(exchange)  # after the connection is free: the next request of its lane wants it
+        elif self._stall_ns and exchange.progress and not exchange.watched:
+            exchange.watched = True
+            self._by_silence.append(exchange)
+
+    def closed(self, line: Line, stamp: int, reset: str) -> None:
+        exchange = line.busy
+        line.busy = None
+        if not isinstance(exchange, Exchange):
+            return
+        if exchange.reused and not exchange.bytes_received and not exchange.resent:
+            exchange.resent += 1
+            exchange.fresh()
+            exchange.tries = 0
+            self._connect(exchange)  # a fresh connection, the original due
+            return
+        exchange.ended(stamp, reset)
+        self._tell(exchange)
+
+    # -- housekeeping --------------------------------------------------------------------------------------------
+
+    def tick(self, now: int) -> None:
+        """Timeouts, idle connections, connections ahead of need: about every TICK_NS."""
+        by_due = self._by_due
+        while by_due and (by_due[0].over or by_due[0].deadline <= now):
+            exchange = by_due.popleft()
+            if not exchange.over:
+                waited = self._timeout_ns / 1e9
+                self.cancel(exchange, Failure("timeout_total", f"not finished {waited:g} s after it was due"))
+        if len(by_due) > 2 * self.in_flight + 1000:
+            self._by_due = deque(exchange for exchange in by_due if not exchange.over)
+        by_silence = self._by_silence  # looked through once in half a stall time, a few each tick
+        for _ in range(len(by_silence) * 2 * TICK_NS // self._stall_ns + 1 if by_silence else 0):
+            exchange = by_silence.popleft()
+            if exchange.over:
+                continue
+            if now - exchange.progress < self._stall_ns:
+                by_silence.append(exchange)
+            else:
+                self.cancel(exchange, Failure("timeout_stall", f"no event for {self._stall_ns / 1e9:g} s"))
+            if not by_silence:
+                break
+        idle = self._idle
+        while idle and (idle[0].closed or now - idle[0].idle_since > self._reuse_ns):
+            line = idle.popleft()
+            self.wire.close(line)
+        self._busiest_tick = max(self._sent_this_tick, self._busiest_tick * 7 // 8)
+        self._sent_this_tick = 0
+        if self._opened is None and self._busiest_tick:
+            missing = max(SPARE, self._busiest_tick) - len(idle) - self._spares
+            for _ in range(min(missing, OPEN_PER_TICK)):
+                self._open_spare()
+
+

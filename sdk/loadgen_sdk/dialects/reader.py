@@ -1,0 +1,353 @@
+"""What the events of an answer mean: text, finish reason, usage, errors, and when each came. Pure.
+
+One `Reading` per request; chat and completions, streaming or not, differ so little that one reader serves all four. It
+judges `ok` as metrics.md does: framing ended, a finish reason that is an ending, and no error event.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..request import NEVER, Failure, Usage
+from ..sse import Named
+
+ENDINGS = frozenset(("stop", "length", "tool_calls", "function_call", "content_filter"))
+ERROR_TEXT_CHARS = 500
+
+
+class _Delta(msgspec.Struct, gc=False):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: msgspec.Raw | None = None
+    function_call: msgspec.Raw | None = None
+    refusal: str | None = None
+    token_ids: list[int] | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    message: _Delta | None = None
+
+
+class _Event(msgspec.Struct, gc=False):
+    choices: list[_Choice] | None = None
+    usage: msgspec.Raw | None = None
+    error: msgspec.Raw | None = None
+    message: msgspec.Raw | None = None  # trtllm-serve and SGLang put the error at the top level
+    detail: msgspec.Raw | None = None
+    timings: msgspec.Raw | None = None  # llama-server
+    nvext: msgspec.Raw | None = None  # Dynamo
+    metrics: msgspec.Raw | None = None  # vLLM
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+_plain = msgspec.json.decode
+_EMPTY = (b"null", b"[]", b"{}", b'""')
+
+
+class Flow:
+    """Where output events of one stage leave their arrival instants and gaps, for histogram and timeline (ns)."""
+
+    __slots__ = ("gaps", "instants")
+
+    def __init__(self) -> None:
+        self.gaps: list[int] = []
+        self.instants: list[int] = []
+
+
+class Reading:
+    """The state of one answer while it arrives. `take` wants whole events, `stamp` the newest arrival of those bytes.
+
+    `base` is the last instant at which the socket was known to be empty: every event of the read but the last may
+    have arrived anywhere between it and the stamp; that is the stamp error.
+    """
+
+    __slots__ = (
+        "done_marker",
+        "end",
+        "error",
+        "finish_reason",
+        "first_answer",
+        "first_event",
+        "first_event_tokens",
+        "first_token",
+        "flow",
+        "last_token",
+        "malformed",
+        "max_gap",
+        "output_events",
+        "pieces",
+        "reasoning_pieces",
+        "server_timing",
+        "sink",
+        "stamp_error",
+        "usage_raw",
+        "usage_seen",
+    )
+
+    def __init__(self, flow: Flow, keep_text: bool = False, sink: Any = None) -> None:
+        self.flow = flow
+        self.first_event = self.first_token = self.first_answer = self.last_token = self.end = NEVER
+        self.output_events = self.max_gap = self.stamp_error = self.first_event_tokens = 0
+        self.finish_reason = ""
+        self.error = ""
+        self.malformed = ""
+        self.usage_raw: msgspec.Raw | None = None
+        self.usage_seen: Usage | None = None
+        self.pieces: list[str] | None = [] if keep_text else None
+        self.reasoning_pieces: list[str] | None = [] if keep_text else None
+        self.server_timing: dict[str, Any] | None = None
+        self.done_marker = False
+        self.sink = sink  # called with (text, reasoning, stamp) for each output event; None on the hot path
+
+    def take(self, events: list[bytes | Named], stamp: int, base: int, exact_last: bool) -> None:
+        """Read the events of one read. `exact_last`: nothing of a further event was in those bytes."""
+        last = len(events) - 1
+        if last >= 0 and self.first_event < 0:
+            self.first_event = stamp
+        flow = self.flow
+        pieces = self.pieces
+        for i, payload in enumerate(events):
+            try:
+                event = _decode(payload)  # type: ignore[arg-type]  # a Named is told by its TypeError, not by a test
+            except (msgspec.MsgspecError, TypeError, UnicodeDecodeError):
+                odd = self._odd(payload)
+                if odd is None:
+                    continue
+                event = odd
+            choices = event.choices
+            if choices:
+                output = False
+                for choice in choices:
+                    delta = choice.delta
+                    if delta is None:
+                        delta = choice.message
+                    if delta is not None:
+                        text = delta.content
+                    else:
+                        text = choice.text
+                    if text:
+                        output = answer = True
+                        if pieces is not None:
+                            pieces.append(text)
+                    else:
+                        output, answer = self._quiet(choice, delta, output)
+                    if output and self.last_token < 0:
+                        self.first_token = stamp
+                        if i < last or not exact_last:
+                            self.stamp_error = stamp - base
+                    if output and answer and self.first_answer < 0:
+                        self.first_answer = stamp
+                    if choice.finish_reason:
+                        self.finish_reason = choice.finish_reason
+                        self.end = stamp
+                if output:
+                    before = self.last_token
+                    if before >= 0:
+                        gap = stamp - before
+                        flow.gaps.append(gap)
+                        if gap > self.max_gap:
+                            self.max_gap = gap
+                    flow.instants.append(stamp)
+                    self.output_events += 1
+                    self.last_token = self.end = stamp
+                    if self.sink is not None:
+                        self._tell(choices, stamp)
+            if event.usage is not None:
+                self._usage(event.usage)
+            if event.error is not None or event.message is not None or event.detail is not None:
+                self._fault(event, payload)
+            elif event.timings is not None or event.nvext is not None or event.metrics is not None:
+                self._timing(event)
+
+    def _quiet(self, choice: _Choice, delta: _Delta | None, output: bool) -> tuple[bool, bool]:
+        """An event without content text: is it reasoning, a tool call, bare token ids, or nothing?"""
+        if delta is not None:
+            reasoning = delta.reasoning_content or delta.reasoning
+            if reasoning:
+                if self.reasoning_pieces is not None:
+                    self.reasoning_pieces.append(reasoning)
+                return True, False
+            for raw in (delta.tool_calls, delta.function_call):
+                if raw is not None and bytes(raw) not in _EMPTY:
+                    return True, True
+            if delta.refusal or delta.token_ids:
+                return True, True
+        if choice.token_ids:
+            return True, True
+        return output, output
+
+    def _tell(self, choices: list[_Choice], stamp: int) -> None:
+        for choice in choices:
+            delta = choice.delta or choice.message
+            text = (delta.content if delta is not None else choice.text) or ""
+            reasoning = (delta.reasoning_content or delta.reasoning or "") if delta is not None else ""
+            self.sink(text, reasoning, stamp)
+
+    def _usage(self, raw: msgspec.Raw) -> None:
+        """Keep the last usage that counts something; the first one, if it came with the first output, gives n1."""
+        if bytes(raw) == b"null":
+            return
+        self.usage_raw = raw
+        if self.output_events == 1 and not self.first_event_tokens and self.usage_seen is None:
+            seen = parse_usage(raw)
+            if seen.output and not self.finish_reason:
+                self.first_event_tokens = seen.output
+        if self.usage_seen is None or self.output_events <= 1:
+            seen = parse_usage(raw)
+            if seen.output:
+                self.usage_seen = seen
+
+    def _odd(self, payload: bytes | Named) -> _Event | None:
+        """Named events, `[DONE]`, `data: null`, and JSON of an unexpected shape."""
+        if isinstance(payload, Named):
+            if payload.event == b"error":
+                self.error = self.error or error_text(payload.data)
+            elif payload.event.endswith(b"metrics"):
+                self._keep_timing(payload.event.decode("latin-1"), payload.data)
+            return None
+        text = payload.strip()
+        if text == b"[DONE]":
+            self.done_marker = True
+            return None
+        try:
+            value = _plain(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            self.malformed = self.malformed or f"an event that is not JSON: {text[:120]!r}"
+            return None
+        return _lenient(value) if isinstance(value, dict) else None
+
+    def _fault(self, event: _Event, payload: bytes | Named) -> None:
+        raw = event.error
+        if raw is not None and bytes(raw) not in _EMPTY:
+            self.error = self.error or error_text(payload if isinstance(payload, bytes) else payload.data)
+        elif not event.choices and event.usage is None:
+            self.error = self.error or error_text(payload if isinstance(payload, bytes) else payload.data)
+
+    def _timing(self, event: _Event) -> None:
+        for name in ("timings", "nvext", "metrics"):
+            raw = getattr(event, name)
+            if raw is not None:
+                self._keep_timing(name, bytes(raw))
+
+    def _keep_timing(self, name: str, raw: bytes) -> None:
+        try:
+            value = _plain(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return
+        if value is not None:
+            self.server_timing = {**(self.server_timing or {}), name: value}
+
+    def usage(self) -> Usage:
+        """The last usage that the server sent with a token count in it."""
+        last = parse_usage(self.usage_raw) if self.usage_raw is not None else None
+        if last is not None and last.output:
+            return last
+        return self.usage_seen or last or Usage()
+
+    def judge(self, framing_ended: bool, until_close: bool, streamed: bool) -> Failure | None:
+        """None when the request is ok; else why not, by the rules of metrics.md."""
+        if self.error:
+            return Failure("error_event", self.error[:ERROR_TEXT_CHARS])
+        if not framing_ended or (until_close and streamed and not self.finish_reason):
+            return Failure("truncated", f"the body ended early, after {self.output_events} output events")
+        if self.malformed:
+            return Failure("malformed", self.malformed[:ERROR_TEXT_CHARS])
+        if self.first_event < 0:
+            return Failure("empty", "an answer without a single event")
+        if self.finish_reason not in ENDINGS:
+            said = f"finish reason {self.finish_reason!r}" if self.finish_reason else "no finish reason"
+            return Failure("no_finish_reason", f"{said} after {self.output_events} output events")
+        return None
+
+
+def parse_usage(raw: msgspec.Raw | bytes) -> Usage:
+    """Usage of any server as `Usage`; whatever is missing or of another type is None."""
+    try:
+        value = _plain(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return Usage()
+    if not isinstance(value, dict):
+        return Usage()
+    return Usage(
+        input=_count(value.get("prompt_tokens", value.get("input_tokens"))),
+        output=_count(value.get("completion_tokens", value.get("output_tokens"))),
+        cached=_count(_inner(value, "prompt_tokens_details", "cached_tokens")),
+        reasoning=_count(_inner(value, "completion_tokens_details", "reasoning_tokens")),
+    )
+
+
+def _inner(value: dict[str, Any], outer: str, name: str) -> Any:
+    inside = value.get(outer)
+    return inside.get(name) if isinstance(inside, dict) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def error_text(body: bytes) -> str:
+    """The message inside any server's error body, else the body's first characters."""
+    try:
+        value = _plain(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return body[:ERROR_TEXT_CHARS].decode("utf-8", "replace").strip()
+    inner = value
+    if isinstance(value, dict):
+        inner = value.get("error", value)
+    if isinstance(inner, dict):
+        for key in ("message", "detail", "msg"):
+            if inner.get(key):
+                inner = inner[key]
+                break
+    text = inner if isinstance(inner, str) else msgspec.json.encode(inner).decode()
+    return text[:ERROR_TEXT_CHARS]
+
+
+def _lenient(value: dict[str, Any]) -> _Event:
+    """JSON whose known fields have unexpected types: keep what can be kept, drop the rest."""
+
+    def text(item: Any) -> str | None:
+        if isinstance(item, str):
+            return item
+        if isinstance(item, list):  # content as parts
+            return "".join(p["text"] for p in item if isinstance(p, dict) and isinstance(p.get("text"), str)) or None
+        return None
+
+    def raw(item: Any) -> msgspec.Raw | None:
+        return None if item is None else msgspec.Raw(msgspec.json.encode(item))
+
+    def ids(item: Any) -> list[int] | None:
+        return [i for i in item if isinstance(i, int)] if isinstance(item, list) else None
+
+    def delta(item: Any) -> _Delta | None:
+        if not isinstance(item, dict):
+            return None
+        return _Delta(
+            content=text(item.get("content")),
+            reasoning_content=text(item.get("reasoning_content")),
+            reasoning=text(item.get("reasoning")),
+            tool_calls=raw(item.get("tool_calls")),
+            function_call=raw(item.get("function_call")),
+            token_ids=ids(item.get("token_ids")),
+        )
+
+    choices = [
+        _Choice(
+            delta=delta(choice.get("delta")),
+            text=text(choice.get("text")),
+            finish_reason=text(choice.get("finish_reason")),
+            token_ids=ids(choice.get("token_ids")),
+            message=delta(choice.get("message")),
+        )
+        for choice in value.get("choices") or ()
+        if isinstance(choice, dict)
+    ] if isinstance(value.get("choices"), list) else None  # fmt: skip
+    names = ("usage", "error", "message", "detail", "timings", "nvext", "metrics")
+    return _Event(choices=choices, **{name: raw(value.get(name)) for name in names})
