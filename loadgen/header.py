@@ -79,7 +79,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     schedule_seed: int | None = None
     salt: str = ""
     targets: tuple[Target, ...] = ()
-    server: str = ""
     client: str = "wire"  # wire, openai
     api: str = "chat"
     stream: bool = True

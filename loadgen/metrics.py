@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from loadgen.quantiles import Histogram, index, milliseconds, name, support
+from loadgen.quantiles import SUPPORT, Histogram, index, milliseconds, name, support
 from loadgen.record import STATUSES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,7 +39,7 @@ STALL_NS = 1_000_000_000  # a gap between output events that a reader notices as
 BIN_NS = 10_000_000  # of the timeline of output events
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of the verdict that a run was judged by, as shares (0.05 is 5 %)."""
 
     send_lag_share: float = SEND_LAG_SHARE
@@ -124,3 +124,313 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     in_flight_max: int | None = None
     gap_variation: float | None = None  # standard deviation / mean of real send gaps; open-loop stages only
     gap_variation_planned: float | None = None  # of the due instants of the same requests
+
+
+class Columns:
+    """Rows of a run, or some of them, seen as columns; what was read or derived once is kept, contiguous."""
+
+    __slots__ = ("_chosen", "_kept", "_rows")
+
+    def __init__(self, rows: NDArray[np.void], chosen: NDArray[np.bool_] | None = None) -> None:
+        self._rows = rows
+        self._chosen = None if chosen is None or bool(chosen.all()) else np.flatnonzero(chosen)
+        self._kept: dict[str, NDArray[np.int64]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows) if self._chosen is None else len(self._chosen)
+
+    def __getitem__(self, field: str) -> NDArray[np.int64]:
+        """A field of `record.FIELDS`, in its own integer type."""
+        if field not in self._kept:
+            column = self._rows[field]
+            self._kept[field] = np.ascontiguousarray(column) if self._chosen is None else column[self._chosen]
+        return self._kept[field]
+
+    def measure(self, metric: str) -> NDArray[np.int64]:
+        """A metric of MEASURES in ns for every row of any status, UNDEFINED where it has none."""
+        key = "=" + metric
+        if key not in self._kept:
+            self._kept[key] = MEASURES[metric](self)
+        return self._kept[key]
+
+    def where(self, status: int) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = self["status"] == status
+        return found
+
+    @property
+    def attempted(self) -> NDArray[np.bool_]:
+        """Rows whose due instant came: sent, or dropped at it."""
+        return (self["sent_ns"] >= 0) | self.where(DROPPED)
+
+
+UNDEFINED = np.iinfo(np.int64).min
+
+
+def _between(start: str, end: str) -> Callable[[Columns], NDArray[np.int64]]:
+    def measure(columns: Columns) -> NDArray[np.int64]:
+        missing = (columns[start] < 0) | (columns[end] < 0)
+        return np.where(missing, UNDEFINED, columns[end] - columns[start])
+
+    return measure
+
+
+def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
+    """`measures.streamed_tokens` of every row; -1 where the output was not counted."""
+    unstreamed = (columns["reasoning_tokens"] > 0) & (columns["first_token_ns"] == columns["first_answer_ns"])
+    n: NDArray[np.int64] = columns["output_tokens"] - np.where(unstreamed, columns["reasoning_tokens"], 0)
+    return n
+
+
+def _divided(span: NDArray[np.int64], by: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.where((by > 0) & (span != UNDEFINED), span // np.maximum(by, 1), UNDEFINED)
+
+
+def _tpot(columns: Columns) -> NDArray[np.int64]:
+    span = _between("first_token_ns", "last_token_ns")(columns)
+    return _divided(span, streamed_tokens(columns) - np.maximum(columns["first_event_tokens"], 1))
+
+
+def _tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
+    span = _between("first_token_ns", "end_ns")(columns)
+    return _divided(np.where(columns["due_ns"] < 0, UNDEFINED, span), columns["output_tokens"].astype(np.int64) - 1)
+
+
+def _connect(columns: Columns) -> NDArray[np.int64]:
+    wait = _between("due_ns", "ready_ns")(columns)
+    return np.where(wait == UNDEFINED, UNDEFINED, np.maximum(wait, 0))
+
+
+def _where_first_token(field: str) -> Callable[[Columns], NDArray[np.int64]]:
+    return lambda columns: np.where(columns["first_token_ns"] < 0, UNDEFINED, columns[field])
+
+
+def _max_gap(columns: Columns) -> NDArray[np.int64]:
+    return np.where(columns["output_events"] < 2, UNDEFINED, columns["max_gap_ns"])
+
+
+MEASURES: Mapping[str, Callable[[Columns], NDArray[np.int64]]] = {
+    "ttft": _between("due_ns", "first_token_ns"),
+    "ttft_from_sent": _between("sent_ns", "first_token_ns"),
+    "first_answer": _between("due_ns", "first_answer_ns"),
+    "tpot": _tpot,
+    "tpot_mlperf": _tpot_mlperf,
+    "e2e": _between("due_ns", "end_ns"),
+    "max_gap": _max_gap,
+    "connect": _connect,
+    "send_lag": _between("due_ns", "sent_ns"),
+    "client_lag": _where_first_token("client_lag_ns"),
+    "stamp_error": _where_first_token("stamp_error_ns"),
+}
+"""Per-request metrics over columns; the definitions are those of `loadgen_sdk.measures`."""
+
+POOLED = ("itl", "inter_chunk")  # over all gaps of all requests: a quantile, but no yes or no for a single request
+TERMS = ("ttft", "ttft_from_sent", "first_answer", "tpot", "tpot_mlperf", "e2e", "max_gap", *POOLED)
+"""What an SLO may speak about."""
+
+_NEED_TWO_TOKENS = ("tpot", "tpot_mlperf", "max_gap")  # a request too short to have one has not missed it
+
+
+def defined(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    return values[values != UNDEFINED]
+
+
+def span(start_ns: float, end_ns: float) -> Span:
+    """A stretch in seconds; an empty or reversed one is no stretch, since no rate can be had from it."""
+    if end_ns <= start_ns:
+        return Span()
+    return Span(start_s=start_ns / 1e9, end_s=end_ns / 1e9, duration_s=(end_ns - start_ns) / 1e9)
+
+
+def window(measured: Columns, everything: Columns) -> Window:
+    """The intervals that rates of `measured` are divided by; definitions in `Window`."""
+    last_body = int(everything["done_ns"].max(initial=-1))
+    whole = span(0, last_body)
+    due = measured["due_ns"][measured.attempted]
+    if len(due) == 0:
+        return Window(whole=whole)
+    first, last = int(due.min()), int(due.max())
+    end = int(measured["last_token_ns"].max(initial=-1))
+    latest = int(np.argmax(measured["sent_ns"]))
+    issued_end = int(measured["end_ns"][latest])
+    if issued_end < 0:
+        issued_end = int(measured["done_ns"][latest])
+    inside = span(first, end if end >= 0 else int(measured["done_ns"].max()))
+    return Window(
+        start_s=inside.start_s,
+        end_s=inside.end_s,
+        duration_s=inside.duration_s,
+        steady=span(first, last),
+        last_issued=span(first, issued_end),
+        whole=whole,
+    )
+
+
+def rate(instants_ns: NDArray[np.int64]) -> float | None:
+    """Instants per second, (n - 1) / (last - first): n instants enclose n - 1 gaps. None for fewer than two."""
+    if len(instants_ns) < 2:
+        return None
+    length = int(instants_ns.max()) - int(instants_ns.min())
+    return (len(instants_ns) - 1) / (length / 1e9) if length > 0 else None
+
+
+def per_second(count: float | None, stretch: Span | Window) -> float | None:
+    return None if count is None or stretch.duration_s is None else count / stretch.duration_s
+
+
+def within(instants_ns: NDArray[np.int64], stretch: Span | Window) -> NDArray[np.bool_]:
+    """Which instants lie in a stretch, both ends included."""
+    if stretch.start_s is None or stretch.end_s is None:
+        return np.zeros(len(instants_ns), bool)
+    return (instants_ns >= round(stretch.start_s * 1e9)) & (instants_ns <= round(stretch.end_s * 1e9))
+
+
+def in_flight(columns: Columns, stretch: Span | Window) -> tuple[float | None, int | None]:
+    """Mean and largest number of requests in flight (sent and not done) in a stretch, exactly, by a sweep of events.
+
+    A request without an end (its worker died) is in flight to the end of the stretch. At one instant ends come first.
+    """
+    if stretch.start_s is None or stretch.end_s is None:
+        return None, None
+    low, high = round(stretch.start_s * 1e9), round(stretch.end_s * 1e9)
+    sent = columns["sent_ns"] >= 0
+    starts = columns["sent_ns"][sent]
+    ends = columns["done_ns"][sent]
+    ends = np.where(ends < 0, high, ends)
+    busy = np.maximum(np.minimum(ends, high) - np.maximum(starts, low), 0).sum()
+    starts, ends = np.sort(starts), np.sort(ends)
+    at_start = np.searchsorted(starts, low, "right") - np.searchsorted(ends, low, "right")
+    rises = np.flatnonzero((starts >= low) & (starts <= high))
+    levels = rises + 1 - np.searchsorted(ends, starts[rises], "right")
+    return float(busy / (high - low)), int(max(at_start, levels.max(initial=0)))
+
+
+def gap_variation(instants_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> float | None:
+    """Coefficient of variation (standard deviation / mean) of the gaps between successive instants: constant 0, Poisson 1.
+
+    Gaps are taken within a stage and divided by that stage's mean, so that a change of rate between stages is no variation.
+    """
+    pooled = []
+    for stage in np.unique(stages):
+        gaps = np.diff(np.sort(instants_ns[stages == stage]))
+        if len(gaps) and gaps.sum() > 0:
+            pooled.append(gaps / gaps.mean())
+    if not pooled:
+        return None
+    return float(np.concatenate(pooled).std())
+
+
+def load(measured: Columns, everything: Columns, inside: Window, closed: NDArray[np.bool_], arrival: str) -> Load:
+    """Offered, achieved and completed load of `measured`; `closed` says of each stage whether it is a closed loop."""
+    sent = measured["sent_ns"] >= 0
+    in_open = ~closed[measured["stage"]]
+    gapped = sent & in_open & (measured["turn"] == 0)  # later turns wait for their predecessors: no planned gap
+    stages = measured["stage"][gapped]
+    mean, largest = in_flight(everything, inside)
+    ended = within(everything["end_ns"], inside.steady) & everything.where(OK)
+    return Load(
+        arrival=arrival,
+        offered_rps=rate(measured["due_ns"][in_open & measured.attempted]),
+        achieved_rps=rate(measured["sent_ns"][sent]),
+        completed_rps=per_second(int(measured.where(OK).sum()), inside),
+        steady_completed_rps=per_second(int(ended.sum()), inside.steady),
+        in_flight_mean=mean,
+        in_flight_max=largest,
+        gap_variation=gap_variation(measured["sent_ns"][gapped], stages),
+        gap_variation_planned=gap_variation(measured["due_ns"][gapped], stages),
+    )
+
+
+def steady_events(timeline: Sequence[NDArray[np.int64]], stretch: Span) -> float | None:
+    """Output events of all stages in a stretch, from counts in bins of BIN_NS; a bin cut by an end counts in proportion."""
+    if stretch.start_s is None or stretch.end_s is None or not any(counts.any() for counts in timeline):
+        return None
+    total = 0.0
+    for counts in timeline:
+        sums = np.concatenate(([0], np.cumsum(counts)))
+        low, high = np.interp(
+            [stretch.start_s * 1e9 / BIN_NS, stretch.end_s * 1e9 / BIN_NS], np.arange(len(sums)), sums
+        )
+        total += float(high - low)
+    return total
+
+
+def spread_tokens(columns: Columns, stretch: Span) -> float:
+    """Output tokens of ok requests in a stretch, each request's spread evenly from its first to its last token: what can
+    be said by event time where there is no timeline (one of several targets; answers that were not streamed)."""
+    if stretch.start_s is None or stretch.end_s is None:
+        return 0.0
+    low, high = round(stretch.start_s * 1e9), round(stretch.end_s * 1e9)
+    known = columns.where(OK) & (columns["output_tokens"] >= 0) & (columns["end_ns"] >= 0)
+    last = np.where(columns["last_token_ns"] < 0, columns["end_ns"], columns["last_token_ns"])[known]
+    first = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])[known]
+    length = last - first
+    inside = np.minimum(last, high) - np.maximum(first, low)
+    share = np.where(length > 0, np.clip(inside, 0, None) / np.maximum(length, 1), (last >= low) & (last <= high))
+    return float((share * columns["output_tokens"][known]).sum())
+
+
+def goodput(
+    measured: Columns, everything: Columns, slo: Slo | None, inside: Window, gaps: Histogram, unrecorded: int = 0
+) -> Goodput:
+    """Every term at its own quantile, and the requests that meet all of them.
+
+    Failed, dropped and lost requests are over every limit (`unrecorded` ones too); cancelled ones are left out. A request
+    too short to have a TPOT is left out of that term and has not missed it. Terms on pooled gaps judge the gaps, not requests.
+    """
+    if slo is None:
+        return Goodput()
+    counted = len(measured) - int(measured.where(CANCELLED).sum()) + unrecorded
+    good = int(_good(measured, slo).sum())
+    results = tuple(_judge(measured, term, gaps, unrecorded) for term in slo.terms)
+    share = good / counted if counted else None
+    steady = _good(everything, slo) & within(everything["end_ns"], inside.steady)
+    share_met = slo.goodput_share is None or (share is not None and share >= slo.goodput_share)
+    return Goodput(
+        rps=per_second(good, inside),
+        steady_rps=per_second(int(steady.sum()), inside.steady),
+        share=share,
+        good=good,
+        counted=counted,
+        slo=results,
+        share_limit=slo.goodput_share,
+        met=share_met and all(result.met for result in results),
+    )
+
+
+def _good(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
+    good = columns.where(OK)
+    for term in slo.terms:
+        if term.metric not in POOLED:
+            values = columns.measure(term.metric)
+            excused = (values == UNDEFINED) if term.metric in _NEED_TWO_TOKENS else False
+            good &= excused | ((values != UNDEFINED) & (values <= term.limit_ns))
+    return good
+
+
+def _judge(columns: Columns, term: Term, gaps: Histogram, unrecorded: int) -> TermResult:
+    value: float | None
+    if term.metric in POOLED:
+        count = gaps.count
+        over = gaps.over(term.limit_ns)
+        value = gaps.quantile(term.quantile) if count else None
+    else:
+        ok = columns.where(OK)
+        values = defined(columns.measure(term.metric)[ok])
+        missed = len(columns) - int(ok.sum()) - int(columns.where(CANCELLED).sum()) + unrecorded
+        count = len(values) + missed
+        over = int((values > term.limit_ns).sum()) + missed
+        place = index(count, term.quantile) if count else 0
+        value = int(np.partition(values, place)[place]) if place < len(values) else None
+    needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)
+    return TermResult(
+        metric=term.metric,
+        quantile=term.quantile,
+        limit_ms=milliseconds(term.limit_ns),
+        value_ms=None if value is None else milliseconds(value),
+        margin_ms=None if value is None else milliseconds(term.limit_ns - value),
+        met=value is not None and value <= term.limit_ns,
+        over=over,
+        count=count,
+        needed=needed,
+        supported=count >= needed,
+    )

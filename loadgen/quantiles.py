@@ -152,6 +152,11 @@ class Histogram:
         middle = 2 * low * RATIO / (1 + RATIO)  # equally far, relatively, from both edges
         return float(min(max(middle, self.least_ns), self.largest_ns))
 
+    def over(self, limit_ns: int) -> int:
+        """Values over a limit, told apart to within BOUND: those of the limit's own bucket count as not over."""
+        place = int(bucket(np.array([limit_ns], np.int64))[0])
+        return int(self.counts[place + 1 :].sum())
+
     def distribution(self) -> Distribution:
         """As `exact`, with quantiles within BOUND; count, mean, min and max are exact."""
         n = self.count

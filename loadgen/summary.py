@@ -6,11 +6,24 @@ changes its meaning or goes, not when one is added.
 
 from __future__ import annotations
 
-import msgspec
+from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+import numpy as np
+
+from loadgen import metrics, tally, verdict
 from loadgen.header import Fingerprints, Host, Target
-from loadgen.metrics import Goodput, Limits, Load, Window
-from loadgen.quantiles import Distribution
+from loadgen.metrics import OK, Columns, Goodput, Limits, Load, Window
+from loadgen.quantiles import Distribution, Histogram, exact
+from loadgen.record import KINDS
+from loadgen.tally import Bytes, Client, Requests, Sessions, Stalls, Tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.header import Header, Second, Stage
 
 SCHEMA = 1
 
@@ -34,82 +47,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str
     tokenizer_tag: str
     host: Host
-
-
-class Bytes(msgspec.Struct, frozen=True, kw_only=True):
-    """On the wire, heads and bodies, measured requests of any status."""
-
-    sent: int
-    received: int
-
-
-class ErrorKind(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a kind of failure happened, and the first words about it (of the request due first)."""
-
-    count: int
-    first_text: str
-
-
-class Requests(msgspec.Struct, frozen=True, kw_only=True):
-    """ok + failed + dropped + cancelled + lost = scheduled, always."""
-
-    scheduled: int
-    ok: int
-    failed: int
-    dropped: int
-    cancelled: int
-    lost: int
-    resent: int
-    by_error: dict[str, ErrorKind]
-
-
-class Sources(msgspec.Struct, frozen=True, kw_only=True):
-    """How many ok requests have their counts from where: server, tokenizer, estimate, events, or none."""
-
-    input: dict[str, int]
-    output: dict[str, int]
-
-
-class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of ok requests, and their rates. A sum is over the requests whose count is known; null when none is."""
-
-    input: int | None
-    output: int | None
-    cached: int | None
-    reasoning: int | None
-    asked_output: int | None
-    cached_share: float | None
-    length_mismatch_share: float | None
-    per_event: float | None
-    output_per_s: float | None
-    total_per_s: float | None
-    input_per_s: float | None
-    steady_output_per_s: float | None
-    steady_total_per_s: float | None
-    steady_input_per_s: float | None
-    last_issued_output_per_s: float | None
-    whole_output_per_s: float | None
-    failed_input: int
-    failed_output: int
-    sources: Sources
-
-
-class Stalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Ok requests with a gap between output events of more than `over_ms`."""
-
-    over_ms: float
-    requests: int
-    share: float | None
-
-
-class Client(msgspec.Struct, frozen=True, kw_only=True):
-    """What the load generator itself used, all workers together; `cpu_share_max` is of one worker, of one core."""
-
-    cpu_s: float | None
-    peak_rss_bytes: int | None
-    workers: int
-    cpu_share_max: float | None
-    kernel_stamp_share: float | None
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +122,255 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     client_lag_ms: Distribution
     stamp_error_ms: Distribution
     goodput: Goodput
+    sessions: Sessions | None  # null when no request belongs to a conversation
     client: Client
     stages: tuple[StageSummary, ...]
     targets: tuple[TargetSummary, ...]  # empty with a single target
+
+
+def summarize(
+    header: Header,
+    rows: NDArray[np.void],
+    gaps: Sequence[Histogram] = (),
+    timeline: Sequence[NDArray[np.int64]] = (),
+    seconds: Sequence[Second] = (),
+    texts: Sequence[str] = (),
+) -> Summary:
+    """Everything there is to say about a run.
+
+    rows: `record.ROW`, all workers', any order. gaps: per stage, a histogram of the gaps between output events. timeline:
+    per stage, output events in bins of `metrics.BIN_NS` from the start of the run. texts: error texts, by `rows["text"]`.
+    """
+    measured_stages = np.array([stage.measured for stage in header.stages] or [True])
+    is_measured = measured_stages[rows["stage"]]
+    everything = Columns(rows)
+    measured = everything if bool(is_measured.all()) else Columns(rows, is_measured)
+    unrecorded = _unrecorded(header.stages, rows)
+    missing = int(unrecorded[measured_stages].sum())
+    inside = metrics.window(measured, everything)
+    pooled = _pooled(gaps[i] for i in range(min(len(gaps), len(measured_stages))) if measured_stages[i])
+    requests = tally.requests(measured, texts, missing)
+    arrivals = [stage.arrival for stage in header.stages if stage.measured and stage.arrival]
+    load = _load(measured, everything, inside, header, ", then ".join(arrivals))
+    tokens = tally.tokens(measured, everything, inside, metrics.steady_events(timeline, inside.steady))
+    goodput = metrics.goodput(measured, everything, header.slo, inside, pooled, missing)
+    ok = measured.where(OK)
+    sent = measured["sent_ns"] >= 0
+    inter_chunk = pooled.distribution()
+    itl_absent = tally.itl_absent(measured, inter_chunk)
+    summary = Summary(
+        schema=SCHEMA,
+        run=_run(header),
+        target=_whole(header.targets),
+        rtt_ms=header.rtt_ms,
+        window=inside,
+        bytes=tally.bytes(measured),
+        fingerprints=header.fingerprints,
+        verdict=Verdict(valid=True, reasons=(), warnings=(), limits=header.limits),
+        requests=requests,
+        warmup=tally.requests(Columns(rows, ~is_measured), texts, int(unrecorded[~measured_stages].sum())),
+        load=load,
+        tokens=tokens,
+        ttft_ms=_of(measured, "ttft", ok),
+        ttft_from_sent_ms=_of(measured, "ttft_from_sent", ok),
+        first_answer_ms=_of(measured, "first_answer", ok),
+        tpot_ms=_of(measured, "tpot", ok),
+        tpot_undefined=int((measured.measure("tpot")[ok] == metrics.UNDEFINED).sum()),
+        tpot_mlperf_ms=_of(measured, "tpot_mlperf", ok),
+        inter_chunk_ms=inter_chunk,
+        itl_ms=None if itl_absent else inter_chunk,
+        itl_absent=itl_absent,
+        e2e_ms=_of(measured, "e2e", ok),
+        max_gap_ms=_of(measured, "max_gap", ok),
+        stalls=tally.stalls(measured),
+        connect_ms=_of(measured, "connect", sent),
+        send_lag_ms=_of(measured, "send_lag", sent),
+        client_lag_ms=_of(measured, "client_lag", sent),
+        stamp_error_ms=_of(measured, "stamp_error", sent),
+        goodput=goodput,
+        sessions=tally.sessions(measured, everything, inside),
+        client=tally.client(measured, seconds, verdict.busiest(seconds, inside), header.workers),
+        stages=tuple(_stages(header, rows, everything, gaps, timeline, texts, unrecorded)),
+        targets=tuple(_targets(header, rows, is_measured, inside, texts)),
+    )
+    return msgspec.structs.replace(summary, verdict=_verdict(header, summary, measured, seconds))
+
+
+def exit_code(summary: Summary) -> int:
+    """How a run ends as a process: 130 interrupted, else 3 not valid, else 1 SLO missed, else 0."""
+    return verdict.exit_code(
+        interrupted=summary.run.state == "interrupted", valid=summary.verdict.valid, slo_met=summary.goodput.met
+    )
+
+
+def _of(columns: Columns, metric: str, chosen: NDArray[np.bool_]) -> Distribution:
+    return exact(metrics.defined(columns.measure(metric)[chosen]))
+
+
+def _pooled(histograms: Iterator[Histogram]) -> Histogram:
+    pooled = Histogram()
+    for histogram in histograms:
+        pooled.merge(histogram)
+    return pooled
+
+
+_T = TypeVar("_T")
+
+
+def _shared(values: Sequence[_T], other: _T) -> _T:
+    return values[0] if all(value == values[0] for value in values) else other
+
+
+def _whole(targets: Sequence[Target]) -> Target:
+    """The target as one thing: of several, what they have in common, and all their GPUs."""
+    if not targets:
+        return Target()
+    if len(targets) == 1:
+        return targets[0]
+    gpus = [target.gpus for target in targets if target.gpus is not None]
+    return Target(
+        name=f"{len(targets)} targets",
+        gpus=sum(gpus) if len(gpus) == len(targets) else None,
+        simulated=any(target.simulated for target in targets),
+        url=_shared([target.url for target in targets], ""),
+        server=_shared([target.server for target in targets], ""),
+        model=_shared([target.model for target in targets], ""),
+        shape=_shared([target.shape for target in targets], ""),
+        region=_shared([target.region for target in targets], ""),
+    )
+
+
+def _run(header: Header) -> Run:
+    return Run(
+        id=header.run,
+        name=header.name,
+        workload=header.workload,
+        started=header.started,
+        ended=header.ended,
+        state="cut_off" if header.state == "running" else header.state,
+        version=header.version,
+        command=header.command,
+        seed=header.seed,
+        schedule_seed=header.schedule_seed,
+        client=header.client,
+        api=header.api,
+        stream=header.stream,
+        tokenizer=header.tokenizer,
+        tokenizer_tag=header.tokenizer_tag,
+        host=header.host,
+    )
+
+
+def _unrecorded(stages: Sequence[Stage], rows: NDArray[np.void]) -> NDArray[np.int64]:
+    """Per stage, slots that were planned and have no row: what a run that was cut off has lost."""
+    recorded = np.bincount(rows["stage"], minlength=max(len(stages), 1))
+    planned = np.array([-1 if stage.slots is None else stage.slots for stage in stages] or [-1])
+    return np.maximum(planned - recorded, 0)
+
+
+def _load(measured: Columns, everything: Columns, inside: Window, header: Header, arrival: str) -> Load:
+    closed = np.array([stage.closed for stage in header.stages] or [False])
+    return metrics.load(measured, everything, inside, closed, arrival)
+
+
+def _stages(
+    header: Header,
+    rows: NDArray[np.void],
+    everything: Columns,
+    gaps: Sequence[Histogram],
+    timeline: Sequence[NDArray[np.int64]],
+    texts: Sequence[str],
+    unrecorded: NDArray[np.int64],
+) -> Iterator[StageSummary]:
+    for i, stage in enumerate(header.stages):
+        columns = everything if len(header.stages) == 1 else Columns(rows, rows["stage"] == i)
+        inside = metrics.window(columns, columns)
+        pooled = gaps[i] if i < len(gaps) else Histogram()
+        ok = columns.where(OK)
+        missing = int(unrecorded[i])
+        yield StageSummary(
+            name=stage.name,
+            arrival=stage.arrival,
+            measured=stage.measured,
+            concurrency=stage.concurrency,
+            window=inside,
+            requests=tally.requests(columns, texts, missing),
+            load=_load(columns, everything, inside, header, stage.arrival),
+            tokens=tally.tokens(columns, everything, inside, metrics.steady_events(timeline, inside.steady)),
+            ttft_ms=_of(columns, "ttft", ok),
+            tpot_ms=_of(columns, "tpot", ok),
+            inter_chunk_ms=pooled.distribution(),
+            e2e_ms=_of(columns, "e2e", ok),
+            goodput=metrics.goodput(columns, everything, header.slo, inside, pooled, missing),
+        )
+
+
+def _targets(
+    header: Header,
+    rows: NDArray[np.void],
+    is_measured: NDArray[np.bool_],
+    inside: Window,
+    texts: Sequence[str],
+) -> Iterator[TargetSummary]:
+    if len(header.targets) < 2:
+        return
+    for i, target in enumerate(header.targets):
+        of_target = rows["target"] == i
+        everything, columns = Columns(rows, of_target), Columns(rows, of_target & is_measured)
+        ok = columns.where(OK)
+        yield TargetSummary(
+            target=target,
+            requests=tally.requests(columns, texts, 0),
+            bytes=tally.bytes(columns),
+            load=_load(columns, everything, inside, header, ""),
+            tokens=tally.tokens(columns, everything, inside, None),
+            ttft_ms=_of(columns, "ttft", ok),
+            tpot_ms=_of(columns, "tpot", ok),
+            e2e_ms=_of(columns, "e2e", ok),
+            goodput=metrics.goodput(columns, everything, header.slo, inside, Histogram()),
+        )
+
+
+def _verdict(header: Header, summary: Summary, measured: Columns, seconds: Sequence[Second]) -> Verdict:
+    requests, tokens = summary.requests, summary.tokens
+    died = measured["worker"][measured["kind"] == KINDS.index("worker_died")]
+    reasons = verdict.reasons(
+        header.limits,
+        ttft=summary.ttft_ms,
+        e2e=summary.e2e_ms,
+        send_lag=summary.send_lag_ms,
+        stamp_error=summary.stamp_error_ms,
+        busiest=verdict.busiest(seconds, summary.window),
+        counted=requests.scheduled - requests.cancelled,
+        ok=requests.ok,
+        unsound=requests.failed + requests.lost,
+        dead_workers=np.unique(died).tolist(),
+    )
+    sources = tokens.sources
+    bundled = bool(summary.itl_absent) and tokens.per_event is not None and tokens.per_event > 1
+    unsaid = measured.where(OK) & (measured["first_event_tokens"] == 0)
+    gaps_sent = int((measured["sent_ns"] >= 0).sum()) - 1
+    warnings = (
+        *header.notes,
+        *([_CUT_OFF] if summary.run.state == "cut_off" else []),
+        *verdict.changed(header.limits),
+        *verdict.count_warnings(
+            ok=requests.ok,
+            without_usage=requests.ok - sources.output.get("server", 0) if header.usage_asked else 0,
+            estimates=max(sources.input.get("estimate", 0), sources.output.get("estimate", 0)),
+            disagreement=tally.prompt_disagreement(measured, header.template_tokens),
+            template_known=header.template_tokens is not None,
+            cached_share=tokens.cached_share,
+            shares_prompts=header.shares_prompts,
+            mismatch_share=tokens.length_mismatch_share,
+            unknown_first=bundled and bool(unsaid.any()),
+            repeated=tally.repeated(measured),
+        ),
+        *verdict.slo_warnings(summary.goodput),
+        *verdict.gap_warning(summary.load, gaps_sent),
+    )
+    found = tuple(reasons)
+    return Verdict(valid=not found, reasons=found, warnings=warnings, limits=header.limits)
+
+
+_CUT_OFF = "the run has no clean end (still running, or killed): this is as far as its records go"
