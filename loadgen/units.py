@@ -1,0 +1,110 @@
+"""Units written out by people: `30s`, `250ms`, `10/s`, `99%`, `p95` become integer nanoseconds, floats per second, shares.
+
+Pure text parsing, shared by the workload file and the flags. Every function raises `Wrong`, whose text completes the
+sentence '"30 sekunds" is not ...' and whose hint says what to write; nothing here knows files or flags.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+
+NS_PER_S = 1_000_000_000
+UNIT_NS = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,
+    "ms": 1_000_000,
+    "s": NS_PER_S,
+    "m": 60 * NS_PER_S,
+    "min": 60 * NS_PER_S,
+    "h": 3_600 * NS_PER_S,
+}
+PER_S = {"s": 1, "min": 60, "m": 60, "h": 3_600}
+LONGEST_NS = 366 * 24 * UNIT_NS["h"]  # a year; keeps every sum of durations far inside 64 bits
+
+NUMBER = r"[0-9]{1,18}(\.[0-9]{1,18})?"
+DURATION_PATTERN = rf"^({NUMBER} ?(ns|us|µs|ms|s|m|min|h)|0)$"
+RATE_PATTERN = rf"^({NUMBER} ?/ ?(s|min|m|h)|inf)$"
+SHARE_PATTERN = rf"^{NUMBER} ?%$"
+QUANTILE_PATTERN = r"^p[0-9]{1,2}(\.[0-9]{1,4})?$"
+
+_QUANTITY = re.compile(rf"(?P<number>{NUMBER}) ?(?P<unit>[A-Za-zµ]*)")
+_RATE = re.compile(rf"(?P<number>{NUMBER}) ?/ ?(?P<unit>[A-Za-z]+)")
+
+DURATION_HINT = "write a number and its unit, like 250ms, 30s, 2m or 1h (units: ns, us, ms, s, m, h)"
+RATE_HINT = "write a number per unit of time, like 10/s or 600/min (units: s, min, h)"
+SHARE_HINT = "write a percentage, like 99% or 0.5%"
+QUANTILE_HINT = "write a percentile, like p50, p99 or p99.9"
+
+
+class Wrong(ValueError):
+    """A text that is not what it should be. `str()` is the predicate ("is not a duration"), `hint` the way out."""
+
+    def __init__(self, predicate: str, hint: str) -> None:
+        super().__init__(predicate)
+        self.hint = hint
+
+
+def duration_ns(text: str, bare: str | None = None) -> int:
+    """Nanoseconds of `30s`, `250ms`, `2m`, `1h`. A bare number counts in the unit `bare` ("s" for flags, "ms" for
+    `--goodput`); without `bare` only `0` may stand alone. At most a year; raises `Wrong`."""
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None:
+        raise Wrong("is not a duration", DURATION_HINT)
+    number, unit = Decimal(match["number"]), match["unit"] or bare
+    if unit is None:
+        if number == 0:
+            return 0
+        raise Wrong("is a duration without its unit", f"write {match['number']}s or {match['number']}ms")
+    if unit not in UNIT_NS:
+        raise Wrong(f'is not a duration: there is no unit "{unit}"', DURATION_HINT)
+    ns = round(number * UNIT_NS[unit])
+    if ns > LONGEST_NS:
+        raise Wrong("is longer than a year", DURATION_HINT)
+    if ns == 0 and number > 0:
+        raise Wrong("is shorter than a nanosecond", DURATION_HINT)
+    return ns
+
+
+def rate_per_s(text: str, bare: bool = False) -> float:
+    """Events per second of `10/s` or `600/min`; `inf` is everything at once. With `bare`, `10` means 10/s. Above zero;
+    raises `Wrong`."""
+    text = text.strip()
+    if text == "inf":
+        return math.inf
+    if bare and re.fullmatch(NUMBER, text):
+        text += "/s"
+    match = _RATE.fullmatch(text)
+    if match is None:
+        if re.fullmatch(NUMBER, text):
+            raise Wrong("is a rate without its unit", f"write {text}/s or {text}/min")
+        raise Wrong("is not a rate", RATE_HINT)
+    if match["unit"] not in PER_S:
+        raise Wrong(f'is not a rate: there is no unit "/{match["unit"]}"', RATE_HINT)
+    rate = float(Decimal(match["number"]) / PER_S[match["unit"]])
+    if rate < 1e-6:
+        raise Wrong("is less than one in eleven days", "a rate is above zero; leave the stage out for a pause")
+    return rate
+
+
+def share(text: str) -> float:
+    """`99%` as 0.99; between 0 and 1. Raises `Wrong`."""
+    match = re.fullmatch(rf"({NUMBER}) ?%", text.strip())
+    if match is None:
+        raise Wrong("is not a percentage", SHARE_HINT)
+    value = Decimal(match[1]) / 100
+    if value > 1:
+        raise Wrong("is more than 100%", SHARE_HINT)
+    return float(value)
+
+
+def quantile(text: str) -> float:
+    """`p99.9` as 0.999; above 0 and below 1. Raises `Wrong`."""
+    if not re.fullmatch(QUANTILE_PATTERN, text.strip()):
+        raise Wrong("is not a percentile", QUANTILE_HINT)
+    value = Decimal(text.strip()[1:]) / 100
+    if value == 0:
+        raise Wrong("is not a percentile", QUANTILE_HINT)
+    return float(value)

@@ -1,0 +1,219 @@
+"""YAML text to plain values that remember where they stood, so that every later fault can name file:line:column.
+
+No checks of meaning here and no reading of files. Scalars follow the YAML 1.2 core schema (`yes` and `1:30` are text,
+`1e3` is a number), `${VAR}` and `${VAR:-default}` are expanded in scalar values after parsing, and what an alias can
+multiply is bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import yaml
+
+from loadgen.errors import Fault, Faults, UserError
+
+MOST_NODES = 100_000  # after aliases: ten nested lists of ten aliases would be ten thousand million
+DEEPEST = 50
+
+_INT = re.compile(r"[-+]?[0-9]{1,300}|0x[0-9a-fA-F]{1,200}|0o[0-7]{1,200}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_REFERENCE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^{}]*)?\}")
+
+Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Spot(NamedTuple):
+    """A place in the file, counted from 1, and the text as the user wrote it (unexpanded; "" for a collection)."""
+
+    line: int
+    column: int
+    text: str = ""
+
+
+class Map(dict[str, Any]):
+    """A mapping of the file. `keys_at` and `values_at` give the spot of each key and of its value, `at` its own."""
+
+    def __init__(self, at: Spot) -> None:
+        super().__init__()
+        self.at = at
+        self.keys_at: dict[str, Spot] = {}
+        self.values_at: dict[str, Spot] = {}
+        self.path = ""
+
+
+class Seq(list[Any]):
+    """A sequence of the file; `values_at[i]` is the spot of item i."""
+
+    def __init__(self, at: Spot) -> None:
+        super().__init__()
+        self.at = at
+        self.values_at: list[Spot] = []
+
+
+def child(path: str, step: str | int) -> str:
+    """`stages`, 0 → `stages[0]`; `stages[0]`, "arrival" → `stages[0].arrival`."""
+    return f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}" if path else step
+
+
+def where(file: str, spot: Spot, path: str) -> str:
+    return f"{file}:{spot.line}:{spot.column}" + (f" ({path})" if path else "")
+
+
+def read(text: str, file: str, env: Mapping[str, str]) -> tuple[Map, list[Fault]]:
+    """The top mapping of `text` and the faults found on the way (repeated keys, unset variables).
+
+    Raises `Faults` with one fault where there is nothing to go on with: a syntax error, no mapping at the top.
+    """
+    try:
+        root = yaml.compose(text, Loader=Loader)
+    except yaml.MarkedYAMLError as error:
+        raise Faults([_syntax(error, text, file)]) from None
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position] if isinstance(error.position, int) else ""
+        spot = Spot(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        hint = "a workload is plain text in YAML"
+        raise Faults([UserError("a character that YAML does not allow", where(file, spot, ""), hint)]) from None
+    except RecursionError:
+        raise Faults([UserError("nested too deeply", file, f"at most {DEEPEST} levels")]) from None
+    if not isinstance(root, yaml.MappingNode):
+        spot = Spot(1, 1) if root is None else _spot(root)
+        what = "the file is empty" if root is None else "the top of a workload must be a mapping (key: value)"
+        hint = "the smallest workload: name: truth, and requests: {input_tokens: 150, output_tokens: 200}"
+        raise Faults([UserError(what, where(file, spot, ""), hint)])
+    faults: list[Fault] = []
+    walk = _Walk(file, env, faults.append)
+    top = walk.value(root, "", 0)
+    assert isinstance(top, Map)
+    return top, faults
+
+
+def _spot(node: yaml.Node) -> Spot:
+    text = node.value if isinstance(node, yaml.ScalarNode) else ""
+    return Spot(node.start_mark.line + 1, node.start_mark.column + 1, text)
+
+
+def _syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> Fault:
+    mark = error.problem_mark or error.context_mark
+    spot = Spot(mark.line + 1, mark.column + 1) if mark else Spot(1, 1)
+    lines = text.splitlines()
+    line = lines[spot.line - 1] if spot.line <= len(lines) else ""
+    hint = ""
+    if "\t" in line[: spot.column]:
+        hint = "YAML does not allow tabs for indentation: use spaces"
+    elif "single document" in f"{error.context} {error.problem}":
+        hint = "one workload per file: remove the second document (---)"
+    elif "mapping values are not allowed" in str(error.problem):
+        hint = "put a value that contains a colon in quotes, or check the indentation of the line"
+    elif "${" in line and ("{" in line.replace("${", "")):
+        hint = "inside { } put ${VAR} in quotes"
+    elif error.context:
+        hint = str(error.context)
+    return UserError(f"not valid YAML: {error.problem}", where(file, spot, ""), hint)
+
+
+def resolve(text: str) -> Any:
+    """The value of an unquoted scalar by YAML's core schema: null, bool, int, float, else the text itself."""
+    if text in ("", "~", "null", "Null", "NULL"):
+        return None
+    if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
+        return text.lower() == "true"
+    if _INT.fullmatch(text):
+        return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
+    if _FLOAT.fullmatch(text):
+        return float(re.sub(r"\.(?=[inIN])", "", text))  # Python spells .inf and .nan without the dot
+    return text
+
+
+class _Walk:
+    """One pass over the composed nodes. Holds what the whole pass shares: file name, environment, faults, budget."""
+
+    def __init__(self, file: str, env: Mapping[str, str], fault: Callable[[Fault], None]) -> None:
+        self.file, self.env, self.fault = file, env, fault
+        self.left = MOST_NODES
+
+    def spend(self, node: yaml.Node, path: str, depth: int) -> None:
+        self.left -= 1
+        if self.left < 0 or depth > DEEPEST:
+            what = "nested too deeply, or an alias inside itself" if depth > DEEPEST else "too many values"
+            hint = f"at most {DEEPEST} levels and {MOST_NODES:,} values, aliases counted as often as they are used"
+            raise Faults([UserError(what, where(self.file, _spot(node), path), hint)])
+
+    def value(self, node: yaml.Node, path: str, depth: int) -> Any:
+        self.spend(node, path, depth)
+        if isinstance(node, yaml.MappingNode):
+            return self.mapping(node, path, depth)
+        if isinstance(node, yaml.SequenceNode):
+            seq = Seq(_spot(node))
+            for index, item in enumerate(node.value):
+                seq.append(self.value(item, child(path, index), depth + 1))
+                seq.values_at.append(_spot(item))
+            return seq
+        return self.scalar(node, path)
+
+    def mapping(self, node: yaml.MappingNode, path: str, depth: int) -> Map:
+        result = Map(_spot(node))
+        result.path = path
+        merged: list[yaml.Node] = []
+        for key_node, value_node in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                merged.append(value_node)
+                continue
+            spot = _spot(key_node)
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.fault(UserError("a key must be a single word", where(self.file, spot, path)))
+                continue
+            key = key_node.value
+            if key in result:
+                hint = f"the first is on line {result.keys_at[key].line}; keep one"
+                self.fault(UserError(f'"{key}" is given twice', where(self.file, spot, child(path, key)), hint))
+                continue
+            result[key] = self.value(value_node, child(path, key), depth + 1)
+            result.keys_at[key], result.values_at[key] = spot, _spot(value_node)
+        for source in merged:
+            self.merge(result, source, path, depth)
+        return result
+
+    def merge(self, into: Map, source: yaml.Node, path: str, depth: int) -> None:
+        """YAML's `<<`: keys of the merged mappings fill what is not there yet, the earlier one wins."""
+        for node in source.value if isinstance(source, yaml.SequenceNode) else [source]:
+            if not isinstance(node, yaml.MappingNode):
+                self.fault(UserError('"<<" merges mappings only', where(self.file, _spot(node), path)))
+                continue
+            self.spend(node, path, depth + 1)
+            other = self.mapping(node, path, depth + 1)
+            for key, value in other.items():
+                if key not in into:
+                    into[key] = value
+                    into.keys_at[key], into.values_at[key] = other.keys_at[key], other.values_at[key]
+
+    def scalar(self, node: yaml.ScalarNode, path: str) -> Any:
+        text = node.value
+        if "${" in text:
+            text = self.expand(node, path)
+            return text if node.style in ("|", ">") else resolve(text)  # "${N}" in { } must be quoted: still a number
+        if node.style:  # quoted or a block: text, whatever it looks like
+            return text
+        return resolve(text)
+
+    def expand(self, node: yaml.ScalarNode, path: str) -> str:
+        """Replace each reference by its variable; as in a shell, `:-` also stands in for an empty one."""
+        spot = _spot(node)
+
+        def replaced(match: re.Match[str]) -> str:
+            name, default = match["name"], match["default"]
+            value = self.env.get(name)
+            if default is not None:
+                return value or default[2:]
+            if value is None:
+                hint = f"export {name}=..., or give a default: ${{{name}:-value}}"
+                self.fault(UserError(f"the environment variable {name} is not set", where(self.file, spot, path), hint))
+                return ""
+            return value
+
+        if _REFERENCE.sub("", node.value).count("${"):
+            hint = "write ${NAME} or ${NAME:-default}"
+            self.fault(UserError(f'"{node.value}" is not a reference to a variable', where(self.file, spot, path), hint))
+        return _REFERENCE.sub(replaced, node.value)
