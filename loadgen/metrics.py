@@ -57,7 +57,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """What was promised: every term at its own quantile and, if asked for, the share of requests that meet all terms."""
+    """What was promised: every term at its own quantile and, if asked for, the share of requests that meet them all."""
 
     terms: tuple[Term, ...] = ()
     goodput_share: float | None = None
@@ -126,8 +126,17 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     gap_variation_planned: float | None = None  # of the due instants of the same requests
 
 
+_KEPT_FIELDS = frozenset(
+    "status kind stage turn due_ns sent_ns first_token_ns first_answer_ns last_token_ns end_ns done_ns input_tokens "
+    "output_tokens reasoning_tokens output_events first_event_tokens".split()
+)
+_KEPT_METRICS = frozenset(("ttft", "tpot", "e2e"))
+
+
 class Columns:
-    """Rows of a run, or some of them, seen as columns; what was read or derived once is kept, contiguous."""
+    """Rows of a run, or some of them, seen as columns. What is used often is kept, contiguous, once read or derived;
+    all of it would be half a gigabyte for a rack's run.
+    """
 
     __slots__ = ("_chosen", "_kept", "_rows")
 
@@ -141,17 +150,22 @@ class Columns:
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:
         """A field of `record.FIELDS`, in its own integer type."""
-        if field not in self._kept:
-            column = self._rows[field]
-            self._kept[field] = np.ascontiguousarray(column) if self._chosen is None else column[self._chosen]
-        return self._kept[field]
+        if field in self._kept:
+            return self._kept[field]
+        column: NDArray[np.int64] = self._rows[field]
+        column = np.ascontiguousarray(column) if self._chosen is None else column[self._chosen]
+        if field in _KEPT_FIELDS:
+            self._kept[field] = column
+        return column
 
     def measure(self, metric: str) -> NDArray[np.int64]:
         """A metric of MEASURES in ns for every row of any status, UNDEFINED where it has none."""
-        key = "=" + metric
-        if key not in self._kept:
-            self._kept[key] = MEASURES[metric](self)
-        return self._kept[key]
+        if metric in self._kept:
+            return self._kept[metric]
+        values = MEASURES[metric](self)
+        if metric in _KEPT_METRICS:
+            self._kept[metric] = values
+        return values
 
     def where(self, status: int) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = self["status"] == status
@@ -182,7 +196,8 @@ def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
 
 
 def _divided(span: NDArray[np.int64], by: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.where((by > 0) & (span != UNDEFINED), span // np.maximum(by, 1), UNDEFINED)
+    divided: NDArray[np.int64] = np.where((by > 0) & (span != UNDEFINED), span // np.maximum(by, 1), UNDEFINED)
+    return divided
 
 
 def _tpot(columns: Columns) -> NDArray[np.int64]:
@@ -231,7 +246,9 @@ _NEED_TWO_TOKENS = ("tpot", "tpot_mlperf", "max_gap")  # a request too short to 
 
 
 def defined(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    return values[values != UNDEFINED]
+    """The values that are."""
+    found: NDArray[np.int64] = values[values != UNDEFINED]
+    return found
 
 
 def span(start_ns: float, end_ns: float) -> Span:
@@ -241,9 +258,9 @@ def span(start_ns: float, end_ns: float) -> Span:
     return Span(start_s=start_ns / 1e9, end_s=end_ns / 1e9, duration_s=(end_ns - start_ns) / 1e9)
 
 
-def window(measured: Columns, everything: Columns) -> Window:
+def window(measured: Columns, everything: Sequence[Columns]) -> Window:
     """The intervals that rates of `measured` are divided by; definitions in `Window`."""
-    last_body = int(everything["done_ns"].max(initial=-1))
+    last_body = max((int(part["done_ns"].max(initial=-1)) for part in everything), default=-1)
     whole = span(0, last_body)
     due = measured["due_ns"][measured.attempted]
     if len(due) == 0:
@@ -284,7 +301,7 @@ def within(instants_ns: NDArray[np.int64], stretch: Span | Window) -> NDArray[np
     return (instants_ns >= round(stretch.start_s * 1e9)) & (instants_ns <= round(stretch.end_s * 1e9))
 
 
-def in_flight(columns: Columns, stretch: Span | Window) -> tuple[float | None, int | None]:
+def in_flight(everything: Sequence[Columns], stretch: Span | Window) -> tuple[float | None, int | None]:
     """Mean and largest number of requests in flight (sent and not done) in a stretch, exactly, by a sweep of events.
 
     A request without an end (its worker died) is in flight to the end of the stretch. At one instant ends come first.
@@ -292,9 +309,9 @@ def in_flight(columns: Columns, stretch: Span | Window) -> tuple[float | None, i
     if stretch.start_s is None or stretch.end_s is None:
         return None, None
     low, high = round(stretch.start_s * 1e9), round(stretch.end_s * 1e9)
-    sent = columns["sent_ns"] >= 0
-    starts = columns["sent_ns"][sent]
-    ends = columns["done_ns"][sent]
+    sent = [part["sent_ns"] >= 0 for part in everything]
+    starts = np.concatenate([part["sent_ns"][was] for part, was in zip(everything, sent, strict=True)])
+    ends = np.concatenate([part["done_ns"][was] for part, was in zip(everything, sent, strict=True)])
     ends = np.where(ends < 0, high, ends)
     busy = np.maximum(np.minimum(ends, high) - np.maximum(starts, low), 0).sum()
     starts, ends = np.sort(starts), np.sort(ends)
@@ -305,12 +322,13 @@ def in_flight(columns: Columns, stretch: Span | Window) -> tuple[float | None, i
 
 
 def gap_variation(instants_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> float | None:
-    """Coefficient of variation (standard deviation / mean) of the gaps between successive instants: constant 0, Poisson 1.
+    """Coefficient of variation (standard deviation / mean) of the gaps between instants: constant 0, Poisson 1.
 
-    Gaps are taken within a stage and divided by that stage's mean, so that a change of rate between stages is no variation.
+    Gaps are taken within a stage and divided by that stage's mean, so that a change of rate between stages is no
+    variation.
     """
     pooled = []
-    for stage in np.unique(stages):
+    for stage in np.flatnonzero(np.bincount(stages)):
         gaps = np.diff(np.sort(instants_ns[stages == stage]))
         if len(gaps) and gaps.sum() > 0:
             pooled.append(gaps / gaps.mean())
@@ -319,20 +337,22 @@ def gap_variation(instants_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> 
     return float(np.concatenate(pooled).std())
 
 
-def load(measured: Columns, everything: Columns, inside: Window, closed: NDArray[np.bool_], arrival: str) -> Load:
+def load(
+    measured: Columns, everything: Sequence[Columns], inside: Window, closed: NDArray[np.bool_], arrival: str
+) -> Load:
     """Offered, achieved and completed load of `measured`; `closed` says of each stage whether it is a closed loop."""
     sent = measured["sent_ns"] >= 0
     in_open = ~closed[measured["stage"]]
     gapped = sent & in_open & (measured["turn"] == 0)  # later turns wait for their predecessors: no planned gap
     stages = measured["stage"][gapped]
     mean, largest = in_flight(everything, inside)
-    ended = within(everything["end_ns"], inside.steady) & everything.where(OK)
+    ended = sum(int((within(part["end_ns"], inside.steady) & part.where(OK)).sum()) for part in everything)
     return Load(
         arrival=arrival,
         offered_rps=rate(measured["due_ns"][in_open & measured.attempted]),
         achieved_rps=rate(measured["sent_ns"][sent]),
         completed_rps=per_second(int(measured.where(OK).sum()), inside),
-        steady_completed_rps=per_second(int(ended.sum()), inside.steady),
+        steady_completed_rps=per_second(ended, inside.steady),
         in_flight_mean=mean,
         in_flight_max=largest,
         gap_variation=gap_variation(measured["sent_ns"][gapped], stages),
@@ -341,7 +361,9 @@ def load(measured: Columns, everything: Columns, inside: Window, closed: NDArray
 
 
 def steady_events(timeline: Sequence[NDArray[np.int64]], stretch: Span) -> float | None:
-    """Output events of all stages in a stretch, from counts in bins of BIN_NS; a bin cut by an end counts in proportion."""
+    """Output events of all stages in a stretch, from counts in bins of BIN_NS; a bin cut by an end counts in
+    proportion.
+    """
     if stretch.start_s is None or stretch.end_s is None or not any(counts.any() for counts in timeline):
         return None
     total = 0.0
@@ -355,8 +377,9 @@ def steady_events(timeline: Sequence[NDArray[np.int64]], stretch: Span) -> float
 
 
 def spread_tokens(columns: Columns, stretch: Span) -> float:
-    """Output tokens of ok requests in a stretch, each request's spread evenly from its first to its last token: what can
-    be said by event time where there is no timeline (one of several targets; answers that were not streamed)."""
+    """Output tokens of ok requests in a stretch, each request's spread evenly from its first to its last token: what
+    can be said by event time where there is no timeline (one of several targets; answers that were not streamed).
+    """
     if stretch.start_s is None or stretch.end_s is None:
         return 0.0
     low, high = round(stretch.start_s * 1e9), round(stretch.end_s * 1e9)
@@ -370,12 +393,18 @@ def spread_tokens(columns: Columns, stretch: Span) -> float:
 
 
 def goodput(
-    measured: Columns, everything: Columns, slo: Slo | None, inside: Window, gaps: Histogram, unrecorded: int = 0
+    measured: Columns,
+    everything: Sequence[Columns],
+    slo: Slo | None,
+    inside: Window,
+    gaps: Histogram,
+    unrecorded: int = 0,
 ) -> Goodput:
     """Every term at its own quantile, and the requests that meet all of them.
 
-    Failed, dropped and lost requests are over every limit (`unrecorded` ones too); cancelled ones are left out. A request
-    too short to have a TPOT is left out of that term and has not missed it. Terms on pooled gaps judge the gaps, not requests.
+    Failed, dropped and lost requests are over every limit (`unrecorded` ones too); cancelled ones are left out. A
+    request too short to have a TPOT is left out of that term and has not missed it. Terms on pooled gaps judge the
+    gaps, not requests.
     """
     if slo is None:
         return Goodput()
@@ -383,11 +412,11 @@ def goodput(
     good = int(_good(measured, slo).sum())
     results = tuple(_judge(measured, term, gaps, unrecorded) for term in slo.terms)
     share = good / counted if counted else None
-    steady = _good(everything, slo) & within(everything["end_ns"], inside.steady)
+    steady = sum(int((_good(part, slo) & within(part["end_ns"], inside.steady)).sum()) for part in everything)
     share_met = slo.goodput_share is None or (share is not None and share >= slo.goodput_share)
     return Goodput(
         rps=per_second(good, inside),
-        steady_rps=per_second(int(steady.sum()), inside.steady),
+        steady_rps=per_second(steady, inside.steady),
         share=share,
         good=good,
         counted=counted,

@@ -1,4 +1,5 @@
-"""Quantiles and what a sample can support: exact ones by LoadGen's index, and a mergeable histogram with a stated bound.
+"""Quantiles and what a sample can support: exact ones by LoadGen's index, and a mergeable histogram with a stated
+bound.
 
 Pure. Values are integer nanoseconds; only `Distribution`, which goes to people and JSON, is in milliseconds.
 """
@@ -18,7 +19,7 @@ QUANTILES: tuple[tuple[str, float], ...] = (("p50", 0.5), ("p90", 0.9), ("p95", 
 
 CONFIDENCE = 0.99  # of MLPerf LoadGen's early stopping
 SUPPORT: dict[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99_9": 6636}
-"""Requests from which LoadGen's early stopping allows one over-limit sample: from there on a quantile is *supported*."""
+"""Samples from which LoadGen's early stopping allows one over-limit sample: from there a quantile is *supported*."""
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +110,8 @@ def bucket(values_ns: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Histogram:
-    """Counts of values in buckets whose edges grow by RATIO. Merging is adding; count, sum, least and largest are exact.
+    """Counts of values in buckets whose edges grow by RATIO. Merging is adding; count, sum, least and largest are
+    exact.
 
     A quantile is wrong by at most BOUND, relative, for values up to LARGEST_NS.
     """

@@ -1,7 +1,7 @@
 """What is true of a run: the types of `summary.json`, and the one function that makes it from rows.
 
-Pure numpy. Each field is defined in `docs/summary.md`, which a test holds against these types; `schema` grows when a field
-changes its meaning or goes, not when one is added.
+Pure numpy. Each field is defined in `docs/summary.md`, which a test holds against these types; `schema` grows when a
+field changes its meaning or goes, not when one is added.
 """
 
 from __future__ import annotations
@@ -138,13 +138,14 @@ def summarize(
 ) -> Summary:
     """Everything there is to say about a run.
 
-    rows: `record.ROW`, all workers', any order. gaps: per stage, a histogram of the gaps between output events. timeline:
-    per stage, output events in bins of `metrics.BIN_NS` from the start of the run. texts: error texts, by `rows["text"]`.
+    rows: `record.ROW`, all workers', any order. gaps: per stage, a histogram of the gaps between output events.
+    timeline: per stage, output events in bins of `metrics.BIN_NS` from the start of the run. texts: error texts, by
+    `rows["text"]`.
     """
     measured_stages = np.array([stage.measured for stage in header.stages] or [True])
     is_measured = measured_stages[rows["stage"]]
-    everything = Columns(rows)
-    measured = everything if bool(is_measured.all()) else Columns(rows, is_measured)
+    measured, warmup = Columns(rows, is_measured), Columns(rows, ~is_measured)
+    everything = (measured, warmup)
     unrecorded = _unrecorded(header.stages, rows)
     missing = int(unrecorded[measured_stages].sum())
     inside = metrics.window(measured, everything)
@@ -168,7 +169,7 @@ def summarize(
         fingerprints=header.fingerprints,
         verdict=Verdict(valid=True, reasons=(), warnings=(), limits=header.limits),
         requests=requests,
-        warmup=tally.requests(Columns(rows, ~is_measured), texts, int(unrecorded[~measured_stages].sum())),
+        warmup=tally.requests(warmup, texts, int(unrecorded[~measured_stages].sum())),
         load=load,
         tokens=tokens,
         ttft_ms=_of(measured, "ttft", ok),
@@ -268,7 +269,7 @@ def _unrecorded(stages: Sequence[Stage], rows: NDArray[np.void]) -> NDArray[np.i
     return np.maximum(planned - recorded, 0)
 
 
-def _load(measured: Columns, everything: Columns, inside: Window, header: Header, arrival: str) -> Load:
+def _load(measured: Columns, everything: Sequence[Columns], inside: Window, header: Header, arrival: str) -> Load:
     closed = np.array([stage.closed for stage in header.stages] or [False])
     return metrics.load(measured, everything, inside, closed, arrival)
 
@@ -276,15 +277,17 @@ def _load(measured: Columns, everything: Columns, inside: Window, header: Header
 def _stages(
     header: Header,
     rows: NDArray[np.void],
-    everything: Columns,
+    everything: tuple[Columns, Columns],
     gaps: Sequence[Histogram],
     timeline: Sequence[NDArray[np.int64]],
     texts: Sequence[str],
     unrecorded: NDArray[np.int64],
 ) -> Iterator[StageSummary]:
     for i, stage in enumerate(header.stages):
-        columns = everything if len(header.stages) == 1 else Columns(rows, rows["stage"] == i)
-        inside = metrics.window(columns, columns)
+        of_kind = everything[0 if stage.measured else 1]
+        alone = sum(other.measured == stage.measured for other in header.stages) == 1
+        columns = of_kind if alone else Columns(rows, rows["stage"] == i)
+        inside = metrics.window(columns, [columns])
         pooled = gaps[i] if i < len(gaps) else Histogram()
         ok = columns.where(OK)
         missing = int(unrecorded[i])
@@ -316,7 +319,8 @@ def _targets(
         return
     for i, target in enumerate(header.targets):
         of_target = rows["target"] == i
-        everything, columns = Columns(rows, of_target), Columns(rows, of_target & is_measured)
+        columns, warmup = Columns(rows, of_target & is_measured), Columns(rows, of_target & ~is_measured)
+        everything = (columns, warmup)
         ok = columns.where(OK)
         yield TargetSummary(
             target=target,

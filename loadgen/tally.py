@@ -1,4 +1,4 @@
-"""Counting: requests by status and error, tokens by source, conversations, bytes, and what the load generator used itself.
+"""Counting: requests by status and error, tokens by source, conversations, bytes, the load generator's own use.
 
 Pure, columns only. The types are blocks of `summary.json`; their fields are defined in `docs/summary.md`.
 """
@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from loadgen import metrics
-from loadgen.metrics import CANCELLED, DROPPED, FAILED, LOST, OK, Columns, Window
+from loadgen.metrics import CANCELLED, DROPPED, FAILED, LOST, OK, Columns, Span, Window
 from loadgen.quantiles import Distribution, exact, milliseconds
 from loadgen.record import KINDS, SOURCES
 
@@ -82,8 +82,9 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sessions(msgspec.Struct, frozen=True, kw_only=True):
-    """Conversations (agentic tasks) of measured stages. `ok`: every turn of it is. `duration_ms`: due of the first turn to
-    the end of the last, of those that are ok. Those with a turn that the user cancelled are not counted."""
+    """Conversations (agentic tasks) of measured stages. `ok`: every turn of it is. `duration_ms`: due of the first
+    turn to the end of the last, of those that are ok. Those with a turn that the user cancelled are not counted.
+    """
 
     count: int
     ok: int
@@ -116,11 +117,13 @@ def bytes(columns: Columns) -> Bytes:
 
 
 def requests(columns: Columns, texts: Sequence[str], unrecorded: int) -> Requests:
-    """Counts by status and kind, most frequent kind first. `unrecorded`: planned slots without a row, which are lost."""
+    """Counts by status and kind, most frequent kind first. `unrecorded`: planned slots without a row: they are lost."""
     ok, failed, dropped, cancelled, lost = (
         int(columns.where(code).sum()) for code in (OK, FAILED, DROPPED, CANCELLED, LOST)
     )
-    errors = {KINDS[kind]: _error(columns, kind, texts) for kind in np.unique(columns["kind"]) if kind}
+    errors = {
+        KINDS[kind]: _error(columns, kind, texts) for kind in np.flatnonzero(np.bincount(columns["kind"])) if kind
+    }
     if unrecorded:
         errors["no_record"] = ErrorKind(count=unrecorded, first_text="planned, but no record of it was found")
     return Requests(
@@ -156,7 +159,7 @@ def _plus(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a + b
 
 
-def tokens(measured: Columns, everything: Columns, inside: Window, events: float | None) -> Tokens:
+def tokens(measured: Columns, everything: Sequence[Columns], inside: Window, events: float | None) -> Tokens:
     """`events`: output events in the steady window; None where there is no timeline, then tokens are spread evenly."""
     ok = measured.where(OK)
     output_column, input_column, cached_column = (
@@ -171,17 +174,14 @@ def tokens(measured: Columns, everything: Columns, inside: Window, events: float
     if events is not None and event_count:
         steady_output = metrics.per_second(events * billed / event_count, inside.steady)
     else:
-        steady_output = metrics.per_second(metrics.spread_tokens(everything, inside.steady), inside.steady)
-    prompted = everything.where(OK) & (everything["input_tokens"] >= 0)
-    answered = np.where(everything["first_token_ns"] < 0, everything["end_ns"], everything["first_token_ns"])
-    prompted &= metrics.within(answered, inside.steady)
-    steady_input = metrics.per_second(int(everything["input_tokens"][prompted].sum(dtype=np.int64)), inside.steady)
+        spread = sum(metrics.spread_tokens(part, inside.steady) for part in everything)
+        steady_output = metrics.per_second(spread, inside.steady)
+    steady_input = metrics.per_second(sum(_prompted(part, inside.steady) for part in everything), inside.steady)
     asked = ok & (measured["asked_output"] >= 0)
     comparable = asked & (measured["output_tokens"] >= 0)
     unequal = int((measured["asked_output"] != measured["output_tokens"])[comparable].sum())
     cached_known = cached_column >= 0
     base = _sum(input_column[cached_known])
-    issued = everything.where(OK) & (everything["output_tokens"] >= 0)
     failed = measured.where(FAILED)
     return Tokens(
         input=prompt,
@@ -199,11 +199,24 @@ def tokens(measured: Columns, everything: Columns, inside: Window, events: float
         steady_total_per_s=_plus(steady_output, steady_input) if output is not None and prompt is not None else None,
         steady_input_per_s=steady_input if prompt is not None else None,
         last_issued_output_per_s=metrics.per_second(output, inside.last_issued),
-        whole_output_per_s=metrics.per_second(_sum(everything["output_tokens"][issued]), inside.whole),
+        whole_output_per_s=metrics.per_second(_whole_output(everything), inside.whole),
         failed_input=_sum(measured["input_tokens"][failed]) or 0,
         failed_output=_sum(measured["output_tokens"][failed]) or 0,
         sources=Sources(input=_sources(measured["input_source"][ok]), output=_sources(measured["output_source"][ok])),
     )
+
+
+def _prompted(columns: Columns, stretch: Span) -> int:
+    """Prompt tokens of ok requests whose first token came in a stretch: by then the prompt has been processed."""
+    answered = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])
+    chosen = columns.where(OK) & metrics.within(answered, stretch)
+    return _sum(columns["input_tokens"][chosen]) or 0
+
+
+def _whole_output(everything: Sequence[Columns]) -> int | None:
+    sums = [_sum(part["output_tokens"][part.where(OK)]) for part in everything]
+    known = [found for found in sums if found is not None]
+    return sum(known) if known else None
 
 
 def _sources(codes: NDArray[np.int64]) -> dict[str, int]:
@@ -263,14 +276,14 @@ def _conversations(columns: Columns) -> _Conversations:
     )
 
 
-def sessions(measured: Columns, everything: Columns, inside: Window) -> Sessions | None:
+def sessions(measured: Columns, everything: Sequence[Columns], inside: Window) -> Sessions | None:
     """Conversations of measured stages; None when there are none."""
     found = _conversations(measured)
     if len(found.good) == 0:
         return None
     good = int(found.good.sum())
-    anywhere = found if measured is everything else _conversations(everything)
-    steady = int((anywhere.good & metrics.within(anywhere.end_ns, inside.steady)).sum())
+    anywhere = [found if part is measured else _conversations(part) for part in everything]
+    steady = sum(int((part.good & metrics.within(part.end_ns, inside.steady)).sum()) for part in anywhere)
     return Sessions(
         count=len(found.good) - int(found.cancelled.sum()),
         ok=good,
@@ -310,4 +323,4 @@ def prompt_disagreement(columns: Columns, template_tokens: int | None) -> float 
 def repeated(columns: Columns) -> int:
     """Requests sent whose prompt another one has sent already."""
     numbers = columns["request"][columns["sent_ns"] >= 0]
-    return len(numbers) - len(np.unique(numbers))
+    return int((np.diff(np.sort(numbers)) == 0).sum())

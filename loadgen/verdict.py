@@ -1,6 +1,7 @@
 """Whether a measurement can be trusted: reasons that make it INVALID, warnings that do not, and the exit code.
 
-Pure. The limits are the constants of `loadgen.metrics`; every sentence gives the value, the limit and what to do about it.
+Pure. The limits are the constants of `loadgen.metrics`; every sentence gives the value, the limit and what to do
+about it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def reasons(
     unsound: int,
     dead_workers: Sequence[int],
 ) -> Iterator[str]:
-    """Why a run is INVALID. `counted`: requests that were to be sent, cancelled ones left out; `unsound`: failed + lost.
+    """Why a run is INVALID. `counted`: requests that were to be sent, cancelled ones left out; `unsound`: failed +
+    lost.
 
     Lateness is measured against TTFT p50, or E2E p50 where answers are not streamed and no TTFT exists.
     """
@@ -75,8 +77,8 @@ def reasons(
             yield f"{what} {late.p99:.3g} ms is {ratio} {called} ({scale:.3g} ms), limit {share(limit)}: {remedy}"
     if busiest is not None and busiest.cpu_share > limits.cpu_share:
         yield (
-            f"the load generator was busy: worker {busiest.worker} used {share(busiest.cpu_share)} of a core in the second "
-            f"up to {busiest.t_s:.0f} s, limit {share(limits.cpu_share)}: add workers"
+            f"the load generator was busy: worker {busiest.worker} used {share(busiest.cpu_share)} of a core "
+            f"in the second up to {busiest.t_s:.0f} s, limit {share(limits.cpu_share)}: add workers"
         )
     if counted and unsound / counted > limits.failure_share:
         yield (
@@ -149,8 +151,8 @@ def count_warnings(
         )
     if mismatch_share is not None and mismatch_share > metrics.LENGTH_MISMATCH:
         yield (
-            f"{share(mismatch_share)} of the answers are not as long as asked (limit {share(metrics.LENGTH_MISMATCH)}): "
-            "the server does not honour the forced length"
+            f"{share(mismatch_share)} of the answers are not as long as asked, "
+            f"limit {share(metrics.LENGTH_MISMATCH)}: the server does not honour the forced length"
         )
     if unknown_first:
         yield "events carry several tokens and the server does not say how many the first one has: TPOT takes it as one"

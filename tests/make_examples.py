@@ -1,5 +1,6 @@
-"""Writes `tests/data/summary_example_*.json`: two runs from seeded synthetic rows through `summarize`, so that their numbers
-agree with each other. `python tests/make_examples.py` writes them again; a test checks that they are what it writes.
+"""Writes `tests/data/summary_example_*.json`: two runs from seeded synthetic rows through `summarize`, so that their
+numbers agree with each other. `python tests/make_examples.py` writes them again; a test checks that they are what it
+writes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def blank(n: int) -> NDArray[np.void]:
 def stream(
     rows: NDArray[np.void], ttft_ns: NDArray[np.int64], gap_ns: NDArray[np.int64], lag_ns: NDArray[np.int64]
 ) -> None:
-    """Answers with even gaps: sent `lag_ns` after due, first token `ttft_ns` after it, `output_events` events in all."""
+    """Answers with even gaps: sent `lag_ns` after due, first token `ttft_ns` after it, `output_events` events."""
     rows["ready_ns"] = rows["due_ns"] + lag_ns - 20_000
     rows["sent_ns"] = rows["due_ns"] + lag_ns
     rows["first_token_ns"] = rows["first_answer_ns"] = rows["due_ns"] + ttft_ns
@@ -149,7 +150,9 @@ def rented_gpus() -> Summary:
 
 
 def token_priced() -> Summary:
-    """Q&A on an API that bills tokens, closed loop, bundled events; too many failures, so INVALID, and the SLO is missed."""
+    """Q&A on an API that bills tokens, closed loop, bundled events; too many failures, so INVALID, and the SLO is
+    missed.
+    """
     draw = np.random.default_rng(21)
     lanes, n = 16, 320
     rows = blank(n)

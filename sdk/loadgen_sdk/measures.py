@@ -1,12 +1,13 @@
 """The per-request definitions of TTFT, TPOT, gaps and E2E: the only ones, one function each.
 
-Plain integer arithmetic on nanoseconds, so that anybody can check it with a pencil. Instants are on one monotonic clock;
-NEVER (-1) means that it did not happen, and what cannot be said is None.
+Plain integer arithmetic on nanoseconds, so that anybody can check it with a pencil. Instants are on one monotonic
+clock; NEVER (-1) means that it did not happen, and what cannot be said is None.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from loadgen_sdk.request import NEVER
 
@@ -70,6 +71,7 @@ def send_lag(due: int, sent: int) -> int | None:
 
 
 def gaps(events: Sequence[int]) -> list[int]:
-    """Every gap between successive output events. Pooled over requests they are `inter_chunk`, and ITL where every event
-    carries one token."""
-    return [later - earlier for earlier, later in zip(events, events[1:], strict=False)]
+    """Every gap between successive output events. Pooled over requests they are `inter_chunk`, and ITL where every
+    event carries one token.
+    """
+    return [later - earlier for earlier, later in pairwise(events)]
