@@ -1,8 +1,8 @@
 """What to start when: the sans-IO core between a timetable and whoever has a clock, one per worker.
 
-It never waits, sends or draws. Its caller tells it the time and each completion; it answers with what starts now, what
-must be dropped, and when to ask again. Plain integers, lists and a heap: it stands in the sending loop, so no NumPy scalar
-and no look at the whole timetable may come into a path taken once per slot.
+It never waits or sends. Its caller tells it the time and each completion; it answers with what starts now, what must be
+dropped, and when to ask again. It stands in the sending loop: plain integers, lists and a heap; no NumPy scalar and no
+look at the whole timetable may come into a path taken once per slot.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Start(NamedTuple):
 class Agenda:
     """What to start when, for one schedule or one share of it.
 
-    Every slot comes out once: from `ready`, or after `stop` from `unsent`. Slots that a closed loop with a duration does
-    not reach before its stage's end were never scheduled, and come out nowhere. An open loop's end stops new chains
-    only: a conversation that has begun goes on to its last turn.
+    Every slot comes out once: from `ready`, or after `stop` from `unsent`. Slots that a closed loop with a duration
+    does not reach before its stage's end were never scheduled, and come out nowhere. An open loop's end stops new
+    chains only: a conversation that has begun goes on to its last turn.
 
     `max_in_flight` drops starts of open-loop stages while that many requests are in flight (`in_flight_cap`, and
     `previous_turn_failed` for the turns after); the lanes are a closed loop's own cap, and nothing is dropped there.
@@ -69,7 +69,7 @@ class Agenda:
         self.schedule = schedule
         self._cap = _NEVER if max_in_flight is None else max_in_flight
         self._turns = schedule.turns
-        self._sessions = schedule.conversations
+        self._sessions = schedule.turns > 1
         self._flying: dict[int, Start] = {}
         self._heap: list[
             tuple[int, int, int, int, int]

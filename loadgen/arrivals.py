@@ -1,7 +1,7 @@
 """When requests arrive in open loop: each law is a pure function from its parameters to integer nanosecond offsets.
 
-No clock, no IO and no global generator here. Poisson is MLPerf LoadGen's draw, bit for bit, and so carries LoadGen's own
-Mersenne twister; the other laws draw from the generator they are given (`seeds.stream`).
+No clock, no IO and no global generator here. Poisson is MLPerf LoadGen's draw, bit for bit, and so carries LoadGen's
+own Mersenne twister; the other laws draw from the generator they are given (`seeds.stream`).
 """
 
 from __future__ import annotations
@@ -100,28 +100,34 @@ def ramp(
     """A Poisson process whose rate goes linearly from one value to the other over the duration.
 
     Made by the change of time t = L^-1(s), L(t) the integral of the rate, s a Poisson process of rate 1 (Cinlar 1975).
-    Without a duration it is the time in which `count` arrivals are expected; with both, the count cuts. The first
-    arrival is one gap after 0: a ramp from 0 has none there.
+    With a duration and a count, the count cuts. A count alone is met exactly: that many points, spread by the rate over
+    the time in which so many are expected. The first arrival is not at 0: a ramp from 0 has none there.
     """
     if duration_ns is None:
         if count is None:
             raise ValueError("arrivals need a duration or a count")
         duration_s = 2 * count / (from_rate + to_rate)
         duration_ns = round(duration_s * 1e9)
+        s = np.sort(rng.random(count)) * count
     else:
         duration_s = duration_ns / 1e9
-    expected = (from_rate + to_rate) / 2 * duration_s
-    drawn: list[NDArray[np.float64]] = []
-    reached = 0.0
-    while reached < expected:
-        drawn.append(reached + np.cumsum(rng.standard_exponential(int(expected + 6 * math.sqrt(expected)) + 16)))
-        reached = float(drawn[-1][-1])
-    s = np.concatenate(drawn)
-    s = s[s < expected]
+        s = _unit_poisson((from_rate + to_rate) / 2 * duration_s, rng)
+    if not len(s):
+        return Arrivals(np.zeros(0, np.int64), duration_ns)
     slope = (to_rate - from_rate) / duration_s
-    # The root of from*t + slope*t^2/2 = s in the form that loses no digits at slope 0, where the schoolbook one has 0/0.
+    # The root of from*t + slope*t^2/2 = s, in the form that has no 0/0 at slope 0.
     t = 2 * s / (from_rate + np.sqrt(np.maximum(from_rate * from_rate + 2 * slope * s, 0.0)))
     return _cut(np.append((t * 1e9).astype(np.int64), duration_ns), duration_ns, count)
+
+
+def _unit_poisson(length: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """The points of a Poisson process of rate 1 on [0, length)."""
+    points = np.zeros(0)
+    while not len(points) or points[-1] < length:
+        points = np.append(
+            points, np.cumsum(rng.standard_exponential(int(length + 6 * math.sqrt(length)) + 16)) + points[-1:].sum()
+        )
+    return points[points < length]
 
 
 def _loadgen_gaps(rate: float, seed: int) -> Callable[[int], Offsets]:

@@ -1,29 +1,40 @@
 """The timetable of a run: when each slot is due, or after which other slot, decided before the clock starts.
 
-Pure: all randomness is spent here or is a pure function of (seed, conversation, turn). A stage keeps only what cannot be
-worked out (the offsets of an open loop); columns and `Slot` are views made on demand, so millions of slots cost 8 bytes
-each, and a closed loop without end costs nothing. What is started when is `agenda.Agenda`'s part.
+Pure: all randomness is spent here or is a pure function of (seed, conversation, turn). A stage keeps only what cannot
+be worked out (the offsets of an open loop); columns and `Slot` are views made on demand, so millions of slots cost 8
+bytes each, and a closed loop without end costs nothing. What is started when is `agenda.Agenda`'s part.
 
-A *chain* is what may not be torn apart: a conversation, or a request that stands alone (a chain of one turn). Chains are
-numbered through the whole run; slot and request number are `chain * turns + turn`, so no prompt is used by two stages.
+A *chain* is what may not be torn apart: a conversation, or a request that stands alone (a chain of one turn). Chains
+are numbered through the whole run; slot and request number are `chain * turns + turn`: no prompt is in two stages.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import arrivals, seeds
-
-if TYPE_CHECKING:
-    from loadgen.workload import Workload
+from loadgen.units import LONGEST_NS
+from loadgen.workload import (
+    Closed,
+    Constant,
+    Empirical,
+    Fixed,
+    Gamma,
+    LogNormal,
+    Normal,
+    Poisson,
+    Ramp,
+    Stage,
+    Uniform,
+    Workload,
+)
 
 Ints = NDArray[np.int64]
 
@@ -31,6 +42,7 @@ RESERVED = 1 << 26
 """Chains kept free for a stage without a count, so that the stages after it still have numbers of their own."""
 
 _PAUSE_BLOCK = 256  # conversations whose pauses are drawn together: few enough to draw in the driver's loop
+_BLOCKS_KEPT = 64  # of them: the conversations in progress are near each other
 _HASH_BLOCK = 1 << 16  # chains turned into columns at a time for the fingerprint
 
 
@@ -98,11 +110,17 @@ class Pauses:
     seed: int
     tool_time: Any
     turns: int
+    _memo: dict[int, list[list[int]]] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, chain: int) -> list[int]:
         """ns before turn 1, 2, … of this conversation."""
         block, place = divmod(chain, _PAUSE_BLOCK)
-        return _pause_lists(self, block)[place]
+        drawn = self._memo.get(block)
+        if drawn is None:
+            if len(self._memo) == _BLOCKS_KEPT:
+                del self._memo[next(iter(self._memo))]
+            drawn = self._memo[block] = self.block(block).tolist()
+        return drawn[place]
 
     def column(self, first: int, n: int) -> Ints:
         """Shape (n, turns - 1), for conversations first … first + n - 1."""
@@ -118,18 +136,12 @@ class Pauses:
         return _delays(self.tool_time, seeds.stream(self.seed, "tool_time", block), shape)
 
 
-@lru_cache(maxsize=64)
-def _pause_lists(pauses: Pauses, block: int) -> list[list[int]]:
-    return pauses.block(block).tolist()  # type: ignore[no-any-return]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
     """The timetable of one run, or a worker's share of it (`part` of `parts`)."""
 
     stages: tuple[StageSpan, ...]
     turns: int
-    conversations: bool
     pauses: Pauses
     part: int = 0
     parts: int = 1
@@ -210,16 +222,22 @@ def build(workload: Workload, seed: int) -> Schedule:
     turns = getattr(workload.requests, "turns", None)
     count = turns.count if turns is not None else 1
     explicit = workload.schedule_seed
+    exact = -1 if explicit is None else _exact(workload.stages)
     spans: list[StageSpan] = []
     start: int | None = 0
     chain = 0
     for index, stage in enumerate(workload.stages):
-        exact = explicit is not None and stage.measured and _law(stage) == "Poisson"
-        exact = exact and not any(
-            earlier.measured and _law(earlier) == "Poisson" for earlier in workload.stages[:index]
-        )
-        rng = seeds.stream(seed if explicit is None else explicit, "arrivals", index)
-        lanes, offsets, length, chains = _stage(stage, rng, explicit if exact else None)
+        if isinstance(stage.arrival, Closed):
+            if stage.duration_ns is None and stage.count is None:
+                raise ValueError(f"stage {stage.name!r} has neither a duration nor a count")
+            lanes, offsets = stage.arrival.concurrency, np.zeros(0, np.int64)
+            length, chains = stage.duration_ns, stage.count
+        else:
+            base = seed if explicit is None else explicit
+            rng = seeds.stream(base, "arrivals", index)
+            loadgen_seed = base if index == exact else seeds.derived(base, "arrivals", index)
+            lanes, (offsets, length) = 0, _arrivals(stage, rng, loadgen_seed)
+            chains = len(offsets)
         span = StageSpan(
             index=index,
             name=stage.name,
@@ -238,7 +256,6 @@ def build(workload: Workload, seed: int) -> Schedule:
     return Schedule(
         stages=tuple(spans),
         turns=count,
-        conversations=turns is not None,
         pauses=Pauses(seed, turns.tool_time if turns is not None else None, count),
     )
 
@@ -305,37 +322,59 @@ def _lines(schedule: Schedule, span: StageSpan, j: int, n: int, keep: NDArray[np
         after=after.reshape(-1),
         pause_ns=pauses.reshape(-1),
         stage=spread(span.index),
-        session=spread((span.first_chain + chain)[:, None] if schedule.conversations else -1),
+        session=spread((span.first_chain + chain)[:, None] if turns > 1 else -1),
         turn=spread(np.arange(turns)),
         lane=spread((chain % span.lanes)[:, None] if span.lanes else -1),
     )
 
 
-def _law(stage: Any) -> str:
-    return type(stage.arrival).__name__
+def _exact(stages: tuple[Stage, ...]) -> int:
+    """The stage that an explicit schedule seed is for; -1 when there is none."""
+    return next((i for i, stage in enumerate(stages) if stage.measured and isinstance(stage.arrival, Poisson)), -1)
 
 
-def _stage(stage: Any, rng: np.random.Generator, exact: int | None) -> tuple[int, Ints, int | None, int | None]:
-    """(lanes, offsets, length_ns, chains) of one stage of a workload."""
-    law, duration, count = stage.arrival, stage.duration_ns, stage.count
-    if _law(stage) == "Closed":
-        if duration is None and count is None:
-            raise ValueError(f"stage {stage.name!r} has neither a duration nor a count")
-        return law.concurrency, np.zeros(0, np.int64), duration, count
-    bounds = {"duration_ns": duration, "count": count}
-    match _law(stage):
-        case "Constant":
-            made = arrivals.constant(law.rate, **bounds)
-        case "Poisson":
-            made = arrivals.poisson(law.rate, seed=int(rng.integers(1 << 32)) if exact is None else exact, **bounds)
-        case "Gamma":
-            made = arrivals.gamma(law.rate, burstiness=law.burstiness, rng=rng, **bounds)
-        case "Ramp":
-            made = arrivals.ramp(law.from_rate, law.to_rate, rng=rng, **bounds)
-        case other:
-            raise ValueError(f"no arrival law {other}")
-    return 0, made.offsets, made.end_ns, len(made.offsets)
+def _arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) -> arrivals.Arrivals:
+    """The chains of an open-loop stage."""
+    duration_ns, count = stage.duration_ns, stage.count
+    match stage.arrival:
+        case Constant(rate=rate):
+            return arrivals.constant(rate, duration_ns=duration_ns, count=count)
+        case Poisson(rate=rate):
+            return arrivals.poisson(rate, seed=loadgen_seed, duration_ns=duration_ns, count=count)
+        case Gamma(rate=rate, burstiness=burstiness):
+            return arrivals.gamma(rate, burstiness=burstiness, rng=rng, duration_ns=duration_ns, count=count)
+        case Ramp(from_rate=low, to_rate=high):
+            return arrivals.ramp(low, high, rng=rng, duration_ns=duration_ns, count=count)
+    raise ValueError(f"{stage.arrival!r} has no arrivals")
 
 
 def _delays(delay: Any, rng: np.random.Generator, shape: tuple[int, int]) -> Ints:
-    raise NotImplementedError
+    """ns drawn from a workload's delay, each at least 0 and inside its min and max."""
+    match delay:
+        case Fixed(value=value):
+            return np.full(shape, value, np.int64)
+        case Uniform(min=low, max=high):
+            return rng.integers(low, high, shape, endpoint=True)
+        case Empirical(values=values, weights=weights):
+            shares = None if weights is None else np.asarray(weights) / sum(weights)
+            return rng.choice(np.asarray(values, np.int64), shape, p=shares)
+        case Normal(mean=mean, stddev=stddev):
+            return _held(lambda n: rng.normal(mean, stddev, n), delay, shape)
+        case LogNormal(median=float() | int() as median, sigma=sigma):
+            return _held(lambda n: rng.lognormal(math.log(median), sigma, n), delay, shape)
+        case LogNormal(mean=float() | int() as unheld, sigma=sigma):
+            return _held(lambda n: rng.lognormal(math.log(unheld) - sigma**2 / 2, sigma, n), delay, shape)
+    raise ValueError(f"no delay {delay!r}")
+
+
+def _held(draw: Callable[[int], NDArray[np.float64]], bounds: Any, shape: tuple[int, int]) -> Ints:
+    """Rounded values of `draw` inside the bounds: drawn again outside; cut to them where 64 draws all missed."""
+    low = bounds.min or 0
+    high = LONGEST_NS if bounds.max is None else bounds.max
+    values = np.rint(draw(shape[0] * shape[1]))
+    for _ in range(64):
+        (outside,) = np.nonzero((values < low) | (values > high))
+        if not len(outside):
+            break
+        values[outside] = np.rint(draw(len(outside)))
+    return np.clip(values, low, high).astype(np.int64).reshape(shape)
