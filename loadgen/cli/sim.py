@@ -1,0 +1,66 @@
+"""`loadgen sim`: the simulated endpoint in the foreground. Flags become Options; everything else is the server's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Optional
+
+import typer
+
+
+def sim(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes any free one.", min=0, max=65535)] = 8000,
+    dialect: Annotated[Literal["trtllm", "openai"], typer.Option(help="Whose manners.")] = "trtllm",
+    model: Annotated[str, typer.Option(help="Name in /v1/models.")] = "sim",
+    ttft: Annotated[
+        str, typer.Option(help="Time to first token: 120ms, normal:120ms,20ms or lognormal:120ms,0.25.")
+    ] = "lognormal:120ms,0.25",
+    itl: Annotated[str, typer.Option(help="Time between tokens, written likewise.")] = "5ms",
+    per_input_token: Annotated[str, typer.Option(help="Added to the time to first token per prompt token.")] = "0",
+    stream_interval: Annotated[int, typer.Option(help="Tokens per event after the first.", min=1)] = 1,
+    slots: Annotated[Optional[int], typer.Option(help="Requests served at once; others queue.", min=1)] = None,  # noqa: UP045
+    lockstep: Annotated[bool, typer.Option("--lockstep", help="All streams emit at the same instants.")] = False,
+    flood: Annotated[bool, typer.Option("--flood", help="No time between tokens, many events per write.")] = False,
+    max_seq_len: Annotated[int, typer.Option(help="Prompt and answer together, in tokens.", min=2)] = 131_072,
+    max_num_tokens: Annotated[int, typer.Option(help="Longest prompt, 0 for no limit of its own.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Decides texts, lengths, times and faults.", min=0)] = 0,
+    fault: Annotated[str, typer.Option(help="Faults and shares: truncate:0.05,http_429@2s:0.1.")] = "",
+    api_key_file: Annotated[str, typer.Option(help="Any other key than in this file gets 401.")] = "",
+    cert: Annotated[str, typer.Option(help="Certificate (PEM); with --key: TLS.")] = "",
+    key: Annotated[str, typer.Option(help="Its private key (PEM).")] = "",
+    log: Annotated[str, typer.Option(help="Write the send log to this file at the end.")] = "",
+    log_events: Annotated[
+        Optional[Literal["none", "ends", "all"]],  # noqa: UP045
+        typer.Option(help="Sends to log: none, ends (first and last token), all; ends with --log."),
+    ] = None,
+    log_bodies: Annotated[bool, typer.Option("--log-bodies", help="Log the SHA-256 of request bodies.")] = False,
+) -> int:
+    """Serve a simulated model over HTTP until Ctrl-C."""
+    from loadgen.sim.options import Options
+    from loadgen.sim.server import serve
+
+    return serve(
+        Options(
+            host=host,
+            port=port,
+            dialect=dialect,
+            model=model,
+            ttft=ttft,
+            itl=itl,
+            per_input_token=per_input_token,
+            stream_interval=stream_interval,
+            slots=slots,
+            lockstep=lockstep,
+            flood=flood,
+            max_seq_len=max_seq_len,
+            max_num_tokens=max_num_tokens,
+            seed=seed,
+            faults=fault,
+            api_key_file=api_key_file,
+            cert=cert,
+            key=key,
+            log=log,
+            log_events=log_events or ("ends" if log else "none"),
+            log_bodies=log_bodies,
+        )
+    )

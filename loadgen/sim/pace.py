@@ -1,0 +1,215 @@
+"""When a simulated server emits tokens: a pure timetable on an absolute schedule, without sockets, clocks or sleeping.
+
+Nothing here reads a clock: whoever asks brings the time. Every instant follows from the arrival and from draws that are
+pure functions of the seed, so a late caller gets late *answers* but never a drifting schedule. The physical engine
+shares this face (`submit`, `next_ns`, `advance`, `cancel`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from heapq import heappop, heappush, heapreplace
+from typing import Any
+
+from loadgen import units
+from loadgen.errors import UserError
+
+Emission = tuple[Any, int, bool, int]
+"""`(key, tokens, finished, due_ns)`: who emits, how many tokens at once, whether it was the last time, when by plan."""
+
+_MASK = (1 << 64) - 1
+_GAPS = 4096  # draws of a distributed inter-token time, made once: a draw per token would cost more than the token
+
+
+def duration_ns(text: str, where: str = "") -> int:
+    """A flag's duration (a bare number counts seconds) in ns; raises UserError."""
+    try:
+        return units.duration_ns(text, bare="s")
+    except units.Wrong as wrong:
+        raise UserError(f'"{text}" {wrong}', where, wrong.hint) from None
+
+
+def uniform(seed: int, *names: int) -> float:
+    """A number in [0, 1) that is a pure function of its arguments (splitmix64 over each in turn)."""
+    state = seed & _MASK
+    for name in names:
+        state = (state + 0x9E3779B97F4A7C15 * (name + 1)) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return (state >> 11) * 2.0**-53
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Law:
+    """A distribution of durations. `fixed`: always `at_ns`. `normal`: mean `at_ns`, deviation `spread` ns, cut at 0.
+    `lognormal`: median `at_ns`, and `spread` the deviation of the logarithm."""
+
+    kind: str = "fixed"
+    at_ns: int = 0
+    spread: float = 0.0
+
+    def draw(self, seed: int, *names: int) -> int:
+        """One duration in ns, a pure function of the arguments (Box-Muller over two of `uniform`)."""
+        if self.kind == "fixed":
+            return self.at_ns
+        size = math.sqrt(-2.0 * math.log(1.0 - uniform(seed, *names, 0)))
+        z = size * math.cos(2.0 * math.pi * uniform(seed, *names, 1))
+        if self.kind == "normal":
+            return max(0, round(self.at_ns + self.spread * z))
+        return round(self.at_ns * math.exp(self.spread * z))
+
+
+def law(text: str, where: str = "") -> Law:
+    """`5ms`, `normal:5ms,1ms` (mean, deviation) or `lognormal:120ms,0.25` (median, deviation of the logarithm)."""
+    kind, colon, rest = text.partition(":")
+    kind = kind.strip()
+    if not colon:
+        return Law(at_ns=duration_ns(text, where))
+    if kind not in ("fixed", "normal", "lognormal"):
+        raise UserError(f'unknown law "{kind}"', where, "known: fixed, normal, lognormal")
+    at, _, spread = rest.partition(",")
+    if kind == "fixed":
+        return Law(at_ns=duration_ns(rest, where))
+    if kind == "normal":
+        return Law(kind=kind, at_ns=duration_ns(at, where), spread=duration_ns(spread, where))
+    try:
+        sigma = float(spread)
+    except ValueError:
+        sigma = -1.0
+    if not 0.0 <= sigma < 10.0:
+        raise UserError(f'not a deviation of the logarithm: "{spread}"', where, "write it as lognormal:120ms,0.25")
+    return Law(kind=kind, at_ns=duration_ns(at, where), spread=sigma)
+
+
+class _Run:
+    __slots__ = ("arrival", "input_tokens", "key", "left", "next", "number", "started")
+
+    def __init__(self, key: Hashable | None, number: int, arrival: int, input_tokens: int, left: int) -> None:
+        self.key = key  # None: cancelled, its entry in heap or queue is passed over
+        self.number = number
+        self.arrival = arrival
+        self.input_tokens = input_tokens
+        self.left = left
+        self.next = 1  # the first token comes alone, whatever `step` says
+        self.started = False
+
+
+class Pace:
+    """A server without physics: every request gets its first token after `ttft`, the others `itl` apart.
+
+    `step` tokens come at once (stream_interval: the first alone, then every `step`, then the rest); `lockstep` puts
+    every emission on multiples of `itl` of the clock itself, as a batching engine does; `slots` bounds how many
+    requests are served at once, first come first served; `flood` leaves no time between emissions of a stream.
+    Amortised cost of an emission: one heap operation.
+    """
+
+    def __init__(
+        self,
+        *,
+        ttft: Law,
+        itl: Law,
+        per_input_token_ns: float = 0.0,
+        step: int = 1,
+        lockstep: bool = False,
+        slots: int | None = None,
+        flood: bool = False,
+        seed: int = 0,
+    ) -> None:
+        if lockstep and (itl.kind != "fixed" or itl.at_ns <= 0):
+            raise UserError("lockstep needs a fixed inter-token time above 0", "--lockstep", "for example --itl 20ms")
+        if step < 1 or (slots is not None and slots < 1):
+            raise UserError("stream interval and slots must be at least 1", "--stream-interval, --slots")
+        self._ttft, self._per_input_token_ns, self._seed = ttft, per_input_token_ns, seed
+        self._step, self._slots, self._flood = step, slots, flood
+        self._tick = itl.at_ns if lockstep else 0
+        self._gap = itl.at_ns
+        self._gaps = [] if itl.kind == "fixed" else [itl.draw(seed, 2, i) for i in range(_GAPS)]
+        self._heap: list[tuple[int, int, _Run]] = []
+        self._queue: deque[_Run] = deque()
+        self._runs: dict[Hashable, _Run] = {}
+        self._now = self._number = self.active = 0
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a slot."""
+        return len(self._runs) - self.active
+
+    def submit(self, now_ns: int, key: Hashable, input_tokens: int, output_tokens: int) -> None:
+        """A request arrives. `key` is the caller's own, unique among those present. `output_tokens` >= 1."""
+        if output_tokens < 1 or key in self._runs:
+            raise ValueError(f"needs a new key and at least one output token: {key!r}, {output_tokens}")
+        self._now = now_ns
+        run = self._runs[key] = _Run(key, self._number, now_ns, input_tokens, output_tokens)
+        self._number += 1
+        if self._slots is None or self.active < self._slots:
+            self._start(run, now_ns)
+        else:
+            self._queue.append(run)
+
+    def next_ns(self) -> int | None:
+        """When something is due next; None: nothing is."""
+        heap = self._heap
+        while heap and heap[0][2].key is None:
+            heappop(heap)
+        return heap[0][0] if heap else None
+
+    def advance(self, now_ns: int) -> list[Emission]:
+        """Everything due by `now_ns`, in order of due."""
+        self._now = now_ns
+        heap, gap, gaps, step, flood = self._heap, self._gap, self._gaps, self._step, self._flood
+        out: list[Emission] = []
+        while heap and heap[0][0] <= now_ns:
+            due, number, run = heap[0]
+            key = run.key
+            if key is None:
+                heappop(heap)
+                continue
+            tokens = run.next
+            left = run.left - tokens
+            if left <= 0:
+                out.append((key, tokens, True, due))
+                heappop(heap)
+                del self._runs[key]
+                self._freed(due)
+                continue
+            out.append((key, tokens, False, due))
+            run.next = coming = step if step < left else left
+            if flood:
+                after = now_ns + 1  # in the next turn, so that streams take turns
+            elif gaps:
+                at = number * 977 + run.left
+                after = due + sum(gaps[(at + i) % _GAPS] for i in range(coming))
+            else:
+                after = due + gap * coming
+            run.left = left
+            heapreplace(heap, (after, number, run))
+        return out
+
+    def cancel(self, key: Hashable) -> None:
+        """The client is gone: nothing more of `key`; its slot is free. Unknown keys are passed over."""
+        run = self._runs.pop(key, None)
+        if run is None:
+            return
+        run.key = None
+        if run.started:
+            self._freed(self._now)
+
+    def _start(self, run: _Run, at_ns: int) -> None:
+        run.started = True
+        self.active += 1
+        due = at_ns + self._ttft.draw(self._seed, 1, run.number) + round(self._per_input_token_ns * run.input_tokens)
+        if self._tick:
+            due = -(-due // self._tick) * self._tick
+        heappush(self._heap, (due, run.number, run))
+
+    def _freed(self, at_ns: int) -> None:
+        self.active -= 1
+        queue = self._queue
+        while queue and self._slots is not None and self.active < self._slots:
+            run = queue.popleft()
+            if run.key is not None:
+                self._start(run, max(at_ns, run.arrival))

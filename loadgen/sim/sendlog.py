@@ -1,0 +1,87 @@
+"""What the endpoint really did: the instant of each send, beside the planned one, kept in memory and written once.
+
+The file (and `GET /_log`, which drains): one line of JSON, `{"schema": 1, "columns": [...], "events": n, "requests":
+[...]}`, then n rows of four little-endian int64. Row: request number, event index within the answer, planned ns, ns
+right before the send, both on `time.monotonic_ns`. Requests: number, id (`X-Request-Id`), arrival ns, tokens, fault.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+COLUMNS = ("request", "event", "planned_ns", "sent_ns")
+
+
+class LoggedRequest(msgspec.Struct):
+    """One request as the endpoint saw it. `input_tokens` 0: it was refused before they were counted."""
+
+    number: int
+    id: str  # X-Request-Id, "" without one
+    arrival_ns: int  # when its last byte was read
+    path: str
+    status: int
+    input_tokens: int = 0
+    output_tokens: int = 0
+    fault: str = ""
+    body_sha256: str = ""  # with --log-bodies
+
+
+class _Head(msgspec.Struct):
+    schema: int
+    columns: tuple[str, ...]
+    events: int
+    requests: list[LoggedRequest]
+
+
+class SendLog:
+    """Rows and requests of one server. `events`: "none", "ends" (first and last token event), "all"."""
+
+    def __init__(self, events: str) -> None:
+        self.all = events == "all"
+        self.on = events != "none"
+        self.rows: array[int] = array("q")
+        self.requests: list[LoggedRequest] = []
+
+    def drain(self) -> bytes:
+        """Everything kept, in the file's form; afterwards nothing is."""
+        rows, requests = self.rows, self.requests
+        self.rows, self.requests = array("q"), []
+        if sys.byteorder == "big":
+            rows.byteswap()
+        head = msgspec.json.encode(_Head(1, COLUMNS, len(rows) // len(COLUMNS), requests))
+        return head + b"\n" + rows.tobytes()
+
+
+class Log(msgspec.Struct):
+    """A log as read: requests by number, and the columns as int64 arrays of equal length, in order of sending."""
+
+    requests: list[LoggedRequest]
+    request: np.ndarray[Any, np.dtype[np.int64]]
+    event: np.ndarray[Any, np.dtype[np.int64]]
+    planned_ns: np.ndarray[Any, np.dtype[np.int64]]
+    sent_ns: np.ndarray[Any, np.dtype[np.int64]]
+
+
+def parse_log(data: bytes) -> Log:
+    """The inverse of `drain`; raises ValueError or msgspec.MsgspecError for anything else."""
+    import numpy as np
+
+    line, _, rest = data.partition(b"\n")
+    head = msgspec.json.decode(line, type=_Head)
+    table = np.frombuffer(rest, "<i8").reshape(-1, len(COLUMNS))
+    if len(table) != head.events:
+        raise ValueError(f"the log should have {head.events} events and has {len(table)}")
+    return Log(head.requests, *(np.ascontiguousarray(table[:, i]) for i in range(len(COLUMNS))))
+
+
+def read_log(path: str) -> Log:
+    """The log in a file."""
+    with open(path, "rb") as file:
+        return parse_log(file.read())
