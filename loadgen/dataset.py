@@ -157,13 +157,17 @@ def read(path: str | Path) -> Rows:
 def parse(line: bytes) -> Row:
     """One line → Row. Raises Wrong."""
     try:
+        line.decode()  # first, because the decoder below counts the place of a bad byte from the start of its string
         row = msgspec.json.decode(line)
+    except UnicodeDecodeError as error:
+        raise Wrong("not UTF-8", "save the file as UTF-8", error.start + 1) from None
+    except RecursionError:
+        raise Wrong("nested too deeply") from None
     except msgspec.DecodeError as error:
         place = re.search(r"\(byte (\d+)\)", str(error))
         text = re.sub(r" \(byte \d+\)", "", str(error)).removeprefix("JSON is malformed: ")
+        text = text.replace("Input data was truncated", "the line ends before the object does")
         raise Wrong(f"not JSON: {text}", "one JSON object per line", int(place[1]) + 1 if place else 0) from None
-    except UnicodeDecodeError as error:
-        raise Wrong("not UTF-8", "save the file as UTF-8", error.start + 1) from None
     if not isinstance(row, dict):
         raise Wrong("not a JSON object", 'write {"prompt": "..."} or {"messages": [...]}')
     if ("prompt" in row) == ("messages" in row):

@@ -1,0 +1,171 @@
+"""Counting without a network, and the promise that words add up: n words are n tokens."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import inspect
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiktoken_ext.openai_public
+
+from loadgen import tokens
+from loadgen.data import pack
+from loadgen.errors import UserError
+
+CL100K = tokens.load(None)
+
+
+def _unpacked_ranks() -> dict[bytes, int]:
+    encoding = CL100K.loaded().__self__  # type: ignore[attr-defined]
+    return {encoding.decode_single_token_bytes(rank): rank for rank in range(100_256)}
+
+
+def test_the_packaged_ranks_are_the_published_file():
+    published = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in _unpacked_ranks().items())
+    assert hashlib.sha256(published).hexdigest() == pack.PUBLISHED_SHA256
+    assert pack.PUBLISHED_SHA256 in inspect.getsource(tiktoken_ext.openai_public)
+
+
+def test_the_packaged_words_are_what_pack_says():
+    words = pack.words(list(_unpacked_ranks()))
+    assert [" " + word for word in words] == list(CL100K.words)
+    assert words[: pack.STARTS] == list(CL100K.starts)
+
+
+def test_pattern_and_special_tokens_are_tiktokens_own(monkeypatch):
+    monkeypatch.setattr(tiktoken_ext.openai_public, "load_tiktoken_bpe", lambda *_, **__: {})
+    theirs = tiktoken_ext.openai_public.cl100k_base()
+    assert (theirs["pat_str"], theirs["special_tokens"]) == (tokens.PATTERN, tokens.SPECIAL)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("", []),
+        ("hello world", [15339, 1917]),
+        ("tiktoken is great!", [83, 1609, 5963, 374, 2294, 0]),
+        ("<|endoftext|>", [27, 91, 8862, 728, 428, 91, 29]),  # a text that looks like a special token is only a text
+        ("'rer", [2351, 81]),  # the rest are rows of tiktoken's own tests
+        ("today\n ", [31213, 198, 220]),
+        ("today\n \n", [31213, 27907]),
+        (" \x850", [220, 126, 227, 15]),
+    ],
+)
+def test_encodes_as_cl100k_does(text, ids):
+    assert CL100K.encode(text) == ids
+    assert CL100K.count(text) == len(ids)
+
+
+def test_every_word_and_every_start_is_one_token():
+    encode = CL100K.loaded()
+    assert all(len(encode(word)) == 1 for word in CL100K.words)
+    assert all(len(encode(word)) == len(encode(" " + word)) == 1 for word in CL100K.starts)
+
+
+def test_random_joins_are_exact_by_construction():
+    rng = random.Random(7)
+    for _ in range(500):
+        n = rng.choice((1, 2, 3, 4, 5, rng.randint(6, 400)))
+        text = rng.choice(CL100K.starts) + "".join(rng.choices(CL100K.words, k=n - 1))
+        assert CL100K.count(text) == n
+        assert CL100K.count(f"\n\n{text}") - CL100K.count("\n\n") == n  # as chat templates put it
+
+
+def test_nothing_asks_the_network_or_an_imported_library_before_counting():
+    script = """if True:
+        import socket, sys
+        def forbidden(*_, **__): raise AssertionError("network")
+        socket.socket = socket.create_connection = socket.getaddrinfo = forbidden
+        from loadgen import prompts, tokens
+        tokenizer = tokens.load()
+        assert not {"tiktoken", "tokenizers", "pyarrow", "openai", "pydantic"} & sys.modules.keys()
+        assert tokenizer.count("hello world") == 2
+        assert not {"requests", "urllib.request"} & sys.modules.keys()
+    """
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Path:
+    return train(tmp_path_factory.mktemp("tiny") / "tokenizer.json")
+
+
+def train(path: Path, template: bool = False) -> Path:
+    """A byte-level BPE of 2,000 tokens, trained on this package's own prose."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    model = Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=2000, special_tokens=["<s>"], show_progress=False)
+    model.train_from_iterator([inspect.getsource(random), inspect.getsource(inspect)], trainer)
+    if template:
+        model.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        model.enable_truncation(max_length=8)
+    model.save(str(path))
+    return path
+
+
+def test_a_local_tokenizer_counts_content_only_and_never_truncates(tmp_path):
+    plain, dressed = tokens.load(str(train(tmp_path / "a.json"))), tokens.load(str(train(tmp_path / "b.json", True)))
+    text = "return the value of the argument and the name of the function " * 5
+    assert plain.tag == "tokenizer"
+    assert dressed.count(text) == plain.count(text) > 40
+    assert plain.sha256 != dressed.sha256
+
+
+def test_a_folder_stands_for_its_tokenizer_json(tiny):
+    assert tokens.load(str(tiny.parent)).sha256 == tokens.load(str(tiny)).sha256
+
+
+def test_words_of_a_local_tokenizer_are_one_token_each(tiny):
+    local = tokens.load(str(tiny))
+    assert len(local.words) > 100
+    anchor = local.starts[0]
+    assert {local.count(anchor + word) for word in local.words} == {2}
+    assert {local.count(start) for start in local.starts} == {1}
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (None, "no tokenizer there"),
+        (b"", "not a tokenizer.json"),
+        (b"\xff\xfe\x00", "not a tokenizer.json"),
+        (b'{"model_max_length": 4096}', "not a tokenizer.json"),
+        (b'{"version":"1.0","model":{"type":"WordLevel","vocab":{"?":0},"unk_token":"?"}}', "no word"),
+    ],
+)
+def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, content, what):
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        tokens.load(str(path))
+    assert what in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "hint:" in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"", lambda data: data[::-1]])
+def test_damaged_packaged_data_is_named(tmp_path, monkeypatch, damage):
+    shutil.copytree(tokens.DATA, tmp_path / "data")
+    monkeypatch.setattr(tokens, "DATA", tmp_path / "data")
+    path = tmp_path / "data" / "cl100k.words.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match="packaged vocabulary"):
+        tokens.packaged.__wrapped__()
+
+
+def test_other_packaged_data_is_refused_by_its_hash(tmp_path, monkeypatch):
+    shutil.copytree(tokens.DATA, tmp_path / "data")
+    monkeypatch.setattr(tokens, "DATA", tmp_path / "data")
+    shutil.copy(tmp_path / "data" / "cl100k.words.gz", tmp_path / "data" / "cl100k.ranks.gz")
+    with pytest.raises(UserError, match="not the one that belongs to this version"):
+        tokens._cl100k.__wrapped__()
