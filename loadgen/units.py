@@ -1,4 +1,4 @@
-"""Units written out by people: `30s`, `250ms`, `10/s`, `99%`, `p95` become integer nanoseconds, floats per second, shares.
+"""Units written out by people: `30s`, `250ms`, `10/s`, `99%`, `p95` become integer ns, floats per second, shares.
 
 Pure text parsing, shared by the workload file and the flags. Every function raises `Wrong`, whose text completes the
 sentence '"30 sekunds" is not ...' and whose hint says what to write; nothing here knows files or flags.

@@ -104,9 +104,9 @@ def parse(overrides: Overrides) -> tuple[Flags, list[Fault]]:
         found |= attempt("warmup", overrides.warmup, _warmup) or {}
     if overrides.num_warmups is not None:
         found["warmup_count"] = attempt("num_warmups", overrides.num_warmups, _count(0))
-    for name, texts, bare in (("slo", overrides.slo, "s"), ("goodput", overrides.goodput, "ms")):
+    for name, texts, read in (("slo", overrides.slo, _slo), ("goodput", overrides.goodput, _goodput)):
         for text in texts:
-            term = attempt(name, text, lambda text, bare=bare: _term(text, bare))
+            term = attempt(name, text, read)
             if term is None:
                 continue
             metric, value, quantile = term
@@ -151,7 +151,9 @@ def _seed(text: str) -> int:
 
 def _positive(text: str) -> float:
     if not re.fullmatch(units.NUMBER, text) or not 0 < float(text) <= 1e6:
-        raise units.Wrong("is not a number above zero", "below 1 is burstier than Poisson, 1 is Poisson, above 1 more even")
+        raise units.Wrong(
+            "is not a number above zero", "below 1 is burstier than Poisson, 1 is Poisson, above 1 more even"
+        )
     return float(text)
 
 
@@ -196,6 +198,14 @@ def _term(text: str, bare: str) -> tuple[str, Any, float | None]:
     if ns == 0:
         raise units.Wrong("promises no time at all", known)
     return metric, ns, quantile
+
+
+def _slo(text: str) -> tuple[str, Any, float | None]:
+    return _term(text, "s")
+
+
+def _goodput(text: str) -> tuple[str, Any, float | None]:
+    return _term(text, "ms")
 
 
 def _limit(text: str) -> tuple[str, float]:

@@ -215,5 +215,7 @@ class _Walk:
 
         if _REFERENCE.sub("", node.value).count("${"):
             hint = "write ${NAME} or ${NAME:-default}"
-            self.fault(UserError(f'"{node.value}" is not a reference to a variable', where(self.file, spot, path), hint))
+            self.fault(
+                UserError(f'"{node.value}" is not a reference to a variable', where(self.file, spot, path), hint)
+            )
         return _REFERENCE.sub(replaced, node.value)

@@ -17,14 +17,16 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    SerializerFunctionWrapHandler,
     Strict,
     ValidationInfo,
+    model_serializer,
     model_validator,
 )
 
 from loadgen import units
 from loadgen.errors import Fault, UserError
-from loadgen.yamlpos import Map, child, where
+from loadgen.workload.positions import Map, child, where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,6 @@ class Part(BaseModel):
         validate_default=False,
         coerce_numbers_to_str=True,
         hide_input_in_errors=True,
-        serialize_by_alias=False,
         ser_json_inf_nan="strings",
     )
     synonyms: ClassVar[dict[str, str]] = {}  # what others call a key of this part → our key, for hints
@@ -57,7 +58,7 @@ class Part(BaseModel):
     @classmethod
     def keys(cls) -> list[str]:
         """The keys as they are written in YAML."""
-        return [info.alias or name for name, info in cls.model_fields.items()]
+        return [str(info.validation_alias or name) for name, info in cls.model_fields.items()]
 
     @classmethod
     def unwrap(cls, data: Any) -> Any:
@@ -103,6 +104,14 @@ class Tagged(Part):
         inner = data[cls.tag]
         return inner if isinstance(inner, dict) or cls.short is None else {cls.short: inner}
 
+    @model_serializer(mode="wrap")
+    def _with_tag(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {self.tag: fields(self)}
+
+    @classmethod
+    def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
+        return _called(cls, params)
+
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
         reference: dict[str, Any] = handler(core_schema)
@@ -119,6 +128,18 @@ class Tagged(Part):
             description=body.pop("description", ""),
         )
         return reference
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """Metadata of a quantity: the word by which a spread of it is called (`FixedTokens`) in schemas and on screen."""
+
+    name: str
+
+
+def _called(cls: type[BaseModel], quantities: tuple[Any, ...]) -> str:
+    words = [mark.name for mark in getattr(quantities[0], "__metadata__", ()) if isinstance(mark, Called)]
+    return cls.__name__ + "".join(words)
 
 
 NOTHING_FITS = "none_of"  # the error of a union; its message is "noun: known, known"
@@ -179,20 +200,24 @@ def _rate(value: str) -> float:
 
 Duration = Annotated[
     int,
+    Called("Duration"),
     Strict(),
     Field(ge=0),
     _leaf(_duration, (int, float), units.DURATION_HINT),
-    _Looks(
-        anyOf=[{"type": "string", "pattern": units.DURATION_PATTERN, "examples": ["30s", "250ms"]}, {"const": 0}]
-    ),
+    _Looks(anyOf=[{"type": "string", "pattern": units.DURATION_PATTERN, "examples": ["30s", "250ms"]}, {"const": 0}]),
 ]
 Rate = Annotated[float, Field(gt=0), _leaf(_rate, (int, float), units.RATE_HINT), _text(units.RATE_PATTERN, "10/s")]
-Share = Annotated[float, Field(ge=0, le=1), _leaf(units.share, (float, int), units.SHARE_HINT), _text(units.SHARE_PATTERN, "99%")]
+Share = Annotated[
+    float, Field(ge=0, le=1), _leaf(units.share, (float, int), units.SHARE_HINT), _text(units.SHARE_PATTERN, "99%")
+]
 Quantile = Annotated[
-    float, Field(gt=0, lt=1), _leaf(units.quantile, (float, int), units.QUANTILE_HINT), _text(units.QUANTILE_PATTERN, "p99")
+    float,
+    Field(gt=0, lt=1),
+    _leaf(units.quantile, (float, int), units.QUANTILE_HINT),
+    _text(units.QUANTILE_PATTERN, "p99"),
 ]
 MOST_TOKENS = 10_000_000  # ten times the longest context known
-Tokens = Annotated[int, Strict(), Field(ge=0, le=MOST_TOKENS)]
+Tokens = Annotated[int, Called("Tokens"), Strict(), Field(ge=0, le=MOST_TOKENS)]
 Amount = Annotated[float, Strict(), Field(ge=0, le=MOST_TOKENS)]  # a mean or deviation of tokens
 Whole = Annotated[int, Strict(), Field(ge=1, le=2**40)]  # how many of something
 Positive = Annotated[float, Strict(), Field(gt=0, le=1e6)]
@@ -319,8 +344,8 @@ def _column(path: Path) -> list[Any]:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise units.Wrong(f"cannot be read: {reason}", "a text file with one value per line, named relative to the workload") from None
+        raise units.Wrong(
+            f"cannot be read: {reason}", "a text file with one value per line, named relative to the workload"
+        ) from None
     found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     return [int(text) if text.isdecimal() else text for text in found]
-
-

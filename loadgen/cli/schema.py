@@ -1,0 +1,15 @@
+"""`loadgen schema`: the JSON Schema of workload files, for editors that complete them.
+
+One call and a print; what a workload may say is decided in `loadgen.workload`.
+"""
+
+from __future__ import annotations
+
+import json
+
+
+def schema() -> None:
+    """Print the JSON Schema of a workload file (draft 2020-12) to stdout."""
+    from loadgen.workload import json_schema
+
+    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))

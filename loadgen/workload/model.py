@@ -1,0 +1,402 @@
+"""The checked workload: its types, and what each of them may hold. Durations are integer ns, rates floats per second.
+
+Values only: no file is read here but the prompts whose bytes a fingerprint stands for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Strict, Tag, ValidationInfo
+
+from loadgen import units
+from loadgen.workload.overrides import METRIC_ALIASES, METRICS
+from loadgen.workload.parts import (
+    Amount,
+    Duration,
+    Empirical,
+    Fixed,
+    LogNormal,
+    Normal,
+    Part,
+    Positive,
+    Quantile,
+    Rate,
+    Seed,
+    Share,
+    Source,
+    Tagged,
+    Tokens,
+    Uniform,
+    Whole,
+    choice,
+)
+from loadgen.workload.positions import Map
+
+# Validity limits of metrics.md: beyond one of them a run is INVALID.
+SEND_LAG_SHARE = 0.05  # p99 send lag, of TTFT p50
+STAMP_ERROR_SHARE = 0.05  # p99 stamp error, of TTFT p50
+CPU_SHARE = 0.90  # of one core, of a worker, over any full second of the measured window
+FAILURE_SHARE = 0.01  # failed + lost, of all that were to be sent
+
+GRACE_NS = 30 * units.NS_PER_S  # three times a 1,000-token answer at 10 ms a token
+TIMEOUT_NS = 600 * units.NS_PER_S  # the openai client's own default
+STALL_TIMEOUT_NS = 120 * units.NS_PER_S  # longest silence in a stream: a cold prefill of a long prompt takes a minute
+
+# ------------------------------------------------------------------------------------------------- lengths and delays
+
+OneTokenOrMore = Annotated[Tokens, Field(ge=1)]  # keeps the name of Tokens
+_SPREADS: dict[str, type[Tagged]] = {
+    "fixed": Fixed,
+    "uniform": Uniform,
+    "normal": Normal,
+    "lognormal": LogNormal,
+    "empirical": Empirical,
+}
+
+Length = Annotated[
+    Annotated[Fixed[OneTokenOrMore], Tag("fixed")]
+    | Annotated[Uniform[OneTokenOrMore], Tag("uniform")]
+    | Annotated[Normal[OneTokenOrMore, Amount], Tag("normal")]
+    | Annotated[LogNormal[OneTokenOrMore, Amount], Tag("lognormal")]
+    | Annotated[Empirical[OneTokenOrMore], Tag("empirical")],
+    choice("length", _SPREADS, bare=(int, float)),
+]
+"""How many tokens: at least one. A bare int in YAML is `Fixed`."""
+
+Delay = Annotated[
+    Annotated[Fixed[Duration], Tag("fixed")]
+    | Annotated[Uniform[Duration], Tag("uniform")]
+    | Annotated[Normal[Duration, Duration], Tag("normal")]
+    | Annotated[LogNormal[Duration, Duration], Tag("lognormal")]
+    | Annotated[Empirical[Duration], Tag("empirical")],
+    choice("delay", _SPREADS, bare=(int, float, str)),
+]
+"""How long, in ns: the same shapes in durations."""
+
+# ----------------------------------------------------------------------------------------------------------- requests
+
+
+class Turns(Part):
+    """Conversations: `count` requests each, every one re-sending what was said before it."""
+
+    count: Annotated[int, Strict(), Field(ge=1, le=10_000)]
+    tool_result_tokens: Length  # what each later turn adds: a tool's result, or the user's next message
+    tool_time: Delay = Fixed[Duration](value=0)  # from the end of a turn to the start of the next
+    history: Literal["scripted", "server"] = "scripted"  # assistant's turns: made from the seed, or the real replies
+
+
+class Synthetic(Part):
+    """Prompts made of exactly so many tokens."""
+
+    synonyms: ClassVar[dict[str, str]] = {
+        "isl": "input_tokens",
+        "osl": "output_tokens",
+        "input": "input_tokens",
+        "output": "output_tokens",
+        "prompt_tokens": "input_tokens",
+        "max_tokens": "output_tokens",
+        "random_input_len": "input_tokens",
+        "random_output_len": "output_tokens",
+    }
+    input_tokens: Length  # content of the (first) prompt, shared prefix included
+    output_tokens: Length  # of each answer
+    shared_prefix_tokens: Tokens = 0  # the first so many of them are the same within a prefix group
+    prefixes: Whole = 1  # how many such groups
+    system_tokens: Tokens = 0  # a system message of so many tokens, the same for all, beside the prompt
+    turns: Turns | None = None
+
+
+def _existing(value: Any, info: ValidationInfo) -> Any:
+    """The path relative to the workload file, which must be a readable file."""
+    if not isinstance(info.context, Source):
+        return value
+    if not isinstance(value, str) or not value:
+        raise units.Wrong("is not the name of a file", "requests: {from: prompts.jsonl}")
+    path = info.context.folder / value
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise units.Wrong(what, f"a JSONL file, named relative to the folder of the workload ({info.context.folder})")
+    return path
+
+
+class FromFile(Part):
+    """The user's own prompts or messages, one JSON object per line (read by `prompts`)."""
+
+    synonyms: ClassVar[dict[str, str]] = {"path": "from", "file": "from"}
+    path: Annotated[Path, BeforeValidator(_existing)] = Field(validation_alias="from")
+    output_tokens: Length | None = None  # where the row itself does not say
+    order: Literal["sequential", "shuffled"] = "sequential"
+
+
+def _which_requests(value: Any) -> str:
+    keys = set(value) if isinstance(value, dict) else set()
+    return "FromFile" if isinstance(value, FromFile) or keys & {"from", "order"} else "Synthetic"
+
+
+# ------------------------------------------------------------------------------------------------------------ arrival
+
+
+class Constant(Tagged):
+    """Evenly, `rate` per second. An infinite rate is everything at once: every request due at the stage's start."""
+
+    tag = "constant"
+    short = "rate"
+    rate: Rate
+
+
+class Poisson(Tagged):
+    """Independent arrivals, `rate` per second: exponential gaps, drawn as MLPerf LoadGen draws them."""
+
+    tag = "poisson"
+    short = "rate"
+    rate: Annotated[Rate, Field(allow_inf_nan=False)]
+
+
+class Gamma(Tagged):
+    """Gamma gaps of shape `burstiness`: below 1 burstier than Poisson, above 1 more even."""
+
+    tag = "gamma"
+    rate: Annotated[Rate, Field(allow_inf_nan=False)]
+    burstiness: Positive
+
+
+class Ramp(Tagged):
+    """Poisson whose rate goes linearly from one to the other over the stage's duration."""
+
+    tag = "ramp"
+    from_rate: Annotated[Rate, Field(allow_inf_nan=False)] = Field(validation_alias="from")
+    to_rate: Annotated[Rate, Field(allow_inf_nan=False)] = Field(validation_alias="to")
+
+
+class Closed(Tagged):
+    """`concurrency` lanes, each sending its next request when its last one is done."""
+
+    tag = "closed"
+    short = "concurrency"
+    concurrency: Annotated[int, Strict(), Field(ge=1, le=1_000_000)]
+
+
+_LAWS: dict[str, type[Tagged]] = {
+    "constant": Constant,
+    "poisson": Poisson,
+    "gamma": Gamma,
+    "ramp": Ramp,
+    "closed": Closed,
+}
+Arrival = Annotated[
+    Annotated[Constant, Tag("constant")]
+    | Annotated[Poisson, Tag("poisson")]
+    | Annotated[Gamma, Tag("gamma")]
+    | Annotated[Ramp, Tag("ramp")]
+    | Annotated[Closed, Tag("closed")],
+    choice("arrival", _LAWS),
+]
+
+
+class Stage(Part):
+    """A part of the run with one arrival law. It ends at `duration_ns` or after `count` requests (conversations, where
+    there are turns), whichever comes first; at least one of them is set once a workload is loaded."""
+
+    synonyms: ClassVar[dict[str, str]] = {
+        "rate": "arrival",
+        "request_rate": "arrival",
+        "concurrency": "arrival",
+        "num_requests": "count",
+        "requests": "count",
+        "time": "duration",
+    }
+    name: str = ""
+    arrival: Arrival
+    duration_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="duration")
+    count: Whole | None = None
+    measured: Annotated[bool, Strict()] = True
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        return [*super().keys(), "warmup"]
+
+    @classmethod
+    def unwrap(cls, data: Any) -> Any:
+        """`warmup: true` is another way to write `measured: false`."""
+        if not isinstance(data, Map) or "warmup" not in data:
+            return data
+        if "measured" in data:
+            raise units.Wrong("says both measured and warmup", "keep one: warmup: true is measured: false")
+        stage = Map(data.at)
+        stage.path, stage.keys_at, stage.values_at = data.path, data.keys_at, data.values_at
+        stage.update(data)
+        warmup = stage.pop("warmup")
+        stage["measured"] = not warmup if isinstance(warmup, bool) else warmup
+        return stage
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        reference: dict[str, Any] = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        schema["properties"]["warmup"] = {"type": "boolean", "description": "true: the same as measured: false"}
+        schema["not"] = {"required": ["measured", "warmup"]}
+        return reference
+
+
+# ---------------------------------------------------------------------------------------------------------------- slo
+
+
+class Term(Part):
+    """`metric` is at most `limit_ns` at `quantile` (0.99 is p99)."""
+
+    metric: str
+    limit_ns: int
+    quantile: float = 0.99
+
+
+class Slo(Part):
+    """What was promised: every term at its own quantile and, if asked for, the share of requests that meet them all."""
+
+    terms: tuple[Term, ...] = ()
+    goodput_share: float | None = None
+
+
+class WrittenTerm(Part):
+    """`2s`, or `{limit: 2s, at: p95}`."""
+
+    limit_ns: Annotated[Duration, Field(gt=0)] = Field(validation_alias="limit")
+    quantile: Quantile | None = Field(None, validation_alias="at")
+
+    @classmethod
+    def unwrap(cls, data: Any) -> Any:
+        return data if isinstance(data, dict) else {"limit": data}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        reference: dict[str, Any] = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        body = dict(schema)
+        schema.clear()
+        schema["anyOf"] = [body["properties"]["limit"], body]
+        return reference
+
+
+class WrittenSlo(Part):
+    """The terms as they are written, one key each."""
+
+    synonyms: ClassVar[dict[str, str]] = METRIC_ALIASES
+    ttft: WrittenTerm | None = None
+    ttft_from_sent: WrittenTerm | None = None
+    first_answer: WrittenTerm | None = None
+    tpot: WrittenTerm | None = None
+    e2e: WrittenTerm | None = None
+    at: Quantile = 0.99
+    goodput: Share | None = None
+
+    @classmethod
+    def unwrap(cls, data: Any) -> Any:
+        if not isinstance(data, Map) or not METRIC_ALIASES.keys() & data.keys():
+            return data
+        slo = Map(data.at)
+        slo.path = data.path
+        for key, value in data.items():
+            name = METRIC_ALIASES.get(key, key)
+            if name in slo:
+                raise units.Wrong(f"has {name} twice", f"{key} is another name of {name}")
+            slo[name] = value
+            slo.keys_at[name], slo.values_at[name] = data.keys_at[key], data.values_at[key]
+        return slo
+
+    def checked(self) -> Slo:
+        written = [(name, getattr(self, name)) for name in METRICS]
+        terms = [
+            Term(metric=name, limit_ns=term.limit_ns, quantile=term.quantile or self.at)
+            for name, term in written
+            if term
+        ]
+        if not terms:
+            raise units.Wrong("has no term", "slo: {ttft: 2s, tpot: 200ms, at: p99}")
+        return Slo(terms=tuple(terms), goodput_share=self.goodput)
+
+
+def _slo(value: Any, info: ValidationInfo) -> Any:
+    if not isinstance(info.context, Source) or value is None:
+        return value
+    return WrittenSlo.model_validate(value, context=info.context).checked()
+
+
+class _SloSchema:
+    """For the JSON Schema: an SLO is written as `WrittenSlo` says."""
+
+    @staticmethod
+    def __get_pydantic_json_schema__(core_schema: Any, handler: Any) -> Any:
+        return handler(WrittenSlo.__pydantic_core_schema__)
+
+
+class Limits(Part):
+    """The limits of the verdict (metrics.md), as shares."""
+
+    send_lag_share: Share = SEND_LAG_SHARE
+    stamp_error_share: Share = STAMP_ERROR_SHARE
+    cpu_share: Share = CPU_SHARE
+    failure_share: Share = FAILURE_SHARE
+
+
+# ----------------------------------------------------------------------------------------------------------- workload
+
+
+class Written(Part):
+    """All that a workload file may say."""
+
+    synonyms: ClassVar[dict[str, str]] = {
+        "stage": "stages",
+        "load": "stages",
+        "data": "requests",
+        "dataset": "requests",
+        "slos": "slo",
+    }
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    description: str = ""
+    requests: Annotated[
+        Annotated[Synthetic, Tag("Synthetic")] | Annotated[FromFile, Tag("FromFile")],
+        Discriminator(_which_requests),
+    ]
+    stages: tuple[Stage, ...] = ()
+    slo: Annotated[Slo | None, BeforeValidator(_slo), _SloSchema()] = None
+    grace_ns: Duration = Field(GRACE_NS, validation_alias="grace")
+    timeout_ns: Annotated[Duration, Field(gt=0)] = Field(TIMEOUT_NS, validation_alias="timeout")
+    stall_timeout_ns: Annotated[Duration, Field(gt=0)] = Field(STALL_TIMEOUT_NS, validation_alias="stall_timeout")
+    max_in_flight: Whole | None = None
+    seed: Seed | None = None
+    schedule_seed: Seed | None = None
+    limits: Limits = Limits()
+
+
+class Workload(Written):
+    """A checked workload. Durations are integer ns, rates floats per second; `seed` None: draw a fresh one."""
+
+    source_text: str = ""  # the file as written, variables unexpanded
+
+
+def recipe_fingerprint(workload: Workload, count_source: str) -> str:
+    """16 hex digits: equal exactly when two workloads ask for the same load, promise and counting (metrics.md).
+
+    Of the checked workload, so `30s` and `0.5m` are equal; without seeds, names, description and text. `count_source`
+    is the tag of the counts that results rest on (server, tokenizer, estimate, events). User's prompts count by the
+    bytes of their file, which is read here, not by its name.
+    """
+    unlike = {"name", "description", "seed", "schedule_seed", "source_text"}
+    recipe = workload.model_dump(mode="json", exclude=unlike)
+    for stage in recipe["stages"]:
+        del stage["name"]
+    if isinstance(workload.requests, FromFile):
+        with workload.requests.path.open("rb") as file:
+            recipe["requests"]["path"] = hashlib.file_digest(file, "sha256").hexdigest()
+    recipe["count_source"] = count_source
+    text = json.dumps(recipe, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of what a workload file may say, for editors: written units as patterns."""
+    schema = Written.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "loadgen workload"}

@@ -1,0 +1,90 @@
+"""From a file's name and the flags to a checked workload, or to everything that is wrong with them.
+
+The only room of the workload that reads files (with the column files and prompt files that the workload names).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from loadgen.errors import Faults, UserError
+from loadgen.workload.apply import apply
+from loadgen.workload.faults import fault, in_order
+from loadgen.workload.model import Workload, Written
+from loadgen.workload.overrides import Overrides, parse
+from loadgen.workload.parts import Source, meant
+from loadgen.workload.positions import read
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+def load(path_or_name: str, overrides: Overrides | None = None, env: Mapping[str, str] = os.environ) -> Workload:
+    """The checked workload of a YAML file, or of a packaged workload's bare name (`rag`), changed by the flags.
+
+    Raises `Faults` with everything that is wrong in the file and the flags, in the order of the file's lines.
+    """
+    flags, faults = parse(overrides or Overrides())
+    file = _find(path_or_name)
+    text = _text(file, path_or_name)
+    label = path_or_name if file == Path(path_or_name) else str(file)
+    top, found = read(text, label, env)
+    source = Source(file=label, folder=file.parent, faults=found)
+    try:
+        written = Written.model_validate(top, context=source)
+    except ValidationError as error:
+        source.faults.extend(fault(item, top, label) for item in error.errors(include_url=False))
+        raise Faults(in_order(source.faults) + faults) from None
+    values = {name: getattr(written, name) for name in Written.model_fields}
+    workload = Workload.model_construct(**values, source_text=text)
+    workload = apply(workload, flags, source.faults, label, top)
+    if source.faults or faults:
+        raise Faults(in_order(source.faults) + faults)
+    return workload
+
+
+def packaged() -> dict[str, Path]:
+    """The shipped workloads by their bare names."""
+    package = Path(__file__).parent.parent
+    inside = package / "workloads"  # in a wheel; in a checkout the folder beside the package
+    folder = inside if inside.is_dir() else package.parent / "workloads"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def _find(path_or_name: str) -> Path:
+    path = Path(path_or_name)
+    known = packaged()
+    if path.is_file() or path_or_name not in known:
+        return path
+    return known[path_or_name]
+
+
+def _text(file: Path, as_given: str) -> str:
+    try:
+        data = file.read_bytes() if file.stat().st_size <= 4 << 20 else None
+    except OSError as error:
+        what = "no such workload" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        beside = [str(other) for suffix in _SUFFIXES for other in file.parent.glob(f"*{suffix}")]
+        hint = meant(as_given, [*packaged(), *beside])
+        raise Faults([UserError(what, as_given, f"{hint}; or the path of a YAML file")]) from None
+    if data is None:
+        raise Faults(
+            [
+                UserError(
+                    "more than 4 MiB: not a workload",
+                    as_given,
+                    "prompts belong into a JSONL file: requests: {from: ...}",
+                )
+            ]
+        )
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise Faults(
+            [UserError("not a text file (UTF-8)", f"{as_given}:{line}", "a workload is plain text in YAML")]
+        ) from None
+    return text
