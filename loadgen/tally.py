@@ -121,9 +121,8 @@ def requests(columns: Columns, texts: Sequence[str], unrecorded: int) -> Request
     ok, failed, dropped, cancelled, lost = (
         int(columns.where(code).sum()) for code in (OK, FAILED, DROPPED, CANCELLED, LOST)
     )
-    errors = {
-        KINDS[kind]: _error(columns, kind, texts) for kind in np.flatnonzero(np.bincount(columns["kind"])) if kind
-    }
+    kinds = np.flatnonzero(np.bincount(columns["kind"])).tolist()
+    errors = {KINDS[kind]: _error(columns, kind, texts) for kind in kinds if kind}
     if unrecorded:
         errors["no_record"] = ErrorKind(count=unrecorded, first_text="planned, but no record of it was found")
     return Requests(

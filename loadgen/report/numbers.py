@@ -1,0 +1,94 @@
+"""How numbers look, and how differences look: the one place that decides, for every report.
+
+Pure: a number in, a short string out. What is unknown is a dash, never a zero.
+"""
+
+from __future__ import annotations
+
+import math
+
+NONE = "-"
+
+
+def quantity(value: float | None, digits: int = 3) -> str:
+    """`digits` significant digits, all before the point, thousands separated, no exponent: 0.0123, 4.57, 24,070."""
+    if value is None:
+        return NONE
+    if value == 0:
+        return "0"
+    rounded = abs(float(f"{value:.{digits}g}"))
+    decimals = min(max(digits - 1 - math.floor(math.log10(rounded)), 0), digits + 1)
+    least = 10**-decimals
+    if rounded < least / 2:
+        return f"<{least:.{decimals}f}" if value > 0 else f">-{least:.{decimals}f}"
+    return f"{value:,.{decimals}f}"
+
+
+def milliseconds(value: float | None) -> str:
+    """A time in ms, kept in ms so that a column can be compared: 0.095, 12.3, 1,234."""
+    return quantity(value)
+
+
+def count(value: int | None) -> str:
+    """1,234,567."""
+    return NONE if value is None else f"{value:,}"
+
+
+def rate(value: float | None, unit: str = "/s") -> str:
+    """19.9/s, 24,070/s."""
+    return NONE if value is None else quantity(value) + unit
+
+
+def percent(share: float | None) -> str:
+    """A share of one: 0.0123 is 1.23 %, and neither all nor nothing is claimed by rounding."""
+    if share is None:
+        return NONE
+    value = share * 100
+    if value in (0, 100):
+        return f"{value:.0f} %"
+    for decimals in (1, 2, 3, 4):
+        text = f"{value:.{decimals}f}"
+        if 0 < float(text) < 100 or value > 100:
+            return f"{text} %"
+    return "> 99.9999 %" if value > 50 else "< 0.0001 %"
+
+
+def duration(seconds: float | None) -> str:
+    """350 ms, 12.3 s, 4 min 05 s, 2 h 03 min."""
+    if seconds is None:
+        return NONE
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(number: int | None) -> str:
+    """Bytes, in powers of 1,000: 512 B, 9.63 MB."""
+    if number is None:
+        return NONE
+    value = float(number)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5 or unit == "TB":
+            return f"{number} B" if unit == "B" else f"{quantity(value)} {unit}"
+        value /= 1000
+    raise AssertionError
+
+
+def difference(before: float | None, after: float | None) -> str:
+    """From one number to another, relative, signed: +12.3 %, -0.4 %, 2.5x when more than doubled, = when equal."""
+    if before is None or after is None:
+        return NONE
+    if before == after:
+        return "="
+    if before == 0:
+        return f"from 0 to {quantity(after)}"
+    ratio = after / before
+    if ratio >= 2:
+        return f"{quantity(ratio)}x"
+    return f"{(ratio - 1) * 100:+.1f} %"

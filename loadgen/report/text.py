@@ -1,0 +1,319 @@
+"""The summary as a table for a terminal: what was tested, what came out, whether to believe it.
+
+Pure: a `Summary` in, a string out, at most `width` columns. No arithmetic beyond formatting, which is `numbers.py`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from loadgen.quantiles import SUPPORT, Distribution
+from loadgen.report import numbers as show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from loadgen.header import Target
+    from loadgen.metrics import Goodput, TermResult
+    from loadgen.summary import StageSummary, Summary, TargetSummary
+    from loadgen.tally import Requests
+
+WIDTH = 100
+LABEL = 11  # of the left column
+SHOWN = ("p50", "p90", "p95", "p99")  # p99.9 and least are in the JSON
+NAMES = {"ttft": "TTFT", "tpot": "TPOT", "tpot_mlperf": "TPOT (MLPerf)", "e2e": "E2E", "itl": "ITL"}
+NAMES |= {"ttft_from_sent": "TTFT from sent", "first_answer": "First answer", "inter_chunk": "Gap between events"}
+NAMES |= {"max_gap": "Largest gap"}
+
+
+def render(summary: Summary, *, color: bool = False, width: int = WIDTH) -> str:
+    """The whole report, ending in a newline. The first line says what was tested, the last ones whether it counts."""
+    paint = _ansi if color else _plain
+    blocks = (
+        _opening(summary, paint, width),
+        _counts(summary, width),
+        _latency(summary),
+        _tokens(summary, width),
+        _parts(summary),
+        _slo(summary.goodput, paint),
+        _errors(summary.requests, width),
+        _verdict(summary, paint, width),
+    )
+    return "\n\n".join("\n".join(lines) for block in blocks if (lines := list(block))) + "\n"
+
+
+def render_levels(summaries: Sequence[Summary], *, color: bool = False) -> str:
+    """One line per summary, for a run of several levels of load: `--concurrency 1,2,4,8`."""
+    paint = _ansi if color else _plain
+    head = (
+        "load",
+        "ok",
+        "requests/s",
+        "tokens/s",
+        "TTFT p50",
+        "TTFT p99",
+        "TPOT p50",
+        "TPOT p99",
+        "E2E p50",
+        "goodput",
+    )
+    rows = [
+        (
+            summary.load.arrival or show.NONE,
+            show.count(summary.requests.ok),
+            show.quantity(summary.load.completed_rps),
+            show.quantity(summary.tokens.output_per_s),
+            *(_value(d, quantile) for d in (summary.ttft_ms, summary.tpot_ms) for quantile in ("p50", "p99")),
+            _value(summary.e2e_ms, "p50"),
+            show.percent(summary.goodput.share),
+        )
+        for summary in summaries
+    ]
+    lines = _table(head, rows)
+    for i, summary in enumerate(summaries):
+        if not summary.verdict.valid:
+            lines[i + 1] += "  " + paint("INVALID", "red")
+        elif summary.goodput.met is False:
+            lines[i + 1] += "  " + paint("SLO missed", "yellow")
+    needs = _footnote([d for s in summaries for d in (s.ttft_ms, s.tpot_ms, s.e2e_ms)], ("p50", "p99"))
+    return "\n".join([*lines, "latencies in ms; tokens/s: output, all requests together", *needs]) + "\n"
+
+
+_COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1"}
+
+
+def _ansi(words: str, colour: str) -> str:
+    return f"\x1b[{_COLOURS[colour]}m{words}\x1b[0m"
+
+
+def _plain(words: str, colour: str) -> str:
+    return words
+
+
+def _wrapped(label: str, parts: Sequence[str], width: int, separator: str = ", ") -> list[str]:
+    """`label`, then the parts that are not empty to the right of it; a line ends between parts, never within one."""
+    held = separator.join(part.replace(" ", "\u00a0") for part in parts if part)
+    lines = textwrap.wrap(
+        held, width, initial_indent=f"{label:<{LABEL}}", subsequent_indent=" " * LABEL, break_on_hyphens=False
+    )
+    return [line.replace("\u00a0", " ") for line in lines] or [label]
+
+
+def _listed(sentences: Sequence[str], width: int) -> Iterator[str]:
+    for sentence in sentences:
+        yield from textwrap.wrap(sentence, width, initial_indent="  - ", subsequent_indent="    ")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """First column to the left, the others to the right, each as wide as it needs."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = []
+    for row in (head, *rows):
+        cells = [f"{row[0]:<{widths[0]}}", *(f"{cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _opening(summary: Summary, paint: Callable[[str, str], str], width: int) -> Iterator[str]:
+    target, run = summary.target, summary.run
+    mark = paint("SIMULATED, not a real server:", "yellow") + " " if target.simulated else ""
+    yield mark + paint(" · ".join(filter(None, (_called(target), target.model, summary.load.arrival))), "bold")
+    gpus = f"{target.gpus} GPU{'s' if target.gpus != 1 else ''}" if target.gpus is not None else ""
+    rtt = f"connect time {show.milliseconds(summary.rtt_ms)} ms without load" if summary.rtt_ms is not None else ""
+    seed = f"seed {run.seed}" if run.seed is not None else ""
+    yield from _wrapped("Run", [f"{run.workload or run.name}: {run.id}", seed, f"loadgen {run.version}"], width)
+    yield from _wrapped("", [gpus, target.shape, target.region, rtt], width)
+    if run.state != "finished":
+        words = {"interrupted": "interrupted by the user", "cut_off": "cut off: no clean end was recorded"}
+        yield " " * LABEL + paint(words.get(run.state, run.state), "yellow")
+
+
+def _called(target: Target) -> str:
+    server = f" ({target.server})" if target.server else ""
+    if target.name and target.url:
+        return f"{target.name} at {target.url}{server}"
+    return (target.name or target.url or "unknown target") + server
+
+
+def _counts(summary: Summary, width: int) -> Iterator[str]:
+    requests, load, window = summary.requests, summary.load, summary.window
+    counts = [f"{show.count(requests.scheduled)} scheduled"]
+    counts += [
+        f"{show.count(getattr(requests, status))} {status}"
+        for status in ("ok", "failed", "dropped", "cancelled", "lost", "resent")
+        if status in ("ok", "failed") or getattr(requests, status)
+    ]
+    if summary.warmup.scheduled:
+        counts[-1] += f" (+ {show.count(summary.warmup.scheduled)} of warm-up, not counted)"
+    yield from _wrapped("Requests", counts, width)
+    rates = [f"offered {show.rate(load.offered_rps)}"] if load.offered_rps is not None else []
+    rates += [f"sent {show.rate(load.achieved_rps)}", f"completed {show.rate(load.completed_rps)}"]
+    if load.steady_completed_rps is not None:
+        rates[-1] += f" ({show.rate(load.steady_completed_rps)} while load was offered)"
+    rates.append(f"in flight {show.quantity(load.in_flight_mean)} mean, {show.count(load.in_flight_max)} at most")
+    if load.gap_variation is not None:
+        rates.append(f"gap variation {load.gap_variation:.2f} (planned {load.gap_variation_planned or 0:.2f})")
+    yield from _wrapped("Load", rates, width)
+    offered = f"{show.duration(window.steady.duration_s)} of it with load offered"
+    yield from _wrapped("Time", [f"{show.duration(window.duration_s)} measured", offered], width)
+    if summary.sessions is not None:
+        found = summary.sessions
+        p50 = show.duration(None if found.duration_ms.p50 is None else found.duration_ms.p50 / 1000)
+        done = f"{show.count(found.ok)} of {show.count(found.count)} conversations ok"
+        yield from _wrapped("Tasks", [done, show.rate(found.ok_per_s), f"p50 {p50} each"], width)
+
+
+def _value(distribution: Distribution, quantile: str) -> str:
+    """A quantile in ms, marked when too few samples stand behind it."""
+    value = getattr(distribution, quantile)
+    if value is None:
+        return show.NONE
+    return ("" if quantile in distribution.supported else "~") + show.milliseconds(value)
+
+
+def _footnote(distributions: Sequence[Distribution], quantiles: Sequence[str] = SHOWN) -> list[str]:
+    """Says what the mark means, when it was used."""
+    few = {q for d in distributions if d.count for q in quantiles if q not in d.supported}
+    if not few:
+        return []
+    needs = ", ".join(f"{q} {show.count(SUPPORT[q])}" for q in quantiles if q in few)
+    return [f"~ rests on too few samples; needed: {needs}"]
+
+
+def _latency(summary: Summary) -> Iterator[str]:
+    gaps = (NAMES["inter_chunk"], summary.inter_chunk_ms) if summary.itl_ms is None else ("ITL", summary.itl_ms)
+    answer_differs = summary.first_answer_ms.p50 != summary.ttft_ms.p50
+    rows = [
+        ("TTFT", summary.ttft_ms),
+        ("  from sent", summary.ttft_from_sent_ms),
+        *([("  first answer", summary.first_answer_ms)] if answer_differs else []),
+        ("TPOT", summary.tpot_ms),
+        gaps,
+        ("Largest gap", summary.max_gap_ms),
+        ("E2E", summary.e2e_ms),
+        ("Connect", summary.connect_ms),
+        ("Send lag", summary.send_lag_ms),
+        ("Client lag", summary.client_lag_ms),
+        ("Stamp error", summary.stamp_error_ms),
+    ]
+    head = ("Latency, ms", "mean", *SHOWN, "max", "samples")
+    yield from _table(
+        head,
+        [
+            (
+                name,
+                show.milliseconds(d.mean),
+                *(_value(d, quantile) for quantile in SHOWN),
+                show.milliseconds(d.max),
+                show.count(d.count),
+            )
+            for name, d in rows
+        ],
+    )
+    yield from _footnote([distribution for _, distribution in rows])
+    if summary.itl_ms is None and summary.inter_chunk_ms.count:
+        yield f"no ITL: {summary.itl_absent}"
+    if summary.tpot_undefined:
+        yield f"{show.count(summary.tpot_undefined)} answers were too short to have a TPOT"
+    if summary.stalls.requests:
+        stalled = f"{show.count(summary.stalls.requests)} answers ({show.percent(summary.stalls.share)})"
+        yield f"{stalled} stood still for more than {show.duration(summary.stalls.over_ms / 1000)}"
+
+
+def _tokens(summary: Summary, width: int) -> Iterator[str]:
+    tokens, client = summary.tokens, summary.client
+    cached = f" ({show.percent(tokens.cached_share)} cached)" if tokens.cached_share is not None else ""
+    asked = f" of {show.count(tokens.asked_output)} asked" if tokens.asked_output not in (None, tokens.output) else ""
+    by = " + ".join(tag for tag in tokens.sources.output if tag != "none")
+    sums = [f"{show.count(tokens.input)} in{cached}", f"{show.count(tokens.output)} out{asked}"]
+    yield from _wrapped("Tokens", [*sums, f"output counted by: {by}" if by else ""], width)
+    rates = [f"{show.rate(tokens.output_per_s)} output", f"{show.rate(tokens.total_per_s)} input + output"]
+    if tokens.steady_output_per_s is not None:
+        rates.append(f"while load was offered {show.rate(tokens.steady_output_per_s)} output")
+        rates.append(f"{show.rate(tokens.steady_total_per_s)} input + output")
+    yield from _wrapped("", rates, width)
+    used = [f"{client.workers} worker{'s' if client.workers != 1 else ''}"]
+    used += [f"{show.quantity(client.cpu_s)} CPU-s"] if client.cpu_s is not None else []
+    used += (
+        [f"busiest second {show.percent(client.cpu_share_max)} of a core"] if client.cpu_share_max is not None else []
+    )
+    used += [f"{show.size(client.peak_rss_bytes)} at most"] if client.peak_rss_bytes is not None else []
+    traffic = [f"{show.size(summary.bytes.sent)} sent", f"{show.size(summary.bytes.received)} received"]
+    yield from _wrapped("Client", [*used, *traffic], width)
+
+
+def _parts(summary: Summary) -> Iterator[str]:
+    """Stages when several are measured, targets when there are several."""
+    head = ("", "ok", "failed", "requests/s", "output tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
+
+    def row(name: str, part: StageSummary | TargetSummary) -> tuple[str, ...]:
+        return (
+            textwrap.shorten(name, 28, placeholder="..."),
+            show.count(part.requests.ok),
+            show.count(part.requests.failed + part.requests.lost),
+            show.quantity(part.load.completed_rps),
+            show.quantity(part.tokens.output_per_s),
+            *(_value(d, quantile) for d in (part.ttft_ms, part.tpot_ms) for quantile in ("p50", "p99")),
+        )
+
+    stages = [stage for stage in summary.stages if stage.measured]
+    if len(stages) > 1:
+        yield from _table(("Stages", *head[1:]), [row(stage.name or stage.arrival, stage) for stage in stages])
+    if summary.targets:
+        named = [(part.target.name or part.target.url, part) for part in summary.targets]
+        yield from _table(("Targets", *head[1:]), [row(name, part) for name, part in named])
+
+
+def _slo(goodput: Goodput, paint: Callable[[str, str], str]) -> Iterator[str]:
+    if goodput.met is None:
+        return
+    word = paint("met", "green") if goodput.met else paint("MISSED", "red")
+    good = f"{show.count(goodput.good)} of {show.count(goodput.counted)} requests"
+    promised = f", promised {show.percent(goodput.share_limit)}" if goodput.share_limit is not None else ""
+    rates = show.rate(goodput.rps)
+    share = f"({show.percent(goodput.share)}{promised})"
+    yield f"{'SLO':<{LABEL}}{word}: {good} within every limit {share}, goodput {rates}"
+    yield from (
+        f"  {line}  {paint(end, 'green' if term.met else 'red')}"
+        for term, line, end in zip(
+            goodput.slo,
+            _table(("", "", ""), [_term(term) for term in goodput.slo])[1:],
+            ["met" if term.met else "MISSED" for term in goodput.slo],
+            strict=True,
+        )
+    )
+
+
+def _term(term: TermResult) -> tuple[str, str, str]:
+    limit = (
+        f"{NAMES.get(term.metric, term.metric)} p{term.quantile * 100:g} at most {show.milliseconds(term.limit_ms)} ms"
+    )
+    if term.value_ms is None:
+        came = "falls on a failed one" if term.count else "nothing measured"
+    else:
+        came = f"{'' if term.supported else '~'}{show.milliseconds(term.value_ms)} ms"
+    return limit, came, f"{show.count(term.over)} of {show.count(term.count)} over"
+
+
+def _errors(requests: Requests, width: int) -> Iterator[str]:
+    if not requests.by_error:
+        return
+    yield "Errors"
+    longest = max(len(kind) for kind in requests.by_error)
+    for kind, error in requests.by_error.items():
+        words = "".join(letter if letter.isprintable() else " " for letter in error.first_text)
+        line = f"  {kind:<{longest}}  {show.count(error.count):>7}  {' '.join(words.split())}"
+        yield line if len(line) <= width else line[: width - 3] + "..."
+
+
+def _verdict(summary: Summary, paint: Callable[[str, str], str], width: int) -> Iterator[str]:
+    verdict = summary.verdict
+    if verdict.warnings:
+        yield paint("Warnings", "yellow")
+        yield from _listed(verdict.warnings, width)
+    if verdict.valid:
+        yield f"{paint('VALID', 'green')}: the measurement is sound"
+    else:
+        yield f"{paint('INVALID', 'red')}: do not rely on these numbers"
+        yield from _listed(verdict.reasons, width)
