@@ -33,7 +33,7 @@ class Direct:
         begun = monotonic_ns()
         _, writer = await self._open(address, None)
         took = monotonic_ns() - begun
-        writer.close()
+        writer.transport.abort()
         return took
 
     async def exchange(self, method: str, path: str, headers: Headers, sent: bytes) -> Answer:
@@ -73,7 +73,7 @@ class Direct:
         except OSError as error:
             raise TargetUnusable(f"{target.address}: {error.strerror or 'the connection broke'}", "") from None
         finally:
-            writer.close()
+            writer.transport.abort()
         return Answer(response.status, response.headers, b"".join(pieces))
 
     async def _resolve(self) -> str:
@@ -95,7 +95,7 @@ class Direct:
                 if number == len(addresses):
                     raise
                 continue
-            writer.close()
+            writer.transport.abort()
             self._address = address
             return address
         raise TargetUnusable(f"the host {target.host!r} has no address", "check the host's name")

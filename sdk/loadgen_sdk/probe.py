@@ -128,8 +128,10 @@ async def probe(
         asking.refuse(listed, model or "", ())
     name, evidence = await _make(asking, server, hosted, listed, version)
     quirk = QUIRKS[name]
-    models, warnings = _models(listed), []
-    chosen = model or target.deployment or await asking.pinned(quirk, listed, models) or _only(models, listed, quirk)
+    (models, bases), warnings = _models(listed), []
+    chosen = (
+        model or target.deployment or await asking.pinned(quirk, listed, models) or _only(models, bases, listed, quirk)
+    )
     if models and chosen not in models and not quirk.checks_model:
         warnings.append(f"{quirk.title} answers to any model name: it lists {_listing(models)}, not {chosen!r}")
     if listed.status >= 300:
@@ -331,26 +333,26 @@ def _text(answer: Answer) -> str:
     return answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
 
 
-def _models(listed: Answer) -> tuple[str, ...]:
-    """Ids of the models listed; adapters, which name a parent that is listed too, come after all others."""
+def _models(listed: Answer) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Ids of the models listed, and those among them that are no adapters (which name a parent that is listed too)."""
     try:
         value = msgspec.json.decode(listed.body) if listed.status == 200 else None
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return ()
-    rows = value.get("data") if isinstance(value, dict) else None
+        value = None
+    data = value.get("data") if isinstance(value, dict) else None
     rows = (
-        [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
-        if isinstance(rows, list)
+        [row for row in data if isinstance(row, dict) and isinstance(row.get("id"), str)]
+        if isinstance(data, list)
         else []
     )
-    ids = {row["id"] for row in rows}
-    return tuple(row["id"] for row in sorted(rows, key=lambda row: row.get("parent") in ids))
+    ids = tuple(row["id"] for row in rows)
+    return ids, tuple(row["id"] for row in rows if row.get("parent") not in ids)
 
 
-def _only(models: tuple[str, ...], listed: Answer, quirk: Quirk) -> str:
+def _only(models: tuple[str, ...], bases: tuple[str, ...], listed: Answer, quirk: Quirk) -> str:
     """The model to use when none was named."""
-    if len(models) == 1:
-        return models[0]
+    if len(bases) == 1:
+        return bases[0]
     if models:
         raise TargetUnusable(f"the server has {len(models)} models", f"choose with --model: {_listing(models)}")
     why = "lists no models" if listed.status == 200 else f"answers {listed.status} when asked for its models"

@@ -1,0 +1,373 @@
+"""The probe tells what a server is from what it really answers, and says in one error why a target cannot be used."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from loadgen_sdk.dialects.quirks import Api
+from loadgen_sdk.direct import Direct
+from loadgen_sdk.errors import TargetUnusable
+from loadgen_sdk.probe import ASKED_TOKENS, Answer, Found, probe
+from loadgen_sdk.target import Target
+
+RECORDED = json.loads((Path(__file__).parent / "data/transcripts/probe.json").read_text())
+KEY = "sk-very-secret-key-1234"
+JSON = {"content-type": "application/json"}
+
+
+class InMemory:
+    """A server as a table: "METHOD path" or, for generation, "METHOD path max_tokens" -> status, headers, body."""
+
+    def __init__(self, answers: dict[str, list[Any]]) -> None:
+        self.answers, self.asked, self.bodies = answers, [], []
+        self._times = iter((9_000_000, 1_000_000, 2_000_000, 3_000_000, 2_000_000))
+
+    async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> Answer:
+        name = f"{method} {path}"
+        if body:
+            fields = json.loads(body)
+            self.bodies.append(fields)
+            limit = fields.get("max_tokens", fields.get("max_completion_tokens"))
+            name += f" {fields['model'] if fields['model'] == 'unnamed' else limit}"
+        self.asked.append((name, dict(headers)))
+        status, head, text = self.answers.get(name, [404, {}, "no such route"])
+        return Answer(status, head, text.encode())
+
+    async def connect(self) -> int:
+        return next(self._times)
+
+    def probe(self, url: str = "http://h", *, api: Api = "chat", **options: Any) -> Found:
+        target = Target.parse(url, api=api)
+        return asyncio.run(probe(target, exchange=self.exchange, connect=self.connect, **options))
+
+
+def served(owned_by: str, *ids: str, **more: Any) -> list[Any]:
+    rows = [{"id": name, "object": "model", "owned_by": owned_by, **more} for name in ids or ("tiny",)]
+    return [200, JSON, json.dumps({"object": "list", "data": rows})]
+
+
+def streamed(tokens: int, events: int, prompt: int | None) -> list[Any]:
+    """A chat stream of so many events that carries (or, without `prompt`, does not carry) a token count."""
+    chunks: list[Any] = [{"choices": [{"index": 0, "delta": {"content": "x"}}]} for _ in range(events)]
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+    if prompt is not None:
+        chunks.append({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": tokens}})
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    return [200, {"content-type": "text/event-stream; charset=utf-8"}, body]
+
+
+def healthy(**changed: list[Any]) -> dict[str, list[Any]]:
+    """A chat server that does all it should: 7 tokens of template."""
+    answers = {
+        "models": served("vllm"),
+        "version": [200, JSON, '{"version":"0.32.0"}'],
+        "short": streamed(1, 1, 11),
+        "long": streamed(ASKED_TOKENS, ASKED_TOKENS, 43),
+    } | changed
+    paths = {"models": "GET /v1/models", "version": "GET /version"}
+    paths |= {"short": "POST /v1/chat/completions 1", "long": f"POST /v1/chat/completions {ASKED_TOKENS}"}
+    return {paths.get(name, name): answer for name, answer in answers.items()}
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+@pytest.mark.parametrize(
+    ("server", "model", "warned"),
+    [("llamacpp", "tiny", False), ("dynamo", "tiny", False), ("transformers", "models/tiny-llama", True)],
+)
+def test_real_servers_are_known_by_their_answers(server: str, model: str, warned: bool, api: Api) -> None:
+    found = InMemory(RECORDED[server]["answers"]).probe(api=api)
+    assert (found.server, found.quirk.name, found.model) == (server, server, model)
+    assert found.template_tokens == (10 if api == "chat" else 0)  # role tags of the tiny model's chat template
+    assert found.token_ratio == 3.0  # its vocabulary has no "hello"
+    assert (found.usage, found.exact, found.tokens_per_event) == (True, True, 1.0)
+    assert found.rtt_ms == 2.0
+    assert bool(found.warnings) is warned  # only one of them cannot be made to stop where we want
+    assert found.evidence
+
+
+@pytest.mark.parametrize(
+    ("answers", "server"),
+    [
+        ({"models": served("tensorrt_llm")}, "trtllm"),
+        ({"models": served("vllm", max_model_len=2048)}, "vllm"),
+        ({"models": served("sglang")}, "sglang"),
+        ({"models": served("me"), "GET /props": [200, JSON, '{"default_generation_settings":{}}']}, "llamacpp"),
+        ({"models": served("me"), "GET /health": [200, JSON, '{"endpoints":["dyn://a.b.c"]}']}, "dynamo"),
+        ({"models": served("me"), "GET /openapi.json": [200, JSON, '{"paths":{"/energy_metrics":{}}}']}, "trtllm"),
+        ({"models": [200, JSON | {"x-litellm-version": "1"}, served("openai")[2]]}, "generic"),
+        ({"models": [200, JSON | {"openai-version": "2020-10-01"}, served("system")[2]]}, "openai"),
+        ({"models": served("me")}, "generic"),
+    ],
+)
+def test_signs(answers: dict[str, list[Any]], server: str) -> None:
+    assert InMemory(healthy(**answers)).probe().server == server
+
+
+@pytest.mark.parametrize(
+    ("url", "server", "models"),
+    [
+        ("https://api.openai.com", "openai", "/v1/models"),
+        ("https://me.openai.azure.com/openai/v1", "azure", "/openai/v1/models"),
+        ("https://me.openai.azure.com/openai/deployments/D?api-version=1", "azure", "/openai/models?api-version=1"),
+    ],
+)
+def test_hosted_services_are_asked_nothing_beside_their_api(url: str, server: str, models: str) -> None:
+    class Anything(InMemory):
+        async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> Answer:
+            await super().exchange(method, path, headers, body)
+            status, head, text = served("x", "D", "E") if method == "GET" else streamed(8, 8, 20)
+            return Answer(status, head, text.encode())
+
+    endpoint = Anything({})
+    found = endpoint.probe(url, model=None if "deployments" in url else "gpt-5-nano", api_key=KEY)
+    assert found.server == server
+    assert [name for name, _ in endpoint.asked if name.startswith("GET")] == [f"GET {models}"]
+    assert found.model == ("D" if "deployments" in url else "gpt-5-nano")
+    assert all(KEY in "".join(headers.values()) for _, headers in endpoint.asked)
+
+
+def test_few_requests_and_no_guessing_when_the_list_says_it_all() -> None:
+    endpoint = InMemory(healthy())
+    found = endpoint.probe()
+    assert len(endpoint.asked) == 4
+    assert (found.version, found.template_tokens, found.token_ratio, found.warnings) == ("0.32.0", 7, 1.0, ())
+
+
+def test_a_named_server_is_believed() -> None:
+    endpoint = InMemory(healthy())
+    assert endpoint.probe(server="trtllm").server == "trtllm"
+    assert len(endpoint.asked) == 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "warning", "fields"),
+    [
+        ({"long": streamed(8, 2, 43)}, "4.0 tokens per event", {"tokens_per_event": 4.0}),
+        ({"long": streamed(3, 3, 43)}, "3 came", {"exact": False}),
+        ({"short": streamed(1, 1, None), "long": streamed(8, 8, None)}, "no usage", {"usage": False, "exact": None}),
+        ({"models": served("tensorrt_llm", "other")}, "any model name", {"model": "mine"}),
+    ],
+)
+def test_what_is_odd_is_said(changed: dict[str, list[Any]], warning: str, fields: dict[str, Any]) -> None:
+    found = InMemory(healthy(**changed)).probe(model="mine")
+    assert any(warning in text for text in found.warnings)
+    assert {name: getattr(found, name) for name in fields} == fields
+
+
+def test_a_limit_of_the_users_own_is_not_called_inexact() -> None:
+    endpoint = InMemory(healthy() | {"POST /v1/chat/completions 3": streamed(3, 3, 20)})
+    found = endpoint.probe(extra_body={"max_tokens": 3})
+    assert found.exact is None
+    assert all(body["max_tokens"] == 3 for body in endpoint.bodies)
+
+
+def test_the_other_name_of_the_limit_is_learnt() -> None:
+    class Modern(InMemory):
+        async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> Answer:
+            if b'"max_tokens"' in body:
+                said = (
+                    "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'"
+                )
+                return Answer(400, JSON, json.dumps({"error": {"message": said}}).encode())
+            return await super().exchange(method, path, headers, body)
+
+    found = Modern(healthy()).probe(server="azure")
+    assert found.quirk.limit_field("chat", "any name") == "max_completion_tokens"
+    assert found.template_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("listed", "model", "words", "hint"),
+    [
+        (served("vllm", "a", "b"), None, "2 models", "--model: a, b"),
+        (served("vllm", *map(str, range(20))), None, "20 models", "and 12 more"),
+        ([200, JSON, '{"data":[]}'], None, "lists no models", "--model"),
+        ([404, {}, "nope"], None, "answers 404 when asked", "--model"),
+        ([200, {}, "<html>hello</html>"], None, "lists no models", "--model"),
+        ([401, JSON, json.dumps({"error": f"bad key {KEY}"})], "m", "401", "check the key"),
+        ([403, JSON, "{}"], "m", "403", "check the key"),
+        ([503, JSON, '{"error":{"message":"Loading model"}}'], None, "Loading model", "loading"),
+    ],
+)
+def test_lists_that_end_it(listed: list[Any], model: str | None, words: str, hint: str) -> None:
+    with pytest.raises(TargetUnusable, match=words) as caught:
+        InMemory(healthy(models=listed)).probe(model=model, api_key=KEY)
+    assert hint in caught.value.hint
+    assert KEY not in f"{caught.value} {caught.value.hint}"
+
+
+def test_adapters_are_no_models_to_choose_from() -> None:
+    rows = [{"id": "lora", "owned_by": "vllm", "parent": "base"}, {"id": "base", "owned_by": "vllm", "parent": None}]
+    found = InMemory(healthy(models=[200, JSON, json.dumps({"data": rows})])).probe()
+    assert found.model == "base"
+
+
+ERRORS = RECORDED["errors"]["answers"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words", "hint"),
+    [
+        (ERRORS["dynamo/err_bad_model"], "does not serve the model 'mine'", "--model: tiny"),
+        (ERRORS["tfserve/err_bad_model"], "pinned to", ""),
+        ([404, JSON, '{"error":{"message":"The model `mine` does not exist."}}'], "does not serve the model", "tiny"),
+        ([404, JSON, '{"detail":"Not Found"}'], "404: Not Found", "--api completions"),
+        (ERRORS["dynamo/err_unknown_field"], "no_such_field_xyz", "--extra-body '{\"FIELD\": null}'"),
+        (ERRORS["tfserve/err_unknown_field"], "no_such_field_xyz", "--server"),
+        (
+            [400, JSON, '{"object":"error","message":"prompt too long","code":400}'],
+            "400: prompt too long",
+            "--extra-body",
+        ),
+        ([401, JSON, f'{{"error":"{KEY} is wrong"}}'], "401: \\*\\*\\* is wrong", "check the key"),
+        ([429, JSON, '{"error":{"message":"slow down"}}'], "429: slow down", "rate limit"),
+        ([503, JSON, ""], "503: no text", "loading"),
+        ([500, {}, "Internal Server Error"], "500: Internal Server Error", "log"),
+        ([307, {"location": f"https://h/v1?key={KEY}"}, ""], "redirect to https://h/v1", "leads to"),
+        (
+            [200, {"content-type": "text/event-stream"}, 'data: {"error":{"message":"boom"}}\n\n'],
+            "error_event: boom",
+            "log",
+        ),
+        ([200, {"content-type": "text/event-stream"}, ""], "empty", "log"),
+        ([200, JSON, "null"], "no_finish_reason", "log"),
+    ],
+)
+def test_answers_that_end_it(answer: list[Any], words: str, hint: str) -> None:
+    with pytest.raises(TargetUnusable, match=words) as caught:
+        InMemory(healthy(short=answer, long=answer)).probe(model="mine", api_key=KEY)
+    assert hint in caught.value.hint
+    assert KEY not in f"{caught.value} {caught.value.hint}"
+
+
+def test_without_a_key_the_hint_is_to_give_one() -> None:
+    with pytest.raises(TargetUnusable) as caught:
+        InMemory(healthy(models=[401, JSON, '{"error":"Unauthorized"}'])).probe()
+    assert "OPENAI_API_KEY" in caught.value.hint
+
+
+# -- real connections ------------------------------------------------------------------------------------------------
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def saying(text: bytes) -> Serve:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(1 << 16):
+            writer.write(text)
+
+    return serve
+
+
+def ask(
+    serve: Serve, url: str = "http://127.0.0.1", server_tls: ssl.SSLContext | None = None, **options: Any
+) -> Answer:
+    serving: list[asyncio.Task[None]] = []
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+            await writer.drain()
+        except OSError:  # the other side has gone
+            pass
+        finally:
+            writer.close()
+
+    async def run() -> Answer:
+        accept = lambda *ends: serving.append(asyncio.create_task(once(*ends)))  # noqa: E731
+        server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=server_tls)
+        try:
+            target = Target.parse(f"{url}:{server.sockets[0].getsockname()[1]}")
+            direct = Direct(target, **options)
+            assert await direct.connect() > 0
+            return await direct.exchange("POST", "/x", (("X-A", "b"),), b"{}")
+        finally:
+            server.close()
+            await asyncio.gather(*serving)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello and more",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\nhello",
+    ],
+)
+def test_direct_reads_every_framing(text: bytes) -> None:
+    answer = ask(saying(text))
+    assert (answer.status, answer.body) == (200, b"hello")
+
+
+def test_direct_sends_what_it_was_given() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:  # the connection that was only to be timed
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + head + await reader.readexactly(2))
+
+    lines = ask(serve, "http://localhost").body.decode().split("\r\n")
+    assert lines[0] == "POST /x HTTP/1.1"
+    assert lines[1].startswith("Host: localhost:")
+    assert {"Connection: close", "X-A: b", "Content-Length: 2"} <= set(lines)
+    assert lines[-1] == "{}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", "closed the connection"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhe", "closed the connection"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "does not speak HTTP"),
+        (b"SSH-2.0-OpenSSH\r\n", "does not speak HTTP"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (5 << 20), "more than 4 MiB"),
+    ],
+)
+def test_direct_says_what_is_wrong_with_an_answer(text: bytes, words: str) -> None:
+    with pytest.raises(TargetUnusable, match=words) as caught:
+        ask(saying(text))
+    assert caught.value.hint
+
+
+def test_direct_does_not_wait_for_ever() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    with pytest.raises(TargetUnusable, match="no whole answer within"):
+        ask(silent, timeout_s=0.05)
+
+
+def test_nothing_there() -> None:
+    async def run(url: str) -> None:
+        await Direct(Target.parse(url)).connect()
+
+    with pytest.raises(TargetUnusable, match=r"nothing listens at 127\.0\.0\.1:1$"):
+        asyncio.run(run("http://user:word@127.0.0.1:1/v1"))
+    with pytest.raises(TargetUnusable, match=r"cannot resolve the host 'nosuch\.invalid'"):
+        asyncio.run(run("http://nosuch.invalid"))
+
+
+def test_tls() -> None:
+    authority = trustme.CA()
+    server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(server_tls)
+    hello = saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+    with pytest.raises(TargetUnusable, match=r"certificate of .* is not trusted") as caught:
+        ask(hello, "https://127.0.0.1", server_tls)
+    assert "--cacert" in caught.value.hint
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    assert ask(hello, "https://127.0.0.1", server_tls, tls=trusting).body == b"hi"
+    with pytest.raises(TargetUnusable, match="TLS with") as caught:
+        ask(saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "https://127.0.0.1", tls=trusting)
+    assert "http://" in caught.value.hint
