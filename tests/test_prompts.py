@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_tokens import train
 
-from loadgen import lengths, prompts, tokens
+from loadgen import lengths, prompts, tokens, workload
 from loadgen.workload import Empirical, Fixed, FromFile, LogNormal, Normal, Synthetic, Turns, Uniform
 
 CL100K = tokens.load(None)
+WORKLOADS = Path(__file__).parents[1] / "workloads"
 UNIFORM = Uniform(min=0, max=400)
 
 
@@ -112,9 +114,14 @@ def test_the_system_message_is_the_same_for_all():
     assert [message["role"] for message in made[0].messages] == ["system", "user"]
 
 
-def test_an_agentic_task_is_10_000_tokens_history_included():
-    """Four turns: 4 openings (1,125) + 10 answers (250, six of them re-sent) + 6 tool results (500, three re-sent)."""
-    made = built(input_tokens=Fixed(value=1125), output_tokens=Fixed(value=250), turns=talk())
+@pytest.mark.parametrize(("name", "prompt_and_answers"), [("qa", 650), ("rag", 2502), ("summarization", 2500)])
+def test_packaged_workloads_have_the_published_size(name, prompt_and_answers):
+    made = prompts.build(workload.load(str(WORKLOADS / f"{name}.yaml")), 1, 2, CL100K)
+    assert {true_count(made[number]) + made[number].max_tokens for number in range(20)} == {prompt_and_answers}
+
+
+def test_an_agentic_task_is_10_000_tokens_re_sent_history_included():
+    made = prompts.build(workload.load(str(WORKLOADS / "agentic.yaml")), 1, 2, CL100K)
     for task in (0, 1, 77):
         requests = [made[task * 4 + turn] for turn in range(4)]
         assert sum(true_count(request) + request.max_tokens for request in requests) == 10_000
