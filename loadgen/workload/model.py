@@ -18,6 +18,7 @@ from loadgen.workload.parts import (
     Amount,
     Duration,
     Empirical,
+    FiniteRate,
     Fixed,
     LogNormal,
     Normal,
@@ -153,14 +154,14 @@ class Poisson(Tagged):
 
     tag = "poisson"
     short = "rate"
-    rate: Annotated[Rate, Field(allow_inf_nan=False)]
+    rate: FiniteRate
 
 
 class Gamma(Tagged):
     """Gamma gaps of shape `burstiness`: below 1 burstier than Poisson, above 1 more even."""
 
     tag = "gamma"
-    rate: Annotated[Rate, Field(allow_inf_nan=False)]
+    rate: FiniteRate
     burstiness: Positive
 
 
@@ -168,8 +169,8 @@ class Ramp(Tagged):
     """Poisson whose rate goes linearly from one to the other over the stage's duration."""
 
     tag = "ramp"
-    from_rate: Annotated[Rate, Field(allow_inf_nan=False)] = Field(validation_alias="from")
-    to_rate: Annotated[Rate, Field(allow_inf_nan=False)] = Field(validation_alias="to")
+    from_rate: FiniteRate = Field(validation_alias="from")
+    to_rate: FiniteRate = Field(validation_alias="to")
 
 
 class Closed(Tagged):
@@ -198,8 +199,8 @@ Arrival = Annotated[
 
 
 class Stage(Part):
-    """A part of the run with one arrival law. It ends at `duration_ns` or after `count` requests (conversations, where
-    there are turns), whichever comes first; at least one of them is set once a workload is loaded."""
+    """A part of the run with one arrival law. It ends after its duration or after `count` requests (conversations,
+    where there are turns), whichever comes first; once a workload is loaded, at least one of the two is set."""
 
     synonyms: ClassVar[dict[str, str]] = {
         "rate": "arrival",
@@ -306,6 +307,13 @@ class WrittenSlo(Part):
             slo.keys_at[name], slo.values_at[name] = data.keys_at[key], data.values_at[key]
         return slo
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        reference: dict[str, Any] = handler(core_schema)
+        terms = handler.resolve_ref_schema(reference)["properties"]
+        terms |= {alias: terms[metric] for alias, metric in METRIC_ALIASES.items()}
+        return reference
+
     def checked(self) -> Slo:
         written = [(name, getattr(self, name)) for name in METRICS]
         terms = [
@@ -329,7 +337,7 @@ class _SloSchema:
 
     @staticmethod
     def __get_pydantic_json_schema__(core_schema: Any, handler: Any) -> Any:
-        return handler(WrittenSlo.__pydantic_core_schema__)
+        return {"anyOf": [handler(WrittenSlo.__pydantic_core_schema__), {"type": "null"}]}
 
 
 class Limits(Part):
@@ -399,4 +407,20 @@ def recipe_fingerprint(workload: Workload, count_source: str) -> str:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of what a workload file may say, for editors: written units as patterns."""
     schema = Written.model_json_schema(by_alias=True)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "loadgen workload"}
+    for old, definition in list(schema["$defs"].items()):  # pydantic names a spread by the repr of its quantity
+        new = definition.get("title", old)
+        if new != old:
+            schema = json.loads(json.dumps(schema).replace(json.dumps(old)[1:-1], new))
+    _forget_defaults(schema)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A workload of loadgen"}
+
+
+def _forget_defaults(schema: Any) -> None:
+    """Defaults are those of the checked types (ns, shares), not of what is written: docs/workloads.md has them."""
+    if isinstance(schema, dict):
+        schema.pop("default", None)  # no field of ours is called so
+        for inner in schema.values():
+            _forget_defaults(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            _forget_defaults(inner)

@@ -121,11 +121,12 @@ class Tagged(Part):
         short = [body["properties"][cls.short]] if cls.short else []
         schema.clear()
         schema.update(
+            title=cls.__name__,
             type="object",
             properties={cls.tag: {"anyOf": [*short, body]}},
             required=[cls.tag],
             additionalProperties=False,
-            description=body.pop("description", ""),
+            description=(cls.__pydantic_generic_metadata__["origin"] or cls).__doc__,
         )
         return reference
 
@@ -207,6 +208,12 @@ Duration = Annotated[
     _Looks(anyOf=[{"type": "string", "pattern": units.DURATION_PATTERN, "examples": ["30s", "250ms"]}, {"const": 0}]),
 ]
 Rate = Annotated[float, Field(gt=0), _leaf(_rate, (int, float), units.RATE_HINT), _text(units.RATE_PATTERN, "10/s")]
+FiniteRate = Annotated[
+    float,
+    Field(gt=0, allow_inf_nan=False),
+    _leaf(_rate, (int, float), units.RATE_HINT),
+    _text(units.RATE_PATTERN.replace("|inf", ""), "10/s"),
+]
 Share = Annotated[
     float, Field(ge=0, le=1), _leaf(units.share, (float, int), units.SHARE_HINT), _text(units.SHARE_PATTERN, "99%")
 ]
@@ -237,6 +244,15 @@ class Fixed(Tagged, Generic[Q]):
     @classmethod
     def unwrap(cls, data: Any) -> Any:
         return super().unwrap(data) if isinstance(data, dict) else {"value": data}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        reference = super().__get_pydantic_json_schema__(core_schema, handler)
+        schema = handler.resolve_ref_schema(reference)
+        tagged, bare = dict(schema), schema["properties"][cls.tag]["anyOf"][0]
+        schema.clear()
+        schema.update(title=tagged.pop("title"), description=tagged.pop("description"), anyOf=[bare, tagged])
+        return reference
 
 
 class Uniform(Tagged, Generic[Q]):
