@@ -142,11 +142,11 @@ class OpenAIClient:
         *,
         name: str = "",
         sink: Callable[[str, str, int], None] | None = None,
-    ) -> asyncio.Task[None]:
-        """Send now; `on_done` gets the Completion, always, once."""
+    ) -> _Exchange:
+        """Send now; `on_done` gets the Completion, always, once. What it returns is good for `cancel`."""
         exchange = _Exchange(self, request, body, due, flow, name or (request.id if request else ""), sink)
         self.in_flight += 1
-        task = asyncio.get_running_loop().create_task(exchange.run())
+        task = exchange.task = asyncio.get_running_loop().create_task(exchange.run())
         self._tasks.add(task)
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -155,11 +155,13 @@ class OpenAIClient:
             on_done(exchange.completion())
 
         task.add_done_callback(ended)  # also runs for a task cancelled before its first step
-        return task
+        return exchange
 
-    def cancel(self, task: asyncio.Task[None], failure: Failure) -> None:
-        """End a request now; `on_done` hears of it, as `interrupted`."""
-        task.cancel(failure.text)
+    def cancel(self, exchange: _Exchange, failure: Failure) -> None:
+        """End a request in the loop's next turns; `on_done` hears of it, with this failure."""
+        exchange.interruption = failure
+        if exchange.task is not None:
+            exchange.task.cancel()
 
 
 class _Exchange:
@@ -180,7 +182,9 @@ class _Exchange:
         self._reading = Reading(flow, client._keep_text)
         self._sent = self._first_byte = self._done = NEVER
         self._status = self._received = 0
-        self._failure: Failure | None = Failure("interrupted", "cancelled")  # until it has ended in any other way
+        self.task: asyncio.Task[None] | None = None
+        self.interruption = Failure("interrupted", "cancelled")
+        self._failure: Failure | None = None
 
     async def run(self) -> None:
         client = self._client
@@ -201,8 +205,8 @@ class _Exchange:
                 )
             else:
                 self._failure = Failure("timeout_stall", f"no event for {client._stall_ns / 1e9:g} s")
-        except asyncio.CancelledError as error:
-            self._failure = Failure("interrupted", str(error) or "cancelled")
+        except asyncio.CancelledError:
+            self._failure = self.interruption
         except Exception as error:  # whatever the package raises is a failed request, never a crash of the run
             self._failure = self._judged(error)
         self._done = monotonic_ns()
@@ -325,7 +329,7 @@ class _Exchange:
             text="".join(pieces) if pieces is not None else None,
             reasoning_text="".join(reasons) if reasons is not None else None,
             server_timing=reading.server_timing,
-            failure=self._failure,
+            failure=self._failure if self._done >= 0 else self.interruption,  # cancelled before its first step
         )
 
 

@@ -1,0 +1,280 @@
+"""The reference client sends the same fields and reads the same answer as our own reader does from the same bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from time import monotonic_ns
+from typing import Any
+
+import pytest
+from loadgen_sdk.dialects.quirks import QUIRKS
+from loadgen_sdk.dialects.reader import Flow, Reading
+from loadgen_sdk.errors import KINDS, TargetUnusable
+from loadgen_sdk.openai_client import OpenAIClient
+from loadgen_sdk.request import Completion, Failure, Request
+from loadgen_sdk.sse import Decoder
+from loadgen_sdk.target import Target
+
+KEY = "sk-very-secret-key-1234"
+REQUEST = Request(id="r7", messages=[{"role": "user", "content": "Hi"}], max_tokens=3, extra={"temperature": 0})
+EVENTS = "Content-Type: text/event-stream\r\n"
+Heard = list[tuple[str, dict[str, str], Any]]
+Drive = Callable[[OpenAIClient], Awaitable[None]]
+
+
+def answer(text: bytes, head: str = EVENTS, status: str = "200 OK") -> bytes:
+    return f"HTTP/1.1 {status}\r\n{head}Content-Length: {len(text)}\r\n\r\n".encode() + text
+
+
+def events(*values: Any) -> bytes:
+    return b"".join(b"data: %s\n\n" % (v if isinstance(v, bytes) else json.dumps(v).encode()) for v in values)
+
+
+def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+
+
+def meet(
+    said: bytes | None, drive: Drive, *, url: str = "http://127.0.0.1:{}", server: str = "vllm", **options: Any
+) -> Heard:
+    """Run `drive` with a client against a server that says `said` to all (None: nothing); what it heard."""
+    heard: Heard = []
+    serving: list[asyncio.Task[None]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := (await reader.readline()).decode().strip():
+                headers = {}
+                while field := (await reader.readline()).decode().strip():
+                    name, _, value = field.partition(":")
+                    headers[name.lower()] = value.strip()
+                heard.append((line, headers, json.loads(await reader.readexactly(int(headers["content-length"])))))
+                if said is None:
+                    await reader.read()
+                    return
+                writer.write(said)
+                await writer.drain()
+                if b"Content-Length" not in said:
+                    return
+        finally:
+            writer.close()
+
+    async def run() -> None:
+        listening = await asyncio.start_server(
+            lambda *ends: serving.append(asyncio.create_task(serve(*ends))), "127.0.0.1", 0
+        )
+        target = Target.parse(url.format(listening.sockets[0].getsockname()[1]), server=server)
+        client = OpenAIClient(target, model="m", quirk=QUIRKS[server], **options)
+        try:
+            async with client:
+                await drive(client)
+            assert client.in_flight == 0
+        finally:
+            listening.close()
+            await asyncio.gather(*serving)
+
+    asyncio.run(run())
+    return heard
+
+
+def send(client: OpenAIClient, flow: Flow | None = None) -> tuple[Any, asyncio.Future[Completion]]:
+    done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+    task = client.send(REQUEST, client.prepare(REQUEST), monotonic_ns(), done.set_result, flow or Flow())
+    return task, done
+
+
+def completion(said: bytes | None, flow: Flow | None = None, **options: Any) -> Completion:
+    got: list[Completion] = []
+
+    async def drive(client: OpenAIClient) -> None:
+        got.append(await send(client, flow)[1])
+
+    meet(said, drive, keep_text=True, **options)
+    return got[0]
+
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12, "prompt_tokens_details": {"cached_tokens": 4}}
+STREAMS = {
+    "vllm": [
+        chunk(role="assistant", content=""),
+        chunk(content="Hel"),
+        chunk("length", content="lo"),
+        {"choices": [], "usage": USAGE},
+        b"[DONE]",
+    ],
+    "role with null": [chunk(role="assistant", content=None), chunk(content="x"), chunk("stop")],
+    "reasoning first": [chunk(reasoning_content="hm"), chunk(reasoning="so"), chunk(content="42"), chunk("stop")],
+    "tool call": [
+        chunk(role="assistant", content=None),
+        chunk(tool_calls=[{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}]),
+        chunk("tool_calls"),
+    ],
+    "empty tool calls": [chunk(content="", tool_calls=[]), chunk(content="x", tool_calls=[]), chunk("stop")],
+    "usage on the finish chunk": [chunk(content="x"), chunk("length") | {"usage": USAGE}],
+    "continuous usage": [
+        chunk(content="xy") | {"usage": USAGE | {"completion_tokens": 2}},
+        chunk("length", content="z") | {"usage": USAGE},
+    ],
+    "zeros, then usage, then zeros": [
+        chunk(content="x") | {"usage": USAGE | {"completion_tokens": 0}},
+        chunk("length") | {"usage": USAGE},
+        {"choices": [], "usage": USAGE | {"completion_tokens": 0}},
+    ],
+    "timings": [chunk(content="x"), chunk("stop") | {"timings": {"prompt_ms": 1.5}}],
+    "no finish reason": [chunk(content="x"), b"[DONE]"],
+    "abort": [chunk(content="x"), chunk("abort"), b"[DONE]"],
+    "error event": [chunk(content="x"), {"error": {"message": "engine died", "code": 500}}, b"[DONE]"],
+    "error string": [chunk(content="x"), {"error": "engine died"}],
+    "error at the top": [chunk(content="x"), {"object": "error", "message": "engine died", "code": 400}],
+    "nothing": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_it_reads_what_our_own_reader_reads(name: str) -> None:
+    body = events(*STREAMS[name])
+    ours, theirs = Reading(Flow(), keep_text=True), Flow()
+    decoder = Decoder()
+    ours.take([*decoder.feed(body), *decoder.end()], 1, 0, True)
+    got = completion(answer(body), theirs)
+    failure = ours.judge(True, False, True)
+    assert (got.failure and got.failure.kind) == (failure and failure.kind)
+    assert "engine died" in got.failure.text if failure and failure.kind == "error_event" and got.failure else True
+    assert (got.text, got.reasoning_text) == ("".join(ours.pieces or ()), "".join(ours.reasoning_pieces or ()))
+    assert (got.finish_reason, got.output_events) == (ours.finish_reason, ours.output_events)
+    assert got.usage == ours.usage()
+    assert got.first_event_tokens == ours.first_event_tokens
+    assert (got.server_timing or {}) == (ours.server_timing or {})
+    assert len(theirs.gaps) == max(0, ours.output_events - 1)
+    assert len(theirs.instants) == ours.output_events
+    assert (got.first_answer >= 0) is (ours.first_answer >= 0)
+
+
+def test_stamps_are_in_their_order() -> None:
+    got = completion(answer(events(*STREAMS["reasoning first"])))
+    stamps = (got.due, got.sent, got.first_byte, got.first_event, got.first_answer, got.last_token, got.end, got.done)
+    assert list(stamps) == sorted(stamps)
+    assert got.first_token == got.first_event < got.first_answer == got.last_token
+    assert (got.kernel_stamp, got.http_status, got.request) == (False, 200, REQUEST)
+    assert got.bytes_received == len(events(*STREAMS["reasoning first"]))
+
+
+def test_an_answer_that_is_no_stream() -> None:
+    message = {"role": "assistant", "content": "Hello", "reasoning_content": "hm"}
+    whole = {"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": "length"}], "usage": USAGE}
+    got = completion(answer(json.dumps(whole).encode(), "Content-Type: application/json\r\n"), stream=False)
+    assert (got.failure, got.text, got.usage.output, got.first_event_tokens) == (None, "Hello", 3, 3)
+    assert got.first_token == got.last_token == got.end
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "words", "status"),
+    [
+        (answer(b'{"error":{"message":"bad sk-very-secret-key-1234"}}', status="401 No"), "http_4xx", "bad ***", 401),
+        (answer(b'{"object":"error","message":"too long"}', status="400 No"), "http_4xx", "too long", 400),
+        (answer(b'{"error":"wait"}', "Retry-After: 1\r\n", "429 No"), "http_429", "wait", 429),
+        (answer(b"", status="503 No"), "http_5xx", "without a body", 503),
+        (answer(b"", "Location: http://127.0.0.1:1/\r\n", "307 No"), "malformed", "", 307),
+        (b"", "reset", "", 0),
+        (
+            b"HTTP/1.1 200 OK\r\n" + EVENTS.encode() + b"Transfer-Encoding: chunked\r\n\r\n",
+            "truncated",
+            "after 0 output",
+            200,
+        ),
+        (b"SSH-2.0-x\r\n\r\n", "malformed", "", 0),
+        (answer(events(b"{no json")), "malformed", "", 200),
+    ],
+)
+def test_failures_have_our_kinds_and_no_secrets(said: bytes, kind: str, words: str, status: int) -> None:
+    got = completion(said, api_key=KEY)
+    assert got.failure is not None
+    assert (got.failure.kind, got.failure.http_status) == (kind, status)
+    assert words in got.failure.text
+    assert KEY not in got.failure.text
+    assert kind in KINDS
+
+
+def test_no_server_no_name() -> None:
+    failures = [completion(b"", url=url).failure for url in ("http://127.0.0.1:1/{}", "http://nosuch.invalid/{}")]
+    assert [failure and failure.kind for failure in failures] == ["connect", "dns"]
+
+
+def test_timeouts() -> None:
+    total = completion(None, timeout_ns=20_000_000).failure
+    assert total is not None
+    assert (total.kind, total.text) == ("timeout_total", "not finished 0.02 s after it was due")
+    opening = b"HTTP/1.1 200 OK\r\n" + EVENTS.encode() + b"Content-Length: 9999\r\n\r\n" + events(chunk(content="x"))
+    stalled = completion(opening, stall_timeout_ns=20_000_000)
+    assert stalled.failure is not None
+    assert (stalled.failure.kind, stalled.text, stalled.output_events) == ("timeout_stall", "x", 1)
+
+
+def test_what_is_cancelled_is_told_once() -> None:
+    told: list[Completion] = []
+
+    async def drive(client: OpenAIClient) -> None:
+        first, done = send(client)
+        client.cancel(first, Failure("interrupted", "the user left"))
+        told.append(await done)
+        send(client)[1].add_done_callback(lambda future: told.append(future.result()))
+        client.close()
+        await client.aclose()
+
+    meet(None, drive)
+    assert [item.failure and item.failure.kind for item in told] == ["interrupted", "interrupted"]
+    assert told[0].failure == Failure("interrupted", "the user left")
+
+
+@pytest.mark.parametrize(
+    ("url", "server", "key", "path", "auth"),
+    [
+        ("http://127.0.0.1:{}", "trtllm", None, "/v1/chat/completions", {}),
+        (
+            "http://127.0.0.1:{}/x?k=a%2Fb",
+            "vllm",
+            KEY,
+            "/x/v1/chat/completions?k=a%2Fb",
+            {"authorization": f"Bearer {KEY}"},
+        ),
+        ("http://u:p@127.0.0.1:{}", "vllm", None, "/v1/chat/completions", {"authorization": "Basic dTpw"}),
+        (
+            "http://127.0.0.1:{}/openai/deployments/D?api-version=1",
+            "azure",
+            KEY,
+            "/openai/deployments/D/chat/completions?api-version=1",
+            {"api-key": KEY},
+        ),
+    ],
+)
+def test_what_is_sent_is_what_our_own_client_would_send(
+    monkeypatch: pytest.MonkeyPatch, url: str, server: str, *, key: str | None, path: str, auth: dict[str, str]
+) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, "of-somebody-else")
+    prepared: list[bytes] = []
+
+    async def drive(client: OpenAIClient) -> None:
+        prepared.append(client.prepare(REQUEST))
+        await send(client)[1]
+
+    ok = answer(events(*STREAMS["vllm"]))
+    heard = meet(ok, drive, url=url, server=server, api_key=key, extra_body={"top_k": 5}, headers=(("X-Mine", "1"),))
+    ((line, headers, body),) = heard
+    assert line == f"POST {path} HTTP/1.1"
+    assert body == json.loads(prepared[0])
+    assert body["temperature"] == 0
+    assert body["top_k"] == 5
+    assert {name: headers[name] for name in headers.keys() & {"authorization", "api-key"}} == auth
+    assert (headers["x-mine"], headers["x-request-id"]) == ("1", "r7")
+    assert "of-somebody-else" not in str(headers)
+
+
+def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "openai", None)
+    client = OpenAIClient(Target.parse("http://h"), model="m", quirk=QUIRKS["vllm"])
+    with pytest.raises(TargetUnusable, match="openai package"):
+        asyncio.run(client.open())
