@@ -37,8 +37,9 @@ class Run:
         return [start for _, start in self.starts if not start.dropped]
 
 
-def drive(agenda: Agenda, service: Service, *, stop_ns: int | None = None, limit: int = 64) -> Run:
-    """Run an agenda on a virtual clock, from `stop_ns` on only to the ends of what is in flight."""
+def drive(agenda: Agenda, service: Service, *, stop_ns: int | None = None, limit: int = 64, late_ns: int = 0) -> Run:
+    """Run an agenda on a virtual clock, from `stop_ns` on only to the ends of what is in flight. With `late_ns` it asks
+    for what is due only so much after the instant at which it was told to."""
     run, now, ends = Run(), 0, list[tuple[int, int, bool]]()
     while not agenda.done:
         due = agenda.next_ns()
@@ -48,7 +49,7 @@ def drive(agenda: Agenda, service: Service, *, stop_ns: int | None = None, limit
             agenda.finished(number, now, ok)
             continue
         assert due is not None, "neither anything in flight nor anything to come, and yet not done"
-        now = max(now, due)
+        now = max(now, due + late_ns)
         if stop_ns is not None and now >= stop_ns:
             agenda.stop()
             run.unsent, stop_ns = list(agenda.unsent()), None
@@ -56,6 +57,8 @@ def drive(agenda: Agenda, service: Service, *, stop_ns: int | None = None, limit
         full = True
         while full:
             starts = agenda.ready(now, limit)
+            sent_dues = [start.due_ns for start in starts if not start.dropped]
+            assert sent_dues == sorted(sent_dues)
             full = len(starts) == limit
             for start in starts:
                 run.starts.append((now, start))
@@ -103,10 +106,13 @@ bounded_stages = st.lists(
     stop_ns=st.none() | st.integers(0, 4 * S),
     limit=st.sampled_from([1, 3, 64]),
     share=st.sampled_from([(0, 1), (0, 2), (1, 2), (4, 5)]),
+    late_ns=st.sampled_from([0, 0, 700 * MS]),
 )
-def test_every_slot_comes_out_exactly_once(stages, turns, cap, failing, seed, stop_ns, limit, share) -> None:
+def test_every_slot_comes_out_exactly_once(stages, turns, cap, failing, seed, stop_ns, limit, share, late_ns) -> None:
     schedule = shard(build(workload(*stages, turns=turns, tool_ns=200 * MS), seed), *share)
-    run = drive(Agenda(schedule, max_in_flight=cap), at_random(seed, failing), stop_ns=stop_ns, limit=limit)
+    run = drive(
+        Agenda(schedule, max_in_flight=cap), at_random(seed, failing), stop_ns=stop_ns, limit=limit, late_ns=late_ns
+    )
     columns = schedule.columns()
     assert numbers(run.all) == columns.number.tolist()
     assert len(run.all) == schedule.slots
@@ -120,7 +126,7 @@ def test_every_slot_comes_out_exactly_once(stages, turns, cap, failing, seed, st
         slot = schedule.slot(start.number)
         assert start[:6] == (slot.number, slot.request, slot.stage, slot.session, slot.turn, slot.lane)
     check_chains(schedule, run)
-    check_lanes(schedule, run, cap)
+    check_lanes(schedule, run, cap, late_ns > 0)
 
 
 def check_chains(schedule: Schedule, run: Run) -> None:
@@ -142,14 +148,16 @@ def check_chains(schedule: Schedule, run: Run) -> None:
             assert before in sent
 
 
-def check_lanes(schedule: Schedule, run: Run, cap: int | None) -> None:
+def check_lanes(schedule: Schedule, run: Run, cap: int | None, late: bool) -> None:
     """A lane has one request at a time, an open loop no more than its cap; what starts does so in order of due."""
     assert [now for now, _ in run.starts] == sorted(now for now, _ in run.starts)
     busy: dict[tuple[int, int], int] = {}
     for now, start in run.starts:
         if start.dropped:
             continue
-        assert now == start.due_ns  # this driver is never late
+        assert now >= start.due_ns
+        if not late:
+            assert now == start.due_ns
         if start.lane >= 0:
             assert busy.get((start.stage, start.lane), 0) <= now
             busy[start.stage, start.lane] = run.ends.get(start.number, now)
@@ -217,6 +225,19 @@ def test_a_closed_loop_with_a_duration_ends_there_and_schedules_only_what_it_rea
     stopped = drive(Agenda(schedule), lasting(100 * MS), stop_ns=S // 2)
     assert len(stopped.sent) == 15
     assert not stopped.unsent
+    both = workload(closed(3, count=100, duration_ns=S), closed(2, count=100, duration_ns=S))  # nor with a count
+    stopped = drive(Agenda(build(both, 1)), lasting(100 * MS), stop_ns=S // 2)
+    assert len(stopped.all) == 15
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_turns_beyond_the_end_of_a_closed_loops_duration_were_never_scheduled(failing: bool) -> None:
+    schedule = build(workload(closed(2, duration_ns=S), turns=3, tool_ns=200 * MS), 1)
+    run = drive(Agenda(schedule), lambda start: (150 * MS, not (failing and start.due_ns >= 900 * MS)))
+    lane = [(start.session, start.turn, start.due_ns // MS) for start in run.all if start.lane == 0]
+    assert lane == [(0, 0, 0), (0, 1, 350), (0, 2, 700), (2, 0, 850)]  # the next turn would be due at 1200
+    slow = drive(Agenda(schedule), lambda start: (1100 * MS, not failing))
+    assert [start.turn for start in slow.all] == [0, 0]
 
 
 def test_a_lane_runs_whole_conversations_one_after_another() -> None:
@@ -249,6 +270,29 @@ def test_where_the_next_stage_begins(first, service_ns: int, expected_ns: int) -
     assert [start.due_ns for start in second] == [expected_ns + i * 100 * MS for i in range(3)]
     numbers_seen = numbers(run.sent)
     assert len(set(numbers_seen)) == len(numbers_seen)
+
+
+def test_a_stage_that_ends_late_does_not_end_the_one_after() -> None:
+    schedule = build(workload(closed(2, count=2, duration_ns=S), constant(10.0, count=20), constant(1.0, count=1)), 1)
+    run = drive(Agenda(schedule), lasting(1500 * MS))
+    assert [start.due_ns for start in run.sent if start.stage == 2] == [3 * S]
+
+
+def test_a_late_driver_does_not_move_what_was_planned() -> None:
+    agenda = Agenda(build(workload(closed(1, count=1, duration_ns=S), constant(10.0, count=3)), 1))
+    agenda.ready(0)
+    agenda.finished(0, 2 * S, True)  # told before it was asked again: the stage had ended at its duration
+    assert agenda.next_ns() == S
+    assert [start.due_ns for start in agenda.ready(5 * S)] == [S, 1100 * MS, 1200 * MS]
+    talk = Agenda(build(workload(constant(2.0, count=1), closed(1, count=1), turns=2, tool_ns=100 * MS), 1))
+    talk.ready(0)
+    talk.finished(0, 100 * MS, True)
+    assert [(start.number, start.due_ns) for start in talk.ready(S)] == [(1, 200 * MS), (2, 500 * MS)]
+
+
+def test_everything_at_once_keeps_the_order_of_its_stages() -> None:
+    schedule = build(workload(constant(float("inf"), count=3), constant(float("inf"), count=2)), 1)
+    assert [(start.stage, start.due_ns) for start in Agenda(schedule).ready(0)] == [(0, 0)] * 3 + [(1, 0)] * 2
 
 
 def test_an_open_loop_stage_leaves_its_conversations_to_finish() -> None:
@@ -293,8 +337,23 @@ def test_after_stop_nothing_starts_and_what_did_not_is_told_with_its_reason() ->
     assert {start.dropped for start in unsent} == {"interrupted"}
     assert numbers(unsent) == list(range(2, 11))
     assert [start.due_ns for start in unsent[:3]] == [200 * MS, 300 * MS, 400 * MS]
+    assert [start.due_ns for start in unsent[3:]] == [-1] * 6  # when the lanes would have come to them is not known
     with pytest.raises(KeyError):
         agenda.finished(first.number, S, True)
+
+
+def test_of_a_lane_that_stands_only_its_next_start_has_an_instant() -> None:
+    agenda = Agenda(build(workload(closed(1, count=3), turns=2), 1))
+    agenda.ready(0)
+    agenda.finished(0, 5 * MS, True)
+    agenda.stop()
+    assert [(start.number, start.due_ns) for start in agenda.unsent()] == [
+        (1, 5 * MS),
+        (2, -1),
+        (3, -1),
+        (4, -1),
+        (5, -1),
+    ]
 
 
 def test_plain_integers_come_out() -> None:

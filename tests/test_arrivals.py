@@ -44,9 +44,11 @@ def test_the_official_runs_are_reproduced_to_the_nanosecond(run: dict[str, int])
     assert same.end_ns == made.end_ns
 
 
-def test_the_vectorised_draw_is_the_scalar_one_in_every_nanosecond() -> None:
+@pytest.mark.parametrize("seed", [SEED, 0, 1, 2, 3, 4])
+@pytest.mark.parametrize("rate", [170.0, 1e-6])  # in gaps of weeks the last bit of the logarithm is whole nanoseconds
+def test_the_vectorised_draw_is_the_scalar_one_in_every_nanosecond(rate: float, seed: int) -> None:
     """The rule of the oracle, written out one gap at a time with libm's logarithm and an mt19937 of our own."""
-    state = [SEED & 0xFFFFFFFF]
+    state = [seed & 0xFFFFFFFF]
     for i in range(1, 624):
         state.append((1812433253 * (state[-1] ^ (state[-1] >> 30)) + i) & 0xFFFFFFFF)
     words: list[int] = []
@@ -62,8 +64,8 @@ def test_the_vectorised_draw_is_the_scalar_one_in_every_nanosecond() -> None:
     offset, expected = 0, []
     for a, b in zip(words[:6000:2], words[1:6000:2], strict=True):
         expected.append(offset)
-        offset += int(-math.log(1 - (a + b * 2.0**32) / 2.0**64) / 170 * 1e9)
-    made = arrivals.poisson(170, seed=SEED, count=3000)
+        offset += int(-math.log(1 - (a + b * 2.0**32) / 2.0**64) / rate * 1e9)
+    made = arrivals.poisson(rate, seed=seed, count=3000)
     assert made.offsets.tolist() == expected
     assert made.end_ns == offset
 

@@ -79,8 +79,9 @@ def test_columns_and_slots(name: str) -> None:
     assert [whole.slot(number) for number in range(len(expected))] == expected
     assert list(whole.numbers()) == list(range(len(expected)))
     assert whole.slots == len(expected)
-    with pytest.raises(IndexError):
-        whole.slot(len(expected))
+    for number in (-1, len(expected)):
+        with pytest.raises(IndexError):
+            whole.slot(number)
 
 
 @pytest.mark.parametrize("run", ORACLE["official_runs_v5.1"], ids=lambda run: run["run"])
@@ -128,6 +129,7 @@ def test_numbers_go_on_through_the_stages() -> None:
         ([constant(10.0, duration_ns=S), closed(2, duration_ns=S), poisson(9.0, duration_ns=S)], [0, S, 2 * S], 3 * S),
         ([constant(10.0, count=5), constant(10.0, duration_ns=S, count=2)], [0, S // 2], 7 * S // 10),
         ([closed(2, count=5), constant(10.0, duration_ns=S), closed(2, duration_ns=S)], [0, None, None], None),
+        ([closed(2, count=5, duration_ns=S), constant(10.0, count=5)], [0, None], None),
         ([constant(float("inf"), count=5), closed(1, count=1)], [0, 0], None),
     ],
 )
