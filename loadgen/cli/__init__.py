@@ -1,0 +1,88 @@
+"""The command line: one file per command, each flags -> one call -> print -> exit code. No arithmetic here.
+
+Commands import what they need when they run, so that `loadgen --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+
+import click
+import typer
+
+from loadgen.cli.report import report
+from loadgen.cli.run import run
+from loadgen.cli.schema import schema
+from loadgen.cli.selfcheck import selfcheck
+from loadgen.cli.sim import sim
+from loadgen.errors import OK, USAGE, ending
+
+app = typer.Typer(
+    name="loadgen",
+    help="Measure what users of an LLM endpoint feel: TTFT, TPOT, ITL, E2E, throughput and goodput under load.",
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"loadgen {version('loadgen')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _all(
+    version: bool = typer.Option(False, "--version", help="Print the version and leave.", callback=_version, is_eager=True),
+) -> None:
+    pass
+
+
+app.command()(run)
+app.command()(report)
+app.command()(sim)
+app.command()(selfcheck)
+app.command()(schema)
+
+_PAIR = re.compile(r"[a-z][a-z0-9_]*:\S+$")
+_MANY = ("--goodput", "--slo")
+
+
+def spread(arguments: Sequence[str]) -> list[str]:
+    """`--goodput ttft:2000 tpot:200`, as the field writes it, is `--goodput ttft:2000 --goodput tpot:200`."""
+    out: list[str] = []
+    many = ""
+    values = 0
+    for argument in arguments:
+        if argument in _MANY:
+            many, values = argument, 0
+        elif many and _PAIR.match(argument):
+            if values:
+                out.append(many)
+            values += 1
+        else:
+            many = ""
+        out.append(argument)
+    return out
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point: exits with one of the codes of `loadgen.errors`."""
+
+    def call() -> int:
+        try:
+            code = app(spread(sys.argv[1:] if arguments is None else arguments), standalone_mode=False)
+        except click.ClickException as error:
+            error.show()
+            return USAGE
+        except click.exceptions.Abort:
+            raise KeyboardInterrupt from None
+        return code if isinstance(code, int) else OK
+
+    sys.exit(ending(call))

@@ -25,7 +25,7 @@ from typing import Protocol
 
 import msgspec
 
-from .clock import TimerFd, timer
+from .clock import Timer, timer
 from .errors import TargetUnusable
 
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it
@@ -126,7 +126,7 @@ class Wire:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._poll = select.epoll()
-        self._timer: TimerFd = timer(loop, self._turn)
+        self._timer: Timer = timer(loop)
         self._lines: dict[int, Line] = {}
         self._backlog: deque[tuple[Line, bytes, int, int, int, bool, str]] = deque()
         self._polled = self._tick_at = monotonic_ns()
@@ -137,8 +137,7 @@ class Wire:
         self.wake: Callable[[int], None] | None = None
         self.tick: Callable[[int], None] | None = None
         self.turns = self.reads = 0
-        if self._timer.fileno() >= 0:
-            self._poll.register(self._timer.fileno(), select.EPOLLIN)
+        self._poll.register(self._timer.fileno(), select.EPOLLIN)
         loop.add_reader(self._poll.fileno(), self._turn)
         self._arm()
 

@@ -1,0 +1,108 @@
+"""What `loadgen run` says while and after it runs: first lines, progress, answer, exit code. Printing only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadgen import run
+from loadgen.progress import Progress
+from loadgen.report import machine, text
+from loadgen.summary import Summary
+from loadgen.verdict import exit_code
+
+if TYPE_CHECKING:
+    from loadgen.drive import Drive
+    from loadgen.header import Header
+    from loadgen.schedule import Schedule
+    from loadgen.workload import Workload
+
+
+def say(line: str) -> None:
+    """A line of conversation: stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class Show:
+    """One invocation's output. stdout is the answer, stderr the conversation."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._progress: Progress | None = None
+
+    def one(self, workload: Workload, settings: run.Settings) -> int:
+        """A single run."""
+        summary, folder = self._run(workload, settings)
+        if self._as_json:
+            sys.stdout.buffer.write(machine.dump(summary))
+        else:
+            print(text.render(summary, color=_color()))
+            say(f"results in {folder}")
+        return code(summary)
+
+    def levels(self, workloads: list[Workload], settings: run.Settings) -> int:
+        """One level after the other, and a table of them all."""
+        from datetime import datetime
+
+        parent = run.new_folder(settings.out, workloads[0].name, datetime.now().astimezone())
+        summaries = []
+        for i, workload in enumerate(workloads):
+            level = next((stage.arrival.concurrency for stage in workload.stages if stage.measured), i)  # type: ignore[union-attr]
+            summary, _ = self._run(workload, replace(settings, out=parent / f"c{level}"))
+            summaries.append(summary)
+            if summary.run.state == "interrupted":
+                break
+        if self._as_json:
+            sys.stdout.buffer.write(b"[" + b",\n".join(machine.dump(summary).strip() for summary in summaries) + b"]\n")
+        else:
+            print(text.render_levels(summaries, color=_color()))
+            say(f"results in {parent}")
+        return max(code(summary) for summary in summaries)
+
+    def plans(self, workloads: list[Workload], settings: run.Settings) -> int:
+        """What would be sent."""
+        for workload in workloads:
+            print(run.describe(workload, settings))
+        return 0
+
+    def _run(self, workload: Workload, settings: run.Settings) -> tuple[Summary, Path]:
+        if settings.url is None and os.environ.get("OPENAI_BASE_URL"):
+            say("note: OPENAI_BASE_URL is set and not used: only --url sends load to a server")
+        try:
+            return run.execute(workload, settings, announce=self._announce, on_drive=self._follow)
+        finally:
+            if self._progress is not None:
+                self._progress.clear()
+
+    def _announce(self, header: Header, timetable: Schedule, folder: Path) -> None:
+        target = header.targets[0]
+        where = "embedded simulation (a SIMULATED server, not a measurement of any real one)" if target.simulated else target.url
+        say(f"target: {where}, model {target.model}, server {target.server}, api {header.api}")
+        for stage in header.stages:
+            bounds = [f"{stage.slots:,} requests" if stage.slots is not None else ""]
+            if stage.end_ns is not None:
+                bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
+            note = "" if stage.measured else ", warm-up, not measured"
+            say(f"load: {stage.arrival}: {', '.join(b for b in bounds if b)}{note}")
+        for note in header.notes:
+            say(f"note: {note}")
+        say(f"seed: {header.seed}  results: {folder}")
+        self._progress = Progress(timetable.slots, timetable.horizon_ns)
+
+    def _follow(self, drive: Drive) -> None:
+        assert self._progress is not None
+        self._progress.follow(drive)
+
+
+def _color() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def code(summary: Summary) -> int:
+    """The exit code of a run."""
+    return exit_code(
+        interrupted=summary.run.state == "interrupted", valid=summary.verdict.valid, slo_met=summary.goodput.met
+    )

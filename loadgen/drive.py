@@ -1,0 +1,303 @@
+"""Runs one schedule in one process: sleeps, sends, keeps the records, stops. The only place that waits.
+
+A thin shell over `agenda.Agenda` (which decides) and `Client.send` (which sends): no task and no future per request.
+What it learns goes to a `store.Spool`; it computes nothing from it but the counters of the progress line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import resource
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import monotonic_ns, process_time_ns
+from typing import Protocol
+
+import numpy as np
+from loadgen_sdk.dialects.reader import Flow
+from loadgen_sdk.request import Completion, Failure
+from loadgen_sdk.wire import FOREVER, Wire
+from numpy.typing import NDArray
+
+from loadgen.agenda import Agenda, Start
+from loadgen.bodies import Bodies
+from loadgen.header import Second
+from loadgen.quantiles import Histogram
+from loadgen.record import Place, row, unsent_row
+from loadgen.schedule import Schedule
+from loadgen.store import Spool
+
+BURST = 8  # requests started in one turn: a send costs some 20 µs, and reading must not wait for long
+BIN_NS = 10_000_000  # of the timeline
+SECOND_NS = 1_000_000_000
+FLUSH_NS = SECOND_NS // 2  # rows reach the disk this often
+FLOWS_NS = 2 * SECOND_NS  # histograms and timelines, which are rewritten whole
+RECENT = 2_000  # latencies kept for the progress line
+
+
+class Sender(Protocol):
+    """What the driver needs of a client: `Client`, or the reference client around the openai package."""
+
+    def send(
+        self, request: None, body: bytes, due: int, on_done: Callable[[Completion], None], flow: Flow, *, name: str
+    ) -> object: ...
+
+    def cancel(self, exchange: object, failure: Failure) -> None: ...
+
+    def tick(self, now: int) -> None: ...
+
+
+class Counters:
+    """What the progress line shows; updated in place while the run goes."""
+
+    __slots__ = ("dropped", "failed", "in_flight", "ok", "recent_ttft_ns", "sent", "tokens")
+
+    def __init__(self) -> None:
+        self.sent = self.ok = self.failed = self.dropped = self.tokens = self.in_flight = 0
+        self.recent_ttft_ns: deque[int] = deque(maxlen=RECENT)
+
+
+class Timeline:
+    """Output events of one stage: their gaps as a histogram, their instants as counts per BIN_NS from the run's start."""
+
+    __slots__ = ("_start_ns", "bins", "flow", "gaps", "used")
+
+    def __init__(self, start_ns: int) -> None:
+        self.flow = Flow()
+        self.gaps = Histogram()
+        self.bins: NDArray[np.int64] = np.zeros(1024, np.int64)
+        self.used = 0
+        self._start_ns = start_ns
+
+    def fold(self) -> None:
+        """Count what the flow has collected, and empty it."""
+        flow = self.flow
+        if flow.gaps:
+            self.gaps.add(np.array(flow.gaps, np.int64))
+            flow.gaps.clear()
+        if flow.instants:
+            places = (np.array(flow.instants, np.int64) - self._start_ns) // BIN_NS
+            flow.instants.clear()
+            counts = np.bincount(np.maximum(places, 0))
+            if len(counts) > len(self.bins):
+                grown = np.zeros(len(counts) * 2, np.int64)
+                grown[: len(self.bins)] = self.bins
+                self.bins = grown
+            self.bins[: len(counts)] += counts
+            self.used = max(self.used, len(counts))
+
+
+class Drive:
+    """One schedule, one client, one spool. `run` returns when every slot has its record."""
+
+    def __init__(
+        self,
+        *,
+        schedule: Schedule,
+        bodies: Bodies,
+        client: Sender,
+        wire: Wire,
+        spool: Spool,
+        start_ns: int,
+        grace_ns: int,
+        max_in_flight: int | None = None,
+        worker: int = 0,
+        run_id: str = "",
+        redact: Callable[[str], str] = str,
+    ) -> None:
+        self._agenda = Agenda(schedule, max_in_flight=max_in_flight)
+        self._bodies, self._client, self._wire, self._spool = bodies, client, wire, spool
+        self._start_ns, self._grace_ns, self._worker, self._run_id = start_ns, grace_ns, worker, run_id
+        self._redact = redact
+        self._timelines = [Timeline(start_ns) for _ in schedule.stages]
+        horizon = schedule.horizon_ns
+        self._grace_over = FOREVER if horizon is None else start_ns + horizon + grace_ns
+        self._flying: dict[int, object] = {}
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._flush_at = start_ns + FLUSH_NS
+        self._flows_at = start_ns + FLOWS_NS
+        self._second_from = start_ns
+        self._cpu_ns = process_time_ns()
+        self._cpu_start_ns = self._cpu_ns
+        self.counters = Counters()
+        self.interrupted = False
+        wire.wake = self._wake
+        wire.tick = self._tick
+
+    async def run(self) -> None:
+        """From the start instant to the last record. Raises whatever a bug in a callback raised."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._bug)
+        gc.collect()
+        gc.freeze()  # what exists now stays: no collector pass over it in the sending loop
+        gc.disable()  # the path of a request makes no cycles
+        try:
+            self._arm()
+            self._check_over()
+            await self._over
+        finally:
+            gc.enable()
+            gc.unfreeze()
+            self._wire.wake_at(FOREVER)
+            self._wire.wake = self._wire.tick = None
+            self._last_words(monotonic_ns())
+            loop.set_exception_handler(None)
+
+    def stop(self) -> None:
+        """Start nothing more; what is in flight may finish within the grace time. A second call leaves at once."""
+        if self._over.done():
+            return
+        if self.interrupted:
+            self._cancel_all(Failure("interrupted", "interrupted by the user"))
+            self._finish()
+            return
+        self.interrupted = True
+        self._agenda.stop()
+        for start in self._agenda.unsent():
+            self._never(start)
+        self._grace_over = min(self._grace_over, monotonic_ns() + self._grace_ns)
+        self._check_over()
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """While inside, the first SIGINT or SIGTERM asks the run to stop and the second insists."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    # -- starting and ending requests ----------------------------------------------------------------------------
+
+    def _wake(self, now: int) -> None:
+        for start in self._agenda.ready(now - self._start_ns, BURST):
+            if start.dropped:
+                self._never(start)
+            else:
+                self._send(start)
+        self._arm()
+
+    def _arm(self) -> None:
+        due = self._agenda.next_ns()
+        self._wire.wake_at(FOREVER if due is None else self._start_ns + due)
+
+    def _send(self, start: Start) -> None:
+        number = start.number
+        self.counters.sent += 1
+        self.counters.in_flight += 1
+        self._flying[number] = self._client.send(
+            None,
+            self._bodies.body(number),
+            self._start_ns + start.due_ns,
+            partial(self._done, start),
+            self._timelines[start.stage].flow,
+            name=f"{self._run_id}-{number}",
+        )
+
+    def _done(self, start: Start, done: Completion) -> None:
+        number = start.number
+        self._flying.pop(number, None)
+        counters = self.counters
+        counters.in_flight -= 1
+        failure = done.failure
+        text = -1
+        if failure is None:
+            counters.ok += 1
+            counters.recent_ttft_ns.append(done.first_token - done.due)
+        else:
+            counters.failed += 1
+            text = self._spool.text(self._redact(failure.text))
+        counters.tokens += done.usage.output or done.output_events
+        place = Place(number, start.request, start.stage, self._worker, 0, start.session, start.turn, start.lane)
+        self._spool.row(row(place, done, self._start_ns, text=text, built=self._bodies.built(number)))
+        self._bodies.answered(number, done)
+        agenda = self._agenda
+        agenda.finished(number, done.done - self._start_ns, failure is None)
+        if agenda.next_ns() is not None:
+            self._wake(monotonic_ns())
+        elif not self._flying:
+            self._check_over()
+
+    def _never(self, start: Start) -> None:
+        self.counters.dropped += 1
+        place = Place(start.number, start.request, start.stage, self._worker, 0, start.session, start.turn, start.lane)
+        status = "cancelled" if start.dropped == "interrupted" else "dropped"
+        self._spool.row(unsent_row(place, start.due_ns, start.dropped, status, self._bodies.built(start.number)))
+
+    def _check_over(self) -> None:
+        if self._agenda.done and not self._over.done():
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _cancel_all(self, failure: Failure) -> None:
+        for exchange in list(self._flying.values()):
+            self._client.cancel(exchange, failure)
+
+    # -- housekeeping --------------------------------------------------------------------------------------------
+
+    def _tick(self, now: int) -> None:
+        self._client.tick(now)
+        if now >= self._grace_over and self._flying:
+            self._grace_over = FOREVER
+            self._agenda.stop()
+            grace = self._grace_ns / SECOND_NS
+            self._cancel_all(Failure("timeout_total", f"not finished {grace:g} s (grace) after the end of the load"))
+        for timeline in self._timelines:
+            timeline.fold()
+        if now >= self._second_from + SECOND_NS:
+            self._sample(now)
+        if now >= self._flush_at:
+            self._flush_at = now + FLUSH_NS
+            self._spool.flush()
+        if now >= self._flows_at:
+            self._flows_at = now + FLOWS_NS
+            self._store_flows()
+        self._check_over()
+
+    def _sample(self, now: int) -> None:
+        cpu = process_time_ns()
+        span = now - self._second_from
+        counters = self.counters
+        self._spool.second(
+            Second(
+                t_s=round((now - self._start_ns) / SECOND_NS, 3),
+                worker=self._worker,
+                span_s=round(span / SECOND_NS, 3),
+                cpu_share=round((cpu - self._cpu_ns) / span, 4) if span else 0.0,
+                cpu_s=round((cpu - self._cpu_start_ns) / SECOND_NS, 4),
+                peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                in_flight=counters.in_flight,
+                sent=counters.sent,
+                done=counters.ok + counters.failed,
+                failed=counters.failed,
+            )
+        )
+        self._second_from, self._cpu_ns = now, cpu
+
+    def _store_flows(self) -> None:
+        for stage, timeline in enumerate(self._timelines):
+            if timeline.used:
+                self._spool.flows(stage, timeline.gaps, timeline.bins[: timeline.used])
+
+    def _last_words(self, now: int) -> None:
+        for timeline in self._timelines:
+            timeline.fold()
+        self._sample(now)
+        self._store_flows()
+        self._spool.flush()
+
+    def _bug(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        if not self._over.done():
+            told = error if isinstance(error, Exception) else RuntimeError(str(context.get("message")))
+            self._over.set_exception(told)

@@ -1,0 +1,143 @@
+"""Several workers on this machine: a process each, a share each by arithmetic, nothing shared while the clock runs.
+
+A worker builds its share, says `ready`, gets the common start instant, works, and reports a `Share`. Each has its own
+sockets and its own files. IO; what a worker does is `run.work`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from time import monotonic_ns
+
+import numpy as np
+
+from loadgen import schedule, store
+from loadgen.errors import Fault, TargetError
+from loadgen.record import ROW, Place, unsent_row
+from loadgen.run import Job, Share, work
+from loadgen.bodies import UNKNOWN
+
+HEAD_START_NS = 200_000_000  # from the last `ready` to instant 0: enough for every worker to read it
+
+
+def run(job: Job, timetable: schedule.Schedule, workers: int) -> Share:
+    """Run a job on this many worker processes. A worker that dies leaves its unfinished slots as `lost`.
+
+    Raises TargetError when a worker could not begin. The first SIGINT or SIGTERM is passed on to all (they stop and
+    drain), so is the second (they leave).
+    """
+    started = [_start(job, i, workers) for i in range(workers)]
+    previous = {number: signal.signal(number, lambda n, _: _pass_on(started, n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for worker in started:
+            _expect_ready(worker)
+        start_ns = monotonic_ns() + HEAD_START_NS
+        for worker in started:
+            assert worker.stdin is not None
+            worker.stdin.write(f"{start_ns}\n".encode())
+            worker.stdin.flush()
+        total = Share(prompts_total=0, prompts_count=0, late=0, interrupted=False)
+        for i, worker in enumerate(started):
+            total = _add(total, _report(worker) or _lost(job, timetable, i, workers))
+        return total
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for worker in started:
+            if worker.poll() is None:
+                worker.terminate()
+                worker.wait()
+
+
+def _start(job: Job, i: int, workers: int) -> subprocess.Popen[bytes]:
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "loadgen.fanout.local"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # the terminal's Ctrl-C comes through us, once
+    )
+    assert worker.stdin is not None
+    data = pickle.dumps((job, i, workers))
+    worker.stdin.write(len(data).to_bytes(8, "little") + data)
+    worker.stdin.flush()
+    return worker
+
+
+def _pass_on(workers: list[subprocess.Popen[bytes]], number: int) -> None:
+    for worker in workers:
+        if worker.poll() is None:
+            worker.send_signal(number)
+
+
+def _expect_ready(worker: subprocess.Popen[bytes]) -> None:
+    assert worker.stdout is not None
+    said = worker.stdout.readline()
+    if said != b"ready\n":
+        fault = json.loads(said) if said.startswith(b"{") else {"what": "a worker process did not start"}
+        raise TargetError(fault["what"], fault.get("where", ""), fault.get("hint", ""))
+
+
+def _report(worker: subprocess.Popen[bytes]) -> Share | None:
+    assert worker.stdout is not None
+    said = worker.stdout.readline()
+    worker.wait()
+    return Share(**json.loads(said)) if said else None
+
+
+def _add(left: Share, right: Share) -> Share:
+    return Share(
+        prompts_total=(left.prompts_total + right.prompts_total) % (1 << 128),
+        prompts_count=left.prompts_count + right.prompts_count,
+        late=left.late + right.late,
+        interrupted=left.interrupted or right.interrupted,
+    )
+
+
+def _lost(job: Job, timetable: schedule.Schedule, i: int, workers: int) -> Share:
+    """What a dead worker did not finish: a record `lost` for each of its slots that has none."""
+    part = schedule.shard(timetable, i, workers)
+    path = job.folder / "spool" / f"w{i}.rows"
+    size = path.stat().st_size // ROW.itemsize
+    with path.open("r+b") as file:  # half a row at the end would shift all that follow
+        file.truncate(size * ROW.itemsize)
+    seen = set(np.fromfile(path, ROW, size)["slot"].tolist())
+    spool = store.Spool(job.folder, i)
+    text = spool.text(f"worker {i} died")
+    for number in part.numbers() if part.slots is not None else ():
+        if number not in seen:
+            slot = timetable.slot(number)
+            place = Place(number, slot.request, slot.stage, i, 0, slot.session, slot.turn, slot.lane)
+            spool.row(unsent_row(place, slot.due_ns, "worker_died", "lost", UNKNOWN, text))
+    spool.close()
+    return Share(prompts_total=0, prompts_count=0, late=0, interrupted=False)
+
+
+def _worker() -> None:
+    import uvloop
+
+    source = sys.stdin.buffer
+    job, i, workers = pickle.loads(source.read(int.from_bytes(source.read(8), "little")))
+
+    async def gate() -> int:
+        print("ready", flush=True)
+        start_ns = int(source.readline())
+        await asyncio.sleep(max(0, start_ns - monotonic_ns() - HEAD_START_NS // 2) / 1e9)
+        return start_ns
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            share = runner.run(work(job, i, workers, gate))
+        except Fault as fault:
+            print(json.dumps({"what": fault.what, "where": fault.where, "hint": fault.hint}), flush=True)
+            sys.exit(fault.exit_code)
+    print(json.dumps(asdict(share)), flush=True)
+
+
+if __name__ == "__main__":
+    _worker()

@@ -1,0 +1,64 @@
+"""The progress line on stderr while a run goes; silent when stderr is no terminal. IO, and the only eye on counters."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from time import monotonic_ns
+from typing import TextIO
+
+from loadgen.drive import Counters, Drive
+
+EVERY_S = 0.5
+
+
+class Progress:
+    """Writes one line, again and again, over itself."""
+
+    def __init__(self, total: int | None, horizon_ns: int | None, out: TextIO = sys.stderr) -> None:
+        self._total, self._horizon_ns, self._out = total, horizon_ns, out
+        self._last_tokens = 0
+        self._last_at = self._began = monotonic_ns()
+        self._handle: asyncio.TimerHandle | None = None
+
+    def follow(self, drive: Drive) -> None:
+        """Start showing this drive's counters, until the loop ends."""
+        if not self._out.isatty():
+            return
+        loop = asyncio.get_running_loop()
+
+        def show() -> None:
+            now = monotonic_ns()
+            self._out.write("\r\x1b[K" + self.line(drive.counters, now))
+            self._out.flush()
+            self._handle = loop.call_later(EVERY_S, show)
+
+        self._handle = loop.call_later(EVERY_S, show)
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._out.write("\r\x1b[K")
+            self._out.flush()
+
+    def line(self, counters: Counters, now: int) -> str:
+        """What there is to say now; `now` on the monotonic clock."""
+        span = max(now - self._last_at, 1) / 1e9
+        rate = (counters.tokens - self._last_tokens) / span
+        self._last_tokens, self._last_at = counters.tokens, now
+        done = counters.ok + counters.failed + counters.dropped
+        parts = [f"{done:,}/{self._total:,} done" if self._total is not None else f"{done:,} done"]
+        parts += [f"{counters.in_flight:,} in flight", f"{rate:,.0f} tok/s"]
+        if counters.recent_ttft_ns:
+            ordered = sorted(counters.recent_ttft_ns)
+            p50, p99 = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
+            parts.append(f"TTFT p50 {p50 / 1e6:,.1f} p99 {p99 / 1e6:,.1f} ms")
+        if counters.failed:
+            parts.append(f"{counters.failed:,} failed")
+        if counters.dropped:
+            parts.append(f"{counters.dropped:,} dropped")
+        if self._horizon_ns is not None:
+            left = (self._began + self._horizon_ns - now) / 1e9
+            parts.append(f"{left:,.0f} s left" if left > 0 else "draining")
+        return " · ".join(parts)
