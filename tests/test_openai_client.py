@@ -38,7 +38,13 @@ def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
 
 
 def meet(
-    said: bytes | None, drive: Drive, *, url: str = "http://127.0.0.1:{}", server: str = "vllm", **options: Any
+    said: bytes | None,
+    drive: Drive,
+    *,
+    url: str = "http://127.0.0.1:{}",
+    server: str = "vllm",
+    serves: int = 99,
+    **options: Any,
 ) -> Heard:
     """Run `drive` with a client against a server that says `said` to all (None: nothing); what it heard."""
     heard: Heard = []
@@ -46,12 +52,16 @@ def meet(
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
+            left = serves  # answers this connection gives before it hangs up on the next request
             while line := (await reader.readline()).decode().strip():
                 headers = {}
                 while field := (await reader.readline()).decode().strip():
                     name, _, value = field.partition(":")
                     headers[name.lower()] = value.strip()
                 heard.append((line, headers, json.loads(await reader.readexactly(int(headers["content-length"])))))
+                left -= 1
+                if left < 0:
+                    return
                 if said is None:
                     await reader.read()
                     return
@@ -157,6 +167,7 @@ def test_stamps_are_in_their_order() -> None:
     got = completion(answer(events(*STREAMS["reasoning first"])))
     stamps = (got.due, got.sent, got.first_byte, got.first_event, got.first_answer, got.last_token, got.end, got.done)
     assert list(stamps) == sorted(stamps)
+    assert got.ready == got.sent > got.due
     assert got.first_token == got.first_event < got.first_answer == got.last_token
     assert (got.kernel_stamp, got.http_status, got.request) == (False, 200, REQUEST)
     assert got.bytes_received == len(events(*STREAMS["reasoning first"]))
@@ -201,6 +212,17 @@ def test_failures_have_our_kinds_and_no_secrets(said: bytes, kind: str, words: s
 def test_no_server_no_name() -> None:
     failures = [completion(b"", url=url).failure for url in ("http://127.0.0.1:1/{}", "http://nosuch.invalid/{}")]
     assert [failure and failure.kind for failure in failures] == ["connect", "dns"]
+
+
+def test_a_reused_connection_that_was_closed_is_no_failure_and_is_counted() -> None:
+    got: list[Completion] = []
+
+    async def drive(client: OpenAIClient) -> None:
+        got.extend([await send(client)[1] for _ in range(2)])
+
+    heard = meet(answer(events(*STREAMS["vllm"])), drive, serves=1)
+    assert [(item.failure, item.resent, item.reused) for item in got] == [(None, 0, False), (None, 1, False)]
+    assert len(heard) == 3
 
 
 def test_timeouts() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from time import monotonic_ns
 from typing import Any
 from urllib.parse import parse_qsl
@@ -31,9 +32,9 @@ _TIMINGS = ("timings", "nvext", "metrics")
 class OpenAIClient:
     """One endpoint, one model, one API, through AsyncOpenAI: no retries, no proxy, no limit on connections.
 
-    `timeout_ns` bounds a request from its due instant, `stall_timeout_ns` the silence between two events. Of a request
-    the package does not tell: when its connection was ready, whether that was reused, bytes of heads, and what comes
-    after `[DONE]`; those fields of its Completion keep their defaults.
+    `timeout_ns` bounds a request from its due instant, `stall_timeout_ns` the silence between two events. The HTTP
+    library's own trace gives `ready`, `sent` and `first_byte`; all else is what the package hands out. Byte counts are
+    of bodies without heads, and what a server sends after `[DONE]` is not seen.
     """
 
     def __init__(
@@ -77,9 +78,10 @@ class OpenAIClient:
         named = {name.lower() for name in headers}
         unasked = [name for name in ("authorization", "openai-organization", "openai-project") if name not in named]
 
-        async def strip(request: Any) -> None:  # what the package adds from its own settings and environment
-            for name in unasked:
+        async def watch(request: Any) -> None:
+            for name in unasked:  # what the package adds from its own settings and environment
                 request.headers.pop(name, None)
+            request.extensions["trace"] = _current.get().trace
 
         self._api = openai.AsyncOpenAI(
             base_url=self.target.base_url,
@@ -94,7 +96,7 @@ class OpenAIClient:
                 verify=self._tls,
                 trust_env=False,
                 follow_redirects=False,
-                event_hooks={"request": [strip]},
+                event_hooks={"request": [watch]},
             ),
         )
 
@@ -180,7 +182,9 @@ class _Exchange:
         self._client, self._request, self._body, self._due, self._flow = client, request, body, due, flow
         self._name, self._sink = name, sink
         self._reading = Reading(flow, client._keep_text)
-        self._sent = self._first_byte = self._done = NEVER
+        self._ready = self._sent = self._first_byte = self._done = NEVER
+        self._reused = True
+        self._resent = 0
         self._status = self._received = 0
         self.task: asyncio.Task[None] | None = None
         self.interruption = Failure("interrupted", "cancelled")
@@ -193,10 +197,14 @@ class _Exchange:
         deadline = loop.time() + left
         try:
             async with asyncio.timeout_at(deadline) as limit:
-                if client._stream_on:
-                    await self._streamed(limit, deadline)
-                else:
-                    await self._whole()
+                _current.set(self)
+                try:
+                    await self._once(limit, deadline)
+                except Exception as error:
+                    if not (self._reused and self._sent >= 0 and self._first_byte < 0 and _kind(error)[0] == "reset"):
+                        raise
+                    self._resent = 1  # an idle connection that the server had closed: metrics.md allows this one
+                    await self._once(limit, deadline)
             self._failure = self._reading.judge(True, False, client._stream_on)
         except TimeoutError:
             if limit.when() == deadline:
@@ -211,6 +219,22 @@ class _Exchange:
             self._failure = self._judged(error)
         self._done = monotonic_ns()
 
+    async def trace(self, name: str, _: Any) -> None:
+        """What the HTTP library does, as it does it."""
+        if name == "connection.connect_tcp.started":
+            self._reused = False
+        elif name == "http11.send_request_headers.started":
+            self._ready = self._sent = monotonic_ns()
+        elif name == "http11.receive_response_headers.complete":
+            self._first_byte = monotonic_ns()
+
+    async def _once(self, limit: asyncio.Timeout, deadline: float) -> None:
+        self._reused = True
+        if self._client._stream_on:
+            await self._streamed(limit, deadline)
+        else:
+            await self._whole()
+
     def _create(self) -> Any:
         """The package's call: what it names itself, and the rest of our body as `extra_body`."""
         fields: dict[str, Any] = msgspec.json.decode(self._body)
@@ -219,13 +243,11 @@ class _Exchange:
         own = {name: fields.pop(name) for name in ("model", prompt, "stream") if name in fields}
         api = self._client._api
         make = api.chat.completions.create if chat else api.completions.create
-        self._sent = monotonic_ns()
         return make(**own, extra_body=fields, extra_headers={"X-Request-Id": self._name} if self._name else None)
 
     async def _streamed(self, limit: asyncio.Timeout, deadline: float) -> None:
         loop, stall_s = asyncio.get_running_loop(), self._client._stall_ns / 1e9
         stream = await self._create()
-        self._first_byte = monotonic_ns()
         self._status = stream.response.status_code
         try:
             async for event in stream:
@@ -236,9 +258,8 @@ class _Exchange:
 
     async def _whole(self) -> None:
         answer = await self._create()
-        self._first_byte = at = monotonic_ns()
         self._status = 200
-        self._take(answer, at)
+        self._take(answer, monotonic_ns())
         self._reading.first_event_tokens = self._reading.usage().output or 0  # all of it came at once
 
     def _take(self, event: Any, at: int) -> None:
@@ -310,6 +331,7 @@ class _Exchange:
         return Completion(
             request=self._request,
             due=self._due,
+            ready=self._ready,
             sent=self._sent,
             first_byte=self._first_byte,
             first_event=reading.first_event,
@@ -321,6 +343,8 @@ class _Exchange:
             output_events=reading.output_events,
             first_event_tokens=reading.first_event_tokens,
             max_gap=reading.max_gap,
+            reused=self._reused and self._sent >= 0,
+            resent=self._resent,
             http_status=self._status,
             bytes_sent=len(self._body) if self._sent >= 0 else 0,
             bytes_received=self._received,
@@ -331,6 +355,9 @@ class _Exchange:
             server_timing=reading.server_timing,
             failure=self._failure if self._done >= 0 else self.interruption,  # cancelled before its first step
         )
+
+
+_current: ContextVar[_Exchange] = ContextVar("_current")
 
 
 def _others(choice: Any, part: Any) -> Iterator[Any]:
