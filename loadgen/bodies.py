@@ -1,7 +1,7 @@
 """The bodies of the requests of one worker, built ahead of their send and kept in a file that has no name.
 
-IO, but only of that scratch file: a body is built from `prompts` and the client's `prepare`, and read back when its time
-has come, so that neither building nor memory stands in the sending loop's way. What was not built ahead (a load
+IO, but only of that scratch file: a body is built from `prompts` and the client's `prepare`, and read back when its
+time has come, so that neither building nor memory stands in the sending loop's way. What was not built ahead (a load
 without end, a conversation with real replies) is built when asked for, and counted in `late`.
 """
 
@@ -25,11 +25,11 @@ UNKNOWN = Built(-1, "", -1)
 
 
 class Bodies:
-    """`build` first; then `body` and `built` of any number, `answered` for each reply. Numbers come in ascending order."""
+    """`build` first, in ascending order; then `body` and `built` of any number, `answered` for each reply."""
 
     def __init__(self, prompts: Prompts, prepare: Callable[[Request], bytes], folder: Path | None = None) -> None:
         self._prompts, self._prepare = prompts, prepare
-        self._file = tempfile.TemporaryFile(dir=folder)
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by close()
         self._fd = self._file.fileno()
         self._numbers = array("q")
         self._offsets = array("q", [0])
@@ -97,7 +97,9 @@ class Bodies:
 
     def _now(self, number: int, request: Request) -> bytes:
         tokens = -1 if request.input_tokens is None else request.input_tokens
-        self._late[number] = Built(tokens, request.input_source, -1 if request.max_tokens is None else request.max_tokens)
+        self._late[number] = Built(
+            tokens, request.input_source, -1 if request.max_tokens is None else request.max_tokens
+        )
         return self._prepare(request)
 
     def _with_replies(self, number: int) -> bytes:

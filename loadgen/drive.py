@@ -62,7 +62,7 @@ class Counters:
 
 
 class Timeline:
-    """Output events of one stage: their gaps as a histogram, their instants as counts per BIN_NS from the run's start."""
+    """Output events of one stage: their gaps as a histogram, their instants as counts per BIN_NS of the run."""
 
     __slots__ = ("_start_ns", "bins", "flow", "gaps", "used")
 

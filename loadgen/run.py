@@ -55,7 +55,7 @@ class Settings:
     api_key: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
     extra_body: dict[str, Any] | None = None
-    tls: Tls = Tls()
+    tls: Tls = field(default_factory=Tls)
     tokenizer: str | None = None
     workers: int = 1
     out: Path | None = None
@@ -89,12 +89,10 @@ class Share:
     interrupted: bool
 
 
-Say = Callable[[str], None]
-
-
 def run_id(name: str, now: datetime.datetime) -> str:
     """The folder name of a run: readable, sorted by time, unique."""
-    return f"{''.join(c if c.isalnum() or c in '-_' else '-' for c in name)[:60]}-{now:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
+    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)[:60]
+    return f"{plain}-{now:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
 
 
 def new_folder(out: Path | None, name: str, now: datetime.datetime) -> Path:
@@ -223,7 +221,9 @@ def _client(job: Job, keep_text: bool, wire: Wire) -> Any:
 # -- before and after --------------------------------------------------------------------------------------------
 
 
-def prepare(workload: Workload, settings: Settings, found: Found, *, simulated: bool, folder: Path) -> tuple[Job, heads.Header, Schedule]:
+def prepare(
+    workload: Workload, settings: Settings, found: Found, *, simulated: bool, folder: Path
+) -> tuple[Job, heads.Header, Schedule]:
     """Everything that is decided before the clock starts, and the header that says so."""
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     salt = seeds.fresh()
@@ -308,18 +308,45 @@ def finish(job: Job, header: heads.Header, share: Share, recorder: store.Recorde
     return summary
 
 
+def describe(workload: Workload, settings: Settings) -> str:
+    """What a run would do, without touching the network: load, sizes, fingerprints."""
+    seed = workload.seed if workload.seed is not None else seeds.fresh()
+    timetable = schedule.build(workload, seed)
+    requests = prompts.build(workload, seed, 0, tokens.load(settings.tokenizer))
+    lines = [f"workload: {workload.name}", f"target: {settings.url or 'embedded simulation'}", f"seed: {seed}"]
+    for index in range(len(timetable.stages)):
+        stage = _stage(workload, timetable, index)
+        bounds = [f"{stage.slots:,} requests"] if stage.slots is not None else []
+        if stage.end_ns is not None:
+            bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
+        lines.append(f"load: {stage.arrival}: {', '.join(bounds)}{'' if stage.measured else ', warm-up, not measured'}")
+    sample = [requests[number] for number in range(min(timetable.slots or 100, 100))]
+    sizes = sorted(request.input_tokens or 0 for request in sample)
+    asked = sorted(request.max_tokens or 0 for request in sample)
+    spans = f"{sizes[0]:,} to {sizes[-1]:,} prompt tokens, {asked[0]:,} to {asked[-1]:,} asked for"
+    lines.append(f"first {len(sample)} requests: {spans}")
+    lines.append(f"recipe: {recipe_fingerprint(workload, 'server')}  timetable: {schedule.fingerprint(timetable)}")
+    lines += [f"note: {note}" for note in requests.warnings(timetable.slots or 1000)]
+    return "\n".join(lines)
+
+
 def execute(
-    workload: Workload, settings: Settings, *, say: Say, on_drive: Callable[[Drive], Any] | None = None, announce: Callable[[heads.Header, Schedule, Path], None] | None = None
+    workload: Workload,
+    settings: Settings,
+    *,
+    on_drive: Callable[[Drive], Any] | None = None,
+    announce: Callable[[heads.Header, Schedule, Path], None] | None = None,
 ) -> tuple[Summary, Path]:
     """The whole of it: one run and its folder. Raises Fault or Faults for whatever stands in its way."""
     import uvloop
 
     from loadgen.sim import embedded
+    from loadgen.sim.options import Options
 
     simulation = None
     simulated = settings.url is None
     if simulated:
-        simulation = embedded.start(embedded.Options(**settings.embedded))
+        simulation = embedded.start(Options(**settings.embedded))
         settings = replace(settings, url=simulation.url)
     try:
         now = datetime.datetime.now(datetime.UTC).astimezone()
@@ -396,7 +423,9 @@ def _shares(workload: Workload) -> bool:
     requests = workload.requests
     if getattr(requests, "turns", None) is not None:
         return True
-    return bool(getattr(requests, "shared_prefix_tokens", 0) or getattr(requests, "system_tokens", 0)) or hasattr(requests, "path")
+    return bool(getattr(requests, "shared_prefix_tokens", 0) or getattr(requests, "system_tokens", 0)) or hasattr(
+        requests, "path"
+    )
 
 
 def _stage(workload: Workload, timetable: Schedule, index: int) -> heads.Stage:

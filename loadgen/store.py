@@ -32,7 +32,13 @@ from loadgen.record import FIELDS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 
 PART_SECONDS = 1.5  # a Parquet file at most this often per worker
 MERGE_ROWS = 1_000_000  # rows per row group of the merged file
-NAMES = {"status": STATUSES, "kind": KINDS, "finish_reason": FINISH_REASONS, "input_source": SOURCES, "output_source": SOURCES}
+NAMES = {
+    "status": STATUSES,
+    "kind": KINDS,
+    "finish_reason": FINISH_REASONS,
+    "input_source": SOURCES,
+    "output_source": SOURCES,
+}
 """Columns that are small codes in a row and words in Parquet."""
 
 
@@ -168,7 +174,8 @@ def _seconds(folder: Path) -> list[heads.Second]:
 def _rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:
     spooled = sorted(folder.glob("spool/w*.rows"))
     if spooled:
-        parts, texts = [], []
+        parts: list[NDArray[np.void]] = []
+        texts: list[str] = []
         for file in spooled:
             part = _whole_rows(file)
             words = _texts(file.with_suffix(".texts"))
@@ -189,7 +196,7 @@ def _whole_rows(file: Path) -> NDArray[np.void]:
 
 
 def _texts(file: Path) -> list[str]:
-    texts = []
+    texts: list[str] = []
     for line in file.read_bytes().splitlines():
         try:
             texts.append(msgspec.json.decode(line, type=str))
@@ -214,7 +221,7 @@ def to_table(rows: NDArray[np.void], texts: list[str]) -> Any:
             column = pa.DictionaryArray.from_arrays(pa.array(values.view(np.int8)), pa.array(NAMES[name], pa.string()))
         elif name in _BOOLEANS:
             column = pa.array(values.astype(bool))
-        elif name.endswith("_ns") and name != "due_ns" or "-1" in meaning:
+        elif (name.endswith("_ns") and name != "due_ns") or "-1" in meaning:
             column = pa.array(values, mask=values < 0)
         else:
             column = pa.array(values)

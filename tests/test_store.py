@@ -30,7 +30,9 @@ def written(folder: Path, workers: int = 2, each: int = 50) -> None:
             text = spool.text(done.failure.text + f" w{worker}") if done.failure else -1
             place = Place(i * workers + worker, i, i % 2, worker, 0, -1, 0, -1)
             spool.row(row(place, done, 1000, text=text, built=Built(10, "estimate", 7)))
-        spool.row(unsent_row(Place(999 + worker, 1, 1, worker, 0, 3, 1, -1), 5, "in_flight_cap", "dropped", Built(1, "", 2)))
+        spool.row(
+            unsent_row(Place(999 + worker, 1, 1, worker, 0, 3, 1, -1), 5, "in_flight_cap", "dropped", Built(1, "", 2))
+        )
         spool.second(header.Second(t_s=1.0, worker=worker))
         gaps = Histogram()
         gaps.add(np.array([1_000_000 * (worker + 1)] * 10))

@@ -39,7 +39,9 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _all(
-    version: bool = typer.Option(False, "--version", help="Print the version and leave.", callback=_version, is_eager=True),
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and leave.", callback=_version, is_eager=True
+    ),
 ) -> None:
     pass
 

@@ -18,10 +18,10 @@ from time import monotonic_ns
 import numpy as np
 
 from loadgen import schedule, store
+from loadgen.bodies import UNKNOWN
 from loadgen.errors import Fault, TargetError
 from loadgen.record import ROW, Place, unsent_row
 from loadgen.run import Job, Share, work
-from loadgen.bodies import UNKNOWN
 
 HEAD_START_NS = 200_000_000  # from the last `ready` to instant 0: enough for every worker to read it
 
@@ -33,7 +33,9 @@ def run(job: Job, timetable: schedule.Schedule, workers: int) -> Share:
     drain), so is the second (they leave).
     """
     started = [_start(job, i, workers) for i in range(workers)]
-    previous = {number: signal.signal(number, lambda n, _: _pass_on(started, n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {
+        number: signal.signal(number, lambda n, _: _pass_on(started, n)) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         for worker in started:
             _expect_ready(worker)

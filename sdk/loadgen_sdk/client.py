@@ -1,7 +1,7 @@
 """The client: requests in, measured completions out, over a pool of kept-alive connections to one endpoint.
 
-`Client.send` is the generator's way (a callback, no task, no future); `stream` and `complete` are an application's. HTTP
-meaning lives in `exchange.py` and `dialects/`, sockets in `wire.py`; here is only which connection carries what.
+`Client.send` is the generator's way (a callback, no task, no future); `stream` and `complete` are an application's.
+HTTP meaning lives in `exchange.py` and `dialects/`, sockets in `wire.py`; here is only which connection carries what.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ class Client:
         try:
             self._addresses = await resolve(self.target.host, self.target.port)
         except OSError as error:
-            raise TargetUnusable(f"cannot resolve {self.target.host!r}: {error.strerror}", "check the host name") from None
+            raise TargetUnusable(
+                f"cannot resolve {self.target.host!r}: {error.strerror}", "check the host name"
+            ) from None
         if not connections:
             return
         raise_file_limit(connections + 64)
@@ -412,5 +414,3 @@ class Client:
             missing = max(SPARE, self._busiest_tick) - len(idle) - self._spares
             for _ in range(min(missing, OPEN_PER_TICK)):
                 self._open_spare()
-
-

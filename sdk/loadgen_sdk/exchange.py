@@ -16,7 +16,7 @@ OnDone = Callable[[Completion], None]
 
 
 class Exchange:
-    """The life of one request. The client sets `ready`, `sent` and `bytes_sent`, calls `arrived` and `ended`, then `tell`."""
+    """One request's life. The client sets `ready`, `sent`, `bytes_sent`, calls `arrived` and `ended`, then `tell`."""
 
     __slots__ = (
         "bytes_received",
@@ -103,7 +103,7 @@ class Exchange:
         self.whole: list[bytes] = []
 
     def arrived(self, data: bytes, stamp: int, read: int, base: int, kernel: bool) -> bool:
-        """Bytes that the kernel stamped `stamp`, read at `read`; `base`: the socket was empty then. True: it is over."""
+        """Bytes stamped `stamp` and read at `read`; at `base` the socket was empty. True: the answer is over."""
         response = self.response
         self.bytes_received += len(data)
         try:

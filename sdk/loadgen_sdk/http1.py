@@ -42,7 +42,18 @@ class Response:
     `reusable` tells (once complete) whether the connection may serve again. `surplus` holds bytes after the end.
     """
 
-    __slots__ = ("_held", "_left", "_mode", "complete", "headers", "idle_limit_s", "reusable", "status", "surplus", "uses_left")
+    __slots__ = (
+        "_held",
+        "_left",
+        "_mode",
+        "complete",
+        "headers",
+        "idle_limit_s",
+        "reusable",
+        "status",
+        "surplus",
+        "uses_left",
+    )
 
     def __init__(self) -> None:
         self.status = 0

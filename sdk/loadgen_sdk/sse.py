@@ -73,7 +73,7 @@ class Decoder:
         return events
 
     def end(self) -> list[bytes | Named]:
-        """The last event of a body that ends without its blank line (the grammar drops it; servers exist that do this)."""
+        """The last event of a body that ends without its blank line: the grammar drops it, but servers do this."""
         events: list[bytes | Named] = []
         block, self._held = self._held, b""
         self._block(block, events)

@@ -42,7 +42,7 @@ LINUX = sys.platform == "linux"
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True):
-    """How to trust a server. Verification is on unless `verify` is false; `cert` is a PEM file with its key in it or in `key`."""
+    """How to trust a server: `verify` or not, by which `ca`; `cert` is a PEM file with its key in it or in `key`."""
 
     verify: bool = True
     ca: str | None = None
@@ -143,8 +143,10 @@ class Wire:
 
     # -- connections ---------------------------------------------------------------------------------------------
 
-    def open(self, address: tuple[int, tuple[object, ...]], index: int, peer: Peer, tls: ssl.SSLContext | None, name: str) -> Line:
-        """Start connecting to a resolved address; the peer hears `connected` or `failed`. Raises OSError at once if it cannot start."""
+    def open(
+        self, address: tuple[int, tuple[object, ...]], index: int, peer: Peer, tls: ssl.SSLContext | None, name: str
+    ) -> Line:
+        """Start connecting; the peer hears `connected` or `failed`. Raises OSError if it cannot even start."""
         family, where = address
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -180,7 +182,7 @@ class Wire:
         line.sock.close()
 
     def send(self, line: Line, parts: Sequence[bytes]) -> int:
-        """Hand bytes to the kernel, the rest when it takes them. Returns the instant just before the first byte went."""
+        """Hand bytes to the kernel, the rest when it takes them. Returns the instant before the first byte went."""
         if line.tls is not None and line.tls_out is not None:
             for part in parts:
                 line.tls.write(part)
