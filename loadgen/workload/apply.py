@@ -84,6 +84,8 @@ def _promises(slo: Slo | None, flags: Flags, faults: list[Fault]) -> Slo | None:
 
 def _stages(workload: Written, flags: Flags, faults: list[Fault], file: str, top: Map) -> tuple[Stage, ...]:
     law = _law(flags, faults)
+    if faults and not workload.stages:  # a load was asked for, and its flags are at fault
+        return ()
     stages = _named(workload.stages, faults, file, top)
     if law is not None:
         stages = _under(law, stages)

@@ -28,13 +28,15 @@ def in_order(faults: list[Fault]) -> list[Fault]:
     return sorted(by_place.values(), key=place)
 
 
+LONGEST_SHOWN = 60  # characters of a value that is wrong
+
 _KINDS = {
     "model_type": ("must be a mapping (key: value)", ""),
     "model_attributes_type": ("must be a mapping (key: value)", ""),
     "tuple_type": ("must be a list", "start each item with a dash"),
     "int_type": ("must be a whole number", "without quotes and unit"),
     "float_type": ("must be a number", "without quotes and unit"),
-    "finite_number": ("must be finite", "only constant may be inf: everything at once"),
+    "finite_number": ("must be finite", ""),
     "bool_type": ("must be true or false", ""),
     "string_type": ("must be text", "put it in quotes"),
     "string_too_short": ("must not be empty", ""),
@@ -46,12 +48,23 @@ def fault(error: Any, top: Map, file: str) -> Fault:
     """One error of pydantic in our words: what was written, where, what is allowed."""
     kind, loc, context = error["type"], error["loc"], error.get("ctx", {})
     spot, path, holder = locate(top, loc)
-    shown = f'"{spot.text}" ' if spot.text else f"{path} " if path else ""
+    text = spot.text if len(spot.text) <= LONGEST_SHOWN else spot.text[:LONGEST_SHOWN] + "..."
+    shown = f'"{text}" ' if text else f"{path} " if path else ""
+    if (
+        loc and isinstance(loc[-1], int) and isinstance(holder, str)
+    ):  # the file of a column: its values have no place here
+        shown = f'value {loc[-1] + 1} in "{text}" '
+    if error["input"] is None and not spot.text and kind != "missing":
+        return UserError(f"{path} has no value", where(file, spot, path), _example(path.rpartition(".")[2]))
     if kind == "missing":
         return UserError(f'missing "{loc[-1]}"', where(file, spot, path), _example(str(loc[-1])))
     if kind == NOTHING_FITS:
         noun, _, choices = error["msg"].partition(": ")
         known = choices.split(", ")
+        if isinstance(holder, Map) and len(holder) > 1:
+            what = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+            hint = f"its parameters go inside, {_example(noun + ' inside')}; known: {', '.join(known)}"
+            return UserError(f"{what} has one key, not {len(holder)}", where(file, spot, path), hint)
         if isinstance(holder, Map) and holder:
             word = next(iter(holder))
             what, at = f'unknown {noun} "{word}"', where(file, holder.keys_at[word], path)
@@ -83,6 +96,11 @@ def _example(key: str, known: list[str] | None = None) -> str:
         "arrival": "arrival: {poisson: 10/s} or {closed: 8}",
         "length": "150, or {uniform: {min: 100, max: 200}}",
         "delay": "2s, or {uniform: {min: 1s, max: 3s}}",
+        "arrival inside": "arrival: {gamma: {rate: 10/s, burstiness: 0.5}}",
+        "length inside": "{normal: {mean: 300, stddev: 50}}",
+        "delay inside": "{normal: {mean: 2s, stddev: 500ms}}",
+        "stages": "stages: [{arrival: {poisson: 10/s}, duration: 30s}]",
+        "tool_result_tokens": "tool_result_tokens: 500",
         "from": "{ramp: {from: 1/s, to: 10/s}}",
         "to": "{ramp: {from: 1/s, to: 10/s}}",
         "burstiness": "{gamma: {rate: 10/s, burstiness: 0.5}}",

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Strict, Tag, ValidationInfo
+from pydantic import BeforeValidator, Discriminator, Field, Strict, Tag, ValidationInfo, model_validator
 
 from loadgen import units
 from loadgen.workload.overrides import METRIC_ALIASES, METRICS
@@ -109,6 +109,15 @@ class Synthetic(Part):
     prefixes: Whole = 1  # how many such groups
     system_tokens: Tokens = 0  # a system message of so many tokens, the same for all, beside the prompt
     turns: Turns | None = None
+
+    @model_validator(mode="after")
+    def _prefix_fits(self) -> Synthetic:
+        shortest = self.input_tokens.value if isinstance(self.input_tokens, Fixed) else 0
+        shortest = self.input_tokens.min if isinstance(self.input_tokens, Uniform) else shortest
+        if shortest and self.shared_prefix_tokens > shortest:
+            what = f"shares a prefix of {self.shared_prefix_tokens} tokens in prompts of {shortest}"
+            raise units.Wrong(what, "shared_prefix_tokens is a part of input_tokens")
+        return self
 
 
 def _existing(value: Any, info: ValidationInfo) -> Any:

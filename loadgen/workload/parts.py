@@ -155,7 +155,7 @@ def choice(noun: str, members: dict[str, type[Tagged]], bare: tuple[type, ...] =
             if isinstance(value, member):
                 return tag
         if isinstance(value, dict):
-            return next((key for key in value if key in members), None)
+            return next((key for key in value if key in members), None) if len(value) == 1 else None
         return "fixed" if isinstance(value, bare) and not isinstance(value, bool) else None
 
     known = [tag for tag in members if tag != "fixed"]
@@ -225,7 +225,7 @@ Quantile = Annotated[
 ]
 MOST_TOKENS = 10_000_000  # ten times the longest context known
 Tokens = Annotated[int, Called("Tokens"), Strict(), Field(ge=0, le=MOST_TOKENS)]
-Amount = Annotated[float, Strict(), Field(ge=0, le=MOST_TOKENS)]  # a mean or deviation of tokens
+Amount = Annotated[float, Strict(), Field(ge=0, le=MOST_TOKENS, allow_inf_nan=False)]  # a mean or deviation of tokens
 Whole = Annotated[int, Strict(), Field(ge=1, le=2**40)]  # how many of something
 Positive = Annotated[float, Strict(), Field(gt=0, le=1e6)]
 Seed = Annotated[int, Strict(), Field(ge=0, lt=2**64)]

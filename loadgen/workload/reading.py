@@ -38,11 +38,13 @@ def load(path_or_name: str, overrides: Overrides | None = None, env: Mapping[str
     except ValidationError as error:
         source.faults.extend(fault(item, top, label) for item in error.errors(include_url=False))
         raise Faults(in_order(source.faults) + faults) from None
+    if faults:  # what a file lacks can be told only when all flags are understood
+        raise Faults(in_order(source.faults) + faults)
     values = {name: getattr(written, name) for name in Written.model_fields}
     workload = Workload.model_construct(**values, source_text=text)
     workload = apply(workload, flags, source.faults, label, top)
-    if source.faults or faults:
-        raise Faults(in_order(source.faults) + faults)
+    if source.faults:
+        raise Faults(in_order(source.faults))
     return workload
 
 
@@ -64,7 +66,7 @@ def _find(path_or_name: str) -> Path:
 
 def _text(file: Path, as_given: str) -> str:
     try:
-        data = file.read_bytes() if file.stat().st_size <= 4 << 20 else None
+        data = file.read_bytes() if file.stat().st_size <= 1 << 20 else None
     except OSError as error:
         what = "no such workload" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
         beside = [str(other) for suffix in _SUFFIXES for other in file.parent.glob(f"*{suffix}")]
@@ -74,7 +76,7 @@ def _text(file: Path, as_given: str) -> str:
         raise Faults(
             [
                 UserError(
-                    "more than 4 MiB: not a workload",
+                    "more than 1 MiB: not a workload",
                     as_given,
                     "prompts belong into a JSONL file: requests: {from: ...}",
                 )
