@@ -9,6 +9,7 @@ from time import monotonic_ns
 from typing import Any
 
 import pytest
+from loadgen_sdk.client import Client
 from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.dialects.reader import Flow, Reading
 from loadgen_sdk.errors import KINDS, TargetUnusable
@@ -16,6 +17,9 @@ from loadgen_sdk.openai_client import OpenAIClient
 from loadgen_sdk.request import Completion, Failure, Request
 from loadgen_sdk.sse import Decoder
 from loadgen_sdk.target import Target
+
+from loadgen.sim.embedded import start
+from loadgen.sim.options import Options
 
 KEY = "sk-very-secret-key-1234"
 REQUEST = Request(id="r7", messages=[{"role": "user", "content": "Hi"}], max_tokens=3, extra={"temperature": 0})
@@ -300,3 +304,29 @@ def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     client = OpenAIClient(Target.parse("http://h"), model="m", quirk=QUIRKS["vllm"])
     with pytest.raises(TargetUnusable, match="openai package"):
         asyncio.run(client.open())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_both_clients_see_the_same_answers(stream: bool) -> None:
+    requests = [Request(id=f"r{i}", prompt="word " * i, max_tokens=i) for i in range(1, 20)]
+
+    async def run(client: Client | OpenAIClient) -> list[Completion]:
+        async with client:
+            waiting = []
+            for request in requests:
+                done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+                client.send(request, client.prepare(request), monotonic_ns(), done.set_result, Flow())
+                waiting.append(done)
+            return await asyncio.gather(*waiting)
+
+    async def both(url: str) -> None:
+        options: Any = {"model": "sim", "quirk": QUIRKS["trtllm"], "stream": stream, "keep_text": True}
+        target = Target.parse(url)
+        ours, theirs = await run(Client(target, **options)), await run(OpenAIClient(target, **options))
+        for one, other in zip(ours, theirs, strict=True):
+            assert (one.failure, one.text, one.usage) == (other.failure, other.text, other.usage)
+            assert (one.output_events, one.finish_reason) == (other.output_events, other.finish_reason)
+            assert one.usage.output == (one.request and one.request.max_tokens)
+
+    with start(Options(ttft="1ms", itl="0")) as endpoint:
+        asyncio.run(both(endpoint.url))

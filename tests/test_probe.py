@@ -17,6 +17,9 @@ from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe import ASKED_TOKENS, Answer, Found, probe
 from loadgen_sdk.target import Target
 
+from loadgen.sim.embedded import start
+from loadgen.sim.options import Options
+
 RECORDED = json.loads((Path(__file__).parent / "data/transcripts/probe.json").read_text())
 KEY = "sk-very-secret-key-1234"
 JSON = {"content-type": "application/json"}
@@ -140,9 +143,12 @@ def test_few_requests_and_no_guessing_when_the_list_says_it_all() -> None:
     assert (found.version, found.template_tokens, found.token_ratio, found.warnings) == ("0.32.0", 7, 1.0, ())
 
 
-def test_a_named_server_is_believed() -> None:
+def test_a_named_server_is_believed_and_a_doubt_is_said() -> None:
     endpoint = InMemory(healthy())
-    assert endpoint.probe(server="trtllm").server == "trtllm"
+    found = endpoint.probe(server="trtllm")
+    assert found.server == "trtllm"
+    assert found.warnings == ("--server says trtllm, but it looks like vllm",)
+    assert InMemory(healthy()).probe(server="vllm").warnings == ()
     assert len(endpoint.asked) == 4
 
 
@@ -371,3 +377,20 @@ def test_tls() -> None:
     with pytest.raises(TargetUnusable, match="TLS with") as caught:
         ask(saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "https://127.0.0.1", tls=trusting)
     assert "http://" in caught.value.hint
+
+
+def test_the_embedded_endpoint() -> None:
+    async def run(url: str, **options: Any) -> Found:
+        target = Target.parse(url)
+        direct = Direct(target)
+        return await probe(target, exchange=direct.exchange, connect=direct.connect, **options)
+
+    with start(Options(ttft="1ms", itl="0", stream_interval=4)) as endpoint:
+        found = asyncio.run(run(endpoint.url))
+        assert (found.server, found.model, found.exact, found.usage) == ("trtllm", "sim", True, True)
+        assert found.tokens_per_event is not None
+        assert found.tokens_per_event > 2
+        assert found.rtt_ms > 0
+        with pytest.raises(TargetUnusable, match="temperatur") as caught:
+            asyncio.run(run(endpoint.url, extra_body={"temperatur": 0}))
+        assert "--extra-body" in caught.value.hint

@@ -134,6 +134,8 @@ async def probe(
     )
     if models and chosen not in models and not quirk.checks_model:
         warnings.append(f"{quirk.title} answers to any model name: it lists {_listing(models)}, not {chosen!r}")
+    if server != "auto" and len(evidence) > 1:
+        warnings.append(f"--server says {server}, {evidence[1]}")
     if listed.status >= 300:
         evidence.append(f"its list of models answers {listed.status}")
 
@@ -305,13 +307,14 @@ async def _rtt_ms(connect: Connect) -> float:
 
 async def _make(asking: _Asking, server: str, hosted: str, listed: Answer, version: Answer) -> tuple[str, list[str]]:
     """The name of the row, and why."""
-    if server != "auto":
-        return server, ["named by the user"]
-    if hosted:
+    if server == "auto" and hosted:
         return hosted, [f"the host is {asking.target.host}"]
     said = {"models": _text(listed), "head": "\n".join(f"{name}: {value}" for name, value in listed.headers.items())}
     said["version"] = _text(version)
     found = _match(said)
+    if server != "auto":
+        other = found is not None and found[0].server not in (server, "generic")
+        return server, ["named by the user"] + ([f"but it looks like {found[0].server}"] if found and other else [])
     if not found:
         late = await asyncio.gather(*(asking.quiet(asking.target.beside(_BESIDE[where])) for where in _LATE))
         said |= {where: _text(answer) for where, answer in zip(_LATE, late, strict=True)}
@@ -365,7 +368,8 @@ def _listing(models: tuple[str, ...]) -> str:
 
 
 def _about_model(said: str, model: str) -> bool:
-    return model in said or bool(re.search(r"(?i)\b(?:model|deployment)\b.{0,80}\b(?:not|unknown|exist)", said))
+    quoted = any(f"{mark}{model}{mark}" in said for mark in "'\"`")
+    return quoted or bool(re.search(r"(?i)\b(?:model|deployment)\b.{0,80}\b(?:not|unknown|exist)", said))
 
 
 def _version(answer: Answer) -> str:
