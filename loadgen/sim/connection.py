@@ -19,6 +19,7 @@ import msgspec
 MAX_HEADER_BYTES = 64 << 10
 MAX_WAITING = 16  # pipelined requests that may wait behind the one being answered
 RECV_BYTES = 256 << 10
+PATIENCE_NS = 60_000_000_000  # for a request that does not come to its end
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, no time: close sends a reset
 
 REASONS = {
@@ -80,10 +81,12 @@ class Connection:
         "_body",
         "_body_bytes",
         "_close_after",
+        "_draining",
         "_header_bytes",
         "_headers",
         "_kept",
         "_parser",
+        "_partial",
         "_url",
         "_waiting",
         "answer",
@@ -102,11 +105,11 @@ class Connection:
         self.answer: Any = None
         self.idle_since = time.monotonic_ns()
         self.served = 0
-        self.closed = self._close_after = False
+        self.closed = self._close_after = self._draining = self._partial = False
         self._kept: bytearray | None = None
         self._waiting: deque[Incoming] = deque()
         self._fresh()
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)
 
     # Reading
 
@@ -121,6 +124,9 @@ class Connection:
         if not data:
             self.close()
             return
+        self.idle_since = time.monotonic_ns()
+        if self._draining:
+            return
         self._header_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -133,6 +139,7 @@ class Connection:
         self._next()
 
     def on_message_begin(self) -> None:
+        self._partial = True
         self._fresh()
 
     def on_url(self, url: bytes) -> None:
@@ -156,6 +163,7 @@ class Connection:
             self._body.append(data)
 
     def on_message_complete(self) -> None:
+        self._partial = False
         if self._close_after:
             return
         parser = self._parser
@@ -193,6 +201,8 @@ class Connection:
 
     def write(self, data: bytes) -> None:
         """Hand `data` to the kernel now, or keep it in order behind what is kept already."""
+        if self.closed:
+            return
         kept = self._kept
         if kept is None:
             try:
@@ -206,7 +216,7 @@ class Connection:
                 return
             self._kept = kept = bytearray(data[taken:])
             self.owner.watch_writable(self, True)
-        elif not self.closed:
+        else:
             kept += data
         if len(kept) > self.owner.buffer_bytes:
             self.owner.slow_readers += 1
@@ -227,8 +237,8 @@ class Connection:
         if not kept:
             self._kept = None
             self.owner.watch_writable(self, False)
-            if self.answer is None and self._close_after:
-                self.close()
+            if self.answer is None and self._close_after and not self._waiting:
+                self._finish()
 
     def answered(self, keep_alive: bool) -> None:
         """The answer is written (or kept): on to the next request, or to the end."""
@@ -241,12 +251,26 @@ class Connection:
         self._close_after = True
         self._waiting.clear()
         if self._kept is None:
+            self._finish()
+
+    def _finish(self) -> None:
+        """The last answer is out. A client that is still sending must not meet a reset before it has read it."""
+        if not self._partial:
+            self.close()
+            return
+        self._draining = True
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError:
             self.close()
 
-    @property
-    def waits(self) -> bool:
-        """Between two answers with nothing owed to the client."""
-        return self.answer is None and self._kept is None
+    def overdue(self, now_ns: int, idle_ns: int) -> bool:
+        """Idle for too long: `idle_ns` after an answer (as uvicorn counts), PATIENCE_NS with a request half sent or
+        never begun."""
+        if self.answer is not None or self._kept is not None:
+            return False
+        used = (self.served and not self._partial) or self._draining
+        return now_ns - self.idle_since > (idle_ns if used else PATIENCE_NS)
 
     def close(self) -> None:
         """Close in order; harmless when closed."""
@@ -254,6 +278,7 @@ class Connection:
             self.closed = True
             self.owner.gone(self)
             self.sock.close()
+            self._parser = None  # it refers to this connection: nothing must wait for the cycle collector
 
     def reset(self) -> None:
         """Close by a TCP reset: what the peer has not read is lost."""

@@ -559,7 +559,8 @@ def _split(value: dict[str, Any], mark: str) -> tuple[bytes, bytes]:
     """The JSON of `value` before and after `mark`; for a list of token ids the quotes go too."""
     whole = _json(value)
     quoted = b'["' + mark.encode() + b'"]'
-    before, _, after = whole.replace(quoted, b"[" + mark.encode() + b"]").partition(mark.encode())
+    # from the right: a model's name may hold anything, and stands before
+    before, _, after = whole.replace(quoted, b"[" + mark.encode() + b"]").rpartition(mark.encode())
     return before, after
 
 

@@ -1,0 +1,112 @@
+"""How much the embedded endpoint can carry, and how close to its plan it sends: `python benchmarks/endpoint.py`.
+
+The reader is a bare epoll loop in this process that throws bytes away, so that the figures are the endpoint's own:
+events per CPU-second of the server process, and real minus planned send from its own log. Everything stays on loopback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import select
+import socket
+import time
+import urllib.request
+
+import numpy as np
+
+from loadgen.sim.embedded import start
+from loadgen.sim.options import Options
+from loadgen.sim.sendlog import parse_log
+
+END = b"0\r\n\r\n"
+REQUEST = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: sim\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+)
+
+
+def body(tokens: int) -> bytes:
+    """A small request that asks for exactly this many tokens."""
+    value = {"model": "sim", "messages": [{"role": "user", "content": " tell me"}], "stream": True}
+    value |= {"stream_options": {"include_usage": True}, "max_tokens": tokens, "ignore_eos": True}
+    return json.dumps(value).encode()
+
+
+def drive(url: str, streams: int, tokens: int, rounds: int, gap_s: float) -> int:
+    """`rounds` answers on each of `streams` connections, whose starts are `gap_s` apart; returns the bytes read."""
+    host, port = url.removeprefix("http://").split(":")
+    asked = body(tokens)
+    request = REQUEST % (len(asked), asked)
+    poll = select.epoll()
+    socks: dict[int, socket.socket] = {}
+    left: dict[int, int] = {}
+    total = 0
+    begun, opened, closed = time.monotonic(), 0, 0
+    while closed < streams:
+        if opened < streams and time.monotonic() >= begun + opened * gap_s:
+            sock = socket.create_connection((host, int(port)))
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            socks[sock.fileno()], left[sock.fileno()] = sock, rounds
+            poll.register(sock.fileno(), select.EPOLLIN)
+            sock.send(request)
+            opened += 1
+        for fd, _ in poll.poll(0.001 if opened < streams else 5.0):
+            data = socks[fd].recv(1 << 20)
+            total += len(data)
+            if not data:
+                raise SystemExit("the endpoint closed a connection")
+            if data.endswith(END):
+                left[fd] -= 1
+                if left[fd]:
+                    socks[fd].send(request)
+                else:
+                    poll.unregister(fd)
+                    socks.pop(fd).close()
+                    closed += 1
+    poll.close()
+    return total
+
+
+def get(url: str) -> bytes:
+    with urllib.request.urlopen(url) as answer:
+        data: bytes = answer.read()
+    return data
+
+
+def measure(name: str, options: Options, streams: int, tokens: int, rounds: int, gap_s: float = 0.0) -> str:
+    """One line of the table."""
+    with start(options) as endpoint:
+        before = json.loads(get(endpoint.url + "/_stats"))
+        begun = time.monotonic()
+        drive(endpoint.url, streams, tokens, rounds, gap_s)
+        wall = time.monotonic() - begun
+        after = json.loads(get(endpoint.url + "/_stats"))
+        log = parse_log(get(endpoint.url + "/_log"))
+    events, cpu = after["events"] - before["events"], after["cpu_s"] - before["cpu_s"]
+    late = ""
+    if len(log.sent_ns) and not options.flood:
+        p50, p99, worst = np.quantile((log.sent_ns - log.planned_ns) / 1e3, (0.5, 0.99, 1.0))
+        late = f"{p50:8.0f} {p99:8.0f} {worst:9.0f}"
+    requests = after["requests"] - before["requests"]
+    return f"{name:<34} {events / wall:9.0f} {events / cpu:12.0f} {requests / cpu:12.0f} {cpu / wall:6.2f}  {late}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=500, help="tokens per answer")
+    tokens = parser.parse_args().tokens
+    head = f"{'':<34} {'events/s':>9} {'events/CPU-s':>12} {'req/CPU-s':>12} {'CPU':>6}"
+    print(f"{head}  {'late p50':>8} {'p99 us':>8} {'worst us':>9}")
+    spread = {"ttft": "normal:30ms,5ms", "log_events": "all"}
+    print(measure("spread, 64 streams at 6 ms", Options(itl="6ms", **spread), 64, tokens, 1, 0.002))
+    print(measure("spread, 256 streams at 10 ms", Options(itl="10ms", **spread), 256, tokens, 1, 0.0005))
+    print(measure("spread, 256 streams, no log", Options(itl="10ms", ttft="normal:30ms,5ms"), 256, tokens, 1, 0.0005))
+    print(measure("lockstep, 256 streams at 10 ms", Options(itl="10ms", lockstep=True, **spread), 256, tokens, 1))
+    print(measure("as fast as it can, 64 streams", Options(itl="1us", ttft="1ms"), 64, tokens, 20))
+    print(measure("short answers (4), 256 streams", Options(itl="0.1ms", ttft="1ms"), 256, 4, 40))
+    print(measure("flood, 64 streams", Options(flood=True, ttft="1ms"), 64, tokens, 20))
+
+
+if __name__ == "__main__":
+    main()
