@@ -27,7 +27,7 @@ LONGEST_NS = 366 * 24 * UNIT_NS["h"]  # a year; keeps every sum of durations far
 NUMBER = r"[0-9]{1,18}(\.[0-9]{1,18})?"
 DURATION_PATTERN = rf"^({NUMBER} ?(ns|us|µs|ms|s|m|min|h)|0)$"
 RATE_PATTERN = rf"^({NUMBER} ?/ ?(s|min|m|h)|inf)$"
-SHARE_PATTERN = rf"^{NUMBER} ?%$"
+SHARE_PATTERN = r"^(100(\.0{1,18})?|[0-9]{1,2}(\.[0-9]{1,18})?) ?%$"
 QUANTILE_PATTERN = r"^p[0-9]{1,2}(\.[0-9]{1,4})?$"
 
 _QUANTITY = re.compile(rf"(?P<number>{NUMBER}) ?(?P<unit>[A-Za-zµ]*)")

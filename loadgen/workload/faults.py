@@ -14,11 +14,28 @@ from loadgen.workload.overrides import METRIC_ALIASES
 from loadgen.workload.parts import NOTHING_FITS, meant
 from loadgen.workload.positions import Map, Seq, Spot, child, where
 
+_MEANT = re.compile('did you mean "([^"]*)"')
+_MISSING = re.compile('missing "([^"]*)"')
+
+
+def _path(fault: Fault) -> str:
+    return fault.where.partition(" (")[2].removesuffix(")")
+
+
+def _mapping(fault: Fault) -> str:
+    """Of a fault of a key: the path of the mapping that the key is in."""
+    return _path(fault).rpartition(".")[0]
+
 
 def in_order(faults: list[Fault]) -> list[Fault]:
-    """By line and column, and one per place: an unset variable makes its value wrong as well, which is no news."""
+    """By line and column, and one per mistake: an unset variable makes its value wrong as well, and a key that is
+    mistyped is missing, which is no news."""
     by_place: dict[str, Fault] = {}
+    mistyped = {(_mapping(fault), match[1]) for fault in faults if (match := _MEANT.match(fault.hint))}
     for fault in faults:
+        match = _MISSING.fullmatch(fault.what)
+        if match and (_path(fault), match[1]) in mistyped:
+            continue
         by_place.setdefault(fault.where if fault.where else str(len(by_place)), fault)
 
     def place(fault: Fault) -> tuple[int, int]:

@@ -338,7 +338,9 @@ class WrittenSlo(Part):
 def _slo(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(info.context, Source) or value is None:
         return value
-    return WrittenSlo.model_validate(value, context=info.context).checked()
+    before = len(info.context.faults)
+    written = WrittenSlo.model_validate(value, context=info.context)
+    return written.checked() if len(info.context.faults) == before else None  # told once, that will do
 
 
 class _SloSchema:
