@@ -143,7 +143,7 @@ stages: [{arrival: {poisson: "${RATE:-10/s}"}, duration: 30s}]
     assert workload.stages[0].arrival == Poisson(rate=5)
     found = faults(text.replace("nobody", "n").replace("30s", "'${SECRET}'"), tmp_path, ISL="1", SECRET="sk-hush")
     assert "sk-hush" not in str(found) and "${SECRET}" in found[0][1]
-    assert found[0][0] == "4:47 (stages[0].duration)"
+    assert found[0][0] == "4:58 (stages[0].duration)"
 
 
 def test_merge_keys_and_anchors(tmp_path: Path) -> None:
