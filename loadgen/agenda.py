@@ -112,7 +112,7 @@ class Agenda:
             due = self._due
             waiting = heap[0][0] if heap else _NEVER
             boundary = self._boundary
-            if boundary <= now_ns and boundary < due and boundary <= waiting:
+            if boundary <= now_ns and boundary < due:  # its offsets are spent: all lie before its end
                 self._begin(self._span.index + 1, boundary)
                 continue
             if due <= waiting:

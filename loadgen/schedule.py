@@ -41,7 +41,7 @@ Ints = NDArray[np.int64]
 RESERVED = 1 << 26
 """Chains kept free for a stage without a count, so that the stages after it still have numbers of their own."""
 
-_PAUSE_BLOCK = 256  # conversations whose pauses are drawn together: few enough to draw in the driver's loop
+_PAUSES_DRAWN = 1024  # at a time, some 50 µs
 _BLOCKS_KEPT = 64  # of them: the conversations in progress are near each other
 _HASH_BLOCK = 1 << 16  # chains turned into columns at a time for the fingerprint
 
@@ -112,9 +112,14 @@ class Pauses:
     turns: int
     _memo: dict[int, list[list[int]]] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def together(self) -> int:
+        """Conversations drawn at a time: few enough to draw in the driver's loop, however long they are."""
+        return max(1, _PAUSES_DRAWN // self.turns)
+
     def of(self, chain: int) -> list[int]:
         """ns before turn 1, 2, … of this conversation."""
-        block, place = divmod(chain, _PAUSE_BLOCK)
+        block, place = divmod(chain, self.together)
         drawn = self._memo.get(block)
         if drawn is None:
             if len(self._memo) == _BLOCKS_KEPT:
@@ -124,16 +129,14 @@ class Pauses:
 
     def column(self, first: int, n: int) -> Ints:
         """Shape (n, turns - 1), for conversations first … first + n - 1."""
-        low, high = first // _PAUSE_BLOCK, (first + n - 1) // _PAUSE_BLOCK + 1
-        blocks = [self.block(b) for b in range(low, high)]
-        drawn = np.concatenate(blocks) if blocks else np.zeros((0, self.turns - 1), np.int64)
-        return drawn[first - low * _PAUSE_BLOCK :][:n]
+        low, high = first // self.together, (first + n - 1) // self.together + 1
+        drawn = np.concatenate([np.zeros((0, self.turns - 1), np.int64), *map(self.block, range(low, high))])
+        return drawn[first - low * self.together :][:n]
 
     def block(self, block: int) -> Ints:
-        shape = (_PAUSE_BLOCK, self.turns - 1)
-        if self.turns == 1:
-            return np.zeros(shape, np.int64)
-        return _delays(self.tool_time, seeds.stream(self.seed, "tool_time", block), shape)
+        """Shape (together, turns - 1)."""
+        stream = seeds.stream(self.seed, "tool_time", block)
+        return _delays(self.tool_time, stream, (self.together, self.turns - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
