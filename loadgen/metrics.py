@@ -312,7 +312,7 @@ def in_flight(everything: Sequence[Columns], stretch: Span | Window) -> tuple[fl
     sent = [part["sent_ns"] >= 0 for part in everything]
     starts = np.concatenate([part["sent_ns"][was] for part, was in zip(everything, sent, strict=True)])
     ends = np.concatenate([part["done_ns"][was] for part, was in zip(everything, sent, strict=True)])
-    ends = np.where(ends < 0, high, ends)
+    ends = np.where(ends < 0, np.maximum(starts, high), ends)
     busy = np.maximum(np.minimum(ends, high) - np.maximum(starts, low), 0).sum()
     starts, ends = np.sort(starts), np.sort(ends)
     at_start = np.searchsorted(starts, low, "right") - np.searchsorted(ends, low, "right")

@@ -316,7 +316,7 @@ def prompt_disagreement(columns: Columns, template_tokens: int | None) -> float 
     if not both.any():
         return None
     ours = int(columns["built_tokens"][both].sum(dtype=np.int64)) + (template_tokens or 0) * int(both.sum())
-    return int(columns["input_tokens"][both].sum(dtype=np.int64)) / ours - 1
+    return (int(columns["input_tokens"][both].sum(dtype=np.int64)) - ours) / ours
 
 
 def repeated(columns: Columns) -> int:

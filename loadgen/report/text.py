@@ -1,6 +1,6 @@
 """The summary as a table for a terminal: what was tested, what came out, whether to believe it.
 
-Pure: a `Summary` in, a string out, at most `width` columns. No arithmetic beyond formatting, which is `numbers.py`.
+Pure: a `Summary` in, a string out, at most `width` columns, save for names: a URL is never cut. No arithmetic here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def render(summary: Summary, *, color: bool = False, width: int = WIDTH) -> str:
         _latency(summary),
         _tokens(summary, width),
         _parts(summary),
-        _slo(summary.goodput, paint),
+        _slo(summary.goodput, paint, width),
         _errors(summary.requests, width),
         _verdict(summary, paint, width),
     )
@@ -265,15 +265,16 @@ def _parts(summary: Summary) -> Iterator[str]:
         yield from _table(("Targets", *head[1:]), [row(name, part) for name, part in named])
 
 
-def _slo(goodput: Goodput, paint: Callable[[str, str], str]) -> Iterator[str]:
+def _slo(goodput: Goodput, paint: Callable[[str, str], str], width: int) -> Iterator[str]:
     if goodput.met is None:
         return
-    word = paint("met", "green") if goodput.met else paint("MISSED", "red")
-    good = f"{show.count(goodput.good)} of {show.count(goodput.counted)} requests"
+    word, colour = ("met", "green") if goodput.met else ("MISSED", "red")
+    good = f"{word}: {show.count(goodput.good)} of {show.count(goodput.counted)} requests within every limit"
     promised = f", promised {show.percent(goodput.share_limit)}" if goodput.share_limit is not None else ""
-    rates = show.rate(goodput.rps)
-    share = f"({show.percent(goodput.share)}{promised})"
-    yield f"{'SLO':<{LABEL}}{word}: {good} within every limit {share}, goodput {rates}"
+    good += f" ({show.percent(goodput.share)}{promised})"
+    first, *others = _wrapped("SLO", [good, f"goodput {show.rate(goodput.rps)}"], width)
+    yield first.replace(word, paint(word, colour), 1)
+    yield from others
     yield from (
         f"  {line}  {paint(end, 'green' if term.met else 'red')}"
         for term, line, end in zip(
