@@ -242,6 +242,7 @@ BAD_REQUESTS = [
         "{input_tokens: 9, output_tokens: 2, turns: {count: 4, tool_time: 5}}",
         {"without its unit", 'missing "tool_result'},
     ),
+    ("{turns: {}}", {'missing "input_tokens"', 'missing "output_tokens"', 'missing "count"', 'missing "tool_result'}),
     ("{from: none.jsonl}", {'"none.jsonl" does not exist'}),
     ("{from: none.jsonl, ordr: shuffled}", {'"none.jsonl" does not exist', 'unknown key "ordr"'}),
     ("{from: bad.txt, order: random}", {'"random" is not known here'}),
@@ -639,7 +640,7 @@ BEYOND = (
     ]
     + [
         f"name: x\nrequests: {row[0]}\n"
-        for row in BAD_REQUESTS[:3] + BAD_REQUESTS[5:7] + BAD_REQUESTS[8:9] + BAD_REQUESTS[17:]
+        for row in BAD_REQUESTS[:3] + BAD_REQUESTS[5:7] + BAD_REQUESTS[8:9] + BAD_REQUESTS[18:]
     ],
 )
 def test_the_schema_refuses_what_load_refuses(text: str) -> None:

@@ -30,13 +30,13 @@ def _mapping(fault: Fault) -> str:
 def in_order(faults: list[Fault]) -> list[Fault]:
     """By line and column, and one per mistake: an unset variable makes its value wrong as well, and a key that is
     mistyped is missing, which is no news."""
-    by_place: dict[str, Fault] = {}
+    by_place: dict[tuple[str, str], Fault] = {}
     mistyped = {(_mapping(fault), match[1]) for fault in faults if (match := _MEANT.match(fault.hint))}
     for fault in faults:
         match = _MISSING.fullmatch(fault.what)
         if match and (_path(fault), match[1]) in mistyped:
             continue
-        by_place.setdefault(fault.where if fault.where else str(len(by_place)), fault)
+        by_place.setdefault((fault.where, fault.what if match else ""), fault)  # several keys may miss in one place
 
     def place(fault: Fault) -> tuple[int, int]:
         found = re.search(r":([0-9]+):([0-9]+)( \(|$)", fault.where)
@@ -67,9 +67,7 @@ def fault(error: Any, top: Map, file: str) -> Fault:
     spot, path, holder = locate(top, loc)
     text = spot.text if len(spot.text) <= LONGEST_SHOWN else spot.text[:LONGEST_SHOWN] + "..."
     shown = f'"{text}" ' if text else f"{path} " if path else ""
-    if (
-        loc and isinstance(loc[-1], int) and isinstance(holder, str)
-    ):  # the file of a column: its values have no place here
+    if loc and isinstance(loc[-1], int) and isinstance(holder, str):  # the file of a column: no place of its own
         shown = f'value {loc[-1] + 1} in "{text}" '
     if error["input"] is None and not spot.text and kind != "missing":
         return UserError(f"{path} has no value", where(file, spot, path), _example(path.rpartition(".")[2]))
