@@ -1,0 +1,105 @@
+"""CPU per event with many streams at once: a bare byte counter, this client, an aiohttp line loop, AsyncOpenAI.
+
+    python benchmarks/events.py [--quick] [--streams 256,1024] [--only baseline,ours]
+
+One event per send and, below saturation, one per read. Every contender is a process of its own on one core, the server
+another on the other core; CPU is the contender's own (getrusage) from the first request to the last byte. Rounds are
+interleaved, and ratios are taken within a round, because the machine's speed changes from minute to minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import rig
+
+CONTENDERS = {"baseline": "contenders.py", "ours": "ours.py", "lines": "contenders.py", "openai": "contenders.py"}
+NAMES = {
+    "baseline": "asyncio.Protocol, adds up lengths",
+    "ours": "this client, decoding and records",
+    "lines": "aiohttp lines, json.loads",
+    "openai": "AsyncOpenAI stream",
+}
+RATES = {"openai": 0.2}  # of the common rate: it is saturated long before the others
+MOST_OF_BASELINE, LEAST_OF_OPENAI, LEAST_OF_LINES = 1.6, 15.0, 1.5  # ratios of CPU per event
+
+
+def once(name: str, streams: int, rate: float, seconds: float) -> dict[str, Any]:
+    rate *= RATES.get(name, 1.0)
+    itl_ms = streams / rate * 1e3
+    tokens = max(10, round(seconds * 1e3 / itl_ms))
+    with rig.endpoint(
+        ttft=f"normal:{4 * itl_ms:.3f}ms,{itl_ms:.3f}ms", itl=f"{itl_ms:.4f}ms", idle_close="60s"
+    ) as server:
+        arguments = {"url": server.url, "streams": streams, "tokens": tokens}
+        found = rig.watched(server.url, lambda: rig.contend(CONTENDERS[name], name, arguments))
+    if found["events"] != found["expected"]:
+        raise SystemExit(f"{name} read {found['events']} of {found['expected']} events")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument("--streams", default="256,1024")
+    parser.add_argument("--only", default=",".join(CONTENDERS))
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=0.0, help="events/s; default 10,000, 20,000 from 1,024 streams")
+    flags = parser.parse_args()
+    rounds = flags.rounds or (1 if flags.quick else 3)
+    seconds = 3.0 if flags.quick else 6.0
+    names = [name for name in CONTENDERS if name in flags.only.split(",")]
+    print(f"{rig.host()}. One core each for client and server; median of {rounds} interleaved rounds of {seconds:g} s;")
+    print("CPU-seconds of the client process; ratios within a round. `recorder`: with our Parquet process added.\n")
+    rows, ends = [], []
+    for streams in map(int, flags.streams.split(",")):
+        rate = flags.rate or (10_000.0 if streams < 1024 else 20_000.0)
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        for _ in range(rounds):
+            for name in names:
+                found[name].append(once(name, streams, rate, seconds))
+        cost = {name: [run["cpu_s"] / run["events"] for run in runs] for name, runs in found.items()}
+
+        def ratio(over: str, under: str, cost: dict[str, list[float]] = cost) -> float:
+            return rig.median([a / b for a, b in zip(cost[over], cost[under], strict=True)])
+
+        for name in names:
+            runs = found[name]
+            with_recorder = rig.median([(run["cpu_s"] + run.get("recorder_cpu_s", 0)) / run["events"] for run in runs])
+            spread = f"{min(cost[name]) * 1e6:.1f} to {max(cost[name]) * 1e6:.1f}"
+            rows.append(
+                [
+                    f"{NAMES[name]}, {streams} streams",
+                    f"{rig.median([run['events'] / run['wall_s'] for run in runs]):,.0f}",
+                    f"{rig.median(cost[name]) * 1e6:.2f}",
+                    spread,
+                    f"{1 / rig.median(cost[name]):,.0f}",
+                    f"{1 / with_recorder:,.0f}" if name == "ours" else "",
+                    f"{ratio(name, 'baseline'):.2f}" if "baseline" in names else "",
+                    f"{rig.median([run['reads_per_event'] for run in runs]):.2f}",
+                    f"{rig.median([run['cpu_s'] / run['wall_s'] for run in runs]):.0%}",
+                    f"{rig.median([run['server_share'] for run in runs]):.0%}",
+                    "; ".join(sorted({rig.remarks(run) for run in runs} - {""})),
+                ]
+            )
+        if "ours" in names:
+            limits = (
+                ("baseline", MOST_OF_BASELINE, True),
+                ("lines", LEAST_OF_LINES, False),
+                ("openai", LEAST_OF_OPENAI, False),
+            )
+            for other, limit, most in limits:
+                if other in names:
+                    value = ratio("ours", other) if most else ratio(other, "ours")
+                    what = "the CPU per event of" if most else "fewer CPU-seconds per event than"
+                    line = f"{value:.2f}x {what} {NAMES[other]}: {rig.verdict(value, limit, most=most)}"
+                    ends.append(f"- {streams} streams: {line}")
+    columns = ["contender", "events/s", "µs/event", "range", "events/CPU-s", "recorder", "vs baseline", "reads/event"]
+    print(rig.table([*columns, "client CPU", "server CPU", "remarks"], rows))
+    print()
+    print("\n".join(ends))
+
+
+if __name__ == "__main__":
+    main()

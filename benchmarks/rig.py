@@ -1,0 +1,161 @@
+"""What the benchmarks share: the endpoint on a core of its own, one process per contender, its CPU, tables.
+
+A contender is a function in a file of this folder, run as `python FILE NAME JSON` in its own process; it prints one
+JSON object. Nothing here measures by wall clock what can be measured in CPU-seconds: the machine is shared and noisy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadgen.sim import embedded
+from loadgen.sim.options import Options
+
+HERE = Path(__file__).parent
+SATURATED = 0.85  # of a core: a server busier than this shapes what its clients see
+BUNDLED = 0.9  # reads per event: fewer means that the client read several events at once, which is cheaper
+
+
+def cores() -> tuple[set[int], set[int]]:
+    """One core for the client and another for the server; the same one where there is only one."""
+    own = sorted(os.sched_getaffinity(0))
+    return {own[-1]}, {own[0]}
+
+
+@contextlib.contextmanager
+def endpoint(**options: Any) -> Iterator[embedded.Embedded]:
+    """The embedded endpoint, on the server's core, while inside."""
+    with embedded.start(Options(**options)) as server:
+        os.sched_setaffinity(server.pid, cores()[1])
+        yield server
+
+
+def get(url: str) -> bytes:
+    with urllib.request.urlopen(url) as answer:
+        data: bytes = answer.read()
+    return data
+
+
+def stats(url: str) -> dict[str, float]:
+    """The endpoint's own counters: events, requests, cpu_s."""
+    found: dict[str, float] = json.loads(get(url + "/_stats"))
+    return found
+
+
+class Window:
+    """CPU, wall time and read(2) calls of this process between `begin` and `end`, both callable once."""
+
+    def __init__(self) -> None:
+        self._begun: tuple[float, int, int] | None = None
+        self.result: dict[str, float] = {}
+
+    def begin(self) -> None:
+        self._begun = _usage()
+
+    def end(self) -> None:
+        assert self._begun is not None, "the window was never opened"
+        cpu, wall, reads = _usage()
+        self.result = {
+            "cpu_s": cpu - self._begun[0],
+            "wall_s": (wall - self._begun[1]) / 1e9,
+            "syscalls_read": reads - self._begun[2],
+        }
+
+
+def _usage() -> tuple[float, int, int]:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    with open("/proc/self/io") as file:
+        reads = next(int(line.split()[1]) for line in file if line.startswith("syscr"))
+    return used.ru_utime + used.ru_stime, time.monotonic_ns(), reads
+
+
+def contend(file: str, name: str, arguments: Mapping[str, Any], timeout_s: float = 300) -> dict[str, Any]:
+    """Run one contender in a process of its own on the client's core; what it printed last, as a dict."""
+    command = [sys.executable, str(HERE / file), name, json.dumps(arguments)]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores()[0]),
+    )
+    if done.returncode or not done.stdout.strip():
+        raise SystemExit(f"{name} ended with {done.returncode}: {done.stdout[-500:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def serve(contenders: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
+    """The other side of `contend`: the main program of a file of contenders."""
+    raise_files()
+    print(json.dumps(contenders[sys.argv[1]](**json.loads(sys.argv[2]))), flush=True)
+
+
+def raise_files() -> None:
+    """As many open files as the system allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def watched(url: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Run `work`, adding what the server did meanwhile: `server_events`, `server_cpu_s`, `server_share` of its core."""
+    before = stats(url)
+    found = work()
+    after = stats(url)
+    found["server_events"] = after["events"] - before["events"]
+    found["server_cpu_s"] = after["cpu_s"] - before["cpu_s"]
+    found["server_share"] = found["server_cpu_s"] / found["wall_s"]
+    return found
+
+
+def remarks(found: Mapping[str, Any], *, one_event_per_read: bool = True) -> str:
+    """What stands in the way of taking a figure as it is."""
+    said = []
+    if found["server_share"] > SATURATED:
+        said.append("server saturated")
+    if found["cpu_s"] / found["wall_s"] > SATURATED:
+        said.append("client saturated")
+    if one_event_per_read and found.get("reads_per_event", 1.0) < BUNDLED:
+        said.append("events bundled")
+    return ", ".join(said)
+
+
+def median(values: Sequence[float]) -> float:
+    return float(statistics.median(values))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A markdown table; the first column is text, the others are numbers."""
+    lines = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def host() -> str:
+    """The machine, in one line."""
+    cpu = "unknown CPU"
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), cpu)
+    load = os.getloadavg()[0]
+    return (
+        f"{cpu}, {len(os.sched_getaffinity(0))} cores shared with others (load {load:.1f}), "
+        f"Linux {platform.release()}, Python {platform.python_version()}"
+    )
+
+
+def verdict(value: float, limit: float, *, most: bool) -> str:
+    """`1.52x (limit 1.60)` with a mark."""
+    kept = value <= limit if most else value >= limit
+    return f"{'met' if kept else '**missed**'} ({'at most' if most else 'at least'} {limit:g})"
