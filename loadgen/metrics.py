@@ -127,9 +127,20 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _KEPT_FIELDS = frozenset(
-    ("status", "kind", "stage", "turn", "due_ns", "sent_ns", "first_token_ns", "first_answer_ns", "last_token_ns")
-    + ("end_ns", "done_ns", "input_tokens", "output_tokens", "reasoning_tokens", "output_events", "first_event_tokens")
+    [
+        "status",
+        "kind",
+        "stage",
+        "turn",
+        "due_ns",
+        "sent_ns",
+        "first_token_ns",
+        "first_answer_ns",
+        "last_token_ns",
+        "end_ns",
+    ]
 )
+_KEPT_FIELDS |= {"done_ns", "input_tokens", "output_tokens", "reasoning_tokens", "output_events", "first_event_tokens"}
 _KEPT_METRICS = frozenset(("ttft", "tpot", "e2e"))
 
 
