@@ -18,7 +18,7 @@ import pytest
 import trustme
 
 from loadgen.errors import TargetError
-from loadgen.sim.dialect import TEMPLATE_TOKENS
+from loadgen.sim.ask import TEMPLATE_TOKENS
 from loadgen.sim.embedded import Embedded, start
 from loadgen.sim.faults import NAMES
 from loadgen.sim.options import Options

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from loadgen.sim import dialect
-from loadgen.sim.connection import Incoming, head
 from loadgen.sim.dialect import DONE, END, WORDS, Ask, Script
 from loadgen.sim.faults import Fault
+from loadgen.sim.message import Incoming, head
 
 WRONG_COUNT = 7  # tokens that a `wrong_count` usage is off by
 OVERSIZED_BYTES = 1 << 20

@@ -14,38 +14,14 @@ from collections import deque
 from typing import Any, Protocol
 
 import httptools
-import msgspec
+
+from loadgen.sim.message import Incoming
 
 MAX_HEADER_BYTES = 64 << 10
 MAX_WAITING = 16  # pipelined requests that may wait behind the one being answered
 RECV_BYTES = 256 << 10
 PATIENCE_NS = 60_000_000_000  # for a request that does not come to its end
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, no time: close sends a reset
-
-REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    413: "Content Too Large",
-    429: "Too Many Requests",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
-
-
-class Incoming(msgspec.Struct, gc=False):
-    """One whole request."""
-
-    method: str
-    path: str  # without the query
-    headers: dict[bytes, bytes]  # names in lower case
-    body: bytes
-    keep_alive: bool
-    arrival_ns: int
-    refused: int = 0  # a status that HTTP itself calls for: 400, 413, 431; the connection closes after it
 
 
 class Owner(Protocol):
@@ -285,25 +261,3 @@ class Connection:
         if not self.closed:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.close()
-
-
-def head(
-    status: int,
-    content_type: str,
-    length: int | None,
-    *,
-    headers: tuple[tuple[str, str], ...] = (),
-    keep_alive: bool = True,
-) -> bytes:
-    """A response head. `length` None: chunked; -1: the body ends with the connection."""
-    lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'Unknown')}", "server: loadgen-sim"]
-    if length is None:
-        lines.append("transfer-encoding: chunked")
-    elif length >= 0:
-        lines.append(f"content-length: {length}")
-    if content_type:
-        lines.append(f"content-type: {content_type}")
-    lines += [f"{name}: {value}" for name, value in headers]
-    if not keep_alive:
-        lines.append("connection: close")
-    return "\r\n".join((*lines, "", "")).encode("latin-1")

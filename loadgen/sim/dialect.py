@@ -1,12 +1,11 @@
-"""What a simulated server says: request bodies checked and read, answers as bytes, by dialect. Pure: no sockets.
+"""What a simulated server says, as bytes, by dialect: answers, errors, and the small pages. Pure: no sockets, no clock.
 
 Shapes and order are those of trtllm-serve (its protocol, post-processing and metrics sources), for `openai` those of
-the public API. The simulated tokenizer: one token per piece that begins at a space, plus a constant for the template.
+the public API. What is asked is read in ask.py.
 """
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, Literal
 
 import msgspec
@@ -14,9 +13,6 @@ import msgspec
 Dialect = Literal["trtllm", "openai"]
 Api = Literal["chat", "completions"]
 
-TEMPLATE_TOKENS = 8  # what the simulated chat template adds to every prompt
-NATURAL_TOKENS = 256  # length around which an answer ends when no limit was asked for
-TOO_MANY_TOKENS = 1_000_000  # an answer longer than this is refused, whatever the context
 
 WORDS: tuple[bytes, ...] = tuple(
     b" " + word
@@ -46,17 +42,6 @@ class Refusal(Exception):
         self.status, self.body, self.headers = status, body, headers
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """What the simulated server was started with, as far as requests are judged by it."""
-
-    dialect: Dialect = "trtllm"
-    model: str = "sim"
-    max_seq_len: int = 131_072
-    max_num_tokens: int = 0  # longest prompt, as without chunked prefill; 0: chunked, only max_seq_len bounds it
-    version: str = "1.2.0"
-    seed: int = 0
-
-
 class Ask(msgspec.Struct, kw_only=True, gc=False):
     """One request, read and checked."""
 
@@ -70,245 +55,6 @@ class Ask(msgspec.Struct, kw_only=True, gc=False):
     include_usage: bool
     continuous_usage: bool
     detokenize: bool
-
-
-# Reading --------------------------------------------------------------------------------------------------------------
-
-
-class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    include_usage: bool | None = True
-    continuous_usage_stats: bool | None = False
-
-
-class _OpenAIStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    include_usage: bool | None = False
-    include_obfuscation: bool | None = True
-    continuous_usage_stats: bool | None = None  # refused below: it is not in the public API
-
-
-class _Part(msgspec.Struct):
-    type: str
-    text: str | None = None
-
-
-class _Message(msgspec.Struct):
-    role: str
-    content: str | list[_Part] | None = None
-
-
-class _Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that both requests of both dialects know."""
-
-    model: str
-    max_tokens: int | None = None
-    stream: bool | None = False
-    n: int | None = 1
-    best_of: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    user: str | None = None
-
-
-class _Trtllm(_Sampling, kw_only=True, forbid_unknown_fields=True):
-    """What trtllm-serve adds to both, from its protocol's source; those without effect here are let pass."""
-
-    stream_options: _StreamOptions | None = None
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    add_special_tokens: bool = True
-    conversation_params: Any = None
-    disaggregated_params: Any = None
-    early_stopping: Any = None
-    include_stop_str_in_output: bool = False
-    length_penalty: float | None = None
-    lora_request: Any = None
-    min_p: float = 0.0
-    priority: float | None = None
-    prompt_ignore_length: int | None = 0
-    repetition_penalty: float = 1.0
-    response_format: Any = None
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    stop_token_ids: list[int] | None = None
-    thinking_token_budget: int | None = None
-    top_k: int = 0
-    top_p_min: float = 0.0
-    truncate_prompt_tokens: int | None = None
-    use_beam_search: bool = False
-
-
-class _TrtllmChat(_Trtllm, kw_only=True, forbid_unknown_fields=True):
-    messages: list[_Message]
-    prompt_token_ids: list[int] | None = None
-    max_completion_tokens: int | None = None
-    add_generation_prompt: bool = True
-    agent_hierarchy: Any = None
-    cache_salt: str | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: Any = None
-    documents: Any = None
-    echo: bool = False
-    injected_chat_template_kwargs: Any = None
-    logprobs: bool | None = False
-    media_io_kwargs: Any = None
-    mm_processor_kwargs: Any = None
-    parallel_tool_calls: bool | None = None
-    prompt_token_ids_b64: str | None = None
-    reasoning_effort: str | None = None
-    thinking: Any = None
-    tool_choice: Any = None
-    tools: Any = None
-    top_logprobs: int | None = 0
-
-
-class _TrtllmCompletion(_Trtllm, kw_only=True, forbid_unknown_fields=True):
-    prompt: str | list[int | str | list[int]]
-    detokenize: bool = True
-    echo: bool | None = False
-    logprobs: int | None = None
-    return_context_logits: bool = False
-    suffix: str | None = None
-
-
-class _OpenAIChat(_Sampling, kw_only=True, forbid_unknown_fields=True):
-    messages: list[_Message]
-    stream_options: _OpenAIStreamOptions | None = None
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = False
-    metadata: Any = None
-    modalities: Any = None
-    parallel_tool_calls: bool | None = None
-    prediction: Any = None
-    prompt_cache_key: str | None = None
-    reasoning_effort: str | None = None
-    response_format: Any = None
-    safety_identifier: str | None = None
-    service_tier: str | None = None
-    store: bool | None = None
-    tool_choice: Any = None
-    tools: Any = None
-    top_logprobs: int | None = None
-    verbosity: str | None = None
-
-
-class _OpenAICompletion(_Sampling, kw_only=True, forbid_unknown_fields=True):
-    prompt: str | list[int | str | list[int]]
-    stream_options: _OpenAIStreamOptions | None = None
-    echo: bool | None = False
-    logprobs: int | None = None
-    suffix: str | None = None
-
-
-_READERS: dict[tuple[str, str], Any] = {
-    ("trtllm", "chat"): msgspec.json.Decoder(_TrtllmChat).decode,
-    ("trtllm", "completions"): msgspec.json.Decoder(_TrtllmCompletion).decode,
-    ("openai", "chat"): msgspec.json.Decoder(_OpenAIChat).decode,
-    ("openai", "completions"): msgspec.json.Decoder(_OpenAICompletion).decode,
-}
-
-
-def count_tokens(text: str) -> int:
-    """Tokens of `text` in the simulated model's vocabulary: pieces that begin at a space, so `len(text.split())` of
-    text with single spaces; counted without splitting, because 10,000 pieces would hold the loop for 0.3 ms."""
-    return text.count(" ") + (0 if text[:1] in ("", " ") else 1)
-
-
-def read(body: bytes, api: Api, rules: Rules) -> Ask:
-    """The request in `body`; raises Refusal with the dialect's own error for everything that this server refuses."""
-    try:
-        asked = _READERS[rules.dialect, api](body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
-        raise malformed(rules.dialect, str(wrong)) from None
-    options = asked.stream_options
-    if options is not None and not asked.stream:
-        raise malformed(rules.dialect, "stream_options can only be set if stream is true")
-    limit = asked.max_tokens
-    if api == "chat" and asked.max_completion_tokens is not None:
-        if limit is not None:
-            raise malformed(rules.dialect, "max_tokens and max_completion_tokens are one field: send one of them")
-        limit = asked.max_completion_tokens
-    if (asked.n or 1) != 1:
-        raise refused(rules.dialect, "n > 1 is not simulated", "n")
-    if limit is not None and limit < 1:
-        raise refused(rules.dialect, f"max_tokens must be at least 1, got {limit}", "max_tokens")
-    if rules.dialect == "openai":
-        if options is not None and options.continuous_usage_stats is not None:
-            raise refused("openai", "Unknown parameter: 'stream_options.continuous_usage_stats'.", "stream_options")
-        if asked.model != rules.model:
-            raise _unknown_model(asked.model)
-    input_tokens, digest = _prompt(asked, api, rules)
-    output_tokens, finish_reason = _length(asked, limit, input_tokens, digest, rules)
-    return Ask(
-        api=api,
-        model=asked.model,
-        stream=bool(asked.stream),
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        finish_reason=finish_reason,
-        digest=digest,
-        include_usage=bool(options is not None and options.include_usage),
-        continuous_usage=bool(options is not None and options.include_usage and options.continuous_usage_stats),
-        detokenize=getattr(asked, "detokenize", True),
-    )
-
-
-def _prompt(asked: Any, api: Api, rules: Rules) -> tuple[int, bytes]:
-    """Token count of the prompt and 64 bytes that stand for its content."""
-    hash_ = hashlib.blake2b(rules.seed.to_bytes(8, "little"), digest_size=64)
-    if api == "completions":
-        prompt = asked.prompt
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-            if len(prompt) > 1:
-                raise refused(rules.dialect, "several prompts in one request are not simulated", "prompt")
-            prompt = prompt[0]
-        if isinstance(prompt, str):
-            hash_.update(prompt.encode("utf-8", "surrogatepass"))
-            return max(1, count_tokens(prompt)), hash_.digest()
-        if not prompt or not all(isinstance(token, int) for token in prompt):
-            raise malformed(rules.dialect, "prompt must be a text or a list of token ids")
-        hash_.update(msgspec.msgpack.encode(prompt))
-        return len(prompt), hash_.digest()
-    if not asked.messages:
-        raise malformed(rules.dialect, "messages must not be empty")
-    tokens = TEMPLATE_TOKENS
-    for message in asked.messages:
-        content = message.content
-        for text in (content,) if isinstance(content, str) else [part.text for part in content or ()]:
-            if text:
-                hash_.update(text.encode("utf-8", "surrogatepass"))
-                tokens += count_tokens(text)
-        hash_.update(message.role.encode("utf-8", "surrogatepass"))
-    ids = getattr(asked, "prompt_token_ids", None)
-    return len(ids) if ids else tokens, hash_.digest()
-
-
-def _length(asked: Any, limit: int | None, input_tokens: int, digest: bytes, rules: Rules) -> tuple[int, str]:
-    """Output length and finish reason. Unforced answers end by themselves somewhere around the length asked for."""
-    room = rules.max_seq_len - input_tokens
-    if rules.dialect == "openai":
-        if input_tokens + (limit or 1) > rules.max_seq_len:
-            raise _too_long(rules.max_seq_len, input_tokens, limit)
-    elif room < 1 or 0 < rules.max_num_tokens < input_tokens:
-        longest = rules.max_num_tokens or rules.max_seq_len
-        raise refused(
-            "trtllm",
-            f"The sum of prompt length ({input_tokens}.0), query length (0) should not exceed"
-            f" max_num_tokens ({longest})",
-            "",
-        )
-    most = min(room if limit is None else limit, room)  # trtllm-serve clamps in silence
-    if getattr(asked, "ignore_eos", False):
-        if most > TOO_MANY_TOKENS:
-            raise refused(rules.dialect, f"an answer of {most} tokens is not simulated", "max_tokens")
-        return most, "length"
-    share = 0.6 + int.from_bytes(digest[:4], "little") / 2**32  # 0.6 to 1.6: some 40 % end before the limit
-    natural = max(1, round(share * (limit or NATURAL_TOKENS)), getattr(asked, "min_tokens", 0))
-    return (natural, "stop") if natural < most else (min(most, TOO_MANY_TOKENS), "length")
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
@@ -355,13 +101,13 @@ def wrong_key() -> Refusal:
     )
 
 
-def _unknown_model(model: str) -> Refusal:
+def unknown_model(model: str) -> Refusal:
     text = f"The model `{model}` does not exist or you do not have access to it."
     value = {"message": text, "type": "invalid_request_error", "param": None, "code": "model_not_found"}
     return Refusal(404, _json({"error": value}))
 
 
-def _too_long(context: int, input_tokens: int, limit: int | None) -> Refusal:
+def too_long(context: int, input_tokens: int, limit: int | None) -> Refusal:
     text = (
         f"This model's maximum context length is {context} tokens. However, you requested"
         f" {input_tokens + (limit or 0)} tokens ({input_tokens} in the messages, {limit or 0} in the completion)."
@@ -567,12 +313,10 @@ def _split(value: dict[str, Any], mark: str) -> tuple[bytes, bytes]:
 # Other paths ----------------------------------------------------------------------------------------------------------
 
 
-def models(rules: Rules, created: int) -> bytes:
+def models(dialect: Dialect, model: str, created: int) -> bytes:
     """`GET /v1/models`."""
-    owner = "tensorrt_llm" if rules.dialect == "trtllm" else "loadgen-sim"
-    return _json(
-        {"object": "list", "data": [{"id": rules.model, "object": "model", "created": created, "owned_by": owner}]}
-    )
+    owner = "tensorrt_llm" if dialect == "trtllm" else "loadgen-sim"
+    return _json({"object": "list", "data": [{"id": model, "object": "model", "created": created, "owned_by": owner}]})
 
 
 def perf_headers(arrival_ns: int, first_ns: int, done_ns: int, queue_ns: int = 0) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The embedded endpoint as a child process: started, waited for, stopped. It serves whoever has no server to measure.
 
-The child lives exactly as long as its standard input is open at this end, so no end of the parent leaves it behind.
+The child lives as long as its standard input is open at this end, so no end of the parent leaves it behind; on Linux it
+is also told of the parent's death, since a forked worker may hold the same end open.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from types import TracebackType
 
@@ -53,8 +55,11 @@ class Embedded:
 
 def start(options: Options | None = None) -> Embedded:
     """Start the endpoint in a clean child process and return when it listens. Raises TargetError when it does not."""
+    command = [sys.executable, "-m", "loadgen.sim.server"]
+    if threading.current_thread() is threading.main_thread():  # the kernel means the thread, not the process
+        command.append("--die-with-parent")
     child = subprocess.Popen(
-        [sys.executable, "-m", "loadgen.sim.server"],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for the run, which still needs the endpoint to drain

@@ -27,8 +27,10 @@ from loadgen.errors import Fault as Wrong
 from loadgen.errors import Faults, TargetError
 from loadgen.sim import dialect, faults
 from loadgen.sim.answer import JSON, Answer, End
-from loadgen.sim.connection import Connection, Incoming, head
+from loadgen.sim.ask import Rules, read
+from loadgen.sim.connection import Connection
 from loadgen.sim.dialect import WORDS, Refusal, Script
+from loadgen.sim.message import Incoming, head
 from loadgen.sim.options import Options, from_json
 from loadgen.sim.pace import Pace, duration_ns, law
 from loadgen.sim.sendlog import LoggedRequest, SendLog
@@ -46,7 +48,7 @@ class Server:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.rules = dialect.Rules(
+        self.rules = Rules(
             dialect=options.dialect,
             model=options.model,
             max_seq_len=options.max_seq_len,
@@ -243,7 +245,7 @@ class Server:
     def _page(self, path: str) -> tuple[bytes, str]:
         """Body and content type of what can be read by GET."""
         if path == "/v1/models":
-            return dialect.models(self.rules, int(time.time())), JSON
+            return dialect.models(self.rules.dialect, self.rules.model, int(time.time())), JSON
         if path == "/version":
             return msgspec.json.encode({"version": self.rules.version}), JSON
         if path == "/metrics":
@@ -291,7 +293,7 @@ class Server:
         )
 
     def _ask(self, connection: Connection, incoming: Incoming, api: dialect.Api) -> None:
-        ask = dialect.read(incoming.body, api, self.rules)
+        ask = read(incoming.body, api, self.rules)
         fault = self._fault(incoming, ask)
         name = fault.name if fault else ""
         if name == "idle_reset":
@@ -415,8 +417,18 @@ def serve(options: Options, stdin: int = -1) -> int:
     return 0
 
 
+def die_with_parent() -> None:
+    """SIGTERM to this process when the thread that started it ends (prctl(2)); Linux only, elsewhere nothing."""
+    if sys.platform.startswith("linux"):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
 def main() -> int:
     """The child of `embedded.start`: options are the first line of stdin, whose end is also the end of the parent."""
+    if "--die-with-parent" in sys.argv:
+        die_with_parent()
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
