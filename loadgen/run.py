@@ -183,9 +183,10 @@ async def work(
     finally:
         spool.close()
         bodies.close()
-        closing = client.close()
-        if closing is not None:
-            await closing
+        if settings.client == "openai":
+            await client.aclose()
+        else:
+            client.close()
         wire.shut()
 
 

@@ -189,6 +189,7 @@ class Client:
         self.in_flight += 1
         self._sent_this_tick += 1
         self._by_due.append(exchange)
+        self._by_silence.append(exchange)
         self._dispatch(exchange)
         return exchange
 
@@ -363,9 +364,6 @@ class Client:
             else:
                 self.wire.close(line)
             self._tell(exchange)  # after the connection is free: the next request of its lane wants it
-        elif self._stall_ns and exchange.progress and not exchange.watched:
-            exchange.watched = True
-            self._by_silence.append(exchange)
 
     def closed(self, line: Line, stamp: int, reset: str) -> None:
         exchange = line.busy
@@ -398,7 +396,7 @@ class Client:
             exchange = by_silence.popleft()
             if exchange.over:
                 continue
-            if now - exchange.progress < self._stall_ns:
+            if not exchange.progress or now - exchange.progress < self._stall_ns:
                 by_silence.append(exchange)
             else:
                 self.cancel(exchange, Failure("timeout_stall", f"no event for {self._stall_ns / 1e9:g} s"))

@@ -49,7 +49,6 @@ class Exchange:
         "sink",
         "stream",
         "tries",
-        "watched",
         "whole",
     )
 
@@ -95,7 +94,6 @@ class Exchange:
         self.client_lag = 0
         self.kernel = False
         self.progress = 0
-        self.watched = False
         self.is_events = False
         self.response = Response()
         self.decoder = Decoder()

@@ -70,6 +70,11 @@ class Response:
     def feed(self, data: bytes) -> list[bytes]:
         mode = self._mode
         if mode == "chunked":
+            if not self._left and not self._held:  # most often a read is exactly one chunk
+                line_end = data.find(b"\r\n")
+                length = _SIZES.get(data[:line_end])
+                if length and len(data) == line_end + length + 4 and data.endswith(b"\r\n"):
+                    return [data[line_end + 2 : -2]]
             return self._chunked(data)
         if mode == "length":
             return self._length(data)

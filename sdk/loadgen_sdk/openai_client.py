@@ -159,6 +159,9 @@ class OpenAIClient:
         task.add_done_callback(ended)  # also runs for a task cancelled before its first step
         return exchange
 
+    def tick(self, now: int) -> None:
+        """Does nothing: the package keeps its own house. The driver calls it on every client."""
+
     def cancel(self, exchange: _Exchange, failure: Failure) -> None:
         """End a request in the loop's next turns; `on_done` hears of it, with this failure."""
         exchange.interruption = failure

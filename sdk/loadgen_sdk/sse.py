@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _BOM = b"\xef\xbb\xbf"
+_UNNAMED = (b"", b"message")  # the grammar's default name is no name
 MAX_EVENT_BYTES = 16 << 20  # an event larger than this is not a token, it is a broken server
 
 
@@ -42,6 +43,16 @@ class Decoder:
         return bool(self._held)
 
     def feed(self, data: bytes) -> list[bytes | Named]:
+        if (
+            not self._held  # most often a read is exactly one event of one line
+            and self._started
+            and not self._after_cr
+            and data.startswith(b"data: ")
+            and data.find(b"\n") == len(data) - 2
+            and data.endswith(b"\n")
+            and b"\r" not in data
+        ):
+            return [data[6:-2]]
         if not data:
             return []
         if self._after_cr:  # the LF of a CRLF that fell between two reads
@@ -90,4 +101,4 @@ class Decoder:
                 name = value.removeprefix(b" ")
         if lines:
             data = b"\n".join(lines)
-            events.append(Named(name, data) if name else data)
+            events.append(data if name in _UNNAMED else Named(name, data))
