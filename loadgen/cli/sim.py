@@ -25,6 +25,7 @@ def sim(
     max_num_tokens: Annotated[int, typer.Option(help="Longest prompt, 0 for no limit of its own.", min=0)] = 0,
     seed: Annotated[int, typer.Option(help="Decides texts, lengths, times and faults.", min=0)] = 0,
     fault: Annotated[str, typer.Option(help="Faults and shares: truncate:0.05,http_429@2s:0.1.")] = "",
+    faults_file: Annotated[str, typer.Option(help="The same as a YAML mapping from fault to share.")] = "",
     api_key_file: Annotated[str, typer.Option(help="Any other key than in this file gets 401.")] = "",
     cert: Annotated[str, typer.Option(help="Certificate (PEM); with --key: TLS.")] = "",
     key: Annotated[str, typer.Option(help="Its private key (PEM).")] = "",
@@ -55,7 +56,7 @@ def sim(
             max_seq_len=max_seq_len,
             max_num_tokens=max_num_tokens,
             seed=seed,
-            faults=fault,
+            faults=",".join(filter(None, (fault, _faults_of(faults_file)))),
             api_key_file=api_key_file,
             cert=cert,
             key=key,
@@ -64,3 +65,23 @@ def sim(
             log_bodies=log_bodies,
         )
     )
+
+
+def _faults_of(path: str) -> str:
+    """The mapping in a YAML file as the text that --fault takes."""
+    if not path:
+        return ""
+    import yaml
+
+    from loadgen.errors import UserError
+    from loadgen.sim.faults import read
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            shares = yaml.safe_load(file)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"cannot read the faults: {error}", path, "a YAML mapping such as {truncate: 0.05}") from None
+    if not isinstance(shares, dict):
+        raise UserError("not a mapping from fault to share", path, "for example {truncate: 0.05, http_429@2s: 0.1}")
+    read(shares, where=path)
+    return ",".join(f"{name}:{share}" for name, share in shares.items())

@@ -24,7 +24,7 @@ import msgspec
 from loadgen_sdk.clock import TimerFd
 
 from loadgen.errors import Fault as Wrong
-from loadgen.errors import Faults, TargetError
+from loadgen.errors import Faults, TargetError, UserError
 from loadgen.sim import dialect, faults
 from loadgen.sim.answer import JSON, Answer, End
 from loadgen.sim.ask import Rules, read
@@ -71,9 +71,14 @@ class Server:
         self.max_body_bytes, self.buffer_bytes = options.max_body_bytes, options.buffer_bytes
         self.slow_readers = self.completed = self.events = self._number = self._drained = self._tidied = 0
         self._key = b""
-        if options.api_key_file:
-            with open(options.api_key_file, "rb") as file:
-                self._key = b"Bearer " + file.read().strip()
+        try:
+            if options.api_key_file:
+                with open(options.api_key_file, "rb") as file:
+                    self._key = b"Bearer " + file.read().strip()
+            if options.log:
+                open(options.log, "wb").close()  # better now than after the run
+        except OSError as error:
+            raise UserError(f"cannot use a file: {error.strerror}", str(error.filename)) from None
         self._idle_close_ns = duration_ns(options.idle_close, "--idle-close")
         self._per_event = 1 if options.flood else options.stream_interval
         self._connections: dict[int, Connection] = {}
