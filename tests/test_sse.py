@@ -1,0 +1,118 @@
+"""Events of a body, however its bytes were cut, against a decoder that is slow and plainly follows the grammar."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from loadgen_sdk.sse import MAX_EVENT_BYTES, Decoder, EventTooLarge, Named
+
+
+def reference(body: bytes) -> list[bytes | Named]:
+    """Line by line, as the WHATWG grammar says it; the event that lacks its blank line at the end is given as well."""
+    events: list[bytes | Named] = []
+    name, data = b"", []
+    for line in [*re.split(rb"\r\n|\n|\r", body.removeprefix(b"\xef\xbb\xbf")), b""]:
+        field, colon, value = line.partition(b":")
+        value = value[1:] if value.startswith(b" ") else value
+        if not line:
+            if data:
+                joined = b"\n".join(data)
+                events.append(Named(name, joined) if name not in (b"", b"message") else joined)
+            name, data = b"", []
+        elif field == b"data":
+            data.append(value if colon else b"")
+        elif field == b"event":
+            name = value
+    return events
+
+
+def decoded(*pieces: bytes) -> list[bytes | Named]:
+    decoder = Decoder()
+    return [*(event for piece in pieces for event in decoder.feed(piece)), *decoder.end()]
+
+
+def cut(body: bytes, places: list[int]) -> list[bytes]:
+    bounds = [0, *sorted(place % (len(body) + 1) for place in places), len(body)]
+    return [body[a:b] for a, b in pairwise(bounds)]
+
+
+TABLE = {
+    "LF": (b"data: a\n\ndata: b\n\n", [b"a", b"b"]),
+    "CRLF": (b"data: a\r\n\r\ndata: b\r\n\r\n", [b"a", b"b"]),
+    "CR": (b"data: a\r\rdata: b\r\r", [b"a", b"b"]),
+    "line ends mixed": (b"data: a\r\n\ndata: b\n\r\ndata: c\r\r\ndata: d\r\n\r\n", [b"a", b"b", b"c", b"d"]),
+    "no space": (b"data:a\n\n", [b"a"]),
+    "two spaces": (b"data:  a\n\n", [b" a"]),
+    "trailing blank is kept": (b'data: {"x":1} \n\n', [b'{"x":1} ']),
+    "several lines": (b"data: a\ndata:b\ndata\ndata: \n\n", [b"a\nb\n\n"]),
+    "empty data": (b"data:\n\ndata\n\n", [b"", b""]),
+    "comments": (b": ping\n\n:\n\n: x\ndata: a\n: y\n\n", [b"a"]),
+    "named": (b"event: m.perf\ndata: a\n\ndata: b\n\n", [Named(b"m.perf", b"a"), b"b"]),
+    "named, name last": (b"data: a\nevent:n\n\n", [Named(b"n", b"a")]),
+    "the default name": (b"event: message\ndata: a\n\n", [b"a"]),
+    "name without data": (b'event: request_id\n: "7b"\n\ndata: b\n\n', [b"b"]),
+    "other fields": (b"id: 7\nretry: 3\ndatum: x\ndata: a\n\n", [b"a"]),
+    "colon in data": (b"data: a: b\n\n", [b"a: b"]),
+    "BOM": (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
+    "BOM twice is a field's name": (b"\xef\xbb\xbf\xef\xbb\xbfdata: a\n\n", []),
+    "U+2028, U+0085": ("data: a\u2028b\u0085c\x0bd\n\n".encode(), ["a\u2028b\u0085c\x0bd".encode()]),
+    "blank lines": (b"\n\n\ndata: a\n\n\n\n\ndata: b\n\n", [b"a", b"b"]),
+    "no blank line at the end": (b"data: a\n\ndata: b\n", [b"a", b"b"]),
+    "no line end at the end": (b"data: a\n\ndata: b", [b"a", b"b"]),
+    "nothing": (b"", []),
+    "DONE twice": (b"data: [DONE]\n\ndata: [DONE]\n\n", [b"[DONE]", b"[DONE]"]),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_table(name: str) -> None:
+    body, expected = TABLE[name]
+    assert reference(body) == expected
+    assert decoded(body) == expected
+    assert decoded(*(body[i : i + 1] for i in range(len(body)))) == expected
+    for place in range(len(body)):
+        assert decoded(body[:place], body[place:]) == expected, place
+
+
+LINES = st.sampled_from(
+    [b"data: x", b"data:y", b"data", b"data: ", b"event: n", b"event: message", b": c", b"", b"id: 1", b"\xef\xbb\xbf"]
+)
+BODIES = st.one_of(
+    st.lists(st.tuples(LINES, st.sampled_from([b"\n", b"\r\n", b"\r"]))).map(
+        lambda lines: b"".join(line + end for line, end in lines)
+    ),
+    st.lists(st.sampled_from(list(b"\r\n:d \xef\xbb\xbf")), max_size=40).map(bytes),
+    st.binary(max_size=200),
+)
+
+
+@given(BODIES, st.lists(st.integers(0, 10_000), max_size=8))
+def test_any_split_gives_the_same_events(body: bytes, places: list[int]) -> None:
+    assert decoded(*cut(body, places)) == reference(body)
+
+
+def test_an_event_comes_with_the_byte_that_ends_it() -> None:
+    for body, ends in ((b"data: a\n\nd", 9), (b"data: a\r\n\r\nd", 10), (b"data: a\r\rd", 9)):  # a CR ends a line
+        decoder = Decoder()
+        assert [i for i in range(1, len(body) + 1) if decoder.feed(body[i - 1 : i])] == [ends], body
+
+
+def test_pending_while_an_event_is_unfinished() -> None:
+    decoder = Decoder()
+    assert not decoder.pending
+    decoder.feed(b"data: a\n\nda")
+    assert decoder.pending
+    decoder.feed(b"ta: b\n\n")
+    assert not decoder.pending
+
+
+def test_an_event_without_end_is_refused() -> None:
+    decoder = Decoder()
+    piece = b"x" * (1 << 20)
+    with pytest.raises(EventTooLarge):
+        for _ in range(MAX_EVENT_BYTES // len(piece) + 1):
+            decoder.feed(piece)
