@@ -55,7 +55,7 @@ class Embedded:
 
 def start(options: Options | None = None) -> Embedded:
     """Start the endpoint in a clean child process and return when it listens. Raises TargetError when it does not."""
-    command = [sys.executable, "-m", "loadgen.sim.server"]
+    command = [sys.executable, "-P", "-m", "loadgen.sim.server"]  # -P: no module of the folder one stands in
     if threading.current_thread() is threading.main_thread():  # the kernel means the thread, not the process
         command.append("--die-with-parent")
     child = subprocess.Popen(
