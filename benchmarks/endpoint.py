@@ -12,6 +12,7 @@ import select
 import socket
 import time
 import urllib.request
+from typing import Any
 
 import numpy as np
 
@@ -98,7 +99,7 @@ def main() -> None:
     tokens = parser.parse_args().tokens
     head = f"{'':<34} {'events/s':>9} {'events/CPU-s':>12} {'req/CPU-s':>12} {'CPU':>6}"
     print(f"{head}  {'late p50':>8} {'p99 us':>8} {'worst us':>9}")
-    spread = {"ttft": "normal:30ms,5ms", "log_events": "all"}
+    spread: dict[str, Any] = {"ttft": "normal:30ms,5ms", "log_events": "all"}
     print(measure("spread, 64 streams at 6 ms", Options(itl="6ms", **spread), 64, tokens, 1, 0.002))
     print(measure("spread, 256 streams at 10 ms", Options(itl="10ms", **spread), 256, tokens, 1, 0.0005))
     print(measure("spread, 256 streams, no log", Options(itl="10ms", ttft="normal:30ms,5ms"), 256, tokens, 1, 0.0005))
