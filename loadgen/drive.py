@@ -32,6 +32,7 @@ from loadgen.schedule import Schedule
 from loadgen.store import Spool
 
 BURST = 8  # requests started in one turn: a send costs some 20 µs, and reading must not wait for long
+HOLD_NS = 2_000_000  # between two looks at the event loop's own affairs: signals and the progress line
 BIN_NS = 10_000_000  # of the timeline
 SECOND_NS = 1_000_000_000
 FLUSH_NS = SECOND_NS // 2  # rows reach the disk this often
@@ -125,6 +126,7 @@ class Drive:
         self._cpu_start_ns = self._cpu_ns
         self.counters = Counters()
         self.interrupted = False
+        wire.hold_ns = HOLD_NS
         wire.wake = self._wake
         wire.tick = self._tick
 
@@ -144,6 +146,7 @@ class Drive:
             gc.unfreeze()
             self._wire.wake_at(FOREVER)
             self._wire.wake = self._wire.tick = None
+            self._wire.hold_ns = 0
             self._last_words(monotonic_ns())
             loop.set_exception_handler(None)
 

@@ -32,6 +32,8 @@ SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it
 READ_BYTES = 32 << 10
 SLICE_NS = 200_000  # longest that decoding may keep the sockets unread
 TICK_NS = 100_000_000  # housekeeping: timeouts, idle connections
+HOLD_POLL_S = 0.001  # the shortest wait that epoll knows
+MOST_READY = 1024  # sockets told by one poll
 BACKLOG_LIMIT = 20_000  # reads waiting to be decoded, above which decoding goes first
 FOREVER = 1 << 62
 
@@ -119,8 +121,10 @@ class Line:
 class Wire:
     """The sockets of one process inside the running asyncio loop.
 
+    `hold_ns` above 0 keeps the loop that long in our own poll while there is traffic (a load generator's privilege: going
+    back to the event loop costs as much as a read); 0 shares it with other tasks after every turn.
     `wake` is called with the time when the instant given to `wake_at` has come (again and again until it is moved);
-    `tick` about every TICK_NS. `clock_error_ns` is the largest step seen between wall and monotonic clock.
+    `tick` about every TICK_NS.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -136,6 +140,7 @@ class Wire:
         self._in_turn = False
         self.wake: Callable[[int], None] | None = None
         self.tick: Callable[[int], None] | None = None
+        self.hold_ns = 0
         self.turns = self.reads = 0
         self._poll.register(self._timer.fileno(), select.EPOLLIN)
         loop.add_reader(self._poll.fileno(), self._turn)
@@ -223,32 +228,44 @@ class Wire:
     def _turn(self) -> None:
         self._again = False
         self._in_turn = True
-        self.turns += 1
+        poll, backlog = self._poll.poll, self._backlog
         try:
-            now = monotonic_ns()
-            if now >= self._wake_at and self.wake is not None:
-                self._armed = 0
-                self.wake(now)
-            if len(self._backlog) < BACKLOG_LIMIT:
-                self._read_all()
-            self._decode()
-            now = monotonic_ns()
-            if now >= self._tick_at:
-                self._armed = 0
-                self._tick_at = now + TICK_NS
-                if self.tick is not None:
-                    self.tick(now)
+            self._polled, before = monotonic_ns(), self._polled
+            now = self._pass(poll(0, MOST_READY), before)
+            until = now + self.hold_ns
+            while now < until:
+                self._arm()
+                self._polled, before = monotonic_ns(), self._polled
+                ready = poll(0 if backlog else HOLD_POLL_S, MOST_READY)
+                if not ready and not backlog:
+                    break
+                now = self._pass(ready, before)
         finally:
             self._in_turn = False
             self._arm()
-            if self._backlog and not self._again:
+            if backlog and not self._again:
                 self._again = True
                 self._loop.call_soon(self._turn)
 
-    def _read_all(self) -> None:
-        before = self._polled
-        self._polled = now = monotonic_ns()
-        ready = self._poll.poll(0, 1024)
+    def _pass(self, ready: list[tuple[int, int]], before: int) -> int:
+        """Start what is due, read what is ready, decode for a slice; `before` is the poll before the one that said so."""
+        self.turns += 1
+        now = monotonic_ns()
+        if now >= self._wake_at and self.wake is not None:
+            self._armed = 0
+            self.wake(now)
+        if len(self._backlog) < BACKLOG_LIMIT:
+            self._read(ready, before)
+        self._decode()
+        now = monotonic_ns()
+        if now >= self._tick_at:
+            self._armed = 0
+            self._tick_at = now + TICK_NS
+            if self.tick is not None:
+                self.tick(now)
+        return now
+
+    def _read(self, ready: list[tuple[int, int]], before: int) -> None:
         to_monotonic = monotonic_ns() - time_ns()
         append = self._backlog.append
         lines = self._lines
@@ -259,7 +276,7 @@ class Wire:
                 self._armed = 0
                 continue
             if mask & 4:  # EPOLLOUT
-                self._writable(line, now)
+                self._writable(line)
                 if line.closed or mask == 4:
                     continue
             try:
@@ -336,14 +353,14 @@ class Wire:
         line.peer.failed(line, kind, text)
         self.close(line)
 
-    def _writable(self, line: Line, now: int) -> None:
+    def _writable(self, line: Line) -> None:
         if line.state == "connecting":
             code = line.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
                 self._give_up(line, "connect", OSError(code, "").strerror or errno.errorcode.get(code, str(code)))
                 return
             self._poll.modify(line.fd, select.EPOLLIN)
-            line.empty_at = now
+            line.empty_at = monotonic_ns()
             if line.tls is not None:
                 line.state = "handshake"
                 self._shake(line)
