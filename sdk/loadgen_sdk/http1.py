@@ -10,6 +10,7 @@ MAX_LINE_BYTES = 4 << 10  # a chunk-size line with extensions, or one trailer
 _NO_BODY = frozenset((204, 304))
 _SIZES: dict[bytes, int] = {}  # chunk-size lines seen: a stream repeats a few dozen of them
 _HEX = frozenset(b"0123456789abcdefABCDEF")
+_DIGITS = 15  # of any number in a head or a chunk size; more is no number that a server means
 
 
 class Malformed(ValueError):
@@ -25,12 +26,16 @@ def head(method: str, path: str, headers: list[tuple[str, str]]) -> bytes:
     return ("\r\n".join(lines) + "\r\n").encode("latin-1")
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS
+
+
 def _size(line: bytes) -> int:
     digits = line.partition(b";")[0].strip(b" \t")
-    if not digits or len(digits) > 15 or not _HEX.issuperset(digits):
+    if not digits or len(digits) > _DIGITS or not _HEX.issuperset(digits):
         raise Malformed(f"chunk size {line[:40]!r}")
     size = int(digits, 16)
-    if len(_SIZES) < 4096:
+    if len(_SIZES) < 4096 and len(line) < 32:
         _SIZES[line] = size
     return size
 
@@ -85,6 +90,7 @@ class Response:
         if mode == "trailer":
             return self._trailer(data)
         self.surplus += data
+        self.reusable = False
         return []
 
     def end_of_file(self) -> bool:
@@ -106,6 +112,8 @@ class Response:
 
     def _head(self, data: bytes) -> list[bytes]:
         data = self._held + data if self._held else data
+        while data.startswith(b"HTTP/1.1 1") and (end := data.find(b"\r\n\r\n")) >= 0:  # an interim answer
+            data = data[end + 4 :]
         end = data.find(b"\r\n\r\n")
         if end < 0:
             if len(data) > MAX_HEAD_BYTES:
@@ -118,12 +126,9 @@ class Response:
         lines = data[:end].decode("latin-1").split("\r\n")
         rest = data[end + 4 :]
         version, _, after = lines[0].partition(" ")
-        code = after[:3]
-        if not version.startswith("HTTP/1.") or not (code.isascii() and code.isdigit() and len(code) == 3):
+        code = after.partition(" ")[0]
+        if not version.startswith("HTTP/1.") or not (_is_number(code) and len(code) == 3 and code >= "200"):
             raise Malformed(f"status line {lines[0][:80]!r}")
-        status = int(code)
-        if 100 <= status < 200:
-            return self._head(rest) if rest else []
         headers = self.headers
         for line in lines[1:]:
             name, colon, value = line.partition(":")
@@ -132,7 +137,7 @@ class Response:
             name = name.lower()
             value = value.strip(" \t")
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
-        self.status = status
+        self.status = int(code)
         self._framing(version)
         if self._mode == "end":
             self._finish(rest)
@@ -145,7 +150,7 @@ class Response:
         self.reusable = "close" not in connection and (version != "HTTP/1.0" or "keep-alive" in connection)
         for part in headers.get("keep-alive", "").split(","):
             key, _, value = part.strip().partition("=")
-            if value.isascii() and value.isdigit():
+            if _is_number(value):
                 if key == "max":
                     self.uses_left = int(value)
                 elif key == "timeout":
@@ -157,7 +162,7 @@ class Response:
         elif "content-length" in headers:
             lengths = {part.strip() for part in headers["content-length"].split(",")}
             text = lengths.pop()
-            if lengths or not (text.isascii() and text.isdigit()):
+            if lengths or not _is_number(text):
                 raise Malformed(f"Content-Length {headers['content-length']!r}")
             self._left = int(text)
             self._mode = "length" if self._left else "end"
