@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from loadgen.agenda import Agenda, Start
 from loadgen.bodies import Bodies
 from loadgen.header import Second
+from loadgen.metrics import BIN_NS
 from loadgen.quantiles import Histogram
 from loadgen.record import Place, row, unsent_row
 from loadgen.schedule import Schedule
@@ -33,7 +34,6 @@ from loadgen.store import Spool
 
 BURST = 8  # requests started in one turn: a send costs some 20 µs, and reading must not wait for long
 HOLD_NS = 2_000_000  # between two looks at the event loop's own affairs: signals and the progress line
-BIN_NS = 10_000_000  # of the timeline
 SECOND_NS = 1_000_000_000
 FLUSH_NS = SECOND_NS // 2  # rows reach the disk this often
 FLOWS_NS = 2 * SECOND_NS  # histograms and timelines, which are rewritten whole

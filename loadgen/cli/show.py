@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from loadgen import run
 from loadgen.progress import Progress
 from loadgen.report import machine, text
-from loadgen.summary import Summary
-from loadgen.verdict import exit_code
+from loadgen.summary import Summary, exit_code
 
 if TYPE_CHECKING:
     from loadgen.drive import Drive
@@ -41,7 +40,7 @@ class Show:
         else:
             print(text.render(summary, color=_color()))
             say(f"results in {folder}")
-        return code(summary)
+        return exit_code(summary)
 
     def levels(self, workloads: list[Workload], settings: run.Settings) -> int:
         """One level after the other, and a table of them all."""
@@ -60,7 +59,7 @@ class Show:
         else:
             print(text.render_levels(summaries, color=_color()))
             say(f"results in {parent}")
-        return max(code(summary) for summary in summaries)
+        return max(exit_code(summary) for summary in summaries)
 
     def plans(self, workloads: list[Workload], settings: run.Settings) -> int:
         """What would be sent."""
@@ -104,9 +103,3 @@ class Show:
 def _color() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
-
-def code(summary: Summary) -> int:
-    """The exit code of a run."""
-    return exit_code(
-        interrupted=summary.run.state == "interrupted", valid=summary.verdict.valid, slo_met=summary.goodput.met
-    )

@@ -121,8 +121,8 @@ class Line:
 class Wire:
     """The sockets of one process inside the running asyncio loop.
 
-    `hold_ns` above 0 keeps the loop that long in our own poll while there is traffic (a load generator's privilege: going
-    back to the event loop costs as much as a read); 0 shares it with other tasks after every turn.
+    `hold_ns` above 0 stays that long in our own poll while there is traffic (a load generator's privilege: going back
+    to the event loop costs as much as a read); 0 shares the loop with other tasks after every turn.
     `wake` is called with the time when the instant given to `wake_at` has come (again and again until it is moved);
     `tick` about every TICK_NS.
     """
@@ -248,7 +248,7 @@ class Wire:
                 self._loop.call_soon(self._turn)
 
     def _pass(self, ready: list[tuple[int, int]], before: int) -> int:
-        """Start what is due, read what is ready, decode for a slice; `before` is the poll before the one that said so."""
+        """Start what is due, read what is ready, decode for a slice; `before`: the poll before the one that told it."""
         self.turns += 1
         now = monotonic_ns()
         if now >= self._wake_at and self.wake is not None:
