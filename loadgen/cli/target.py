@@ -1,0 +1,192 @@
+"""The flags about the target, the same for every command that talks to one, and their reading into `Settings`.
+
+Types for signatures (`url: target.Url = None`) and one function; what is wrong with the flags is told all at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from loadgen.run import Settings
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        "-u",
+        "--base-url",
+        help="Endpoint, with or without a path prefix and /v1. Without it: the embedded simulation.",
+    ),
+]
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="Model name; without it the only one that the server lists.")
+]
+Server = Annotated[
+    str,
+    typer.Option(
+        "--server",
+        "--backend",
+        help="auto, trtllm, vllm, sglang, dynamo, llamacpp, transformers, openai, azure or generic.",
+    ),
+]
+Api = Annotated[str, typer.Option("--api", "--endpoint-type", help="chat or completions.")]
+Workers = Annotated[str, typer.Option("--workers", help="Worker processes on this machine, or auto.")]
+Tokenizer = Annotated[
+    str | None, typer.Option("--tokenizer", help="A local tokenizer.json (or its folder) of the model.")
+]
+ExtraBody = Annotated[
+    str | None,
+    typer.Option("--extra-body", "--extra-request-body", help="JSON merged into every request body, last."),
+]
+Header = Annotated[list[str] | None, typer.Option("--header", "-H", help="NAME: VALUE or NAME=VALUE. Repeatable.")]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option("--api-key-file", help="A file with the key; else OPENAI_API_KEY (AZURE_OPENAI_API_KEY)."),
+]
+CaCert = Annotated[Path | None, typer.Option("--cacert", help="PEM file of the authority to trust.")]
+Cert = Annotated[Path | None, typer.Option("--cert", help="PEM file of the client certificate, with its key.")]
+CertKey = Annotated[Path | None, typer.Option("--key", help="PEM file of its key, where it is apart.")]
+Insecure = Annotated[bool, typer.Option("--insecure", "-k", help="Do not verify the server's certificate.")]
+NoStream = Annotated[bool, typer.Option("--no-stream", help="Ask for whole answers; TTFT is then the whole answer.")]
+Client = Annotated[
+    str, typer.Option("--client", help="wire (this project's), or openai: the openai package, for reference.")
+]
+Gpus = Annotated[
+    int | None, typer.Option("--gpus", min=1, help="GPUs behind the endpoint, for per-GPU and cost figures.")
+]
+Shape = Annotated[str, typer.Option("--shape", help="Its machine shape, as in a price list.")]
+Region = Annotated[str, typer.Option("--region", help="Its region.")]
+
+
+def settings(
+    *,
+    headers: list[str],
+    extra_body: str | None,
+    api_key_file: Path | None,
+    cacert: Path | None,
+    cert: Path | None,
+    cert_key: Path | None,
+    insecure: bool,
+    workers: str,
+    server: str,
+    api: Any,
+    client: Any,
+    **rest: Any,
+) -> Settings:
+    """The flags that are about the target, checked together. Raises Faults."""
+    import json
+
+    from loadgen_sdk.dialects.quirks import APIS, NAMES
+    from loadgen_sdk.wire import Tls
+
+    from loadgen.errors import Faults, UserError
+    from loadgen.run import Settings
+
+    faults = []
+
+    def one_of(value: str, known: tuple[str, ...], flag: str) -> None:
+        if value not in known:
+            faults.append(UserError(f"unknown value {value!r}", f"{flag} {value}", f"known: {', '.join(known)}"))
+
+    one_of(server, NAMES, "--server")
+    one_of(api, APIS, "--api")
+    one_of(client, ("wire", "openai"), "--client")
+    pairs = []
+    for text in headers:
+        colon, equals = text.find(":"), text.find("=")
+        at = min((place for place in (colon, equals) if place > 0), default=-1)
+        if at < 0:
+            faults.append(UserError("a header without a value", "--header", "write NAME: VALUE"))
+        else:
+            pairs.append((text[:at].strip(), text[at + 1 :].strip()))
+    body = None
+    if extra_body is not None:
+        try:
+            body = json.loads(extra_body)
+            if not isinstance(body, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            faults.append(
+                UserError(f"not a JSON object: {error}", "--extra-body", "write --extra-body '{\"temperature\": 0}'")
+            )
+    count = 1
+    if workers == "auto":
+        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    elif workers.isdigit() and int(workers) > 0:
+        count = int(workers)
+    else:
+        faults.append(
+            UserError(f"{workers!r} is no number of workers", f"--workers {workers}", "a number from 1, or auto")
+        )
+    for flag, path in (("--cacert", cacert), ("--cert", cert), ("--key", cert_key)):
+        if path is not None and not path.is_file():
+            faults.append(UserError("no such file", f"{flag} {path}", "give a PEM file"))
+    key = None
+    try:
+        key = _key(api_key_file, server, rest.get("url"))
+    except OSError as error:
+        faults.append(UserError(f"cannot read the key: {error.strerror}", f"--api-key-file {api_key_file}", ""))
+    if faults:
+        raise Faults(faults)
+    tls = Tls(
+        verify=not insecure,
+        ca=str(cacert) if cacert else None,
+        cert=str(cert) if cert else None,
+        key=str(cert_key) if cert_key else None,
+    )
+    return Settings(
+        server=server,
+        api=api,
+        client=client,
+        headers=tuple(pairs),
+        extra_body=body,
+        workers=count,
+        api_key=key,
+        tls=tls,
+        command=tuple(_without_secrets(sys.argv, key)),
+        **rest,
+    )
+
+
+def _key(file: Path | None, server: str, url: str | None) -> str | None:
+    """From the file, else from the environment; never for the embedded endpoint."""
+    if file is not None:
+        return file.read_text().strip() or None
+    if url is None:
+        return None
+    names = ["OPENAI_API_KEY"]
+    if server == "azure" or "azure.com" in url:
+        names.insert(0, "AZURE_OPENAI_API_KEY")
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
+def _without_secrets(arguments: list[str], key: str | None) -> list[str]:
+    from loadgen_sdk.target import redact
+
+    shown: list[str] = ["loadgen", *arguments[1:]]
+    for i, argument in enumerate(shown):
+        if shown[i - 1] in ("--header", "-H"):
+            name = argument.partition("=" if "=" in argument and ":" not in argument else ":")[0]
+            shown[i] = f"{name}: ***"
+        elif argument.startswith(("--header=", "-H=")):
+            shown[i] = f"{argument.partition('=')[0]}=***"
+        elif "://" in argument:
+            shown[i] = _redacted_url(argument)
+    return [redact(argument, [key] if key else []) for argument in shown]
+
+
+def _redacted_url(argument: str) -> str:
+    from loadgen_sdk.errors import TargetUnusable
+    from loadgen_sdk.target import Target
+
+    flag, equals, url = argument.rpartition("=") if argument.startswith("--") else ("", "", argument)
+    try:
+        return flag + equals + Target.parse(url).redacted
+    except TargetUnusable:
+        return flag + equals + "***"
