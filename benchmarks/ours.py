@@ -57,6 +57,7 @@ def _drive(url: str, folder: Path, requests: dict[str, Any], flags: dict[str, An
         recorder = store.Recorder(folder)
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         recorded = [0.0]
+        started: list[int] = []
 
         async def gate() -> int:
             loop = asyncio.get_running_loop()
@@ -67,6 +68,7 @@ def _drive(url: str, folder: Path, requests: dict[str, Any], flags: dict[str, An
                 recorded[0] = sum(_cpu_of(int(pid)) for pid in children)
                 await asyncio.sleep(0.3)
                 start = monotonic_ns() + run.SETTLE_NS
+            started.append(start)
             loop.call_at(loop.time() + run.SETTLE_NS / 1e9 * 0.9, window.begin)
             return start
 
@@ -78,6 +80,8 @@ def _drive(url: str, folder: Path, requests: dict[str, Any], flags: dict[str, An
     events = int(rows["output_events"].sum())
     reads = seen[0]._wire.reads
     return {
+        "run_id": job.run_id,
+        "start_ns": started[0],
         "events": events,
         "requests": len(rows),
         "ok": int((rows["status"] == 0).sum()),

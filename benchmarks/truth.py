@@ -1,0 +1,110 @@
+"""What is reported against what was so: TTFT, TPOT and stamp error, held against the endpoint's own log.
+
+    python benchmarks/truth.py [--quick] [--rates 10000,25000]
+
+Poisson arrivals, 200 tokens 10 ms apart. The client has one core for all its processes, the endpoint the other. The
+endpoint reads its clock right before each send; that instant is the truth, give or take one send and whatever held the
+endpoint up between the two (a core is shared with others). So an error counts as bounded within the stamp error + 0.1
+ms; `explained` also grants what lies before the endpoint's next look at its clock, which comes after the send.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import rig
+
+from loadgen import store
+from loadgen.selfcheck import Truth, truth
+from loadgen.sim.sendlog import parse_log
+
+TOKENS, ITL_MS = 200, 10
+LIMITS = {10_000: (0.2, 1.0), 25_000: (0.3, 2.0)}  # ms: of TTFT p50, p99
+TPOT_SHARE, BOUNDED, STAMP_MS = 0.005, 0.999, 1.0
+
+
+def once(rate: float, seconds: float, lockstep: bool) -> tuple[dict[str, Any], Truth]:
+    options = {"ttft": "normal:120ms,25ms", "itl": f"{ITL_MS}ms", "lockstep": lockstep, "log_events": "all"}
+    with tempfile.TemporaryDirectory(prefix="loadgen-truth-") as scratch, rig.endpoint(**options) as server:
+        requests = {"input_tokens": 20, "output_tokens": TOKENS}
+        arguments = {
+            "url": server.url,
+            "folder": scratch,
+            "requests": requests,
+            "request_rate": rate / TOKENS,
+            "duration": seconds,
+        }
+        found = rig.watched(server.url, lambda: rig.contend("ours.py", "drive", arguments))
+        log = parse_log(rig.get(server.url + "/_log"))
+        rows = store.read(Path(scratch)).rows
+    seen = truth(rows, log, found["run_id"], found["start_ns"])
+    if seen is None or found["ok"] != found["requests"]:
+        raise SystemExit(f"{found['requests'] - found['ok']} of {found['requests']} requests failed")
+    return found, seen
+
+
+def judge(rate: float, seen: Truth) -> list[str]:
+    """The limits, where there is one for this rate."""
+    if rate not in LIMITS:
+        return []
+    p50, p99 = LIMITS[int(rate)]
+    lines = [
+        ("TTFT p50 error, ms", abs(seen.ttft_p50_error_ms), p50, True),
+        ("TTFT p99 error, ms", abs(seen.ttft_p99_error_ms), p99, True),
+        ("TPOT p50 error, share", abs(seen.tpot_p50_error_share or 0.0), TPOT_SHARE, True),
+        ("share of errors within their stamp error + 0.1 ms", seen.bounded_share, BOUNDED, False),
+    ]
+    if rate == 10_000:
+        lines.append(("median stamp error, ms", seen.stamp_error_p50_ms, STAMP_MS, True))
+    return [f"{what} {value:.4g}: {rig.verdict(value, limit, most=most)}" for what, value, limit, most in lines]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="6 s each instead of 20 s: p99 then rests on too little")
+    parser.add_argument("--rates", default="10000,25000", help="events/s")
+    flags = parser.parse_args()
+    seconds = 6.0 if flags.quick else 20.0
+    print(f"{rig.host()}. {seconds:g} s of Poisson arrivals, {TOKENS} tokens {ITL_MS} ms apart; client and endpoint")
+    print("one core each. Error of a quantile: reported - true. Per request: |reported - true first token|.\n")
+    rows, ends = [], []
+    for lockstep in (False, True):
+        for rate in map(float, flags.rates.split(",")):
+            found, seen = once(rate, seconds, lockstep)
+            name = f"{rate:,.0f} events/s, {'lockstep' if lockstep else 'spread'}"
+            tpot = "-" if seen.tpot_p50_error_share is None else f"{seen.tpot_p50_error_share:+.3%}"
+            rows.append(
+                [
+                    name,
+                    f"{seen.count:,}",
+                    f"{seen.ttft_p50_ms:.2f} / {seen.ttft_p99_ms:.2f}",
+                    f"{seen.ttft_p50_error_ms:+.3f} / {seen.ttft_p99_error_ms:+.3f}",
+                    f"{seen.error_p50_ms:.3f} / {seen.error_p99_ms:.3f} / {seen.error_max_ms:.2f}",
+                    tpot,
+                    f"{seen.stamp_error_p50_ms:.3f} / {seen.stamp_error_p99_ms:.3f}",
+                    f"{seen.bounded_share:.2%} / {seen.explained_share:.2%}",
+                    f"{found['cpu_s'] / found['wall_s']:.0%}",
+                    f"{found['server_share']:.0%}",
+                    f"{found['reads_per_event']:.2f}",
+                    rig.remarks(found),
+                ]
+            )
+            ends += [f"- {name}: {line}" for line in judge(rate, seen)]
+    columns = [
+        "load",
+        "requests",
+        "true TTFT p50 / p99, ms",
+        "error of p50 / p99, ms",
+        "per request p50 / p99 / max, ms",
+    ]
+    columns += ["TPOT p50 error", "stamp error p50 / p99, ms", "bounded / explained", "client CPU", "server CPU"]
+    print(rig.table([*columns, "reads/event", "remarks"], rows))
+    print()
+    print("\n".join(ends))
+
+
+if __name__ == "__main__":
+    main()
