@@ -1,4 +1,4 @@
-"""Heads and bodies of answers, however the bytes were cut; and bytes that are no answer, which are only ever Malformed."""
+"""Heads and bodies of answers, however the bytes were cut; and bytes that are no answer: Malformed, nothing else."""
 
 from __future__ import annotations
 
@@ -38,30 +38,58 @@ ANSWERS: dict[str, tuple[bytes, int, bytes, bool, bool, bytes]] = {
     "leading zeros": (CHUNKED + b"0003\r\nabc\r\n000\r\n\r\n", 200, b"abc", True, True, b""),
     "extensions": (CHUNKED + b'3;a="b\r\nabc\r\n1 ;c\r\nd\r\n0;end\r\n\r\n', 200, b"abcd", True, True, b""),
     "trailers": (CHUNKED + b"1\r\na\r\n0\r\nServer-Timing: x\r\nB: c\r\n\r\n", 200, b"a", True, True, b""),
-    "line ends inside a chunk": (CHUNKED + b"8\r\n0\r\n\r\n\r\n\n\r\n0\r\n\r\n", 200, b"0\r\n\r\n\r\n\n", True, True, b""),
+    "line ends inside a chunk": (
+        CHUNKED + b"8\r\n0\r\n\r\n\r\n\n\r\n0\r\n\r\n",
+        200,
+        b"0\r\n\r\n\r\n\n",
+        True,
+        True,
+        b"",
+    ),
     "chunked, no last chunk": (CHUNKED + b"3\r\nabc\r\n", 200, b"abc", False, True, b""),
     "chunked, last blank line missing": (CHUNKED + b"1\r\na\r\n0\r\n", 200, b"a", False, True, b""),
     "chunked and surplus": (CHUNKED + b"1\r\na\r\n0\r\n\r\nX", 200, b"a", True, False, b"X"),
     "chunked wins over a length": (
-        OK + b"Content-Length: 99\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n", 200, b"a", True, True, b"",
+        OK + b"Content-Length: 99\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n",
+        200,
+        b"a",
+        True,
+        True,
+        b"",
     ),
     "204": (b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n", 204, b"", True, True, b""),
     "304": (b"HTTP/1.1 304 Not Modified\r\n\r\n", 304, b"", True, True, b""),
     "100 first": (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 1\r\n\r\na", 200, b"a", True, True, b""),
     "many interim answers": (
-        b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 3 + OK + b"Content-Length: 1\r\n\r\na", 200, b"a", True, True, b"",
+        b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 3 + OK + b"Content-Length: 1\r\n\r\na",
+        200,
+        b"a",
+        True,
+        True,
+        b"",
     ),
     "a head that ends like a last chunk": (
         OK + b"Transfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n1\r\na\r\n0\r\n\r\n",
-        200, b"a", True, True, b"",
+        200,
+        b"a",
+        True,
+        True,
+        b"",
     ),
     "until close": (OK + b"\r\nabc", 200, b"abc", False, False, b""),
     "close asked": (OK + b"Connection: close\r\nContent-Length: 1\r\n\r\na", 200, b"a", True, False, b""),
     "close among others": (OK + b"Connection: x, Close\r\nContent-Length: 0\r\n\r\n", 200, b"", True, False, b""),
     "1.0": (b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\na", 200, b"a", True, False, b""),
-    "1.0, kept": (b"HTTP/1.0 200 OK\r\nConnection: Keep-Alive\r\nContent-Length: 1\r\n\r\na", 200, b"a", True, True, b""),
+    "1.0, kept": (
+        b"HTTP/1.0 200 OK\r\nConnection: Keep-Alive\r\nContent-Length: 1\r\n\r\na",
+        200,
+        b"a",
+        True,
+        True,
+        b"",
+    ),
     "no reason phrase": (b"HTTP/1.1 200\r\nContent-Length: 0\r\n\r\n", 200, b"", True, True, b""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ANSWERS)

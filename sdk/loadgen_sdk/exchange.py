@@ -118,7 +118,7 @@ class Exchange:
                     if events:
                         reading = self.reading
                         if reading.first_token < 0:
-                            reading.take(events, stamp, base, not self.decoder.pending)
+                            reading.take(events, stamp, base, not self.decoder.pending and response.between_chunks)
                             if reading.first_token >= 0:
                                 self.client_lag = read - stamp
                         else:
@@ -139,6 +139,8 @@ class Exchange:
         response = self.response
         if not reset and response.end_of_file():
             self._complete(stamp, stamp, stamp)
+        elif response.status >= 300:  # the server's word, whole or not
+            self._close(stamp, _refusal(response.status, b"".join(self.whole)))
         elif self.reading.error:  # the server said why before it cut the line
             self._close(stamp, Failure("error_event", self.reading.error[:ERROR_TEXT_CHARS], response.status))
         elif response.status and not reset:
@@ -152,10 +154,11 @@ class Exchange:
         return f"the body ended early, after {self.reading.output_events} output events"
 
     def _keep(self, piece: bytes) -> None:
-        self.whole.append(piece)
-        limit = MAX_ERROR_BYTES if self.response.status >= 300 else MAX_WHOLE_BYTES
-        if sum(map(len, self.whole)) > limit and self.response.status < 300:
-            raise Malformed(f"a body of more than {limit} bytes")
+        refused = self.response.status >= 300
+        if sum(map(len, self.whole)) + len(piece) <= (MAX_ERROR_BYTES if refused else MAX_WHOLE_BYTES):
+            self.whole.append(piece)
+        elif not refused:  # of an error the first words are enough
+            raise Malformed(f"a body of more than {MAX_WHOLE_BYTES} bytes")
 
     def _complete(self, stamp: int, read: int, base: int) -> None:
         response, reading = self.response, self.reading

@@ -57,6 +57,7 @@ class Response:
         "reusable",
         "status",
         "surplus",
+        "until_close",
         "uses_left",
     )
 
@@ -66,6 +67,7 @@ class Response:
         self.complete = False
         self.reusable = True
         self.surplus = b""
+        self.until_close = False  # the body is delimited by the end of the connection
         self.uses_left: int | None = None  # Keep-Alive: max=
         self.idle_limit_s: float | None = None  # Keep-Alive: timeout=
         self._held = b""
@@ -100,8 +102,9 @@ class Response:
         return self.complete
 
     @property
-    def until_close(self) -> bool:
-        return self._mode == "close"
+    def between_chunks(self) -> bool:
+        """Nothing but whole chunks has come, and the last one is still to come (true of bodies without chunks)."""
+        return not (self._left or self._held or self.complete) or self._mode in ("length", "close")
 
     def _finish(self, surplus: bytes) -> None:
         self._mode = "end"
@@ -168,6 +171,7 @@ class Response:
             self._mode = "length" if self._left else "end"
         else:
             self._mode = "close"
+            self.until_close = True
             self.reusable = False
 
     def _length(self, data: bytes) -> list[bytes]:

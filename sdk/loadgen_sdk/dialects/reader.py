@@ -6,6 +6,7 @@ judges `ok` as metrics.md does: framing ended, a finish reason that is an ending
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -48,6 +49,8 @@ class _Event(msgspec.Struct, gc=False):
 
 _decode = msgspec.json.Decoder(_Event).decode
 _plain = msgspec.json.decode
+_counts = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*[1-9]').search  # a usage that is not all zeros
+_NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _EMPTY = (b"null", b"[]", b"{}", b'""')
 
 
@@ -88,7 +91,6 @@ class Reading:
         "sink",
         "stamp_error",
         "usage_raw",
-        "usage_seen",
     )
 
     def __init__(self, flow: Flow, keep_text: bool = False, sink: Any = None) -> None:
@@ -99,7 +101,6 @@ class Reading:
         self.error = ""
         self.malformed = ""
         self.usage_raw: msgspec.Raw | None = None
-        self.usage_seen: Usage | None = None
         self.pieces: list[str] | None = [] if keep_text else None
         self.reasoning_pieces: list[str] | None = [] if keep_text else None
         self.server_timing: dict[str, Any] | None = None
@@ -116,7 +117,7 @@ class Reading:
         for i, payload in enumerate(events):
             try:
                 event = _decode(payload)  # type: ignore[arg-type]  # a Named is told by its TypeError, not by a test
-            except (msgspec.MsgspecError, TypeError, UnicodeDecodeError):
+            except (*_NOT_JSON, TypeError):
                 odd = self._odd(payload)
                 if odd is None:
                     continue
@@ -181,7 +182,7 @@ class Reading:
                 return True, True
         if choice.token_ids:
             return True, True
-        return output, output
+        return output, False
 
     def _tell(self, choices: list[_Choice], stamp: int) -> None:
         for choice in choices:
@@ -191,35 +192,32 @@ class Reading:
             self.sink(text, reasoning, stamp)
 
     def _usage(self, raw: msgspec.Raw) -> None:
-        """Keep the last usage that counts something; the first one, if it came with the first output, gives n1."""
-        if bytes(raw) == b"null":
+        """Keep the last usage that counts something, else the first; one that comes with the first output gives n1."""
+        if not _counts(raw):
+            self.usage_raw = self.usage_raw or raw
             return
         self.usage_raw = raw
-        if self.output_events == 1 and not self.first_event_tokens and self.usage_seen is None:
-            seen = parse_usage(raw)
-            if seen.output and not self.finish_reason:
-                self.first_event_tokens = seen.output
-        if self.usage_seen is None or self.output_events <= 1:
-            seen = parse_usage(raw)
-            if seen.output:
-                self.usage_seen = seen
+        if self.output_events == 1 and not self.first_event_tokens and not self.finish_reason:
+            self.first_event_tokens = parse_usage(raw).output or 0
 
     def _odd(self, payload: bytes | Named) -> _Event | None:
         """Named events, `[DONE]`, `data: null`, and JSON of an unexpected shape."""
         if isinstance(payload, Named):
             if payload.event == b"error":
                 self.error = self.error or error_text(payload.data)
-            elif payload.event.endswith(b"metrics"):
+                return None
+            if payload.event.endswith(b"metrics"):
                 self._keep_timing(payload.event.decode("latin-1"), payload.data)
-            return None
-        text = payload.strip()
+                return None
+        text = (payload.data if isinstance(payload, Named) else payload).strip()  # what counts is what it carries
         if text == b"[DONE]":
             self.done_marker = True
             return None
         try:
             value = _plain(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            self.malformed = self.malformed or f"an event that is not JSON: {text[:120]!r}"
+        except _NOT_JSON:
+            if not isinstance(payload, Named):
+                self.malformed = self.malformed or f"an event that is not JSON: {text[:120]!r}"
             return None
         return _lenient(value) if isinstance(value, dict) else None
 
@@ -239,17 +237,14 @@ class Reading:
     def _keep_timing(self, name: str, raw: bytes) -> None:
         try:
             value = _plain(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except _NOT_JSON:
             return
         if value is not None:
             self.server_timing = {**(self.server_timing or {}), name: value}
 
     def usage(self) -> Usage:
         """The last usage that the server sent with a token count in it."""
-        last = parse_usage(self.usage_raw) if self.usage_raw is not None else None
-        if last is not None and last.output:
-            return last
-        return self.usage_seen or last or Usage()
+        return parse_usage(self.usage_raw) if self.usage_raw is not None else Usage()
 
     def judge(self, framing_ended: bool, until_close: bool, streamed: bool) -> Failure | None:
         """None when the request is ok; else why not, by the rules of metrics.md."""
@@ -271,7 +266,7 @@ def parse_usage(raw: msgspec.Raw | bytes) -> Usage:
     """Usage of any server as `Usage`; whatever is missing or of another type is None."""
     try:
         value = _plain(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except _NOT_JSON:
         return Usage()
     if not isinstance(value, dict):
         return Usage()
@@ -289,14 +284,14 @@ def _inner(value: dict[str, Any], outer: str, name: str) -> Any:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else None
 
 
 def error_text(body: bytes) -> str:
     """The message inside any server's error body, else the body's first characters."""
     try:
         value = _plain(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except _NOT_JSON:
         return body[:ERROR_TEXT_CHARS].decode("utf-8", "replace").strip()
     inner = value
     if isinstance(value, dict):
@@ -335,6 +330,7 @@ def _lenient(value: dict[str, Any]) -> _Event:
             reasoning=text(item.get("reasoning")),
             tool_calls=raw(item.get("tool_calls")),
             function_call=raw(item.get("function_call")),
+            refusal=text(item.get("refusal")),
             token_ids=ids(item.get("token_ids")),
         )
 
