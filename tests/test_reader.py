@@ -562,7 +562,7 @@ PAYLOADS = st.one_of(
 )
 def test_no_payload_raises(payloads: list[bytes | Named]) -> None:
     reading = Reading(Flow(), keep_text=True)
-    reading.take(payloads, 10, 5, True)
+    reading.take(payloads, 10, 5)
     reading.judge(True, False, True)
     usage = reading.usage()
     assert all(count is None or 0 <= count < 1 << 31 for count in (usage.input, usage.output, usage.cached))

@@ -118,11 +118,11 @@ class Exchange:
                     if events:
                         reading = self.reading
                         if reading.first_token < 0:
-                            reading.take(events, stamp, base, not self.decoder.pending and response.between_chunks)
+                            reading.take(events, stamp, base, self._unsure(len(events), len(pieces)))
                             if reading.first_token >= 0:
                                 self.client_lag = read - stamp
                         else:
-                            reading.take(events, stamp, base, True)
+                            reading.take(events, stamp, base)
                         self.progress = read
                 else:
                     self._keep(piece)
@@ -133,6 +133,16 @@ class Exchange:
             self._complete(stamp, read, base)
             return True
         return False
+
+    def _unsure(self, events: int, pieces: int) -> int:
+        """How many of a read's events the stamp may be too late for: it is that of the newest packet.
+
+        One chunk of the body is one write of the server, whatever it holds. Of several chunks only the last event is
+        sure to have come with the last packet, and not even that when bytes of a further one follow it.
+        """
+        if self.decoder.pending or not self.response.between_chunks:
+            return events
+        return 0 if pieces == 1 else events - 1
 
     def ended(self, stamp: int, reset: str) -> None:
         """The connection is gone; `reset` says how unless it was closed in good order. It is over."""
@@ -169,9 +179,9 @@ class Exchange:
         if self.is_events:
             tail = self.decoder.end()
             if tail:
-                reading.take(tail, stamp, base, True)
+                reading.take(tail, stamp, base)
         elif self.whole:
-            reading.take([b"".join(self.whole)], stamp, base, True)
+            reading.take([b"".join(self.whole)], stamp, base)
             if reading.first_token >= 0:
                 self.client_lag = read - stamp
                 reading.first_event_tokens = reading.usage().output or 0  # all of it came at once

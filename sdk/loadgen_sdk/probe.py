@@ -255,9 +255,9 @@ class _Asking:
                 raise TargetUnusable(
                     f"{self.target.path} streams {error}", "check that this is the API's URL"
                 ) from None
-            reading.take(events, 0, 0, True)
+            reading.take(events, 0, 0)
         else:
-            reading.take([answer.body], 0, 0, True)
+            reading.take([answer.body], 0, 0)
         if failure := reading.judge(True, False, streamed):
             said = self._clean(failure.text)
             raise TargetUnusable(f"a probe of {tokens} tokens failed: {failure.kind}: {said}", "see the server's log")

@@ -27,7 +27,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     exact_output: bool = True
     input_tokens: int | None = None  # content tokens as built or counted; None when nobody counted
     input_source: str = ""  # tag of that count: server, tokenizer, estimate, events
-    extra: dict[str, Any] = {}  # further body fields of this request (tools, temperature, ...); merged before --extra-body
+    extra: dict[
+        str, Any
+    ] = {}  # further body fields of this request (tools, temperature, ...); merged before --extra-body
     session: int = -1
     turn: int = 0
 

@@ -107,10 +107,9 @@ class Reading:
         self.done_marker = False
         self.sink = sink  # called with (text, reasoning, stamp) for each output event; None on the hot path
 
-    def take(self, events: list[bytes | Named], stamp: int, base: int, exact_last: bool) -> None:
-        """Read the events of one read. `exact_last`: nothing of a further event was in those bytes."""
-        last = len(events) - 1
-        if last >= 0 and self.first_event < 0:
+    def take(self, events: list[bytes | Named], stamp: int, base: int, unsure: int = 0) -> None:
+        """Read the events of one read, the first `unsure` of which may have come earlier, in packets of their own."""
+        if events and self.first_event < 0:
             self.first_event = stamp
         flow = self.flow
         pieces = self.pieces
@@ -141,7 +140,7 @@ class Reading:
                         output, answer = self._quiet(choice, delta, output)
                     if output and self.last_token < 0:
                         self.first_token = stamp
-                        if i < last or not exact_last:
+                        if i < unsure:
                             self.stamp_error = stamp - base
                     if output and answer and self.first_answer < 0:
                         self.first_answer = stamp
