@@ -80,6 +80,7 @@ def step(offered: float, sound: bool, cpu: float = 0.5, limited: bool = False) -
         achieved=offered,
         cpu_share=cpu,
         server_share=0.3,
+        server_late_p50_ms=0.0,
         send_lag_p99_ms=1.0,
         truth=None,
         sound=sound,
@@ -95,9 +96,12 @@ def step(offered: float, sound: bool, cpu: float = 0.5, limited: bool = False) -
         ([step(100, True, cpu=0.17)], 500.0),  # aims at 85 % CPU
         ([step(100, True, cpu=0.01)], 500.0),  # but never more than five times at once
         ([step(100, True, cpu=0.89)], 125.0),  # nor less than a quarter more
-        ([step(100, False)], 50.0),
-        ([step(100, True), step(400, False)], 200.0),
-        ([step(100, True), step(120, False)], None),  # near enough
+        ([step(100, False, cpu=0.95)], 50.0),
+        ([step(100, False)], 100.0),  # once more: the worker was not busy, so somebody else may have been
+        ([step(100, False), step(100, False)], 50.0),
+        ([step(100, False), step(100, True)], 170.0),
+        ([step(100, True), step(400, False, cpu=0.95)], 200.0),
+        ([step(100, True), step(120, False, cpu=0.95)], None),  # near enough
         ([step(100, True, limited=True)], None),
         ([step(100, True)] * 4, None),
     ],
@@ -113,7 +117,8 @@ def test_the_search_closes_in_and_ends(steps: list[Step], expected: float | None
         ([step(100, True), step(200, False)], 100.0, "client", "about 100"),
         ([step(100, True), step(200, True, limited=True)], 200.0, "server", "the endpoint was at its limit"),
         ([step(100, True), step(200, True)], 200.0, "steps", "or more: the search ended"),
-        ([step(100, False), step(50, True), step(120, True)], 50.0, "client", "about 50"),  # one lucky step is none
+        ([step(100, False), step(50, True), step(120, True)], 50.0, "client", "about 50"),  # a lucky one is none
+        ([step(100, True), step(300, False), step(300, True)], 300.0, "steps", "about 300 or more"),
         ([step(100, False)], None, "client", "no level was sound"),
     ],
 )
@@ -124,18 +129,16 @@ def test_the_level_is_the_last_sound_one(steps: list[Step], per_s: float | None,
 
 
 @pytest.mark.parametrize(
-    ("sound", "achieved", "cpu", "server", "limited"),
+    ("cpu", "server", "late_ms", "limited"),
     [
-        (True, 100.0, 0.5, 0.5, False),
-        (True, 80.0, 0.5, 0.5, True),  # less came than was asked for, and the client was idle half the time
-        (False, 80.0, 0.95, 0.5, False),  # the client's own fault
-        (False, 100.0, 0.5, 0.95, True),
-        (False, 100.0, 0.95, 0.95, False),
+        (0.5, 0.5, 1.0, False),
+        (0.5, 0.95, 1.0, True),
+        (0.5, 0.5, 40.0, True),  # behind its own plan, and the client was idle half the time
+        (0.95, 0.95, 40.0, False),  # the client has no time to spare either
     ],
 )
-def test_who_was_the_limit(sound: bool, achieved: float, cpu: float, server: float, limited: bool) -> None:
-    said = selfcheck.server_limited(sound=sound, offered=100.0, achieved=achieved, cpu_share=cpu, server_share=server)
-    assert said is limited
+def test_who_was_the_limit(cpu: float, server: float, late_ms: float, limited: bool) -> None:
+    assert selfcheck.server_limited(cpu_share=cpu, server_share=server, server_late_p50_ms=late_ms) is limited
 
 
 def test_the_answer_survives_json() -> None:
