@@ -2,6 +2,7 @@
 
     ClientError                     this side
     ├── TargetUnusable              the URL, the key or the model cannot work at all (found before any load)
+    ├── WrongUse                    an argument that cannot mean anything: found when it is given, never during a call
     └── RequestFailed               one request failed; carries a Failure(kind, text, http_status)
 
 Kinds (metrics.md): network `dns connect tls reset`; time `timeout_total timeout_stall`; the server's word `http_4xx
@@ -44,6 +45,14 @@ class TargetUnusable(ClientError):
 
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(what)
+        self.hint = hint
+
+
+class WrongUse(ClientError, ValueError):
+    """The caller asked for what cannot be. Carries a hint: what to write instead."""
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(f"{what}; {hint}" if hint else what)
         self.hint = hint
 
 
