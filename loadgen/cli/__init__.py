@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import click
 import typer
 
+from loadgen.cli.doctor import doctor
+from loadgen.cli.cost import cost
 from loadgen.cli.report import report
 from loadgen.cli.run import run
 from loadgen.cli.schema import schema
@@ -47,10 +49,12 @@ def _all(
 
 
 app.command()(run)
+app.command()(cost)
 app.command()(report)
 app.command()(sim)
 app.command()(selfcheck)
 app.command()(schema)
+app.command()(doctor)
 
 _PAIR = re.compile(r"[a-z][a-z0-9_]*:\S+$")
 _MANY = ("--goodput", "--slo")

@@ -1,0 +1,48 @@
+"""`loadgen doctor`: look at a target and at this host before a load, and say what each fact means for the numbers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from loadgen.cli import target
+
+
+def doctor(
+    url: target.Url = None,
+    model: target.Model = None,
+    server: target.Server = "auto",
+    api: target.Api = "chat",
+    tokenizer: target.Tokenizer = None,
+    extra_body: target.ExtraBody = None,
+    header: target.Header = None,
+    api_key_file: target.ApiKeyFile = None,
+    cacert: target.CaCert = None,
+    cert: target.Cert = None,
+    cert_key: target.CertKey = None,
+    insecure: target.Insecure = False,
+    no_stream: target.NoStream = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> int:
+    """Check reachability, TLS, key, model, token counts, forced lengths, streaming, metrics pages, and this host.
+
+    About a dozen small requests. Exit: 0 a load can run (read the warnings), 2 wrong usage, 3 it cannot.
+    """
+    settings = target.settings(
+        url=url, model=model, server=server, api=api, headers=header or [], extra_body=extra_body,
+        api_key_file=api_key_file, cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure,
+        stream=not no_stream, client="wire", tokenizer=tokenizer, workers="1",
+    )  # fmt: skip
+    from loadgen import doctor as examination
+    from loadgen.errors import OK, UNSOUND
+    from loadgen.findings import render
+
+    title, found = examination.run(settings)
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.encode({"title": title, "findings": found}).decode())
+    else:
+        print(render(title, found), end="")
+    return UNSOUND if examination.failed(found) else OK
