@@ -1,0 +1,181 @@
+"""A capacity, as a search or sweep leaves it (`capacity.json`), and what follows from one: users, VMs, racks.
+
+Pure: bytes and numbers in, values out. How a capacity is found is not here, and nothing here is money.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Literal
+
+import msgspec
+
+from loadgen.errors import UserError
+from loadgen.header import refuse_newer
+
+SCHEMA = 1
+FILE = "capacity.json"
+
+GPUS_PER_VM = 4  # ND GB300 v6; one fault domain
+VMS_PER_RACK = 18  # of an NVL72: 72 GPUs
+
+# Student's t at 97.5 %, by degrees of freedom from 1 to 30; from there on the value of 30 is too wide by 4 % at most.
+_T975 = """
+12.706 4.303 3.182 2.776 2.571 2.447 2.365 2.306 2.262 2.228 2.201 2.179 2.160 2.145 2.131 2.120 2.110 2.101 2.093
+2.086 2.080 2.074 2.069 2.064 2.060 2.056 2.052 2.048 2.045 2.042
+"""
+STUDENT = tuple(map(float, _T975.split()))
+CONFIDENCE = 0.95
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest rate at which every term of the SLO holds; documented in docs/cost.md.
+
+    `rate_per_s` is the offered rate of what `unit` says, by everything behind the endpoint together. `low_per_s` and
+    `high_per_s` are its interval at `confidence`; null when it has none. `evidence` is the folder, relative to this
+    file, of the run whose summary shows what a request is at that rate. `recipe` is the fingerprint of what was asked,
+    without the rate: equal for two searches for the same thing.
+    """
+
+    schema: int = SCHEMA
+    rate_per_s: float
+    low_per_s: float | None = None
+    high_per_s: float | None = None
+    confidence: float = CONFIDENCE
+    unit: Literal["requests", "conversations"] = "requests"
+    method: Literal["search", "sweep", "repeats"]
+    recipe: str = ""
+    evidence: str = "."
+
+
+def dump(capacity: Capacity) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(capacity), indent=2) + b"\n"
+
+
+def load(data: bytes, where: str = FILE) -> Capacity:
+    """The inverse of `dump`. Raises UserError for what is no capacity: damaged, newer, or not low <= rate <= high."""
+    refuse_newer(data, SCHEMA, where)
+    try:
+        capacity = msgspec.json.decode(data, type=Capacity)
+    except msgspec.DecodeError as error:
+        raise UserError(
+            f"not a capacity: {error}", where, "the search or sweep that wrote it can write it again"
+        ) from None
+    low, rate, high = capacity.low_per_s, capacity.rate_per_s, capacity.high_per_s
+    if not (math.isfinite(rate) and rate > 0):
+        raise UserError(f"a capacity of {rate:g} per second", f"{where} (rate_per_s)", "it is a rate above zero")
+    if (low is None) != (high is None):
+        raise UserError("half an interval", f"{where} (low_per_s, high_per_s)", "give both ends, or neither")
+    if low is not None and high is not None and not 0 < low <= rate <= high < math.inf:
+        what = f"the interval {low:g} to {high:g} does not hold the rate {rate:g}"
+        raise UserError(what, f"{where} (low_per_s, high_per_s)", "0 < low_per_s <= rate_per_s <= high_per_s")
+    if not 0 < capacity.confidence < 1:
+        raise UserError(f"a confidence of {capacity.confidence:g}", f"{where} (confidence)", "a share, like 0.95")
+    return capacity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A rate with its 95 % interval; both ends None where one run says nothing about its spread."""
+
+    mid: float
+    low: float | None = None
+    high: float | None = None
+
+
+def replications(values: Sequence[float]) -> Interval:
+    """The mean of independent repeats and Student's 95 % interval of it; no interval from one value. Ends below zero
+    are cut to the smallest value seen: a rate is positive."""
+    mid = fmean(values)
+    if len(values) < 2:
+        return Interval(mid=mid)
+    degrees = len(values) - 1
+    t = STUDENT[min(degrees, len(STUDENT)) - 1]
+    half = t * stdev(values) / math.sqrt(len(values))
+    low = mid - half
+    return Interval(mid=mid, low=low if low > 0 else min(values), high=mid + half)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How many machines `users` need. VMs are whole; `vms_low` and `vms_high` come from the ends of the rate."""
+
+    users: int
+    think_s: float
+    response_s: float  # mean time from due to the last output; of a task, its whole duration
+    demand_per_s: float
+    per_vm: Interval  # interactions per second within the SLO
+    per_rack: Interval
+    vms: int
+    vms_low: int | None
+    vms_high: int | None
+    racks: int
+    rack_users: int  # that one rack carries
+    lost: Loss  # with `vms` VMs
+    rack_lost: Loss  # with a full rack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What N-1 VMs carry when one fault domain (one VM) is lost, and for how many users that is enough."""
+
+    vms: int  # N, before the loss
+    carried_per_s: float
+    share: float | None  # of the demand; None without one
+    users: int
+
+
+def scaled(rate: Interval, by: float) -> Interval:
+    ends = (rate.low, rate.high)
+    low, high = (None if end is None else end * by for end in ends)
+    return Interval(mid=rate.mid * by, low=low, high=high)
+
+
+def demand(users: int, think_s: float, response_s: float) -> float:
+    """Interactions per second of `users` who each wait for the answer and then think: N / (R + Z), the interactive
+    response time law."""
+    return users / (think_s + response_s)
+
+
+def plan(
+    users: int,
+    think_s: float,
+    response_s: float,
+    rate: Interval,
+    gpus: int,
+    *,
+    gpus_per_vm: int = GPUS_PER_VM,
+    vms_per_rack: int = VMS_PER_RACK,
+) -> Plan:
+    """Machines for `users`, from a rate that `gpus` GPUs carried within the SLO. Rates are scaled by GPUs: VMs are
+    taken as independent replicas, and what a router in front of them costs is not in it."""
+    per_vm = scaled(rate, gpus_per_vm / gpus)
+    wanted = demand(users, think_s, response_s)
+    cycle = think_s + response_s
+
+    def needed(carried: float | None) -> int | None:
+        return None if carried is None else max(math.ceil(wanted / carried - 1e-9), 1)
+
+    def loss(vms: int) -> Loss:
+        left = (vms - 1) * per_vm.mid
+        return Loss(vms=vms, carried_per_s=left, share=left / wanted, users=math.floor(left * cycle))
+
+    vms = needed(per_vm.mid) or 1
+    return Plan(
+        users=users,
+        think_s=think_s,
+        response_s=response_s,
+        demand_per_s=wanted,
+        per_vm=per_vm,
+        per_rack=scaled(per_vm, vms_per_rack),
+        vms=vms,
+        vms_low=needed(per_vm.high),
+        vms_high=needed(per_vm.low),
+        racks=math.ceil(vms / vms_per_rack),
+        rack_users=math.floor(per_vm.mid * vms_per_rack * cycle),
+        lost=loss(vms),
+        rack_lost=loss(vms_per_rack),
+    )

@@ -1,0 +1,150 @@
+"""`loadgen cost DIR...`: what a request cost in stored results, under the prices of a file.
+
+Flags, calls, a print, an exit code: `loadgen.evidence` reads results, `loadgen.prices` prices, `loadgen.offers` judges.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loadgen.errors import OK, Faults, UserError
+
+if TYPE_CHECKING:
+    from loadgen.offers import Comparison
+
+
+def cost(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs, of repeats of a run, or of a search.")],
+    prices: Annotated[Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")] = None,
+    accept_sample_prices: Annotated[
+        bool, typer.Option("--accept-sample-prices", help="Use list prices that others have copied, for want of yours.")
+    ] = False,
+    price: Annotated[
+        list[str] | None, typer.Option("--price", metavar="DIR=NAME", help="Which price a result is under.")
+    ] = None,
+    gpus: Annotated[
+        list[str] | None, typer.Option("--gpus", metavar="DIR=N", help="GPUs of a result that does not say.")
+    ] = None,
+    utilization: Annotated[
+        str, typer.Option("--utilization", help="Share of the paid GPU-hours that is used: 0.4 or 40%.")
+    ] = "1",
+    currency: Annotated[
+        str | None, typer.Option("--currency", help="Of the figures; the price file has the exchange rates.")
+    ] = None,
+    allow_invalid: Annotated[
+        bool, typer.Option("--allow-invalid", help="Price results whose measurement is not valid, marked.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page with plots to this file.")] = None,
+) -> int:
+    """What a request cost: from measured runs and your prices.
+
+    Exit: 0 done, 2 wrong prices or results, 3 a result is not a valid measurement.
+    """
+    from loadgen.report import cost as report
+
+    if as_json + as_markdown + as_csv > 1:
+        raise UserError("several formats at once", "--json, --markdown, --csv", "choose one")
+    comparison = _comparison(
+        folders,
+        prices,
+        accept_sample=accept_sample_prices,
+        chosen=_pairs(price or [], "--price"),
+        gpus=_gpus(_pairs(gpus or [], "--gpus")),
+        utilization=_share(utilization),
+        currency=currency,
+        allow_invalid=allow_invalid,
+    )
+    if html is not None:
+        from loadgen.report import cost_page
+
+        try:
+            html.write_text(cost_page.render(comparison), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot be written: {error.strerror}", f"--html {html}") from None
+    render = (
+        report.render_json
+        if as_json
+        else report.render_markdown
+        if as_markdown
+        else report.render_csv
+        if as_csv
+        else report.render_text
+    )
+    print(render(comparison), end="")
+    return OK
+
+
+def _comparison(
+    folders: Sequence[Path],
+    prices: Path | None,
+    *,
+    accept_sample: bool,
+    chosen: dict[str, str],
+    gpus: dict[str, int],
+    utilization: Decimal,
+    currency: str | None,
+    allow_invalid: bool,
+) -> Comparison:
+    from loadgen import evidence, offers
+    from loadgen import prices as pricing
+    from loadgen.cost import offer
+    from loadgen.errors import Fault
+
+    book = pricing.load(prices, accept_sample=accept_sample, currency=currency)
+    results = evidence.read(folders, allow_invalid=allow_invalid)
+    _known(chosen, [one.name for one in results], "--price")
+    _known(gpus, [one.name for one in results], "--gpus")
+    made, used, faults = [], [], list[Fault]()
+    for one in results:
+        n = gpus.get(one.name, one.summary.target.gpus)
+        try:
+            found = pricing.find(book, one.summary.target, chosen.get(one.name, ""))
+            for each in found:
+                name = one.name if len(found) == 1 else f"{one.name} ({each.commitment or each.name})"
+                made.append(offer(one, each, name, book.at[each.name], gpus=n, utilization=utilization))
+                used.append(n)
+        except Fault as fault:
+            faults.append(fault)
+    if faults:
+        raise Faults(faults)
+    return offers.compare(made, used, book)
+
+
+def _pairs(written: Sequence[str], flag: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in written:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise UserError(f'"{text}" is not DIR=VALUE', flag, f"like {flag} azure-gb300=...")
+        found[Path(name).name if "/" in name else name] = value
+    return found
+
+
+def _known(given: dict[str, str] | dict[str, int], names: Sequence[str], flag: str) -> None:
+    for name in given:
+        if name not in names:
+            raise UserError(f'no result is called "{name}"', flag, f"results: {', '.join(names)}")
+
+
+def _gpus(given: dict[str, str]) -> dict[str, int]:
+    for name, text in given.items():
+        if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
+            raise UserError(f'"{text}" is not a number of GPUs', f"--gpus {name}", "a whole number above zero")
+    return {name: int(text) for name, text in given.items()}
+
+
+def _share(text: str) -> Decimal:
+    match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?|\.[0-9]{1,6}) ?(%?)", text.strip())
+    value = Decimal(match[1]) / (100 if match[2] else 1) if match else Decimal(0)
+    if not 0 < value <= 1:
+        raise UserError(f'"{text}" is not a share', "--utilization", "above 0 and at most 1, like 0.4 or 40%")
+    return value

@@ -1,0 +1,444 @@
+"""What requests cost, as text, Markdown, CSV and JSON. The page with plots is `cost_page.py`.
+
+Pure: a `Comparison` in, a string out. Amounts stay `Decimal` to the last digit: they are rounded for printing so that
+printed parts add up to the printed total, and are strings in JSON.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from typing import Any
+
+from loadgen.cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer
+from loadgen.offers import Comparison, slo_words
+from loadgen.prices import Owned, PerToken, Rented, dated
+from loadgen.report import numbers as show
+
+WIDTH = 100
+DIGITS = 4  # of an amount
+
+# How many units an amount is printed for, and how that is called. Tokens are by the million already.
+PER: Mapping[str, tuple[int, str]] = {
+    REQUEST: (1000, "1,000 requests"),
+    GOOD: (1000, "1,000 good requests"),
+    TASK: (1000, "1,000 successful tasks"),
+    OUTPUT: (1, "million output tokens"),
+    TOTAL: (1, "million input + output tokens"),
+}
+EXPLAINED = {
+    REQUEST: "completed requests; failed ones are paid for and not counted",
+    GOOD: "completed within every SLO limit, in a valid run",
+    TASK: "conversations of which every turn was completed",
+    OUTPUT: "all costs over output tokens, as MLPerf counts",
+    TOTAL: "all costs over input + output tokens, as many public dashboards count",
+}
+PART_NAMES = {
+    "machines": "GPU-hours",
+    "energy": "energy",
+    "input": "input tokens",
+    "cached_input": "cached input tokens",
+}
+PART_NAMES |= {"output": "output tokens", "egress": "egress"}
+
+
+def money(amount: Decimal | None, digits: int = DIGITS) -> str:
+    """`digits` significant digits, thousands separated, no exponent, never through a binary float."""
+    if amount is None:
+        return show.NONE
+    return f"{amount.quantize(_step(amount, digits), rounding=ROUND_HALF_EVEN):,f}"
+
+
+def _step(amount: Decimal, digits: int) -> Decimal:
+    """The last place that is printed of an amount; whole units at most."""
+    place = min(amount.adjusted() - digits + 1, 0) if amount else -digits + 1
+    return Decimal(1).scaleb(place)
+
+
+def apportioned(cost: Cost, by: int, digits: int = DIGITS) -> tuple[Decimal, dict[str, Decimal]]:
+    """The total, and its parts, of `by` units, rounded to the total's last printed place so that they still add up:
+    what is left over goes to the parts that lost most by rounding down."""
+    total = cost.total * by
+    step = _step(total, digits)
+    total = total.quantize(step, rounding=ROUND_HALF_EVEN)
+    exact = {part: amount * by for part, amount in cost.parts.items()}
+    parts = {part: amount.quantize(step, rounding=ROUND_FLOOR) for part, amount in exact.items()}
+    left = int((total - sum(parts.values(), Decimal(0))) / step)
+    for part in sorted(parts, key=lambda part: parts[part] - exact[part])[:left]:
+        parts[part] += step
+    return total, parts
+
+
+def units(comparison: Comparison) -> list[str]:
+    """The units that any offer has a cost in."""
+    return [unit for unit in UNITS if any(offer.costs[unit] is not None for offer in comparison.offers)]
+
+
+def headline(comparison: Comparison) -> str:
+    """What these prices are, said before any of them."""
+    prices = comparison.prices
+    start = f"All amounts in {prices.currency}, prices from {prices.file}."
+    if prices.sample:
+        start = f"SAMPLE PRICES, nobody's offer ({prices.file}), in {prices.currency}. " + prices.notes
+    if prices.exchanged:
+        start += " Exchanged at " + "; ".join(prices.exchanged) + "."
+    return start
+
+
+def priced(offer: Offer) -> str:
+    """The price of an offer in words."""
+    price = offer.price
+    if isinstance(price, PerToken):
+        cached = f", {price.per_million_cached:f} cached" if price.per_million_cached is not None else ""
+        what = (
+            f"{price.model}: {price.per_million_input:f} input{cached}, {price.per_million_output:f} output per million"
+        )
+    else:
+        gpus = offer.gpus_paid
+        hourly = sum(offer.hourly.values(), Decimal(0))
+        made = " (" + " + ".join(f"{part} {money(amount)}" for part, amount in offer.hourly.items()) + ")"
+        what = f"{price.shape or price.gpu}, {gpus:f} x {price.gpu}: {money(hourly)} per hour"
+        what += made if len(offer.hourly) > 1 or isinstance(price, Owned) else ""
+        if offer.utilization != 1:
+            what += f", paid at {offer.utilization:%} utilization".replace(".000000", "")
+    return f"{price.provider} {what}; {dated(price)}"
+
+
+def measured(offer: Offer) -> str:
+    """What the offer rests on, in words."""
+    basis, summary, capacity = offer.basis, offer.evidence.summary, offer.evidence.capacity
+    work = summary.run.workload or summary.run.name
+    limits = slo_words(summary)
+    if capacity is not None:
+        rate = f"{show.quantity(capacity.rate_per_s)} {capacity.unit}/s"
+        if capacity.low_per_s is not None and capacity.high_per_s is not None:
+            ends = f"{show.quantity(capacity.low_per_s)} to {show.quantity(capacity.high_per_s)}"
+            rate += f" ({capacity.confidence * 100:g} % interval {ends})"
+        else:
+            rate += " (no interval)"
+        return f"capacity by {capacity.method}: {rate} of {work} under {limits}; from {offer.evidence.folder}"
+    if isinstance(offer.price, PerToken):
+        counted = f"{summary.requests.ok:,} requests of {work}, tokens as counted"
+        return f"{basis.label}: {counted}; SLO: {limits}; from {offer.evidence.folder}"
+    found = basis.rates[REQUEST]
+    rate = f"{show.quantity(float(found))}/s" if found else show.NONE
+    if basis.low is not None and basis.high is not None and found:
+        ends = f"{show.quantity(float(found * basis.low))} to {show.quantity(float(found * basis.high))}"
+        rate += f" (95 % interval {ends})"
+    return (
+        f"{basis.label}: {rate} of {work} completed while load was offered; SLO: {limits}; from {offer.evidence.folder}"
+    )
+
+
+def render_text(comparison: Comparison, width: int = WIDTH) -> str:
+    """The whole answer for a terminal, ending in a newline."""
+    blocks = (
+        textwrap.wrap(headline(comparison), width),
+        [
+            line
+            for offer in zip(comparison.offers, comparison.against_first, strict=True)
+            for line in _told(*offer, width)
+        ],
+        _costs(comparison),
+        _parts(comparison),
+        _power(comparison),
+        _pairs(comparison, width),
+        _swings(comparison),
+        _break_evens(comparison, width),
+    )
+    return "\n\n".join("\n".join(lines) for block in blocks if (lines := list(block))) + "\n"
+
+
+def _told(offer: Offer, differs: Sequence[str], width: int) -> Iterator[str]:
+    yield offer.name
+    marks = [f"! NOT COMPARABLE with the first: {'; '.join(differs)}"] if differs else []
+    for words in (priced(offer), measured(offer), *(f"! {note}" for note in offer.notes), *marks):
+        yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _mark(comparison: Comparison, i: int) -> str:
+    return comparison.offers[i].name + (" *" if comparison.against_first[i] else "")
+
+
+def _costs(comparison: Comparison) -> Iterator[str]:
+    shown = units(comparison)
+    head = (f"{comparison.prices.currency} per", *(_mark(comparison, i) for i in range(len(comparison.offers))))
+    rows: list[Sequence[str]] = [("", *(offer.basis.label for offer in comparison.offers))]
+    for unit in shown:
+        by, name = PER[unit]
+        costs = [offer.costs[unit] for offer in comparison.offers]
+        rows.append((name, *(show.NONE if cost is None else money(cost.total * by) for cost in costs)))
+        if any(cost is not None and _has_width(cost) for cost in costs):
+            rows.append(("", *(_ends(cost, by) for cost in costs)))
+    yield from show_table(head, rows)
+    for unit in shown:
+        yield f"  {PER[unit][1]}: {EXPLAINED[unit]}"
+    if any(comparison.against_first):
+        yield "  * not comparable with the first: see above"
+
+
+def _has_width(cost: Cost) -> bool:
+    return cost.low is not None and cost.high is not None and cost.low != cost.high
+
+
+def _ends(cost: Cost | None, by: int) -> str:
+    if cost is None or cost.low is None or cost.high is None:
+        return "" if cost is None else "(no interval)"
+    if cost.low == cost.high:
+        return "(as counted)"
+    return f"[{money(cost.low * by)}, {money(cost.high * by)}]"
+
+
+def _parts(comparison: Comparison) -> Iterator[str]:
+    unit = comparison.unit
+    by, name = PER[unit]
+    found = [None if (cost := offer.costs[unit]) is None else apportioned(cost, by) for offer in comparison.offers]
+    present = [part for part in PARTS if any(one is not None and part in one[1] for one in found)]
+    head = (f"Parts of {name}", *(_mark(comparison, i) for i in range(len(comparison.offers))))
+    rows: list[Sequence[str]] = [
+        (PART_NAMES[part], *(show.NONE if one is None or part not in one[1] else f"{one[1][part]:,f}" for one in found))
+        for part in present
+    ]
+    rows.append(("total", *(show.NONE if one is None else f"{one[0]:,f}" for one in found)))
+    yield from show_table(head, rows)
+
+
+def _power(comparison: Comparison) -> Iterator[str]:
+    rows: list[Sequence[str]] = []
+    for offer in comparison.offers:
+        if offer.power is None:
+            continue
+        kwh = offer.power.kwh[comparison.unit]
+        rows.append(
+            (
+                offer.name,
+                show.quantity(float(offer.power.watts)),
+                show.quantity(float(offer.power.joules_per_output_token)),
+                show.quantity(float(offer.power.output_tokens_per_s_per_mw)),
+                show.quantity(None if kwh is None else float(kwh * PER[comparison.unit][0])),
+            )
+        )
+    if rows:
+        per = PER[comparison.unit][1]
+        yield from show_table(("Energy", "W with PUE", "J/output token", "output tok/s per MW", f"kWh per {per}"), rows)
+
+
+def _pairs(comparison: Comparison, width: int) -> Iterator[str]:
+    if not comparison.pairs:
+        return
+    yield f"Ratio of cost per {PER[comparison.unit][1].removeprefix('1,000 ').removesuffix('s')}"
+    for pair in comparison.pairs:
+        start = f"{pair.a} / {pair.b}: "
+        if pair.ratio is None:
+            words = f"{pair.word}: {'; '.join(pair.differences)}"
+        else:
+            ends = f" [{money(pair.low, 3)}, {money(pair.high, 3)}]" if pair.low is not None else ""
+            words = f"{money(pair.ratio, 3)}{ends}: {pair.word}"
+        words += f" ({'; '.join(pair.notes)})" if pair.notes else ""
+        yield from textwrap.wrap(
+            start + words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+        )
+
+
+SHOWN_SWINGS = 4  # of an offer, in text
+
+
+def _swings(comparison: Comparison) -> Iterator[str]:
+    by, name = PER[comparison.unit]
+    rows: list[Sequence[str]] = []
+    for offer in comparison.offers:
+        own = [swing for swing in comparison.swings if swing.offer == offer.name][:SHOWN_SWINGS]
+        rows += [
+            (offer.name if i == 0 else "", swing.input, swing.change, money(swing.down * by), money(swing.up * by))
+            for i, swing in enumerate(own)
+        ]
+    if rows:
+        yield from show_table(("What moves it most", "input", "moved by", "down", "up"), rows, left=3)
+        yield f"  {comparison.prices.currency} per {name}; each input alone; 10 % where nobody said how sure it is"
+
+
+def _break_evens(comparison: Comparison, width: int) -> Iterator[str]:
+    if comparison.break_evens:
+        yield "Break-even between machines and paying by the token"
+    for one in comparison.break_evens:
+        words = f"{one.rent} against {one.by_token}: {one.word}"
+        yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """The first `left` columns to the left, the others to the right, each as wide as it needs."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = []
+    for row in (head, *rows):
+        cells = [
+            f"{cell:<{w}}" if i < left else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def render_markdown(comparison: Comparison) -> str:
+    """For pasting: the offers, their costs, the ratios; ends in a newline."""
+    shown = units(comparison)
+    head = ["Offer", *(f"{comparison.prices.currency} per {PER[unit][1]}" for unit in shown), "Measured"]
+    lines = [headline(comparison), "", _pipes(head), _pipes(["---", *("---:" for _ in shown), "---"])]
+    for i, offer in enumerate(comparison.offers):
+        cells = [_cell(offer.costs[unit], PER[unit][0]) for unit in shown]
+        lines.append(_pipes([_mark(comparison, i), *cells, f"{offer.basis.label}"]))
+    lines.append("")
+    for i, offer in enumerate(comparison.offers):
+        lines.append(f"- **{offer.name}**: {priced(offer)}. {measured(offer)}.")
+        lines += [f"  - {note}" for note in offer.notes]
+        if comparison.against_first[i]:
+            lines.append(f"  - \\* not comparable with the first: {'; '.join(comparison.against_first[i])}")
+    for block in (_pairs(comparison, 10_000), _break_evens(comparison, 10_000)):
+        told = list(block)
+        if told:
+            lines += ["", told[0], "", *(f"- {line.strip()}" for line in told[1:])]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(cost: Cost | None, by: int) -> str:
+    if cost is None:
+        return show.NONE
+    return money(cost.total * by) + (f" {_ends(cost, by)}" if _has_width(cost) else "")
+
+
+def _pipes(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+CSV_HEAD = (
+    *("offer", "unit", "part", "amount", "currency", "low", "high", "basis", "comparable", "valid", "simulated"),
+    *("sample_prices", "price", "as_of", "source"),
+)
+
+
+def render_csv(comparison: Comparison) -> str:
+    """One line per offer, unit and part (the total among them), amounts per one unit, unrounded."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_HEAD)
+    for offer, differs in zip(comparison.offers, comparison.against_first, strict=True):
+        shared = (offer.basis.label, _yes(not differs), _yes(offer.evidence.valid), _yes(offer.evidence.simulated))
+        price = (_yes(comparison.prices.sample), offer.price.name, offer.price.as_of, offer.price.source)
+        for unit in UNITS:
+            cost = offer.costs[unit]
+            if cost is None:
+                continue
+            ends = ("" if end is None else f"{end:f}" for end in (cost.low, cost.high))
+            total = ("total", f"{cost.total:f}", comparison.prices.currency, *ends)
+            writer.writerow((offer.name, unit, *total, *shared, *price))
+            for part, amount in cost.parts.items():
+                one = (part, f"{amount:f}", comparison.prices.currency, "", "")
+                writer.writerow((offer.name, unit, *one, *shared, *price))
+    return out.getvalue()
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def render_json(comparison: Comparison) -> str:
+    """Everything, documented in docs/cost.md. Amounts are strings of decimal digits per one unit."""
+    prices = comparison.prices
+    whole = {
+        "schema": 1,
+        "currency": prices.currency,
+        "prices": {"file": prices.file, "sample": prices.sample, "exchanged": list(prices.exchanged)},
+        "compared_by": comparison.unit,
+        "offers": [
+            _offer_json(offer, differs)
+            for offer, differs in zip(comparison.offers, comparison.against_first, strict=True)
+        ],
+        "pairs": [
+            {
+                "a": pair.a,
+                "b": pair.b,
+                "differences": list(pair.differences),
+                "notes": list(pair.notes),
+                "ratio": _digits(pair.ratio),
+                "low": _digits(pair.low),
+                "high": _digits(pair.high),
+                "judgement": pair.word,
+            }
+            for pair in comparison.pairs
+        ],
+        "sensitivity": [
+            {
+                "offer": swing.offer,
+                "input": swing.input,
+                "change": swing.change,
+                "down": _digits(swing.down),
+                "up": _digits(swing.up),
+            }
+            for swing in comparison.swings
+        ],
+        "break_even": [
+            {
+                "rent": one.rent,
+                "by_token": one.by_token,
+                "per_day": _digits(one.per_day),
+                "carries_per_day": _digits(one.carries),
+                "judgement": one.word,
+            }
+            for one in comparison.break_evens
+        ],
+    }
+    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+
+
+def _digits(amount: Decimal | None) -> str | None:
+    """At most 12 places behind the point."""
+    return None if amount is None else f"{round(amount, 12).normalize():f}"
+
+
+def _offer_json(offer: Offer, differs: Sequence[str]) -> dict[str, Any]:
+    price, power = offer.price, offer.power
+    kind = "rented" if isinstance(price, Rented) else "owned" if isinstance(price, Owned) else "per_token"
+    return {
+        "name": offer.name,
+        "folder": offer.evidence.folder,
+        "basis": offer.basis.label,
+        "confidence": offer.basis.confidence,
+        "valid": offer.evidence.valid,
+        "simulated": offer.evidence.simulated,
+        "not_comparable_with_first": list(differs),
+        "notes": list(offer.notes),
+        "price": {
+            "name": price.name,
+            "kind": kind,
+            "provider": price.provider,
+            "as_of": price.as_of,
+            "source": price.source,
+            "quality": price.quality,
+            "commitment": price.commitment,
+        },
+        "gpus_paid": _digits(offer.gpus_paid),
+        "utilization": _digits(offer.utilization),
+        "hourly": {part: _digits(amount) for part, amount in offer.hourly.items()},
+        "rates_per_s": {unit: _digits(rate) for unit, rate in offer.basis.rates.items()},
+        "costs": {
+            unit: None
+            if cost is None
+            else {
+                "total": _digits(cost.total),
+                "low": _digits(cost.low),
+                "high": _digits(cost.high),
+                "parts": {part: _digits(amount) for part, amount in cost.parts.items()},
+            }
+            for unit, cost in offer.costs.items()
+        },
+        "power": None
+        if power is None
+        else {
+            "watts": _digits(power.watts),
+            "joules_per_output_token": _digits(power.joules_per_output_token),
+            "output_tokens_per_s_per_mw": _digits(power.output_tokens_per_s_per_mw),
+            "kwh": {unit: _digits(kwh) for unit, kwh in power.kwh.items()},
+        },
+    }
