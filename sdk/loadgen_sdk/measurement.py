@@ -156,7 +156,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Prices = TokenPrice | Mapping[str, TokenPrice] | None
-"""One price for everything, or a price by model name. The model that answered is looked up first, then the one asked."""
+"""One price for everything, or one by model name: that of the model that answered, else of the model asked."""
 
 _latest: ContextVar[Measurement | None] = ContextVar("loadgen_sdk_measurement", default=None)
 
