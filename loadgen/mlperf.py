@@ -1,0 +1,560 @@
+"""The rules of MLPerf Inference's token scenarios: limits as data, LoadGen's arithmetic, VALID or INVALID with reasons.
+
+Pure: a table (`data/mlperf_rules.yaml`) and columns in, a `Result` out. Every figure is integer nanoseconds as LoadGen
+6.0.17 computes it; where it is wrong (one-token replies) the `lenient` way reproduces it, for the oracle tests alone.
+Results are "MLPerf-style, unofficial": `DISCLOSURE` is printed with each of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from loadgen import arrivals
+from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
+from loadgen.quantiles import index
+from loadgen.record import STATUS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+DISCLOSURE = (
+    "MLPerf-style, unofficial: not verified by MLCommons Association. The MLPerf name and logo are registered and "
+    "unregistered trademarks of MLCommons Association; see https://mlcommons.org for the official results."
+)
+
+Scenario = Literal["server", "interactive", "offline"]
+SCENARIOS: tuple[Scenario, ...] = ("server", "interactive", "offline")
+PERCENTILES = (0.50, 0.90, 0.95, 0.97, 0.99, 0.999)
+UNRESOLVED = 1 << 62
+"""The latency of a query that never completed: over every limit."""
+
+_RULES = Path(__file__).parent / "data" / "mlperf_rules.yaml"
+
+
+# -- rules -----------------------------------------------------------------------------------------------------------
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """p99 limits of one scenario, the round from which they hold, and where they are written."""
+
+    ttft_ms: int
+    tpot_ms: int
+    since: str
+    source: str
+    note: str = ""
+
+    @property
+    def ttft_ns(self) -> int:
+        return self.ttft_ms * 1_000_000
+
+    @property
+    def tpot_ns(self) -> int:
+        return self.tpot_ms * 1_000_000
+
+
+class Benchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model, the shape of its data set in tokens, and its limits. `rounds` in which it is offered."""
+
+    dataset: str
+    samples: int
+    max_input: int
+    max_output: int
+    mean_input: float
+    mean_output: float
+    mean_output_source: str
+    rounds: tuple[str, ...]
+    server: Limit
+    interactive: Limit | None = None
+    note: str = ""
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """LoadGen's three seeds of a round."""
+
+    qsl: int
+    sample_index: int
+    schedule: int
+    source: str
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole table."""
+
+    sources: dict[str, str]
+    percentile: float
+    confidence: float
+    min_duration_s: int
+    min_queries: int
+    offline_slack: float
+    default_round: str
+    rounds: dict[str, Round]
+    benchmarks: dict[str, Benchmark]
+
+
+@functools.cache
+def rules() -> Rules:
+    """The packaged table. Checked by its types, so that a wrong key in it fails every test."""
+    import yaml
+
+    return msgspec.convert(yaml.safe_load(_RULES.read_text("utf-8")), Rules)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Test:
+    """What one run is held against. Limits are None in Offline. `min_queries` before rounding up to whole passes."""
+
+    __test__ = False  # for pytest: not a test case
+
+    benchmark: str
+    scenario: Scenario
+    round: str
+    seeds: Round
+    ttft_ns: int | None
+    tpot_ns: int | None
+    since: str = ""
+    note: str = ""
+    samples: int
+    percentile: float
+    confidence: float
+    min_duration_ns: int
+    min_queries: int
+
+    @property
+    def model(self) -> str:
+        """The name by which LoadGen's configuration and log readers call it."""
+        suffix = "-interactive" if self.scenario == "interactive" else ""
+        return self.benchmark.replace("llama3.1", "llama3_1") + suffix
+
+
+def test(benchmark: str, scenario: Scenario, round_name: str | None = None, *, min_duration_s: float = 0) -> Test:
+    """The test of that name. Raises UserError naming the known benchmarks, scenarios and rounds.
+
+    `min_duration_s` above 0 stands in for the rules' 600 s: the result then says that it is too short to count.
+    """
+    table = rules()
+    found = table.benchmarks.get(benchmark)
+    if found is None:
+        raise UserError(f'unknown benchmark "{benchmark}"', "--benchmark", f"known: {', '.join(table.benchmarks)}")
+    name = round_name or (table.default_round if table.default_round in found.rounds else found.rounds[-1])
+    if name not in table.rounds:
+        raise UserError(f'unknown round "{name}"', "--round", f"known: {', '.join(table.rounds)}")
+    if name not in found.rounds:
+        hint = f"{benchmark} is in rounds {', '.join(found.rounds)}"
+        raise UserError(f"round {name} has no {benchmark}", "--round", hint)
+    limit = None if scenario == "offline" else getattr(found, scenario)
+    if limit is None and scenario != "offline":
+        raise UserError(f"{benchmark} has no {scenario} scenario", "--benchmark", "known: server, offline")
+    if limit is not None and _number(limit.since) > _number(name):
+        raise UserError(
+            f"{benchmark} {scenario} begins with round {limit.since}", "--round", f"give --round {limit.since} or later"
+        )
+    return Test(
+        benchmark=benchmark,
+        scenario=scenario,
+        round=name,
+        seeds=table.rounds[name],
+        ttft_ns=limit.ttft_ns if limit else None,
+        tpot_ns=limit.tpot_ns if limit else None,
+        since=limit.since if limit else "",
+        note=limit.note if limit else "",
+        samples=found.samples,
+        percentile=table.percentile,
+        confidence=table.confidence,
+        min_duration_ns=round(min_duration_s * 1e9) if min_duration_s else table.min_duration_s * 1_000_000_000,
+        min_queries=found.samples if scenario == "offline" else table.min_queries,
+    )
+
+
+def _number(round_name: str) -> tuple[int, ...]:
+    return tuple(map(int, round_name.lstrip("v").split(".")))
+
+
+def schedule(asked: Test, qps: float) -> arrivals.Arrivals:
+    """LoadGen's Server schedule: Poisson by the round's seed, on until the minimum duration and whole passes."""
+    return arrivals.poisson_at_least(
+        qps,
+        seed=asked.seeds.schedule,
+        min_duration_ns=asked.min_duration_ns,
+        min_count=asked.min_queries,
+        multiple_of=asked.samples,
+    )
+
+
+def offline_samples(asked: Test, expected_qps: float) -> int:
+    """Samples of LoadGen's one Offline query: enough for the minimum duration with a slack of 1.1, whole passes."""
+    wanted = int(rules().offline_slack * (asked.min_duration_ns / 1e9) * expected_qps)
+    wanted = max(wanted, asked.min_queries)
+    return wanted + -wanted % asked.samples
+
+
+# -- early stopping ----------------------------------------------------------------------------------------------------
+
+
+def at_most(n: int, t: int, q: float) -> float:
+    """P[Binomial(n, q) <= t], by the terms from t downwards, which fall fast where this is small. `t` < n."""
+    log_term = (
+        math.lgamma(n + 1) - math.lgamma(t + 1) - math.lgamma(n - t + 1) + t * math.log(q) + (n - t) * math.log1p(-q)
+    )
+    total = term = 1.0
+    for k in range(t, 0, -1):
+        term *= k / (n - k + 1) * (1 - q) / q
+        total += term
+        if term < total * 1e-17:
+            break
+    return min(1.0, math.exp(log_term) * total)
+
+
+@functools.lru_cache(maxsize=4096)
+def needed(t: int, p: float = 0.99, c: float = 0.99) -> int:
+    """Queries from which `t` over the limit still pass: h + t for the smallest h with P[Bin(h + t, 1 - p) <= t] < 1 - c.
+
+    Source: loadgen/early_stopping.cc (`MinPassingQueriesFinder`).
+    """
+    low = math.ceil(t * p / (1 - p)) if t else 0  # fewer than that, and t is not even below the expectation
+    high = max(1, low)
+    while at_most(high + t, t, 1 - p) >= 1 - c:
+        low, high = high + 1, 2 * high
+    while low < high:
+        h = (low + high) // 2
+        if at_most(h + t, t, 1 - p) < 1 - c:
+            high = h
+        else:
+            low = h + 1
+    return low + t
+
+
+def allowed(n: int, p: float = 0.99, c: float = 0.99) -> int:
+    """The most that may be over the limit among `n` queries; -1 when even none is too few to tell."""
+    if needed(0, p, c) > n:
+        return -1
+    low, high = 0, max(1, int(n * (1 - p)) + 1)
+    while low < high:
+        t = (low + high + 1) // 2
+        low, high = (t, high) if needed(t, p, c) <= n else (low, t - 1)
+    return low
+
+
+# -- a run, reduced -----------------------------------------------------------------------------------------------------
+
+
+class Trace(NamedTuple):
+    """One entry per issued query, in the order of issue; ns. `ttft_ns` and `latency_ns` count from the scheduled
+    instant and are UNRESOLVED where the query failed; `tokens` is 0 there."""
+
+    due_ns: NDArray[np.int64]  # offset from the start of the schedule
+    ttft_ns: NDArray[np.int64]
+    latency_ns: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """A distribution as LoadGen prints it: whole ns, the mean truncated, `percentiles` in the order of PERCENTILES.
+
+    None where a percentile falls on a query that never completed.
+    """
+
+    count: int
+    min: int | None
+    max: int | None
+    mean: int | None
+    percentiles: tuple[int | None, ...]
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One limit. `met`: p99 <= limit (LoadGen); `checker_met`: p99 < limit (the submission checker)."""
+
+    metric: str
+    limit_ns: int
+    value_ns: int | None
+    met: bool
+    checker_met: bool
+    over: int  # strictly greater than the limit, queries that never completed included
+    count: int
+    needed: int  # queries from which so many over the limit pass early stopping
+    early_stopping_met: bool
+
+    @property
+    def more(self) -> int:
+        """How many more queries, all under the limit, would pass early stopping; 0 when it passes."""
+        return max(0, self.needed - self.count)
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a result is INVALID. `limit`: a limit or early stopping was missed; `size`: the run is too short, has too few
+    queries, or queries that never completed."""
+
+    kind: Literal["limit", "size"]
+    text: str
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """`mlperf.result` of a run. Rates are per second; `completed_*` over the window that ends with the last-issued
+    query, `whole_*` over the whole run until the last completion."""
+
+    benchmark: str
+    scenario: str
+    round: str
+    valid: bool
+    reasons: tuple[Reason, ...]
+    checker_valid: bool
+    queries: int
+    resolved: int
+    tokens: int
+    one_token_replies: int
+    scheduled_s: float
+    min_duration_s: float
+    min_duration_met: bool
+    min_queries: int
+    min_queries_met: bool
+    checks: tuple[Check, ...]
+    scheduled_samples_per_s: float | None
+    completed_samples_per_s: float | None
+    completed_tokens_per_s: float | None
+    whole_samples_per_s: float | None
+    whole_tokens_per_s: float | None
+    latency: Spread
+    ttft: Spread | None
+    tpot: Spread | None
+    dataset: str = ""
+    target_qps: float | None = None
+    notes: tuple[str, ...] = ()
+    simulated: bool = False
+    disclosure: str = DISCLOSURE
+
+    @property
+    def exit_code(self) -> int:
+        """0 valid; 3 when the run itself falls short of the rules; 1 when a limit was missed."""
+        if self.valid:
+            return OK
+        return UNSOUND if any(reason.kind == "size" for reason in self.reasons) else SLO_MISSED
+
+    def check(self, metric: str) -> Check:
+        """The check of "ttft" or "tpot". Raises KeyError in Offline."""
+        return {check.metric: check for check in self.checks}[metric]
+
+
+def reduce(
+    trace: Trace,
+    asked: Test,
+    *,
+    lenient: bool = False,
+    dataset: str = "",
+    target_qps: float | None = None,
+    notes: Sequence[str] = (),
+    simulated: bool = False,
+) -> Result:
+    """What the rules say of a run.
+
+    With `lenient`, one-token replies are what LoadGen makes of them: 0 tokens, a TPOT of -(latency - ttft).
+    """
+    due, ttft, latency, tokens = trace
+    n = len(due)
+    resolved = latency < UNRESOLVED
+    counted, tpot = _tpot(trace, resolved, lenient)
+    total = int(counted.sum())
+    done = due + latency
+    last = n - 1
+    ended = int(done[last]) if n and resolved[last] else None
+    whole = int(done[resolved].max()) if resolved.any() else None
+    offline = asked.scenario == "offline"
+    scheduled_ns = int(due[last]) if n else 0
+    length_ns = (whole or 0) if offline else scheduled_ns
+    checks: tuple[Check, ...] = ()
+    if asked.ttft_ns is not None and asked.tpot_ns is not None:
+        checks = (_check("ttft", ttft, asked.ttft_ns, asked), _check("tpot", tpot, asked.tpot_ns, asked))
+    missing = n - int(resolved.sum())
+    reasons = tuple(_reasons(asked, n, missing, length_ns, checks, int((resolved & (tokens < 1)).sum())))
+    rest = n if offline else n - 1  # n instants enclose n - 1 gaps
+    window = whole if offline else ended
+    return Result(
+        benchmark=asked.benchmark,
+        scenario=asked.scenario,
+        round=asked.round,
+        valid=not reasons,
+        reasons=reasons,
+        checker_valid=not reasons and all(check.checker_met for check in checks),
+        queries=n,
+        resolved=n - missing,
+        tokens=total,
+        one_token_replies=int((resolved & (tokens == 1)).sum()),
+        scheduled_s=scheduled_ns / 1e9,
+        min_duration_s=asked.min_duration_ns / 1e9,
+        min_duration_met=length_ns >= asked.min_duration_ns,
+        min_queries=asked.min_queries,
+        min_queries_met=n >= asked.min_queries,
+        checks=checks,
+        scheduled_samples_per_s=_rate(n - 1, scheduled_ns),
+        completed_samples_per_s=_rate(rest, window),
+        completed_tokens_per_s=_rate(total, window),
+        whole_samples_per_s=_rate(n - missing, whole),
+        whole_tokens_per_s=_rate(total, whole),
+        latency=_spread(latency),
+        ttft=None if offline else _spread(ttft),
+        tpot=None if offline else _spread(tpot),
+        dataset=dataset,
+        target_qps=target_qps,
+        notes=tuple(notes),
+        simulated=simulated,
+    )
+
+
+def _tpot(trace: Trace, resolved: NDArray[np.bool_], lenient: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Tokens that count, and the TPOT of each query that has one: (latency - ttft) // (n - 1)."""
+    _, ttft, latency, tokens = trace
+    counted = np.where(resolved, tokens, 0)
+    if lenient:
+        counted = np.where(counted < 2, 0, counted)
+    has_one = resolved & (lenient | (counted > 1))
+    by = np.where(has_one, counted - 1, 1)
+    values = np.where(has_one, np.where(by < 0, ttft - latency, (latency - ttft) // np.maximum(by, 1)), UNRESOLVED)
+    return counted, values[has_one | ~resolved]
+
+
+def _check(metric: str, values: NDArray[np.int64], limit_ns: int, asked: Test) -> Check:
+    n = len(values)
+    place = index(n, asked.percentile) if n else 0
+    found = int(np.partition(values, place)[place]) if n else UNRESOLVED
+    over = int((values > limit_ns).sum())
+    enough = needed(over, asked.percentile, asked.confidence)
+    return Check(
+        metric=metric,
+        limit_ns=limit_ns,
+        value_ns=None if found >= UNRESOLVED else found,
+        met=found <= limit_ns,
+        checker_met=found < limit_ns,
+        over=over,
+        count=n,
+        needed=enough,
+        early_stopping_met=n >= enough,
+    )
+
+
+def _reasons(
+    asked: Test, n: int, missing: int, length_ns: int, checks: Sequence[Check], uncounted: int
+) -> Iterator[Reason]:
+    percent = f"p{asked.percentile * 100:g}"
+    if length_ns < asked.min_duration_ns:
+        what = "took" if asked.scenario == "offline" else "was scheduled for"
+        yield Reason(
+            kind="size", text=f"too short: it {what} {length_ns / 1e9:.3f} s, {asked.min_duration_ns / 1e9:g} s needed"
+        )
+    if n < asked.min_queries:
+        yield Reason(kind="size", text=f"too few queries: {n:,}, {asked.min_queries:,} needed")
+    if missing:
+        yield Reason(kind="size", text=f"{missing:,} of {n:,} queries did not complete; LoadGen would wait for them")
+    if uncounted:
+        yield Reason(kind="size", text=f"{uncounted:,} replies have no tokens or no token count")
+    for check in checks:
+        name = check.metric.upper()
+        if not check.met:
+            value = "a query that did not complete" if check.value_ns is None else f"{check.value_ns / 1e6:,.6f} ms"
+            yield Reason(
+                kind="limit", text=f"{name} {percent} is {value}, limit {check.limit_ns / 1e6:g} ms: lower the rate"
+            )
+        if not check.early_stopping_met:
+            yield Reason(
+                kind="limit",
+                text=(
+                    f"{name} early stopping: {check.over:,} of {check.count:,} queries over the limit; at least "
+                    f"{check.more:,} more queries, all under it, would be needed"
+                ),
+            )
+
+
+def _spread(values: NDArray[np.int64]) -> Spread:
+    n = len(values)
+    if n == 0:
+        return Spread(count=0, min=None, max=None, mean=None, percentiles=(None,) * len(PERCENTILES))
+    ordered = np.sort(values)
+
+    def at(place: int) -> int | None:
+        found = int(ordered[place])
+        return None if found >= UNRESOLVED else found
+
+    complete = at(n - 1) is not None
+    return Spread(
+        count=n,
+        min=at(0),
+        max=at(n - 1),
+        mean=_truncated(int(ordered.sum()), n) if complete else None,
+        percentiles=tuple(at(index(n, p)) for p in PERCENTILES),
+    )
+
+
+def _truncated(total: int, n: int) -> int:
+    """total / n towards zero, as C++ divides integers."""
+    return total // n if total >= 0 else -(-total // n)
+
+
+def _rate(count: int, length_ns: int | None) -> float | None:
+    return None if not length_ns or length_ns <= 0 else count / (length_ns / 1e9)
+
+
+def trace(columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0) -> Trace:
+    """The trace of a run's rows (`record.FIELDS` by name, any order): what did not end ok has not completed.
+
+    `origin_ns` is where LoadGen's clock starts: the first instant of the measured stage. Rows that never became due
+    (their load was stopped before) are no queries.
+    """
+    due = columns["due_ns"].astype(np.int64)
+    order = np.lexsort((columns["slot"], due))
+    order = order[due[order] >= 0]
+    due = due[order]
+    end, first = (columns[name][order].astype(np.int64) for name in ("end_ns", "first_token_ns"))
+    ok = (columns["status"][order] == STATUS["ok"]) & (end >= 0)
+    return Trace(
+        due_ns=due - origin_ns,
+        ttft_ns=np.where(ok & (first >= 0), first - due, np.where(ok, end - due, UNRESOLVED)),
+        latency_ns=np.where(ok, end - due, UNRESOLVED),
+        tokens=np.where(ok, np.maximum(columns["output_tokens"][order], 0), 0).astype(np.int64),
+    )
+
+
+# -- TEST06 -------------------------------------------------------------------------------------------------------------
+
+
+class Reply(NamedTuple):
+    """One reply of a compliance run, in token ids: what was reported first, the whole output, the reported count."""
+
+    first: Sequence[int]
+    output: Sequence[int]
+    count: int
+
+
+class Test06(msgspec.Struct, frozen=True, kw_only=True):
+    """How many replies fail each of TEST06's three checks; `first_token` is None where it is not asked (Offline)."""
+
+    __test__ = False
+
+    replies: int
+    first_token: int | None
+    end_tokens: int
+    length: int
+
+    @property
+    def passed(self) -> bool:
+        return self.replies > 0 and not (self.first_token or self.end_tokens or self.length)
+
+
+def test06(replies: Iterable[Reply], *, end_token: int = 2, offline: bool = False) -> Test06:
+    """TEST06: the first token reported is the first of the output, at most one end token, the count is the length.
+
+    Source: compliance/TEST06/run_verification.py. End tokens are those at the end of the output.
+    """
+    total = first = ends = length = 0
+    for reply in replies:
+        total += 1
+        shared = min(len(reply.first), len(reply.output))
+        first += list(reply.first[:shared]) != list(reply.output[:shared])
+        ends += len(reply.output) > 2 and list(reply.output[-2:]) == [end_token, end_token]
+        length += len(reply.output) != reply.count
+    return Test06(replies=total, first_token=None if offline else first, end_tokens=ends, length=length)
