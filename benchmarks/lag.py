@@ -1,0 +1,137 @@
+"""How late requests are sent, and how late the timer under them is.
+
+    python benchmarks/lag.py [--quick]
+
+Poisson arrivals at growing loads: send lag (first byte handed to the kernel - due) over all requests and without the
+first half second (what the start adds), and the variation of the real gaps (1.0 for Poisson). Below, the bare timers:
+the wire's (timerfd in its own poll) and uvloop's `call_at` in an otherwise idle loop; below 0 is early.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+import numpy as np
+import rig
+
+from loadgen import store
+
+WARM_NS = 500_000_000
+TOKENS, ITL_MS = 200, 10
+
+
+def quantiles(values_ns: Any, unit_ns: float) -> str:
+    found = np.quantile(np.asarray(values_ns, float), (0.5, 0.99, 1.0), method="inverted_cdf") / unit_ns
+    return " / ".join(f"{value:.2f}" if unit_ns == 1e6 else f"{value:.0f}" for value in found)
+
+
+def drive(rate: float, tokens: int, seconds: float) -> list[str]:
+    """One row: `rate` requests/s of so many tokens."""
+    options = {"ttft": "normal:100ms,20ms", "itl": f"{ITL_MS}ms", "idle_close": "60s"}
+    with tempfile.TemporaryDirectory(prefix="loadgen-lag-") as scratch, rig.endpoint(**options) as server:
+        requests = {"input_tokens": 20, "output_tokens": tokens}
+        arguments = {"url": server.url, "folder": scratch, "requests": requests}
+        load = {"request_rate": rate, "duration": seconds}
+        found = rig.watched(server.url, lambda: rig.contend("ours.py", "drive", {**arguments, **load}))
+        rows = store.read(Path(scratch)).rows
+    rows = rows[np.argsort(rows["sent_ns"])]
+    lag = rows["sent_ns"] - rows["due_ns"]
+    settled = rows["due_ns"] >= WARM_NS
+    connect = (rows["ready_ns"] - rows["due_ns"])[settled & (rows["reused"] == 0)]
+    gaps = [np.diff(np.sort(rows[name])) for name in ("due_ns", "sent_ns")]
+    planned, real = (float(gap.std() / gap.mean()) for gap in gaps)
+    return [
+        f"{rate:,.0f} requests/s, {rate * tokens:,.0f} events/s",
+        f"{len(rows):,}",
+        quantiles(lag, 1e6),
+        quantiles(lag[settled], 1e6),
+        quantiles(lag[settled & (rows["reused"] == 1)], 1e6) if (settled & (rows["reused"] == 1)).any() else "-",
+        f"{len(connect):,}",
+        f"{real:.3f} / {planned:.3f}",
+        f"{found['cpu_s'] / found['wall_s']:.0%}",
+        rig.remarks(found),
+    ]
+
+
+def timers(count: int) -> dict[str, list[int]]:
+    """Lateness in ns of `count` instants some 2 ms apart, each timer alone in a uvloop loop."""
+    import uvloop
+    from loadgen_sdk.wire import FOREVER, Wire
+
+    steps = np.random.default_rng(1).integers(500_000, 4_000_000, count).tolist()
+
+    async def wire() -> list[int]:
+        loop = asyncio.get_running_loop()
+        timer = Wire(loop)
+        over = loop.create_future()
+        late: list[int] = []
+        due = [monotonic_ns() + 10_000_000]
+
+        def wake(_: int) -> None:
+            now = monotonic_ns()
+            if now < due[0]:
+                return
+            late.append(now - due[0])
+            if len(late) == count:
+                timer.wake_at(FOREVER)
+                over.set_result(None)
+                return
+            due[0] = now + steps[len(late)]
+            timer.wake_at(due[0])
+
+        timer.wake = wake
+        timer.wake_at(due[0])
+        await over
+        timer.shut()
+        return late
+
+    async def call_at() -> list[int]:
+        loop = asyncio.get_running_loop()
+        over = loop.create_future()
+        late: list[int] = []
+
+        def fire(due: int) -> None:
+            now = monotonic_ns()
+            late.append(now - due)
+            if len(late) == count:
+                over.set_result(None)
+                return
+            after = now + steps[len(late)]
+            loop.call_at(loop.time() + (after - monotonic_ns()) / 1e9, fire, after)
+
+        fire(monotonic_ns())
+        await over
+        return late[1:]
+
+    found = {}
+    for name, work in (("the wire's timer", wire), ("uvloop's call_at", call_at)):
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            found[name] = runner.run(work())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="3 s a load instead of 10 s")
+    quick = parser.parse_args().quick
+    seconds = 3.0 if quick else 10.0
+    print(f"{rig.host()}. One core each for client and endpoint; {seconds:g} s of Poisson arrivals.\n")
+    loads = ((50.0, 200), (125.0, 200), (200.0, 200), (1_000.0, 4), (3_000.0, 4))
+    columns = ["load", "requests", "send lag p50 / p99 / max, ms", "after 0.5 s", "on a used connection"]
+    columns += ["had to connect", "gap variation real / planned", "client CPU", "remarks"]
+    print(rig.table(columns, [drive(rate, tokens, seconds) for rate, tokens in loads]))
+    print()
+    rows = [
+        [name, quantiles(late, 1e3), f"{min(late) / 1e3:.0f}", f"{sum(value < 0 for value in late) / len(late):.0%}"]
+        for name, late in timers(300 if quick else 2_000).items()
+    ]
+    print(rig.table(["timer, idle loop", "late p50 / p99 / max, µs", "min", "early"], rows))
+
+
+if __name__ == "__main__":
+    main()
