@@ -216,7 +216,8 @@ def _client(job: Job, keep_text: bool, wire: Wire) -> Any:
         from loadgen_sdk.openai_client import OpenAIClient
 
         return OpenAIClient(found.target, **common)
-    return Client(found.target, wire=wire, **common)
+    ahead = any(not isinstance(stage.arrival, Closed) for stage in job.workload.stages)
+    return Client(found.target, wire=wire, ahead=ahead, **common)
 
 
 # -- before and after --------------------------------------------------------------------------------------------

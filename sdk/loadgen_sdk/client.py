@@ -40,7 +40,8 @@ class Client:
     """One endpoint, one model, one API. Create it inside a running event loop; `open` before the first send.
 
     `timeout_ns` bounds a request from its due instant, `stall_timeout_ns` the silence between two events of a stream
-    (comments do not count as a sign of life). `host` of a Unix name is resolved once, in `open`.
+    (comments do not count as a sign of life). `ahead`: while requests are sent, connections are opened ahead of need,
+    as an open loop wants it; else only for a request that finds none idle. The host is resolved once, in `open`.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class Client:
         keep_text: bool = False,
         keep_headers: bool = False,
         continuous_usage: bool = False,
+        ahead: bool = False,
         wire: Wire | None = None,
     ) -> None:
         self.target, self.model, self.quirk = target, model, quirk
         self._stream_on = stream
         self._extra_body = extra_body
         self._continuous_usage = continuous_usage
+        self._ahead = ahead
         self._timeout_ns = timeout_ns
         self._stall_ns = stall_timeout_ns
         self._keep_text, self._keep_headers = keep_text, keep_headers
@@ -89,6 +92,7 @@ class Client:
         self._reuse_ns = int(quirk.reuse_s * 1e9)
         self._addresses: list[tuple[int, tuple[object, ...]]] = []
         self._best = 0  # index of the address that worked last
+        self._refusing: set[int] = set()  # addresses that refused since one last worked
         self._idle: deque[Line] = deque()
         self._spares = 0  # connecting ahead of need
         self._wanted_spares = SPARE
@@ -115,6 +119,7 @@ class Client:
             return
         raise_file_limit(connections + 64)
         self._wanted_spares = connections
+        self._refusing.clear()
         self._open_left = connections
         self._opened = asyncio.get_running_loop().create_future()
         for _ in range(min(connections, OPEN_PER_TICK * 4)):
@@ -268,8 +273,11 @@ class Client:
             try:
                 line = self.wire.open(self._addresses[index], index, self, self._tls, self.target.host)
             except OSError as error:
-                if exchange is None or exchange.tries >= len(self._addresses):
-                    self._failed_for(exchange, "connect", error.strerror or str(error))
+                if exchange is None:
+                    self._refused(index, "connect", error.strerror or str(error))
+                    return
+                if exchange.tries >= len(self._addresses):
+                    self._end(exchange, monotonic_ns(), Failure("connect", error.strerror or str(error)))
                     return
                 continue
             self.connections_opened += 1
@@ -313,6 +321,7 @@ class Client:
     def connected(self, line: Line, at: int) -> None:
         exchange = line.busy
         self._best = line.address
+        self._refusing.clear()
         if isinstance(exchange, Exchange):
             exchange.ready = at
             self._write(line, exchange)
@@ -334,16 +343,22 @@ class Client:
             if exchange.tries < len(self._addresses) and kind == "connect":
                 self._connect(exchange)
             else:
-                self._failed_for(exchange, kind, text)
+                self._end(exchange, monotonic_ns(), Failure(kind, text))
         else:
             self._spares -= 1
-            self._best = (line.address + 1) % len(self._addresses)
-            self._failed_for(None, kind, text)
+            self._refused(line.address, kind, text)
 
-    def _failed_for(self, exchange: Exchange | None, kind: str, text: str) -> None:
-        if exchange is not None:
-            self._end(exchange, monotonic_ns(), Failure(kind, text))
-        elif self._opened is not None and not self._opened.done():
+    def _refused(self, address: int, kind: str, text: str) -> None:
+        """A connection ahead of need could not be made; while the pool is being opened, the next address may do."""
+        self._refusing.add(address)
+        left = [i for i in range(len(self._addresses)) if i not in self._refusing]
+        if left:
+            self._best = left[0]
+        if self._opened is None or self._opened.done():
+            return
+        if left and kind == "connect":
+            self._open_spare()
+        else:
             self._opened.set_exception(TargetUnusable(f"cannot connect to {self.target.redacted}: {text}", "is it up?"))
 
     def arrived(self, line: Line, data: bytes, stamp: int, read: int, base: int, kernel: bool) -> None:
@@ -408,7 +423,7 @@ class Client:
             self.wire.close(line)
         self._busiest_tick = max(self._sent_this_tick, self._busiest_tick * 7 // 8)
         self._sent_this_tick = 0
-        if self._opened is None and self._busiest_tick:
+        if self._ahead and self._opened is None and self._busiest_tick:
             missing = max(SPARE, self._busiest_tick) - len(idle) - self._spares
             for _ in range(min(missing, OPEN_PER_TICK)):
                 self._open_spare()

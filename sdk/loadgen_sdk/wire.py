@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import select
 import socket
 import ssl
@@ -162,7 +163,7 @@ class Wire:
                     sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
             code = sock.connect_ex(where)
             if code not in (0, *_AGAIN):
-                raise OSError(code, errno.errorcode.get(code, "error"))
+                raise OSError(code, os.strerror(code))
         except BaseException:
             sock.close()
             raise
@@ -226,20 +227,24 @@ class Wire:
     # -- the turn ------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
+        if self._poll.closed:  # a turn that was still to come when all was shut
+            return
         self._again = False
         self._in_turn = True
         poll, backlog = self._poll.poll, self._backlog
         try:
-            self._polled, before = monotonic_ns(), self._polled
-            now = self._pass(poll(0, MOST_READY), before)
+            asked = now = monotonic_ns()
             until = now + self.hold_ns
-            while now < until:
+            ready = poll(0, MOST_READY)
+            while True:
+                before, self._polled = self._polled, asked
+                asked = now = self._pass(ready, before)
+                if now >= until:
+                    break
                 self._arm()
-                self._polled, before = monotonic_ns(), self._polled
                 ready = poll(0 if backlog else HOLD_POLL_S, MOST_READY)
                 if not ready and not backlog:
                     break
-                now = self._pass(ready, before)
         finally:
             self._in_turn = False
             self._arm()
@@ -251,13 +256,13 @@ class Wire:
         """Start what is due, read what is ready, decode for a slice; `before`: the poll before the one that told it."""
         self.turns += 1
         now = monotonic_ns()
+        to_monotonic = now - time_ns()
         if now >= self._wake_at and self.wake is not None:
             self._armed = 0
             self.wake(now)
         if len(self._backlog) < BACKLOG_LIMIT:
-            self._read(ready, before)
-        self._decode()
-        now = monotonic_ns()
+            self._read(ready, before, to_monotonic)
+        now = self._decode()
         if now >= self._tick_at:
             self._armed = 0
             self._tick_at = now + TICK_NS
@@ -265,8 +270,7 @@ class Wire:
                 self.tick(now)
         return now
 
-    def _read(self, ready: list[tuple[int, int]], before: int) -> None:
-        to_monotonic = monotonic_ns() - time_ns()
+    def _read(self, ready: list[tuple[int, int]], before: int, to_monotonic: int) -> None:
         append = self._backlog.append
         lines = self._lines
         for fd, mask in ready:
@@ -317,15 +321,14 @@ class Wire:
         with contextlib.suppress(OSError):
             self._poll.modify(line.fd, 0)
 
-    def _decode(self) -> None:
+    def _decode(self) -> int:
+        """Decode what was read, for SLICE_NS at most; returns the time."""
         backlog = self._backlog
-        if not backlog:
-            return
-        until = monotonic_ns() + SLICE_NS
+        now = monotonic_ns()
+        until = now + SLICE_NS
         count = 0
-        pop = backlog.popleft
         while backlog:
-            line, data, stamp, read, base, kernel, error = pop()
+            line, data, stamp, read, base, kernel, error = backlog.popleft()
             if line.closed:
                 continue
             if line.tls is not None:
@@ -335,8 +338,11 @@ class Wire:
             else:
                 self._gone(line, stamp, error)
             count += 1
-            if not count & 7 and monotonic_ns() > until:
-                return
+            if not count & 7:
+                now = monotonic_ns()
+                if now > until:
+                    break
+        return now
 
     def _gone(self, line: Line, stamp: int, error: str) -> None:
         if line.state == "connecting" or line.state == "handshake":
@@ -357,7 +363,7 @@ class Wire:
         if line.state == "connecting":
             code = line.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
-                self._give_up(line, "connect", OSError(code, "").strerror or errno.errorcode.get(code, str(code)))
+                self._give_up(line, "connect", os.strerror(code))
                 return
             self._poll.modify(line.fd, select.EPOLLIN)
             line.empty_at = monotonic_ns()
@@ -444,8 +450,12 @@ class Wire:
         except ssl.SSLError as fault:
             if plain:
                 line.peer.arrived(line, b"".join(plain), stamp, read, base, kernel)
-            if not line.closed:
+            if line.closed:
+                pass
+            elif line.busy is None:
                 self._gone(line, stamp, _tls_words(fault))
+            else:  # such as an alert about our certificate, which TLS 1.3 sends after its handshake
+                self._give_up(line, "tls", _tls_words(fault))
             return
         self._flush(line)
         if plain:
@@ -454,7 +464,9 @@ class Wire:
             self._gone(line, stamp, error)
 
     def shut(self) -> None:
-        """Close every connection and stop watching."""
+        """Close every connection and stop watching; harmless when done already."""
+        if self._poll.closed:
+            return
         self._loop.remove_reader(self._poll.fileno())
         for line in list(self._lines.values()):
             self.close(line)

@@ -1,0 +1,747 @@
+"""The client over real sockets: every fault of the embedded endpoint, the pool, TLS, timeouts, what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import trustme
+import uvloop
+from loadgen_sdk.client import Client, Event
+from loadgen_sdk.dialects.quirks import QUIRKS
+from loadgen_sdk.dialects.reader import Flow
+from loadgen_sdk.errors import RequestFailed, TargetUnusable
+from loadgen_sdk.exchange import Exchange
+from loadgen_sdk.request import Completion, Failure, Request
+from loadgen_sdk.target import Target
+from loadgen_sdk.wire import Tls
+
+from loadgen.sim.embedded import Embedded, start
+from loadgen.sim.faults import NAMES
+from loadgen.sim.options import Options
+
+FAST = {"ttft": "2ms", "itl": "0.2ms"}
+TOKENS = 6
+DAY_NS = 86_400 * 10**9
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Embedded]:
+    with start(Options(**FAST, log_bodies=True)) as made:
+        yield made
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(asyncio.wait_for(work, 60))
+
+
+def request(tokens: int = TOKENS, text: str = " tell me more") -> Request:
+    return Request(id="r", messages=[{"role": "user", "content": text}], max_tokens=tokens)
+
+
+def client_of(url: str, *, fault: str = "", api: Any = "chat", server: str = "trtllm", **options: Any) -> Client:
+    headers = (("X-Sim-Fault", fault),) if fault else ()
+    options = {"model": "sim", "keep_text": True, "headers": headers, "quirk": QUIRKS[server]} | options
+    return Client(Target.parse(url, api=api), **options)
+
+
+def ask(url: str, count: int = 1, **options: Any) -> list[Completion]:
+    """Ask this many times, one after the other, on one client."""
+
+    async def work() -> list[Completion]:
+        async with client_of(url, **options) as client:
+            return [await client.complete(request()) for _ in range(count)]
+
+    return run(work())
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Let the loop turn until this holds."""
+    while not true():
+        await asyncio.sleep(0)
+
+
+def send(client: Client, body: bytes | None = None) -> tuple[Exchange, asyncio.Future[Completion]]:
+    done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+    sent = client.prepare(request()) if body is None else body
+    return client.send(None, sent, monotonic_ns(), done.set_result, Flow()), done
+
+
+# -- faults ------------------------------------------------------------------------------------------------------
+
+
+class Outcome(NamedTuple):
+    kind: str = ""
+    words: str = ""
+    status: int = 200
+    events: int | None = TOKENS  # None: what a reset leaves depends on who was quicker
+    output: int | None = TOKENS
+
+
+OUTCOMES: dict[str, Outcome] = {
+    "": Outcome(),
+    "http_429": Outcome("http_429", "simulated 429", 429, 0, None),
+    "http_500": Outcome("http_5xx", "simulated 500", 500, 0, None),
+    "http_503": Outcome("http_5xx", "simulated 503", 503, 0, None),
+    "slow_first_byte@5ms": Outcome(),
+    "empty": Outcome("empty", "without a single event", 200, 0, None),
+    "reset_before": Outcome("reset", "Connection reset by peer", 200, 0, None),
+    "idle_reset": Outcome(),
+    "reset_after@2": Outcome("reset", "Connection reset by peer", 200, None, None),
+    "truncate@2": Outcome("truncated", "after 3 output events", 200, 3, None),
+    "stall@2": Outcome("timeout_stall", "no event for 0.03 s", 200, 3, None),
+    "malformed@2": Outcome("malformed", "not JSON", 200, 5),
+    "error_event@2": Outcome("error_event", "simulated error", 200, 3, None),
+    "engine_error@2": Outcome("truncated", "after 3 output events", 200, 3, None),
+    "oversized@2": Outcome(),
+    "split": Outcome(),
+    "wrong_count": Outcome(output=TOKENS + 7),
+    "no_finish": Outcome("no_finish_reason", "no finish reason"),
+    "no_done": Outcome(),
+    "close_delimited": Outcome(),
+    "connection_close": Outcome(),
+}
+COMPLETIONS = OUTCOMES | {"engine_error@2": Outcome("error_event", "", 200, 3, None)}
+WHOLE = {  # an answer that is not a stream: one event, and faults of streams strike it where they have a meaning
+    name: outcome._replace(events=outcome.events and (0 if outcome.kind else 1))
+    for name, outcome in OUTCOMES.items()
+    if name != "stall@2"
+} | {
+    "truncate@2": Outcome("truncated", "after 0 output events", 200, 0, None),
+    "reset_after@2": Outcome("reset", "Connection reset by peer", 200, 0, None),
+    "malformed@2": Outcome("malformed", "not JSON", 200, 0, None),
+    "error_event@2": Outcome("http_5xx", "", 500, 0, None),
+    "engine_error@2": Outcome("http_5xx", "", 500, 0, None),
+    "no_finish": Outcome("no_finish_reason", "", 200, 1),
+}  # fmt: skip
+
+
+def test_every_fault_is_in_the_table() -> None:
+    assert {name.partition("@")[0] for name in OUTCOMES} == {"", *NAMES}
+
+
+@pytest.mark.parametrize(("how", "table"), [("chat", OUTCOMES), ("completions", COMPLETIONS), ("whole", WHOLE)])
+def test_faults(endpoint: Embedded, how: str, table: dict[str, Outcome]) -> None:
+    async def work() -> dict[str, Completion]:
+        found = {}
+        for fault in table:
+            stall = 30_000_000 if fault.startswith("stall") else DAY_NS
+            api = "chat" if how == "whole" else how
+            options = {"api": api, "stream": how != "whole", "stall_timeout_ns": stall}
+            async with client_of(endpoint.url, fault=fault, **options) as client:
+                found[fault] = await client.complete(request())
+                assert client.in_flight == 0
+        return found
+
+    found = run(work())
+    plain = found[""]
+    assert plain.text and plain.finish_reason == "length"
+    for fault, expected in table.items():
+        done = found[fault]
+        failure = done.failure or Failure("", "")
+        assert (failure.kind, done.http_status) == (expected.kind, expected.status), (fault, failure)
+        assert expected.words in failure.text, (fault, failure)
+        if expected.events is not None:
+            assert done.output_events == expected.events, fault
+        assert done.usage.output == expected.output, fault
+        if not expected.kind and fault != "oversized@2":
+            assert done.text == plain.text, fault
+        assert done.done >= done.sent >= done.ready >= done.due
+        stamps = [done.sent, done.first_byte, done.first_event, done.first_token, done.last_token, done.end, done.done]
+        known = [stamp for stamp in stamps if stamp >= 0]
+        assert known == sorted(known), fault
+    assert how == "whole" or len(found["oversized@2"].text or "") > 1 << 20
+
+
+def test_a_truthful_stream(endpoint: Embedded) -> None:
+    done = ask(endpoint.url, 2)[1]
+    assert done.failure is None
+    assert (done.output_events, done.usage.output, done.usage.cached, done.reused) == (TOKENS, TOKENS, 0, True)
+    assert done.kernel_stamp is sys.platform.startswith("linux")
+    assert 0 <= done.client_lag < done.first_token - done.sent
+    assert 0 <= done.stamp_error < done.first_token - done.sent
+    assert done.bytes_sent > 100
+    assert done.bytes_received > 1000
+
+
+# -- the pool ----------------------------------------------------------------------------------------------------
+
+RESET, SILENCE, END = b"<reset>", b"<silence>", b"<end>"
+GOOD = b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}\n\n'
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+
+
+def whole(more: bytes = b"", body: bytes = GOOD) -> bytes:
+    return HEAD + more + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+class Scripted:
+    """A server that gives the answers it was given, in order, whoever asks; it counts connections and requests."""
+
+    def __init__(self, answers: list[bytes]) -> None:
+        self.answers = answers
+        self.connections = 0
+        self.bodies: list[bytes] = []
+        self.url = ""
+        self.open: set[asyncio.StreamWriter] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.open.add(writer)
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                size = int(head.partition(b"content-length:")[2].split()[0])
+                self.bodies.append(await reader.readexactly(size))
+                answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+                if answer == RESET:
+                    writer.transport.abort()
+                    return
+                if answer == END:
+                    return
+                if answer != SILENCE:
+                    writer.write(answer)
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
+            pass
+        finally:
+            self.open.discard(writer)
+            writer.close()
+
+
+@asynccontextmanager
+async def scripted(*answers: bytes, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Any:
+    made = Scripted(list(answers))
+    tasks: list[asyncio.Task[None]] = []
+    listening = await asyncio.start_server(
+        lambda *ends: tasks.append(asyncio.ensure_future(made.serve(*ends))), host, 0, ssl=tls
+    )
+    port = listening.sockets[0].getsockname()[1]
+    made.url = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+    try:
+        yield made
+    finally:
+        listening.close()
+        for writer in list(made.open):
+            writer.transport.abort()
+        await asyncio.gather(*tasks)
+
+
+def talk(answers: list[bytes], count: int, **options: Any) -> tuple[list[Completion], int]:
+    """Ask this many times, one after the other; what came of it, and how many connections that took."""
+
+    async def work() -> tuple[list[Completion], int]:
+        async with scripted(*answers) as server, client_of(server.url, **options) as client:
+            return [await client.complete(request()) for _ in range(count)], server.connections
+
+    return run(work())
+
+
+@pytest.mark.parametrize(
+    ("more", "connections"),
+    [
+        (b"", 1),
+        (b"Connection: keep-alive\r\n", 1),
+        (b"Connection: close\r\n", 4),
+        (b"Keep-Alive: timeout=5, max=100\r\n", 1),
+        (b"Keep-Alive: max=1\r\n", 4),
+        (b"Keep-Alive: max=0\r\n", 4),
+    ],
+)
+def test_a_connection_serves_as_often_as_the_server_lets_it(more: bytes, connections: int) -> None:
+    done, used = talk([whole(more)], 4)
+    assert [one.failure for one in done] == [None] * 4
+    assert used == connections
+    assert [one.reused for one in done] == [False] + [connections == 1] * 3
+
+
+def test_a_body_until_the_end_of_the_connection() -> None:
+    answer = HEAD + b"\r\n" + GOOD
+
+    async def work() -> Completion:
+        async with scripted(answer) as server, client_of(server.url) as client:
+            exchange, done = send(client)
+            await until(lambda: exchange.bytes_received == len(answer))
+            assert not done.done()
+            (writer,) = server.open
+            writer.close()
+            return await done
+
+    done = run(work())
+    assert (done.failure, done.text) == (None, "a")
+
+
+def test_bytes_after_the_end_cost_the_connection_not_the_answer() -> None:
+    done, used = talk([whole() + b"HTTP/1.1 200 OK\r\n\r\n", whole()], 2)
+    assert [one.failure for one in done] == [None, None]
+    assert used == 2
+
+
+@pytest.mark.parametrize("how", [RESET, END])
+def test_a_reused_connection_that_dies_silently_is_tried_once_more(how: bytes) -> None:
+    done, used = talk([whole(), how, whole(), whole()], 3)
+    assert [one.failure for one in done] == [None] * 3
+    assert [one.resent for one in done] == [0, 1, 0]
+    assert used == 2
+    assert done[1].due <= done[1].ready <= done[1].sent < done[1].first_byte
+    assert done[1].bytes_sent == 2 * done[0].bytes_sent
+    assert not done[1].reused  # it was answered on a fresh connection
+
+
+def test_it_is_tried_once_only_and_only_if_reused_and_only_without_a_byte() -> None:
+    (first,), used = talk([RESET], 1)
+    assert (first.failure and first.failure.kind, first.resent, used) == ("reset", 0, 1)
+    done, used = talk([whole(), RESET, RESET, whole()], 3)
+    assert [one.failure and one.failure.kind for one in done] == [None, "reset", None]
+    assert [one.resent for one in done] == [0, 1, 0]
+
+    async def work() -> Completion:
+        async with scripted(whole(), b"HTTP/1.1 2") as server, client_of(server.url) as client:
+            await client.complete(request())
+            exchange, done = send(client)
+            await until(lambda: exchange.bytes_received == 10)
+            (writer,) = server.open
+            writer.transport.abort()
+            return await done
+
+    cut = run(work())
+    assert (cut.failure.kind, cut.resent) == ("reset", 0)
+
+
+def test_idle_resets_of_the_endpoint_are_survived(endpoint: Embedded) -> None:
+    done = ask(endpoint.url, 6, fault="idle_reset")
+    assert [one.failure for one in done] == [None] * 6
+    assert sum(one.resent for one in done) == 5
+
+
+def test_what_the_server_closed_while_idle_is_not_used() -> None:
+    async def work() -> tuple[list[Completion], int]:
+        async with scripted(whole()) as server, client_of(server.url) as client:
+            first = await client.complete(request())
+            (writer,) = server.open
+            writer.close()
+            await until(lambda: all(line.closed for line in client._idle))
+            return [first, await client.complete(request())], server.connections
+
+    done, used = run(work())
+    assert [(one.failure, one.resent, one.reused) for one in done] == [(None, 0, False)] * 2
+    assert used == 2
+
+
+def test_idle_connections_are_dropped_before_the_server_would() -> None:
+    async def work() -> tuple[int, int]:
+        async with scripted(whole(), whole(b"Keep-Alive: timeout=3\r\n")) as server, client_of(server.url) as client:
+            await client.complete(request())
+            now = monotonic_ns()
+            client.tick(now + 3_900_000_000)  # servers close after 5 s
+            kept = len(client._idle)
+            client.tick(now + 4_600_000_000)
+            assert not [line for line in client._idle if not line.closed and line.served]
+            await client.complete(request())
+            client.tick(monotonic_ns() + 2_100_000_000)  # this one said 3 s
+            assert not [line for line in client._idle if not line.closed and line.served]
+            return kept, server.connections
+
+    kept, used = run(work())
+    assert kept >= 1
+    assert used >= 2
+
+
+def test_connections_are_opened_before_they_are_needed(endpoint: Embedded) -> None:
+    async def work() -> None:
+        async with client_of(endpoint.url) as client:
+            await client.open(200)
+            assert (client.connections_opened, client.in_flight) == (200, 0)
+            done = await asyncio.gather(*(client.complete(request()) for _ in range(200)))
+            assert [one.failure for one in done] == [None] * 200
+            assert client.connections_opened == 200
+            assert all(one.ready - one.due < one.first_byte - one.due for one in done)
+
+    run(work())
+
+
+class TwoAddresses(asyncio.SelectorEventLoop):
+    """A resolver that knows two addresses of every host, of which the first refuses."""
+
+    live = dead = 0
+
+    async def getaddrinfo(self, *_: Any, **__: Any) -> Any:
+        kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+        return [(*kind, ("127.0.0.1", self.dead)), (*kind, ("127.0.0.1", self.live))]
+
+
+@pytest.mark.parametrize("connections", [0, 1, 150])
+def test_the_next_address_is_tried_when_one_refuses(endpoint: Embedded, connections: int) -> None:
+    async def work() -> None:
+        async with client_of("http://two.test") as client:
+            await client.open(connections)
+            for _ in range(2):
+                done = await client.complete(request())
+                assert done.failure is None
+
+    with asyncio.Runner(loop_factory=TwoAddresses) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, TwoAddresses)
+        loop.live, loop.dead = int(endpoint.url.rpartition(":")[2]), closed_port()
+        runner.run(asyncio.wait_for(work(), 30))
+
+
+def test_the_loop_need_not_be_uvloop(endpoint: Embedded) -> None:
+    async def work() -> Completion:
+        async with client_of(endpoint.url) as client:
+            return await client.complete(request())
+
+    assert asyncio.run(work()).failure is None
+
+
+# -- no connection -----------------------------------------------------------------------------------------------
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def test_nobody_listens() -> None:
+    url = f"http://127.0.0.1:{closed_port()}"
+    (done,) = ask(url)
+    assert done.failure is not None
+    assert (done.failure.kind, done.failure.text) == ("connect", "Connection refused")
+    assert (done.sent, done.first_byte, done.bytes_sent) == (-1, -1, 0)
+
+    async def work() -> None:
+        async with client_of(url) as client:
+            await client.open(3)
+
+    with pytest.raises(TargetUnusable, match=r"cannot connect to http://127\.0\.0\.1:.*: Connection refused"):
+        run(work())
+
+
+def test_no_such_host() -> None:
+    with pytest.raises(TargetUnusable, match=r"cannot resolve 'no-such-host\.invalid'"):
+        ask("http://no-such-host.invalid:8000")
+
+
+def test_ipv6(tmp_path: Path) -> None:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+
+    async def work() -> Completion:
+        async with scripted(whole(), host="::1") as server, client_of(server.url) as client:
+            return await client.complete(request())
+
+    assert run(work()).failure is None
+
+
+# -- much and large ----------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_larger_than_the_socket_takes(endpoint: Embedded) -> None:
+    async def work() -> tuple[list[Completion], list[bytes], list[bytes]]:
+        text = " word" * 400_000
+        async with scripted(whole()) as server, client_of(server.url) as client:
+            asked = [client.prepare(request(text=text + str(i))) for i in range(8)]
+            done = await asyncio.gather(*(send(client, body)[1] for body in asked))
+            done += [await send(client, asked[0])[1]]
+            return done, asked, server.bodies
+
+    done, asked, bodies = run(work())
+    assert [one.failure for one in done] == [None] * 9
+    assert sorted(bodies) == sorted([*asked, asked[0]])
+    assert all(one.bytes_sent > 2_000_000 for one in done)
+
+
+def test_an_answer_before_the_whole_request_was_taken() -> None:
+    async def work() -> Completion:
+        async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b'HTTP/1.1 413 Too Large\r\nContent-Length: 19\r\n\r\n{"error":"too long"}'[:-1] + b"}")
+            await reader.read(1)
+            writer.close()
+
+        server = await asyncio.start_server(refuse, "127.0.0.1", 0, limit=1 << 12)
+        async with server, client_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+            return await send(client, b"x" * 20_000_000)[1]
+
+    done = run(work())
+    assert done.failure is not None
+    assert (done.failure.kind, done.http_status) == ("http_4xx", 413)
+
+
+def test_many_at_once_leave_no_descriptor_behind(endpoint: Embedded) -> None:
+    faults = ["", "reset_after@1", "truncate@1", "http_503", "connection_close", "idle_reset", "malformed", "split"]
+
+    async def work() -> list[Completion]:
+        clients = [client_of(endpoint.url, fault=fault) for fault in faults]
+        for client in clients:
+            await client.open(4)
+        done = await asyncio.gather(*(clients[i % 8].complete(request()) for i in range(400)))
+        for client in clients:
+            assert client.in_flight == 0
+            client.close()
+            client.close()
+        return done
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+    run(work())  # whatever is opened once and kept
+    before = descriptors()
+    done = run(work())
+    assert descriptors() == before
+    kinds = [one.failure.kind if one.failure else "" for one in done]
+    assert [kinds[i::8] for i in range(8)] == [
+        [kind] * 50 for kind in ("", "reset", "truncated", "http_5xx", "", "", "malformed", "")
+    ]
+
+
+# -- time --------------------------------------------------------------------------------------------------------
+
+
+def test_the_stall_clock_is_fed_by_events_and_not_by_pings() -> None:
+    head = HEAD + b"\r\n"
+    pings = b": ping - now\n\n" * 3
+
+    async def work() -> Completion:
+        stall = DAY_NS
+        async with (
+            scripted(head + GOOD.replace(b'"stop"', b"null")) as server,
+            client_of(server.url, stall_timeout_ns=stall, timeout_ns=9 * DAY_NS) as client,
+        ):
+            exchange, done = send(client)
+            await until(lambda: exchange.reading.output_events == 1)
+            fed = exchange.progress
+            (writer,) = server.open
+            received = exchange.bytes_received
+            writer.write(pings)
+            await until(lambda: exchange.bytes_received == received + len(pings))
+            client.tick(fed + stall - 1)
+            assert not done.done()
+            client.tick(fed + stall)
+            return await done
+
+    done = run(work())
+    assert (done.failure.kind, done.failure.text) == ("timeout_stall", "no event for 86400 s")
+    assert (done.text, done.output_events) == ("a", 1)
+
+
+def test_the_total_time_counts_from_due() -> None:
+    async def work() -> Completion:
+        limit = DAY_NS
+        async with scripted(SILENCE) as server, client_of(server.url, timeout_ns=limit) as client:
+            _, early = send(client)
+            exchange, done = send(client)
+            await until(lambda: len(server.bodies) == 2)
+            client.tick(exchange.due + limit - 1)
+            assert early.done() or exchange.due == early.result().due
+            assert not done.done()
+            client.tick(exchange.due + limit)
+            assert client.in_flight == 0
+            return await done
+
+    done = run(work())
+    assert (done.failure.kind, done.failure.text) == ("timeout_total", "not finished 86400 s after it was due")
+    assert (done.first_byte, done.http_status) == (-1, 0)
+
+
+def test_timeouts_happen_by_themselves() -> None:
+    (done,), _ = talk([SILENCE], 1, timeout_ns=10_000_000)
+    assert done.failure is not None
+    assert done.failure.kind == "timeout_total"
+    (done,), _ = talk([HEAD + b"\r\n" + GOOD], 1, stall_timeout_ns=10_000_000)
+    assert done.failure is not None
+    assert done.failure.kind == "timeout_stall"
+
+
+def test_what_is_cancelled_is_told_once_and_its_connection_is_gone() -> None:
+    async def work() -> None:
+        async with scripted(SILENCE, whole()) as server, client_of(server.url) as client:
+            exchange, done = send(client)
+            await until(lambda: len(server.bodies) == 1)
+            for _ in range(2):
+                client.cancel(exchange, Failure("interrupted", "enough"))
+            assert (await done).failure == Failure("interrupted", "enough")
+            assert client.in_flight == 0
+            await until(lambda: not server.open)
+            assert (await client.complete(request())).failure is None
+            client.cancel(exchange, Failure("interrupted", "again"))
+            assert server.connections == 2
+
+    run(work())
+
+
+def test_whoever_stops_listening_cancels(endpoint: Embedded) -> None:
+    async def work() -> None:
+        async with client_of(endpoint.url) as client:
+            task = asyncio.ensure_future(client.complete(request(tokens=10_000)))
+            await until(lambda: client.in_flight == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert client.in_flight == 0
+            events = client.stream(request(tokens=10_000))
+            assert isinstance(await anext(events), Event)
+            await events.aclose()
+            assert client.in_flight == 0
+
+    run(work())
+
+
+def test_an_application_sees_events_and_one_error(endpoint: Embedded) -> None:
+    async def texts(fault: str) -> list[Event]:
+        async with client_of(endpoint.url, fault=fault) as client:
+            return [event async for event in client.stream(request())]
+
+    events = run(texts(""))
+    assert "".join(event.text for event in events) == ask(endpoint.url)[0].text
+    assert [event.at_ns for event in events] == sorted(event.at_ns for event in events)
+
+    async def failing() -> int:
+        async with client_of(endpoint.url, fault="truncate@2") as client:
+            seen = 0
+            with pytest.raises(RequestFailed, match="truncated: the body ended early") as caught:
+                async for _ in client.stream(request()):
+                    seen += 1
+            assert caught.value.kind == "truncated"
+            return seen
+
+    assert run(failing()) == 3
+
+
+# -- TLS ---------------------------------------------------------------------------------------------------------
+
+
+class Papers(NamedTuple):
+    ca: str
+    server: ssl.SSLContext  # wants a certificate of the client
+    client: str
+    cert: str
+    key: str
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    folder = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.verify_mode = ssl.CERT_REQUIRED
+    authority.configure_trust(server)
+    issued.configure_cert(server)
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    authority.issue_cert("tester@example.com").private_key_and_cert_chain_pem.write_to_path(str(folder / "client.pem"))
+    issued.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    issued.private_key_pem.write_to_path(str(folder / "key.pem"))
+    return Papers(
+        *(str(folder / "ca.pem"), server, *(str(folder / f"{name}.pem") for name in ("client", "cert", "key")))
+    )
+
+
+def test_tls_of_a_known_authority(papers: Papers) -> None:
+    with start(Options(**FAST, cert=papers.cert, key=papers.key)) as endpoint:
+        assert endpoint.url.startswith("https://")
+        done = ask(endpoint.url, 3, tls=Tls(ca=papers.ca))
+        assert [(one.failure, one.reused, one.output_events) for one in done] == [
+            (None, False, TOKENS), (None, True, TOKENS), (None, True, TOKENS),
+        ]  # fmt: skip
+        faults = ("split", "truncate@2", "oversized@2", "reset_after@1", "close_delimited")
+        kinds = [ask(endpoint.url, tls=Tls(ca=papers.ca), fault=fault)[0].failure for fault in faults]
+        assert [kind and kind.kind for kind in kinds] == [None, "truncated", None, "reset", None]
+        (bare,) = ask(endpoint.url)
+        assert bare.failure is not None
+        assert bare.failure.kind == "tls"
+        assert bare.failure.text.startswith("certificate verify failed: ")
+        (named,) = ask(endpoint.url.replace("127.0.0.1", "localhost"), tls=Tls(ca=papers.ca))
+        assert named.failure is not None
+        assert named.failure.kind == "tls"
+        assert ask(endpoint.url, tls=Tls(verify=False))[0].failure is None
+        with pytest.raises(TargetUnusable, match="certificate verify failed"):
+            run(client_opened(endpoint.url))
+        (plain,) = ask(endpoint.url.replace("https", "http"))
+        assert plain.failure is not None
+        assert plain.failure.kind in ("reset", "malformed")
+
+
+async def client_opened(url: str) -> None:
+    async with client_of(url) as client:
+        await client.open(2)
+
+
+def test_tls_with_a_certificate_of_ours(papers: Papers) -> None:
+    async def work(tls: Tls, body: bytes | None = None) -> Completion:
+        async with scripted(whole(), tls=papers.server) as server, client_of(server.url, tls=tls) as client:
+            return await send(client, body)[1]
+
+    assert run(work(Tls(ca=papers.ca, cert=papers.client))).failure is None
+    assert run(work(Tls(ca=papers.ca, cert=papers.client), b"x" * 3_000_000)).failure is None
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_tls_without_the_certificate_that_the_server_wants(papers: Papers, version: ssl.TLSVersion) -> None:
+    """Before 1.3 the handshake fails; with it the alert comes after the client's part of the handshake is over."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    kept: list[socket.socket] = []
+
+    def refuse() -> None:
+        kept.append(papers.server.wrap_socket(listener.accept()[0], server_side=True, do_handshake_on_connect=False))
+        with suppress(ssl.SSLError):
+            kept[0].do_handshake()  # type: ignore[attr-defined]
+
+    server = threading.Thread(target=refuse)
+    papers.server.maximum_version = version
+    server.start()
+    (done,) = ask(f"https://127.0.0.1:{listener.getsockname()[1]}", tls=Tls(ca=papers.ca))
+    server.join()
+    listener.close()
+    kept[0].close()
+    papers.server.maximum_version = ssl.TLSVersion.MAXIMUM_SUPPORTED
+    assert done.failure is not None
+    assert (done.failure.kind, "ALERT" in done.failure.text.upper()) == ("tls", True)
+
+
+def test_https_asked_of_a_server_that_speaks_plain_http(endpoint: Embedded) -> None:
+    (done,) = ask(endpoint.url.replace("http", "https"))
+    assert done.failure is not None
+    assert done.failure.kind == "tls"
+
+
+@pytest.mark.parametrize("name", ["ca", "cert"])
+def test_tls_files_that_are_none(tmp_path: Path, name: str) -> None:
+    for content in (None, b"no certificate"):
+        path = tmp_path / "x.pem"
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(TargetUnusable, match=r"cannot use .*x\.pem for TLS"):
+            Tls(**{name: str(path)}).context()
+
+
+# -- what is sent ------------------------------------------------------------------------------------------------
+
+
+def test_the_server_gets_the_body_and_our_name_for_it() -> None:
+    async def work() -> tuple[bytes, bytes]:
+        async with scripted(whole()) as server, client_of(server.url, extra_body={"seed": 3}) as client:
+            await client.complete(request())
+            return server.bodies[0], client.prepare(request())
+
+    got, prepared = run(work())
+    assert got == prepared
+    assert msgspec.json.decode(got) == {
+        "model": "sim", "messages": [{"role": "user", "content": " tell me more"}], "max_tokens": TOKENS,
+        "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}, "seed": 3,
+        **({"min_tokens": TOKENS} if b"min_tokens" in got else {}),
+    }  # fmt: skip
