@@ -92,7 +92,7 @@ async def _target(settings: Settings, tell: Callable[[Finding], None]) -> None:
     if settings.stream:
         tell(findings.streaming(trials.forced if not trials.forced.failure else trials.free))
     tell(findings.cache(trials.again, round(PROMPTS[1] * (found.token_ratio or 1))))
-    tell(findings.keep_alive(trials.again))
+    tell(findings.keep_alive(trials.reused))
     tell(findings.stamps(trials.free))
     if limit := findings.rate_limit({**listed.headers, **trials.free.headers}):
         tell(limit)
@@ -155,6 +155,7 @@ class _Trials(msgspec.Struct, frozen=True):
     forced: Trial
     free: Trial
     again: Trial
+    reused: bool  # a connection served more than once; a spare one may have come first
     tried: str
 
 
@@ -167,8 +168,10 @@ async def _trials(settings: Settings, found: Found, words: str) -> _Trials:
             quirk, chat=(*quirk.chat, *FORCING), completions=(*quirk.completions, *FORCING), forces=FORCING
         )
     first = await _ask(settings, found, quirk, [(QUESTION, TRIAL_TOKENS, True)])
-    rest = await _ask(settings, found, found.quirk, [(QUESTION, TRIAL_TOKENS, False), (words, 8, False)])
-    return _Trials(first[0], rest[0], rest[1], tried)
+    rest = await _ask(
+        settings, found, found.quirk, [(QUESTION, TRIAL_TOKENS, False), (words, 8, False), (QUESTION, 1, False)]
+    )
+    return _Trials(first[0], rest[0], rest[1], any(trial.reused for trial in rest), tried)
 
 
 async def _ask(settings: Settings, found: Found, quirk: Quirk, asks: list[tuple[str, int, bool]]) -> list[Trial]:

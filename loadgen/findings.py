@@ -246,12 +246,13 @@ def cache(again: Trial, prompt_tokens: int) -> Finding:
     return Finding("cache", OK, words, "repeated prompts are not served faster")
 
 
-def keep_alive(later: Trial) -> Finding:
-    """Whether a second request went over the connection of the first."""
-    if later.reused:
+def keep_alive(reused: bool) -> Finding:
+    """Whether a later request went over the connection of an earlier one."""
+    if reused:
         return Finding("keep-alive", OK, "connections serve again", "connect time falls on the first requests only")
-    meaning = "every request opens a connection of its own: connect (and TLS) time is in every TTFT"
-    return Finding("keep-alive", WARNING, "the connection was closed after an answer", meaning, "see server and proxy")
+    meaning = "every request needs a new connection: connect (and TLS) time is in TTFT, and local ports can run out"
+    advice = "look at the keep-alive of server and proxy; if it must be so, keep to some 400 new requests a second"
+    return Finding("keep-alive", WARNING, "connections are closed after each answer", meaning, advice)
 
 
 _LIMIT = re.compile(r"(?:x-)?ratelimit-(?:limit-)?(requests|tokens)$|x-ratelimit-limit-(requests|tokens)$")

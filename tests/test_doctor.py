@@ -1,0 +1,159 @@
+"""The preflight tells what a measurement would suffer from: on live endpoints, and on tables of sights."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from loadgen_sdk.dialects.quirks import QUIRKS
+from loadgen_sdk.probe import Answer
+from loadgen_sdk.wire import Tls
+
+from loadgen import doctor, findings
+from loadgen.findings import FAULT, NOTE, OK, UNKNOWN, WARNING, Finding, Machine, Trial
+from loadgen.run import Settings
+from loadgen.sim.embedded import start
+from loadgen.sim.options import Options
+
+KEY = "sk-very-secret-key-1234"
+FAST = {"ttft": "1ms", "itl": "0.2ms"}
+
+
+def examined(options: Options, **settings: Any) -> dict[str, Finding]:
+    with start(options) as server:
+        found = asyncio.run(doctor.examine(Settings(url=settings.pop("url", server.url), **settings)))
+    assert len({one.check for one in found}) == len(found)
+    assert KEY not in findings.render("", found)
+    assert all(one.meaning for one in found)
+    return {one.check: one for one in found}
+
+
+def test_a_sound_trtllm_like_endpoint() -> None:
+    found = examined(Options(**FAST))
+    target = ("name", "connect", "auth", "model", "make", "tokenizer", "usage", "length", "streaming", "keep-alive")
+    assert {check: found[check].state for check in target} == dict.fromkeys(target, OK)
+    assert "64 of 64" in found["length"].found
+    assert "emptied by each reader" in found["metrics"].meaning
+
+
+def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(KEY)
+    options = Options(dialect="openai", api_key_file=str(tmp_path / "key"), **FAST)
+    found = examined(options, api_key=KEY, server="generic")
+    assert (found["auth"].state, found["make"].state) == (OK, WARNING)
+    assert found["length"].state in (NOTE, WARNING)
+    refused = examined(options, api_key="sk-another-one-entirely")
+    assert refused["auth"].state == FAULT
+    assert "401" in refused["auth"].found
+    assert "model" not in refused, "what a refused key hides is not guessed"
+    assert "files" in refused, "the host is looked at all the same"
+
+
+@pytest.mark.parametrize(
+    ("options", "check", "words"),
+    [
+        (Options(stream_interval=8, **FAST), "streaming", "tokens per event"),
+        (Options(flood=True, ttft="1ms"), "streaming", "arrive together"),
+        (Options(faults="connection_close", **FAST), "keep-alive", "closed after each answer"),
+    ],
+)
+def test_faulty_endpoints(options: Options, check: str, words: str) -> None:
+    found = examined(options)[check]
+    assert found.state == WARNING
+    assert words in f"{found.found} {found.meaning}"
+
+
+def test_tls_is_told_apart(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    leaf = authority.issue_cert("127.0.0.1")
+    leaf.private_key_pem.write_to_path(tmp_path / "key.pem")
+    leaf.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    options = Options(cert=str(tmp_path / "cert.pem"), key=str(tmp_path / "key.pem"), **FAST)
+    trusted = examined(options, tls=Tls(ca=str(tmp_path / "ca.pem")))
+    assert trusted["tls"].state == OK
+    assert "certificate valid for" in trusted["tls"].found
+    unknown = examined(options)
+    assert unknown["target"].state == FAULT
+    assert "--cacert" in unknown["target"].advice
+    assert examined(options, tls=Tls(verify=False))["tls"].state == NOTE
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [("http://127.0.0.1:1", "nothing listens"), ("ftp://h", "scheme"), ("http://h.invalid", "resolve")],
+)
+def test_no_target_is_a_finding_not_an_end(url: str, words: str) -> None:
+    found = asyncio.run(doctor.examine(Settings(url=url)))
+    assert doctor.failed(found)
+    assert words in found[0].found
+    assert any(one.check == "cpu" for one in found)
+
+
+VLLM, GENERIC = QUIRKS["vllm"], QUIRKS["generic"]
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "words"),
+    [
+        (findings.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=3)), OK, "exactly the length"),
+        (findings.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=64)), OK, "did not have to prove"),
+        (findings.forced(VLLM, Trial(asked=64, output=9), Trial(asked=64, output=3)), WARNING, "not those of the"),
+        (findings.forced(VLLM, Trial(asked=64), Trial()), UNKNOWN, "no count"),
+        (findings.forced(GENERIC, Trial(failure="http_4xx: no"), Trial(), "ignore_eos"), WARNING, "on trial"),
+        (findings.forced(GENERIC, Trial(asked=64, output=64), Trial(output=2), "ignore_eos"), NOTE, "--extra-body"),
+        (findings.streaming(Trial(output=64, instants_ns=(5,))), WARNING, "TTFT is the whole answer"),
+        (findings.streaming(Trial(output=4, instants_ns=(5, 5, 5, 6))), WARNING, "proxy"),
+        (findings.streaming(Trial(output=None, instants_ns=(5, 6, 7, 8))), OK, "token by token"),
+        (findings.cache(Trial(cached=None), 256), UNKNOWN, "does not say"),
+        (findings.cache(Trial(cached=240), 256), NOTE, "240 of about 256"),
+        (findings.auth(True, 200, 200), NOTE, "without the key"),
+        (findings.auth(False, 403, None), FAULT, "OPENAI_API_KEY"),
+        (findings.name("h", ["10.0.0.1", "10.0.0.2"], 1.0), NOTE, "others stay idle"),
+        (findings.connect([180.0, 150.0, 190.0]), WARNING, "network"),
+        (findings.metrics_pages({"/metrics": Answer(404, {}, b"")}), NOTE, "unknown"),
+        (
+            findings.metrics_pages({"/metrics": Answer(200, {}, b"# TYPE vllm:x gauge\nvllm:x 1\n")}),
+            OK,
+            "1 Prometheus metrics of vLLM",
+        ),
+    ],
+)
+def test_sights(found: Finding, state: str, words: str) -> None:
+    assert found.state == state
+    assert words in f"{found.found} {found.meaning} {found.advice}"
+
+
+def test_certificates_that_run_out_and_clocks_that_differ() -> None:
+    now = datetime(2026, 11, 21, tzinfo=UTC)
+    assert findings.tls("TLSv1.3", True, now + timedelta(days=3), now, 1.0).state == WARNING
+    assert findings.tls("TLSv1.3", True, now + timedelta(days=90), now, 1.0).state == OK
+    late = findings.wall_clock("Sat, 21 Nov 2026 00:01:00 GMT", now)
+    assert late is not None
+    assert (late.state, late.found) == (WARNING, "the server's clock differs from ours by about +60 s")
+    assert findings.wall_clock("yesterday", now) is None
+
+
+def test_rate_limits_are_read_from_heads() -> None:
+    found = findings.rate_limit({"x-ratelimit-limit-requests": "600", "x-ratelimit-remaining-tokens": "9"})
+    assert found is not None
+    assert found.found == "600 requests"
+    assert findings.rate_limit({"server": "x"}) is None
+
+
+@pytest.mark.parametrize(
+    ("machine", "check"),
+    [
+        (Machine(clock="hpet"), "clock"),
+        (Machine(timer_late_ms=4.0), "timer"),
+        (Machine(cpus=8, cpu_quota=1.0, load_average=0.9), "cpu"),
+        (Machine(governor="powersave"), "cpu"),
+        (Machine(files=1024), "files"),
+    ],
+)
+def test_hosts_that_cannot_measure_well(machine: Machine, check: str) -> None:
+    assert {one.check for one in findings.host(machine) if one.state == WARNING} == {check}
