@@ -30,7 +30,7 @@ from loadgen_sdk.wire import Tls, Wire
 from loadgen import header as heads
 from loadgen import metrics, prompts, schedule, seeds, store, tokens
 from loadgen.bodies import Bodies
-from loadgen.drive import Drive
+from loadgen.drive import Drive, no_collector
 from loadgen.errors import TargetError
 from loadgen.schedule import Schedule
 from loadgen.summary import Summary, summarize
@@ -157,23 +157,24 @@ async def work(
         bounded = part.slots is not None
         bodies.build(part.numbers(), most=None if bounded else ENDLESS_AHEAD, cpu_s=BUILD_CPU_S)
         await client.open(_connections(part))
-        drive = Drive(
-            schedule=part,
-            bodies=bodies,
-            client=client,
-            wire=wire,
-            spool=spool,
-            start_ns=await gate(),
-            grace_ns=workload.grace_ns,
-            max_in_flight=workload.max_in_flight,
-            worker=share,
-            run_id=job.run_id,
-            redact=lambda text: found.target.redact(text, settings.api_key),
-        )
-        if on_drive is not None:
-            on_drive(drive)
-        with drive.signals():
-            await drive.run()
+        with no_collector():
+            drive = Drive(
+                schedule=part,
+                bodies=bodies,
+                client=client,
+                wire=wire,
+                spool=spool,
+                start_ns=await gate(),
+                grace_ns=workload.grace_ns,
+                max_in_flight=workload.max_in_flight,
+                worker=share,
+                run_id=job.run_id,
+                redact=lambda text: found.target.redact(text, settings.api_key),
+            )
+            if on_drive is not None:
+                on_drive(drive)
+            with drive.signals():
+                await drive.run()
         digest = bodies.digest
         return Share(
             prompts_total=digest.total, prompts_count=digest.count, late=bodies.late, interrupted=drive.interrupted
