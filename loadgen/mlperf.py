@@ -40,7 +40,7 @@ UNRESOLVED = 1 << 62
 _RULES = Path(__file__).parent / "data" / "mlperf_rules.yaml"
 
 
-# -- rules -----------------------------------------------------------------------------------------------------------
+# -- rules -------------------------------------------------------------------------------------------------------------
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -215,7 +215,8 @@ def at_most(n: int, t: int, q: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def needed(t: int, p: float = 0.99, c: float = 0.99) -> int:
-    """Queries from which `t` over the limit still pass: h + t for the smallest h with P[Bin(h + t, 1 - p) <= t] < 1 - c.
+    """Queries from which `t` over the limit still pass: h + t for the smallest h where
+    P[Binomial(h + t, 1 - p) <= t] < 1 - c.
 
     Source: loadgen/early_stopping.cc (`MinPassingQueriesFinder`).
     """
@@ -243,7 +244,7 @@ def allowed(n: int, p: float = 0.99, c: float = 0.99) -> int:
     return low
 
 
-# -- a run, reduced -----------------------------------------------------------------------------------------------------
+# -- a run, reduced ----------------------------------------------------------------------------------------------------
 
 
 class Trace(NamedTuple):
@@ -519,7 +520,7 @@ def trace(columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0) -> Trace
     )
 
 
-# -- TEST06 -------------------------------------------------------------------------------------------------------------
+# -- TEST06 ------------------------------------------------------------------------------------------------------------
 
 
 class Reply(NamedTuple):
@@ -527,7 +528,7 @@ class Reply(NamedTuple):
 
     first: Sequence[int]
     output: Sequence[int]
-    count: int
+    reported: int
 
 
 class Test06(msgspec.Struct, frozen=True, kw_only=True):
@@ -556,5 +557,5 @@ def test06(replies: Iterable[Reply], *, end_token: int = 2, offline: bool = Fals
         shared = min(len(reply.first), len(reply.output))
         first += list(reply.first[:shared]) != list(reply.output[:shared])
         ends += len(reply.output) > 2 and list(reply.output[-2:]) == [end_token, end_token]
-        length += len(reply.output) != reply.count
+        length += len(reply.output) != reply.reported
     return Test06(replies=total, first_token=None if offline else first, end_tokens=ends, length=length)

@@ -1,0 +1,196 @@
+"""Our rules against the official LoadGen, run for real on a system that answers from memory.
+
+Needs the optional package `mlcommons-loadgen`; without it only the published constants of tests/test_mlperf.py hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import queue
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from loadgen import mlperf, mlperf_log
+
+lg = pytest.importorskip("mlperf_loadgen", reason="needs the optional package mlcommons-loadgen")
+
+SAMPLES = 300
+BASE = dataclasses.replace(
+    mlperf.test("llama2-70b", "server"), samples=SAMPLES, min_duration_ns=400_000_000, min_queries=100
+)
+TOO_LONG_NS = 3_600 * 10**9
+
+
+class Official(NamedTuple):
+    """What LoadGen has made of a run, and the run itself."""
+
+    log: mlperf_log.Log
+    text: str
+    trace: mlperf.Trace
+
+
+def official(folder: Any, asked: mlperf.Test, qps: float, *, one_token: bool = False, **settings: Any) -> Official:
+    """Run LoadGen's Server scenario; query i of the run gets 2 + i % 9 tokens, every 50th one with `one_token`."""
+    wanted = lg.TestSettings()
+    wanted.scenario, wanted.mode = lg.TestScenario.Server, lg.TestMode.PerformanceOnly
+    wanted.server_target_qps, wanted.server_target_latency_percentile = qps, asked.percentile
+    wanted.min_duration_ms, wanted.min_query_count = asked.min_duration_ns // 1_000_000, asked.min_queries
+    wanted.sample_concatenate_permutation = wanted.use_token_latencies = True
+    wanted.ttft_latency, wanted.tpot_latency = asked.ttft_ns, asked.tpot_ns
+    wanted.qsl_rng_seed, wanted.sample_index_rng_seed = asked.seeds.qsl, asked.seeds.sample_index
+    wanted.schedule_rng_seed = asked.seeds.schedule
+    for name, value in settings.items():
+        setattr(wanted, name, value)
+    issued: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    tokens: list[int] = []
+
+    def answer() -> None:
+        while (query := issued.get()) is not None:
+            number = len(tokens)
+            tokens.append(1 if one_token and number % 50 == 7 else 2 + number % 9)
+            lg.FirstTokenComplete([lg.QuerySampleResponse(query, 0, 0)])
+            sum(range(200 * (number % 13)))  # some work, so that no two TPOTs are alike
+            lg.QuerySamplesComplete([lg.QuerySampleResponse(query, 0, 0, tokens[number])])
+
+    worker = threading.Thread(target=answer)
+    worker.start()
+    sut = lg.ConstructSUT(lambda queries: [issued.put(q.id) for q in queries], lambda: None)
+    qsl = lg.ConstructQSL(asked.samples, asked.samples, lambda _: None, lambda _: None)
+    logs, output = lg.LogSettings(), lg.LogOutputSettings()
+    output.outdir, logs.enable_trace = str(folder), True
+    logs.log_output = output
+    lg.StartTestWithLogSettings(sut, qsl, wanted, logs)
+    issued.put(None)
+    worker.join()
+    lg.DestroyQSL(qsl)
+    lg.DestroySUT(sut)
+    log = mlperf_log.read(folder)
+    return Official(log, (folder / mlperf_log.SUMMARY).read_text(), _trace(folder, tokens))
+
+
+def _trace(folder: Any, tokens: list[int]) -> mlperf.Trace:
+    """LoadGen's own trace: each latency is a delay of issue plus the time from there, both whole ns."""
+    events: dict[str, list[tuple[float, int]]] = {"Latency": [], "Token_Latency": []}
+    for line in (folder / "mlperf_log_trace.json").read_text().splitlines():  # as a whole it is not valid JSON
+        name = line[len('{"name":"') :].partition('"')[0]
+        if name in events:
+            event = json.loads(line.rstrip(","))
+            spent = event["args"]["issue_delay"] + event["args"]["issue_to_done"]
+            events[name].append((event["ts"], spent))
+    ends, firsts = (sorted(events[name]) for name in ("Latency", "Token_Latency"))
+    assert [at for at, _ in ends] == [at for at, _ in firsts]
+    start = ends[0][0]
+    return mlperf.Trace(
+        due_ns=np.array([round((at - start) * 1000) for at, _ in ends], np.int64),
+        ttft_ns=np.array([spent for _, spent in firsts], np.int64),
+        latency_ns=np.array([spent for _, spent in ends], np.int64),
+        tokens=np.array(tokens, np.int64),
+    )
+
+
+def _agree(found: Official, asked: mlperf.Test, *, lenient: bool = False) -> mlperf.Result:
+    """Everything that LoadGen prints, equal to the nanosecond."""
+    ours = mlperf.reduce(found.trace, asked, lenient=lenient)
+    log = found.log
+    assert (log.latency, log.ttft, log.tpot) == (ours.latency, ours.ttft, ours.tpot)
+    assert log.queries == ours.queries
+    for theirs, rate in (
+        (log.samples_per_s, ours.completed_samples_per_s),
+        (log.tokens_per_s, ours.completed_tokens_per_s),
+        (log.scheduled_samples_per_s, ours.scheduled_samples_per_s),
+    ):
+        assert rate is not None
+        assert theirs == float(f"{rate:.2f}")
+    assert log.detail["result_completed_tokens_per_second"] == float(f"{ours.completed_tokens_per_s:.6g}")
+    assert log.valid == ours.valid
+    assert log.detail["result_validity"] == ("VALID" if ours.valid else "INVALID")
+    assert log.detail["result_perf_constraints_met"] == all(check.met for check in ours.checks)
+    assert log.detail["result_min_duration_met"] == ours.min_duration_met
+    assert log.detail["result_min_queries_met"] == ours.min_queries_met
+    assert log.detail["early_stopping_met"] == mlperf_log.early_stopping_met(ours)
+    for check in ours.checks:
+        theirs_text = log.detail[f"early_stopping_{check.metric}_result"]
+        if check.metric == "ttft" and not ours.check("tpot").early_stopping_met:
+            assert theirs_text == ""  # LoadGen's && never comes to TTFT
+        else:
+            assert theirs_text == mlperf_log.early_stopping_text(check).replace("\n", " ")
+    return ours
+
+
+@pytest.fixture(scope="module")
+def passing(tmp_path_factory: pytest.TempPathFactory) -> Official:
+    asked = dataclasses.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+    return official(tmp_path_factory.mktemp("passing"), asked, 2000.0)
+
+
+def test_schedule(passing: Official) -> None:
+    planned = mlperf.schedule(BASE, 2000.0)
+    assert passing.log.detail["generated_query_count"] == len(planned.offsets)
+    assert passing.log.detail["generated_query_duration"] == planned.end_ns
+    # the trace has thousandths of a microsecond, counted from another origin
+    assert np.abs(passing.trace.due_ns - planned.offsets).max() <= 1
+
+
+def _exact(found: Official) -> Official:
+    """With the scheduled instants of the schedule, which the trace has only to its last printed digit."""
+    planned = mlperf.schedule(BASE, 2000.0).offsets[: len(found.trace.due_ns)]
+    return found._replace(trace=found.trace._replace(due_ns=planned))
+
+
+def test_passing(passing: Official) -> None:
+    assert _agree(_exact(passing), dataclasses.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)).valid
+
+
+def _limit(values: np.ndarray[Any, np.dtype[np.int64]], over: int) -> int:
+    """A limit that about so many of the values are over."""
+    return int(np.sort(values)[len(values) - 1 - over])
+
+
+@pytest.mark.parametrize(("metric", "over"), [("ttft", 2), ("ttft", 40), ("tpot", 5), ("tpot", 300)])
+def test_failing_by_a_limit(passing: Official, tmp_path: Any, metric: str, over: int) -> None:
+    """Limits taken from a run before: this one is over them about as often, whatever the machine's mood."""
+    tpots = (passing.trace.latency_ns - passing.trace.ttft_ns) // (passing.trace.tokens - 1)
+    limits = {"ttft_ns": TOO_LONG_NS, "tpot_ns": TOO_LONG_NS}
+    limits[f"{metric}_ns"] = _limit(passing.trace.ttft_ns if metric == "ttft" else tpots, over)
+    asked = dataclasses.replace(BASE, **limits)
+    ours = _agree(_exact(official(tmp_path, asked, 2000.0)), asked)
+    assert ours.check("tpot" if metric == "ttft" else "ttft").over == 0
+
+
+def test_both_limits_failing_leaves_loadgens_ttft_text_blank(tmp_path: Any) -> None:
+    asked = dataclasses.replace(BASE, ttft_ns=1, tpot_ns=1)
+    ours = _agree(_exact(official(tmp_path, asked, 2000.0)), asked)
+    assert not ours.valid
+    assert {reason.kind for reason in ours.reasons} == {"limit"}
+    assert ours.check("ttft").more > 0
+
+
+def test_too_few(tmp_path: Any) -> None:
+    asked = dataclasses.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS, min_queries=700)
+    ours = _agree(_exact(official(tmp_path, asked, 2000.0, max_query_count=600)), asked)
+    assert (ours.min_queries_met, ours.exit_code) == (False, 3)
+
+
+def test_too_short(tmp_path: Any) -> None:
+    asked = dataclasses.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+    ours = _agree(_exact(official(tmp_path, asked, 2000.0, max_duration_ms=250)), asked)
+    assert (ours.min_duration_met, ours.exit_code) == (False, 3)
+
+
+def test_one_token_replies(tmp_path: Any) -> None:
+    """LoadGen gives them no tokens and a negative TPOT: the lenient reducer does too, ours leaves them out."""
+    asked = dataclasses.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+    found = _exact(official(tmp_path, asked, 2000.0, one_token=True))
+    lenient = _agree(found, asked, lenient=True)
+    assert lenient.tpot is not None
+    assert lenient.tpot.min is not None
+    assert lenient.tpot.min < 0
+    ours = mlperf.reduce(found.trace, asked)
+    assert ours.tpot is not None
+    assert ours.one_token_replies == ours.queries - ours.tpot.count > 0
+    assert ours.tpot.min is not None
+    assert ours.tpot.min >= 0
