@@ -77,6 +77,7 @@ async def _target(settings: Settings, tell: Callable[[Finding], None]) -> None:
     if context is not None:
         tell(await _handshake(target, context, settings.tls.verify))
     listed = await direct.exchange("GET", target.models, (*head, *target.auth(settings.api_key)), b"")
+    clock = findings.wall_clock(listed.headers.get("date", ""), datetime.now(UTC))
     bare = await direct.exchange("GET", target.models, head, b"") if keyed else None
     tell(verdict := findings.auth(keyed, listed.status, bare.status if bare else None))
     if verdict.state == FAULT:
@@ -97,7 +98,7 @@ async def _target(settings: Settings, tell: Callable[[Finding], None]) -> None:
     if limit := findings.rate_limit({**listed.headers, **trials.free.headers}):
         tell(limit)
     tell(findings.metrics_pages({path: await _quiet(direct, target, head, settings, path) for path in PAGES}))
-    if clock := findings.wall_clock(listed.headers.get("date", ""), datetime.now(UTC)):
+    if clock is not None:
         tell(clock)
 
 

@@ -195,6 +195,9 @@ def forced(quirk: Quirk, with_force: Trial, free: Trial, tried: str = "") -> Fin
         meaning = "it honours them, but is of unknown make, so a run does not send them"
         body = ", ".join(f'"{field}": true' for field in tried.split(" and ") if field == "ignore_eos")
         return Finding("length", NOTE, words, meaning, f"add --extra-body '{{{body}}}'" if body else "")
+    if not quirk.forces:
+        meaning = "nothing forces a length on this make: answers of other prompts may end early"
+        return Finding("length", NOTE, words, meaning, "compare only runs with equal output token counts")
     if free.output == asked:
         meaning = "lengths came as asked; this model does not stop by itself, so the fields did not have to prove it"
         return Finding("length", OK, words, meaning)
