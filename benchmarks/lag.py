@@ -1,6 +1,6 @@
 """How late requests are sent, and how late the timer under them is.
 
-    python benchmarks/lag.py [--quick]
+    python benchmarks/lag.py [--quick] [--alone]
 
 Poisson arrivals at growing loads: send lag (first byte handed to the kernel - due) over all requests and without the
 first half second (what the start adds), and the variation of the real gaps (1.0 for Poisson). Below, the bare timers:
@@ -54,6 +54,7 @@ def drive(rate: float, tokens: int, seconds: float) -> list[str]:
         f"{len(connect):,}",
         f"{real:.3f} / {planned:.3f}",
         f"{found['cpu_s'] / found['wall_s']:.0%}",
+        f"{found['waited_s'] / found['wall_s']:.1%}",
         rig.remarks(found),
     ]
 
@@ -118,14 +119,17 @@ def timers(count: int) -> dict[str, list[int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="3 s a load instead of 10 s")
-    quick = parser.parse_args().quick
+    parser.add_argument("--alone", action="store_true", help="real-time priority: without the noise of others")
+    flags = parser.parse_args()
+    quick, rig.Alone.on = flags.quick, flags.alone
     seconds = 3.0 if quick else 10.0
     print(f"{rig.host()}. One core each for client and endpoint; {seconds:g} s of Poisson arrivals.\n")
     loads = ((50.0, 200), (125.0, 200), (200.0, 200), (1_000.0, 4), (3_000.0, 4))
     columns = ["load", "requests", "send lag p50 / p99 / max, ms", "after 0.5 s", "on a used connection"]
-    columns += ["had to connect", "gap variation real / planned", "client CPU", "remarks"]
+    columns += ["had to connect", "gap variation real / planned", "client CPU", "kept off its core", "remarks"]
     print(rig.table(columns, [drive(rate, tokens, seconds) for rate, tokens in loads]))
     print()
+    rig.settle(0, rig.cores()[0])
     rows = [
         [name, quantiles(late, 1e3), f"{min(late) / 1e3:.0f}", f"{sum(value < 0 for value in late) / len(late):.0%}"]
         for name, late in timers(300 if quick else 2_000).items()

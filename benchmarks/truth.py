@@ -1,6 +1,6 @@
 """What is reported against what was so: TTFT, TPOT and stamp error, held against the endpoint's own log.
 
-    python benchmarks/truth.py [--quick] [--rates 10000,25000]
+    python benchmarks/truth.py [--quick] [--alone] [--rates 10000,25000]
 
 Poisson arrivals, 200 tokens 10 ms apart. The client has one core for all its processes, the endpoint the other. The
 endpoint reads its clock right before each send; that instant is the truth, give or take one send and whatever held the
@@ -66,7 +66,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="6 s each instead of 20 s: p99 then rests on too little")
     parser.add_argument("--rates", default="10000,25000", help="events/s")
+    parser.add_argument("--alone", action="store_true", help="real-time priority: without the noise of others")
     flags = parser.parse_args()
+    rig.Alone.on = flags.alone
     seconds = 6.0 if flags.quick else 20.0
     print(f"{rig.host()}. {seconds:g} s of Poisson arrivals, {TOKENS} tokens {ITL_MS} ms apart; client and endpoint")
     print("one core each. Error of a quantile: reported - true. Per request: |reported - true first token|.\n")
