@@ -13,7 +13,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 
 from loadgen.capacity import Interval, replications
 from loadgen.errors import UserError
-from loadgen.evidence import Evidence
+from loadgen.evidence import Evidence, notes
 from loadgen.prices import Energy, Owned, PerToken, Price, Rented
 from loadgen.summary import Summary
 
@@ -330,18 +330,7 @@ def _power(basis: Basis, price: Price, gpus: int | None) -> Power | None:
 
 
 def _notes(evidence: Evidence, basis: Basis, price: Price, gpus: int | None) -> Iterator[str]:
-    summary = evidence.summary
-    if evidence.simulated:
-        yield "SIMULATED: no real server was measured"
-    if not evidence.valid:
-        reasons = {reason for one in evidence.summaries for reason in one.verdict.reasons}
-        yield "INVALID measurement: " + "; ".join(sorted(reasons)) + "; an invalid run has no good requests"
-    if any(one.goodput.met is False for one in evidence.summaries):
-        yield (
-            "the SLO was missed in this run" if not basis.is_capacity else "the run behind the capacity missed its SLO"
-        )
-    if summary.goodput.met is None:
-        yield "no SLO: nothing says which requests were good"
+    yield from notes(evidence)
     if not isinstance(price, PerToken) and gpus is not None:
         yield from _machine_notes(evidence, basis, price, gpus)
     if isinstance(price, PerToken):

@@ -7,7 +7,7 @@ is refused unless it was asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,20 @@ class Evidence:
     @property
     def simulated(self) -> bool:
         return any(summary.target.simulated for summary in self.summaries)
+
+
+def notes(evidence: Evidence) -> Iterator[str]:
+    """What is to be said beside every figure that rests on it."""
+    summaries = evidence.summaries
+    if evidence.simulated:
+        yield "SIMULATED: no real server was measured"
+    if not evidence.valid:
+        reasons = {reason for one in summaries for reason in one.verdict.reasons}
+        yield "INVALID measurement: " + "; ".join(sorted(reasons)) + "; an invalid run has no good requests"
+    if any(one.goodput.met is False for one in summaries):
+        yield "the run behind the capacity missed its SLO" if evidence.capacity else "the SLO was missed at this load"
+    if summaries[0].goodput.met is None:
+        yield "no SLO: nothing says which requests were good"
 
 
 def read(folders: Sequence[Path], *, allow_invalid: bool = False) -> tuple[Evidence, ...]:

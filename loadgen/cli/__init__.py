@@ -12,8 +12,10 @@ from collections.abc import Sequence
 import click
 import typer
 
-from loadgen.cli.doctor import doctor
+from loadgen.cli.capacity import capacity
 from loadgen.cli.cost import cost
+from loadgen.cli.doctor import doctor
+from loadgen.cli.reference import reference
 from loadgen.cli.report import report
 from loadgen.cli.run import run
 from loadgen.cli.schema import schema
@@ -49,7 +51,9 @@ def _all(
 
 
 app.command()(run)
+app.command()(capacity)
 app.command()(cost)
+app.command()(reference)
 app.command()(report)
 app.command()(sim)
 app.command()(selfcheck)

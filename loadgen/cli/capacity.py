@@ -1,0 +1,80 @@
+"""`loadgen capacity`: how many users, VMs and racks, from a run under its SLO, beside the published arithmetic.
+
+Flags, calls, a print: the arithmetic is in `loadgen.capacity` and `loadgen.reference`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loadgen.errors import OK, UserError
+
+if TYPE_CHECKING:
+    from loadgen.capacity import Measured
+    from loadgen.evidence import Evidence
+
+
+def capacity(
+    profile: Annotated[str, typer.Option("--profile", help="qa, rag, summarization or agentic.")],
+    users: Annotated[int | None, typer.Option("--users", min=1, help="Users who work at the same time.")] = None,
+    think: Annotated[
+        str | None, typer.Option("--think", help="From an answer to the user's next question: 30s.")
+    ] = None,
+    results: Annotated[Path | None, typer.Option("--results", help="Folder of a run or a search.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of that run, where it does not say.")] = None,
+    gpus_per_vm: Annotated[int, typer.Option("--gpus-per-vm", min=1, help="GPUs of a VM, the fault domain.")] = 4,
+    vms_per_rack: Annotated[int, typer.Option("--vms-per-rack", min=1, help="VMs of a rack.")] = 18,
+    allow_invalid: Annotated[
+        bool, typer.Option("--allow-invalid", help="Use a result whose measurement is not valid, marked.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """How many users, VMs and racks: the published arithmetic, what it ignores, and what a run under the SLO says.
+
+    Exit: 0 done, 2 wrong flags or results, 3 the result is not a valid measurement.
+    """
+    from loadgen import capacity as room
+    from loadgen import evidence, units
+    from loadgen import reference as published
+    from loadgen.report import capacity as report
+    from loadgen.workload.parts import meant
+
+    known = [row.profile for row in published.profiles().rows]
+    if profile not in known:
+        raise UserError(f'no profile is called "{profile}"', "--profile", meant(profile, known))
+    if (users is None) != (think is None):
+        raise UserError("users and their think time belong together", "--users, --think", "--users 50000 --think 30s")
+    if users is not None and results is None:
+        hint = "--results DIR: a run of this profile under its SLO; an Offline rate says nothing about users"
+        raise UserError("how many users a machine carries needs a run", "--results", hint)
+    think_s = 0.0
+    if think is not None:
+        try:
+            think_s = units.duration_ns(think, "s") / 1e9
+        except units.Wrong as wrong:
+            raise UserError(f'"{think}" {wrong}', "--think", wrong.hint) from None
+    found = None if results is None else evidence.read([results], allow_invalid=allow_invalid)[0]
+    measured = None if found is None else _measured(found, profile, gpus)
+    plan = None
+    if measured is not None:
+        plan = room.fleet(measured.rate, measured.gpus, gpus_per_vm=gpus_per_vm, vms_per_rack=vms_per_rack)
+    if plan is not None and measured is not None and users is not None:
+        plan = room.plan(plan, users, think_s, measured.response_s)
+    print((report.render_json if as_json else report.render_text)(profile, found, measured, plan), end="")
+    return OK
+
+
+def _measured(found: Evidence, profile: str, gpus: int | None) -> Measured:
+    from loadgen.capacity import measured
+
+    summary = found.summary
+    if summary.run.workload != profile:
+        what = f'the run is of the workload "{summary.run.workload}", not of {profile}'
+        raise UserError(what, found.folder, f"--profile {summary.run.workload}, or a run of {profile}")
+    n = gpus if gpus is not None else summary.target.gpus
+    if n is None:
+        raise UserError("the run does not say how many GPUs it used", found.folder, "--gpus 4")
+    return measured(found, n)

@@ -1,0 +1,35 @@
+"""`loadgen reference`: the published figures that results are held against, with where they are from.
+
+Flags, a render, a print: the tables and what follows from them are in `loadgen.reference`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from loadgen.errors import OK, UserError
+
+
+def reference(
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(help="nodes, mlperf, latency, limits, capacity, figures; all when none is named."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+) -> int:
+    """Published figures, with source, date, quality, and what is to be known of each."""
+    from loadgen.report import reference as report
+    from loadgen.workload.parts import meant
+
+    if as_json and as_markdown:
+        raise UserError("several formats at once", "--json, --markdown", "choose one")
+    names = list(dict.fromkeys(tables or report.SECTIONS))
+    for name in names:
+        if name not in report.SECTIONS:
+            raise UserError(f'no table is called "{name}"', "reference", meant(name, list(report.SECTIONS)))
+    render = report.render_json if as_json else report.render_markdown if as_markdown else report.render_text
+    print(render(names), end="")
+    return OK

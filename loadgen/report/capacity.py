@@ -1,0 +1,117 @@
+"""How many users, VMs and racks: the published table worked out again, what it ignores, and what a run says.
+
+Pure: values in, a string out.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from loadgen import reference
+from loadgen.capacity import Interval, Loss, Measured, Plan
+from loadgen.evidence import Evidence, notes
+from loadgen.offers import slo_words
+from loadgen.report import numbers as show
+from loadgen.report import reference as published
+
+WIDTH = 100
+
+
+def render_text(
+    profile: str, found: Evidence | None, measured: Measured | None, plan: Plan | None, width: int = WIDTH
+) -> str:
+    """Ends in a newline. Without a run there is no plan, and the text says so."""
+    blocks = [_published(profile, width), list(_measured(found, measured, plan, width))]
+    return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
+
+
+def _published(profile: str, width: int) -> list[str]:
+    return list(published.told(published.capacity(profile), width))
+
+
+def _measured(found: Evidence | None, measured: Measured | None, plan: Plan | None, width: int) -> Iterator[str]:
+    if found is None or measured is None:
+        yield "From a run under the SLO: none was given (--results DIR), so none of the above is a capacity."
+        return
+    mark = "SIMULATED, " if found.simulated else ""
+    yield f"From a run under the SLO: {mark}{measured.name}"
+    words = (
+        f"{measured.basis}: {_span(measured.rate)} {measured.noun}/s of {measured.workload} on {measured.gpus} GPUs, "
+    )
+    words += f"SLO: {slo_words(found.summary)}; mean answer {measured.response_s:.3g} s; from {measured.folder}"
+    yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    for note in notes(found):
+        yield from textwrap.wrap(f"! {note}", width, initial_indent="  ", subsequent_indent="    ")
+    if plan is None:
+        return
+    for words in (*_machines(plan), *_users(plan)):
+        yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ")
+
+
+def _machines(plan: Plan) -> Iterator[str]:
+    vm, rack = _span(plan.per_vm), _span(plan.per_rack)
+    yield f"one VM of {plan.gpus_per_vm} GPUs: {vm}/s; one rack of {plan.vms_per_rack} independent VMs: {rack}/s"
+    yield _loss(plan.rack_lost, "of a full rack")
+
+
+def _users(plan: Plan) -> Iterator[str]:
+    if plan.users is None or plan.vms is None or plan.lost is None or plan.response_s is None:
+        yield "how many users that is: --users N --think 30s"
+        return
+    yield (
+        f"{plan.users:,} users, each waiting {plan.response_s:.3g} s for an answer and thinking {plan.think_s:g} s: "
+        f"{show.quantity(plan.demand_per_s)} interactions/s"
+    )
+    ends = f" ({plan.vms_low:,} to {plan.vms_high:,} by the interval)" if plan.vms_low and plan.vms_high else ""
+    yield f"VMs: {plan.vms:,}{ends}; racks: {plan.racks:,}; one full rack carries {plan.rack_users:,} such users"
+    yield _loss(plan.lost, "of these")
+    enough = plan.lost.share is not None and plan.lost.share >= 1
+    yield (
+        "so they carry all users with a VM lost"
+        if enough
+        else f"to carry all users with a VM lost: {plan.vms + 1:,} VMs"
+    )
+
+
+def _loss(loss: Loss, of: str) -> str:
+    share = f", {loss.share:.1%} of the demand" if loss.share is not None else ""
+    users = f", {loss.users:,} users" if loss.users is not None else ""
+    return (
+        f"with one fault domain of {loss.gpus} GPUs lost, {loss.vms - 1:,} of {loss.vms:,} VMs {of} carry "
+        f"{show.quantity(loss.carried_per_s)}/s{share}{users}"
+    )
+
+
+def _span(rate: Interval) -> str:
+    if rate.low is None or rate.high is None:
+        return show.quantity(rate.mid)
+    return f"{show.quantity(rate.mid)} [{show.quantity(rate.low)}, {show.quantity(rate.high)}]"
+
+
+def render_json(profile: str, found: Evidence | None, measured: Measured | None, plan: Plan | None) -> str:
+    """The same, for machines."""
+    rack = reference.rack(reference.nodes().rows)
+    rows = [row for row in reference.profiles().rows if row.profile == profile]
+    again = [reference.arithmetic(row, rack) for row in rows]
+    whole = {
+        "schema": 1,
+        "profile": profile,
+        "published": [
+            {
+                "per_s": one.profile.published_per_s,
+                "as_published": one.as_published,
+                "by_output": one.by_output,
+                "single_clock": one.single_clock,
+            }
+            for one in again
+        ],
+        "ignored": list(reference.IGNORED),
+        "notes": reference.notes_of(reference.profiles(), rows),
+        "measured": None if measured is None else asdict(measured),
+        "measured_notes": [] if found is None else list(notes(found)),
+        "plan": None if plan is None else asdict(plan),
+    }
+    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
