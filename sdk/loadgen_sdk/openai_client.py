@@ -204,7 +204,7 @@ class _Exchange:
                 try:
                     await self._once(limit, deadline)
                 except Exception as error:
-                    if not (self._reused and self._sent >= 0 and self._first_byte < 0 and _kind(error)[0] == "reset"):
+                    if not (self._reused and self._sent >= 0 and self._first_byte < 0 and kind_of(error)[0] == "reset"):
                         raise
                     self._resent = 1  # an idle connection that the server had closed: metrics.md allows this one
                     await self._once(limit, deadline)
@@ -320,7 +320,7 @@ class _Exchange:
 
     def _judged(self, error: Exception) -> Failure:
         """What the package raised, as a kind of loadgen_sdk.errors.KINDS."""
-        kind, text, status = _kind(error)
+        kind, text, status = kind_of(error)
         self._status = status or self._status
         if kind in ("reset", "truncated") and self._first_byte >= 0:
             text = f"{text}, after {self._reading.output_events} output events"
@@ -370,7 +370,7 @@ def _others(choice: Any, part: Any) -> Iterator[Any]:
     yield getattr(choice, "token_ids", None)
 
 
-def _kind(error: Exception) -> tuple[str, str, int]:
+def kind_of(error: Exception) -> tuple[str, str, int]:
     """(kind, text, HTTP status or 0) of an exception of the package or of the HTTP library under it."""
     import openai
 

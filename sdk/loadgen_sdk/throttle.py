@@ -127,13 +127,14 @@ class Gate:
             self._room -= tokens
         return self._tokens.book(now, tokens) if self._tokens else None
 
-    def leave(
-        self, now: int, entry: list[float] | None, tokens: float | None, headers: Mapping[str, str], refused: bool
-    ) -> None:
-        """A call has ended having used `tokens` (None: as estimated); `headers` may say what is left."""
+    def leave(self, entry: list[float] | None, tokens: float | None) -> None:
+        """A call has ended, having used `tokens` (None: as estimated)."""
         self._flying -= 1
         if self._tokens and entry is not None and tokens is not None:
             self._tokens.correct(entry, tokens)
+
+    def heed(self, now: int, headers: Mapping[str, str], refused: bool) -> None:
+        """What the head of a response asks for: `Retry-After` when it `refused`, and what is left of its limits."""
         if refused and (asked := retry_after_s(headers)) is not None:
             self._paused = max(self._paused, now + int(asked * 1e9))
         left, reset = headers.get("x-ratelimit-remaining-requests"), headers.get("x-ratelimit-reset-requests")
@@ -147,29 +148,35 @@ class Gate:
 class Permit:
     """Leave to make one call; `done` gives it back. Used by `Throttle`'s callers, once."""
 
-    __slots__ = ("_entry", "_lane", "over")
+    __slots__ = ("_entry", "_lane", "_obey", "over")
 
-    def __init__(self, lane: _Lane, entry: list[float] | None) -> None:
-        self._lane, self._entry, self.over = lane, entry, False
+    def __init__(self, lane: _Lane, entry: list[float] | None, obey: bool) -> None:
+        self._lane, self._entry, self._obey, self.over = lane, entry, obey, False
 
-    def done(self, tokens: int | None = None, headers: Mapping[str, str] | None = None, refused: bool = False) -> None:
+    def heed(self, headers: Mapping[str, str], *, refused: bool = False) -> None:
+        """The head of the response has come. refused: it is a 429 or 503, whose Retry-After holds for all."""
+        if self._obey:
+            with self._lane.lock:
+                self._lane.gate.heed(monotonic_ns(), headers, refused)
+
+    def done(self, tokens: int | None = None) -> None:
         """The call is over. tokens: what it really used, which corrects the estimate. Calling twice is harmless."""
         if self.over:
             return
         self.over = True
         lane = self._lane
         with lane.lock:
-            lane.gate.leave(monotonic_ns(), self._entry, tokens, headers or {}, refused)
+            lane.gate.leave(self._entry, tokens)
             lane.wake()
 
 
 class _Lane:
     """A gate and those who stand before it, in order."""
 
-    __slots__ = ("gate", "lock", "queue")
+    __slots__ = ("_obey", "gate", "lock", "queue")
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
+    def __init__(self, gate: Gate, obey: bool) -> None:
+        self.gate, self._obey = gate, obey
         self.lock = threading.Lock()
         self.queue: deque[Callable[[], object]] = deque()  # each wakes one waiter
 
@@ -192,7 +199,7 @@ class _Lane:
             self.queue.popleft()
             entry = self.gate.enter(now, tokens)
             self.wake()
-            return Permit(self, entry)
+            return Permit(self, entry, self._obey)
 
     def forget(self, bell: Callable[[], object]) -> None:
         """A waiter has gone."""
@@ -238,9 +245,9 @@ class Throttle:
         self._lock = threading.Lock()
 
     @property
-    def obeys(self) -> bool:
-        """Whether response headers are heeded."""
-        return self._obey
+    def counts_tokens(self) -> bool:
+        """Whether callers need to say how many tokens a call may take."""
+        return self._tokens is not None or self._obey
 
     def in_flight(self, *, key: str = "", model: str = "") -> int:
         """Calls under way for this key and model."""
@@ -314,7 +321,7 @@ class Throttle:
         with self._lock:
             lane = self._lanes.get(which)
             if lane is None:
-                lane = self._lanes[which] = _Lane(Gate(self._requests, self._tokens, self._cap))
+                lane = self._lanes[which] = _Lane(Gate(self._requests, self._tokens, self._cap), self._obey)
             return lane
 
 
