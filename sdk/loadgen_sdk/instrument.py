@@ -163,7 +163,7 @@ def _blocking(plain: Callable[..., Any], whole: Callable[..., Any], api: Api, se
                 time.sleep(wait_s)
         if sight.streamed and hasattr(result, "_iterator"):
             sight.carrier = weakref.ref(result)  # a cycle would put off the end of an abandoned stream
-            result._iterator = _watch(result._iterator, sight)
+            result._iterator = _Watch(result._iterator, sight)
             result.close = functools.partial(_close, sight)
         else:
             sight.whole(result)
@@ -198,7 +198,7 @@ def _waiting(plain: Callable[..., Any], whole: Callable[..., Any], api: Api, set
                 await asyncio.sleep(wait_s)
         if sight.streamed and hasattr(result, "_iterator"):
             sight.carrier = weakref.ref(result)
-            result._iterator = _watch_async(result._iterator, sight)
+            result._iterator = _WatchAsync(result._iterator, sight)
             result.close = functools.partial(_close_async, sight)
         else:
             sight.whole(result)
@@ -230,41 +230,81 @@ async def _close_async(sight: _Sight) -> None:
         await type(stream).close(stream)
 
 
-def _watch(inner: Iterator[Any], sight: _Sight) -> Iterator[Any]:
-    see, clock, skip = sight.see, monotonic_ns, sight.hide
-    try:
-        for event in inner:
-            see(event, clock())
-            if skip and sight.is_extra(event):
-                continue
-            yield event
-        sight.ended()
-    except GeneratorExit:
-        sight.given_up()
-        raise
-    except BaseException as error:
-        sight.broken(error)
-        raise
+class _Watch:
+    """What stands in for the iterator inside a `Stream`. Each loop over the stream gets a generator of its own, which
+    dies when the loop is left: that is how a `break` is noticed at once, though stream and iterator are a cycle."""
+
+    __slots__ = ("_inner", "_sight")
+
+    def __init__(self, inner: Iterator[Any], sight: _Sight) -> None:
+        self._inner, self._sight = inner, sight
+
+    def __iter__(self) -> Iterator[Any]:
+        sight = self._sight
+        see, clock, skip = sight.see, monotonic_ns, sight.hide
+        try:
+            for event in self._inner:
+                see(event, clock())
+                if skip and sight.is_extra(event):
+                    continue
+                yield event
+            sight.ended()
+        except BaseException as error:
+            sight.broken(error)
+            raise
+
+    def __next__(self) -> Any:
+        sight = self._sight
+        try:
+            while True:
+                event = next(self._inner)
+                sight.see(event, monotonic_ns())
+                if not (sight.hide and sight.is_extra(event)):
+                    return event
+        except StopIteration:
+            sight.ended()
+            raise
+        except BaseException as error:
+            sight.broken(error)
+            raise
 
 
-async def _watch_async(inner: AsyncIterator[Any], sight: _Sight) -> AsyncIterator[Any]:
-    see, clock, skip = sight.see, monotonic_ns, sight.hide
-    try:
-        async for event in inner:
-            see(event, clock())
-            if skip and sight.is_extra(event):
-                continue
-            yield event
-        sight.ended()
-    except GeneratorExit:
-        sight.given_up()
-        close = getattr(inner, "aclose", None)
-        if close is not None:
-            await close()
-        raise
-    except BaseException as error:
-        sight.broken(error)
-        raise
+class _WatchAsync:
+    """The same for an `AsyncStream`."""
+
+    __slots__ = ("_inner", "_sight")
+
+    def __init__(self, inner: AsyncIterator[Any], sight: _Sight) -> None:
+        self._inner, self._sight = inner, sight
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        sight = self._sight
+        see, clock, skip = sight.see, monotonic_ns, sight.hide
+        try:
+            async for event in self._inner:
+                see(event, clock())
+                if skip and sight.is_extra(event):
+                    continue
+                yield event
+            sight.ended()
+        except BaseException as error:
+            sight.broken(error)
+            raise
+
+    async def __anext__(self) -> Any:
+        sight = self._sight
+        try:
+            while True:
+                event = await anext(self._inner)
+                sight.see(event, monotonic_ns())
+                if not (sight.hide and sight.is_extra(event)):
+                    return event
+        except StopAsyncIteration:
+            sight.ended()
+            raise
+        except BaseException as error:
+            sight.broken(error)
+            raise
 
 
 class _Sight:
@@ -414,7 +454,10 @@ class _Sight:
         self._tell("failed" if self.said_error else "ok", self._said(), self.carrier())
 
     def broken(self, error: BaseException) -> None:
-        """The stream raised."""
+        """The stream raised, or the loop over it was left."""
+        if isinstance(error, GeneratorExit):
+            self.given_up()
+            return
         status: Status = "failed" if isinstance(error, Exception) else "cancelled"
         self._tell(status, self._failure(error), self.carrier())
 
