@@ -33,6 +33,9 @@ def law(length: Any) -> Law:
         case "lognormal":
             mu = math.log(length.median) if length.median else math.log(length.mean) - length.sigma**2 / 2
             return _held(length, lambda z: math.exp(min(mu + length.sigma * z, 700.0)))
+        case "listed":
+            listed: tuple[int, ...] = length.values
+            return lambda key, purpose, index: listed[index % len(listed)]
         case "empirical":
             return _weighted(length.values, length.weights or [1.0] * len(length.values))
         case other:

@@ -342,6 +342,15 @@ def _arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) -> arri
     match stage.arrival:
         case Constant(rate=rate):
             return arrivals.constant(rate, duration_ns=duration_ns, count=count)
+        case Poisson(rate=rate) if stage.at_least is not None:
+            least = stage.at_least
+            return arrivals.poisson_at_least(
+                rate,
+                seed=loadgen_seed,
+                min_duration_ns=least.duration_ns,
+                min_count=least.count,
+                multiple_of=least.passes_of,
+            )
         case Poisson(rate=rate):
             return arrivals.poisson(rate, seed=loadgen_seed, duration_ns=duration_ns, count=count)
         case Gamma(rate=rate, burstiness=burstiness):

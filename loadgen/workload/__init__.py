@@ -14,6 +14,7 @@ from loadgen.workload.model import (
     STAMP_ERROR_SHARE,
     TIMEOUT_NS,
     Arrival,
+    AtLeast,
     Closed,
     Constant,
     Delay,
@@ -33,7 +34,7 @@ from loadgen.workload.model import (
     recipe_fingerprint,
 )
 from loadgen.workload.overrides import Overrides, levels
-from loadgen.workload.parts import Empirical, Fixed, LogNormal, Normal, Uniform
+from loadgen.workload.parts import Empirical, Fixed, Listed, LogNormal, Normal, Uniform
 from loadgen.workload.reading import load, packaged
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "STAMP_ERROR_SHARE",
     "TIMEOUT_NS",
     "Arrival",
+    "AtLeast",
     "Closed",
     "Constant",
     "Delay",
@@ -54,6 +56,7 @@ __all__ = [
     "Gamma",
     "Length",
     "Limits",
+    "Listed",
     "LogNormal",
     "Normal",
     "Overrides",

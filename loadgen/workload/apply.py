@@ -92,7 +92,7 @@ def _stages(workload: Written, flags: Flags, faults: list[Fault], file: str, top
     elif flags.burstiness is not None:
         stages = [_burstier(stage, flags.burstiness, faults) for stage in stages]
     if flags.duration is not None or flags.num_requests is not None:
-        bounds = {"duration_ns": flags.duration, "count": flags.num_requests}
+        bounds = {"duration_ns": flags.duration, "count": flags.num_requests, "at_least": None}
         stages = [stage.model_copy(update=bounds) if stage.measured else stage for stage in stages]
     if flags.warmup_ns is not None or flags.warmup_count is not None:
         stages = _warmed(stages, flags)
@@ -135,6 +135,7 @@ def _under(law: Constant | Poisson | Gamma | Closed, stages: list[Stage]) -> lis
         arrival=law,
         duration_ns=sum(d for d in durations if d) if durations and all(durations) else None,
         count=sum(c for c in counts if c) if counts and all(counts) else None,
+        at_least=measured[0].at_least if len(measured) == 1 and isinstance(law, Poisson) else None,
     )
     calm = not (isinstance(law, Constant) and math.isinf(law.rate))
     result: list[Stage] = []
@@ -149,8 +150,11 @@ def _under(law: Constant | Poisson | Gamma | Closed, stages: list[Stage]) -> lis
 def _burstier(stage: Stage, burstiness: float, faults: list[Fault]) -> Stage:
     law = stage.arrival
     if isinstance(law, Poisson | Gamma | Constant) and not math.isinf(law.rate):
-        return stage.model_copy(update={"arrival": Gamma(rate=law.rate, burstiness=burstiness)})
-    if stage.measured:
+        if stage.at_least is None:
+            return stage.model_copy(update={"arrival": Gamma(rate=law.rate, burstiness=burstiness)})
+        what = f'stage "{stage.name}" has minimums (at_least), which only Poisson arrivals can meet'
+        faults.append(UserError(what, f"--burstiness {burstiness:g}", "give --duration or --num-requests as well"))
+    elif stage.measured:
         what = f'stage "{stage.name}" has no steady rate to be bursty'
         faults.append(UserError(what, f"--burstiness {burstiness:g}", "give --request-rate as well"))
     return stage
@@ -171,7 +175,7 @@ def _warmed(stages: list[Stage], flags: Flags) -> list[Stage]:
 def _once_through(stages: list[Stage], requests: FromFile) -> list[Stage]:
     """A single measured stage without bounds sends each row of its JSONL file once."""
     measured = [stage for stage in stages if stage.measured]
-    if len(measured) != 1 or measured[0].duration_ns or measured[0].count:
+    if len(measured) != 1 or measured[0].duration_ns or measured[0].count or measured[0].at_least:
         return stages
     with requests.path.open("rb") as lines:
         rows = sum(1 for line in lines if line.strip())
@@ -215,7 +219,7 @@ def _boundless(stages: list[Stage], file: str, top: Map) -> list[Fault]:
             faults.append(
                 UserError(what, where(file, spot, path), "give --num-requests 200 (--warmup 20req), or count:")
             )
-        elif stage.duration_ns is None and stage.count is None:
+        elif stage.duration_ns is None and stage.count is None and stage.at_least is None:
             what = f'stage "{stage.name}" never ends: it has neither duration nor count'
             faults.append(UserError(what, where(file, spot, path), _BOUND_HINT))
     return faults

@@ -20,6 +20,7 @@ from loadgen.workload.parts import (
     Empirical,
     FiniteRate,
     Fixed,
+    Listed,
     LogNormal,
     Normal,
     Part,
@@ -57,14 +58,16 @@ _SPREADS: dict[str, type[Tagged]] = {
     "lognormal": LogNormal,
     "empirical": Empirical,
 }
+_LISTED: dict[str, type[Tagged]] = {**_SPREADS, "listed": Listed}
 
 Length = Annotated[
     Annotated[Fixed[OneTokenOrMore], Tag("fixed")]
     | Annotated[Uniform[OneTokenOrMore], Tag("uniform")]
     | Annotated[Normal[OneTokenOrMore, Amount], Tag("normal")]
     | Annotated[LogNormal[OneTokenOrMore, Amount], Tag("lognormal")]
-    | Annotated[Empirical[OneTokenOrMore], Tag("empirical")],
-    choice("length", _SPREADS, bare=(int, float)),
+    | Annotated[Empirical[OneTokenOrMore], Tag("empirical")]
+    | Annotated[Listed[OneTokenOrMore], Tag("listed")],
+    choice("length", _LISTED, bare=(int, float)),
 ]
 """How many tokens: at least one. A bare int in YAML is `Fixed`."""
 
@@ -207,9 +210,20 @@ Arrival = Annotated[
 ]
 
 
+class AtLeast(Part):
+    """Minimums in place of bounds, as MLPerf has them: the stage goes on until the last arrival is at or after the
+    duration *and* there are so many, then up to a whole multiple of `passes_of` (the size of a data set)."""
+
+    synonyms: ClassVar[dict[str, str]] = {"num_requests": "count", "requests": "count", "time": "duration"}
+    duration_ns: Duration = Field(0, validation_alias="duration")
+    count: Whole = 1
+    passes_of: Whole = 1
+
+
 class Stage(Part):
     """A part of the run with one arrival law. It ends after its duration or after `count` requests (conversations,
-    where there are turns), whichever comes first; once a workload is loaded, at least one of the two is set."""
+    where there are turns), whichever comes first, or by the minimums of `at_least` (Poisson only); once a workload is
+    loaded, at least one of the three is set."""
 
     synonyms: ClassVar[dict[str, str]] = {
         "rate": "arrival",
@@ -223,7 +237,18 @@ class Stage(Part):
     arrival: Arrival
     duration_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="duration")
     count: Whole | None = None
+    at_least: AtLeast | None = None
     measured: Annotated[bool, Strict()] = True
+
+    @model_validator(mode="after")
+    def _minimums_alone(self) -> Stage:
+        if self.at_least is not None:
+            hint = "at_least: {duration: 600s, passes_of: 24576} stands alone, under arrival: {poisson: ...}"
+            if not isinstance(self.arrival, Poisson):
+                raise units.Wrong("has minimums (at_least), but its arrivals are not poisson", hint)
+            if self.duration_ns is not None or self.count is not None:
+                raise units.Wrong("has both minimums (at_least) and bounds", hint)
+        return self
 
     @classmethod
     def keys(cls) -> list[str]:
@@ -407,6 +432,8 @@ def recipe_fingerprint(workload: Workload, count_source: str) -> str:
     recipe = workload.model_dump(mode="json", exclude=unlike)
     for stage in recipe["stages"]:
         del stage["name"]
+        if stage["at_least"] is None:  # a stage without minimums is what it was before there were any
+            del stage["at_least"]
     if isinstance(workload.requests, FromFile):
         with workload.requests.path.open("rb") as file:
             recipe["requests"]["path"] = hashlib.file_digest(file, "sha256").hexdigest()

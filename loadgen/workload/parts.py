@@ -301,6 +301,18 @@ class LogNormal(Tagged, Generic[Q, M]):
         return _ordered(self)
 
 
+def _from_file(cls: type[Tagged], data: Any, info: ValidationInfo) -> Any:
+    """With `values` that name a column file: its values in their place."""
+    inner = cls.unwrap(data)
+    if isinstance(inner, dict) and isinstance(inner.get("values"), str) and isinstance(info.context, Source):
+        read = {"values": _column(info.context.folder / inner["values"])}
+        if isinstance(inner, Map):  # keep the place of the keys, so that an unknown one is still found
+            inner.update(read)
+            return data
+        return {**inner, **read}
+    return data
+
+
 class Empirical(Tagged, Generic[Q]):
     """One of the values, drawn with its weight (equal weights if none are given). Values may stand in a file, one per
     line, named relative to the workload."""
@@ -313,14 +325,7 @@ class Empirical(Tagged, Generic[Q]):
     @model_validator(mode="before")
     @classmethod
     def _file(cls, data: Any, info: ValidationInfo) -> Any:
-        inner = cls.unwrap(data)
-        if isinstance(inner, dict) and isinstance(inner.get("values"), str) and isinstance(info.context, Source):
-            read = {"values": _column(info.context.folder / inner["values"])}
-            if isinstance(inner, Map):  # keep the place of the keys, so that an unknown one is still found
-                inner.update(read)
-                return data
-            return {**inner, **read}
-        return data
+        return _from_file(cls, data, info)
 
     @model_validator(mode="after")
     def _weighed(self) -> Empirical[Q]:
@@ -335,13 +340,35 @@ class Empirical(Tagged, Generic[Q]):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
-        reference = super().__get_pydantic_json_schema__(core_schema, handler)
-        choices = handler.resolve_ref_schema(reference)["properties"][cls.tag]["anyOf"]
-        file = {"type": "string", "description": "a file with one value per line"}
-        values = choices[1]["properties"]["values"]
-        choices[1]["properties"]["values"] = {"anyOf": [values, file]}
-        choices.append(file)
-        return reference
+        return _or_file(super().__get_pydantic_json_schema__(core_schema, handler), cls.tag, handler)
+
+
+def _or_file(reference: dict[str, Any], tag: str, handler: Any) -> dict[str, Any]:
+    """The schema of a spread whose `values` may stand in a file."""
+    choices = handler.resolve_ref_schema(reference)["properties"][tag]["anyOf"]
+    file = {"type": "string", "description": "a file with one value per line"}
+    values = choices[1]["properties"]["values"]
+    choices[1]["properties"]["values"] = {"anyOf": [values, file]}
+    choices.append(file)
+    return reference
+
+
+class Listed(Tagged, Generic[Q]):
+    """The values one after the other, request by request, and from the first again: a data set's lengths in its order.
+    Values may stand in a file, as with `empirical`."""
+
+    tag = "listed"
+    short = "values"
+    values: tuple[Q, ...] = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _file(cls, data: Any, info: ValidationInfo) -> Any:
+        return _from_file(cls, data, info)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        return _or_file(super().__get_pydantic_json_schema__(core_schema, handler), cls.tag, handler)
 
 
 H = TypeVar("H")

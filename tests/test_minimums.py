@@ -1,0 +1,76 @@
+"""Minimums in place of bounds, and lengths listed one after the other: what MLPerf mode asks of a workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadgen import arrivals, prompts, schedule, tokens
+from loadgen.errors import Faults
+from loadgen.workload import Overrides, load, recipe_fingerprint
+
+TEXT = """
+name: shape
+requests: {input_tokens: {listed: [10, 20, 30]}, output_tokens: {listed: lengths.txt}}
+stages:
+  - {name: load, arrival: {poisson: 100/s}, at_least: {duration: 2s, count: 20, passes_of: 30}}
+schedule_seed: 7
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "lengths.txt").write_text("# of answers\n5\n6\n7\n")
+    path = tmp_path / "shape.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_the_timetable_meets_both_minimums_in_whole_passes(file: Path) -> None:
+    planned = schedule.build(load(str(file)), 1).stages[0]
+    expected = arrivals.poisson_at_least(100.0, seed=7, min_duration_ns=2 * 10**9, min_count=20, multiple_of=30)
+    assert planned.offsets.tolist() == expected.offsets.tolist()
+    assert len(planned.offsets) % 30 == 0
+    assert planned.offsets[-1] >= 2 * 10**9
+    assert planned.length_ns == expected.end_ns
+
+
+def test_listed_lengths_come_in_order_as_pairs_and_again(file: Path) -> None:
+    made = prompts.build(load(str(file)), 3, 4, tokens.load())
+    assert [(made[i].input_tokens, made[i].max_tokens) for i in range(5)] == [
+        (10, 5), (20, 6), (30, 7), (10, 5), (20, 6)
+    ]  # fmt: skip
+    assert made[0].prompt != made[3].prompt
+
+
+def test_flags_change_minimums(file: Path) -> None:
+    faster = load(str(file), Overrides(request_rate=200))
+    assert faster.stages[0].at_least is not None
+    bounded = load(str(file), Overrides(num_requests=5))
+    assert (bounded.stages[0].count, bounded.stages[0].at_least) == (5, None)
+    assert load(str(file), Overrides(concurrency=2, num_requests=5)).stages[0].at_least is None
+    assert recipe_fingerprint(bounded, "server") != recipe_fingerprint(load(str(file)), "server")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("{poisson: 100/s}", "{constant: 100/s}", "not poisson"),
+        ("at_least:", "count: 5, at_least:", "both minimums"),
+        ("passes_of: 30", "passes: 30", "unknown key"),
+        ("[10, 20, 30]", "[]", "listed.values"),
+    ],
+)
+def test_what_minimums_cannot_be(file: Path, old: str, new: str, what: str) -> None:
+    file.write_text(TEXT.replace(old, new))
+    with pytest.raises(Faults) as caught:
+        load(str(file))
+    assert what in str(caught.value)
+    assert "shape.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize("flags", [Overrides(burstiness=2), Overrides(concurrency=4)])
+def test_flags_that_minimums_cannot_follow(file: Path, flags: Overrides) -> None:
+    with pytest.raises(Faults):
+        load(str(file), flags)
