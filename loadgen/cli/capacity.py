@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 def capacity(
     profile: Annotated[str, typer.Option("--profile", help="qa, rag, summarization or agentic.")],
     users: Annotated[int | None, typer.Option("--users", min=1, help="Users who work at the same time.")] = None,
-    think: Annotated[
-        str | None, typer.Option("--think", help="From an answer to the user's next question: 30s.")
-    ] = None,
+    think: Annotated[str, typer.Option("--think", help="From an answer to the user's next question.")] = "30s",
     results: Annotated[Path | None, typer.Option("--results", help="Folder of a run or a search.")] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of that run, where it does not say.")] = None,
     gpus_per_vm: Annotated[int, typer.Option("--gpus-per-vm", min=1, help="GPUs of a VM, the fault domain.")] = 4,
@@ -45,17 +43,13 @@ def capacity(
     known = [row.profile for row in published.profiles().rows]
     if profile not in known:
         raise UserError(f'no profile is called "{profile}"', "--profile", meant(profile, known))
-    if (users is None) != (think is None):
-        raise UserError("users and their think time belong together", "--users, --think", "--users 50000 --think 30s")
     if users is not None and results is None:
         hint = "--results DIR: a run of this profile under its SLO; an Offline rate says nothing about users"
         raise UserError("how many users a machine carries needs a run", "--results", hint)
-    think_s = 0.0
-    if think is not None:
-        try:
-            think_s = units.duration_ns(think, "s") / 1e9
-        except units.Wrong as wrong:
-            raise UserError(f'"{think}" {wrong}', "--think", wrong.hint) from None
+    try:
+        think_s = units.duration_ns(think, "s") / 1e9
+    except units.Wrong as wrong:
+        raise UserError(f'"{think}" {wrong}', "--think", wrong.hint) from None
     found = None if results is None else evidence.read([results], allow_invalid=allow_invalid)[0]
     measured = None if found is None else _measured(found, profile, gpus)
     plan = None

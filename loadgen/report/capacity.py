@@ -77,7 +77,7 @@ def _users(plan: Plan) -> Iterator[str]:
 
 
 def _loss(loss: Loss, of: str) -> str:
-    share = f", {loss.share:.1%} of the demand" if loss.share is not None else ""
+    share = f", {show.percent(loss.share)} of the demand" if loss.share is not None else ""
     users = f", {loss.users:,} users" if loss.users is not None else ""
     return (
         f"with one fault domain of {loss.gpus} GPUs lost, {loss.vms - 1:,} of {loss.vms:,} VMs {of} carry "

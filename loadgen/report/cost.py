@@ -18,6 +18,7 @@ from loadgen.cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost,
 from loadgen.offers import Comparison, slo_words
 from loadgen.prices import Owned, PerToken, Rented, dated
 from loadgen.report import numbers as show
+from loadgen.report.numbers import NONE
 
 WIDTH = 100
 DIGITS = 4  # of an amount
@@ -49,7 +50,7 @@ PART_NAMES |= {"output": "output tokens", "egress": "egress"}
 def money(amount: Decimal | None, digits: int = DIGITS) -> str:
     """`digits` significant digits, thousands separated, no exponent, never through a binary float."""
     if amount is None:
-        return show.NONE
+        return NONE
     return f"{amount.quantize(_step(amount, digits), rounding=ROUND_HALF_EVEN):,f}"
 
 
@@ -125,7 +126,7 @@ def measured(offer: Offer) -> str:
         counted = f"{summary.requests.ok:,} requests of {work}, tokens as counted"
         return f"{basis.label}: {counted}; SLO: {limits}; from {offer.evidence.folder}"
     found = basis.rates[REQUEST]
-    rate = f"{show.quantity(float(found))}/s" if found else show.NONE
+    rate = f"{show.quantity(float(found))}/s" if found else NONE
     if basis.low is not None and basis.high is not None and found:
         ends = f"{show.quantity(float(found * basis.low))} to {show.quantity(float(found * basis.high))}"
         rate += f" (95 % interval {ends})"
@@ -171,9 +172,9 @@ def _costs(comparison: Comparison) -> Iterator[str]:
     for unit in shown:
         by, name = PER[unit]
         costs = [offer.costs[unit] for offer in comparison.offers]
-        rows.append((name, *(show.NONE if cost is None else money(cost.total * by) for cost in costs)))
+        rows.append((name, *(NONE if cost is None else money(cost.total * by) for cost in costs)))
         if any(cost is not None and _has_width(cost) for cost in costs):
-            rows.append(("", *(_ends(cost, by) for cost in costs)))
+            rows.append(("", *(ends(cost, by) for cost in costs)))
     yield from show_table(head, rows)
     for unit in shown:
         yield f"  {PER[unit][1]}: {EXPLAINED[unit]}"
@@ -185,7 +186,8 @@ def _has_width(cost: Cost) -> bool:
     return cost.low is not None and cost.high is not None and cost.low != cost.high
 
 
-def _ends(cost: Cost | None, by: int) -> str:
+def ends(cost: Cost | None, by: int) -> str:
+    """The interval of a cost of `by` units, or why it has none."""
     if cost is None or cost.low is None or cost.high is None:
         return "" if cost is None else "(no interval)"
     if cost.low == cost.high:
@@ -200,10 +202,10 @@ def _parts(comparison: Comparison) -> Iterator[str]:
     present = [part for part in PARTS if any(one is not None and part in one[1] for one in found)]
     head = (f"Parts of {name}", *(_mark(comparison, i) for i in range(len(comparison.offers))))
     rows: list[Sequence[str]] = [
-        (PART_NAMES[part], *(show.NONE if one is None or part not in one[1] else f"{one[1][part]:,f}" for one in found))
+        (PART_NAMES[part], *(NONE if one is None or part not in one[1] else f"{one[1][part]:,f}" for one in found))
         for part in present
     ]
-    rows.append(("total", *(show.NONE if one is None else f"{one[0]:,f}" for one in found)))
+    rows.append(("total", *(NONE if one is None else f"{one[0]:,f}" for one in found)))
     yield from show_table(head, rows)
 
 
@@ -304,8 +306,8 @@ def render_markdown(comparison: Comparison) -> str:
 
 def _cell(cost: Cost | None, by: int) -> str:
     if cost is None:
-        return show.NONE
-    return money(cost.total * by) + (f" {_ends(cost, by)}" if _has_width(cost) else "")
+        return NONE
+    return money(cost.total * by) + (f" {ends(cost, by)}" if _has_width(cost) else "")
 
 
 def _pipes(cells: Sequence[str]) -> str:

@@ -1,0 +1,247 @@
+"""What requests cost, as one HTML page that opens without a network: the tables, and plots drawn as SVG.
+
+Pure: a `Comparison` in, a string out. Numbers in tables are those of `cost.py`; binary floats appear only as places on
+a plot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from loadgen.cost import PARTS, Offer
+from loadgen.offers import BreakEven, Comparison, Swing
+from loadgen.report import cost as words
+from loadgen.report.cost import PART_NAMES, PER, money
+from loadgen.report.numbers import NONE
+
+WIDTH, LABEL, ROW, BAR = 760, 210, 34, 16
+COLOURS = {"machines": "#3b6fb6", "energy": "#c98a1b", "input": "#5a9e6f", "cached_input": "#9cc7a8"}
+COLOURS |= {"output": "#8b5fb0", "egress": "#8a8f98"}
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c2430; --paper: #fff; --soft: #667; --line: #d5d9e0; --warn: #a33a00 }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e9ee; --paper: #14181f; --soft: #9aa4b2; --line: #333b47; --warn: #ff9a5c } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 60rem;
+  margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
+th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: right; vertical-align: top }
+th:first-child, td:first-child, .word { text-align: left } td > small { white-space: nowrap }
+td:first-child > small, .word > small { white-space: normal } small, .soft { color: var(--soft) } .warn { color: var(--warn) }
+.sample { border: 2px solid var(--warn); padding: .6rem 1rem } .wide { overflow-x: auto }
+svg { max-width: 100%; height: auto; display: block } svg text { fill: var(--ink); font: 12px system-ui, sans-serif }
+svg .soft { fill: var(--soft) } svg .axis { stroke: var(--line) } svg .ink { stroke: var(--ink); fill: none }
+@media print { body { margin: 0; max-width: none } h2 { break-after: avoid } svg, table { break-inside: avoid } }
+"""
+
+
+def render(comparison: Comparison) -> str:
+    """The whole page."""
+    prices = comparison.prices
+    kind = ' class="sample"' if prices.sample else ""
+    body = [
+        "<h1>What a request costs</h1>",
+        f"<p{kind}>{escape(words.headline(comparison))}</p>",
+        *_offers(comparison),
+        "<h2>Cost by unit</h2>",
+        *_table(comparison),
+        f"<h2>{escape(prices.currency)} per {escape(PER[comparison.unit][1])}, and what it is made of</h2>",
+        _bars(comparison),
+        *_pairs(comparison),
+        "<h2>What moves it most</h2>",
+        "<p class=soft>Each input alone: a capacity over its interval, what nobody has said the uncertainty of by "
+        "10 %. The line is the cost as measured.</p>",
+        *(_tornado(offer, comparison) for offer in comparison.offers),
+        *_break_evens(comparison),
+    ]
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    title = f"<title>What a request costs ({escape(prices.currency)})</title>"
+    return (
+        f"<!doctype html>\n<html lang=en><head>{head}{title}<style>{STYLE}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+def _offers(comparison: Comparison) -> Iterator[str]:
+    yield "<h2>Offers, and what they rest on</h2>"
+    for offer, differs in zip(comparison.offers, comparison.against_first, strict=True):
+        notes = [f"<li class=warn>{escape(note)}</li>" for note in offer.notes]
+        if differs:
+            notes.append(f"<li class=warn>not comparable with the first: {escape('; '.join(differs))}</li>")
+        told = f"{escape(words.priced(offer))}<br><small>{escape(words.measured(offer))}</small>"
+        yield f"<p><b>{escape(offer.name)}</b><br>{told}</p>" + (f"<ul>{''.join(notes)}</ul>" if notes else "")
+
+
+def _table(comparison: Comparison) -> Iterator[str]:
+    names = [_name(offer, differs) for offer, differs in zip(comparison.offers, comparison.against_first, strict=True)]
+    yield "<div class=wide><table><tr><th>" + escape(comparison.prices.currency) + " per</th>"
+    yield "".join(f"<th>{escape(name)}</th>" for name in names) + "</tr>"
+    labels = "".join(f"<td><small>{escape(offer.basis.label)}</small></td>" for offer in comparison.offers)
+    yield f"<tr><td></td>{labels}</tr>"
+    for unit in words.units(comparison):
+        by, name = PER[unit]
+        cells = []
+        for offer in comparison.offers:
+            cost = offer.costs[unit]
+            total = NONE if cost is None else money(cost.total * by)
+            cells.append(f"<td>{total}<br><small>{escape(words.ends(cost, by))}</small></td>")
+        label = f"<td>{escape(name)}<br><small>{escape(words.EXPLAINED[unit])}</small></td>"
+        yield f"<tr>{label}{''.join(cells)}</tr>"
+    yield "</table></div>"
+
+
+def _name(offer: Offer, differs: Sequence[str]) -> str:
+    return offer.name + (" *" if differs else "")
+
+
+def _bars(comparison: Comparison) -> str:
+    """One bar per offer, its parts stacked, its interval as a whisker."""
+    by = PER[comparison.unit][0]
+    costs = [offer.costs[comparison.unit] for offer in comparison.offers]
+    most = max((float((cost.high or cost.total) * by) for cost in costs if cost is not None), default=0.0) or 1.0
+    scale = (WIDTH - LABEL - 110) / most
+    marks: list[str] = []
+    for i, (offer, cost) in enumerate(zip(comparison.offers, costs, strict=True)):
+        y = i * ROW + 8
+        marks.append(_text(LABEL - 8, y + 13, _short(_name(offer, comparison.against_first[i])), "end", offer.name))
+        if cost is None:
+            marks.append(_text(LABEL, y + 13, "no cost in this unit", "start"))
+            continue
+        _, parts = words.apportioned(cost, by)
+        x = float(LABEL)
+        for part in PARTS:
+            if part in parts:
+                wide = float(cost.parts[part] * by) * scale
+                title = f"{PART_NAMES[part]}: {parts[part]:,f}"
+                marks.append(_rect(x, y, wide, BAR, COLOURS[part], title))
+                x += wide
+        end = float((cost.high or cost.total) * by) * scale + LABEL
+        marks.append(_text(max(x, end) + 6, y + 13, money(cost.total * by), "start"))
+        if cost.low is not None and cost.high is not None and cost.low != cost.high:
+            low = LABEL + float(cost.low * by) * scale
+            path = f"M{low:.1f} {y + 3}v{BAR - 6}M{low:.1f} {y + BAR / 2}H{end:.1f}M{end:.1f} {y + 3}v{BAR - 6}"
+            marks.append(f'<path class=ink d="{path}"/>')
+    y, x = len(costs) * ROW + 12, 120.0
+    for part in PARTS:
+        if any(cost is not None and part in cost.parts for cost in costs):
+            marks += [_rect(x, y, 10, 10, COLOURS[part], ""), _text(x + 14, y + 10, PART_NAMES[part], "start")]
+            x += 28 + 6.4 * len(PART_NAMES[part])
+    return _svg(y + 20, marks, "cost by offer and part")
+
+
+def _tornado(offer: Offer, comparison: Comparison) -> str:
+    swings = [swing for swing in comparison.swings if swing.offer == offer.name]
+    cost = offer.costs[comparison.unit]
+    if not swings or cost is None:
+        return ""
+    by = PER[comparison.unit][0]
+    ends = [float(end * by) for swing in swings for end in (swing.down, swing.up)]
+    low, high = min(ends), max(ends)
+    scale = (WIDTH - LABEL - 160) / ((high - low) or 1.0)
+    left = LABEL + 70
+
+    def place(amount: float) -> float:
+        return left + (amount - low) * scale
+
+    middle = place(float(cost.total * by))
+    marks = [_text(4, 16, offer.name, "start")]
+    for i, swing in enumerate(swings):
+        marks += _swing(swing, 26 + i * 24, by, place(float(swing.down * by)), place(float(swing.up * by)))
+    bottom = 26 + len(swings) * 24
+    marks.append(f'<path class=ink stroke-dasharray="3 3" d="M{middle:.1f} 22V{bottom}"/>')
+    marks.append(_text(middle, bottom + 14, money(cost.total * by), "middle"))
+    return _svg(bottom + 22, marks, f"sensitivity of {offer.name}")
+
+
+def _swing(swing: Swing, y: int, by: int, down: float, up: float) -> Iterator[str]:
+    x, end = min(down, up), max(down, up)
+    least, most = sorted((swing.down * by, swing.up * by))
+    yield _text(LABEL - 8, y + 13, f"{swing.input}, {swing.change}", "end")
+    yield _rect(
+        x,
+        y,
+        max(end - x, 1.0),
+        BAR,
+        "#3b6fb6",
+        f"{swing.input}: down {money(swing.down * by)}, up {money(swing.up * by)}",
+    )
+    yield _text(x - 4, y + 13, money(least), "end", soft=True)
+    yield _text(end + 4, y + 13, money(most), "start", soft=True)
+
+
+def _pairs(comparison: Comparison) -> Iterator[str]:
+    if not comparison.pairs:
+        return
+    yield "<h2>Which is cheaper</h2><div class=wide><table><tr><th>Offers</th><th>ratio</th><th class=word>judgement</th></tr>"
+    for pair in comparison.pairs:
+        ends = f" [{money(pair.low, 3)}, {money(pair.high, 3)}]" if pair.low is not None else ""
+        ratio = NONE if pair.ratio is None else money(pair.ratio, 3) + ends
+        why = "; ".join((*pair.differences, *pair.notes))
+        word = escape(pair.word) + (f"<br><small>{escape(why)}</small>" if why else "")
+        yield f"<tr><td>{escape(pair.a)} / {escape(pair.b)}</td><td>{ratio}</td><td class=word>{word}</td></tr>"
+    yield "</table></div>"
+
+
+def _break_evens(comparison: Comparison) -> Iterator[str]:
+    if comparison.break_evens:
+        yield "<h2>Break-even between machines and paying by the token</h2>"
+    by_name = {offer.name: offer for offer in comparison.offers}
+    for one in comparison.break_evens:
+        yield f"<p><b>{escape(one.rent)}</b> against <b>{escape(one.by_token)}</b>: {escape(one.word)}.</p>"
+        if one.per_day is not None:
+            yield _lines(one, by_name[one.rent], by_name[one.by_token], comparison)
+
+
+def _lines(one: BreakEven, rent: Offer, by_token: Offer, comparison: Comparison) -> str:
+    """Cost of a day against units of a day: a step of machines, a straight line of tokens, where they meet."""
+    mine, theirs = rent.costs[comparison.unit], by_token.costs[comparison.unit]
+    assert one.per_day is not None and mine is not None and theirs is not None
+    most = max(one.per_day * 2, min(one.carries, one.per_day * 6))
+    fixed = sum(rent.hourly.values()) * 24
+    marginal = sum(amount for part, amount in mine.parts.items() if part != "machines")
+    until = min(most, one.carries)  # beyond what the machines carry there is no line
+    top = max(theirs.total * most, fixed + marginal * until)
+    left, height = 90, 220
+
+    def x(units: object) -> float:
+        return left + float(str(units)) / float(most) * (WIDTH - left - 130)
+
+    def y(amount: object) -> float:
+        return 14 + height * (1 - float(str(amount)) / float(top))
+
+    end, full = x(until), fixed + marginal * until
+    marks = [
+        f'<path class=axis d="M{left} 14V{14 + height}H{WIDTH - 120}"/>',
+        f'<path class=ink style="stroke:#3b6fb6" d="M{left} {y(fixed):.1f}L{end:.1f} {y(full):.1f}"/>',
+        f'<path class=ink style="stroke:#8b5fb0" d="M{left} {y(0):.1f}L{x(most):.1f} {y(theirs.total * most):.1f}"/>',
+        f'<path class=axis stroke-dasharray="3 3" d="M{x(one.per_day):.1f} 14V{14 + height}"/>',
+        _text(end + 4, y(full) + 4, _short(one.rent), "start", one.rent),
+        _text(x(most) + 4, y(theirs.total * most) + 4, _short(one.by_token), "start", one.by_token),
+        _text(left - 6, 22, money(top, 3), "end", soft=True),
+        _text(left - 6, 14 + height, "0", "end", soft=True),
+        _text(left - 6, 40, f"{comparison.prices.currency} a day", "end", soft=True),
+        _text(x(one.per_day), 14 + height + 16, f"{one.per_day:,.0f} a day", "middle"),
+        _text(x(most), 14 + height + 16, f"{most:,.0f}", "end", soft=True),
+    ]
+    return _svg(height + 40, marks, f"{one.rent} against {one.by_token}")
+
+
+def _short(name: str, most: int = 30) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def _svg(height: float, marks: Sequence[str], label: str) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role=img aria-label="{escape(label)}">{"".join(marks)}</svg>'
+
+
+def _rect(x: float, y: float, width: float, height: float, fill: str, title: str) -> str:
+    inner = f"<title>{escape(title)}</title>" if title else ""
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" fill="{fill}">{inner}</rect>'
+
+
+def _text(x: float, y: float, text: str, anchor: str, title: str = "", *, soft: bool = False) -> str:
+    inner = f"<title>{escape(title)}</title>" if title and title != text else ""
+    kind = " class=soft" if soft else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor={anchor}{kind}>{escape(text)}{inner}</text>'
