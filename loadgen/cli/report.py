@@ -1,4 +1,4 @@
-"""`loadgen report DIR`: a stored run, printed again from its records.
+"""`loadgen report DIR`: a stored run, printed again from its records and made into one HTML page.
 
 Flags, one call, a print, an exit code: `loadgen.store` knows what a run is made of, `loadgen.summary` what it says.
 """
@@ -18,9 +18,15 @@ if TYPE_CHECKING:
 
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder of a run, or of several (the levels of --concurrency 1,2,4).")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of the table.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Where the page goes; without it: report.html in the folder.")
+    ] = None,
+    no_html: Annotated[bool, typer.Option("--no-html", help="Print only.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print summary.json instead of the table; no page unless --html.")
+    ] = False,
 ) -> int:
-    """Print a stored run again, from its records.
+    """Print a stored run again, from its records, and write report.html: one file that opens without network.
 
     Exit: 0 sound and SLO met, 1 SLO missed, 2 not a run, 3 the run is not valid.
     """
@@ -28,13 +34,17 @@ def report(
     from loadgen.verdict import exit_code
 
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    wanted = not no_html and (html is not None or not as_json)
     levels = [] if _is_run(folder) else sorted(filter(_is_run, folder.glob("*/")), key=_natural)
-    summaries = [_summary(one) for one in levels or [folder]]
+    read = [_read(one, page=wanted and not levels) for one in levels or [folder]]
+    summaries = [summary for summary, _ in read]
     if as_json:
         written = [machine.dump(summary).decode().rstrip() for summary in summaries]
         print("[" + ",\n".join(written) + "]" if levels else written[0])
     else:
         print(text.render_levels(summaries, color=color) if levels else text.render(summaries[0], color=color), end="")
+    if read[0][1] is not None:
+        _write(read[0][1], html, folder / "report.html")
     return max(
         exit_code(interrupted=False, valid=summary.verdict.valid, slo_met=summary.goodput.met) for summary in summaries
     )
@@ -49,13 +59,30 @@ def _natural(folder: Path) -> tuple[int, str]:
     return int("".join(filter(str.isdigit, folder.name)) or 0), folder.name
 
 
-def _summary(folder: Path) -> Summary:
-    """From the records; from `summary.json` where only that was kept."""
+def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
+    """The summary and, if wanted, the page: from the records, or from `summary.json` where only that was kept."""
     from loadgen import store
-    from loadgen.report import machine
+    from loadgen.report import html, machine
+    from loadgen.report.figures import figures
     from loadgen.summary import summarize
 
-    stored = folder / "summary.json"
-    if stored.is_file() and not any((folder / "requests").glob("*.parquet")) and not any(folder.glob("spool/*.rows")):
-        return machine.load(stored.read_bytes(), str(stored))
-    return summarize(*store.read(folder))
+    kept = folder / "summary.json"
+    if kept.is_file() and not any((folder / "requests").glob("*.parquet")) and not any(folder.glob("spool/*.rows")):
+        summary = machine.load(kept.read_bytes(), str(kept))
+        return summary, html.render(summary) if page else None
+    stored = store.read(folder)
+    summary = summarize(*stored)
+    return summary, html.render(summary, stored.header, figures(*stored)) if page else None
+
+
+def _write(page: str, asked: Path | None, default: Path) -> None:
+    """The page, where it was asked for or into the run's folder; its path goes to stderr."""
+    from loadgen.errors import UserError
+
+    path = asked if asked is not None else default
+    try:
+        path.write_text(page, "utf-8")
+    except OSError as error:
+        hint = "give another place with --html FILE, or --no-html"
+        raise UserError(f"cannot write the page: {error.strerror}", str(path), hint) from None
+    print(f"page: {path}", file=sys.stderr)

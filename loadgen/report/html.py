@@ -1,0 +1,363 @@
+"""One run as one HTML file: the answer on the first screen, then everything it rests on.
+
+Pure: a `Summary`, the header and the `Figures` in, a string out. No arithmetic on records; sentences come from
+`words.py`, numbers from `numbers.py`, the frame from `page.py`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from html import escape
+from typing import TYPE_CHECKING
+
+from loadgen.quantiles import SUPPORT
+from loadgen.report import numbers as show
+from loadgen.report import page, plots, words
+from loadgen.report.definitions import DEFINITIONS
+from loadgen.report.text import NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from loadgen.header import Header
+    from loadgen.quantiles import Distribution
+    from loadgen.report.figures import Figures
+    from loadgen.report.others import Reported
+    from loadgen.summary import StageSummary, Summary, TargetSummary
+
+QUANTILES = ("p50", "p90", "p95", "p99", "p99_9")
+
+
+def render(
+    summary: Summary,
+    header: Header | None = None,
+    figures: Figures | None = None,
+    others: Sequence[Reported] = (),
+) -> str:
+    """The page. Without `header` and `figures` (only a summary was kept) it has tables and no pictures. `others`: what
+    other tools would have reported of the same rows.
+    """
+    run = summary.run
+    sheet = page.Page(f"{run.workload or run.name}: {run.id}", f"loadgen {run.version} report")
+    _first_screen(sheet, summary)
+    _latency(sheet, summary, figures)
+    if figures is not None:
+        _over_time(sheet, summary, figures)
+        _lengths(sheet, summary, figures)
+    _errors(sheet, summary, figures)
+    _parts(sheet, summary)
+    _client(sheet, summary, figures)
+    _elsewhere(sheet, others)
+    _definitions(sheet)
+    _again(sheet, summary, header)
+    return sheet.render()
+
+
+def _first_screen(sheet: page.Page, summary: Summary) -> None:
+    run, target, load = summary.run, summary.target, summary.load
+    sheet.add(*(page.mark(note.word, note.text, note.kind) for note in words.marks(summary)))
+    title = " · ".join(filter(None, (run.workload or run.name, target.model, load.arrival)))
+    sheet.add(f"<h1>{escape(title)}</h1>")
+    kind = "bad" if not summary.verdict.valid or summary.goodput.met is False else "good"
+    sheet.add(f'<p class="sentence {kind}">{escape(words.sentence(summary))}</p>')
+    tiles = (
+        f"<div><dt>{escape(n.name)}</dt><dd>{escape(n.value)} <small>{escape(n.unit)}</small></dd>"
+        f"<p>{escape(n.beside)}</p></div>"
+        for n in words.five(summary)
+    )
+    sheet.add(f'<dl class="five">{"".join(tiles)}</dl>')
+    gpus = f"{target.gpus} GPU{'s' if target.gpus != 1 else ''}" if target.gpus is not None else ""
+    window = summary.window
+    sheet.add(
+        page.facts(
+            (
+                ("Target", " ".join(filter(None, (target.name, target.url)))),
+                ("Model", target.model),
+                ("Server", ", ".join(filter(None, (target.server, gpus, target.shape, target.region)))),
+                ("Load", load.arrival),
+                ("Requests", _counts(summary)),
+                ("When", f"{run.started.replace('T', ' ')}, {show.duration(window.whole.duration_s)} in all"),
+                (
+                    "Measured",
+                    f"{show.duration(window.duration_s)}, {show.duration(window.steady.duration_s)} under load",
+                ),
+                ("Made by", f"loadgen {run.version} on {run.host.name or 'an unnamed host'}"),
+                ("Seed", "" if run.seed is None else str(run.seed)),
+                ("Run", run.id),
+            )
+        )
+    )
+    if summary.verdict.warnings:
+        sheet.add('<h3 class="warn" style="margin-top:16px">Warnings</h3>', page.listed(summary.verdict.warnings))
+
+
+def _counts(summary: Summary) -> str:
+    requests = summary.requests
+    parts = [f"{show.count(requests.scheduled)} scheduled"]
+    for status in ("ok", "failed", "dropped", "cancelled", "lost"):
+        value = getattr(requests, status)
+        if value or status == "ok":
+            parts.append(f"{show.count(value)} {status}")
+    if summary.warmup.scheduled:
+        parts.append(f"{show.count(summary.warmup.scheduled)} of warm-up not counted")
+    return ", ".join(parts)
+
+
+def _value(found: Distribution, quantile: str) -> str:
+    text = show.milliseconds(getattr(found, quantile))
+    unsure = found.count and quantile not in found.supported
+    return f"~{text}" if unsure and text != show.NONE else text
+
+
+def _latency(sheet: page.Page, summary: Summary, figures: Figures | None) -> None:
+    sheet.section("Latency", id="latency")
+    gaps = (NAMES["inter_chunk"], summary.inter_chunk_ms) if summary.itl_ms is None else ("ITL", summary.itl_ms)
+    rows = [
+        ("TTFT", summary.ttft_ms),
+        ("TTFT from sent", summary.ttft_from_sent_ms),
+        *([("First answer", summary.first_answer_ms)] if summary.first_answer_ms.p50 != summary.ttft_ms.p50 else []),
+        ("TPOT", summary.tpot_ms),
+        gaps,
+        ("Largest gap", summary.max_gap_ms),
+        ("E2E", summary.e2e_ms),
+    ]
+    sheet.add(_distributions("ms", rows))
+    sheet.add(*(f'<p class="soft">{escape(text)}</p>' for text in _about_latency(summary, [d for _, d in rows])))
+    if summary.goodput.slo:
+        sheet.add("<h3>Service level objective</h3>")
+        head = ("promise", "came out", "over the limit", "")
+        terms = [
+            (
+                words.limit(term),
+                show.NONE
+                if term.value_ms is None
+                else f"{'' if term.supported else '~'}{show.milliseconds(term.value_ms)} ms",
+                f"{show.count(term.over)} of {show.count(term.count)}",
+                "met" if term.met else "MISSED",
+            )
+            for term in summary.goodput.slo
+        ]
+        sheet.add(page.table(head, terms))
+    if figures is not None:
+        sheet.charts(plots.curves(figures, summary))
+
+
+def _distributions(unit: str, rows: Sequence[tuple[str, Distribution]]) -> str:
+    head = (unit, "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "samples")
+    return page.table(
+        head,
+        [
+            (
+                name,
+                show.milliseconds(found.mean),
+                *(_value(found, quantile) for quantile in QUANTILES),
+                show.milliseconds(found.max),
+                show.count(found.count),
+            )
+            for name, found in rows
+        ],
+    )
+
+
+def _about_latency(summary: Summary, found: Sequence[Distribution]) -> Iterator[str]:
+    few = [q for q in QUANTILES if any(d.count and q not in d.supported for d in found)]
+    if few:
+        needs = ", ".join(f"{q.replace('_', '.')} {show.count(SUPPORT[q])}" for q in few)
+        yield f"~ rests on too few samples to be relied on; samples needed: {needs}."
+    if summary.itl_ms is None and summary.inter_chunk_ms.count:
+        yield f"No inter-token latency is given: {summary.itl_absent}."
+    if summary.tpot_undefined:
+        yield f"{show.count(summary.tpot_undefined)} answers were too short to have a TPOT."
+    if summary.stalls.requests:
+        over = show.duration(summary.stalls.over_ms / 1000)
+        share = show.percent(summary.stalls.share)
+        yield f"{show.count(summary.stalls.requests)} answers ({share}) stood still for more than {over}."
+
+
+def _over_time(sheet: page.Page, summary: Summary, figures: Figures) -> None:
+    sheet.section("Over time", id="time")
+    sheet.charts(plots.over_time(figures, summary))
+
+
+def _lengths(sheet: page.Page, summary: Summary, figures: Figures) -> None:
+    sheet.section("Lengths and cache", id="lengths")
+    tokens = summary.tokens
+    said = [f"{show.count(tokens.input)} prompt tokens and {show.count(tokens.output)} output tokens in all."]
+    by = {"server": "the server", "tokenizer": "the model's tokenizer", "estimate": "an estimate", "events": "events"}
+    sources = [by.get(tag, "nobody") for tag in tokens.sources.output]
+    if sources:
+        said.append(f"Output was counted by {' and '.join(sources)}.")
+    if tokens.asked_output is None:
+        said.append("No output length was asked for.")
+    elif not tokens.length_mismatch_share:
+        said.append("Every answer is exactly as long as asked.")
+    else:
+        said.append(f"{show.percent(tokens.length_mismatch_share)} of the answers are not as long as asked.")
+    if tokens.cached_share is None:
+        said.append("The server does not say how much of a prompt came from its prefix cache.")
+    else:
+        said.append(f"{show.percent(tokens.cached_share)} of the prompt tokens came from the server's prefix cache.")
+    for what, cloud in (("prompts have", figures.ttft_by_input), ("answers have", figures.e2e_by_output)):
+        if cloud.count > 1 and cloud.x[0] == cloud.x[1]:
+            said.append(f"All {what} {show.count(round(cloud.x[0]))} tokens.")
+    sheet.add(f"<p>{escape(' '.join(said))}</p>")
+    sheet.charts(plots.lengths(figures))
+
+
+def _errors(sheet: page.Page, summary: Summary, figures: Figures | None) -> None:
+    sheet.section("Errors", id="errors")
+    requests = summary.requests
+    if not requests.by_error:
+        sheet.add(f"<p>None: every one of {show.count(requests.scheduled)} requests is ok.</p>")
+    else:
+        rows = [(kind, show.count(error.count), error.first_text) for kind, error in requests.by_error.items()]
+        sheet.add(page.table(("kind", "requests", "first words about it"), rows, words=True))
+    if figures is not None:
+        sheet.charts(plots.errors(figures))
+
+
+def _parts(sheet: page.Page, summary: Summary) -> None:
+    """Stages when there are several, targets when there are several."""
+    head = ("", "ok", "failed", "req/s", "out tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "goodput")
+
+    def row(name: str, part: StageSummary | TargetSummary) -> tuple[str, ...]:
+        return (
+            name,
+            show.count(part.requests.ok),
+            show.count(part.requests.failed + part.requests.lost),
+            show.quantity(part.load.completed_rps),
+            show.quantity(part.tokens.output_per_s),
+            *(_value(d, quantile) for d in (part.ttft_ms, part.tpot_ms) for quantile in ("p50", "p99")),
+            show.percent(part.goodput.share),
+        )
+
+    if len(summary.stages) > 1:
+        sheet.section("Stages", id="stages")
+        named = [
+            (
+                " · ".join(filter(None, (stage.name, stage.arrival))) + ("" if stage.measured else " (not measured)"),
+                stage,
+            )
+            for stage in summary.stages
+        ]
+        sheet.add(page.table(("stage", *head[1:]), [row(name, stage) for name, stage in named]))
+    if summary.targets:
+        sheet.section("Targets", id="targets")
+        rows = [row(part.target.name or part.target.url, part) for part in summary.targets]
+        sheet.add(page.table(("target", *head[1:]), rows))
+        sheet.add(page.table(("over the targets", "min", "max", "mean", "median", "sum"), _spread(summary.targets)))
+        sheet.add(
+            '<p class="soft">Rates of all targets are over one clock, the window of the whole run, so their sum is the '
+            "rate of the whole.</p>"
+        )
+
+
+def _spread(targets: Sequence[TargetSummary]) -> list[tuple[str, ...]]:
+    """The rack table: least, most, mean and median target, and the sum where a sum means something."""
+    kinds = (
+        ("output tokens/s", [t.tokens.output_per_s for t in targets], True),
+        ("requests/s", [t.load.completed_rps for t in targets], True),
+        ("TTFT p50, ms", [t.ttft_ms.p50 for t in targets], False),
+        ("TTFT p99, ms", [t.ttft_ms.p99 for t in targets], False),
+        ("TPOT p50, ms", [t.tpot_ms.p50 for t in targets], False),
+        ("TPOT p99, ms", [t.tpot_ms.p99 for t in targets], False),
+    )
+    rows = []
+    for name, values, adds_up in kinds:
+        known = sorted(value for value in values if value is not None)
+        if not known:
+            continue
+        half = len(known) // 2
+        median = known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2
+        figures = (known[0], known[-1], sum(known) / len(known), median)
+        rows.append((name, *map(show.quantity, figures), show.quantity(sum(known)) if adds_up else show.NONE))
+    return rows
+
+
+def _client(sheet: page.Page, summary: Summary, figures: Figures | None) -> None:
+    sheet.section("The load generator itself", id="client")
+    client = summary.client
+    busy = f", the busiest second {show.percent(client.cpu_share_max)} of a core" if client.cpu_share_max else ""
+    used = f"{client.workers} worker{'s' if client.workers != 1 else ''}, {show.quantity(client.cpu_s)} CPU-s{busy}"
+    traffic = f"{show.size(summary.bytes.sent)} sent, {show.size(summary.bytes.received)} received"
+    memory = f"{show.size(client.peak_rss_bytes)} of memory at most"
+    sheet.add(f"<p>{escape(f'{used}, {memory}; {traffic}.')}</p>")
+    rows = [
+        ("Connect", summary.connect_ms),
+        ("Send lag", summary.send_lag_ms),
+        ("Client lag", summary.client_lag_ms),
+        ("Stamp error", summary.stamp_error_ms),
+    ]
+    sheet.add(_distributions("ms", rows))
+    if figures is not None:
+        sheet.charts(plots.client(figures, summary))
+
+
+def _elsewhere(sheet: page.Page, others: Sequence[Reported]) -> None:
+    if not others:
+        return
+    sheet.section("How other tools would have reported this very run", id="others")
+    sheet.add(
+        "<p>The same records, put through the definitions of other tools. Where a figure differs from ours, the "
+        "definition does, not the server. What a tool cannot know or does not report is a dash.</p>"
+    )
+    head = ("", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p50", "ITL p99", "E2E p50", "E2E p99")
+    rows = [
+        (
+            other.tool,
+            *(show.milliseconds(value) for pair in (other.ttft, other.tpot, other.itl, other.e2e) for value in pair),
+        )
+        for other in others
+    ]
+    sheet.add(page.table(head, rows))
+    sheet.add("<details><summary>What each of them counts</summary>")
+    sheet.add(
+        page.table(("tool", "counts"), [(other.tool, other.counts) for other in others], words=True), "</details>"
+    )
+
+
+def _definitions(sheet: page.Page) -> None:
+    sheet.section("Definitions", id="definitions")
+    sheet.add("<details><summary>What every word here means</summary>")
+    sheet.add(page.table(("metric", "is"), DEFINITIONS, words=True), "</details>")
+
+
+def _again(sheet: page.Page, summary: Summary, header: Header | None) -> None:
+    run, prints = summary.run, summary.fingerprints
+    rtt = f"{show.milliseconds(summary.rtt_ms)} ms without load" if summary.rtt_ms is not None else ""
+    sheet.section("How to reproduce", id="again")
+    sheet.add(f"<pre>{escape(shlex.join(run.command))}</pre>")
+    host, limits = run.host, summary.verdict.limits
+    machine = ", ".join(filter(None, (host.name, host.cpu, f"{host.cpus} CPUs" if host.cpus else "", host.kernel)))
+    versions = ", ".join(f"{name} {version}" for name, version in host.versions.items())
+    sheet.add(
+        page.facts(
+            (
+                ("Seed", "" if run.seed is None else str(run.seed)),
+                ("Schedule", "" if run.schedule_seed is None else f"seed {run.schedule_seed}"),
+                ("Salt", header.salt if header is not None else ""),
+                ("Recipe", prints.recipe),
+                ("Prompts", prints.prompts),
+                ("Timetable", prints.timetable),
+                ("Bodies", prints.bodies),
+                ("Client", f"{run.client}, {run.api}, {'streamed' if run.stream else 'not streamed'}"),
+                ("Tokenizer", f"{run.tokenizer} ({run.tokenizer_tag})" if run.tokenizer else ""),
+                ("Connect", rtt),
+                ("Machine", machine),
+                ("Clock", host.clock),
+                ("Versions", f"Python {host.python}" + (f", {versions}" if versions else "")),
+                ("Limits", f"send lag {show.percent(limits.send_lag_share)}, stamp error "
+                 f"{show.percent(limits.stamp_error_share)} of TTFT p50; CPU {show.percent(limits.cpu_share)}; "
+                 f"failures {show.percent(limits.failure_share)}"),
+            )
+        )
+    )  # fmt: skip
+    if header is not None and header.source_text:
+        sheet.add(
+            f"<details><summary>Workload file, {escape(run.workload)}</summary><pre>{escape(header.source_text)}</pre>"
+            "</details>"
+        )
+    sheet.add(
+        '<p class="soft">Equal recipes may be compared; equal prompts and timetable are the same load to the byte. '
+        "Without a seed each run draws its own, which is the better experiment.</p>"
+    )

@@ -1,0 +1,334 @@
+"use strict";
+// Draws the charts of a page: one SVG each, at the width it has, in the colours of the style sheet. No library, no network.
+// A chart is {kind, x, y, series, bands, marks, ...} in the page's JSON; `figure[data-chart=N]` is where it goes.
+(() => {
+  const SVG = "http://www.w3.org/2000/svg";
+  const charts = JSON.parse(document.getElementById("charts").textContent);
+
+  function draw(name, attributes, parent, text) {
+    const node = document.createElementNS(SVG, name);
+    for (const key in attributes) if (attributes[key] !== undefined) node.setAttribute(key, attributes[key]);
+    if (text !== undefined) node.textContent = text;
+    if (parent) parent.append(node);
+    return node;
+  }
+
+  // ---- numbers ----
+  function number(value) {
+    if (value === null || value === undefined) return "-";
+    if (value === 0) return "0";
+    const size = Math.abs(value);
+    if (size >= 1e6) return (value / 1e6).toLocaleString("en", {maximumFractionDigits: size >= 1e8 ? 0 : 1}) + " M";
+    if (size >= 1000) return Math.round(value).toLocaleString("en");
+    return String(Number(value.toPrecision(3)));
+  }
+  function time(seconds) {
+    if (seconds >= 7200) return number(seconds / 3600) + " h";
+    if (seconds >= 180) return number(seconds / 60) + " min";
+    return number(seconds) + " s";
+  }
+  const percent = share => number(share * 100) + " %";
+  function nines(place) {
+    const left = 10 ** -place;
+    return "p" + (left >= 0.1 ? Math.round((1 - left) * 100) : Number((100 * (1 - left)).toFixed(Math.ceil(place) - 1)));
+  }
+  const FORMATS = {time, percent, nines, number, count: number};
+  const format = axis => FORMATS[axis.format || "number"];
+
+  // ---- axes ----
+  function linearTicks(low, high, most) {
+    const raw = (high - low) / Math.max(most, 1) || 1;
+    const power = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 2.5, 5, 10].map(f => f * power).find(s => s >= raw * 0.999);
+    const ticks = [];
+    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) ticks.push(Number((i * step).toPrecision(12)));
+    return ticks;
+  }
+  function timeTicks(low, high, most) {
+    const steps = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
+    const step = steps.find(s => (high - low) / s <= most) || (high - low) / most;
+    const ticks = [];
+    for (let i = Math.ceil(low / step - 1e-9); i * step <= high * (1 + 1e-9); i++) ticks.push(Number((i * step).toPrecision(12)));
+    return ticks;
+  }
+  function logTicks(low, high, most) {
+    const decades = Math.log10(high / low);
+    const factors = decades > most ? [1] : decades * 3 > most ? [1, 3] : decades > 0.7 ? [1, 2, 5] : null;
+    if (!factors) return linearTicks(low, high, most);
+    const ticks = [];
+    const every = Math.max(1, Math.ceil(decades / most));
+    for (let d = Math.floor(Math.log10(low)); d <= Math.ceil(Math.log10(high)); d += every)
+      for (const f of factors) { const t = f * 10 ** d; if (t >= low * 0.999 && t <= high * 1.001) ticks.push(Number(t.toPrecision(6))); }
+    return ticks;
+  }
+  function ninesTicks(low, high) {
+    const ticks = [0.30103, 1, 2, 3, 4, 5, 6, 7].filter(t => t <= high + 1e-9);
+    return ticks;
+  }
+  // An axis: where a value lies between 0 and 1, and which ticks it has.
+  function axis(spec, values, most) {
+    let low = spec.min, high = spec.max;
+    for (const value of values) {
+      if (value === null || (spec.log && value <= 0)) continue;
+      if (spec.min === undefined && (low === undefined || value < low)) low = value;
+      if (spec.max === undefined && (high === undefined || value > high)) high = value;
+    }
+    if (low === undefined) [low, high] = spec.log ? [1, 10] : [0, 1];
+    if (spec.log) {
+      if (high <= low) { low = low / 1.5; high = high * 1.5 || 1; }
+      else { const pad = (high / low) ** 0.04; if (spec.min === undefined) low /= pad; if (spec.max === undefined) high *= pad; }
+      const span = Math.log(high / low);
+      return {low, high, place: v => Math.log(Math.max(v, low) / low) / span, ticks: logTicks(low, high, most), back: p => low * Math.exp(p * span)};
+    }
+    if (high <= low) { const pad = Math.abs(low) * 0.05 || 1; high = low + pad; if (spec.min === undefined) low -= pad; }
+    else if (spec.pad) { const pad = (high - low) * 0.05; if (spec.min === undefined) low = Math.max(low - pad, low >= 0 ? 0 : -Infinity); if (spec.max === undefined) high += pad; }
+    const ticks = spec.format === "nines" ? ninesTicks(low, high) : spec.format === "time" ? timeTicks(low, high, most) : linearTicks(low, high, most);
+    if (spec.max === undefined && spec.format !== "nines" && spec.format !== "time" && ticks.length > 1) {
+      const step = ticks[1] - ticks[0];
+      const top = Math.ceil(high / step - 1e-6) * step;
+      if (top > high) { high = top; ticks.push(Number(top.toPrecision(12))); }
+    }
+    return {low, high, place: v => (v - low) / (high - low), ticks: [...new Set(ticks)], back: p => low + p * (high - low)};
+  }
+
+  // ---- one chart ----
+  class Chart {
+    constructor(figure, spec) {
+      this.figure = figure; this.spec = spec; this.hidden = new Set();
+      this.svg = draw("svg", {role: "img", "aria-label": spec.title});
+      this.tip = document.createElement("div");
+      this.tip.className = "tip";
+      this.legend();
+      figure.append(this.svg, this.tip);
+      this.svg.addEventListener("pointermove", event => this.point(event));
+      this.svg.addEventListener("pointerdown", event => this.point(event));
+      this.svg.addEventListener("pointerleave", () => this.leave());
+      this.width = 0;
+      this.fit();
+    }
+    legend() {
+      const named = (this.spec.series || []).filter(s => s.name);
+      if (named.length < 2) return;
+      const box = document.createElement("div");
+      box.className = "legend";
+      for (const series of named) {
+        const button = document.createElement("button");
+        const swatch = document.createElement("i");
+        swatch.style.background = `var(--${series.color})`;
+        if (series.dash) { swatch.style.background = `repeating-linear-gradient(90deg, var(--${series.color}) 0 4px, transparent 4px 6px)`; }
+        button.append(swatch, series.name);
+        button.type = "button";
+        button.setAttribute("aria-pressed", "true");
+        button.onclick = () => {
+          const off = !this.hidden.delete(series);
+          if (off) this.hidden.add(series);
+          button.setAttribute("aria-pressed", String(!off));
+          this.paint();
+        };
+        box.append(button);
+      }
+      this.figure.append(box);
+    }
+    fit() {
+      const style = getComputedStyle(this.figure);
+      const width = Math.floor(this.figure.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight));
+      if (width > 40 && width !== this.width) { this.width = width; this.paint(); }
+    }
+    paint() {
+      const {spec, svg, width} = this;
+      const height = spec.height || (width < 400 ? 220 : 250);
+      svg.replaceChildren();
+      svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+      svg.setAttribute("height", height);
+      this.height = height;
+      const shown = this.shown = (spec.series || []).filter(s => !this.hidden.has(s));
+      const xs = [], ys = [];
+      for (const s of shown) { for (const v of s.x) xs.push(v); for (const v of s.y) ys.push(v); }
+      for (const mark of spec.marks || []) { if (mark.y !== undefined && mark.fit) ys.push(mark.y); }
+      if (spec.stack) for (let i = 0; i < (shown[0] ? shown[0].y.length : 0); i++) ys.push(shown.reduce((sum, s) => sum + (s.y[i] || 0), 0));
+      this.y = axis(spec.y, ys, Math.max(3, Math.floor(height / 48)));
+      const words = this.y.ticks.map(format(spec.y));
+      const left = this.left = 10 + 6.6 * Math.max(3, ...words.map(w => w.length));
+      const right = this.right = width - 10, top = this.top = 18, bottom = this.bottom = height - 36;
+      this.x = axis(spec.x, xs, Math.max(3, Math.floor((right - left) / 74)));
+      this.px = v => left + this.x.place(v) * (right - left);
+      this.py = v => bottom - Math.min(Math.max(this.y.place(v), 0), 1) * (bottom - top);
+      for (const band of spec.bands || []) this.band(band);
+      this.y.ticks.forEach((tick, i) => {
+        const y = this.py(tick);
+        draw("line", {x1: left, x2: right, y1: y, y2: y, class: "grid"}, svg);
+        draw("text", {x: left - 6, y: y + 4, "text-anchor": "end"}, svg, words[i]);
+      });
+      let free = -Infinity;
+      for (const tick of this.x.ticks) {
+        const x = this.px(tick), word = format(spec.x)(tick), half = word.length * 3.3;
+        draw("line", {x1: x, x2: x, y1: bottom, y2: bottom + 4, class: "axis"}, svg);
+        if (x - half < free) continue;
+        free = x + half + 6;
+        const anchor = x + half > width ? "end" : "middle";
+        draw("text", {x: anchor === "end" ? width : x, y: bottom + 16, "text-anchor": anchor}, svg, word);
+      }
+      draw("line", {x1: left, x2: right, y1: bottom, y2: bottom, class: "axis"}, svg);
+      draw("text", {x: left - 6, y: 9, "text-anchor": "start", dx: 6 - left + 4}, svg, spec.y.label || "");
+      draw("text", {x: right, y: height - 4, "text-anchor": "end"}, svg, spec.x.label || "");
+      this["paint_" + spec.kind]();
+      for (const mark of spec.marks || []) this.mark(mark);
+      this.cross = draw("line", {y1: top, y2: bottom, class: "cross", visibility: "hidden"}, svg);
+    }
+    band({from, to, label, color}) {
+      const x1 = this.px(Math.max(from, this.x.low)), x2 = this.px(Math.min(to, this.x.high));
+      if (x2 <= x1) return;
+      draw("rect", {x: x1, y: this.top, width: x2 - x1, height: this.bottom - this.top, fill: `var(--${color || "c6"})`, "fill-opacity": 0.09}, this.svg);
+      if (label && x2 - x1 > label.length * 6.6 + 4) draw("text", {x: (x1 + x2) / 2, y: this.top + 11, "text-anchor": "middle"}, this.svg, label);
+    }
+    mark({x, y, label, color}) {
+      const stroke = `var(--${color || "soft"})`;
+      if (y !== undefined) {
+        if (this.y.place(y) > 1 || this.y.place(y) < 0) return;
+        const at = this.py(y);
+        draw("line", {x1: this.left, x2: this.right, y1: at, y2: at, stroke, "stroke-dasharray": "6 4"}, this.svg);
+        if (label) draw("text", {x: this.left + 5, y: at - 4, style: `fill:${stroke}`}, this.svg, label);
+      } else {
+        if (this.x.place(x) > 1.001 || this.x.place(x) < 0) return;
+        const at = this.px(x), late = at > (this.left + this.right) / 2;
+        draw("line", {x1: at, x2: at, y1: this.top, y2: this.bottom, stroke, "stroke-dasharray": "6 4"}, this.svg);
+        if (label) draw("text", {x: at + (late ? -4 : 4), y: this.bottom - 6, "text-anchor": late ? "end" : "start", style: `fill:${stroke}`}, this.svg, label);
+      }
+    }
+    path(xs, ys, from, to) {
+      let d = "", open = false;
+      for (let i = from; i < to; i++) {
+        if (ys[i] === null || (this.spec.y.log && ys[i] <= 0)) { open = false; continue; }
+        d += (open ? "L" : "M") + this.px(xs[i]).toFixed(1) + " " + this.py(ys[i]).toFixed(1);
+        open = true;
+      }
+      return d;
+    }
+    paint_lines() {
+      for (const s of this.shown) {
+        const stroke = `var(--${s.color})`;
+        const common = {fill: "none", stroke, "stroke-width": s.width || 1.8, "stroke-linejoin": "round", "stroke-linecap": "round"};
+        let solid = s.x.length;
+        if (s.carried !== undefined) { solid = s.x.findIndex(x => x > s.carried); if (solid < 0) solid = s.x.length; }
+        draw("path", {...common, d: this.path(s.x, s.y, 0, solid), "stroke-dasharray": s.dash}, this.svg);
+        if (solid < s.x.length) draw("path", {...common, d: this.path(s.x, s.y, Math.max(solid - 1, 0), s.x.length), "stroke-dasharray": "2 4", "stroke-opacity": 0.75}, this.svg);
+        const dots = s.dots || s.x.length < 3 || (s.y.filter(v => v !== null).length < 3);
+        if (dots || s.dots === true)
+          s.x.forEach((x, i) => { if (s.y[i] !== null) draw("circle", {cx: this.px(x), cy: this.py(s.y[i]), r: 3.4, fill: stroke}, this.svg); });
+        (s.labels || []).forEach((label, i) => { if (label) draw("text", {x: this.px(s.x[i]) + 6, y: this.py(s.y[i]) - 6}, this.svg, label); });
+      }
+    }
+    paint_bars() {
+      const xs = this.shown.length ? this.shown[0].x : [];
+      const sums = xs.map(() => 0);
+      for (const s of this.shown) xs.forEach((x, i) => {
+        if (!s.y[i]) return;
+        const y0 = this.py(sums[i]), y1 = this.py(sums[i] += s.y[i]);
+        const x0 = this.px(x - this.spec.step / 2), x1 = this.px(x + this.spec.step / 2);
+        draw("rect", {x: x0, y: y1, width: Math.max(x1 - x0 - 0.6, 1), height: Math.max(y0 - y1, 0.8), fill: `var(--${s.color})`}, this.svg);
+      });
+    }
+    paint_cloud() {
+      for (const s of this.shown) {
+        const group = draw("g", {fill: `var(--${s.color})`, "fill-opacity": s.x.length > 400 ? 0.35 : 0.6}, this.svg);
+        s.x.forEach((x, i) => draw("circle", {cx: this.px(x).toFixed(1), cy: this.py(s.y[i]).toFixed(1), r: 2.3}, group));
+      }
+    }
+    paint_cells() {  // cells of [left, right, low, high, count], in values
+      const most = Math.log1p(Math.max(1, ...this.spec.cells.map(c => c[4])));
+      const group = draw("g", {fill: "var(--c1)", "shape-rendering": "crispEdges"}, this.svg);
+      for (const [x0, x1, y0, y1, count] of this.spec.cells) {
+        const left = this.px(x0), top = this.py(y1);
+        draw("rect", {x: left.toFixed(2), y: top.toFixed(2), width: Math.max(this.px(x1) - left, 1.2).toFixed(2),
+          height: Math.max(this.py(y0) - top, 1.2).toFixed(2), "fill-opacity": (0.1 + 0.9 * Math.log1p(count) / most).toFixed(3)}, group);
+      }
+      for (const s of this.shown) draw("path", {d: this.path(s.x, s.y, 0, s.x.length), fill: "none", stroke: `var(--${s.color})`, "stroke-width": 1.6}, this.svg);
+    }
+
+    // ---- what is under the pointer ----
+    point(event) {
+      const box = this.svg.getBoundingClientRect();
+      const scale = this.width / box.width;
+      const x = (event.clientX - box.left) * scale, y = (event.clientY - box.top) * scale;
+      if (x < this.left - 8 || x > this.right + 8 || y > this.bottom + 8) return this.leave();
+      const found = this["under_" + this.spec.kind](x, y);
+      if (!found) return this.leave();
+      this.cross.setAttribute("x1", found.at); this.cross.setAttribute("x2", found.at);
+      this.cross.setAttribute("visibility", "visible");
+      this.tip.replaceChildren();
+      const head = document.createElement("b");
+      head.textContent = found.head;
+      this.tip.append(head);
+      for (const [color, text] of found.lines) {
+        const line = document.createElement("div"), dot = document.createElement("i");
+        if (color) { dot.style.background = `var(--${color})`; line.append(dot); }
+        line.append(text);
+        this.tip.append(line);
+      }
+      this.tip.style.display = "block";
+      const at = found.at / scale + this.svg.offsetLeft, wide = this.tip.offsetWidth;
+      this.tip.style.left = Math.max(2, at + wide + 14 > this.figure.clientWidth ? at - wide - 12 : at + 12) + "px";
+      this.tip.style.top = this.svg.offsetTop + 20 + "px";
+    }
+    leave() { this.tip.style.display = "none"; if (this.cross) this.cross.setAttribute("visibility", "hidden"); }
+    nearest(xs, x) {
+      let best = -1, distance = Infinity;
+      xs.forEach((v, i) => { const d = Math.abs(this.px(v) - x); if (d < distance) { distance = d; best = i; } });
+      return best;
+    }
+    under_lines(x) {
+      if (!this.shown.length) return null;
+      const longest = this.shown.reduce((a, b) => (b.x.length > a.x.length ? b : a));
+      const at = longest.x[this.nearest(longest.x, x)];
+      if (at === undefined) return null;
+      const unit = this.spec.y.unit ? " " + this.spec.y.unit : "";
+      const lines = this.shown.map(s => {
+        const i = this.nearest(s.x, this.px(at));
+        const few = s.carried !== undefined && s.x[i] > s.carried ? " (too few samples)" : "";
+        const label = s.labels && s.labels[i] ? `${s.labels[i]}: ` : "";
+        return [s.color, `${s.name || ""} ${label}${format(this.spec.y)(s.y[i])}${unit}${few}`];
+      });
+      return {at: this.px(at), head: format(this.spec.x)(at), lines};
+    }
+    under_bars(x) {
+      const found = this.under_lines(x);
+      if (found) found.lines = found.lines.filter(([, text]) => !/ 0$/.test(text));
+      return found;
+    }
+    under_cloud(x, y) {
+      let best = null, distance = 400;
+      for (const s of this.shown) s.x.forEach((v, i) => {
+        const d = (this.px(v) - x) ** 2 + (this.py(s.y[i]) - y) ** 2;
+        if (d < distance) { distance = d; best = [s, i]; }
+      });
+      if (!best) return null;
+      const [s, i] = best;
+      return {at: this.px(s.x[i]), head: `${format(this.spec.x)(s.x[i])} ${this.spec.x.unit || ""}`, lines: [[s.color, `${format(this.spec.y)(s.y[i])} ${this.spec.y.unit || ""}`]]};
+    }
+    under_cells(x, y) {
+      const vx = this.x.back((x - this.left) / (this.right - this.left)), vy = this.y.back((this.bottom - y) / (this.bottom - this.top));
+      const cell = this.spec.cells.find(([x0, x1, y0, y1]) => vx >= x0 && vx <= x1 && vy >= y0 && vy <= y1);
+      if (!cell) return null;
+      const fx = format(this.spec.x), fy = format(this.spec.y);
+      return {at: x, head: `${fx(cell[0])} to ${fx(cell[1])} ${this.spec.x.unit || ""}`, lines: [["c1", `${fy(cell[2])} to ${fy(cell[3])} ${this.spec.y.unit || ""}: ${number(cell[4])}`]]};
+    }
+  }
+
+  const drawn = [...document.querySelectorAll("figure[data-chart]")].map(f => new Chart(f, charts[Number(f.dataset.chart)]));
+  const fitAll = () => drawn.forEach(chart => chart.fit());
+  if (window.ResizeObserver) new ResizeObserver(() => requestAnimationFrame(fitAll)).observe(document.body);
+  else window.addEventListener("resize", fitAll);
+  const folded = () => document.querySelectorAll("details:not([open])");
+  let opened = [];
+  window.addEventListener("beforeprint", () => { opened = [...folded()]; opened.forEach(d => { d.open = true; }); });
+  window.addEventListener("afterprint", () => { opened.forEach(d => { d.open = false; }); });
+
+  const button = document.getElementById("theme");
+  const themes = ["auto", "light", "dark"];
+  let theme = 0;
+  button.onclick = () => {
+    theme = (theme + 1) % 3;
+    if (theme) document.documentElement.dataset.theme = themes[theme]; else delete document.documentElement.dataset.theme;
+    button.textContent = "theme: " + themes[theme];
+  };
+})();

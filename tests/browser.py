@@ -1,0 +1,167 @@
+"""A real Chromium for tests, over its debugging pipe: no port, no driver, no package. One page at a time.
+
+`Browser().open(path)` loads a file and gives what the console said and what was asked of the network; `evaluate`,
+`screenshot` and `pdf` look at it. Without a Chromium on this machine `find` gives None, and tests that need one skip.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--disable-dev-shm-usage",
+    "--mute-audio",
+    "--host-resolver-rules=MAP * ~NOTFOUND",  # a page that asks for a name does not find it
+]
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+WAIT_S = 60.0
+
+
+def find() -> str | None:
+    return next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
+class Browser:
+    """A context manager around one Chromium process with one page."""
+
+    def __init__(self) -> None:
+        program = find()
+        assert program is not None
+        self._home = tempfile.mkdtemp(prefix="loadgen-chromium-")
+        theirs_in, ours_out = os.pipe()
+        ours_in, theirs_out = os.pipe()
+        script = f'exec 3<&{theirs_in} 4>&{theirs_out}; exec "$@"'  # Chromium talks on descriptors 3 and 4
+        self._process = subprocess.Popen(
+            ["bash", "-c", script, "-", program, *FLAGS, f"--user-data-dir={self._home}", "--remote-debugging-pipe"],
+            pass_fds=(theirs_in, theirs_out),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._in, self._out = ours_in, ours_out
+        self._held = b""
+        self._number = 0
+        self._session: str | None = None
+        self.events: list[dict[str, Any]] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def __enter__(self) -> Browser:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._out)  # Chromium leaves when its pipe ends
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._in)
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """One command of the DevTools protocol, and its result; events on the way are kept in `events`."""
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while True:
+            said = self._read()
+            if said.get("id") == self._number:
+                assert "error" not in said, said
+                result: dict[str, Any] = said["result"]
+                return result
+            self.events.append(said)
+
+    def _read(self) -> dict[str, Any]:
+        while b"\0" not in self._held:
+            assert select.select([self._in], [], [], WAIT_S)[0], "Chromium does not answer"
+            data = os.read(self._in, 1 << 20)
+            assert data, "Chromium ended"
+            self._held += data
+        line, _, self._held = self._held.partition(b"\0")
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def until(self, event: str) -> None:
+        while not any(said.get("method") == event for said in self.events):
+            self.events.append(self._read())
+
+    def look(self, *, width: int = 1280, height: int = 900, dark: bool = False, media: str = "screen") -> None:
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.call("Emulation.setEmulatedMedia", media=media, features=scheme)
+
+    def open(self, path: Path) -> None:
+        """Load a file and wait until it is drawn."""
+        self.events.clear()
+        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.until("Page.loadEventFired")
+        self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+
+    def evaluate(self, script: str) -> Any:
+        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    @property
+    def complaints(self) -> list[str]:
+        """Console errors and warnings, uncaught exceptions, browser log entries since `open`."""
+        found = []
+        for said in self.events:
+            method, params = said.get("method"), said.get("params", {})
+            if method == "Runtime.exceptionThrown":
+                found.append(params["exceptionDetails"].get("exception", {}).get("description", "exception"))
+            elif method == "Log.entryAdded":
+                found.append(params["entry"]["text"])
+            elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+                found.append(str(params["args"]))
+        return found
+
+    @property
+    def requests(self) -> list[str]:
+        """What the page asked for besides itself since `open`; data URLs are no request."""
+        urls = [
+            said["params"]["request"]["url"]
+            for said in self.events
+            if said.get("method") == "Network.requestWillBeSent"
+        ]
+        return [url for url in urls[1:] if not url.startswith("data:")]
+
+    def screenshot(self, path: Path, *, whole: bool = True) -> None:
+        found = self.call(
+            "Page.captureScreenshot", captureBeyondViewport=whole, **({"clip": self._whole()} if whole else {})
+        )
+        path.write_bytes(base64.b64decode(found["data"]))
+
+    def _whole(self) -> dict[str, float]:
+        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        return {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+
+    def pdf(self) -> bytes:
+        return base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"])
