@@ -52,7 +52,7 @@ def _drive(url: str, folder: Path, requests: dict[str, Any], flags: dict[str, An
     seen: list[Drive] = []
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         found = runner.run(run.find(settings))
-        job, header, timetable = run.prepare(workload, settings, found, simulated=False, folder=folder)
+        job, header, timetable = run.prepare(workload, settings, (found,), simulated=False, folder=folder)
         store.replace(folder / "run.json", heads.encode(header))
         recorder = store.Recorder(folder)
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()

@@ -12,7 +12,7 @@ import gc
 import resource
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic_ns, process_time_ns
 from typing import Protocol
@@ -32,6 +32,9 @@ from loadgen.record import Place, row, unsent_row
 from loadgen.schedule import Schedule
 from loadgen.store import Spool
 
+AHEAD = 2_000  # bodies kept built ahead of a load without end
+DOWN_AFTER = 10
+NO_ANSWER = frozenset(("dns", "connect", "tls", "reset"))
 BURST = 8  # requests started in one turn: a send costs some 20 µs, and reading must not wait for long
 HOLD_NS = 2_000_000  # between two looks at the event loop's own affairs: signals and the progress line
 SECOND_NS = 1_000_000_000
@@ -50,6 +53,9 @@ class Sender(Protocol):
     def cancel(self, exchange: object, failure: Failure) -> None: ...
 
     def tick(self, now: int) -> None: ...
+
+    @property
+    def in_flight(self) -> int: ...
 
 
 class Counters:
@@ -107,14 +113,17 @@ def no_collector() -> Iterator[None]:
 
 
 class Drive:
-    """One schedule, one client, one spool. `run` returns when every slot has its record."""
+    """One schedule, its clients (one per target), one spool. `run` returns when every slot has its record."""
 
     def __init__(
         self,
         *,
         schedule: Schedule,
         bodies: Bodies,
-        client: Sender,
+        numbers: Sequence[Iterator[int]],
+        clients: Sequence[Sender],
+        route: str = "auto",
+        stop_on_failure: bool = False,
         wire: Wire,
         spool: Spool,
         start_ns: int,
@@ -125,13 +134,20 @@ class Drive:
         redact: Callable[[str], str] = str,
     ) -> None:
         self._agenda = Agenda(schedule, max_in_flight=max_in_flight)
-        self._bodies, self._client, self._wire, self._spool = bodies, client, wire, spool
+        self._bodies, self._clients, self._wire, self._spool = bodies, clients, wire, spool
+        self._numbers = numbers
+        self._sent = [0] * len(schedule.stages)
+        self._turns = schedule.turns
+        self._route = route if route != "auto" else "sticky" if schedule.turns > 1 else "round-robin"
+        self._stop_on_failure = stop_on_failure
+        self._refusals = [0] * len(clients)  # in a row
+        self.down: dict[int, float] = {}
         self._start_ns, self._grace_ns, self._worker, self._run_id = start_ns, grace_ns, worker, run_id
         self._redact = redact
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
         horizon = schedule.horizon_ns
         self._grace_over = FOREVER if horizon is None else start_ns + horizon + grace_ns
-        self._flying: dict[int, object] = {}
+        self._flying: dict[int, tuple[int, object]] = {}
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._flush_at = start_ns + FLUSH_NS
         self._flows_at = start_ns + FLOWS_NS
@@ -143,6 +159,7 @@ class Drive:
         wire.hold_ns = HOLD_NS
         wire.wake = self._wake
         wire.tick = self._tick
+        wire.idle = self._idle
 
     async def run(self) -> None:
         """From the start instant to the last record. Raises whatever a bug in a callback raised."""
@@ -154,7 +171,7 @@ class Drive:
             await self._over
         finally:
             self._wire.wake_at(FOREVER)
-            self._wire.wake = self._wire.tick = None
+            self._wire.wake = self._wire.tick = self._wire.idle = None
             self._wire.hold_ns = 0
             self._last_words(monotonic_ns())
             loop.set_exception_handler(None)
@@ -202,18 +219,39 @@ class Drive:
 
     def _send(self, start: Start) -> None:
         number = start.number
+        self._sent[start.stage] += 1
         self.counters.sent += 1
         self.counters.in_flight += 1
-        self._flying[number] = self._client.send(
-            None,
-            self._bodies.body(number),
-            self._start_ns + start.due_ns,
-            partial(self._done, start),
-            self._timelines[start.stage].flow,
-            name=f"{self._run_id}-{number}",
+        target = self._target(number)
+        self._flying[number] = (
+            target,
+            self._clients[target].send(
+                None,
+                self._bodies.body(start.stage, number),
+                self._start_ns + start.due_ns,
+                partial(self._done, start, target),
+                self._timelines[start.stage].flow,
+                name=f"{self._run_id}-{number}",
+            ),
         )
 
-    def _done(self, start: Start, done: Completion) -> None:
+    def _target(self, number: int) -> int:
+        """Which target a request goes to: by its number, by its conversation, or where the fewest are in flight."""
+        clients = self._clients
+        if len(clients) == 1:
+            return 0
+        if self._route == "least-in-flight":
+            return min(range(len(clients)), key=lambda i: clients[i].in_flight)
+        return (number if self._route == "round-robin" else number // self._turns) % len(clients)
+
+    def _idle(self) -> bool:
+        """A moment without traffic: build one body of a load without end ahead. True when there may be more to do."""
+        for stage, numbers in enumerate(self._numbers):
+            if self._sent[stage] + AHEAD > self._bodies.ahead(stage) and self._bodies.build(stage, numbers, most=1):
+                return True
+        return False
+
+    def _done(self, start: Start, target: int, done: Completion) -> None:
         number = start.number
         self._flying.pop(number, None)
         counters = self.counters
@@ -223,12 +261,14 @@ class Drive:
         if failure is None:
             counters.ok += 1
             counters.recent_ttft_ns.append(done.first_token - done.due)
+            self._refusals[target] = 0
         else:
             counters.failed += 1
+            self._refused(target, done)
             text = self._spool.text(self._redact(failure.text))
         counters.tokens += done.usage.output or done.output_events
-        place = Place(number, start.request, start.stage, self._worker, 0, start.session, start.turn, start.lane)
-        self._spool.row(row(place, done, self._start_ns, text=text, built=self._bodies.built(number)))
+        place = Place(number, start.request, start.stage, self._worker, target, start.session, start.turn, start.lane)
+        self._spool.row(row(place, done, self._start_ns, text=text, built=self._bodies.built(start.stage, number)))
         self._bodies.answered(number, done)
         agenda = self._agenda
         agenda.finished(number, done.done - self._start_ns, failure is None)
@@ -237,11 +277,32 @@ class Drive:
         elif not self._flying:
             self._check_over()
 
+    def _refused(self, target: int, done: Completion) -> None:
+        """A target that fails DOWN_AFTER times in a row without a byte of an answer is down, until it answers again."""
+        if done.http_status or done.failure is None or done.failure.kind not in NO_ANSWER:
+            return
+        self._refusals[target] += 1
+        if self._refusals[target] == DOWN_AFTER and target not in self.down:
+            self.down[target] = round((done.done - self._start_ns) / SECOND_NS, 3)
+            if self._stop_on_failure and not self.interrupted:
+                self.stop()
+
     def _never(self, start: Start) -> None:
         self.counters.dropped += 1
-        place = Place(start.number, start.request, start.stage, self._worker, 0, start.session, start.turn, start.lane)
+        place = Place(
+            start.number,
+            start.request,
+            start.stage,
+            self._worker,
+            self._target(start.number),
+            start.session,
+            start.turn,
+            start.lane,
+        )
         status = "cancelled" if start.dropped == "interrupted" else "dropped"
-        self._spool.row(unsent_row(place, start.due_ns, start.dropped, status, self._bodies.built(start.number)))
+        self._spool.row(
+            unsent_row(place, start.due_ns, start.dropped, status, self._bodies.built(start.stage, start.number))
+        )
 
     def _check_over(self) -> None:
         if self._agenda.done and not self._over.done():
@@ -252,13 +313,14 @@ class Drive:
             self._over.set_result(None)
 
     def _cancel_all(self, failure: Failure) -> None:
-        for exchange in list(self._flying.values()):
-            self._client.cancel(exchange, failure)
+        for target, exchange in list(self._flying.values()):
+            self._clients[target].cancel(exchange, failure)
 
     # -- housekeeping --------------------------------------------------------------------------------------------
 
     def _tick(self, now: int) -> None:
-        self._client.tick(now)
+        for client in self._clients:
+            client.tick(now)
         if now >= self._grace_over and self._flying:
             self._grace_over = FOREVER
             self._agenda.stop()

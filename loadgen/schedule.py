@@ -182,18 +182,20 @@ class Schedule:
     def numbers(self) -> Iterator[int]:
         """The slots' numbers, stage after stage, ascending: about the order of their sending. May have no end."""
         for span in self.stages:
-            step = span.lanes or self.parts
-            own = self.own_lanes(span) if span.lanes else range(self.part, self.parts, self.parts)
-            base = 0
-            while span.chains is None or base < span.chains:
-                for j in own:
-                    if span.chains is not None and base + j >= span.chains:
-                        break
-                    number = (span.first_chain + base + j) * self.turns
-                    yield from range(number, number + self.turns)
-                base += step
-                if not own:
+            yield from self.stage_numbers(span)
+
+    def stage_numbers(self, span: StageSpan) -> Iterator[int]:
+        """Those of one stage; without end where its duration alone bounds it."""
+        step = span.lanes or self.parts
+        own = self.own_lanes(span) if span.lanes else range(self.part, self.parts, self.parts)
+        base = 0
+        while own and (span.chains is None or base < span.chains):
+            for j in own:
+                if span.chains is not None and base + j >= span.chains:
                     break
+                number = (span.first_chain + base + j) * self.turns
+                yield from range(number, number + self.turns)
+            base += step
 
     def columns(self) -> Columns:
         """All slots of this share. Raises ValueError when a stage is bounded by its duration alone."""

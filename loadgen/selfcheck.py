@@ -380,7 +380,7 @@ def _drive(url: str, workload: Workload, folder: Path) -> _Drove:
     settings = runs.Settings(url=url)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         found = runner.run(runs.find(settings))
-        job, header, _ = runs.prepare(workload, settings, found, simulated=True, folder=folder)
+        job, header, _ = runs.prepare(workload, settings, (found,), simulated=True, folder=folder)
         store.replace(folder / "run.json", heads.encode(header))
         runner.run(runs.work(job, 0, 1, gate))
     end_ns = monotonic_ns()

@@ -89,7 +89,10 @@ def _report(worker: subprocess.Popen[bytes]) -> Share | None:
     assert worker.stdout is not None
     said = worker.stdout.readline()
     worker.wait()
-    return Share(**json.loads(said)) if said else None
+    if not said:
+        return None
+    told = json.loads(said)
+    return Share(**{**told, "down": {int(target): at_s for target, at_s in told["down"].items()}})
 
 
 def _add(left: Share, right: Share) -> Share:
@@ -98,6 +101,7 @@ def _add(left: Share, right: Share) -> Share:
         prompts_count=left.prompts_count + right.prompts_count,
         late=left.late + right.late,
         interrupted=left.interrupted or right.interrupted,
+        down={**right.down, **left.down},
     )
 
 

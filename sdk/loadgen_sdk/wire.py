@@ -125,7 +125,8 @@ class Wire:
     `hold_ns` above 0 stays that long in our own poll while there is traffic (a load generator's privilege: going back
     to the event loop costs as much as a read); 0 shares the loop with other tasks after every turn.
     `wake` is called with the time when the instant given to `wake_at` has come (again and again until it is moved);
-    `tick` about every TICK_NS.
+    `tick` about every TICK_NS. `idle` is called
+    when HOLD_POLL_S have passed without traffic, and again while it says true.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -141,6 +142,7 @@ class Wire:
         self._in_turn = False
         self.wake: Callable[[int], None] | None = None
         self.tick: Callable[[int], None] | None = None
+        self.idle: Callable[[], bool] | None = None
         self.hold_ns = 0
         self.turns = self.reads = 0
         self._poll.register(self._timer.fileno(), select.EPOLLIN)
@@ -243,7 +245,7 @@ class Wire:
                     break
                 self._arm()
                 ready = poll(0 if backlog else HOLD_POLL_S, MOST_READY)
-                if not ready and not backlog:
+                if not ready and not backlog and (self.idle is None or not self.idle()):
                     break
         finally:
             self._in_turn = False

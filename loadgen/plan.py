@@ -1,0 +1,285 @@
+"""What is decided before the clock starts: who is asked, with which requests, when; and the header that says so.
+
+Pure but for reading the tokenizer and a few facts about this machine. Nothing here talks to a target: that is `run.py`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import platform
+import socket
+import statistics
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from loadgen_sdk.errors import TargetUnusable
+from loadgen_sdk.probe import Found
+from loadgen_sdk.target import Target
+from loadgen_sdk.wire import Tls
+
+from loadgen import header as heads
+from loadgen import metrics, prompts, schedule, seeds, tokens
+from loadgen.schedule import Schedule
+from loadgen.workload import Closed, Gamma, Ramp, Workload, recipe_fingerprint
+
+Route = Literal["auto", "round-robin", "least-in-flight", "sticky"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One target of a run, as the user named it. `url` "" is the embedded endpoint."""
+
+    url: str
+    name: str = ""
+    api_key: str | None = field(default=None, repr=False)
+    gpus: int | None = None
+    shape: str = ""
+    region: str = ""
+
+    @property
+    def shown(self) -> str:
+        """Its name, or its URL without anything secret."""
+        if self.name or not self.url:
+            return self.name or "embedded simulation"
+        try:
+            return Target.parse(self.url).redacted
+        except TargetUnusable:
+            return "--url"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the command line says beside the workload. `url` None: the embedded endpoint.
+
+    `targets`, when there are several, stand in the place of `url`, `api_key`, `gpus`, `shape` and `region`; `url` is
+    then the first one's.
+    """
+
+    url: str | None = None
+    model: str | None = None
+    server: str = "auto"
+    api: Literal["chat", "completions"] = "chat"
+    stream: bool = True
+    client: Literal["wire", "openai"] = "wire"
+    api_key: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    extra_body: dict[str, Any] | None = None
+    tls: Tls = field(default_factory=Tls)
+    tokenizer: str | None = None
+    workers: int = 1
+    out: Path | None = None
+    gpus: int | None = None
+    shape: str = ""
+    region: str = ""
+    targets: tuple[Endpoint, ...] = ()
+    route: Route = "auto"
+    on_target_failure: Literal["continue", "stop"] = "continue"
+    command: tuple[str, ...] = ()
+    embedded: dict[str, Any] = field(default_factory=dict)  # options of the embedded endpoint
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Where the load goes; at least one."""
+        if self.targets:
+            return self.targets
+        only = Endpoint(url=self.url or "", api_key=self.api_key, gpus=self.gpus, shape=self.shape, region=self.region)
+        return (only,)
+
+    def of(self, endpoint: Endpoint) -> Settings:
+        """These settings for one of its endpoints alone."""
+        return replace(self, url=endpoint.url, api_key=endpoint.api_key, targets=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """All that a worker needs to do its share; travels to worker processes as a pickle on their standard input."""
+
+    workload: Workload
+    settings: Settings
+    found: tuple[Found, ...]  # one for each of settings.endpoints
+    seed: int
+    salt: int
+    folder: Path
+    run_id: str
+
+
+def plan(job: Job) -> tuple[Schedule, prompts.Prompts, tokens.Tokenizer]:
+    """The timetable and the requests of a job: the same in every process."""
+    tokenizer = tokens.load(job.settings.tokenizer)
+    return (
+        schedule.build(job.workload, job.seed),
+        prompts.build(job.workload, job.seed, job.salt, tokenizer),
+        tokenizer,
+    )
+
+
+def prepare(
+    workload: Workload, settings: Settings, found: tuple[Found, ...], *, simulated: bool, folder: Path
+) -> tuple[Job, heads.Header, Schedule]:
+    """Everything that is decided before the clock starts, and the header that says so."""
+    seed = workload.seed if workload.seed is not None else seeds.fresh()
+    salt = seeds.fresh()
+    job = Job(
+        workload=workload, settings=settings, found=found, seed=seed, salt=salt, folder=folder, run_id=folder.name
+    )  # fmt: skip
+    timetable, requests, tokenizer = plan(job)
+    now = datetime.datetime.now(datetime.UTC).astimezone()
+    first = found[0]
+    source = "server" if all(one.usage for one in found) else tokenizer.tag
+    slots = timetable.slots
+    targets = tuple(
+        heads.Target(
+            url=one.target.redacted,
+            server=one.server,
+            model=one.model,
+            gpus=endpoint.gpus,
+            shape=endpoint.shape,
+            region=endpoint.region,
+            name="embedded simulation" if simulated else endpoint.name,
+            simulated=simulated,
+        )
+        for one, endpoint in zip(found, settings.endpoints, strict=True)
+    )
+    header = heads.Header(
+        run=folder.name,
+        started=now.isoformat(timespec="milliseconds"),
+        version=version(),
+        command=settings.command,
+        workload=workload.name,
+        source_text=workload.source_text,
+        source_sha256=_sha256(workload.source_text),
+        seed=seed,
+        schedule_seed=workload.schedule_seed,
+        salt=f"{salt:x}",
+        targets=targets,
+        client=settings.client,
+        api=settings.api,
+        stream=settings.stream,
+        slo=_slo(workload),
+        limits=metrics.Limits(**workload.limits.model_dump()),
+        stages=tuple(_stage(workload, timetable, i) for i in range(len(timetable.stages))),
+        fingerprints=heads.Fingerprints(
+            recipe=recipe_fingerprint(workload, source), timetable=schedule.fingerprint(timetable)
+        ),
+        rtt_ms=statistics.median(one.rtt_ms for one in found),
+        tokenizer=tokenizer.name,
+        tokenizer_tag=tokenizer.tag,
+        template_tokens=first.template_tokens,
+        usage_asked=True,
+        shares_prompts=_shares(workload),
+        max_in_flight=workload.max_in_flight,
+        grace_s=workload.grace_ns / 1e9,
+        timeout_s=workload.timeout_ns / 1e9,
+        stall_timeout_s=workload.stall_timeout_ns / 1e9,
+        workers=settings.workers,
+        host=host(),
+        notes=(*dict.fromkeys(note for one in found for note in one.warnings), *requests.warnings(slots or 1000)),
+    )
+    return job, header, timetable
+
+
+def describe(workload: Workload, settings: Settings) -> str:
+    """What a run would do, without touching the network: load, sizes, fingerprints."""
+    seed = workload.seed if workload.seed is not None else seeds.fresh()
+    timetable = schedule.build(workload, seed)
+    requests = prompts.build(workload, seed, 0, tokens.load(settings.tokenizer))
+    shown = ", ".join(endpoint.shown for endpoint in settings.endpoints)
+    lines = [f"workload: {workload.name}", f"target: {shown}", f"seed: {seed}"]
+    for index in range(len(timetable.stages)):
+        stage = _stage(workload, timetable, index)
+        bounds = [f"{stage.slots:,} requests"] if stage.slots is not None else []
+        if stage.end_ns is not None:
+            bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
+        lines.append(f"load: {stage.arrival}: {', '.join(bounds)}{'' if stage.measured else ', warm-up, not measured'}")
+    sample = [requests[number] for number in range(min(timetable.slots or 100, 100))]
+    sizes = sorted(request.input_tokens or 0 for request in sample)
+    asked = sorted(request.max_tokens or 0 for request in sample)
+    spans = f"{sizes[0]:,} to {sizes[-1]:,} prompt tokens, {asked[0]:,} to {asked[-1]:,} asked for"
+    lines.append(f"first {len(sample)} requests: {spans}")
+    lines.append(f"recipe: {recipe_fingerprint(workload, 'server')}  timetable: {schedule.fingerprint(timetable)}")
+    lines += [f"note: {note}" for note in requests.warnings(timetable.slots or 1000)]
+    return "\n".join(lines)
+
+
+# -- small facts -------------------------------------------------------------------------------------------------
+
+
+def version() -> str:
+    try:
+        return metadata.version("loadgen")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def host() -> heads.Host:
+    """The machine this runs on, as far as it tells."""
+    cpu, memory, clock = "", None, ""
+    try:
+        with open("/proc/cpuinfo") as file:
+            cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        clock = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
+    except (OSError, ValueError):
+        pass
+    names = ("uvloop", "msgspec", "numpy", "openai", "tiktoken")
+    return heads.Host(
+        name=socket.gethostname(),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        cpu=cpu,
+        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        memory_bytes=memory,
+        clock=clock,
+        versions={name: metadata.version(name) for name in names},
+    )
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _slo(workload: Workload) -> metrics.Slo | None:
+    slo = workload.slo
+    if slo is None:
+        return None
+    terms = tuple(metrics.Term(metric=t.metric, limit_ns=t.limit_ns, quantile=t.quantile) for t in slo.terms)
+    return metrics.Slo(terms=terms, goodput_share=slo.goodput_share)
+
+
+def _shares(workload: Workload) -> bool:
+    requests = workload.requests
+    if getattr(requests, "turns", None) is not None:
+        return True
+    return bool(getattr(requests, "shared_prefix_tokens", 0) or getattr(requests, "system_tokens", 0)) or hasattr(
+        requests, "path"
+    )
+
+
+def _stage(workload: Workload, timetable: Schedule, index: int) -> heads.Stage:
+    span, stage = timetable.stages[index], workload.stages[index]
+    return heads.Stage(
+        name=span.name,
+        arrival=words(stage.arrival),
+        closed=bool(span.lanes),
+        measured=span.measured,
+        start_ns=span.start_ns or 0,
+        end_ns=None if span.length_ns is None or span.start_ns is None else span.start_ns + span.length_ns,
+        slots=None if span.chains is None else span.chains * span.turns,
+        rate=getattr(stage.arrival, "rate", None),
+        concurrency=span.lanes or None,
+    )
+
+
+def words(arrival: Any) -> str:
+    """An arrival law as one says it."""
+    if isinstance(arrival, Closed):
+        return f"{arrival.concurrency} in flight (closed loop)"
+    if isinstance(arrival, Ramp):
+        return f"ramp {arrival.from_rate:g}/s to {arrival.to_rate:g}/s"
+    if isinstance(arrival, Gamma):
+        return f"gamma {arrival.rate:g}/s, burstiness {arrival.burstiness:g}"
+    return "everything at once" if arrival.rate == float("inf") else f"{arrival.tag} {arrival.rate:g}/s"
