@@ -6,6 +6,7 @@
     spool/w0.texts                error texts, a JSON string per line; a row's `text` is the line's number
     spool/w0.seconds              a JSON line per second (header.Second)
     flows/w0.gaps.S, w0.timeline.S      histogram of gaps and events per 10 ms of stage S
+    flows/w0.heat                 gaps of all stages by length, counted about every 2 s: lines of HEAT
     summary.json
 
 A worker only ever appends and renames, so that whatever was written is readable after `kill -9`. The Parquet files are
@@ -27,7 +28,8 @@ from numpy.typing import NDArray
 
 from loadgen import header as heads
 from loadgen.errors import UserError
-from loadgen.quantiles import Histogram
+from loadgen.metrics import BIN_NS
+from loadgen.quantiles import Histogram, bucket
 from loadgen.record import FIELDS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 
 PART_SECONDS = 1.5  # a Parquet file at most this often per worker
@@ -40,6 +42,12 @@ NAMES = {
     "output_source": SOURCES,
 }
 """Columns that are small codes in a row and words in Parquet."""
+
+HEAT_EDGES_NS: NDArray[np.int64] = np.unique(np.logspace(4, 11, 85).astype(np.int64))  # 10 µs to 100 s, 12 a decade
+HEAT = np.dtype([("until_ns", "<i8"), ("counts", "<i8", (len(HEAT_EDGES_NS) + 1,))])
+"""Gaps between output events that came up to `until_ns` since the line before: below the first edge, between edges,
+above the last one."""
+_HEAT_STARTS = np.concatenate(([0], bucket(HEAT_EDGES_NS)))
 
 
 class Stored(NamedTuple):
@@ -68,6 +76,7 @@ class Spool:
         self._new_seconds: list[heads.Second] = []
         self._text_numbers: dict[str, int] = {}
         self._texts_written = 0
+        self._heat: dict[int, NDArray[np.int64]] = {}
 
     def _append(self, name: str) -> int:
         path = self._folder / "spool" / f"w{self._worker}.{name}"
@@ -107,6 +116,13 @@ class Spool:
         stem = self._folder / "flows" / f"w{self._worker}"
         replace(Path(f"{stem}.gaps.{stage}"), gaps.to_bytes())
         replace(Path(f"{stem}.timeline.{stage}"), timeline.astype("<i8").tobytes())
+        counts = np.add.reduceat(gaps.counts, _HEAT_STARTS)
+        new = counts - self._heat.get(stage, 0)
+        self._heat[stage] = counts
+        if new.any():
+            line = np.array((len(timeline) * BIN_NS, new), HEAT)
+            with Path(f"{stem}.heat").open("ab") as file:
+                file.write(line.tobytes())
 
     def close(self) -> None:
         self.flush()
@@ -151,6 +167,20 @@ def read(folder: Path) -> Stored:
         else:
             timeline[stage] = _sum(timeline[stage], np.frombuffer(file.read_bytes(), "<i8"))
     return Stored(header, rows, gaps, timeline, _seconds(folder), texts)
+
+
+def heat(folder: Path) -> NDArray[np.void]:
+    """Lines of HEAT of all workers, in order of time; none for a run of before they were kept."""
+    parts = [
+        np.frombuffer(_whole(file.read_bytes(), HEAT.itemsize), HEAT) for file in (folder / "flows").glob("w*.heat")
+    ]
+    lines = np.concatenate([np.zeros(0, HEAT), *parts])
+    return lines[np.argsort(lines["until_ns"], kind="stable")]
+
+
+def _whole(data: bytes, size: int) -> bytes:
+    """Without the half line that a killed worker may leave."""
+    return data[: len(data) // size * size]
 
 
 def _sum(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -72,7 +72,9 @@ def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
         return summary, html.render(summary) if page else None
     stored = store.read(folder)
     summary = summarize(*stored)
-    return summary, html.render(summary, stored.header, figures(*stored)) if page else None
+    return summary, html.render(
+        summary, stored.header, figures(*stored, store.heat(folder), store.HEAT_EDGES_NS)
+    ) if page else None
 
 
 def _write(page: str, asked: Path | None, default: Path) -> None:

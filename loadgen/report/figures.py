@@ -113,9 +113,10 @@ def figures(
     timeline: Sequence[NDArray[np.int64]] = (),
     seconds: Sequence[Second] = (),
     texts: Sequence[str] = (),
-    heat: Heat | None = None,
+    heat: NDArray[np.void] | None = None,
+    heat_edges_ns: NDArray[np.int64] | None = None,
 ) -> Figures:
-    """Arguments as of `summary.summarize`; `heat` as `gap_heat` makes it."""
+    """Arguments as of `summary.summarize`; `heat`: lines of `store.HEAT`, whose edges are `heat_edges_ns`."""
     every = Columns(rows)
     is_measured = np.array([stage.measured for stage in header.stages] or [True])[rows["stage"]]
     chosen = is_measured & every.where(OK)
@@ -150,7 +151,7 @@ def figures(
         ttft_by_input=cloud(every["input_tokens"], ttft, chosen),
         e2e_by_output=cloud(every["output_tokens"], e2e, chosen),
         asked_by_output=_asked(every, chosen),
-        gaps=heat,
+        gaps=None if heat is None or heat_edges_ns is None else gap_heat(heat, heat_edges_ns, length_s),
     )
 
 
@@ -382,6 +383,30 @@ def _client(every: Columns, seconds: Sequence[Second], length_s: float) -> Bins:
         step,
         {"cpu": busiest, "send lag, largest": [None if value == UNDEFINED else value / 1e6 for value in largest]},
     )
+
+
+def gap_heat(lines: NDArray[np.void], edges_ns: NDArray[np.int64], length_s: float) -> Heat | None:
+    """Lines of `store.HEAT` in cells; gaps shorter than the first edge are left out (events of one read). None: no
+    lines."""
+    if not len(lines):
+        return None
+    until = np.unique(lines["until_ns"])
+    typical = float(np.median(np.diff(until, prepend=0))) / 1e9
+    step = width_s(length_s, max(min(MOST_BINS, int(length_s / max(typical, 0.1))), 1))
+    count = _count(length_s, step)
+    middle = lines["until_ns"] / 1e9 - min(typical, step) / 2
+    places = np.clip(middle / step, 0, count - 1).astype(np.int64)
+    total = np.zeros((count, len(edges_ns)), np.int64)
+    np.add.at(total, places, lines["counts"][:, 1:])
+    used = np.flatnonzero(total.any(axis=0))
+    if not len(used):
+        return None
+    low, high = int(used[0]), int(used[-1]) + 1
+    cells = tuple(
+        (int(i), int(j), int(total[i, low + j])) for i, j in zip(*np.nonzero(total[:, low:high]), strict=True)
+    )
+    edges = np.append(edges_ns, edges_ns[-1] * 2)[low : high + 1] / 1e6
+    return Heat(width_s=step, edges_ms=_rounded(edges, 4), cells=cells)
 
 
 # -- pairs ---------------------------------------------------------------------------------------------------------
