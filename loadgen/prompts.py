@@ -108,6 +108,10 @@ class SyntheticPrompts:
     def asked_output(self, number: int) -> int:
         return self._output(self._lengths_key, "output", number)
 
+    def group_of(self, conversation: int) -> int:
+        """Which of the `prefixes` shared texts a conversation (a request that stands alone) begins with."""
+        return int.from_bytes(draw(self._lengths_key, "which prefix", conversation, 8), "little") % self._prefixes
+
     def warnings(self, n: int) -> list[str]:
         found = []
         conversations = range(min(-(-n // self.turns), SAMPLE))
@@ -166,8 +170,7 @@ class SyntheticPrompts:
         n = self._opening_tokens(conversation)
         if not self._prefix_tokens:
             return self._text("user", conversation, n, self._head(conversation, n))
-        which = int.from_bytes(draw(self._lengths_key, "which prefix", conversation, 8), "little") % self._prefixes
-        prefix, prefix_n = self._shared("prefix", which, min(n, self._prefix_tokens))
+        prefix, prefix_n = self._shared("prefix", self.group_of(conversation), min(n, self._prefix_tokens))
         own = n - self._prefix_tokens
         if own <= 0:
             return prefix, prefix_n
