@@ -365,7 +365,7 @@ class Server:
                     rows.extend((answer.number, event, due, clock()))
                 connection.write(data)
                 continue
-            if connection.closed:  # by an emission of this very turn
+            if connection.closed or connection.answer is not answer:  # ended by an emission of this very turn
                 continue
             data, end = answer.next(tokens, finished, now_ns)
             events = answer.sent - event
@@ -393,7 +393,8 @@ class Server:
             connection.reset()
         elif end == "close":
             connection.answered(False)
-        # a stall keeps the connection busy until the client leaves
+        else:  # a stall keeps the connection busy until the client leaves
+            connection.answer = end
 
     def close(self) -> None:
         """Write the log, if it has a file, and close everything."""
