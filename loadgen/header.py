@@ -98,6 +98,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float | None = None
     timeout_s: float | None = None
     stall_timeout_s: float | None = None
+    turns: int = 1  # of each conversation
     workers: int = 1
     host: Host = Host()
     notes: tuple[str, ...] = ()  # warnings known before the first request; they become warnings of the verdict

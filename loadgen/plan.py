@@ -175,6 +175,7 @@ def prepare(
         grace_s=workload.grace_ns / 1e9,
         timeout_s=workload.timeout_ns / 1e9,
         stall_timeout_s=workload.stall_timeout_ns / 1e9,
+        turns=timetable.turns,
         workers=settings.workers,
         host=host(),
         notes=(*dict.fromkeys(note for one in found for note in one.warnings), *requests.warnings(slots or 1000)),

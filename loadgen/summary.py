@@ -189,7 +189,7 @@ def summarize(
         client_lag_ms=_of(measured, "client_lag", sent),
         stamp_error_ms=_of(measured, "stamp_error", sent),
         goodput=goodput,
-        sessions=tally.sessions(measured, everything, inside),
+        sessions=tally.sessions(measured, everything, inside, header.turns),
         client=tally.client(measured, seconds, verdict.busiest(seconds, inside), header.workers),
         stages=tuple(_stages(header, rows, everything, gaps, timeline, texts, unrecorded)),
         targets=tuple(_targets(header, rows, is_measured, inside, texts)),

@@ -83,10 +83,12 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
 
 class Sessions(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations (agentic tasks) of measured stages. `ok`: every turn of it is. `duration_ms`: due of the first
-    turn to the end of the last, of those that are ok. Those with a turn that the user cancelled are not counted.
+    turn to the end of the last, of those that are ok. Those with a turn that the user cancelled are not counted, nor
+    those that the end of their stage cut short (`cut`).
     """
 
     count: int
+    cut: int = 0
     ok: int
     ok_per_s: float | None
     steady_ok_per_s: float | None
@@ -255,36 +257,41 @@ class _Conversations(NamedTuple):
 
     good: NDArray[np.bool_]  # every turn is ok
     cancelled: NDArray[np.bool_]  # the user cancelled a turn of it
+    cut: NDArray[np.bool_]  # its last turn was never scheduled: the stage ended first
     due_ns: NDArray[np.int64]  # of the first turn
     end_ns: NDArray[np.int64]  # of the last output
 
 
-def _conversations(columns: Columns) -> _Conversations:
+def _conversations(columns: Columns, turns: int) -> _Conversations:
     inside = np.flatnonzero(columns["session"] >= 0)
     order = inside[np.argsort(columns["session"][inside], kind="stable")]
     numbers = columns["session"][order]
     if len(numbers) == 0:
         none = np.zeros(0, np.int64)
-        return _Conversations(none.astype(bool), none.astype(bool), none, none)
+        return _Conversations(none.astype(bool), none.astype(bool), none.astype(bool), none, none)
     starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1))
+    cancelled = np.logical_or.reduceat(columns.where(CANCELLED)[order], starts)
+    cut = (np.maximum.reduceat(columns["turn"][order], starts) < turns - 1) & ~cancelled
     return _Conversations(
-        good=np.logical_and.reduceat(columns.where(OK)[order], starts),
-        cancelled=np.logical_or.reduceat(columns.where(CANCELLED)[order], starts),
+        good=np.logical_and.reduceat(columns.where(OK)[order], starts) & ~cut,
+        cancelled=cancelled,
+        cut=cut,
         due_ns=np.minimum.reduceat(columns["due_ns"][order], starts),
         end_ns=np.maximum.reduceat(columns["end_ns"][order], starts),
     )
 
 
-def sessions(measured: Columns, everything: Sequence[Columns], inside: Window) -> Sessions | None:
-    """Conversations of measured stages; None when there are none."""
-    found = _conversations(measured)
+def sessions(measured: Columns, everything: Sequence[Columns], inside: Window, turns: int) -> Sessions | None:
+    """Conversations of `turns` turns in measured stages; None when there are none."""
+    found = _conversations(measured, turns)
     if len(found.good) == 0:
         return None
     good = int(found.good.sum())
-    anywhere = [found if part is measured else _conversations(part) for part in everything]
+    anywhere = [found if part is measured else _conversations(part, turns) for part in everything]
     steady = sum(int((part.good & metrics.within(part.end_ns, inside.steady)).sum()) for part in anywhere)
     return Sessions(
-        count=len(found.good) - int(found.cancelled.sum()),
+        count=len(found.good) - int(found.cancelled.sum()) - int(found.cut.sum()),
+        cut=int(found.cut.sum()),
         ok=good,
         ok_per_s=metrics.per_second(good, inside),
         steady_ok_per_s=metrics.per_second(steady, inside.steady),

@@ -199,7 +199,9 @@ def test_conversations_are_ok_when_every_turn_is() -> None:
     rows["sent_ns"], rows["end_ns"] = rows["due_ns"], rows["due_ns"] + 500 * MS
     rows["last_token_ns"] = rows["first_token_ns"] = rows["done_ns"] = rows["end_ns"]
     rows["status"][3], rows["status"][5] = STATUSES.index("failed"), STATUSES.index("cancelled")
-    sessions = summarize(Header(), rows).sessions
+    cut = summarize(Header(turns=3), rows).sessions  # the same rows, had there been a third turn to come
+    assert cut is not None and (cut.count, cut.cut, cut.ok) == (0, 2, 0)
+    sessions = summarize(Header(turns=2), rows).sessions
     assert sessions is not None
     assert (sessions.count, sessions.ok, sessions.duration_ms.p50) == (2, 1, 3500)
     assert sessions.ok_per_s == pytest.approx(1 / 6.5)

@@ -161,6 +161,7 @@ def _counts(summary: Summary, width: int) -> Iterator[str]:
         found = summary.sessions
         p50 = show.duration(None if found.duration_ms.p50 is None else found.duration_ms.p50 / 1000)
         done = f"{show.count(found.ok)} of {show.count(found.count)} conversations ok"
+        done += f" (+ {show.count(found.cut)} cut short by the end of the load)" if found.cut else ""
         yield from _wrapped("Tasks", [done, show.rate(found.ok_per_s), f"p50 {p50} each"], width)
 
 
