@@ -9,18 +9,25 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from time import monotonic_ns
-from typing import Any, NamedTuple
+from typing import Any
 
+from . import calls
+from .calls import Askable, Event
+from .conduct import Observers, conduct
 from .dialects.body import body as make_body
-from .dialects.quirks import Quirk
+from .dialects.quirks import QUIRKS, Api, Quirk
 from .dialects.reader import Flow
-from .errors import RequestFailed, TargetUnusable
+from .errors import TargetUnusable, WrongUse
 from .exchange import Exchange, OnDone
 from .http1 import head
+from .measurement import Prices
 from .request import Completion, Failure, Request
+from .retry import Retry
+from .shapes import ShapeRecorder
 from .target import Target
+from .throttle import Throttle
 from .wire import TICK_NS, Line, Tls, Wire, raise_file_limit, resolve
 
 SPARE = 2  # idle connections kept open ahead of need
@@ -28,16 +35,12 @@ OPEN_PER_TICK = 32  # pace at which further ones are opened ahead of need
 KEEP_ALIVE_MARGIN_S = 1.0  # below the server's own idle limit
 
 
-class Event(NamedTuple):
-    """One output event as an application sees it: its text, its reasoning text, and when it arrived (monotonic ns)."""
-
-    text: str
-    reasoning: str
-    at_ns: int
-
-
 class Client:
     """One endpoint, one model, one API. Create it inside a running event loop; `open` before the first send.
+
+    Applications give a URL: what is not said of model and server is then found out by a probe when it opens, texts and
+    headers are kept, and `stream` and `complete` are throttled, retried and measured as `on_measurement`, `prices`,
+    `throttle`, `retry`, `record` and `keep_content` say (see `instrument`). The generator gives Target and quirk.
 
     `timeout_ns` bounds a request from its due instant, `stall_timeout_ns` the silence between two events of a stream
     (comments do not count as a sign of life). `ahead`: while requests are sent, connections are opened ahead of need,
@@ -46,10 +49,12 @@ class Client:
 
     def __init__(
         self,
-        target: Target,
+        target: Target | str,
         *,
-        model: str,
-        quirk: Quirk,
+        model: str | None = None,
+        quirk: Quirk | None = None,
+        api: Api = "chat",
+        server: str = "auto",
         stream: bool = True,
         api_key: str | None = None,
         headers: tuple[tuple[str, str], ...] = (),
@@ -57,23 +62,47 @@ class Client:
         timeout_ns: int = 600 * 1_000_000_000,
         stall_timeout_ns: int = 120 * 1_000_000_000,
         tls: Tls | None = None,
-        keep_text: bool = False,
-        keep_headers: bool = False,
+        keep_text: bool | None = None,
+        keep_headers: bool | None = None,
         continuous_usage: bool = False,
         ahead: bool = False,
         wire: Wire | None = None,
+        on_measurement: Observers = None,
+        prices: Prices = None,
+        throttle: Throttle | None = None,
+        retry: Retry | None = None,
+        record: ShapeRecorder | None = None,
+        keep_content: bool = False,
     ) -> None:
-        self.target, self.model, self.quirk = target, model, quirk
+        by_url = isinstance(target, str)
+        if isinstance(target, str):
+            target = Target.parse(target, api=api, server=None if server == "auto" else server, deployment=model or "")
+        if server != "auto":
+            if server not in QUIRKS:
+                raise WrongUse(f"unknown server {server!r}", f"known: auto, {', '.join(QUIRKS)}")
+            quirk = quirk or QUIRKS[server]
+        self._unknown = (server, api_key, headers) if quirk is None or not model else None
+        quirk = quirk or QUIRKS["generic"]
+        self.target, self.model, self.quirk = target, model or "", quirk
+        self.key = api_key or ""
+        self.streams = stream
+        self.conduct = conduct(on_measurement, prices, throttle, retry, record, keep_content)
         self._stream_on = stream
         self._extra_body = extra_body
         self._continuous_usage = continuous_usage
         self._ahead = ahead
         self._timeout_ns = timeout_ns
         self._stall_ns = stall_timeout_ns
-        self._keep_text, self._keep_headers = keep_text, keep_headers
+        self._keep_text = by_url if keep_text is None else keep_text
+        self._keep_headers = by_url if keep_headers is None else keep_headers
         self._tls: ssl.SSLContext | None = (tls or Tls()).context() if target.tls else None
         self._owns_wire = wire is None
-        self.wire = wire or Wire(asyncio.get_running_loop())
+        try:
+            self.wire = wire or Wire(asyncio.get_running_loop())
+        except RuntimeError:
+            raise WrongUse(
+                "a Client lives in an event loop, and none is running", "make it inside a coroutine, or BlockingClient"
+            ) from None
         if self._owns_wire:
             self.wire.tick = self.tick
         accept = "text/event-stream" if stream else "application/json"
@@ -108,7 +137,12 @@ class Client:
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def open(self, connections: int = 0) -> None:
-        """Resolve the host and open this many connections. Raises TargetUnusable when none can be opened."""
+        """Resolve the host, find out what nobody said of it, and open this many connections.
+
+        Raises TargetUnusable when none can be opened, or the probe finds that nothing can work.
+        """
+        if self._unknown is not None:
+            await self._learn(*self._unknown)
         try:
             self._addresses = await resolve(self.target.host, self.target.port)
         except OSError as error:
@@ -131,6 +165,31 @@ class Client:
         finally:
             self._opened = None
             self._wanted_spares = SPARE
+
+    async def _learn(self, server: str, api_key: str | None, headers: tuple[tuple[str, str], ...]) -> None:
+        from .direct import Direct
+        from .probe import probe
+
+        direct = Direct(self.target, self._tls)
+        found = await probe(
+            self.target,
+            exchange=direct.exchange,
+            connect=direct.connect,
+            model=self.model or None,
+            server=server,
+            stream=self._stream_on,
+            api_key=api_key,
+            headers=headers,
+            extra_body=self._extra_body,
+        )
+        self.model, self.quirk = found.model, found.quirk
+        self._reuse_ns = int(found.quirk.reuse_s * 1e9)
+        self._unknown = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `open` has been."""
+        return bool(self._addresses)
 
     def close(self) -> None:
         """Drop every connection; requests in flight end without a word."""
@@ -207,41 +266,25 @@ class Client:
             self.wire.close(line)
         self._end(exchange, monotonic_ns(), failure)
 
-    async def stream(self, request: Request) -> AsyncIterator[Event]:
-        """Output events as they arrive. Raises RequestFailed when the request is not ok, after what did arrive."""
-        queue: asyncio.Queue[Event | Completion] = asyncio.Queue()
-        exchange = self.send(
-            request,
-            self.prepare(request),
-            monotonic_ns(),
-            queue.put_nowait,
-            Flow(),
-            sink=lambda text, reasoning, at: queue.put_nowait(Event(text, reasoning, at)),
-        )
+    async def stream(self, request: Askable) -> AsyncGenerator[Event, None]:
+        """Output events as they arrive, of a Request, a text or messages; opens the client when nobody has.
+
+        Raises RequestFailed when the request is not ok, after what did arrive. A failure before the first event is
+        retried as `retry` allows. Leaving the loop ends the request and its connection.
+        """
+        events = calls.stream(self, request)
         try:
-            while True:
-                item = await queue.get()
-                if isinstance(item, Completion):
-                    if item.failure is not None:
-                        raise RequestFailed(item.failure.kind, item.failure.text, item.failure.http_status)
-                    return
-                yield item
+            async for event in events:
+                yield event
         finally:
-            self.cancel(exchange, Failure("interrupted", "the caller stopped listening"))
+            await events.aclose()
 
-    async def complete(self, request: Request) -> Completion:
-        """Send and wait; a request that fails comes back as a Completion with its `failure`, not as an exception."""
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+    async def complete(self, request: Askable) -> Completion:
+        """Send and wait; a request that fails comes back as a Completion with its `failure`, not as an exception.
 
-        def done(completion: Completion) -> None:
-            if not future.done():
-                future.set_result(completion)
-
-        exchange = self.send(request, self.prepare(request), monotonic_ns(), done, Flow())
-        try:
-            return await future
-        finally:
-            self.cancel(exchange, Failure("interrupted", "the caller stopped waiting"))
+        A failure is retried as `retry` allows, even one that came in the middle: nothing of it was delivered.
+        """
+        return await calls.complete(self, request)
 
     # -- which connection carries what ---------------------------------------------------------------------------
 
