@@ -45,6 +45,8 @@ class Endpoint:
         """Its name, or its URL without anything secret."""
         if self.name or not self.url:
             return self.name or "embedded simulation"
+        if self.url.startswith("sim:"):
+            return f"simulated: {self.url.removeprefix('sim:')}"
         try:
             return Target.parse(self.url).redacted
         except TargetUnusable:

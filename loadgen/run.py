@@ -243,6 +243,10 @@ def execute(
     announce: Callable[[heads.Header, Schedule, Path], None] | None = None,
 ) -> tuple[Summary, Path]:
     """The whole of it: one run and its folder. Raises Fault or Faults for whatever stands in its way."""
+    if settings.url is not None and settings.url.startswith("sim:"):
+        from loadgen.sim import virtual
+
+        return virtual.execute(workload, settings, settings.url.removeprefix("sim:"), announce=announce)
     import uvloop
 
     from loadgen.sim import embedded

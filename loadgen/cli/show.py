@@ -78,11 +78,9 @@ class Show:
 
     def _announce(self, header: Header, timetable: Schedule, folder: Path) -> None:
         target = header.targets[0]
-        where = (
-            "embedded simulation (a SIMULATED server, not a measurement of any real one)"
-            if target.simulated
-            else target.url
-        )
+        where = target.url
+        if target.simulated:
+            where = f"{target.name} (a SIMULATED server, not a measurement of any real one)"
         say(f"target: {where}, model {target.model}, server {target.server}, api {header.api}")
         for stage in header.stages:
             bounds = [f"{stage.slots:,} requests" if stage.slots is not None else ""]

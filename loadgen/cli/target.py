@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from loadgen.run import Settings
+    from loadgen.plan import Settings
 
 Url = Annotated[
     str | None,
@@ -21,8 +21,31 @@ Url = Annotated[
         "--url",
         "-u",
         "--base-url",
-        help="Endpoint, with or without a path prefix and /v1. Without it: the embedded simulation.",
+        "--target",
+        help="Endpoint, with or without a path prefix and /v1; or sim:PRESET, a simulated one in virtual time. "
+        "Without it: the embedded simulation.",
     ),
+]
+Urls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--url",
+        "-u",
+        "--base-url",
+        help="Endpoint, with or without a path prefix and /v1; repeat it for several. Without it: the embedded simulation.",
+    ),
+]
+TargetsFile = Annotated[
+    Path | None, typer.Option("--targets", help="A YAML list of endpoints: name, url, api_key_env, gpus, shape, region.")
+]
+RouteTo = Annotated[
+    str,
+    typer.Option(
+        "--route", help="With several targets: round-robin, least-in-flight, or sticky per conversation; auto chooses."
+    ),
+]
+OnTargetFailure = Annotated[
+    str, typer.Option("--on-target-failure", help="When a target stops answering: continue, or stop the run.")
 ]
 Model = Annotated[
     str | None, typer.Option("--model", "-m", help="Model name; without it the only one that the server lists.")
@@ -77,6 +100,11 @@ def settings(
     server: str,
     api: Any,
     client: Any,
+    url: str | None = None,
+    urls: list[str] | None = None,
+    targets_file: Path | None = None,
+    route: Any = "auto",
+    on_target_failure: Any = "continue",
     **rest: Any,
 ) -> Settings:
     """The flags that are about the target, checked together. Raises Faults."""
@@ -85,10 +113,11 @@ def settings(
     from loadgen_sdk.dialects.quirks import APIS, NAMES
     from loadgen_sdk.wire import Tls
 
-    from loadgen.errors import Faults, UserError
-    from loadgen.run import Settings
+    from loadgen.errors import Fault, Faults, UserError
+    from loadgen import targets
+    from loadgen.plan import Endpoint, Settings
 
-    faults = []
+    faults: list[Fault] = []
 
     def one_of(value: str, known: tuple[str, ...], flag: str) -> None:
         if value not in known:
@@ -97,6 +126,11 @@ def settings(
     one_of(server, NAMES, "--server")
     one_of(api, APIS, "--api")
     one_of(client, ("wire", "openai"), "--client")
+    one_of(route, ("auto", "round-robin", "least-in-flight", "sticky"), "--route")
+    one_of(on_target_failure, ("continue", "stop"), "--on-target-failure")
+    if targets_file is not None and (urls or url):
+        faults.append(UserError("--url and --targets exclude each other", "--targets", "put every url into the file"))
+    urls = urls or ([url] if url else [])
     pairs = []
     for text in headers:
         colon, equals = text.find(":"), text.find("=")
@@ -129,9 +163,19 @@ def settings(
             faults.append(UserError("no such file", f"{flag} {path}", "give a PEM file"))
     key = None
     try:
-        key = _key(api_key_file, server, rest.get("url"))
+        key = _key(api_key_file, server, urls[0] if urls else None)
     except OSError as error:
         faults.append(UserError(f"cannot read the key: {error.strerror}", f"--api-key-file {api_key_file}", ""))
+    endpoints: tuple[Endpoint, ...] = ()
+    try:
+        if targets_file is not None:
+            endpoints = targets.load(targets_file)
+        elif len(urls) > 1:
+            endpoints = targets.from_urls(
+                urls, key, rest.get("gpus"), rest.get("shape") or "", rest.get("region") or ""
+            )
+    except Faults as found:
+        faults += found.faults
     if faults:
         raise Faults(faults)
     tls = Tls(
@@ -149,6 +193,10 @@ def settings(
         workers=count,
         api_key=key,
         tls=tls,
+        url=endpoints[0].url if endpoints else urls[0] if urls else None,
+        targets=endpoints,
+        route=route,
+        on_target_failure=on_target_failure,
         command=tuple(_without_secrets(sys.argv, key)),
         **rest,
     )
@@ -158,7 +206,7 @@ def _key(file: Path | None, server: str, url: str | None) -> str | None:
     """From the file, else from the environment; never for the embedded endpoint."""
     if file is not None:
         return file.read_text().strip() or None
-    if url is None:
+    if url is None or url.startswith("sim:"):
         return None
     names = ["OPENAI_API_KEY"]
     if server == "azure" or "azure.com" in url:

@@ -55,6 +55,7 @@ class Request:
     """One sequence in a replica. What its owner may read: `key`, `cached`, `first` and `last` (iterations)."""
 
     __slots__ = (
+        "asked",
         "blocks",
         "cached",
         "due_ns",
@@ -76,7 +77,8 @@ class Request:
         self, key: Any, due_ns: int, input_tokens: int, output_tokens: int, blocks: Sequence[Hashable] = ()
     ) -> None:
         self.key, self.due_ns = key, due_ns
-        self.input_tokens, self.output_tokens = input_tokens, output_tokens
+        self.input_tokens = input_tokens
+        self.asked = self.output_tokens = output_tokens  # asked for; what it gets
         self.blocks = blocks  # a hash per full block of the prompt, each standing for all up to its end
         self.total = self.left = input_tokens  # to prefill (after a pause: what was generated too); not yet prefilled
         self.todo = output_tokens  # tokens still to come when prefilled
@@ -117,6 +119,7 @@ class Replica:
         "active",
         "context_requests",
         "context_tokens",
+        "decoded",
         "decoding",
         "end_ns",
         "ends",
@@ -138,6 +141,7 @@ class Replica:
         self.waiting: deque[Request] = deque()
         self.active = 0  # admitted, not done
         self.decoding = 0  # of them, past their prefill
+        self.decoded = 0  # sum of `decoding` over the iterations ended
         self.iteration = 0  # iterations ended
         self.end_ns = NEVER
         self.ends: list[int] = []
@@ -234,6 +238,7 @@ class Replica:
         k = self.iteration
         self.iteration = k + 1
         self._kv += self.decoding
+        self.decoded += self.decoding
         done = self._buckets.pop(k, None)
         if done is not None:
             for request in done:

@@ -178,9 +178,9 @@ def names() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.yaml"))
 
 
-def load(name: str, where: str = "--preset") -> Preset:
+def load(name: str, where: str = "--preset ") -> Preset:
     """A packaged preset by name, or the user's own by the path of its file. Raises UserError."""
-    return _check(_read(name, where, ()), f"{where} {name}")
+    return _check(_read(name, f"{where}{name}", ()), f"{where}{name}")
 
 
 def _read(name: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _read(name: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
     own = name.endswith((".yaml", ".yml")) or "/" in name
     path = Path(name) if own else FOLDER / f"{name}.yaml"
     if name in seen:
-        raise UserError(f"{name} extends itself", where)
+        raise UserError("a preset that extends itself", where, "")
     if not own and name not in names():
         near = difflib.get_close_matches(name, names(), 1)
         known = f"known: {', '.join(names())}; or the path of a YAML file"

@@ -1,0 +1,75 @@
+"""How long simulated requests are, and which beginnings they share, without making their texts. Pure.
+
+A block of a prompt is shared by all prompts that are equal up to its end, so one number stands for it: made of who owns
+the block's last token (everybody, a prefix group, a conversation) and its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from loadgen.prompts import FilePrompts, SyntheticPrompts
+
+Sizes = Callable[[int], tuple[int, int, Sequence[int]]]
+"""Of a request's number: prompt tokens, output tokens, and the hashes of its prompt's shareable blocks."""
+
+NATURAL_TOKENS = 256  # length of an answer for which none was asked, as in the embedded endpoint
+_GROUP, _CONVERSATION = 1 << 40, 1 << 60
+
+
+def of_workload(asked: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
+    """Sizes of synthetic requests. `per_block` 0: no block is shared.
+
+    Of a prompt that stands alone only the part that it shares is hashed: nobody will ask for the rest again.
+    """
+    tags = (asked.input_tokens.tag, asked.output_tokens.tag)
+    turns = prompts.turns
+    shared = asked.system_tokens + asked.shared_prefix_tokens
+    if per_block and (turns > 1 or shared):
+        return _sharing(asked, prompts, per_block)
+    if turns == 1 and tags == ("fixed", "fixed"):
+        always = (prompts.asked_input(0), prompts.asked_output(0), ())
+        return lambda number: always
+    asked_input, asked_output = prompts.asked_input, prompts.asked_output
+    return lambda number: (asked_input(number), asked_output(number), ())
+
+
+def _sharing(asked: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
+    system = asked.system_tokens
+    turns = prompts.turns
+    asked_input, asked_output, group_of = prompts.asked_input, prompts.asked_output, prompts.group_of
+    first = system // per_block  # blocks that everybody shares
+    prefixed = (system + asked.shared_prefix_tokens) // per_block  # and those of a group, if the prompt is long enough
+
+    def sizes(number: int) -> tuple[int, int, Sequence[int]]:
+        tokens = asked_input(number)
+        full = tokens // per_block
+        conversation = number // turns
+        upto = min(prefixed, full)
+        blocks = list(range(min(first, full)))
+        if upto > first:
+            base = _GROUP * (1 + group_of(conversation))
+            blocks += range(base + first, base + upto)
+        if turns > 1 and full > upto:
+            base = _CONVERSATION + (conversation << 24)
+            blocks += range(base + upto, base + full)
+        return tokens, asked_output(number), blocks
+
+    return sizes
+
+
+def of_file(prompts: FilePrompts, per_block: int) -> Sizes:
+    """Sizes of the user's own requests: texts are counted once per row, and rows that come again are known."""
+    memo: dict[int, tuple[int, list[int]]] = {}
+
+    def sizes(number: int) -> tuple[int, int, Sequence[int]]:
+        request = prompts[number]
+        row = number % len(prompts.rows)
+        if row not in memo:
+            tokens = prompts.input_tokens(number) or 1
+            memo[row] = tokens, list(range(row << 24, (row << 24) + tokens // per_block)) if per_block else []
+        tokens, blocks = memo[row]
+        return tokens, request.max_tokens or NATURAL_TOKENS, blocks
+
+    return sizes
