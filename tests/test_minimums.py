@@ -59,7 +59,7 @@ def test_flags_change_minimums(file: Path) -> None:
         ("{poisson: 100/s}", "{constant: 100/s}", "not poisson"),
         ("at_least:", "count: 5, at_least:", "both minimums"),
         ("passes_of: 30", "passes: 30", "unknown key"),
-        ("[10, 20, 30]", "[]", "listed.values"),
+        ("[10, 20, 30]", "[]", "must not be empty"),
     ],
 )
 def test_what_minimums_cannot_be(file: Path, old: str, new: str, what: str) -> None:

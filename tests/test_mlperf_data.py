@@ -1,0 +1,144 @@
+"""The synthetic set's shape, LoadGen's order of issue, and official files that are good, damaged or hostile."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen import mlperf, mlperf_data
+from loadgen.errors import Faults, UserError
+
+DATA = Path(__file__).parent / "data"
+LLAMA = mlperf.rules().benchmarks["llama2-70b"]
+
+
+def read(path: Path) -> mlperf_data.File:
+    return mlperf_data.read(path, LLAMA, benchmark="llama2-70b")
+
+
+@pytest.mark.parametrize("benchmark", mlperf.rules().benchmarks)
+def test_synthetic_sets_have_the_published_size_means_and_maxima(benchmark: str) -> None:
+    found = mlperf.rules().benchmarks[benchmark]
+    made = mlperf_data.synthetic(found, benchmark=benchmark)
+    assert len(made.input) == len(made.output) == found.samples
+    assert round(float(made.output.mean()), 2) == found.mean_output
+    assert round(float(made.input.mean()), 1) == found.mean_input
+    assert (made.output.max() <= found.max_output) & (made.input.max() <= found.max_input)
+    assert (made.output.min() >= 2) & (made.input.min() >= 4)
+    assert abs(np.corrcoef(made.input, made.output)[0, 1]) < 0.05
+    assert "not MLPerf's data" in made.name
+
+
+def test_the_mean_output_of_a_published_row_can_be_asked() -> None:
+    made = mlperf_data.synthetic(LLAMA, benchmark="llama2-70b", mean_output=276.56)
+    assert round(float(made.output.mean()), 2) == 276.56
+    with pytest.raises(UserError, match="1024"):
+        mlperf_data.synthetic(LLAMA, benchmark="llama2-70b", mean_output=1024)
+
+
+def test_order_of_issue_is_loadgens() -> None:
+    """The first samples that the official LoadGen 6.0.17 issued with 600 samples and the seeds of v6.1."""
+    asked = dataclasses.replace(mlperf.test("llama2-70b", "server", "v6.1"), samples=600)
+    order = mlperf_data.issue_order(asked)
+    assert order[:10] == [13, 556, 333, 533, 227, 202, 435, 350, 225, 458]
+    assert sorted(order) == list(range(600))
+    loaded = mlperf_data.issue_order(dataclasses.replace(asked, scenario="offline"))
+    assert loaded[:6] == [216, 267, 112, 232, 498, 580]
+
+
+@pytest.mark.parametrize("name", ["mlperf_pandas1.pkl", "mlperf_pandas2.pkl", "mlperf_pandas3.pkl"])
+def test_frames_pickled_by_three_pandas(name: str) -> None:
+    found = read(DATA / name)
+    assert found.samples == (([1, 5, 9], 2), ([1, 7], 1), ([1, 2, 3, 4], 3))
+    assert found.tokens
+    assert "3 of 3 rows" in found.name
+
+
+ROWS = [{"prompt": "a b", "output_tokens": 3}, {"prompt": "c", "output_tokens": 2}]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".pkl", ".pkl.gz"])
+def test_other_formats(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"set{suffix}"
+    if suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, ROWS)))
+    elif suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist([row | {"else": 1} for row in ROWS]), path)
+    else:
+        data = pickle.dumps(ROWS)
+        path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
+    assert read(path).samples == (("a b", 3), ("c", 2))
+
+
+class Hostile:
+    def __reduce__(self) -> Any:
+        import os
+
+        return os.system, ("touch /tmp/loadgen-was-here",)
+
+
+class Sneaky:
+    """A known name with an attribute path behind it."""
+
+    def __reduce__(self) -> Any:
+        return np.ndarray.tofile, ()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "what"),
+    [
+        ("a.pkl", pickle.dumps(Hostile()), "posix.system"),
+        ("a.pkl", pickle.dumps([Sneaky()]), "builtins.getattr"),
+        ("a.pkl", pickle.dumps(ROWS)[:-9], "broken pickle"),
+        ("a.pkl", b"", "broken pickle"),
+        ("a.pkl", pickle.dumps(7), "not a table"),
+        ("a.parquet", b"PAR1 nonsense", "not a Parquet file"),
+        ("a.jsonl", b'{"prompt": "a"}\n{"prompt"', "not JSON"),
+        ("a.jsonl", b'{"text": "a"}', "no column of prompts"),
+        ("a.jsonl", b"", "no column of prompts"),
+        ("a.jsonl", b'{"tok_input": [1, -2]}', "no prompt"),
+        ("a.jsonl", json.dumps({"tok_input": [1] * 1025}).encode(), "a prompt of 1,025 tokens"),
+        ("a.jsonl", b'{"prompt": "a"}\n{"prompt": [1]}', "texts and token ids"),
+        ("a.csv", b"prompt\na\n", "no format"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, name: str, data: bytes, what: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises((UserError, Faults)) as caught:
+        read(path)
+    assert what in str(caught.value)
+    assert name in str(caught.value)
+
+
+def test_long_rows_are_told_all_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text("\n".join(json.dumps({"tok_input": [1] * 2000}) for _ in range(50)))
+    with pytest.raises(Faults) as caught:
+        read(path)
+    assert len(caught.value.faults) == mlperf_data.FAULTS_SHOWN + 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_damaged_pickles_raise_nothing_else(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    good = bytearray((DATA / "mlperf_pandas2.pkl").read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.getbasetemp() / "damaged.pkl"
+    path.write_bytes(bytes(good))
+    try:
+        read(path)
+    except (UserError, Faults):
+        pass
