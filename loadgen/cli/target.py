@@ -32,11 +32,14 @@ Urls = Annotated[
         "--url",
         "-u",
         "--base-url",
-        help="Endpoint, with or without a path prefix and /v1; repeat it for several. Without it: the embedded simulation.",
+        "--target",
+        help="Endpoint, with or without a path prefix and /v1; repeat it for several. sim:PRESET: a simulated one, in "
+        "virtual time. Without it: the embedded simulation.",
     ),
 ]
 TargetsFile = Annotated[
-    Path | None, typer.Option("--targets", help="A YAML list of endpoints: name, url, api_key_env, gpus, shape, region.")
+    Path | None,
+    typer.Option("--targets", help="A YAML list of endpoints: name, url, api_key_env, gpus, shape, region."),
 ]
 RouteTo = Annotated[
     str,
@@ -113,8 +116,8 @@ def settings(
     from loadgen_sdk.dialects.quirks import APIS, NAMES
     from loadgen_sdk.wire import Tls
 
-    from loadgen.errors import Fault, Faults, UserError
     from loadgen import targets
+    from loadgen.errors import Fault, Faults, UserError
     from loadgen.plan import Endpoint, Settings
 
     faults: list[Fault] = []

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgen.agenda import Agenda
+from loadgen.errors import UserError
 from loadgen.record import KIND
 from loadgen.sim.engine import DONE, NEVER, Costs, Limits, Replica, Request
 from loadgen.sim.outcome import Flights, Outcome, outcome
@@ -205,7 +206,9 @@ def execute(
     from loadgen.run import new_folder
     from loadgen.summary import summarize
 
-    preset = load(name, "--target sim:")
+    preset = load(name, f"--target {SCHEME}")
+    if len(settings.endpoints) > 1:
+        raise UserError("a simulated target cannot share a run with others", f"--target {SCHEME}{name}", "run it alone")
     now = datetime.datetime.now(datetime.UTC).astimezone()
     began = process_time()
     folder = new_folder(settings.out, workload.name, now)
