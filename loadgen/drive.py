@@ -156,6 +156,7 @@ class Drive:
         self._cpu_start_ns = self._cpu_ns
         self.counters = Counters()
         self.interrupted = False
+        self._starting = False  # requests are being started or ended in bulk: a completion must not start more
         wire.hold_ns = HOLD_NS
         wire.wake = self._wake
         wire.tick = self._tick
@@ -206,11 +207,13 @@ class Drive:
     # -- starting and ending requests ----------------------------------------------------------------------------
 
     def _wake(self, now: int) -> None:
+        self._starting = True
         for start in self._agenda.ready(now - self._start_ns, BURST):
             if start.dropped:
                 self._never(start)
             else:
                 self._send(start)
+        self._starting = False
         self._arm()
 
     def _arm(self) -> None:
@@ -223,17 +226,17 @@ class Drive:
         self.counters.sent += 1
         self.counters.in_flight += 1
         target = self._target(number)
-        self._flying[number] = (
-            target,
-            self._clients[target].send(
-                None,
-                self._bodies.body(start.stage, number),
-                self._start_ns + start.due_ns,
-                partial(self._done, start, target),
-                self._timelines[start.stage].flow,
-                name=f"{self._run_id}-{number}",
-            ),
+        self._flying[number] = (target, None)
+        exchange = self._clients[target].send(
+            None,
+            self._bodies.body(start.stage, number),
+            self._start_ns + start.due_ns,
+            partial(self._done, start, target),
+            self._timelines[start.stage].flow,
+            name=f"{self._run_id}-{number}",
         )
+        if number in self._flying:  # it may have failed at once, for want of a socket
+            self._flying[number] = (target, exchange)
 
     def _target(self, number: int) -> int:
         """Which target a request goes to: by its number, by its conversation, or where the fewest are in flight."""
@@ -260,7 +263,8 @@ class Drive:
         text = -1
         if failure is None:
             counters.ok += 1
-            counters.recent_ttft_ns.append(done.first_token - done.due)
+            if done.first_token >= 0:
+                counters.recent_ttft_ns.append(done.first_token - done.due)
             self._refusals[target] = 0
         else:
             counters.failed += 1
@@ -272,6 +276,8 @@ class Drive:
         self._bodies.answered(number, done)
         agenda = self._agenda
         agenda.finished(number, done.done - self._start_ns, failure is None)
+        if self._starting:
+            return
         if agenda.next_ns() is not None:
             self._wake(monotonic_ns())
         elif not self._flying:
@@ -312,6 +318,19 @@ class Drive:
         if not self._over.done():
             self._over.set_result(None)
 
+    def _end_grace(self) -> None:
+        """What is in flight has had its time; what would have come after it never starts, and has its record."""
+        if self.interrupted:
+            self._cancel_all(Failure("interrupted", "not finished within the grace time after the interruption"))
+            return
+        self._starting = True
+        grace = self._grace_ns / SECOND_NS
+        self._cancel_all(Failure("timeout_total", f"not finished {grace:g} s (grace) after the end of the load"))
+        self._starting = False
+        self._agenda.stop()
+        for start in self._agenda.unsent():
+            self._never(start._replace(dropped="timeout_total") if start.dropped == "interrupted" else start)
+
     def _cancel_all(self, failure: Failure) -> None:
         for target, exchange in list(self._flying.values()):
             self._clients[target].cancel(exchange, failure)
@@ -321,11 +340,9 @@ class Drive:
     def _tick(self, now: int) -> None:
         for client in self._clients:
             client.tick(now)
-        if now >= self._grace_over and self._flying:
+        if now >= self._grace_over and not self._agenda.done:
             self._grace_over = FOREVER
-            self._agenda.stop()
-            grace = self._grace_ns / SECOND_NS
-            self._cancel_all(Failure("timeout_total", f"not finished {grace:g} s (grace) after the end of the load"))
+            self._end_grace()
         for timeline in self._timelines:
             timeline.fold()
         if now >= self._second_from + SECOND_NS:

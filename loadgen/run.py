@@ -84,8 +84,7 @@ async def find(settings: Settings) -> Found:
             extra_body=settings.extra_body,
         )
     except TargetUnusable as error:
-        where = Target.parse(settings.url, api=settings.api).redacted if "@" not in settings.url else "--url"
-        raise TargetError(str(error), where, error.hint) from None
+        raise TargetError(str(error), Endpoint(url=settings.url).shown, error.hint) from None
 
 
 async def find_all(settings: Settings) -> tuple[Found, ...]:
@@ -126,7 +125,13 @@ async def work(
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
     bodies = Bodies(requests, clients[0].prepare, len(part.stages))
     spool = store.Spool(job.folder, share)
-    secrets = [endpoint.api_key for endpoint in settings.endpoints]
+    secrets = [*(endpoint.api_key for endpoint in settings.endpoints), *(value for _, value in settings.headers)]
+
+    def redact(text: str) -> str:
+        for found in job.found:
+            text = found.target.redact(text, *secrets)
+        return text
+
     try:
         numbers = [part.stage_numbers(span) for span in part.stages]
         for stage, span in enumerate(part.stages):
@@ -148,7 +153,7 @@ async def work(
                 max_in_flight=workload.max_in_flight,
                 worker=share,
                 run_id=job.run_id,
-                redact=lambda text: job.found[0].target.redact(text, *secrets),
+                redact=redact,
             )
             if on_drive is not None:
                 on_drive(drive)
@@ -210,7 +215,10 @@ def finish(job: Job, header: heads.Header, share: Share, recorder: store.Recorde
     """Read everything back, judge it, and leave the folder in order."""
     folder = job.folder
     digest = prompts.Digest(share.prompts_total, share.prompts_count)
-    fingerprint = digest.hexdigest() if timetable.slots is not None else prompts.fingerprint(plan(job)[1], None)
+    if share.prompts_count == timetable.slots:
+        fingerprint = digest.hexdigest()
+    else:  # a load without end, or a worker that died with its part of the digest
+        fingerprint = prompts.fingerprint(plan(job)[1], timetable.slots)
     notes = header.notes
     if share.late:
         notes = (*notes, f"{share.late} bodies were built in the sending loop, which can delay sends")
@@ -267,16 +275,20 @@ def execute(
             if announce is not None:
                 announce(header, timetable, folder)
             recorder = store.Recorder(folder)
-            if settings.workers > 1:
-                from loadgen.fanout import local
+            try:
+                if settings.workers > 1:
+                    from loadgen.fanout import local
 
-                share = local.run(job, timetable, settings.workers)
-            else:
+                    share = local.run(job, timetable, settings.workers)
+                else:
 
-                async def gate() -> int:
-                    return monotonic_ns() + SETTLE_NS
+                    async def gate() -> int:
+                        return monotonic_ns() + SETTLE_NS
 
-                share = runner.run(work(job, 0, 1, gate, on_drive))
+                    share = runner.run(work(job, 0, 1, gate, on_drive))
+            except BaseException:
+                recorder.finish()
+                raise
         return finish(job, header, share, recorder, timetable), folder
     finally:
         if simulation is not None:

@@ -75,12 +75,19 @@ class Spool:
         self._new_texts: list[str] = []
         self._new_seconds: list[heads.Second] = []
         self._text_numbers: dict[str, int] = {}
-        self._texts_written = 0
+        self._texts_written = self._mended(self._texts)
         self._heat: dict[int, NDArray[np.int64]] = {}
 
     def _append(self, name: str) -> int:
         path = self._folder / "spool" / f"w{self._worker}.{name}"
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def _mended(self, texts: int) -> int:
+        """How many texts there are already, of a worker that died: its last line may lack its end."""
+        data = (self._folder / "spool" / f"w{self._worker}.texts").read_bytes()
+        if data and not data.endswith(b"\n"):
+            _write(texts, b"\n")
+        return len(data.splitlines())
 
     def row(self, row: bytes) -> None:
         self._new_rows.append(row)

@@ -7,18 +7,23 @@ sockets and its own files. IO; what a worker does is `run.work`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from time import monotonic_ns
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen import schedule, store
 from loadgen.bodies import UNKNOWN
+from loadgen.drive import Drive
 from loadgen.errors import Fault, TargetError
 from loadgen.record import ROW, Place, unsent_row
 from loadgen.run import Job, Share, work
@@ -42,8 +47,9 @@ def run(job: Job, timetable: schedule.Schedule, workers: int) -> Share:
         start_ns = monotonic_ns() + HEAD_START_NS
         for worker in started:
             assert worker.stdin is not None
-            worker.stdin.write(f"{start_ns}\n".encode())
-            worker.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # it is dead already, as its report will show
+                worker.stdin.write(f"{start_ns}\n".encode())
+                worker.stdin.flush()
         total = Share(prompts_total=0, prompts_count=0, late=0, interrupted=False)
         for i, worker in enumerate(started):
             total = _add(total, _report(worker) or _lost(job, timetable, i, workers))
@@ -54,7 +60,11 @@ def run(job: Job, timetable: schedule.Schedule, workers: int) -> Share:
         for worker in started:
             if worker.poll() is None:
                 worker.terminate()
-                worker.wait()
+            for pipe in (worker.stdin, worker.stdout):
+                with contextlib.suppress(BrokenPipeError):
+                    if pipe is not None:
+                        pipe.close()
+            worker.wait()
 
 
 def _start(job: Job, i: int, workers: int) -> subprocess.Popen[bytes]:
@@ -112,16 +122,35 @@ def _lost(job: Job, timetable: schedule.Schedule, i: int, workers: int) -> Share
     size = path.stat().st_size // ROW.itemsize
     with path.open("r+b") as file:  # half a row at the end would shift all that follow
         file.truncate(size * ROW.itemsize)
-    seen = set(np.fromfile(path, ROW, size)["slot"].tolist())
+    rows = np.fromfile(path, ROW, size)
+    seen = set(rows["slot"].tolist())
     spool = store.Spool(job.folder, i)
     text = spool.text(f"worker {i} died")
-    for number in part.numbers() if part.slots is not None else ():
+    for number in part.numbers() if part.slots is not None else _under_way(part, rows):
         if number not in seen:
             slot = timetable.slot(number)
             place = Place(number, slot.request, slot.stage, i, 0, slot.session, slot.turn, slot.lane)
             spool.row(unsent_row(place, slot.due_ns, "worker_died", "lost", UNKNOWN, text))
     spool.close()
     return Share(prompts_total=0, prompts_count=0, late=0, interrupted=False)
+
+
+def _under_way(part: schedule.Schedule, rows: NDArray[np.void]) -> Iterator[int]:
+    """Of a closed loop without a count: the one slot of each lane that was under way in the last stage reached."""
+    stage = int(rows["stage"].max()) if len(rows) else 0
+    span, turns = part.stages[stage], part.turns
+    last: dict[int, int] = {}
+    for lane, number in zip(rows["lane"].tolist(), rows["slot"].tolist(), strict=True):
+        if number // turns >= span.first_chain:
+            last[lane] = max(number, last.get(lane, -1))
+    for lane in part.own_lanes(span):
+        number = last.get(lane)
+        if number is None:
+            yield (span.first_chain + lane) * turns
+        elif (number + 1) % turns:
+            yield number + 1
+        else:
+            yield (number // turns + span.lanes) * turns
 
 
 def _worker() -> None:
@@ -136,13 +165,25 @@ def _worker() -> None:
         await asyncio.sleep(max(0, start_ns - monotonic_ns() - HEAD_START_NS // 2) / 1e9)
         return start_ns
 
+    def orphan(drive: Drive) -> None:
+        """The load ends with the process that asked for it: the end of stdin is its end."""
+        loop = asyncio.get_running_loop()
+
+        def leave() -> None:
+            loop.remove_reader(0)
+            drive.stop()
+            drive.stop()
+
+        loop.add_reader(0, leave)
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            share = runner.run(work(job, i, workers, gate))
+            share = runner.run(work(job, i, workers, gate, orphan))
         except Fault as fault:
             print(json.dumps({"what": fault.what, "where": fault.where, "hint": fault.hint}), flush=True)
             sys.exit(fault.exit_code)
-    print(json.dumps(asdict(share)), flush=True)
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, json.dumps(asdict(share)).encode() + b"\n")
 
 
 if __name__ == "__main__":
