@@ -420,10 +420,10 @@ def goodput(
     if slo is None:
         return Goodput()
     counted = len(measured) - int(measured.where(CANCELLED).sum()) + unrecorded
-    good = int(_good(measured, slo).sum())
+    good = int(meets(measured, slo).sum())
     results = tuple(_judge(measured, term, gaps, unrecorded) for term in slo.terms)
     share = good / counted if counted else None
-    steady = sum(int((_good(part, slo) & within(part["end_ns"], inside.steady)).sum()) for part in everything)
+    steady = sum(int((meets(part, slo) & within(part["end_ns"], inside.steady)).sum()) for part in everything)
     share_met = slo.goodput_share is None or (share is not None and share >= slo.goodput_share)
     return Goodput(
         rps=per_second(good, inside),
@@ -437,7 +437,8 @@ def goodput(
     )
 
 
-def _good(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
+def meets(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
+    """Which requests are ok and within every per-request term; one too short to have a TPOT has not missed it."""
     good = columns.where(OK)
     for term in slo.terms:
         if term.metric not in POOLED:
