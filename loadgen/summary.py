@@ -6,6 +6,7 @@ field changes its meaning or goes, not when one is added.
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -88,6 +89,24 @@ class TargetSummary(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: Distribution
     e2e_ms: Distribution
     goodput: Goodput
+    own_output_per_s: float | None = None  # over this target's own first due to its own last token
+
+
+class Rack(msgspec.Struct, frozen=True, kw_only=True):
+    """Output tokens/s of several targets, by two definitions that differ when they do not end together.
+
+    `sum_of_rates_per_s` adds each target's rate over its own time, as published rack totals do; `single_clock_per_s`
+    divides all tokens by the time of the whole run, as one system. The rest is about the targets' own rates.
+    """
+
+    targets: int
+    sum_of_rates_per_s: float
+    single_clock_per_s: float | None
+    min_per_s: float
+    mean_per_s: float
+    median_per_s: float
+    max_per_s: float
+    spread: float  # (max - min) / median
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +145,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     client: Client
     stages: tuple[StageSummary, ...]
     targets: tuple[TargetSummary, ...]  # empty with a single target
+    rack: Rack | None = None  # null with a single target
 
 
 def summarize(
@@ -154,6 +174,7 @@ def summarize(
     arrivals = [stage.arrival for stage in header.stages if stage.measured and stage.arrival]
     load = _load(measured, everything, inside, header, ", then ".join(arrivals))
     tokens = tally.tokens(measured, everything, inside, metrics.steady_events(timeline, inside.steady))
+    targets = tuple(_targets(header, rows, is_measured, inside, texts))
     goodput = metrics.goodput(measured, everything, header.slo, inside, pooled, missing)
     ok = measured.where(OK)
     sent = measured["sent_ns"] >= 0
@@ -192,7 +213,8 @@ def summarize(
         sessions=tally.sessions(measured, everything, inside, header.turns),
         client=tally.client(measured, seconds, verdict.busiest(seconds, inside), header.workers),
         stages=tuple(_stages(header, rows, everything, gaps, timeline, texts, unrecorded)),
-        targets=tuple(_targets(header, rows, is_measured, inside, texts)),
+        targets=targets,
+        rack=_rack(targets, tokens.output_per_s),
     )
     return msgspec.structs.replace(summary, verdict=_verdict(header, summary, measured, seconds))
 
@@ -332,7 +354,25 @@ def _targets(
             tpot_ms=_of(columns, "tpot", ok),
             e2e_ms=_of(columns, "e2e", ok),
             goodput=metrics.goodput(columns, everything, header.slo, inside, Histogram()),
+            own_output_per_s=tally.tokens(columns, everything, metrics.window(columns, everything), None).output_per_s,
         )
+
+
+def _rack(targets: Sequence[TargetSummary], single_clock_per_s: float | None) -> Rack | None:
+    rates = [target.own_output_per_s or 0.0 for target in targets]
+    if not rates:
+        return None
+    median = statistics.median(rates)
+    return Rack(
+        targets=len(rates),
+        sum_of_rates_per_s=sum(rates),
+        single_clock_per_s=single_clock_per_s,
+        min_per_s=min(rates),
+        mean_per_s=statistics.fmean(rates),
+        median_per_s=median,
+        max_per_s=max(rates),
+        spread=(max(rates) - min(rates)) / median if median else 0.0,
+    )
 
 
 def _verdict(header: Header, summary: Summary, measured: Columns, seconds: Sequence[Second]) -> Verdict:

@@ -19,7 +19,10 @@ def run(
     workload: Annotated[
         str, typer.Argument(help="A workload file, or the name of a packaged one: qa, rag, summarization, agentic.")
     ],
-    url: target.Url = None,
+    url: target.Urls = None,
+    targets: target.TargetsFile = None,
+    route: target.RouteTo = "auto",
+    on_target_failure: target.OnTargetFailure = "continue",
     model: target.Model = None,
     server: target.Server = "auto",
     api: target.Api = "chat",
@@ -144,7 +147,8 @@ def run(
     settings = None
     try:
         settings = target.settings(
-            url=url, model=model, server=server, api=api, headers=header or [], extra_body=extra_body,
+            urls=url, targets_file=targets, route=route, on_target_failure=on_target_failure, model=model,
+            server=server, api=api, headers=header or [], extra_body=extra_body,
             api_key_file=api_key_file, cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure,
             stream=not no_stream, client=client, tokenizer=tokenizer, workers=workers, gpus=gpus, shape=shape,
             region=region, out=out,

@@ -77,11 +77,13 @@ class Show:
                 self._progress.clear()
 
     def _announce(self, header: Header, timetable: Schedule, folder: Path) -> None:
-        target = header.targets[0]
+        target, *others = header.targets
         where = target.url
         if target.simulated:
             where = f"{target.name} (a SIMULATED server, not a measurement of any real one)"
         say(f"target: {where}, model {target.model}, server {target.server}, api {header.api}")
+        for other in others:
+            say(f"        {other.name or other.url}")
         for stage in header.stages:
             bounds = [f"{stage.slots:,} requests" if stage.slots is not None else ""]
             if stage.end_ns is not None:
@@ -100,4 +102,3 @@ class Show:
 
 def _color() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-

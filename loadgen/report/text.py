@@ -264,6 +264,15 @@ def _parts(summary: Summary) -> Iterator[str]:
     if summary.targets:
         named = [(part.target.name or part.target.url, part) for part in summary.targets]
         yield from _table(("Targets", *head[1:]), [row(name, part) for name, part in named])
+    if summary.rack is not None:
+        rack = summary.rack
+        yield "Rack, output tokens/s"
+        yield f"  sum of {rack.targets} rates, each over its own time  {show.quantity(rack.sum_of_rates_per_s)}"
+        yield f"  all tokens over one clock{' ' * 21}{show.quantity(rack.single_clock_per_s)}"
+        figures = (rack.min_per_s, rack.mean_per_s, rack.median_per_s, rack.max_per_s)
+        nodes = zip(("min", "mean", "median", "max"), figures, strict=True)
+        each = ", ".join(f"{name} {show.quantity(value)}" for name, value in nodes)
+        yield f"  of a target {each}, spread {show.percent(rack.spread)}"
 
 
 def _slo(goodput: Goodput, paint: Callable[[str, str], str], width: int) -> Iterator[str]:
