@@ -19,7 +19,7 @@ import rig
 
 from loadgen import store
 from loadgen.selfcheck import Truth, truth
-from loadgen.sim.sendlog import parse_log
+from loadgen.sim.sendlog import read_log
 
 TOKENS, ITL_MS = 200, 10
 LIMITS = {10_000: (0.2, 1.0), 25_000: (0.3, 2.0)}  # ms: of TTFT p50, p99
@@ -28,17 +28,14 @@ TPOT_SHARE, BOUNDED, STAMP_MS = 0.005, 0.999, 1.0
 
 def once(rate: float, seconds: float, lockstep: bool) -> tuple[dict[str, Any], Truth]:
     options = {"ttft": "normal:120ms,25ms", "itl": f"{ITL_MS}ms", "lockstep": lockstep, "log_events": "all"}
-    with tempfile.TemporaryDirectory(prefix="loadgen-truth-") as scratch, rig.endpoint(**options) as server:
+    with tempfile.TemporaryDirectory(prefix="loadgen-truth-") as scratch:
         requests = {"input_tokens": 20, "output_tokens": TOKENS}
-        arguments = {
-            "url": server.url,
-            "folder": scratch,
-            "requests": requests,
-            "request_rate": rate / TOKENS,
-            "duration": seconds,
-        }
-        found = rig.watched(server.url, lambda: rig.contend("ours.py", "drive", arguments))
-        log = parse_log(rig.get(server.url + "/_log"))
+        load = {"requests": requests, "request_rate": rate / TOKENS, "duration": seconds}
+        file = f"{scratch}/sends"
+        with rig.endpoint(**options, log=file) as server:
+            arguments = {"url": server.url, "folder": scratch, **load}
+            found = rig.watched(server.url, lambda: rig.contend("ours.py", "drive", arguments))
+        log = read_log(file)
         rows = store.read(Path(scratch)).rows
     seen = truth(rows, log, found["run_id"], found["start_ns"])
     if seen is None or found["ok"] != found["requests"]:
