@@ -392,7 +392,9 @@ def gap_heat(lines: NDArray[np.void], edges_ns: NDArray[np.int64], length_s: flo
         return None
     until = np.unique(lines["until_ns"])
     typical = float(np.median(np.diff(until, prepend=0))) / 1e9
-    step = width_s(length_s, max(min(MOST_BINS, int(length_s / max(typical, 0.1))), 1))
+    step = next(
+        step for step in (*STEPS_S, length_s) if step >= min(0.8 * typical, length_s) and step * MOST_BINS >= length_s
+    )
     count = _count(length_s, step)
     middle = lines["until_ns"] / 1e9 - min(typical, step) / 2
     places = np.clip(middle / step, 0, count - 1).astype(np.int64)

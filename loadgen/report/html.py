@@ -129,9 +129,7 @@ def _latency(sheet: page.Page, summary: Summary, figures: Figures | None) -> Non
         terms = [
             (
                 words.limit(term),
-                show.NONE
-                if term.value_ms is None
-                else f"{'' if term.supported else '~'}{show.milliseconds(term.value_ms)} ms",
+                words.outcome(term),
                 f"{show.count(term.over)} of {show.count(term.count)}",
                 "met" if term.met else "MISSED",
             )

@@ -238,8 +238,8 @@
       const most = Math.log1p(Math.max(1, ...this.spec.cells.map(c => c[4])));
       const group = draw("g", {fill: "var(--c1)", "shape-rendering": "crispEdges"}, this.svg);
       for (const [x0, x1, y0, y1, count] of this.spec.cells) {
-        const left = this.px(x0), top = this.py(y1);
-        draw("rect", {x: left.toFixed(2), y: top.toFixed(2), width: Math.max(this.px(x1) - left, 1.2).toFixed(2),
+        const left = this.px(x0), top = this.py(y1), right = Math.min(this.px(x1), this.right);
+        draw("rect", {x: left.toFixed(2), y: top.toFixed(2), width: Math.max(right - left, 1.2).toFixed(2),
           height: Math.max(this.py(y0) - top, 1.2).toFixed(2), "fill-opacity": (0.1 + 0.9 * Math.log1p(count) / most).toFixed(3)}, group);
       }
       for (const s of this.shown) draw("path", {d: this.path(s.x, s.y, 0, s.x.length), fill: "none", stroke: `var(--${s.color})`, "stroke-width": 1.6}, this.svg);

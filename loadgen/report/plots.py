@@ -175,7 +175,7 @@ def _heat(figures: Figures, x: Axis) -> Chart:
     return Chart(
         kind="cells",
         title="Gaps between output events",
-        note="how many gaps of which length in which second: darker is more (log); stalls stand out at the top",
+        note="how many gaps of which length at which time: darker is more (log); stalls stand out at the top",
         x=x,
         y=Axis(
             label="ms, log",
@@ -185,8 +185,6 @@ def _heat(figures: Figures, x: Axis) -> Chart:
             max=max((cell[3] for cell in cells), default=None),
         ),
         cells=cells,
-        bands=tuple(band for band in bands(figures) if band.color == "c5"),
-        wide=True,
     )
 
 

@@ -69,6 +69,13 @@ def limit(term: TermResult) -> str:
     return f"{name} p{term.quantile * 100:g} at most {show.milliseconds(term.limit_ms)} ms"
 
 
+def outcome(term: TermResult) -> str:
+    """`174 ms`, `~174 ms` when too few samples stand behind it, or why there is none."""
+    if term.value_ms is None:
+        return "falls on a failed one" if term.count else "not measured"
+    return f"{'' if term.supported else '~'}{show.milliseconds(term.value_ms)} ms"
+
+
 def sentence(summary: Summary) -> str:
     """How it went, in one sentence; whether to believe it comes first."""
     requests, goodput = summary.requests, summary.goodput
