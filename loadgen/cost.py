@@ -251,16 +251,19 @@ def cost(basis: Basis, price: Price, gpus: int | None, unit: str, utilization: D
             by_time[ENERGY] = dynamic * paid / (HOUR_S * rate)
     if price.egress_per_gb is not None:
         by_count[EGRESS] = basis.bytes_out * price.egress_per_gb / GIGA / count
+    by_time = {part: _rounded(amount) for part, amount in by_time.items()}
+    by_count = {part: _rounded(amount) for part, amount in by_count.items()}
     both = by_time | by_count
-    parts = {part: _rounded(both[part]) for part in PARTS if part in both}
-    low, high = _ends(basis, sum(by_time.values(), Decimal(0)), sum(by_count.values(), Decimal(0)))
-    return Cost(parts=parts, total=sum(parts.values(), Decimal(0)), low=low, high=high)
+    moving, standing = sum(by_time.values(), Decimal(0)), sum(by_count.values(), Decimal(0))
+    low, high = _ends(basis, moving, standing)
+    parts = {part: both[part] for part in PARTS if part in both}
+    return Cost(parts=parts, total=moving + standing, low=low, high=high)
 
 
 def _ends(basis: Basis, by_time: Decimal, by_count: Decimal) -> tuple[Decimal | None, Decimal | None]:
     """A rate of [low, high] costs [P / high, P / low]; what was counted does not move with it."""
     if not by_time:
-        return _rounded(by_count), _rounded(by_count)
+        return by_count, by_count
     if basis.low is None or basis.high is None:
         return None, None
     return _rounded(by_time / basis.high + by_count), _rounded(by_time / basis.low + by_count)

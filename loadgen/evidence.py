@@ -65,11 +65,12 @@ def read(folders: Sequence[Path], *, allow_invalid: bool = False) -> tuple[Evide
     """The evidence of each folder, named after it. Raises Faults with everything that is wrong with them."""
     faults: list[Fault] = []
     found: list[Evidence] = []
-    names = _names(folders)
-    for folder, name in zip(folders, names, strict=True):
-        if folder.resolve() in [other.resolve() for other in folders[: len(found) + len(faults)] if other != folder]:
+    seen: set[Path] = set()
+    for folder, name in zip(folders, _names(folders), strict=True):
+        if folder.resolve() in seen:
             faults.append(UserError("the same folder twice", str(folder), "each result counts once"))
             continue
+        seen.add(folder.resolve())
         try:
             found.append(_one(folder, name, allow_invalid))
         except Fault as fault:

@@ -251,7 +251,7 @@ def parse(
     try:
         written = Written.model_validate(top, context=source)
     except ValidationError as error:
-        source.faults.extend(fault(item, top, label) for item in error.errors(include_url=False))
+        source.faults.extend(_hinted(fault(item, top, label)) for item in error.errors(include_url=False))
         raise Faults(in_order(source.faults)) from None
     faults = source.faults
     if written.sample and not accept_sample:
@@ -327,6 +327,10 @@ def _read(text: str, label: str, env: Mapping[str, str]) -> tuple[Map, list[Faul
             for one in faults.faults
         ]
         raise Faults(ours) from None
+
+
+def _hinted(one: Fault) -> Fault:
+    return one if one.hint else UserError(one.what, one.where, f"like {EXAMPLE}")
 
 
 def _ours(hint: str) -> str:
@@ -489,7 +493,7 @@ def _absurd(entries: Sequence[Located], top: Map, label: str, currency: str) -> 
             if not low <= amount <= high:
                 hint = f"between {low} and {high:,} {currency}; check the unit ({kind})"
                 at = _place(top, label, (*loc, *steps))
-                yield UserError(f"{what} of {amount:,} {currency} is absurd", at, hint)
+                yield UserError(f"{what} of {amount.normalize():,f} {currency} is absurd", at, hint)
 
 
 def _judged(price: Price) -> Iterator[tuple[str, tuple[str, ...], Decimal, str]]:

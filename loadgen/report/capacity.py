@@ -65,7 +65,8 @@ def _users(plan: Plan) -> Iterator[str]:
         f"{plan.users:,} users, each waiting {plan.response_s:.3g} s for an answer and thinking {plan.think_s:g} s: "
         f"{show.quantity(plan.demand_per_s)} interactions/s"
     )
-    ends = f" ({plan.vms_low:,} to {plan.vms_high:,} by the interval)" if plan.vms_low and plan.vms_high else ""
+    apart = plan.vms_low is not None and plan.vms_low != plan.vms_high
+    ends = f" ({plan.vms_low:,} to {plan.vms_high:,} by the interval)" if apart else ""
     yield f"VMs: {plan.vms:,}{ends}; racks: {plan.racks:,}; one full rack carries {plan.rack_users:,} such users"
     yield _loss(plan.lost, "of these")
     enough = plan.lost.share is not None and plan.lost.share >= 1

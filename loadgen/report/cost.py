@@ -226,7 +226,8 @@ def _power(comparison: Comparison) -> Iterator[str]:
         )
     if rows:
         per = PER[comparison.unit][1]
-        yield from show_table(("Energy", "W with PUE", "J/output token", "output tok/s per MW", f"kWh per {per}"), rows)
+        head = ("Energy at the measured rate", "W with PUE", "J/output token", "output tok/s per MW", f"kWh per {per}")
+        yield from show_table(head, rows)
 
 
 def _pairs(comparison: Comparison, width: int) -> Iterator[str]:
@@ -238,8 +239,8 @@ def _pairs(comparison: Comparison, width: int) -> Iterator[str]:
         if pair.ratio is None:
             words = f"{pair.word}: {'; '.join(pair.differences)}"
         else:
-            ends = f" [{money(pair.low, 3)}, {money(pair.high, 3)}]" if pair.low is not None else ""
-            words = f"{money(pair.ratio, 3)}{ends}: {pair.word}"
+            ends = f" [{money(pair.low)}, {money(pair.high)}]" if pair.low is not None else ""
+            words = f"{money(pair.ratio)}{ends}: {pair.word}"
         words += f" ({'; '.join(pair.notes)})" if pair.notes else ""
         yield from textwrap.wrap(
             start + words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False

@@ -28,7 +28,8 @@ h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: right; vertical-align: top }
 th:first-child, td:first-child, .word { text-align: left } td > small { white-space: nowrap }
-td:first-child > small, .word > small { white-space: normal } small, .soft { color: var(--soft) } .warn { color: var(--warn) }
+td:first-child > small, .word > small { white-space: normal }
+small, .soft { color: var(--soft) } .warn { color: var(--warn) }
 .sample { border: 2px solid var(--warn); padding: .6rem 1rem } .wide { overflow-x: auto }
 svg { max-width: 100%; height: auto; display: block } svg text { fill: var(--ink); font: 12px system-ui, sans-serif }
 svg .soft { fill: var(--soft) } svg .axis { stroke: var(--line) } svg .ink { stroke: var(--ink); fill: none }
@@ -174,10 +175,11 @@ def _swing(swing: Swing, y: int, by: int, down: float, up: float) -> Iterator[st
 def _pairs(comparison: Comparison) -> Iterator[str]:
     if not comparison.pairs:
         return
-    yield "<h2>Which is cheaper</h2><div class=wide><table><tr><th>Offers</th><th>ratio</th><th class=word>judgement</th></tr>"
+    yield "<h2>Which is cheaper</h2><div class=wide><table>"
+    yield "<tr><th>Offers</th><th>ratio</th><th class=word>judgement</th></tr>"
     for pair in comparison.pairs:
-        ends = f" [{money(pair.low, 3)}, {money(pair.high, 3)}]" if pair.low is not None else ""
-        ratio = NONE if pair.ratio is None else money(pair.ratio, 3) + ends
+        ends = f" [{money(pair.low)}, {money(pair.high)}]" if pair.low is not None else ""
+        ratio = NONE if pair.ratio is None else money(pair.ratio) + ends
         why = "; ".join((*pair.differences, *pair.notes))
         word = escape(pair.word) + (f"<br><small>{escape(why)}</small>" if why else "")
         yield f"<tr><td>{escape(pair.a)} / {escape(pair.b)}</td><td>{ratio}</td><td class=word>{word}</td></tr>"
