@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen import contract as promises
+from loadgen import shown
 from loadgen.contract import Draft, Level, Planned, tag
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.quantiles import name as percentile
@@ -278,17 +279,13 @@ def _missing(draft: Draft, says: _Says, *, has_slo: bool, has_gpus: bool, others
 
 def needed(term: Any, confidence: float) -> int:
     """Requests that a term cannot do without, at best: LoadGen's need for a percentile; for a share, as many as show
-    it when not one misses (the zero-failure bound of Clopper and Pearson)."""
+    it when not one misses."""
     if isinstance(term, promises.Errors):
-        return _faultless(term.limit, confidence)
+        return shown.faultless(term.limit, confidence)
     if isinstance(term, promises.Goodput):
-        return _faultless(1 - term.share, confidence)
+        return shown.faultless(1 - term.share, confidence)
     quantile = getattr(term, "quantile", None)
     return support(quantile) if quantile is not None else RATES_NEED
-
-
-def _faultless(share: float, confidence: float) -> int:
-    return math.ceil(math.log((1 - confidence) / 2) / math.log(1 - share)) if share < 1 else 1
 
 
 def _samples(draft: Draft, plan: Planned, confidence: float, says: _Says) -> None:

@@ -1,0 +1,320 @@
+"""The figure of each term of a contract, from the rows of a level's runs, with its interval and its promise.
+
+Pure. What cannot be said raises `Missing` with the reason; whether a promise is kept is judged in `judge.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import pairwise, permutations
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen import contract as promises
+from loadgen import metrics, shown
+from loadgen.contract import tag
+from loadgen.errors import Fault, Faults
+from loadgen.header import Header
+from loadgen.metrics import CANCELLED, OK, Columns, Span
+from loadgen.quantiles import Histogram, support
+from loadgen.report import numbers as show
+from loadgen.shown import Interval, Series
+from loadgen.summary import Summary
+
+RATE_BATCHES = 20  # of all runs together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run as it was recorded. `rows`: `record.ROW` of all stages; `gaps`: of the measured stages, pooled."""
+
+    folder: str
+    header: Header
+    summary: Summary
+    rows: NDArray[np.void]
+    gaps: Histogram
+
+    def columns(self) -> Columns:
+        stages = np.array([stage.measured for stage in self.header.stages] or [True])
+        return Columns(self.rows, stages[self.rows["stage"]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What came of a level: its runs, or why there are none."""
+
+    runs: tuple[Run, ...] = ()
+    trouble: str = ""
+
+
+Money = Callable[[Run, Interval], tuple[Interval, str]]
+"""A run and the interval of its good requests per second -> cost per thousand of them, and its currency. Raises Fault
+or Faults where no price fits."""
+
+
+class Held(NamedTuple):
+    """A figure against its promise: kept by `at_most` or at least `limit`."""
+
+    found: Interval
+    limit: float
+    at_most: bool
+    unit: str
+    sample: int
+
+
+class Missing(Exception):
+    """Nothing can be said, and why."""
+
+
+class Yardstick:
+    """What the terms of one level are held against."""
+
+    def __init__(
+        self, confidence: float, measured: Mapping[str, Measured], found: Measured, money: Money | None
+    ) -> None:
+        self.confidence, self.measured, self.runs, self.money = confidence, measured, found.runs, money
+        self._columns = [run.columns() for run in found.runs]
+
+    def held(self, term: Any) -> Held:
+        """Raises Missing."""
+        if isinstance(term, promises.Itl | promises.InterChunk):
+            return self._pooled(term)
+        if isinstance(term, promises.Latency):
+            values = [latencies(columns, tag(term)) for columns in self._columns]
+            found = self._quantile(values, term.quantile, tag(term))
+            return Held(_scaled(found, 1e-6), term.limit_ns / 1e6, True, "ms", _size(values))
+        match term:
+            case promises.Errors():
+                marks = [(columns["status"] != OK)[_counted(columns)].astype(np.float64) for columns in self._columns]
+                return self._share(marks, term.limit, True)
+            case promises.Goodput():
+                marks = [_good(run, columns) for run, columns in zip(self.runs, self._columns, strict=True)]
+                return self._share(marks, term.share, False)
+            case promises.Drift():
+                return self._drift(term)
+            case promises.Sustained():
+                first, last = self._ends(term.window_ns)
+                of = shown.ratio(self._of_spans(last, _ok), self._of_spans(first, _ok))
+                return Held(_scaled(of, 100), term.share * 100, False, "%", self._answered())
+            case promises.BetweenNodes():
+                return self._nodes(term)
+            case promises.Against():
+                return self._against(term)
+            case promises.Cost():
+                return self._cost(term)
+        weigh = {"requests": _ok, "good_requests": _good_ends}.get(tag(term)) or _tokens(tag(term) == "tokens_per_gpu")
+        found = self._rate(weigh)
+        if isinstance(term, promises.OutputPerGpu | promises.TokensPerGpu):
+            found = _scaled(found, 1 / self._gpus())
+        return Held(found, term.rate, False, "/s", self._answered())
+
+    def _answered(self) -> int:
+        return sum(run.summary.requests.ok for run in self.runs)
+
+    def _gpus(self) -> int:
+        gpus = self.runs[0].summary.target.gpus
+        if not gpus:
+            raise Missing("nobody says how many GPUs there are: --gpus")
+        return gpus
+
+    def _quantile(self, values: Series, p: float, what: str) -> Interval:
+        n, least = _size(values), support(p)
+        if n == 0:
+            raise Missing(f"no request has a {what}")
+        if n < least:
+            raise Missing(f"{n:,} samples; p{p * 100:g} is supported from {least:,}")
+        return shown.quantile(values, p, self.confidence)
+
+    def _share(self, marks: Series, limit: float, at_most: bool) -> Held:
+        n = _size(marks)
+        if n == 0:
+            raise Missing("no request was counted")
+        return Held(_scaled(shown.share(marks, self.confidence), 100), limit * 100, at_most, "%", n)
+
+    def _pooled(self, term: Any) -> Held:
+        for run in self.runs:
+            if tag(term) == "itl" and run.summary.itl_ms is None:
+                raise Missing(f"there is no ITL: {run.summary.itl_absent}")
+            if not run.gaps.count:
+                raise Missing("no answer had two events, so there are no gaps")
+        each = [run.gaps.quantile(term.quantile) for run in self.runs]
+        found = shown.mean(each, self.confidence)
+        return Held(_scaled(found, 1e-6), term.limit_ns / 1e6, True, "ms", self._answered())
+
+    def _rate(self, weigh: _Weigh) -> Interval:
+        return self._of_spans([_steady(run, columns) for run, columns in self._pairs()], weigh)
+
+    def _pairs(self) -> Iterator[tuple[Run, Columns]]:
+        return zip(self.runs, self._columns, strict=True)
+
+    def _of_spans(self, spans: Sequence[Span], weigh: _Weigh) -> Interval:
+        """A rate in one stretch of each run: the mean over parts of the stretches."""
+        parts = max(RATE_BATCHES // len(self.runs), 2)
+        each = [
+            weigh(run, columns, piece) / (piece.duration_s or 1)
+            for (run, columns), span in zip(self._pairs(), spans, strict=True)
+            for piece in _pieces(span, parts)
+        ]
+        return shown.mean(each, self.confidence)
+
+    def _ends(self, window_ns: int) -> tuple[list[Span], list[Span]]:
+        """First and last window of each run, by due instants."""
+        first, last = [], []
+        for run, columns in self._pairs():
+            steady = _steady(run, columns)
+            assert steady.start_s is not None and steady.end_s is not None
+            start, end = round(steady.start_s * 1e9), round(steady.end_s * 1e9)
+            if end - start < 2 * window_ns * 0.99:
+                length, window = show.duration((end - start) / 1e9), show.duration(window_ns / 1e9)
+                raise Missing(f"a load of {length} has no two windows of {window}")
+            first.append(metrics.span(start, start + window_ns))
+            last.append(metrics.span(end - window_ns, end))
+        return first, last
+
+    def _drift(self, term: Any) -> Held:
+        sides = []
+        for spans in self._ends(term.window_ns):
+            values = [
+                latencies(columns, term.of, metrics.within(columns["due_ns"], span))
+                for columns, span in zip(self._columns, spans, strict=True)
+            ]
+            sides.append((self._quantile(values, term.quantile, term.of), _size(values)))
+        found = shown.ratio(sides[1][0], sides[0][0])
+        return Held(_less_one(found), term.limit * 100, True, "%", min(size for _, size in sides))
+
+    def _nodes(self, term: Any) -> Held:
+        count = len(self.runs[0].header.targets)
+        if count < 2:
+            raise Missing("there was one target: nothing to compare between nodes")
+        pairs = count * (count - 1) / 2
+        confidence = 1 - (1 - self.confidence) / pairs  # Bonferroni: all pairs hold together
+        nodes, sizes = [], []
+        for node in range(count):
+            values = [latencies(columns, term.of, columns["target"] == node) for columns in self._columns]
+            self._quantile(values, term.quantile, term.of)
+            nodes.append(shown.quantile(values, term.quantile, confidence))
+            sizes.append(_size(values))
+        ratios = [shown.ratio(a, b) for a, b in permutations(nodes, 2)]
+        found = Interval(*(max(ratio[i] for ratio in ratios) for i in range(3)))
+        return Held(_less_one(found), term.limit * 100, True, "%", min(sizes))
+
+    def _against(self, term: Any) -> Held:
+        other = self.measured.get(term.level, Measured())
+        if not other.runs or other.trouble:
+            raise Missing(f"there is no run of {term.level}: {other.trouble or 'it was not run'}")
+        mine = [latencies(columns, term.of) for columns in self._columns]
+        theirs = [latencies(run.columns(), term.of) for run in other.runs]
+        found = shown.ratio(
+            self._quantile(mine, term.quantile, term.of), self._quantile(theirs, term.quantile, term.of)
+        )
+        return Held(_scaled(found, 100), term.limit * 100, True, "%", min(_size(mine), _size(theirs)))
+
+    def _cost(self, term: Any) -> Held:
+        limit, currency = term.limit
+        if self.money is None:
+            raise Missing("there are no prices")
+        good = self._rate(_good_ends)
+        if good.value <= 0:
+            raise Missing("no request was good: there is no cost per good one")
+        try:
+            found, kept_in = self.money(self.runs[0], good)
+        except Fault as fault:
+            raise Missing(f"no cost: {fault.what}") from None
+        except Faults as faults:
+            raise Missing(f"no cost: {'; '.join(fault.what for fault in faults.faults)}") from None
+        if kept_in != currency:
+            raise Missing(f"the promise is in {currency}, the prices are in {kept_in}")
+        return Held(found, float(Decimal(limit)), True, currency, self._answered())
+
+
+_Weigh = Callable[[Run, Columns, Span], float]
+
+
+def _size(values: Series) -> int:
+    return sum(map(len, values))
+
+
+def _scaled(found: Interval, by: float) -> Interval:
+    return Interval(found.value * by, found.low * by, found.high * by)
+
+
+def _less_one(ratio: Interval) -> Interval:
+    """A ratio as a change in percent."""
+    return Interval(*((end - 1) * 100 for end in ratio))
+
+
+def _counted(columns: Columns) -> NDArray[np.bool_]:
+    counted: NDArray[np.bool_] = columns["status"] != CANCELLED
+    return counted
+
+
+def latencies(columns: Columns, metric: str, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+    """A metric in ns of every request that has one, in order of due; infinite for those that are not ok."""
+    ok = columns.where(OK)
+    values = columns.measure(metric)
+    kept = _counted(columns) & (~ok | (values != metrics.UNDEFINED))
+    if chosen is not None:
+        kept &= chosen
+    order = np.argsort(columns["due_ns"][kept], kind="stable")
+    found: NDArray[np.float64] = np.where(ok, values, np.inf)[kept][order]
+    return found
+
+
+def _good(run: Run, columns: Columns) -> NDArray[np.float64]:
+    """1 for each request that meets the SLO of the run, in order of due."""
+    kept = _counted(columns)
+    order = np.argsort(columns["due_ns"][kept], kind="stable")
+    marks: NDArray[np.float64] = _meets(run, columns)[kept][order].astype(np.float64)
+    return marks
+
+
+def _meets(run: Run, columns: Columns) -> NDArray[np.bool_]:
+    if run.header.slo is None or not run.header.slo.terms:
+        raise Missing("the run has no SLO: nothing says when a request is good")
+    return metrics.meets(columns, run.header.slo)
+
+
+def _steady(run: Run, columns: Columns) -> Span:
+    steady = run.summary.window.steady
+    if steady.duration_s is None:
+        raise Missing("fewer than two requests were due: no rate")
+    return steady
+
+
+def _pieces(span: Span, n: int) -> list[Span]:
+    assert span.start_s is not None and span.end_s is not None
+    edges = np.linspace(span.start_s * 1e9, span.end_s * 1e9, n + 1)
+    return [metrics.span(float(a), float(b)) for a, b in pairwise(edges)]
+
+
+def _ended(columns: Columns, piece: Span) -> NDArray[np.bool_]:
+    end = columns["end_ns"]
+    return (end >= round((piece.start_s or 0) * 1e9)) & (end < round((piece.end_s or 0) * 1e9)) & columns.where(OK)
+
+
+def _ok(run: Run, columns: Columns, piece: Span) -> float:
+    return float(_ended(columns, piece).sum())
+
+
+def _good_ends(run: Run, columns: Columns, piece: Span) -> float:
+    return float((_ended(columns, piece) & _meets(run, columns)).sum())
+
+
+def _tokens(with_input: bool) -> _Weigh:
+    def weigh(run: Run, columns: Columns, piece: Span) -> float:
+        ok = columns.where(OK)
+        if bool((columns["output_tokens"][ok] < 0).any()):
+            raise Missing("the output tokens of some answers were not counted")
+        total = metrics.spread_tokens(columns, piece)
+        if with_input:
+            counts = columns["input_tokens"]
+            if bool((counts[ok] < 0).any()):
+                raise Missing("the prompt tokens of some requests were not counted")
+            total += float(counts[_ended(columns, piece)].sum())
+        return total
+
+    return weigh
