@@ -1,0 +1,411 @@
+"""`instrument`: the application gets what it always got, and every way a call can end is measured once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+from canned import (
+    CHAT,
+    CHAT_EVENTS,
+    COMPLETION,
+    COMPLETION_EVENTS,
+    HANG,
+    RESPONSE,
+    RESPONSE_EVENTS,
+    Canned,
+    answer,
+    chunk,
+    cut,
+    events,
+    serving,
+)
+from loadgen_sdk import ClientError, Measurement, Retry, TokenPrice, WrongUse, instrument, latest_measurement
+
+PROMPT = "the secret prompt"
+CALLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("chat.completions", {"messages": [{"role": "user", "content": PROMPT}]}),
+    "completions": ("completions", {"prompt": PROMPT}),
+    "responses": ("responses", {"input": PROMPT}),
+}
+SAID = {
+    ("chat", False): answer(CHAT, x_request_id="r-7", server_timing="ttft;dur=5"),
+    ("chat", True): events(*CHAT_EVENTS, x_request_id="r-7", server_timing="ttft;dur=5"),
+    ("completions", False): answer(COMPLETION, x_request_id="r-7", server_timing="ttft;dur=5"),
+    ("completions", True): events(*COMPLETION_EVENTS, x_request_id="r-7", server_timing="ttft;dur=5"),
+    ("responses", False): answer(RESPONSE, x_request_id="r-7", server_timing="ttft;dur=5"),
+    ("responses", True): events(*RESPONSE_EVENTS, done=False, x_request_id="r-7", server_timing="ttft;dur=5"),
+}
+WAYS = ("blocking", "async")
+Told = list[Measurement]
+
+
+def client(way: str, server: Canned, **options: Any) -> Any:
+    make: Any = openai.OpenAI if way == "blocking" else openai.AsyncOpenAI
+    return make(base_url=server.url, api_key="sk-the-key-1234", **{"max_retries": 0, **options})
+
+
+def method(of: Any, api: str, name: str = "create") -> Callable[..., Any]:
+    path, _ = CALLS[api]
+    for step in path.split("."):
+        if not hasattr(of, step):
+            pytest.skip(f"openai {openai.__version__} has no {path}")
+        of = getattr(of, step)
+    return getattr(of, name)
+
+
+def run(way: str, server: Canned, use: Callable[[Any], Any], *, plain: bool = False, told: Told | None = None,
+        client_options: dict[str, Any] | None = None, **options: Any) -> Any:  # fmt: skip
+    """`use(client)` in its way: a coroutine of it is awaited. The client is closed."""
+    if way == "blocking":
+        with client(way, server, **(client_options or {})) as own:
+            return use(own if plain else instrument(own, (told if told is not None else []).append, **options))
+
+    async def go() -> Any:
+        async with client(way, server, **(client_options or {})) as own:
+            result = use(own if plain else instrument(own, (told if told is not None else []).append, **options))
+            return await result if asyncio.iscoroutine(result) else result
+
+    return asyncio.run(go())
+
+
+def ask(way: str, api: str, stream: bool, **more: Any) -> Callable[[Any], Any]:
+    """A use: one call, and what came of it: the answer, or the stream and its events."""
+    arguments = {"model": "m", **CALLS[api][1], **({"stream": True} if stream else {}), **more}
+
+    def use(own: Any) -> Any:
+        made = method(own, api)(**arguments)
+        return (made, list(made)) if stream else (made, [])
+
+    async def use_async(own: Any) -> Any:
+        made = await method(own, api)(**arguments)
+        return (made, [event async for event in made]) if stream else (made, [])
+
+    return use if way == "blocking" else use_async
+
+
+@pytest.mark.parametrize(("api", "stream"), SAID)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_answer_is_the_same_and_is_measured(way: str, api: str, stream: bool) -> None:
+    told: Told = []
+    with serving(SAID[api, stream]) as server:
+        plain, plain_events = run(way, server, ask(way, api, stream), plain=True)
+        price = {"m-1": TokenPrice(input=2.0, output=10.0, cached=1.0)}
+        ours, our_events = run(way, server, ask(way, api, stream), told=told, prices=price)
+    assert type(ours) is type(plain)
+    assert [event.model_dump() for event in our_events] == [event.model_dump() for event in plain_events]
+    if not stream:
+        assert ours == plain and ours.model_dump() == plain.model_dump() and ours.to_json() == plain.to_json()
+    measured = told[0]
+    assert told == [ours.measurement] and ours.measurement is measured
+    assert (measured.api, measured.streamed, measured.status, measured.failure) == (api, stream, "ok", None)
+    assert (measured.input_tokens, measured.output_tokens, measured.cached_tokens) == (9, 3, 4)
+    assert measured.token_source == "server"
+    assert measured.cost == pytest.approx((5 * 2.0 + 4 * 1.0 + 3 * 10.0) / 1e6)
+    assert (measured.model, measured.response_model, measured.response_id) == ("m", "m-1", "c1")
+    assert (measured.request_id, measured.server_timing) == ("r-7", {"server-timing": "ttft;dur=5"})
+    assert measured.finish_reason == ("completed" if api == "responses" else "stop")
+    assert len(measured.instants) == (3 if stream else 1)
+    assert measured.started <= measured.sent <= measured.first_token <= measured.last_token <= measured.end
+    assert measured.ttft_ms == (measured.first_token - measured.started) / 1e6
+    assert (measured.tpot_ms is not None) == stream and (measured.itl_ms is not None) == stream
+    assert PROMPT not in repr(measured) and "there" not in repr(measured) and "sk-the" not in repr(measured)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_latest_measurement_is_that_of_this_context(way: str) -> None:
+    with serving(SAID["chat", False]) as server:
+        if way == "blocking":
+            made, _ = run(way, server, ask(way, "chat", False))
+            assert latest_measurement() is made.measurement
+        else:
+
+            async def use(own: Any) -> None:
+                ones = await asyncio.gather(*(one(own) for _ in range(3)))
+                assert len({measured.started for measured in ones}) == 3
+
+            async def one(own: Any) -> Measurement:
+                made, _ = await ask(way, "chat", False)(own)
+                measured = latest_measurement()
+                assert measured is made.measurement
+                return measured
+
+            run(way, server, use)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_raises_what_it_always_raised(way: str, stream: bool) -> None:
+    told: Told = []
+    said = answer({"error": {"message": "no key sk-the-key-1234 here"}}, "503 Service Unavailable", retry_after_ms="1")
+    with serving(said) as server:
+        with pytest.raises(openai.InternalServerError) as plain:
+            run(way, server, ask(way, "chat", stream), plain=True)
+        with pytest.raises(openai.InternalServerError) as ours:
+            run(way, server, ask(way, "chat", stream), told=told, client_options={"max_retries": 2})
+    assert str(ours.value) == str(plain.value)
+    measured = told[0]
+    assert measured.status == "failed" and measured.failure is not None
+    assert (measured.failure.kind, measured.failure.http_status) == ("http_5xx", 503)
+    assert "sk-the-key" not in repr(measured)
+    assert (measured.retries, measured.hidden_retries, len(measured.attempts)) == (2, 2, 1)
+    assert (measured.ttft_ms, measured.e2e_ms, measured.output_tokens) == (None, None, None if not stream else 0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stream_that_breaks_raises_and_keeps_what_was_seen(way: str) -> None:
+    told: Told = []
+    got: list[Any] = []
+
+    def use(own: Any) -> None:
+        got.extend(own.chat.completions.create(model="m", messages=[], stream=True))
+
+    async def use_async(own: Any) -> None:
+        async for event in await own.chat.completions.create(model="m", messages=[], stream=True):
+            got.append(event)  # noqa: PERF401 - what came before the break counts
+
+    with (
+        serving(cut(events(chunk("Hel"), chunk("lo"), done=False))) as server,
+        pytest.raises(Exception, match=r"(?i)peer closed|incomplete|connection"),
+    ):
+        run(way, server, use if way == "blocking" else use_async, told=told)
+    assert len(got) == 2
+    assert (told[0].status, told[0].token_source, told[0].output_tokens) == ("failed", "events", 2)
+    assert told[0].failure is not None and told[0].failure.kind in ("truncated", "reset")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("after", "status"), [(2, "abandoned"), (5, "ok")])
+def test_leaving_the_loop_is_measured_at_once(way: str, after: int, status: str) -> None:
+    told: Told = []
+
+    def use(own: Any) -> None:
+        stream = own.chat.completions.create(model="m", messages=[], stream=True)
+        for number, _ in enumerate(stream, 1):
+            if number == after:
+                break
+        assert [measured.status for measured in told] == [status] and stream.measurement is told[0]
+
+    async def use_async(own: Any) -> None:
+        stream = await own.chat.completions.create(model="m", messages=[], stream=True)
+        number = 0
+        async for _ in stream:
+            number += 1
+            if number == after:
+                break
+        for _ in range(5):  # the loop ends abandoned generators in its next turns
+            await asyncio.sleep(0)
+        assert [measured.status for measured in told] == [status] and stream.measurement is told[0]
+
+    gc.disable()  # nothing may depend on the collector
+    try:
+        with serving(SAID["chat", True]) as server:
+            run(way, server, use if way == "blocking" else use_async, told=told)
+    finally:
+        gc.enable()
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_close_and_next_are_measured_too(way: str) -> None:
+    told: Told = []
+
+    def use(own: Any) -> None:
+        with own.chat.completions.create(model="m", messages=[], stream=True) as stream:
+            next(stream)
+            next(stream)
+        assert [(one.status, len(one.instants)) for one in told] == [("abandoned", 1)]
+
+    async def use_async(own: Any) -> None:
+        async with await own.chat.completions.create(model="m", messages=[], stream=True) as stream:
+            await anext(stream)
+            await anext(stream)
+        assert [(one.status, len(one.instants)) for one in told] == [("abandoned", 1)]
+
+    with serving(SAID["chat", True]) as server:
+        run(way, server, use if way == "blocking" else use_async, told=told)
+
+
+def test_a_cancelled_call_is_measured_and_stays_cancelled() -> None:
+    told: Told = []
+
+    async def use(own: Any) -> None:
+        task = asyncio.ensure_future(own.chat.completions.create(model="m", messages=[]))
+        while not server.heard:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with serving(HANG) as server:
+        run("async", server, use, told=told)
+    assert [(one.status, one.failure and one.failure.kind) for one in told] == [("cancelled", "interrupted")]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_timeout_is_measured(way: str) -> None:
+    told: Told = []
+    with serving(HANG) as server, pytest.raises(openai.APITimeoutError):
+        run(way, server, ask(way, "chat", False), told=told, client_options={"timeout": 0.05})
+    assert told[0].failure is not None and told[0].failure.kind == "timeout_total"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_asking_for_usage_hides_the_event_that_brings_it(way: str) -> None:
+    told: Told = []
+    with serving(SAID["chat", True]) as server:
+        _, plain = run(way, server, ask(way, "chat", True), plain=True)
+        _, ours = run(way, server, ask(way, "chat", True), told=told, ask_usage=True)
+        assert server.heard[1].body["stream_options"] == {"include_usage": True}
+        assert "stream_options" not in server.heard[0].body
+    assert len(ours) == len(plain) - 1 and all(event.choices for event in ours)
+    assert (told[0].token_source, told[0].output_tokens) == ("server", 3)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_client_given_stays_as_it_was_and_variants_stay_measured(way: str) -> None:
+    told: Told = []
+    variants: list[Callable[[Any], Any]] = [
+        lambda own: own.chat.completions,
+        lambda own: own.chat.completions.with_raw_response,
+        lambda own: own.with_options(timeout=9).chat.completions,
+        lambda own: own.with_raw_response.chat.completions,
+    ]
+
+    async def go() -> None:
+        own = client(way, server)
+        measured = instrument(own, told.append)
+        assert type(measured) is type(own) and type(measured.with_options(timeout=9)) is type(own)
+        for number, variant in enumerate(variants, 1):
+            for of in (own, measured):
+                made = variant(of).create(model="m", messages=[])
+                made = await made if way == "async" else made
+                body = made.parse() if hasattr(made, "http_response") else made
+                assert body.choices[0].message.content == "Hello there."
+                assert hasattr(body, "measurement") == (of is measured)
+            assert len(told) == number
+        closed = own.close()
+        if way == "async":
+            await closed
+
+    with serving(SAID["chat", False]) as server, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a blocking client inside a loop
+        asyncio.run(go())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_retries_are_attempts_of_one_measurement(way: str) -> None:
+    told: Told = []
+    busy = answer({"error": {"message": "slow down"}}, "429 Too Many Requests", retry_after_ms="2")
+    with serving(busy, busy, SAID["chat", False]) as server:
+        run(way, server, ask(way, "chat", False), told=told, retry=Retry(3, first_s=0.001, seed=1),
+            client_options={"max_retries": 5})  # fmt: skip
+        assert len(server.heard) == 3
+    measured = told[0]
+    assert [one.failure.kind if one.failure else "" for one in measured.attempts] == ["http_429", "http_429", ""]
+    assert [one.waited_ns for one in measured.attempts] == [2_000_000, 2_000_000, 0]
+    assert (measured.status, measured.retries, len(told)) == ("ok", 2, 1)
+    assert measured.wait_ms is not None and measured.wait_ms >= 4
+    assert measured.ttft_ms is not None and measured.ttft_from_sent_ms is not None
+    assert measured.ttft_ms - measured.ttft_from_sent_ms == pytest.approx(measured.wait_ms)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_content_only_when_asked_for(way: str) -> None:
+    told: Told = []
+    with serving(SAID["chat", True]) as server:
+        run(way, server, ask(way, "chat", True), told=told, keep_content=True)
+    assert told[0].content is not None
+    assert (told[0].content.input, told[0].content.output) == (CALLS["chat"][1]["messages"], "Hello there.")
+
+
+def test_an_observer_that_fails_is_logged_and_others_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    told: Told = []
+
+    def broken(_: Measurement) -> None:
+        raise ZeroDivisionError
+
+    with serving(SAID["chat", False]) as server, client("blocking", server) as own:
+        made = instrument(own, (broken, told.append)).chat.completions.create(model="m", messages=[])
+    assert told == [made.measurement] and "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["AzureOpenAI", "AsyncAzureOpenAI"])
+def test_azure_clients(kind: str) -> None:
+    told: Told = []
+    with serving(SAID["chat", False]) as server:
+        make = getattr(openai, kind)
+        own = make(azure_endpoint=server.url.removesuffix("/v1"), api_key="k-1234567", api_version="2024-10-21")
+        measured = instrument(own, told.append)
+        made = measured.chat.completions.create(model="deployed", messages=[])
+        if kind.startswith("Async"):
+
+            async def go() -> None:
+                await made
+                await own.close()
+
+            asyncio.run(go())
+        else:
+            own.close()
+        assert server.heard[0].path.startswith("/openai/deployments/deployed/chat/completions?api-version=")
+    assert type(measured) is make and told[0].model == "deployed"
+
+
+def test_a_blocking_client_inside_a_loop_is_warned_of_once() -> None:
+    async def go(measured: Any) -> None:
+        with pytest.warns(RuntimeWarning, match="blocking OpenAI client was called inside a running event loop"):
+            measured.chat.completions.create(model="m", messages=[])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            measured.chat.completions.create(model="m", messages=[])
+            await asyncio.to_thread(measured.chat.completions.create, model="m", messages=[])
+
+    with serving(SAID["chat", False]) as server, client("blocking", server) as own:
+        asyncio.run(go(instrument(own)))
+
+
+def test_a_model_without_a_price_costs_nobody_knows_what() -> None:
+    told: Told = []
+    with (
+        serving(SAID["chat", False]) as server,
+        pytest.warns(UserWarning, match="no price for the model 'm': its cost is None \\(known: other\\)"),
+    ):
+        run("blocking", server, ask("blocking", "chat", False), told=told, prices={"other": TokenPrice(1, 1)})
+    assert told[0].cost is None and told[0].output_tokens == 3
+
+
+def bad_uses() -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    yield "a str is no OpenAI client", lambda own: instrument("gpt-4o")
+    yield "the class OpenAI is no OpenAI client", lambda own: instrument(openai.OpenAI)
+    yield "a Completions is no OpenAI client", lambda own: instrument(own.completions)
+    yield "prices is a dict_keys|prices is a float", lambda own: instrument(own, prices=2.5)
+    yield "the price of 'm' is a float", lambda own: instrument(own, prices={"m": 2.5})
+    yield "the output price is -1", lambda own: TokenPrice(1, -1)
+    yield "the input price is nan", lambda own: TokenPrice(float("nan"), 1)
+    yield "on_measurement is a", lambda own: instrument(own, (3,))
+    yield "throttle is a int", lambda own: instrument(own, throttle=5)
+    yield "retry is a int", lambda own: instrument(own, retry=3)
+    yield "record is a str", lambda own: instrument(own, record="traffic.jsonl")
+
+
+@pytest.mark.parametrize(("words", "use"), [*bad_uses()])
+def test_what_cannot_be_is_said_when_it_is_asked_for(words: str, use: Callable[[Any], Any]) -> None:
+    with openai.OpenAI(api_key="k") as own, pytest.raises(WrongUse, match=words) as found:
+        use(own)
+    assert isinstance(found.value, ClientError) and found.value.hint
+
+
+def test_measurements_are_data() -> None:
+    import msgspec
+
+    told: Told = []
+    with serving(SAID["chat", True]) as server:
+        run("blocking", server, ask("blocking", "chat", True), told=told)
+    assert msgspec.json.decode(msgspec.json.encode(told[0]), type=Measurement) == told[0]
+    assert json.loads(msgspec.json.encode(told[0]))["status"] == "ok"
