@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from loadgen.metrics import Goodput, Limits, Load, Window
     from loadgen.quantiles import Distribution
 
+IDLE_SHARE = 0.5  # of a core: a worker that never used more was late for reasons outside it
 FULL_SECOND_S = 0.9  # a sample this long counts as a full second
 
 
@@ -68,9 +69,15 @@ def reasons(
     elif ok == 0:
         yield f"not one of {counted} requests succeeded"
     scale, called = (ttft.p50, "TTFT p50") if ttft.p50 is not None else (e2e.p50, "E2E p50")
-    for late, what, limit, remedy in (
-        (send_lag, "requests were sent late: p99 send lag", limits.send_lag_share, "lower the load or add workers"),
-        (stamp_error, "arrival times are unsure: p99 stamp error", limits.stamp_error_share, "add workers"),
+    remedy = "lower the load or add workers"
+    if busiest is not None and busiest.cpu_share < IDLE_SHARE:
+        remedy = (
+            f"this process used at most {share(busiest.cpu_share)} of a core, so something else on this host kept it "
+            "waiting: stop that, or use a host of its own"
+        )
+    for late, what, limit in (
+        (send_lag, "requests were sent late: p99 send lag", limits.send_lag_share),
+        (stamp_error, "arrival times are unsure: p99 stamp error", limits.stamp_error_share),
     ):
         if late.p99 is not None and scale is not None and late.p99 > limit * scale:
             ratio = f"{share(late.p99 / scale)} of" if scale > 0 else "against a"
