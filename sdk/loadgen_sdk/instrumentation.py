@@ -76,8 +76,6 @@ def instrument(
     manner = conduct(on_measurement, prices, throttle, retry, record, keep_content)
     measured: Any = copy.copy(client)
     held = vars(measured)
-    for name in ("with_raw_response", "with_streaming_response"):
-        held.pop(name, None)
     if retry is not None:
         held["max_retries"] = 0
     url = getattr(client, "base_url", None)
@@ -92,6 +90,8 @@ def instrument(
             resource = getattr(resource, name, None)
         if resource is not None:
             _wrap(resource, api, setting, blocking)
+    for name in ("with_raw_response", "with_streaming_response"):
+        held[name] = type(getattr(client, name))(measured)
 
     def with_options(*args: Any, **options: Any) -> C:
         plain: Any = client
