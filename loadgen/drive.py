@@ -61,10 +61,10 @@ class Sender(Protocol):
 class Counters:
     """What the progress line shows; updated in place while the run goes."""
 
-    __slots__ = ("dropped", "failed", "in_flight", "ok", "recent_ttft_ns", "sent", "tokens")
+    __slots__ = ("dropped", "events", "failed", "in_flight", "ok", "recent_ttft_ns", "sent")
 
     def __init__(self) -> None:
-        self.sent = self.ok = self.failed = self.dropped = self.tokens = self.in_flight = 0
+        self.sent = self.ok = self.failed = self.dropped = self.events = self.in_flight = 0
         self.recent_ttft_ns: deque[int] = deque(maxlen=RECENT)
 
 
@@ -270,7 +270,6 @@ class Drive:
             counters.failed += 1
             self._refused(target, done)
             text = self._spool.text(self._redact(failure.text))
-        counters.tokens += done.usage.output or done.output_events
         place = Place(number, start.request, start.stage, self._worker, target, start.session, start.turn, start.lane)
         self._spool.row(row(place, done, self._start_ns, text=text, built=self._bodies.built(start.stage, number)))
         self._bodies.answered(number, done)
@@ -344,6 +343,7 @@ class Drive:
             self._grace_over = FOREVER
             self._end_grace()
         for timeline in self._timelines:
+            self.counters.events += len(timeline.flow.instants)
             timeline.fold()
         if now >= self._second_from + SECOND_NS:
             self._sample(now)

@@ -17,7 +17,7 @@ class Progress:
 
     def __init__(self, total: int | None, horizon_ns: int | None, out: TextIO = sys.stderr) -> None:
         self._total, self._horizon_ns, self._out = total, horizon_ns, out
-        self._last_tokens = 0
+        self._last_events = 0
         self._last_at = self._began = monotonic_ns()
         self._handle: asyncio.TimerHandle | None = None
 
@@ -45,11 +45,11 @@ class Progress:
     def line(self, counters: Counters, now: int) -> str:
         """What there is to say now; `now` on the monotonic clock."""
         span = max(now - self._last_at, 1) / 1e9
-        rate = (counters.tokens - self._last_tokens) / span
-        self._last_tokens, self._last_at = counters.tokens, now
+        rate = (counters.events - self._last_events) / span
+        self._last_events, self._last_at = counters.events, now
         done = counters.ok + counters.failed + counters.dropped
         parts = [f"{done:,}/{self._total:,} done" if self._total is not None else f"{done:,} done"]
-        parts += [f"{counters.in_flight:,} in flight", f"{rate:,.0f} tok/s"]
+        parts += [f"{counters.in_flight:,} in flight", f"{rate:,.0f} events/s"]
         if counters.recent_ttft_ns:
             ordered = sorted(counters.recent_ttft_ns)
             p50, p99 = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
