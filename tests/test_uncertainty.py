@@ -1,0 +1,109 @@
+"""Intervals: against published quantiles, worked ratios, and how often they cover the truth of correlated runs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from loadgen import seeds, uncertainty
+
+
+@pytest.mark.parametrize(
+    ("p", "freedom", "expected"),
+    [  # tables of Student's t
+        (0.975, 1, 12.7062047),
+        (0.975, 4, 2.7764451),
+        (0.975, 19, 2.0930241),
+        (0.995, 9, 3.2498355),
+        (0.95, 100, 1.6602343),
+        (0.975, 1e6, 1.9599664),
+        (0.025, 4, -2.7764451),
+    ],
+)
+def test_t_quantiles(p: float, freedom: float, expected: float) -> None:
+    assert uncertainty.t_quantile(p, freedom) == pytest.approx(expected, abs=2e-5)
+    assert uncertainty.t_below(expected, freedom) == pytest.approx(p, abs=1e-7)
+
+
+def test_replications_of_a_worked_example() -> None:
+    found = uncertainty.replications([10.0, 12.0, 14.0, 16.0, 18.0])
+    assert found.value == 14.0
+    assert found.half_width == pytest.approx(2.7764451 * math.sqrt(10) / math.sqrt(5), abs=1e-5)
+    assert found.excludes(9.0) and not found.excludes(11.0)
+
+
+@pytest.mark.parametrize("values", [[], [3.0]])
+def test_what_the_data_cannot_support_is_unbounded(values: list[float]) -> None:
+    for found in (uncertainty.replications(values), uncertainty.batch_means(values)):
+        assert (found.low, found.high) == (-math.inf, math.inf) or math.isnan(found.value)
+        assert not found.excludes(1e9)
+
+
+def _walk(seed: int, n: int, r: float) -> np.ndarray:  # type: ignore[type-arg]
+    """Values of mean 0 and variance 1, each correlated by r with the one before."""
+    noise = seeds.stream(seed, "walk").standard_normal(n) * math.sqrt(1 - r * r)
+    out = np.empty(n)
+    value = noise[0] / math.sqrt(1 - r * r)
+    for i in range(n):
+        value = r * value + noise[i] if i else value
+        out[i] = value
+    return out
+
+
+@pytest.mark.parametrize(("r", "n", "least"), [(0.0, 2000, 91), (0.9, 4000, 88), (0.99, 20_000, 85)])
+def test_batch_means_cover_the_mean_of_correlated_values(r: float, n: int, least: int) -> None:
+    """Coin flips would cover it in 9 of 100 runs at r = 0.99."""
+    covered = sum(not uncertainty.batch_means(_walk(seed, n, r)).excludes(0.0) for seed in range(100))
+    assert covered >= least
+
+
+def test_block_bootstrap_covers_a_high_quantile() -> None:
+    truth = 1.2815516  # p90 of a standard normal
+    covered = 0
+    for seed in range(40):
+        values = _walk(seed, 3000, 0.8)
+        found = uncertainty.block_bootstrap(
+            values, lambda part: float(np.quantile(part, 0.9)), seeds.stream(seed, "bootstrap"), resamples=200
+        )
+        covered += not found.excludes(truth)
+    assert covered >= 34
+
+
+def test_ratio_by_fieller() -> None:
+    above, below = [20.0, 22.0, 24.0], [10.0, 11.0, 12.0]
+    exact = uncertainty.ratio(above, below, paired=True)
+    assert (exact.low, exact.high) == (pytest.approx(2.0), pytest.approx(2.0))
+    apart = uncertainty.ratio(above, below)
+    assert apart.low < 2.0 < apart.high
+    assert not math.isinf(apart.low)
+    assert uncertainty.ratio([1.0, 1.1], [-1.0, 1.0]).high == math.inf
+    with pytest.raises(ValueError, match="paired"):
+        uncertainty.ratio([1.0, 2.0], [1.0, 2.0, 3.0], paired=True)
+
+
+def test_ratio_covers_the_truth() -> None:
+    covered = 0
+    for seed in range(200):
+        rng = seeds.stream(seed, "ratio")
+        covered += not uncertainty.ratio(rng.normal(3.0, 0.3, 6), rng.normal(2.0, 0.4, 6)).excludes(1.5)
+    assert covered >= 180
+
+
+def test_transient() -> None:
+    rng = seeds.stream(1, "transient")
+    rise = 100 * (1 - np.exp(-np.arange(60) / 4.0)) + rng.normal(0, 1, 60)
+    place = uncertainty.transient(rise)
+    assert place is not None
+    assert 8 <= place <= 25
+    assert uncertainty.transient(np.arange(60.0)) is None  # still growing
+    assert uncertainty.transient([1.0, 2.0]) is None
+
+
+def test_growth() -> None:
+    ahead, bound = uncertainty.growth([5.0 + 0.5 * i for i in range(20)], 10)
+    assert (ahead, bound) == (pytest.approx(5.0), pytest.approx(5.0))
+    flat, high = uncertainty.growth(seeds.stream(2, "flat").normal(50, 1, 40), 40)
+    assert abs(flat) < high < 10
+    assert uncertainty.growth([1.0, 2.0], 5)[1] == math.inf
