@@ -84,6 +84,7 @@ class Offer:
     evidence: Evidence
     price: Price
     basis: Basis
+    gpus: int | None  # of the run, where it is known
     gpus_paid: Decimal | None  # None: paid by the token
     utilization: Decimal
     hourly: Mapping[str, Decimal]  # what an hour of those GPUs is made of; empty when paid by the token
@@ -300,6 +301,7 @@ def offer(evidence: Evidence, price: Price, name: str, at: str, *, gpus: int | N
         evidence=evidence,
         price=price,
         basis=found,
+        gpus=gpus,
         gpus_paid=None if isinstance(price, PerToken) or gpus is None else machines(price, gpus) * (price.gpus or 1),
         utilization=Decimal(1) if by_token else utilization,
         hourly=_paid_hourly(price, gpus),

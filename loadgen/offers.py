@@ -77,18 +77,17 @@ class Comparison:
     break_evens: tuple[BreakEven, ...]
 
 
-def compare(offers: Sequence[Offer], gpus: Sequence[int | None], prices: Prices) -> Comparison:
-    """`gpus` is what each offer was made with."""
+def compare(offers: Sequence[Offer], prices: Prices) -> Comparison:
+    """Everything there is to say about offers of one price file, the first of them first."""
     unit = _unit(offers)
     pairs = tuple(_pair(a, b, unit) for a, b in combinations(offers, 2))
-    swings = [swing for one, n in zip(offers, gpus, strict=True) for swing in _swings(one, n, unit)]
     return Comparison(
         prices=prices,
         unit=unit,
         offers=tuple(offers),
         against_first=tuple(() if one is offers[0] else differences(offers[0], one)[0] for one in offers),
         pairs=pairs,
-        swings=tuple(swings),
+        swings=tuple(swing for one in offers for swing in _swings(one, unit)),
         break_evens=tuple(_break_evens(offers, unit)),
     )
 
@@ -108,8 +107,9 @@ def differences(a: Offer, b: Offer) -> tuple[tuple[str, ...], tuple[str, ...]]:
     notes: list[str] = []
     if a.evidence is b.evidence:
         return (), ()
-    if not _same_recipe(a, b):
-        apart.append(f"recipe ({_recipe(a) or 'unknown'}, {_recipe(b) or 'unknown'})")
+    recipes = _recipes(a, b)
+    if recipes[0] != recipes[1] or not recipes[0]:
+        apart.append("recipe ({}, {})".format(*(recipe[:8] or "unknown" for recipe in recipes)))
     if _slo(one) != _slo(other):
         apart.append(f"SLO ({slo_words(one)}; {slo_words(other)})")
     for what, key in (("input", 0), ("output", 1)):
@@ -124,6 +124,7 @@ def differences(a: Offer, b: Offer) -> tuple[tuple[str, ...], tuple[str, ...]]:
         apart.append("one at its capacity, one at a load of its own")
     if a.basis.confidence != b.basis.confidence and None not in (a.basis.confidence, b.basis.confidence):
         apart.append(f"confidence of the intervals ({a.basis.confidence:g}, {b.basis.confidence:g})")
+    notes += [f"{each.name} is not a valid measurement" for each in (a, b) if not each.evidence.valid]
     if one.run.seed != other.run.seed:
         notes.append("different seeds")
     if one.target.model != other.target.model:
@@ -133,18 +134,12 @@ def differences(a: Offer, b: Offer) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(apart), tuple(notes)
 
 
-def _same_recipe(a: Offer, b: Offer) -> bool:
-    """By what both searches were asked, or by what both runs did."""
-    found = [one.evidence.capacity.recipe if one.evidence.capacity else "" for one in (a, b)]
-    if found[0] and found[0] == found[1]:
-        return True
-    runs = [one.evidence.summary.fingerprints.recipe for one in (a, b)]
-    return bool(runs[0]) and runs[0] == runs[1]
-
-
-def _recipe(one: Offer) -> str:
-    capacity = one.evidence.capacity
-    return ((capacity.recipe if capacity else "") or one.evidence.summary.fingerprints.recipe)[:8]
+def _recipes(a: Offer, b: Offer) -> tuple[str, str]:
+    """What both searches were asked, where both say so; else what both runs did."""
+    asked = [one.evidence.capacity.recipe if one.evidence.capacity else "" for one in (a, b)]
+    if all(asked):
+        return asked[0], asked[1]
+    return a.evidence.summary.fingerprints.recipe, b.evidence.summary.fingerprints.recipe
 
 
 def _slo(summary: Summary) -> tuple[object, ...]:
@@ -235,7 +230,7 @@ _COUNTED = {"input_tokens": "fresh input tokens", "output_tokens": "output token
 Moved = tuple[Price, Basis, Decimal]  # price, basis, utilization
 
 
-def _swings(one: Offer, gpus: int | None, unit: str) -> list[Swing]:
+def _swings(one: Offer, unit: str) -> list[Swing]:
     """Every input that has a say, moved alone; widest first."""
     now = one.costs[unit]
     if now is None:
@@ -245,7 +240,7 @@ def _swings(one: Offer, gpus: int | None, unit: str) -> list[Swing]:
         what = "capacity" if one.basis.is_capacity else "measured rate"
         swings.append(Swing(offer=one.name, input=what, change="its interval", down=now.high, up=now.low))
     for what, move in _inputs(one):
-        down, up = (cost(found, price, gpus, unit, u) for price, found, u in (move(1 - SWING), move(1 + SWING)))
+        down, up = (cost(found, price, one.gpus, unit, u) for price, found, u in (move(1 - SWING), move(1 + SWING)))
         if down is not None and up is not None:
             swings.append(Swing(offer=one.name, input=what, change=f"±{SWING:.0%}", down=down.total, up=up.total))
     return sorted((swing for swing in swings if swing.width), key=lambda swing: -swing.width)

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.capacity import Capacity, Interval, dump, fleet, load, measured, plan, replications
+from loadgen.capacity import Capacity, Interval, dump, load, replications
 from loadgen.cli.capacity import capacity as command
 from loadgen.errors import Faults, UserError
 from loadgen.evidence import Evidence
+from loadgen.fleet import fleet, measured, plan
 from loadgen.report import machine
 
 DATA = Path(__file__).parent / "data"

@@ -19,7 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import evidence, prices
+from loadgen import pricefile, prices
+from loadgen import results as folders_of
 from loadgen.capacity import Capacity
 from loadgen.capacity import dump as dump_capacity
 from loadgen.cli.cost import cost as command
@@ -53,7 +54,7 @@ def book(*entries: str, currency: str = "USD") -> prices.Prices:
         kinds[kind].append(f"  - {{{fields}, as_of: 2026-11-01, source: test}}")
     lines = [f"currency: {currency}"]
     lines += [line for kind, items in kinds.items() if items for line in (f"{kind}:", *items)]
-    return prices.parse("\n".join(lines), "prices.yaml", today=TODAY, env={})
+    return pricefile.parse("\n".join(lines), "prices.yaml", today=TODAY, env={})
 
 
 def rent(per_hour: str, gpus: int = 4, **more: str) -> str:
@@ -260,7 +261,7 @@ def test_an_invalid_run_has_no_good_requests():
 
 
 def two(a: Offer, b: Offer) -> Comparison:
-    return compare([a, b], [4, 4], book(rent("60")))
+    return compare([a, b], book(rent("60")))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +349,7 @@ def test_break_even_is_where_the_fixed_cost_of_a_day_is_paid_by_the_difference()
 
 def test_what_moves_the_answer_most_comes_first():
     one = priced(GPUS, rent("60", egress_per_gb="0.05"), capacity=knee(20, 19, 21), utilization="0.5")
-    swings = compare([one], [4], book(rent("60"))).swings
+    swings = compare([one], book(rent("60"))).swings
     assert [swing.input for swing in swings] == ["utilization", "price per hour", "capacity", "price of egress"]
     assert swings[0].down > swings[0].up and swings[1].down < swings[1].up
 
@@ -358,7 +359,7 @@ def test_repeats_give_the_rate_its_interval(tmp_path: Path):
         (tmp_path / "r" / str(i)).mkdir(parents=True)
         run = changed(GPUS, load={"steady_completed_rps": per_s}, goodput={"steady_rps": per_s})
         (tmp_path / "r" / str(i) / "summary.json").write_bytes(machine.dump(run))
-    (found,) = evidence.read([tmp_path / "r"])
+    (found,) = folders_of.read([tmp_path / "r"])
     one = offer(found, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1))
     cost = one.costs[GOOD]
     assert one.basis.label == "at this load, 3 repeats"
@@ -496,7 +497,7 @@ def test_a_result_that_counted_no_tokens_is_refused_with_its_line(results: Path)
     bare = changed(GPUS, tokens={"output": None})
     (results / "azure" / "summary.json").write_bytes(machine.dump(bare))
     with pytest.raises(Faults, match="output tokens were counted for") as caught:
-        evidence.read([results / "azure"])
+        folders_of.read([results / "azure"])
     assert "summary.json:" in caught.value.faults[0].where
 
 
@@ -531,12 +532,12 @@ def test_wrong_flags_are_named(results: Path, how: dict[str, Any], says: str):
 )
 def test_folders_that_are_no_results_are_named(results: Path, folders: list[str], says: str):
     with pytest.raises(Faults, match=says):
-        evidence.read([results / folder for folder in folders], allow_invalid=True)
+        folders_of.read([results / folder for folder in folders], allow_invalid=True)
 
 
 def test_all_that_is_wrong_is_said_at_once(results: Path):
     with pytest.raises(Faults) as caught:
-        evidence.read([results / "nowhere", results / "broken", results / "azure"])
+        folders_of.read([results / "nowhere", results / "broken", results / "azure"])
     assert len(caught.value.faults) == 2
 
 
@@ -545,3 +546,10 @@ def test_sample_prices_are_said_to_be_a_sample(results: Path, capsys: pytest.Cap
     assert command([results / "azure"], prices=None, **how) == 0  # type: ignore[arg-type]
     out = capsys.readouterr().out
     assert out.startswith("SAMPLE PRICES, nobody's offer") and "third-party transcription" in out
+
+
+def test_a_simulated_result_says_so_first_and_beside_its_figures():
+    simulated = priced(changed(GPUS, target={"simulated": True}), rent("60"), name="sim")
+    text = report.render_text(compare([simulated], book(rent("60"))))
+    assert text.startswith("SIMULATED, no real server was measured: sim.")
+    assert "at this load, simulated" in text

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import prices
+from loadgen import pricefile, prices
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.header import Target
 from loadgen.prices import Owned, PerToken, Rented
@@ -55,7 +55,7 @@ per_token:
 
 
 def parse(text: str, **how: object) -> prices.Prices:
-    return prices.parse(text, "prices.yaml", today=TODAY, env={}, **how)  # type: ignore[arg-type]
+    return pricefile.parse(text, "prices.yaml", today=TODAY, env={}, **how)  # type: ignore[arg-type]
 
 
 def faults_of(text: str) -> list[Fault]:
@@ -65,7 +65,7 @@ def faults_of(text: str) -> list[Fault]:
 
 
 def test_the_example_of_the_docs_can_be_read_and_says_what_it_says():
-    book = prices.load(EXAMPLE, today=TODAY, env={})
+    book = pricefile.load(EXAMPLE, today=TODAY, env={})
     assert [type(price) for price in book.entries] == [Rented, Rented, Owned, PerToken]
     owned = book.entries[2]
     assert isinstance(owned, Owned)
@@ -77,6 +77,8 @@ def test_the_example_of_the_docs_can_be_read_and_says_what_it_says():
 def test_amounts_are_what_was_written_to_the_last_digit():
     (price,) = parse(RENTED.replace("72.00", "10.4365")).entries
     assert isinstance(price, Rented) and price.per_hour == Decimal("10.4365")
+    (price,) = parse(RENTED.replace("72.00", "${NOT_SET_ANYWHERE:-0.30}")).entries
+    assert isinstance(price, Rented) and price.per_hour == Decimal("0.3")
 
 
 @pytest.mark.parametrize(
@@ -178,13 +180,13 @@ def test_no_rate_is_inverted_or_invented():
 
 def test_the_sample_needs_to_be_accepted_and_guesses_nothing():
     with pytest.raises(UserError, match="no prices were given"):
-        prices.load(None)
+        pricefile.load(None)
     with pytest.raises(Faults) as caught:
-        prices.load(prices.SAMPLE, today=TODAY)
+        pricefile.load(pricefile.SAMPLE, today=TODAY)
     assert "--accept-sample-prices" in caught.value.faults[0].hint
-    book = prices.load(None, accept_sample=True, today=TODAY)
+    book = pricefile.load(None, accept_sample=True, today=TODAY)
     assert book.sample
-    assert all(price.as_of and price.source and price.quality for price in book.entries if price.region != "")
+    assert all(price.as_of and price.source and price.quality for price in book.entries)
     oracle = prices.find(book, Target(shape="BM.GPU.GB300.4"))[0]
     assert isinstance(oracle, Rented) and oracle.per_gpu_hour == Decimal("18.0")
     with pytest.raises(UserError, match="azure-gb300 has no price") as unverified:

@@ -1,6 +1,6 @@
 """`loadgen capacity`: how many users, VMs and racks, from a run under its SLO, beside the published arithmetic.
 
-Flags, calls, a print: the arithmetic is in `loadgen.capacity` and `loadgen.reference`.
+Flags, calls, a print: the arithmetic is in `loadgen.fleet` and `loadgen.reference`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import typer
 from loadgen.errors import OK, UserError
 
 if TYPE_CHECKING:
-    from loadgen.capacity import Measured
     from loadgen.evidence import Evidence
+    from loadgen.fleet import Measured
 
 
 def capacity(
@@ -34,9 +34,9 @@ def capacity(
 
     Exit: 0 done, 2 wrong flags or results, 3 the result is not a valid measurement.
     """
-    from loadgen import capacity as room
-    from loadgen import evidence, units
+    from loadgen import fleet, units
     from loadgen import reference as published
+    from loadgen import results as folders
     from loadgen.report import capacity as report
     from loadgen.workload.parts import meant
 
@@ -50,19 +50,19 @@ def capacity(
         think_s = units.duration_ns(think, "s") / 1e9
     except units.Wrong as wrong:
         raise UserError(f'"{think}" {wrong}', "--think", wrong.hint) from None
-    found = None if results is None else evidence.read([results], allow_invalid=allow_invalid)[0]
+    found = None if results is None else folders.read([results], allow_invalid=allow_invalid)[0]
     measured = None if found is None else _measured(found, profile, gpus)
     plan = None
     if measured is not None:
-        plan = room.fleet(measured.rate, measured.gpus, gpus_per_vm=gpus_per_vm, vms_per_rack=vms_per_rack)
+        plan = fleet.fleet(measured.rate, measured.gpus, gpus_per_vm=gpus_per_vm, vms_per_rack=vms_per_rack)
     if plan is not None and measured is not None and users is not None:
-        plan = room.plan(plan, users, think_s, measured.response_s)
+        plan = fleet.plan(plan, users, think_s, measured.response_s)
     print((report.render_json if as_json else report.render_text)(profile, found, measured, plan), end="")
     return OK
 
 
 def _measured(found: Evidence, profile: str, gpus: int | None) -> Measured:
-    from loadgen.capacity import measured
+    from loadgen.fleet import measured
 
     summary = found.summary
     if summary.run.workload != profile:

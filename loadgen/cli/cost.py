@@ -1,6 +1,6 @@
 """`loadgen cost DIR...`: what a request cost in stored results, under the prices of a file.
 
-Flags, calls, a print, an exit code: `loadgen.evidence` reads results, `loadgen.prices` prices, `loadgen.offers` judges.
+Flags, calls, a print, an exit code: `results` reads runs, `pricefile` prices, `offers` judges.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def cost(
     Exit: 0 done, 2 wrong prices or results, 3 a result is not a valid measurement.
     """
     from loadgen.report import cost as report
+    from loadgen.report import cost_data
 
     if as_json + as_markdown + as_csv > 1:
         raise UserError("several formats at once", "--json, --markdown, --csv", "choose one")
@@ -71,11 +72,11 @@ def cost(
         except OSError as error:
             raise UserError(f"cannot be written: {error.strerror}", f"--html {html}") from None
     render = (
-        report.render_json
+        cost_data.render_json
         if as_json
         else report.render_markdown
         if as_markdown
-        else report.render_csv
+        else cost_data.render_csv
         if as_csv
         else report.render_text
     )
@@ -94,29 +95,28 @@ def _comparison(
     currency: str | None,
     allow_invalid: bool,
 ) -> Comparison:
-    from loadgen import evidence, offers
-    from loadgen import prices as pricing
+    from loadgen import offers, pricefile, results
     from loadgen.cost import offer
     from loadgen.errors import Fault
+    from loadgen.prices import find
 
-    book = pricing.load(prices, accept_sample=accept_sample, currency=currency)
-    results = evidence.read(folders, allow_invalid=allow_invalid)
-    _known(chosen, [one.name for one in results], "--price")
-    _known(gpus, [one.name for one in results], "--gpus")
-    made, used, faults = [], [], list[Fault]()
-    for one in results:
+    book = pricefile.load(prices, accept_sample=accept_sample, currency=currency)
+    evidence = results.read(folders, allow_invalid=allow_invalid)
+    _known(chosen, [one.name for one in evidence], "--price")
+    _known(gpus, [one.name for one in evidence], "--gpus")
+    made, faults = [], list[Fault]()
+    for one in evidence:
         n = gpus.get(one.name, one.summary.target.gpus)
         try:
-            found = pricing.find(book, one.summary.target, chosen.get(one.name, ""))
+            found = find(book, one.summary.target, chosen.get(one.name, ""))
             for each in found:
                 name = one.name if len(found) == 1 else f"{one.name} ({each.commitment or each.name})"
                 made.append(offer(one, each, name, book.at[each.name], gpus=n, utilization=utilization))
-                used.append(n)
         except Fault as fault:
             faults.append(fault)
     if faults:
         raise Faults(faults)
-    return offers.compare(made, used, book)
+    return offers.compare(made, book)
 
 
 def _pairs(written: Sequence[str], flag: str) -> dict[str, str]:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from loadgen import reference
-from loadgen.capacity import Interval, Loss, Measured, Plan
+from loadgen.capacity import Interval
 from loadgen.evidence import Evidence, notes
+from loadgen.fleet import Loss, Measured, Plan
 from loadgen.offers import slo_words
 from loadgen.report import numbers as show
 from loadgen.report import reference as published

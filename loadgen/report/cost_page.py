@@ -40,7 +40,8 @@ svg .soft { fill: var(--soft) } svg .axis { stroke: var(--line) } svg .ink { str
 def render(comparison: Comparison) -> str:
     """The whole page."""
     prices = comparison.prices
-    kind = ' class="sample"' if prices.sample else ""
+    marked = prices.sample or any(offer.evidence.simulated for offer in comparison.offers)
+    kind = ' class="sample"' if marked else ""
     body = [
         "<h1>What a request costs</h1>",
         f"<p{kind}>{escape(words.headline(comparison))}</p>",
@@ -79,7 +80,7 @@ def _table(comparison: Comparison) -> Iterator[str]:
     names = [_name(offer, differs) for offer, differs in zip(comparison.offers, comparison.against_first, strict=True)]
     yield "<div class=wide><table><tr><th>" + escape(comparison.prices.currency) + " per</th>"
     yield "".join(f"<th>{escape(name)}</th>" for name in names) + "</tr>"
-    labels = "".join(f"<td><small>{escape(offer.basis.label)}</small></td>" for offer in comparison.offers)
+    labels = "".join(f"<td><small>{escape(words.standing(offer))}</small></td>" for offer in comparison.offers)
     yield f"<tr><td></td>{labels}</tr>"
     for unit in words.units(comparison):
         by, name = PER[unit]
