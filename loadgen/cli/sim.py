@@ -12,6 +12,13 @@ def sim(
     port: Annotated[int, typer.Option(help="Port; 0 takes any free one.", min=0, max=65535)] = 8000,
     dialect: Annotated[Literal["trtllm", "openai"], typer.Option(help="Whose manners.")] = "trtllm",
     model: Annotated[str, typer.Option(help="Name in /v1/models.")] = "sim",
+    preset: Annotated[
+        str, typer.Option(help="Physical model: gb300-vm, b200x8, ... or a YAML file; replaces the flags of time.")
+    ] = "",
+    trtllm_version: Annotated[
+        str, typer.Option(help="What /version says. Before 1.3, timings of requests are at /perf_metrics.")
+    ] = "1.3.0",
+    cores: Annotated[int, typer.Option(help="Processes behind the one port.", min=1, max=256)] = 1,
     ttft: Annotated[
         str, typer.Option(help="Time to first token: 120ms, normal:120ms,20ms or lognormal:120ms,0.25.")
     ] = "lognormal:120ms,0.25",
@@ -46,6 +53,9 @@ def sim(
             port=port,
             dialect=dialect,
             model=model,
+            preset=preset,
+            version=trtllm_version,
+            cores=cores,
             ttft=ttft,
             itl=itl,
             per_input_token=per_input_token,

@@ -41,6 +41,7 @@ class Answer:
         "number",
         "plain",
         "sent",
+        "served",
         "tail",
     )
 
@@ -53,6 +54,8 @@ class Answer:
         number: int,
         per_event: int = 1,
         fault: Fault | None = None,
+        *,
+        timed: bool = True,
     ) -> None:
         self.connection, self.incoming, self.ask, self.number = connection, incoming, ask, number
         self.head, self.tail, self.digest = script.head, script.tail, ask.digest
@@ -62,7 +65,8 @@ class Answer:
         # head + word + tail says all there is to say of most token events; the server's fast path uses it.
         self.plain = ask.stream and ask.detokenize and not ask.continuous_usage and fault is None
         self._script, self._per_event = script, per_event
-        self._timed = incoming.headers.get(b"x-trtllm-return-metrics") == b"1" and script.trtllm
+        self._timed = timed and incoming.headers.get(b"x-trtllm-return-metrics") == b"1"
+        self.served: Any = None  # what the engine knows of it
 
     def opening(self) -> tuple[bytes, End]:
         """What is sent at once: trtllm-serve sends the head of a stream before it has a token."""
@@ -121,7 +125,9 @@ class Answer:
         return events, "answered"
 
     def _timing(self, now_ns: int) -> dict[str, str]:
-        return dialect.perf_headers(self.incoming.arrival_ns, self.first_ns or now_ns, now_ns)
+        arrival = self.incoming.arrival_ns
+        queue = max(0, self.served.admitted_ns - arrival) if self.served is not None else 0
+        return dialect.perf_headers(arrival, self.first_ns or now_ns, now_ns, queue)
 
     def _whole(self, now_ns: int) -> tuple[bytes, End]:
         """An answer that is not a stream; faults of streams strike it where they have a meaning."""

@@ -15,6 +15,7 @@ from loadgen.sim.dialect import Api, Ask, Dialect, malformed, refused, too_long,
 
 TEMPLATE_TOKENS = 8  # what the simulated chat template adds to every prompt
 NATURAL_TOKENS = 256  # length around which an answer ends when no limit was asked for
+BLOCK_BYTES = 6  # of a prompt, that stand for a token where its blocks are cut: about what a word takes
 TOO_MANY_TOKENS = 1_000_000  # an answer longer than this is refused, whatever the context
 
 
@@ -25,8 +26,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "sim"
     max_seq_len: int = 131_072
     max_num_tokens: int = 0  # longest prompt, as without chunked prefill; 0: chunked, only max_seq_len bounds it
-    version: str = "1.2.0"
     seed: int = 0
+    tokens_per_block: int = 0  # of the prefix cache; 0: there is none
 
 
 class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -195,7 +196,7 @@ def read(body: bytes, api: Api, rules: Rules) -> Ask:
             raise refused("openai", "Unknown parameter: 'stream_options.continuous_usage_stats'.", "stream_options")
         if asked.model != rules.model:
             raise unknown_model(asked.model)
-    input_tokens, digest = _prompt(asked, api, rules)
+    input_tokens, digest, blocks = _prompt(asked, api, rules)
     output_tokens, finish_reason = _length(asked, limit, input_tokens, digest, rules)
     return Ask(
         api=api,
@@ -208,11 +209,26 @@ def read(body: bytes, api: Api, rules: Rules) -> Ask:
         include_usage=bool(options is not None and options.include_usage),
         continuous_usage=bool(options is not None and options.include_usage and options.continuous_usage_stats),
         detokenize=getattr(asked, "detokenize", True),
+        blocks=blocks,
     )
 
 
-def _prompt(asked: Any, api: Api, rules: Rules) -> tuple[int, bytes]:
-    """Token count of the prompt and 64 bytes that stand for its content."""
+def _blocks(content: bytes, tokens: int, rules: Rules) -> tuple[int, ...]:
+    """A hash per full block of a prompt, each standing for all that comes before its end. Blocks are cut by bytes
+    (BLOCK_BYTES a token), which splits no prompt and puts equal beginnings into equal blocks."""
+    per_block = rules.tokens_per_block
+    if not per_block:
+        return ()
+    size = per_block * BLOCK_BYTES
+    chain, found = 0, []
+    for at in range(0, min(len(content) // size, tokens // per_block) * size, size):
+        chain = hash((chain, content[at : at + size]))
+        found.append(chain)
+    return tuple(found)
+
+
+def _prompt(asked: Any, api: Api, rules: Rules) -> tuple[int, bytes, tuple[int, ...]]:
+    """Token count of the prompt, 64 bytes that stand for its content, and its blocks in the prefix cache."""
     hash_ = hashlib.blake2b(rules.seed.to_bytes(8, "little"), digest_size=64)
     if api == "completions":
         prompt = asked.prompt
@@ -221,24 +237,31 @@ def _prompt(asked: Any, api: Api, rules: Rules) -> tuple[int, bytes]:
                 raise refused(rules.dialect, "several prompts in one request are not simulated", "prompt")
             prompt = prompt[0]
         if isinstance(prompt, str):
-            hash_.update(prompt.encode("utf-8", "surrogatepass"))
-            return max(1, count_tokens(prompt)), hash_.digest()
+            content = prompt.encode("utf-8", "surrogatepass")
+            hash_.update(content)
+            tokens = max(1, count_tokens(prompt))
+            return tokens, hash_.digest(), _blocks(content, tokens, rules)
         if not prompt or not all(isinstance(token, int) for token in prompt):
             raise malformed(rules.dialect, "prompt must be a text or a list of token ids")
-        hash_.update(msgspec.msgpack.encode(prompt))
-        return len(prompt), hash_.digest()
+        content = msgspec.msgpack.encode(prompt)
+        hash_.update(content)
+        return len(prompt), hash_.digest(), _blocks(content, len(prompt), rules)
     if not asked.messages:
         raise malformed(rules.dialect, "messages must not be empty")
     tokens = TEMPLATE_TOKENS
+    said = []
     for message in asked.messages:
         content = message.content
         for text in (content,) if isinstance(content, str) else [part.text for part in content or ()]:
             if text:
-                hash_.update(text.encode("utf-8", "surrogatepass"))
+                said.append(text.encode("utf-8", "surrogatepass"))
                 tokens += count_tokens(text)
-        hash_.update(message.role.encode("utf-8", "surrogatepass"))
+        said.append(message.role.encode("utf-8", "surrogatepass"))
+    content = b"".join(said)
+    hash_.update(content)
     ids = getattr(asked, "prompt_token_ids", None)
-    return len(ids) if ids else tokens, hash_.digest()
+    tokens = len(ids) if ids else tokens
+    return tokens, hash_.digest(), _blocks(content, tokens, rules)
 
 
 def _length(asked: Any, limit: int | None, input_tokens: int, digest: bytes, rules: Rules) -> tuple[int, str]:

@@ -55,6 +55,8 @@ class Ask(msgspec.Struct, kw_only=True, gc=False):
     include_usage: bool
     continuous_usage: bool
     detokenize: bool
+    blocks: tuple[int, ...] = ()  # of the prompt, as the prefix cache knows them
+    cached_tokens: int = 0  # of the prompt, known with the first token
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
@@ -127,13 +129,13 @@ def chunk(event: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
-def usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
-    """The usage object; `cached_tokens` is always there, as in trtllm-serve. This server has no prefix cache."""
+def usage(input_tokens: int, output_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """The usage object; `cached_tokens` is always there, as in trtllm-serve."""
     return {
         "prompt_tokens": input_tokens,
         "total_tokens": input_tokens + output_tokens,
         "completion_tokens": output_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 
 
@@ -219,7 +221,7 @@ class Script:
 
     def _counted(self, event: bytes, tokens: int) -> bytes:
         """`event` with cumulative usage in it."""
-        value = b'"usage":' + _json(usage(self._ask.input_tokens, tokens))
+        value = b'"usage":' + _json(usage(self._ask.input_tokens, tokens, self._ask.cached_tokens))
         if event.endswith(b'"usage":null}\n\n'):
             return event[: -len(b'"usage":null}\n\n')] + value + b"}\n\n"
         return event[: -len(b"}\n\n")] + b"," + value + b"}\n\n"
@@ -234,7 +236,7 @@ class Script:
         if self._dialect == "trtllm":
             value["choices"] = [{"index": 0, "delta": {"role": "assistant"}}]
             if ask.continuous_usage:
-                value["usage"] = usage(ask.input_tokens, 0)
+                value["usage"] = usage(ask.input_tokens, 0, ask.cached_tokens)
             return [b"data: " + _json(value) + b" \n\n"]
         delta = {"role": "assistant", "content": "", "refusal": None}
         value["choices"] = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]
@@ -251,7 +253,7 @@ class Script:
             ending = value | {"choices": [choice]}
             events.append(b"data: " + _json(ending | {"usage": None} if ask.include_usage else ending) + b"\n\n")
         if ask.include_usage:
-            value |= {"choices": [], "usage": usage(ask.input_tokens, output_tokens)}
+            value |= {"choices": [], "usage": usage(ask.input_tokens, output_tokens, ask.cached_tokens)}
             events.append(b"data: " + _json(value) + b"\n\n")
         return events
 
@@ -279,7 +281,7 @@ class Script:
             "created": self.created,
             "model": ask.model,
             "choices": [choice],
-            "usage": usage(ask.input_tokens, counted),
+            "usage": usage(ask.input_tokens, counted, ask.cached_tokens),
         }
         return _json(value)
 

@@ -55,6 +55,7 @@ class Request:
     """One sequence in a replica. What its owner may read: `key`, `cached`, `first` and `last` (iterations)."""
 
     __slots__ = (
+        "admitted_ns",
         "asked",
         "blocks",
         "cached",
@@ -84,6 +85,7 @@ class Request:
         self.todo = output_tokens  # tokens still to come when prefilled
         self.held = 0  # blocks of its own, as of admission
         self.pinned: list[Hashable] = []  # blocks it shares
+        self.admitted_ns = -1  # first
         self.cached = -1  # prompt tokens found in the cache at first admission; -1: not yet admitted
         self.first = -1  # iteration that gave its first token
         self.from_iteration = -1  # iteration that gave its first token since it was last admitted
@@ -107,7 +109,6 @@ class Replica:
         "_blocks_used",
         "_buckets",
         "_cache",
-        "_context_read",
         "_costs",
         "_kv",
         "_limits",
@@ -116,6 +117,7 @@ class Replica:
         "_pinned",
         "_ready",
         "_running",
+        "_under_way",
         "active",
         "context_requests",
         "context_tokens",
@@ -126,15 +128,15 @@ class Replica:
         "hits",
         "iteration",
         "misses",
-        "pauses",
         "paused",
+        "pauses",
         "started",
         "waiting",
     )
 
     def __init__(self, costs: Costs, limits: Limits) -> None:
         if limits.max_num_tokens < limits.max_batch_size:
-            raise ValueError("max_num_tokens must be at least max_batch_size: every sequence decodes in every iteration")
+            raise ValueError("max_num_tokens must be at least max_batch_size: all decode in every iteration")
         if limits.kv_blocks * limits.tokens_per_block < limits.max_seq_len:
             raise ValueError("the key-value cache does not hold one sequence of max_seq_len")
         self._costs, self._limits = costs, limits
@@ -150,6 +152,7 @@ class Replica:
         self.hits = self.misses = 0  # blocks of prompts found in the cache at admission, and not found
         self.paused: list[tuple[Request, int, int]] = []
         self.started: list[Request] = []
+        self._under_way = False  # between `begin` and `finish`
         self._kv = 0  # tokens in the caches of decoding sequences
         self._blocks_used = 0  # without the pinned shared ones
         self._partial: Request | None = None  # prefilled in part: the head of the queue, as it were
@@ -207,6 +210,8 @@ class Replica:
                 if not self._admit(request):
                     break
                 waiting.popleft()
+                if request.admitted_ns < 0:
+                    request.admitted_ns = now_ns
             left = request.left
             chunk = left if left <= budget else budget
             start = request.total - left
@@ -230,6 +235,7 @@ class Replica:
         computed = (n + context_tokens) * costs.token_ns + attended * costs.attended_ns
         self.end_ns = now_ns + int(costs.overhead_ns + (moved if moved > computed else computed)) + 1
         self.ends.append(self.end_ns)
+        self._under_way = True
         return True
 
     def finish(self) -> list[Request]:
@@ -237,6 +243,7 @@ class Replica:
         more. Returns those that are done."""
         k = self.iteration
         self.iteration = k + 1
+        self._under_way = False
         self._kv += self.decoding
         self.decoded += self.decoding
         done = self._buckets.pop(k, None)
@@ -398,7 +405,7 @@ class Replica:
             phase = (request.from_iteration + 1 - request.total) % per_block
             self._phase[phase] -= 1
             held += -(-(request.total + steps) // per_block) - -(-request.total // per_block)
-            if len(self.ends) > self.iteration and self.iteration % per_block == phase:
+            if self._under_way and self.iteration % per_block == phase:
                 held += 1  # cancelled within an iteration for which it was given a block
         self._give_back(request, held)
 

@@ -18,7 +18,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     port: int = 0  # 0: the system picks one, the ready line names it
     dialect: Literal["trtllm", "openai"] = "trtllm"
     model: str = "sim"
-    version: str = "1.2.0"  # what /version says
+    version: str = "1.3.0"  # of TensorRT-LLM: what /version says, and where timings are found (1.3: with the answer)
+    preset: str = ""  # physical engine (presets/); replaces ttft to lockstep, max_seq_len and max_num_tokens
     ttft: str = "lognormal:120ms,0.25"
     itl: str = "5ms"
     per_input_token: str = "0"  # added to the time to first token for each prompt token
@@ -38,6 +39,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     log_bodies: bool = False  # the log names the SHA-256 of every request body
     idle_close: str = "5s"  # uvicorn's keep-alive time, as trtllm-serve has it
     max_body_bytes: int = 64 << 20
+    cores: int = 1  # processes behind the one port; a preset's replicas are dealt out among them
+    core: int = 0  # which of them this one is
     buffer_bytes: int = 8 << 20  # unread answer kept for one slow reader; beyond, it is cut and counted
 
     def to_json(self) -> str:

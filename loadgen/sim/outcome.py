@@ -22,8 +22,8 @@ from loadgen.schedule import Schedule
 Ints = NDArray[np.int64]
 
 FLIGHT = ("number", "due_ns", "replica", "first", "start", "last", "input", "asked", "got", "cached", "kind", "end_ns")
-"""Of each request that was sent: iterations of its first token, of the first one since it was last admitted, of its last
-(-1 without); tokens; a failure's kind and instant (0 and -1 when it is ok)."""
+"""Of each request that was sent: iterations of its first token, of the first one since it was last admitted, of its
+last (-1 without); tokens; a failure's kind and instant (0 and -1 when it is ok)."""
 
 
 @dataclass(slots=True)

@@ -262,7 +262,8 @@ def _faults(preset: Preset) -> list[str]:
     counts |= {n: getattr(preset, n) for n in ("vms", "gpus_per_vm", "gpus_per_replica")}
     counts |= {f"server.{n}": getattr(server, n) for n in ("max_batch_size", "tokens_per_block", "stream_interval")}
     counts |= {f"hardware.{n}": getattr(hardware, n).value for n in hardware.__struct_fields__}
-    counts |= {"vm_speeds": min(preset.vm_speeds, default=1.0), "assumed_input_tokens": preset.assumed_input_tokens.value}
+    counts["vm_speeds"] = min(preset.vm_speeds, default=1.0)
+    counts["assumed_input_tokens"] = preset.assumed_input_tokens.value
     found += [f"{name} must be above 0" for name, value in counts.items() if not value > 0]
     if found:
         return found

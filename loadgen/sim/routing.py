@@ -26,7 +26,7 @@ def order(speeds: Sequence[float], routing: str) -> list[int]:
     turns = np.rint(shares * TURNS * len(speeds)).astype(np.int64)
     replica = np.repeat(np.arange(len(speeds)), turns)
     place = np.concatenate([(np.arange(n) + 0.5) / n for n in turns.tolist()])
-    return replica[np.lexsort((replica, place))].tolist()
+    return [int(one) for one in replica[np.lexsort((replica, place))]]
 
 
 def route(speeds: Sequence[float], routing: str) -> Route:

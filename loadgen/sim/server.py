@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from loadgen_sdk.clock import TimerFd
@@ -30,10 +30,15 @@ from loadgen.sim.answer import JSON, Answer, End
 from loadgen.sim.ask import Rules, read
 from loadgen.sim.connection import Connection
 from loadgen.sim.dialect import WORDS, Refusal, Script
+from loadgen.sim.fleet import Fleet
 from loadgen.sim.message import Incoming, head
 from loadgen.sim.options import Options, from_json
 from loadgen.sim.pace import Pace, duration_ns, law
+from loadgen.sim.pages import Tally, iteration_stats
 from loadgen.sim.sendlog import LoggedRequest, SendLog
+
+if TYPE_CHECKING:
+    from loadgen.sim.embedded import Embedded
 
 FLOOD_EVENTS = 50  # events in one write when flooding
 TIDY_S = 0.25  # idle connections are closed at most this late
@@ -41,6 +46,8 @@ _ET = getattr(select, "EPOLLET", 0)
 _BAD = select.POLLERR | select.POLLHUP
 _APIS: dict[str, dialect.Api] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 _PAGES = frozenset(("/v1/models", "/health", "/version", "/metrics", "/_log", "/_stats"))
+_TRTLLM_PAGES = frozenset(("/prometheus/metrics", "/perf_metrics"))
+_TIMED_WITH_ANSWER = (1, 3)  # TensorRT-LLM from here on; before, timings are at /perf_metrics
 
 
 class Server:
@@ -53,19 +60,27 @@ class Server:
             model=options.model,
             max_seq_len=options.max_seq_len,
             max_num_tokens=options.max_num_tokens,
-            version=options.version,
             seed=options.seed,
         )
-        self.pace = Pace(
-            ttft=law(options.ttft, "--ttft"),
-            itl=law(options.itl, "--itl"),
-            per_input_token_ns=duration_ns(options.per_input_token, "--per-input-token"),
-            step=FLOOD_EVENTS if options.flood else options.stream_interval,
-            lockstep=options.lockstep,
-            slots=options.slots,
-            flood=options.flood,
-            seed=options.seed,
-        )
+        self._per_event = 1 if options.flood else options.stream_interval
+        self.pace: Pace | Fleet
+        self.fleet: Fleet | None = None
+        if options.preset:
+            self.pace = self.fleet = self._physical(options)
+        else:
+            self.pace = Pace(
+                ttft=law(options.ttft, "--ttft"),
+                itl=law(options.itl, "--itl"),
+                per_input_token_ns=duration_ns(options.per_input_token, "--per-input-token"),
+                step=FLOOD_EVENTS if options.flood else options.stream_interval,
+                lockstep=options.lockstep,
+                slots=options.slots,
+                flood=options.flood,
+                seed=options.seed,
+            )
+        self.tally = Tally()
+        number = [int(part) for part in options.version.split(".")[:2] if part.isdigit()]
+        self._timed = options.dialect == "trtllm" and tuple(number) >= _TIMED_WITH_ANSWER
         self.plan = faults.parse(options.faults, options.seed)
         self.log = SendLog(options.log_events)
         self.max_body_bytes, self.buffer_bytes = options.max_body_bytes, options.buffer_bytes
@@ -80,11 +95,31 @@ class Server:
         except OSError as error:
             raise UserError(f"cannot use a file: {error.strerror}", str(error.filename)) from None
         self._idle_close_ns = duration_ns(options.idle_close, "--idle-close")
-        self._per_event = 1 if options.flood else options.stream_interval
         self._connections: dict[int, Connection] = {}
         self._later: list[tuple[int, int, Answer]] = []  # answers held back by slow_first_byte
         self._stopping = False
         self._open()
+
+    def _physical(self, options: Options) -> Fleet:
+        """The engine of a preset, or this process's share of its replicas; what it accepts is the preset's affair."""
+        from loadgen.sim import preset
+
+        system = preset.load(options.preset)
+        speeds = system.speeds[options.core :: options.cores]
+        if not speeds:
+            raise UserError(f"{options.cores} processes for {system.replicas} replicas", "--cores", "one each at most")
+        limits, server = system.limits, system.server
+        self.rules = msgspec.structs.replace(
+            self.rules,
+            model=system.model.name if options.model == Options().model else options.model,
+            max_seq_len=limits.max_seq_len,
+            max_num_tokens=0 if limits.chunked_prefill else limits.max_num_tokens,
+            tokens_per_block=limits.tokens_per_block if limits.block_reuse else 0,
+        )
+        self._per_event = server.stream_interval
+        return Fleet(
+            costs=system.costs, limits=limits, speeds=speeds, routing=system.routing, interval=server.stream_interval
+        )
 
     def _open(self) -> None:
         options = self.options
@@ -92,7 +127,9 @@ class Server:
             family, _, _, _, address = socket.getaddrinfo(
                 options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
-            self._listener = socket.create_server(address[:2], family=family, backlog=4096)
+            self._listener = socket.create_server(
+                address[:2], family=family, backlog=4096, reuse_port=options.cores > 1
+            )
         except OSError as error:
             where = f"{options.host}:{options.port}"
             raise TargetError(f"cannot listen: {error}", where, "another --port, or 0 for any free one") from None
@@ -235,7 +272,8 @@ class Server:
             return
         path = incoming.path.rstrip("/") or "/"
         api = _APIS.get(path)
-        allowed = "POST" if api else "GET" if path in _PAGES else ""
+        known = path in _PAGES or (self.rules.dialect == "trtllm" and path in _TRTLLM_PAGES)
+        allowed = "POST" if api else "GET" if known else ""
         if not allowed:
             raise dialect.no_route(self.rules.dialect, 404)
         if incoming.method != allowed and not (incoming.method == "HEAD" and allowed == "GET"):
@@ -252,10 +290,17 @@ class Server:
         if path == "/v1/models":
             return dialect.models(self.rules.dialect, self.rules.model, int(time.time())), JSON
         if path == "/version":
-            return msgspec.json.encode({"version": self.rules.version}), JSON
+            return msgspec.json.encode({"version": self.options.version}), JSON
+        if path == "/prometheus/metrics":
+            return self.tally.prometheus(self.pace, self.rules.model).encode(), "text/plain; version=0.0.4"
+        if path == "/perf_metrics":
+            return msgspec.json.encode(self.tally.drain()), JSON
         if path == "/metrics":
             rows = []
-            if self.events > self._drained:
+            if self.fleet is not None:
+                rows = [iteration_stats(one, self.fleet) for one in self.fleet.iterations]
+                self.fleet.iterations.clear()
+            elif self.events > self._drained:
                 rows = [dialect.iteration_stats(self.events, self.pace.active, self.pace.queued, self.completed)]
             self._drained = self.events
             return msgspec.json.encode(rows), JSON
@@ -281,6 +326,8 @@ class Server:
     def _record(self, incoming: Incoming, status: int, ask: dialect.Ask | None = None, fault: str = "") -> None:
         number = self._number
         self._number += 1
+        if status >= 400:
+            self.tally.failed(status)
         if not (self.log.on or self.options.log_bodies):
             return
         self.log.requests.append(
@@ -316,7 +363,9 @@ class Server:
             return
         number = self._number
         script = Script(ask, self.rules.dialect, number, int(time.time()))
-        connection.answer = answer = Answer(connection, incoming, ask, script, number, self._per_event, fault)
+        connection.answer = answer = Answer(
+            connection, incoming, ask, script, number, self._per_event, fault, timed=self._timed
+        )
         self._record(incoming, 200, ask, name)
         if fault and name == "slow_first_byte":
             heapq.heappush(self._later, (incoming.arrival_ns + fault.at, number, answer))
@@ -342,7 +391,10 @@ class Server:
         if end:
             self._end(answer, end)
         elif not connection.closed:
-            self.pace.submit(at_ns, answer, ask.input_tokens, ask.output_tokens)
+            if self.fleet is not None:
+                answer.served = self.fleet.submit(at_ns, answer, ask.input_tokens, ask.output_tokens, ask.blocks)
+            else:
+                self.pace.submit(at_ns, answer, ask.input_tokens, ask.output_tokens)
 
     # Answers
 
@@ -367,6 +419,8 @@ class Server:
                 continue
             if connection.closed or connection.answer is not answer:  # ended by an emission of this very turn
                 continue
+            if not made and answer.served is not None:
+                answer.ask.cached_tokens = answer.served.cached
             data, end = answer.next(tokens, finished, now_ns)
             events = answer.sent - event
             self.events += events
@@ -381,8 +435,16 @@ class Server:
                     rows.extend((answer.number, index, due, sent_ns))
             connection.write(data)
             if end:
-                self.completed += end == "answered"
+                if end == "answered":
+                    self.completed += 1
+                    self._tell(answer, due)
                 self._end(answer, end)
+
+    def _tell(self, answer: Answer, last_ns: int) -> None:
+        """Note an answered request for the pages that speak of them."""
+        arrival, served = answer.incoming.arrival_ns, answer.served
+        admitted = served.admitted_ns if served is not None else arrival
+        self.tally.finished(answer.number, arrival, admitted, answer.first_ns or last_ns, last_ns, answer.ask)
 
     def _end(self, answer: Answer, end: End) -> None:
         connection = answer.connection
@@ -411,6 +473,9 @@ class Server:
 def serve(options: Options, stdin: int = -1) -> int:
     """Run one endpoint in this process until SIGTERM, SIGINT, or the end of `stdin`; prints the ready line, one JSON
     object `{"url": ..., "pid": ...}`, on stdout. Returns the exit code."""
+    others: list[Embedded] = []
+    if options.cores > 1 and options.core == 0:
+        options, others = _several(options)
     server = Server(options)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.stop)
@@ -419,8 +484,33 @@ def serve(options: Options, stdin: int = -1) -> int:
     try:
         server.run(stdin)
     finally:
+        for other in others:
+            other.stop()
         server.close()
     return 0
+
+
+def _several(options: Options) -> tuple[Options, list[Embedded]]:
+    """Start all processes of a port but the first, whose options come back; the kernel deals connections out."""
+    from loadgen.sim.embedded import start
+
+    with socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            held.bind((options.host, options.port))  # so that all get the same one
+        except OSError as error:
+            raise TargetError(f"cannot listen: {error}", f"{options.host}:{options.port}", "another --port") from None
+        first = msgspec.structs.replace(options, port=held.getsockname()[1])
+        others: list[Embedded] = []
+        try:
+            for core in range(1, options.cores):
+                log = f"{options.log}.{core}" if options.log else ""
+                others.append(start(msgspec.structs.replace(first, core=core, log=log)))
+        except BaseException:
+            for other in others:
+                other.stop()
+            raise
+    return first, others
 
 
 def die_with_parent() -> None:

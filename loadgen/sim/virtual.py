@@ -13,7 +13,7 @@ import resource
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import monotonic_ns, process_time
+from time import process_time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,8 +24,8 @@ from loadgen.record import KIND
 from loadgen.sim.engine import DONE, NEVER, Costs, Limits, Replica, Request
 from loadgen.sim.outcome import Flights, Outcome, outcome
 from loadgen.sim.preset import Preset, load
-from loadgen.sim.sizes import Sizes, of_file, of_workload
 from loadgen.sim.routing import Route, route
+from loadgen.sim.sizes import Sizes, of_file, of_workload
 
 if TYPE_CHECKING:
     from loadgen.header import Header
