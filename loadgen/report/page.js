@@ -22,9 +22,9 @@
     if (size >= 1000) return Math.round(value).toLocaleString("en");
     return String(Number(value.toPrecision(3)));
   }
-  function time(seconds) {
-    if (seconds >= 7200) return number(seconds / 3600) + " h";
-    if (seconds >= 180) return number(seconds / 60) + " min";
+  function time(seconds, longest = seconds) {  // every tick of an axis in the unit of its end
+    if (longest >= 7200) return number(seconds / 3600) + " h";
+    if (longest >= 180) return number(seconds / 60) + " min";
     return number(seconds) + " s";
   }
   const percent = share => number(share * 100) + " %";
@@ -161,7 +161,7 @@
       });
       let free = -Infinity;
       for (const tick of this.x.ticks) {
-        const x = this.px(tick), word = format(spec.x)(tick), half = word.length * 3.3;
+        const x = this.px(tick), word = format(spec.x)(tick, this.x.high), half = word.length * 3.3;
         draw("line", {x1: x, x2: x, y1: bottom, y2: bottom + 4, class: "axis"}, svg);
         if (x - half < free) continue;
         free = x + half + 6;

@@ -82,9 +82,9 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
 
 
 def _percent(nines: float) -> str:
-    share = 1 - 10**-nines
-    digits = 1 if nines < 2 else int(nines) + 1
-    return f"{share * 100:.{digits - 1}f}"
+    """Rounded down, with no more digits than its nines: never more than is carried."""
+    digits = max(int(nines) - 1, 0)
+    return f"{int((1 - 10**-nines) * 100 * 10**digits) / 10**digits:.{digits}f}"
 
 
 # -- over time -----------------------------------------------------------------------------------------------------
