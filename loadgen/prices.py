@@ -199,12 +199,13 @@ class Prices:
     exchanged: tuple[str, ...]  # in words: which rates were used
 
 
-def find(prices: Prices, target: Target, chosen: str = "") -> tuple[Price, ...]:
+def find(prices: Prices, target: Target, chosen: str = "", result: str = "") -> tuple[Price, ...]:
     """The prices of a target: the one called `chosen`; else those of its shape (of its region, where both say one);
     else, for a target without a shape, those of its model and URL. Several only when they differ in commitment.
 
     Raises UserError when there is none, or when two providers claim the same machine.
     """
+    of = f", which {result} ran on" if result else ""
     if chosen:
         found = [price for price in prices.entries if price.name == chosen]
         if not found:
@@ -214,11 +215,12 @@ def find(prices: Prices, target: Target, chosen: str = "") -> tuple[Price, ...]:
     else:
         found = [price for price in prices.entries if _of_model(price, target)]
     if not found:
-        raise UserError(f"no price for {_called(target)}", prices.file, _supply(target, prices))
+        raise UserError(f"no price for {_called(target)}{of}", prices.file, _supply(target, prices))
     offers = {(price.provider.lower(), price.region.lower(), type(price)) for price in found}
     if len(offers) > 1:
         places = ", ".join(f"{price.name} ({prices.at[price.name]})" for price in found)
-        raise UserError(f"several prices for {_called(target)}", prices.file, f"choose by --price DIR=NAME: {places}")
+        hint = f"choose by --price DIR=NAME: {places}"
+        raise UserError(f"several prices for {_called(target)}{of}", prices.file, hint)
     for price in found:
         if isinstance(price, Rented) and price.per_hour is None and price.per_gpu_hour is None:
             hint = "supply per_hour or per_gpu_hour, with as_of and source: nobody has verified one"

@@ -553,3 +553,11 @@ def test_a_simulated_result_says_so_first_and_beside_its_figures():
     text = report.render_text(compare([simulated], book(rent("60"))))
     assert text.startswith("SIMULATED, no real server was measured: sim.")
     assert "at this load, simulated" in text
+
+
+def test_many_offers_fit_the_terminal():
+    many = [priced(GPUS, rent("60"), name=f"results/number-{i}") for i in range(9)]
+    text = report.render_text(compare(many, book(rent("60"))), width=100)
+    tables = [line for line in text.splitlines() if line.startswith(("USD per", "1,000 requests", "total"))]
+    assert len(tables) > 3 and all(len(line) <= 100 for line in tables)
+    assert all(sum(f"number-{i}" in line for line in tables) == 1 for i in range(9))

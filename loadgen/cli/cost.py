@@ -108,7 +108,7 @@ def _comparison(
     for one in evidence:
         n = gpus.get(one.name, one.summary.target.gpus)
         try:
-            found = find(book, one.summary.target, chosen.get(one.name, ""))
+            found = find(book, one.summary.target, chosen.get(one.name, ""), one.name)
             for each in found:
                 name = one.name if len(found) == 1 else f"{one.name} ({each.commitment or each.name})"
                 made.append(offer(one, each, name, book.at[each.name], gpus=n, utilization=utilization))

@@ -150,8 +150,8 @@ def render_text(comparison: Comparison, width: int = WIDTH) -> str:
             for offer in zip(comparison.offers, comparison.against_first, strict=True)
             for line in _told(*offer, width)
         ],
-        _costs(comparison),
-        _parts(comparison),
+        _costs(comparison, width),
+        _parts(comparison, width),
         _power(comparison),
         _pairs(comparison, width),
         _swings(comparison),
@@ -171,7 +171,7 @@ def _mark(comparison: Comparison, i: int) -> str:
     return comparison.offers[i].name + (" *" if comparison.against_first[i] else "")
 
 
-def _costs(comparison: Comparison) -> Iterator[str]:
+def _costs(comparison: Comparison, width: int) -> Iterator[str]:
     shown = units(comparison)
     head = (f"{comparison.prices.currency} per", *(_mark(comparison, i) for i in range(len(comparison.offers))))
     rows: list[Sequence[str]] = [("", *(standing(offer) for offer in comparison.offers))]
@@ -181,7 +181,7 @@ def _costs(comparison: Comparison) -> Iterator[str]:
         rows.append((name, *(NONE if cost is None else money(cost.total * by) for cost in costs)))
         if any(cost is not None and _has_width(cost) for cost in costs):
             rows.append(("", *(ends(cost, by) for cost in costs)))
-    yield from show_table(head, rows)
+    yield from in_columns(head, rows, width)
     for unit in shown:
         yield f"  {PER[unit][1]}: {EXPLAINED[unit]}"
     if any(comparison.against_first):
@@ -201,7 +201,7 @@ def ends(cost: Cost | None, by: int) -> str:
     return f"[{money(cost.low * by)}, {money(cost.high * by)}]"
 
 
-def _parts(comparison: Comparison) -> Iterator[str]:
+def _parts(comparison: Comparison, width: int) -> Iterator[str]:
     unit = comparison.unit
     by, name = PER[unit]
     found = [None if (cost := offer.costs[unit]) is None else apportioned(cost, by) for offer in comparison.offers]
@@ -212,7 +212,7 @@ def _parts(comparison: Comparison) -> Iterator[str]:
         for part in present
     ]
     rows.append(("total", *(NONE if one is None else f"{one[0]:,f}" for one in found)))
-    yield from show_table(head, rows)
+    yield from in_columns(head, rows, width)
 
 
 def _power(comparison: Comparison) -> Iterator[str]:
@@ -276,6 +276,22 @@ def _break_evens(comparison: Comparison, width: int) -> Iterator[str]:
     for one in comparison.break_evens:
         words = f"{one.rent} against {one.by_token}: {one.word}"
         yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+def in_columns(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """A table whose columns are offers: as many beside each other as fit, the others below under the same labels."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    first = 1
+    while first < len(head):
+        last, used = first, widths[0] + 2 + widths[first]
+        while last + 1 < len(head) and used + 2 + widths[last + 1] <= width:
+            last += 1
+            used += 2 + widths[last]
+        shown = [0, *range(first, last + 1)]
+        yield from show_table([head[i] for i in shown], [[row[i] for i in shown] for row in rows])
+        first = last + 1
+        if first < len(head):
+            yield ""
 
 
 def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:

@@ -27,12 +27,12 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
 h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: right; vertical-align: top }
-th:first-child, td:first-child, .word { text-align: left } td > small { white-space: nowrap }
+th:first-child, td:first-child, .word { text-align: left } td > small, .whole { white-space: nowrap }
 td:first-child > small, .word > small { white-space: normal }
 small, .soft { color: var(--soft) } .warn { color: var(--warn) }
 .sample { border: 2px solid var(--warn); padding: .6rem 1rem } .wide { overflow-x: auto }
 svg { max-width: 100%; height: auto; display: block } svg text { fill: var(--ink); font: 12px system-ui, sans-serif }
-svg .soft { fill: var(--soft) } svg .axis { stroke: var(--line) } svg .ink { stroke: var(--ink); fill: none }
+svg .soft { fill: var(--soft) } svg .axis { stroke: var(--line); fill: none } svg .ink { stroke: var(--ink); fill: none }
 @media print { body { margin: 0; max-width: none } h2 { break-after: avoid } svg, table { break-inside: avoid } }
 """
 
@@ -183,7 +183,7 @@ def _pairs(comparison: Comparison) -> Iterator[str]:
         ratio = NONE if pair.ratio is None else money(pair.ratio) + ends
         why = "; ".join((*pair.differences, *pair.notes))
         word = escape(pair.word) + (f"<br><small>{escape(why)}</small>" if why else "")
-        yield f"<tr><td>{escape(pair.a)} / {escape(pair.b)}</td><td>{ratio}</td><td class=word>{word}</td></tr>"
+        yield f"<tr><td>{escape(pair.a)} / {escape(pair.b)}</td><td class=whole>{ratio}</td><td class=word>{word}</td></tr>"
     yield "</table></div>"
 
 
@@ -217,8 +217,8 @@ def _lines(one: BreakEven, rent: Offer, by_token: Offer, comparison: Comparison)
     end, full = x(until), fixed + marginal * until
     marks = [
         f'<path class=axis d="M{left} 14V{14 + height}H{WIDTH - 120}"/>',
-        f'<path class=ink style="stroke:#3b6fb6" d="M{left} {y(fixed):.1f}L{end:.1f} {y(full):.1f}"/>',
-        f'<path class=ink style="stroke:#8b5fb0" d="M{left} {y(0):.1f}L{x(most):.1f} {y(theirs.total * most):.1f}"/>',
+        f'<path class=ink style="stroke:#3b6fb6;stroke-width:2" d="M{left} {y(fixed):.1f}L{end:.1f} {y(full):.1f}"/>',
+        f'<path class=ink style="stroke:#8b5fb0;stroke-width:2" d="M{left} {y(0):.1f}L{x(most):.1f} {y(theirs.total * most):.1f}"/>',
         f'<path class=axis stroke-dasharray="3 3" d="M{x(one.per_day):.1f} 14V{14 + height}"/>',
         _text(end + 4, y(full) + 4, _short(one.rent), "start", one.rent),
         _text(x(most) + 4, y(theirs.total * most) + 4, _short(one.by_token), "start", one.by_token),
