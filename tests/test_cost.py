@@ -471,6 +471,8 @@ def quoted(svg: str) -> str:
     for word in (
         "role=img",
         "class=ink",
+        "class=rent",
+        "class=token",
         "class=axis",
         "class=soft",
         *(f"text-anchor={a}" for a in ("start", "middle", "end")),

@@ -151,7 +151,7 @@ def render_text(comparison: Comparison, width: int = WIDTH) -> str:
             for line in _told(*offer, width)
         ],
         _costs(comparison, width),
-        _parts(comparison, width),
+        in_columns(*parts(comparison), width),
         _power(comparison),
         _pairs(comparison, width),
         _swings(comparison),
@@ -201,39 +201,40 @@ def ends(cost: Cost | None, by: int) -> str:
     return f"[{money(cost.low * by)}, {money(cost.high * by)}]"
 
 
-def _parts(comparison: Comparison, width: int) -> Iterator[str]:
-    unit = comparison.unit
-    by, name = PER[unit]
-    found = [None if (cost := offer.costs[unit]) is None else apportioned(cost, by) for offer in comparison.offers]
-    present = [part for part in PARTS if any(one is not None and part in one[1] for one in found)]
-    head = (f"Parts of {name}", *(_mark(comparison, i) for i in range(len(comparison.offers))))
-    rows: list[Sequence[str]] = [
+Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]  # head, lines
+
+
+def parts(comparison: Comparison) -> Rows:
+    """What the compared unit is made of, a column per offer; each column adds up to its last line."""
+    by, name = PER[comparison.unit]
+    costs = [offer.costs[comparison.unit] for offer in comparison.offers]
+    found = [None if cost is None else apportioned(cost, by) for cost in costs]
+    head = (f"Parts of {name}", *(_mark(comparison, i) for i in range(len(found))))
+    rows = [
         (PART_NAMES[part], *(NONE if one is None or part not in one[1] else f"{one[1][part]:,f}" for one in found))
-        for part in present
+        for part in PARTS
+        if any(one is not None and part in one[1] for one in found)
     ]
-    rows.append(("total", *(NONE if one is None else f"{one[0]:,f}" for one in found)))
-    yield from in_columns(head, rows, width)
+    return head, [*rows, ("total", *(NONE if one is None else f"{one[0]:,f}" for one in found))]
 
 
-def _power(comparison: Comparison) -> Iterator[str]:
-    rows: list[Sequence[str]] = []
+def power(comparison: Comparison) -> Rows:
+    """Energy at the measured rate, a line per offer whose machines have their power said; no lines without."""
+    by, per = PER[comparison.unit]
+    head = ("Energy at the measured rate", "W with PUE", "J/output token", "output tok/s per MW", f"kWh per {per}")
+    rows = []
     for offer in comparison.offers:
-        if offer.power is None:
-            continue
-        kwh = offer.power.kwh[comparison.unit]
-        rows.append(
-            (
-                offer.name,
-                show.quantity(float(offer.power.watts)),
-                show.quantity(float(offer.power.joules_per_output_token)),
-                show.quantity(float(offer.power.output_tokens_per_s_per_mw)),
-                show.quantity(None if kwh is None else float(kwh * PER[comparison.unit][0])),
-            )
-        )
-    if rows:
-        per = PER[comparison.unit][1]
-        head = ("Energy at the measured rate", "W with PUE", "J/output token", "output tok/s per MW", f"kWh per {per}")
-        yield from show_table(head, rows)
+        if offer.power is not None:
+            kwh = offer.power.kwh[comparison.unit]
+            figures = (offer.power.watts, offer.power.joules_per_output_token, offer.power.output_tokens_per_s_per_mw)
+            shown = [show.quantity(float(figure)) for figure in figures]
+            rows.append((offer.name, *shown, NONE if kwh is None else show.quantity(float(kwh * by))))
+    return head, rows
+
+
+def _power(comparison: Comparison) -> list[str]:
+    head, rows = power(comparison)
+    return show_table(head, rows) if rows else []
 
 
 def _pairs(comparison: Comparison, width: int) -> Iterator[str]:

@@ -32,7 +32,9 @@ td:first-child > small, .word > small { white-space: normal }
 small, .soft { color: var(--soft) } .warn { color: var(--warn) }
 .sample { border: 2px solid var(--warn); padding: .6rem 1rem } .wide { overflow-x: auto }
 svg { max-width: 100%; height: auto; display: block } svg text { fill: var(--ink); font: 12px system-ui, sans-serif }
-svg .soft { fill: var(--soft) } svg .axis { stroke: var(--line); fill: none } svg .ink { stroke: var(--ink); fill: none }
+svg .soft { fill: var(--soft) } svg .axis { stroke: var(--line); fill: none }
+svg .ink { stroke: var(--ink); fill: none } svg .rent, svg .token { fill: none; stroke-width: 2 }
+svg .rent { stroke: #3b6fb6 } svg .token { stroke: #8b5fb0 }
 @media print { body { margin: 0; max-width: none } h2 { break-after: avoid } svg, table { break-inside: avoid } }
 """
 
@@ -50,6 +52,8 @@ def render(comparison: Comparison) -> str:
         *_table(comparison),
         f"<h2>{escape(prices.currency)} per {escape(PER[comparison.unit][1])}, and what it is made of</h2>",
         _bars(comparison),
+        *_plain(*words.parts(comparison)),
+        *_plain(*words.power(comparison)),
         *_pairs(comparison),
         "<h2>What moves it most</h2>",
         "<p class=soft>Each input alone: a capacity over its interval, what nobody has said the uncertainty of by "
@@ -92,6 +96,15 @@ def _table(comparison: Comparison) -> Iterator[str]:
         label = f"<td>{escape(name)}<br><small>{escape(words.EXPLAINED[unit])}</small></td>"
         yield f"<tr>{label}{''.join(cells)}</tr>"
     yield "</table></div>"
+
+
+def _plain(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    if rows:
+        yield "<div class=wide><table>" + "".join(
+            "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) + "</tr>"
+            for tag, row in (("th", head), *(("td", row) for row in rows))
+        )
+        yield "</table></div>"
 
 
 def _name(offer: Offer, differs: Sequence[str]) -> str:
@@ -183,7 +196,8 @@ def _pairs(comparison: Comparison) -> Iterator[str]:
         ratio = NONE if pair.ratio is None else money(pair.ratio) + ends
         why = "; ".join((*pair.differences, *pair.notes))
         word = escape(pair.word) + (f"<br><small>{escape(why)}</small>" if why else "")
-        yield f"<tr><td>{escape(pair.a)} / {escape(pair.b)}</td><td class=whole>{ratio}</td><td class=word>{word}</td></tr>"
+        names = f"{escape(pair.a)} / {escape(pair.b)}"
+        yield f"<tr><td>{names}</td><td class=whole>{ratio}</td><td class=word>{word}</td></tr>"
     yield "</table></div>"
 
 
@@ -217,8 +231,8 @@ def _lines(one: BreakEven, rent: Offer, by_token: Offer, comparison: Comparison)
     end, full = x(until), fixed + marginal * until
     marks = [
         f'<path class=axis d="M{left} 14V{14 + height}H{WIDTH - 120}"/>',
-        f'<path class=ink style="stroke:#3b6fb6;stroke-width:2" d="M{left} {y(fixed):.1f}L{end:.1f} {y(full):.1f}"/>',
-        f'<path class=ink style="stroke:#8b5fb0;stroke-width:2" d="M{left} {y(0):.1f}L{x(most):.1f} {y(theirs.total * most):.1f}"/>',
+        f'<path class=rent d="M{left} {y(fixed):.1f}L{end:.1f} {y(full):.1f}"/>',
+        f'<path class=token d="M{left} {y(0):.1f}L{x(most):.1f} {y(theirs.total * most):.1f}"/>',
         f'<path class=axis stroke-dasharray="3 3" d="M{x(one.per_day):.1f} 14V{14 + height}"/>',
         _text(end + 4, y(full) + 4, _short(one.rent), "start", one.rent),
         _text(x(most) + 4, y(theirs.total * most) + 4, _short(one.by_token), "start", one.by_token),
