@@ -344,6 +344,22 @@ def load(path: Path, *, gpus: int | None = None, env: Mapping[str, str] = os.env
     return Checked(contract=contract, levels=levels, text=text, file=label, folder=file.parent)
 
 
+def parse(text: str, label: str, env: Mapping[str, str] = os.environ) -> Contract:
+    """The contract of a text that was checked before, for runs that are there already: shape and units alone.
+
+    Raises Faults."""
+    top, found = _read(text, label, env)
+    source = Source(file=label, folder=Path(), faults=found)
+    try:
+        contract = Contract.model_validate(top, context=source)
+    except ValidationError as error:
+        source.faults.extend(fault(item, top, label) for item in error.errors(include_url=False))
+        raise Faults(in_order(source.faults)) from None
+    if source.faults:
+        raise Faults(in_order(source.faults))
+    return contract
+
+
 def _drafts(top: Map, source: Source) -> list[Draft]:
     """Each level as far as it can be understood, so that one slip of the pen does not hide what else is wrong."""
     levels = top.get("levels")

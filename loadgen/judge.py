@@ -18,11 +18,12 @@ from loadgen.contract import Contract, Level
 from loadgen.plausible import words
 from loadgen.report import numbers as show
 from loadgen.shown import Interval
-from loadgen.yardstick import Held, Measured, Missing, Money, Run, Yardstick
+from loadgen.yardstick import Held, Measured, Missing, Money, Run, Yardstick, looks
 
 SCHEMA = 1
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+FEW_LOOKS = 60
 WARM = 0.2  # share of prompt tokens from cache, from which a cache was warm; cold: metrics.CACHED_SHARE
 NO_ANSWER = "not one of "  # how a verdict on a measurement begins that is about the server
 
@@ -106,7 +107,13 @@ def _level(contract: Contract, level: Level, measured: Mapping[str, Measured], m
         for term in listed
     ]
     summaries = [run.summary for run in found.runs]
-    notes = [warning for summary in summaries for warning in summary.verdict.warnings]
+    notes = [warning for summary in summaries for warning in summary.verdict.warnings if not _ours(warning)]
+    seen = looks(found.runs)
+    if seen is not None and seen[0] < FEW_LOOKS:
+        notes.append(
+            f"this load lasts only {seen[0]:.0f} times as long as a request stays: near saturation its figures are those "
+            "of a start, better than those of a steady state"
+        )
     return LevelVerdict(
         name=level.name,
         verdict=together([term.verdict for term in terms if term.kind == "must"]) if level.must else "PASS",
@@ -118,6 +125,11 @@ def _level(contract: Contract, level: Level, measured: Mapping[str, Measured], m
         terms=tuple(terms),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _ours(warning: str) -> bool:
+    """Whether a warning is about the limit that a contract sets aside, because it judges failures itself."""
+    return warning.startswith("validity limit failure_share")
 
 
 def _blocked(level: Level, found: Measured) -> str:
@@ -188,6 +200,8 @@ def _against(held: Held, confidence: float) -> tuple[Verdict, str]:
         return "PASS", f"{value} ({span}) keeps {promise}"
     if broken:
         return "FAIL", f"{value} ({span}) breaks {promise}"
+    if held.caveat:
+        return "INCONCLUSIVE", f"{value} in this sample; {held.caveat}"
     return "INCONCLUSIVE", f"{value} ({span}): the interval holds {promise}; {_enough(held)}"
 
 

@@ -1,22 +1,23 @@
-"""What samples show of a quantile, a share, a rate or a ratio: the value, and the interval to hold a promise against.
+"""What samples show of a quantile, a share or a ratio of these: the value, and the interval to hold a promise against.
 
-Pure. Requests of a run hang together (they share a queue), so no sample counts at its face: n of them are worth n / d
-independent ones, d by the means of batches in order of time (d >= 1). Repeats are further batches.
+Pure. How surely a mean is known is `uncertainty.py`'s business alone (batches, because requests share a queue). Here
+its answer becomes the worth of a sample in independent requests, and by that an interval of order statistics, which
+has no bound where the sample has none.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen import uncertainty
 from loadgen.quantiles import index
 
-BATCHES = (10, 20)  # of all runs together; fewer see longer memory, more know their own spread better
 Series = Sequence[NDArray[np.float64]]  # one array per run, in order of time
 
 
@@ -28,93 +29,77 @@ class Interval(NamedTuple):
     high: float
 
 
-def student(confidence: float, degrees: int) -> float:
-    """Two-sided quantile of Student's t: exact for 1 and 2 degrees, else the expansion of Cornish and Fisher (within
-    1 % from 3 degrees on; Abramowitz and Stegun 26.7.5)."""
-    p = (1 + confidence) / 2
-    if degrees == 1:
-        return math.tan(math.pi * (p - 0.5))
-    if degrees == 2:
-        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
-    z = NormalDist().inv_cdf(p)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + math.fsum(term / degrees**power for power, term in enumerate(terms, 1))
+def _z(confidence: float) -> float:
+    return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
-def dependence(marks: Series) -> float:
-    """By how much the mean of 0/1 `marks` varies more than that of independent ones: at least 1."""
-    everything = np.concatenate(marks)
-    p = float(everything.mean())
-    if p in (0.0, 1.0):
-        return 1.0
-    found = 1.0
-    for batches in BATCHES:
-        length = len(everything) // batches
-        if length < 2:
-            continue
-        means = [float(run[at : at + length].mean()) for run in marks for at in range(0, len(run) - length + 1, length)]
-        if len(means) > 2:
-            found = max(found, stdev(means) ** 2 * length / (p * (1 - p)))
-    return found
+def worth(marks: Series, confidence: float) -> float:
+    """How many independent 0/1 marks would show their mean as surely as these do; at most as many as there are.
+
+    From the half widths of the batch means of each run: z^2 p (1 - p) / h^2.
+    """
+    n = sum(map(len, marks))
+    p = float(np.concatenate(marks).mean())
+    halves = [len(run) / n * uncertainty.batch_means(run, level=confidence).half_width for run in marks if len(run)]
+    half = math.hypot(*halves)
+    if half == 0 or p in (0.0, 1.0):
+        return float(n)
+    return min(float(n), _z(confidence) ** 2 * p * (1 - p) / half**2)
 
 
-def _wilson(p: float, n: float, t: float) -> tuple[float, float]:
+def _wilson(p: float, n: float, z: float) -> tuple[float, float]:
     """Wilson's interval of a share p among n independent ones."""
-    middle = (p + t * t / (2 * n)) / (1 + t * t / n)
-    half = t / (1 + t * t / n) * math.sqrt(p * (1 - p) / n + t * t / (4 * n * n))
+    if n <= 0:
+        return 0.0, 1.0
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def share(marks: Series, confidence: float) -> Interval:
-    """Of 0/1 marks: Wilson's interval with the worth of the sample."""
-    everything = np.concatenate(marks)
-    p = float(everything.mean())
-    d = dependence(marks)
-    t = student(confidence, BATCHES[0] - 1) if d > 1 else NormalDist().inv_cdf((1 + confidence) / 2)
-    return Interval(p, *_wilson(p, len(everything) / d, t))
+    """Of 0/1 marks: Wilson's interval for the worth of the sample."""
+    p = float(np.concatenate(marks).mean())
+    return Interval(p, *_wilson(p, worth(marks, confidence), _z(confidence)))
 
 
 def faultless(limit: float, confidence: float) -> int:
     """Requests from which `share` shows that less than `limit` miss, when not one does."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = _z(confidence)
     return math.ceil(z * z * (1 - limit) / limit)
 
 
-def quantile(values: Series, p: float, confidence: float) -> Interval:
-    """`sorted[floor(n * p)]`, and the sample's own values at the ends of the share's interval around p (Woodruff).
+def unseen(p: float, confidence: float) -> int:
+    """Independent looks from which a state that holds for 1 - p of the time would not go unseen, at the confidence of
+    one side of a two-sided interval."""
+    return math.ceil(math.log((1 - confidence) / 2) / math.log(p))
 
-    Values may be infinite (requests that failed). `high` is infinite where the interval reaches past the sample.
+
+def above(values: Series, p: float) -> list[NDArray[np.float64]]:
+    """1 for each value above the sample's own quantile."""
+    ordered = np.sort(np.concatenate(values))
+    middle = ordered[index(len(ordered), p)]
+    return [(run > middle).astype(np.float64) for run in values]
+
+
+def quantile(values: Series, p: float, confidence: float) -> Interval:
+    """`sorted[floor(n * p)]`, and the sample's own values at the ends of the share's interval around p (Woodruff 1952).
+
+    Values may be infinite (requests that failed). An end is infinite where the interval reaches past the sample.
     """
     ordered = np.sort(np.concatenate(values))
     n = len(ordered)
-    middle = float(ordered[index(n, p)])
-    d = dependence([(run > middle).astype(np.float64) for run in values])
-    low, high = _wilson(p, n / d, student(confidence, BATCHES[0] - 1))
+    low, high = _wilson(p, worth(above(values, p), confidence), _z(confidence))
     first, last = math.floor(n * low), math.ceil(n * high)
     return Interval(
-        middle,
+        float(ordered[index(n, p)]),
         float(ordered[first]) if n * low >= 1 else -math.inf,
         float(ordered[last]) if last < n else math.inf,
     )
 
 
-def mean(values: Sequence[float], confidence: float) -> Interval:
-    """Of batches or repeats that stand for themselves: Student's interval; without bounds from fewer than two."""
-    middle = fmean(values)
-    if len(values) < 2:
-        return Interval(middle, -math.inf, math.inf)
-    half = student(confidence, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return Interval(middle, middle - half, middle + half)
-
-
 def ratio(over: Interval, under: Interval) -> Interval:
     """`over / under` of two independent positive things, from the intervals of each (MOVER on the logarithms: Zou and
-    Donner 2008)."""
+    Donner 2008), which need not be symmetric."""
     if not (0 < under.value < math.inf) or not 0 < over.value < math.inf:
         return Interval(math.nan, 0.0, math.inf)
     middle = math.log(over.value / under.value)
@@ -125,3 +110,8 @@ def ratio(over: Interval, under: Interval) -> Interval:
     down = math.hypot(log(over.value) - log(over.low), log(under.high) - log(under.value))
     up = math.hypot(log(over.high) - log(over.value), log(under.value) - log(under.low))
     return Interval(math.exp(middle), math.exp(middle - down), math.exp(min(middle + up, 700.0)))
+
+
+def plain(found: uncertainty.Interval) -> Interval:
+    """An interval of `uncertainty` as one to judge by."""
+    return Interval(found.value, found.low, found.high)

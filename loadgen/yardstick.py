@@ -5,6 +5,7 @@ Pure. What cannot be said raises `Missing` with the reason; whether a promise is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import contract as promises
-from loadgen import metrics, shown
+from loadgen import metrics, shown, uncertainty
 from loadgen.contract import tag
 from loadgen.errors import Fault, Faults
 from loadgen.header import Header
@@ -25,6 +26,8 @@ from loadgen.report import numbers as show
 from loadgen.shown import Interval, Series
 from loadgen.summary import Summary
 
+QUEUED = ("ttft", "ttft_from_sent", "first_answer", "e2e")  # latencies with the wait in a queue in them
+LEAST_WORTH = 20  # independent requests below which even a median is a guess
 RATE_BATCHES = 20  # of all runs together
 
 
@@ -57,13 +60,15 @@ or Faults where no price fits."""
 
 
 class Held(NamedTuple):
-    """A figure against its promise: kept by `at_most` or at least `limit`."""
+    """A figure against its promise: kept by `at_most` or at least `limit`. `caveat`: why the sample bounds it on one
+    side only."""
 
     found: Interval
     limit: float
     at_most: bool
     unit: str
     sample: int
+    caveat: str = ""
 
 
 class Missing(Exception):
@@ -78,6 +83,7 @@ class Yardstick:
     ) -> None:
         self.confidence, self.measured, self.runs, self.money = confidence, measured, found.runs, money
         self._columns = [run.columns() for run in found.runs]
+        self._looks = looks(self.runs)
 
     def held(self, term: Any) -> Held:
         """Raises Missing."""
@@ -86,20 +92,23 @@ class Yardstick:
         if isinstance(term, promises.Latency):
             values = [latencies(columns, tag(term)) for columns in self._columns]
             found = self._quantile(values, term.quantile, tag(term))
-            return Held(_scaled(found, 1e-6), term.limit_ns / 1e6, True, "ms", _size(values))
+            caveat = self._too_few_looks(tag(term), term.quantile)
+            return Held(_scaled(found, 1e-6), term.limit_ns / 1e6, True, "ms", _size(values), caveat)
         match term:
             case promises.Errors():
                 marks = [(columns["status"] != OK)[_counted(columns)].astype(np.float64) for columns in self._columns]
                 return self._share(marks, term.limit, True)
             case promises.Goodput():
                 marks = [_good(run, columns) for run, columns in zip(self.runs, self._columns, strict=True)]
-                return self._share(marks, term.share, False)
+                held = self._share(marks, term.share, False)
+                caveat = self._too_few_looks(QUEUED[0], term.share)
+                return held._replace(found=held.found._replace(low=0.0), caveat=caveat) if caveat else held
             case promises.Drift():
                 return self._drift(term)
             case promises.Sustained():
                 first, last = self._ends(term.window_ns)
-                of = shown.ratio(self._of_spans(last, _ok), self._of_spans(first, _ok))
-                return Held(_scaled(of, 100), term.share * 100, False, "%", self._answered())
+                of = uncertainty.ratio(self._of_spans(last, _ok), self._of_spans(first, _ok), level=self.confidence)
+                return Held(_scaled(shown.plain(of), 100), term.share * 100, False, "%", self._answered())
             case promises.BetweenNodes():
                 return self._nodes(term)
             case promises.Against():
@@ -127,7 +136,32 @@ class Yardstick:
             raise Missing(f"no request has a {what}")
         if n < least:
             raise Missing(f"{n:,} samples; p{p * 100:g} is supported from {least:,}")
-        return shown.quantile(values, p, self.confidence)
+        known = shown.worth(shown.above(values, p), self.confidence)
+        if known < LEAST_WORTH:
+            raise Missing(
+                f"{n:,} samples that hang together so much that they are worth {known:.0f} independent ones: "
+                "a load this close to its limit has to last much longer"
+            )
+        found = shown.quantile(values, p, self.confidence)
+        return found._replace(high=math.inf) if self._too_few_looks(what, p) else found
+
+    def _too_few_looks(self, what: str, p: float) -> str:
+        """Why a tail that a queue makes is not bounded from above, though there are requests enough; "" when it is.
+
+        Queues remember for about as long as a request stays, so a load is that many looks at the queue, however many
+        requests it has; that a share 1 - p of the time is bad would go unseen with probability p ** looks.
+        """
+        if what not in QUEUED or self._looks is None:
+            return ""
+        count, length_s = self._looks
+        needed = shown.unseen(p, self.confidence)
+        if count >= needed:
+            return ""
+        stay, wanted = show.duration(length_s / count), show.duration(needed * length_s / count)
+        return (
+            f"requests stay {stay} on average, so this load saw the queue some {count:.0f} times; "
+            f"p{p * 100:g} needs {needed}: {wanted} of load"
+        )
 
     def _share(self, marks: Series, limit: float, at_most: bool) -> Held:
         n = _size(marks)
@@ -142,24 +176,24 @@ class Yardstick:
             if not run.gaps.count:
                 raise Missing("no answer had two events, so there are no gaps")
         each = [run.gaps.quantile(term.quantile) for run in self.runs]
-        found = shown.mean(each, self.confidence)
+        found = shown.plain(uncertainty.replications(each, self.confidence))
         return Held(_scaled(found, 1e-6), term.limit_ns / 1e6, True, "ms", self._answered())
 
     def _rate(self, weigh: _Weigh) -> Interval:
-        return self._of_spans([_steady(run, columns) for run, columns in self._pairs()], weigh)
+        parts = self._of_spans([_steady(run, columns) for run, columns in self._pairs()], weigh)
+        return shown.plain(uncertainty.batch_means(parts, batches=len(parts), level=self.confidence))
 
     def _pairs(self) -> Iterator[tuple[Run, Columns]]:
         return zip(self.runs, self._columns, strict=True)
 
-    def _of_spans(self, spans: Sequence[Span], weigh: _Weigh) -> Interval:
-        """A rate in one stretch of each run: the mean over parts of the stretches."""
+    def _of_spans(self, spans: Sequence[Span], weigh: _Weigh) -> list[float]:
+        """A rate in one stretch of each run, by equal parts of the stretches."""
         parts = max(RATE_BATCHES // len(self.runs), 2)
-        each = [
+        return [
             weigh(run, columns, piece) / (piece.duration_s or 1)
             for (run, columns), span in zip(self._pairs(), spans, strict=True)
             for piece in _pieces(span, parts)
         ]
-        return shown.mean(each, self.confidence)
 
     def _ends(self, window_ns: int) -> tuple[list[Span], list[Span]]:
         """First and last window of each run, by due instants."""
@@ -232,6 +266,19 @@ class Yardstick:
 
 
 _Weigh = Callable[[Run, Columns, Span], float]
+
+
+def looks(runs: Sequence[Run]) -> tuple[float, float] | None:
+    """Independent looks at the queue (load time / mean time in the system), and the load time in s, over all runs; None
+    for closed loops, whose number in the system does not wander."""
+    if not runs or any(stage.closed for stage in runs[0].header.stages if stage.measured):
+        return None
+    count = length = 0.0
+    for run in runs:
+        stay_ms, steady_s = run.summary.e2e_ms.mean, run.summary.window.steady.duration_s
+        if stay_ms and steady_s:
+            count, length = count + steady_s / (stay_ms / 1e3), length + steady_s
+    return (count, length) if count else None
 
 
 def _size(values: Series) -> int:

@@ -1,0 +1,79 @@
+"""A small queue as rows of a run: Poisson arrivals, so many slots, token times that grow with the batch. For statistics
+over many seeds, where neither sockets nor a clock are wanted."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+from make_examples import MS, S, blank, stream
+from numpy.typing import NDArray
+
+from loadgen.header import Header, Stage, Target
+from loadgen.metrics import Limits, Slo
+from loadgen.quantiles import Histogram
+from loadgen.record import KINDS, SOURCES, STATUSES
+from loadgen.summary import summarize
+from loadgen.yardstick import Run
+
+TOKENS = 200
+SLOTS = 32
+
+
+def rows(seed: int, n: int, rate: float = 10.0, slower: float = 1.0) -> NDArray[np.void]:
+    """n requests of an M/G/SLOTS queue: 8/s load it by some 65 %, 10/s by 85 %; `slower` multiplies its times."""
+    draw = np.random.default_rng(seed)
+    due = np.cumsum(draw.exponential(1 / rate, n))
+    noise = draw.lognormal(0, 0.15, n)
+    prefill = draw.lognormal(np.log(0.12), 0.25, n) * slower
+    free = [0.0] * SLOTS
+    busy: list[float] = []
+    first, gap = np.empty(n), np.empty(n)
+    for i in range(n):
+        start = max(due[i], heapq.heappop(free))
+        while busy and busy[0] <= start:
+            heapq.heappop(busy)
+        gap[i] = 0.009 * (1 + len(busy) / SLOTS * 0.5) * noise[i] * slower
+        first[i] = start + prefill[i]
+        end = first[i] + gap[i] * (TOKENS - 1)
+        heapq.heappush(busy, end)
+        heapq.heappush(free, end)
+    found = blank(n)
+    found["due_ns"] = (due * S).astype(np.int64)
+    found["output_tokens"] = found["output_events"] = TOKENS
+    found["first_event_tokens"] = 1
+    found["input_tokens"] = found["built_tokens"] = 150
+    found["input_source"] = found["output_source"] = SOURCES.index("server")
+    stream(found, ((first - due) * S).astype(np.int64), (gap * S).astype(np.int64), np.full(n, MS // 20))
+    return found
+
+
+def fail(found: NDArray[np.void], share: float, seed: int = 0) -> None:
+    """So many requests, drawn, get a 503."""
+    chosen = np.random.default_rng(seed).random(len(found)) < share
+    found["status"][chosen] = STATUSES.index("failed")
+    found["kind"][chosen] = KINDS.index("http_5xx")
+    found["http_status"][chosen] = 503
+    found["output_tokens"][chosen] = -1
+    for field in ("first_token_ns", "first_answer_ns", "last_token_ns", "end_ns"):
+        found[field][chosen] = -1
+    found["done_ns"][chosen] = found["sent_ns"][chosen] + MS
+
+
+def run(
+    found: NDArray[np.void], *, slo: Slo | None = None, nodes: int = 1, gpus: int | None = 4, folder: str = "load/r1"
+) -> Run:
+    """The rows as a run of one measured stage, judged as `loadgen validate` has it: failures do not make it invalid."""
+    header = Header(
+        run=folder,
+        state="finished",
+        stages=(Stage(name="load", arrival="poisson 10/s", slots=len(found), rate=10.0),),
+        targets=tuple(Target(url=f"http://node-{i}", gpus=gpus) for i in range(nodes)),
+        slo=slo,
+        limits=Limits(failure_share=1.0),
+        rtt_ms=0.2,
+    )
+    gaps = Histogram()
+    ok = found["status"] == 0
+    gaps.add(np.repeat(found["max_gap_ns"][ok], TOKENS - 1))
+    return Run(folder=folder, header=header, summary=summarize(header, found, [gaps]), rows=found, gaps=gaps)
