@@ -6,6 +6,7 @@ Types for signatures (`url: target.Url = None`) and one function; what is wrong 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,9 @@ import typer
 
 if TYPE_CHECKING:
     from loadgen.plan import Settings
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
 
 Url = Annotated[
     str | None,
@@ -140,8 +144,14 @@ def settings(
         at = min((place for place in (colon, equals) if place > 0), default=-1)
         if at < 0:
             faults.append(UserError("a header without a value", "--header", "write NAME: VALUE"))
+            continue
+        name, value = text[:at].strip(), text[at + 1 :].strip()
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+            shown = "--header" if not _HEADER_NAME.fullmatch(name) else f"--header {name}: ***"
+            what = "a header with a character that HTTP cannot carry"
+            faults.append(UserError(what, shown, "printable Latin-1 only"))
         else:
-            pairs.append((text[:at].strip(), text[at + 1 :].strip()))
+            pairs.append((name, value))
     body = None
     if extra_body is not None:
         try:
