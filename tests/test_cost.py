@@ -256,7 +256,7 @@ def test_a_single_run_says_that_it_is_priced_at_its_load():
 
 def test_an_invalid_run_has_no_good_requests():
     one = priced(changed(GPUS, verdict={"valid": False, "reasons": ("late",)}), rent("60"))
-    assert one.costs[GOOD] is None and one.costs[REQUEST] is not None
+    assert one.costs[GOOD] is None and one.basis.rates[GOOD] is None and one.costs[REQUEST] is not None
     assert any("INVALID measurement: late" in note for note in one.notes)
 
 
