@@ -29,7 +29,7 @@ MOST_OF_BASELINE, LEAST_OF_OPENAI, LEAST_OF_LINES = 1.6, 15.0, 1.5  # ratios of 
 def once(name: str, streams: int, rate: float, seconds: float) -> dict[str, Any]:
     rate *= SHARES.get(name, 1.0)
     itl_ms = streams / rate * 1e3
-    tokens = max(10, round(seconds * 1e3 / itl_ms))
+    tokens = max(40, round(seconds * 1e3 / itl_ms))  # fewer would measure requests
     with rig.endpoint(
         ttft=f"normal:{4 * itl_ms:.3f}ms,{itl_ms:.3f}ms", itl=f"{itl_ms:.4f}ms", idle_close="60s"
     ) as server:
