@@ -1,0 +1,317 @@
+"""The engine against closed forms, its own books, and the same run seen through both of its faces."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.sim.engine import DONE, NEVER, Costs, Limits, Replica, Request
+from loadgen.sim.fleet import Fleet
+from loadgen.sim.routing import order
+
+MS = 1_000_000
+COSTS = Costs(overhead_ns=10 * MS, weights_ns=5 * MS, kv_token_ns=20.0, token_ns=30_000.0, attended_ns=0.5)
+WIDE = Limits(max_batch_size=64, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096)
+
+
+def drive(replica: Replica, requests: list[Request]) -> list[Request]:
+    """Everything to its end, in virtual time; the requests as they finish."""
+    done: list[Request] = []
+    waiting = sorted(requests, key=lambda request: request.due_ns)
+    while waiting or replica.end_ns != NEVER:
+        if waiting and waiting[0].due_ns <= replica.end_ns:
+            request = waiting.pop(0)
+            replica.submit(request)
+            if replica.end_ns == NEVER:
+                replica.begin(request.due_ns)
+            continue
+        end = replica.end_ns
+        done += replica.finish()
+        replica.begin(end)
+    return done
+
+
+def books_are_balanced(replica: Replica) -> None:
+    assert (replica.active, replica.decoding, len(replica.waiting), replica.blocks_used) == (0, 0, 0, 0)
+    assert not replica._running and not replica._buckets and not any(replica._phase) and replica._kv == 0
+
+
+# -- one iteration is the formula --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("costs", "prompt", "expected_ns"),
+    [
+        (COSTS, 100, 10 * MS + 5 * MS + 100 * 20),  # bytes bind: weights and the cache that is written
+        (COSTS, 500, 10 * MS + 500 * 30_000 + 500 * 250 * 0.5),  # FLOPs bind: tokens, and half of the square
+    ],
+)
+def test_a_prompt_alone_takes_the_roofline(costs: Costs, prompt: int, expected_ns: float) -> None:
+    replica = Replica(costs, WIDE)
+    [one] = drive(replica, [Request("a", 0, prompt, 1)])
+    assert replica.ends == [math.floor(expected_ns) + 1]
+    assert (one.first, one.last) == (0, 0)
+
+
+def test_a_decode_iteration_reads_every_cache_and_computes_a_token_each() -> None:
+    replica = Replica(COSTS, WIDE)
+    drive(replica, [Request(i, 0, 16, 3) for i in range(2)])
+    # The first begins alone at its arrival; then its second token beside the second one's prompt, and so on.
+    lengths = np.diff([0, *replica.ends])
+    weights = 15 * MS
+    assert lengths.tolist() == [
+        weights + 16 * 20 + 1,
+        weights + (17 + 16) * 20 + 1,
+        weights + (18 + 17) * 20 + 1,
+        weights + 18 * 20 + 1,
+    ]
+
+
+def test_a_long_prompt_is_spread_over_iterations_and_does_not_stop_the_others() -> None:
+    replica = Replica(COSTS, WIDE)
+    first, long = Request("first", 0, 10, 50), Request("long", 1, 1300, 2)
+    drive(replica, [first, long])
+    # 512 tokens an iteration, one of them the other sequence's: 511 + 511 + 278.
+    assert (first.first, first.last) == (0, 49)
+    assert (long.first, long.last) == (3, 4)
+
+
+def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
+    limits = Limits(
+        max_batch_size=64, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096,
+        chunked_prefill=False,
+    )  # fmt: skip
+    replica = Replica(COSTS, limits)
+    requests = [Request("a", 0, 10, 3), Request("b", 0, 512, 1), Request("c", 0, 10, 1)]
+    drive(replica, requests)
+    assert [request.first for request in requests] == [0, 3, 4]  # b needs an empty iteration; c waits behind b
+    with pytest.raises(ValueError, match="513 tokens"):
+        replica.submit(Request("d", 0, 513, 1))
+
+
+# -- admission ---------------------------------------------------------------------------------------------------
+
+
+def test_no_more_sequences_than_the_batch_holds() -> None:
+    limits = Limits(max_batch_size=2, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096)
+    requests = [Request(i, 0, 10, 5) for i in range(5)]
+    drive(Replica(COSTS, limits), requests)
+    # 0 alone at its arrival, 1 beside it; each next one takes the first free place, in order.
+    assert [(request.first, request.last) for request in requests] == [(0, 4), (1, 5), (5, 9), (6, 10), (10, 14)]
+
+
+@pytest.mark.parametrize(("guaranteed", "at_once"), [(True, 2), (False, 8)])
+def test_blocks_are_reserved_or_taken_as_they_are_needed(guaranteed: bool, at_once: int) -> None:
+    """128 blocks of 16; each request 256 + 700 tokens: 60 blocks reserved at once, or 16 at first."""
+    limits = Limits(
+        max_batch_size=64, max_num_tokens=4096, kv_blocks=128, tokens_per_block=16, max_seq_len=2048,
+        guaranteed=guaranteed,
+    )  # fmt: skip
+    replica = Replica(COSTS, limits)
+    requests = [Request(i, 0, 256, 700) for i in range(10)]
+    for request in requests:
+        replica.submit(request)
+    replica.begin(0)
+    most = replica.active
+    while replica.end_ns != NEVER:
+        end = replica.end_ns
+        replica.finish()
+        assert replica.blocks_used <= limits.kv_blocks
+        replica.begin(end)
+        most = max(most, replica.active)
+    assert most == at_once
+    assert (replica.pauses > 0) is not guaranteed
+    assert all(request.state == DONE for request in requests)
+    books_are_balanced(replica)
+
+
+def test_a_paused_sequence_goes_on_where_it_was_and_computes_its_tokens_again() -> None:
+    limits = Limits(max_batch_size=8, max_num_tokens=512, kv_blocks=8, tokens_per_block=16, max_seq_len=128)
+    replica = Replica(COSTS, limits)
+    older, newer = Request("older", 0, 60, 40), Request("newer", 0, 60, 20)
+    replica.submit(older)
+    replica.submit(newer)
+    replica.begin(0)
+    paused: list[tuple[Any, int, int]] = []
+    while replica.end_ns != NEVER:
+        end = replica.end_ns
+        replica.finish()
+        replica.begin(end)
+        paused += [(request.key, first, last) for request, first, last in replica.paused]
+    # 4 blocks each; at its 5th decoded token (60 + 4 = 64) a sequence needs a 5th block, and there is none.
+    assert paused == [("newer", 0, 4)]
+    assert (older.first, older.last) == (0, 39)
+    assert newer.from_iteration == 40 and newer.total == 65 and newer.last == 40 + 20 - 5 - 1
+    books_are_balanced(replica)
+
+
+# -- prefix cache ------------------------------------------------------------------------------------------------
+
+REUSE = Limits(
+    max_batch_size=8, max_num_tokens=512, kv_blocks=64, tokens_per_block=16, max_seq_len=512, block_reuse=True
+)  # fmt: skip
+
+
+def test_equal_beginnings_are_computed_once() -> None:
+    replica = Replica(COSTS, REUSE)
+    requests = [
+        Request("a", 0, 100, 2, list(range(6))),
+        Request("b", 10**9, 100, 2, [0, 1, 2, 13, 14, 15]),  # shares three blocks
+        Request("c", 2 * 10**9, 96, 2, list(range(6))),  # all of it: but its last block is computed for its logits
+    ]
+    drive(replica, requests)
+    assert [request.cached for request in requests] == [0, 48, 80]
+    books_are_balanced(replica)
+
+
+def test_the_longest_unused_blocks_are_forgotten_first_and_those_in_use_never() -> None:
+    replica = Replica(COSTS, REUSE)
+    held = Request("held", 0, 160, 200, list(range(10)))
+    others = [Request(i, (i + 1) * 10**8, 160, 2, list(range(100 * i, 100 * i + 10))) for i in range(1, 7)]
+    again = [
+        Request("first of them", 10**9, 160, 2, list(range(100, 110))),
+        Request("last of them", 12 * 10**8, 160, 2, list(range(600, 610))),
+        Request("held", 14 * 10**8, 160, 2, list(range(10))),
+    ]
+    drive(replica, [held, *others, *again])
+    # 64 blocks: six times ten and the ten in use do not fit; of the oldest the end went first.
+    assert [request.cached for request in again] == [16, 144, 144]
+    books_are_balanced(replica)
+
+
+# -- anything that may come --------------------------------------------------------------------------------------
+
+REQUESTS = st.lists(
+    st.tuples(st.integers(0, 2 * 10**9), st.integers(1, 200), st.integers(1, 120), st.integers(0, 3)),
+    min_size=1, max_size=40,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(asked=REQUESTS, blocks=st.integers(20, 60), guaranteed=st.booleans(), reuse=st.booleans(), data=st.data())
+def test_every_request_gets_its_tokens_and_every_block_comes_back(
+    asked: list[tuple[int, int, int, int]], blocks: int, guaranteed: bool, reuse: bool, data: st.DataObject
+) -> None:
+    limits = Limits(
+        max_batch_size=6, max_num_tokens=64, kv_blocks=blocks, tokens_per_block=16, max_seq_len=320,
+        guaranteed=guaranteed, block_reuse=reuse,
+    )  # fmt: skip
+    fleet = Fleet(costs=COSTS, limits=limits, speeds=(1.0, 0.8), interval=data.draw(st.integers(1, 5)))
+    waiting = sorted(enumerate(asked), key=lambda item: (item[1][0], item[0]))
+    left = {key: tokens for key, (_, _, tokens, _) in waiting}
+    doomed = set(data.draw(st.lists(st.integers(0, len(asked) - 1), max_size=4)))
+    got: Counter[int] = Counter()
+    finished: set[int] = set()
+    last = 0
+    while waiting or fleet.next_ns() is not None:
+        due = fleet.next_ns()
+        if waiting and (due is None or waiting[0][1][0] <= due):
+            key, (at, prompt, tokens, prefix) = waiting.pop(0)
+            fleet.submit(at, key, prompt, tokens, [1000 * prefix + i for i in range(prompt // 16)])
+            continue
+        assert due is not None
+        for key, tokens, over, at in fleet.advance(due):
+            assert at >= last and key not in finished
+            last = at
+            got[key] += tokens
+            if over:
+                finished.add(key)
+            elif key in doomed:
+                fleet.cancel(key)
+                finished.add(key)
+    assert {key: got[key] for key in left if key not in doomed} == {k: n for k, n in left.items() if k not in doomed}
+    assert finished == set(left)
+    for replica in fleet.replicas:
+        books_are_balanced(replica)
+
+
+# -- closed forms ------------------------------------------------------------------------------------------------
+
+
+def test_without_batching_the_wait_is_that_of_md1() -> None:
+    """M/D/1: mean wait rho D / (2 (1 - rho)). Waits of one run are correlated, so 60 independent runs are compared."""
+    service = 10 * MS
+    costs = Costs(overhead_ns=service - 1, weights_ns=0.0, kv_token_ns=0.0, token_ns=0.0, attended_ns=0.0)
+    limits = Limits(max_batch_size=1, max_num_tokens=16, kv_blocks=8, tokens_per_block=16, max_seq_len=64)
+    rho = 0.7
+    means = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        due = np.cumsum(rng.exponential(service / rho, 2500)).astype(np.int64).tolist()
+        replica = Replica(costs, limits)
+        requests = [Request(i, at, 8, 1) for i, at in enumerate(due)]
+        drive(replica, requests)
+        waits = [replica.ends[request.first] - service - request.due_ns for request in requests]
+        assert min(waits) >= 0
+        means.append(float(np.mean(waits[500:])))  # the first ones find an empty server
+    expected = rho * service / (2 * (1 - rho))
+    error = float(np.std(means, ddof=1)) / math.sqrt(len(means))
+    assert error < 0.03 * expected
+    assert abs(float(np.mean(means)) - expected) < 3 * error
+
+
+def test_littles_law_over_a_window_that_is_empty_at_both_ends() -> None:
+    """Requests in the system, counted at every change as the engine itself says, against the sum of their stays."""
+    rng = np.random.default_rng(7)
+    requests = [
+        Request(i, int(at), int(rng.integers(1, 300)), int(rng.integers(1, 200)))
+        for i, at in enumerate(np.cumsum(rng.exponential(20 * MS, 400)))
+    ]
+    replica = Replica(COSTS, WIDE)
+    waiting, inside, area, before, stays = list(requests), 0, 0, 0, 0
+    while waiting or replica.end_ns != NEVER:
+        now = min(replica.end_ns, waiting[0].due_ns if waiting else NEVER)
+        area += inside * (now - before)
+        before = now
+        if waiting and waiting[0].due_ns == now:
+            request = waiting.pop(0)
+            replica.submit(request)
+            if replica.end_ns == NEVER:
+                replica.begin(now)
+        else:
+            stays += sum(now - request.due_ns for request in replica.finish())
+            replica.begin(now)
+        inside = replica.active + len(replica.waiting)
+    assert inside == 0 and area == stays
+
+
+# -- routing and both faces --------------------------------------------------------------------------------------
+
+
+def test_routing_gives_shares_of_the_speed_without_bunching() -> None:
+    speeds = (1.0, 0.5, 1.5)
+    assert order(speeds, "round_robin") == [0, 1, 2]
+    weighted = order(speeds, "weighted")
+    counts = Counter(weighted)
+    assert [counts[i] / len(weighted) for i in range(3)] == pytest.approx([1 / 3, 1 / 6, 1 / 2], abs=1e-3)
+    for i, share in enumerate((1 / 3, 1 / 6, 1 / 2)):  # at no point more than a turn or so from its share
+        taken = np.cumsum(np.array(weighted) == i)
+        assert np.abs(taken - share * np.arange(1, len(weighted) + 1)).max() < 1.01
+    with pytest.raises(ValueError, match="routing"):
+        order(speeds, "random")
+
+
+def test_a_caller_who_is_late_gets_the_same_timetable() -> None:
+    """HTTP face: the schedule is absolute, however seldom it is asked."""
+
+    def emitted(step_ns: int) -> list[Any]:
+        fleet = Fleet(costs=COSTS, limits=WIDE, speeds=(1.0, 0.9), interval=3)
+        arrivals = [(i * 7 * MS, i, 40 + i % 90, 5 + i % 40) for i in range(60)]
+        out: list[Any] = []
+        now = 0
+        while arrivals or fleet.next_ns() is not None:
+            now += step_ns
+            while arrivals and arrivals[0][0] <= now:
+                at, key, prompt, tokens = arrivals.pop(0)
+                out += fleet.advance(at - 1)
+                fleet.submit(at, key, prompt, tokens)
+            out += fleet.advance(now)
+        return sorted(out, key=lambda one: (one[3], one[0]))
+
+    assert emitted(1 * MS) == emitted(250 * MS)
