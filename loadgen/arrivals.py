@@ -120,6 +120,24 @@ def ramp(
     return _cut(np.append((t * 1e9).astype(np.int64), duration_ns), duration_ns, count)
 
 
+def given(
+    offsets: Offsets, end_ns: int, *, speed: float = 1.0, duration_ns: int | None = None, count: int | None = None
+) -> Arrivals:
+    """Arrivals that were written down: `offsets` ascending from 0, `speed` times as fast, ending at `end_ns` / speed.
+
+    Where duration or count go beyond the end, they come again from the start.
+    """
+    passes = 1
+    if duration_ns is None and count is not None:
+        passes = -(-count // len(offsets))
+    elif duration_ns is not None and end_ns > 0:
+        passes = min(-(-int(duration_ns * speed) // end_ns), -(-count // len(offsets)) if count else 1 << 30)
+    rounds = np.arange(max(1, passes), dtype=np.int64)[:, None] * end_ns
+    every = np.append((rounds + offsets).reshape(-1), max(1, passes) * end_ns)
+    scaled = every if speed == 1.0 else np.rint(every / speed).astype(np.int64)
+    return _cut(scaled, duration_ns, count)
+
+
 def _unit_poisson(length: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """The points of a Poisson process of rate 1 on [0, length)."""
     points = np.zeros(0)

@@ -24,7 +24,7 @@ from loadgen_sdk.wire import Tls
 from loadgen import header as heads
 from loadgen import metrics, prompts, schedule, seeds, tokens
 from loadgen.schedule import Schedule
-from loadgen.workload import Closed, Gamma, Ramp, Workload, recipe_fingerprint
+from loadgen.workload import Closed, Gamma, Ramp, Replay, Workload, recipe_fingerprint
 
 Route = Literal["auto", "round-robin", "least-in-flight", "sticky"]
 
@@ -114,7 +114,7 @@ def plan(job: Job) -> tuple[Schedule, prompts.Prompts, tokens.Tokenizer]:
     tokenizer = tokens.load(job.settings.tokenizer)
     return (
         schedule.build(job.workload, job.seed),
-        prompts.build(job.workload, job.seed, job.salt, tokenizer),
+        prompts.build(job.workload, job.seed, job.salt, tokenizer, job.found[0].template_tokens or 0),
         tokenizer,
     )
 
@@ -257,9 +257,9 @@ def _shares(workload: Workload) -> bool:
     requests = workload.requests
     if getattr(requests, "turns", None) is not None:
         return True
-    return bool(getattr(requests, "shared_prefix_tokens", 0) or getattr(requests, "system_tokens", 0)) or hasattr(
-        requests, "path"
-    )
+    if hasattr(requests, "path") or hasattr(requests, "trace"):
+        return True
+    return bool(getattr(requests, "shared_prefix_tokens", 0) or getattr(requests, "system_tokens", 0))
 
 
 def _stage(workload: Workload, timetable: Schedule, index: int) -> heads.Stage:
@@ -285,4 +285,6 @@ def words(arrival: Any) -> str:
         return f"ramp {arrival.from_rate:g}/s to {arrival.to_rate:g}/s"
     if isinstance(arrival, Gamma):
         return f"gamma {arrival.rate:g}/s, burstiness {arrival.burstiness:g}"
+    if isinstance(arrival, Replay):
+        return f"trace {arrival.file.name}" + (f", {arrival.speed:g} times as fast" if arrival.speed != 1 else "")
     return "everything at once" if arrival.rate == float("inf") else f"{arrival.tag} {arrival.rate:g}/s"

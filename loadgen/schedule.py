@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen import arrivals, seeds
+from loadgen import arrivals, seeds, traces
 from loadgen.units import LONGEST_NS
 from loadgen.workload import (
     Closed,
@@ -31,6 +31,7 @@ from loadgen.workload import (
     Normal,
     Poisson,
     Ramp,
+    Replay,
     Stage,
     Uniform,
     Workload,
@@ -359,6 +360,9 @@ def _arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) -> arri
             return arrivals.gamma(rate, burstiness=burstiness, rng=rng, duration_ns=duration_ns, count=count)
         case Ramp(from_rate=low, to_rate=high):
             return arrivals.ramp(low, high, rng=rng, duration_ns=duration_ns, count=count)
+        case Replay(file=file, speed=speed):
+            trace = traces.read(file)
+            return arrivals.given(trace.due_ns, trace.end_ns, speed=speed, duration_ns=duration_ns, count=count)
     raise ValueError(f"{stage.arrival!r} has no arrivals")
 
 

@@ -17,8 +17,9 @@ LOAD, TARGET, REQUESTS, CONTROL, OUTPUT = "Load", "Target", "Requests", "Control
 
 def run(
     workload: Annotated[
-        str, typer.Argument(help="A workload file, or the name of a packaged one: qa, rag, summarization, agentic.")
-    ],
+        str | None,
+        typer.Argument(help="A workload file, or the name of a packaged one: qa, rag, summarization, agentic."),
+    ] = None,
     url: target.Urls = None,
     targets: target.TargetsFile = None,
     route: target.RouteTo = "auto",
@@ -26,6 +27,14 @@ def run(
     model: target.Model = None,
     server: target.Server = "auto",
     api: target.Api = "chat",
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            "--trace-path",
+            help="Replay a trace: its arrivals, lengths and shared beginnings, in the place of the workload's.",
+        ),
+    ] = None,
     request_rate: Annotated[
         str | None, typer.Option("--request-rate", "--rate", help="Open loop: arrivals per second (10, 600/min, inf).")
     ] = None,
@@ -134,8 +143,8 @@ def run(
     Exit: 0 done and SLO met, 1 SLO missed, 2 wrong usage, 3 unreachable or not valid, 70 bug, 130 interrupted.
     """
     from loadgen.errors import Faults, UserError
-    from loadgen.workload import load
     from loadgen.workload.overrides import Overrides, levels
+    from loadgen.workload.reading import given as load
 
     overrides = Overrides(
         request_rate=request_rate, burstiness=burstiness, max_in_flight=max_in_flight, num_requests=num_requests,
@@ -157,7 +166,7 @@ def run(
         faults += found.faults
     try:
         steps: list[int | None] = [*levels(concurrency)] if concurrency else [None]
-        workloads = [load(workload, _with(overrides, level)) for level in steps]
+        workloads = [load(workload, trace, _with(overrides, level)) for level in steps]
     except Faults as found:
         faults += found.faults
     except UserError as fault:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loadgen.prompts import FilePrompts, SyntheticPrompts
+from loadgen.traces import TracePrompts
 
 Sizes = Callable[[int], tuple[int, int, Sequence[int]]]
 """Of a request's number: prompt tokens, output tokens, and the hashes of its prompt's shareable blocks."""
@@ -55,6 +56,25 @@ def _sharing(asked: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
             base = _CONVERSATION + (conversation << 24)
             blocks += range(base + upto, base + full)
         return tokens, asked_output(number), blocks
+
+    return sizes
+
+
+def of_trace(prompts: TracePrompts, per_block: int) -> Sizes:
+    """Sizes of a trace's requests; their blocks are cut anew to `per_block` tokens, and named by the trace's hashes."""
+    trace = prompts.trace
+
+    def sizes(number: int) -> tuple[int, int, Sequence[int]]:
+        row = number % len(trace)
+        tokens = prompts.asked_input(number)
+        blocks: list[int] = []
+        if per_block:
+            end = 0
+            for name in trace.blocks(row):
+                end = min(tokens, end + trace.tokens_of[name])
+                first = len(blocks)
+                blocks += ((name << 12) + place for place in range(first, end // per_block))
+        return tokens, prompts.asked_output(number), blocks
 
     return sizes
 

@@ -25,7 +25,7 @@ from loadgen.sim.engine import DONE, NEVER, Costs, Limits, Replica, Request
 from loadgen.sim.outcome import Flights, Outcome, outcome
 from loadgen.sim.preset import Preset, load
 from loadgen.sim.routing import Route, route
-from loadgen.sim.sizes import Sizes, of_file, of_workload
+from loadgen.sim.sizes import Sizes, of_file, of_trace, of_workload
 
 if TYPE_CHECKING:
     from loadgen.header import Header
@@ -310,6 +310,8 @@ def _ended(header: Header, preset: Preset, course: Course, requests: Prompts) ->
 
 def _sizes(workload: Workload, requests: Any, per_block: int) -> Sizes:
     """How long a request is, without making its text where that can be helped."""
+    if hasattr(workload.requests, "trace"):
+        return of_trace(requests, per_block)
     if hasattr(workload.requests, "path"):
         return of_file(requests, per_block)
     return of_workload(workload.requests, requests, per_block)

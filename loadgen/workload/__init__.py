@@ -19,11 +19,13 @@ from loadgen.workload.model import (
     Constant,
     Delay,
     FromFile,
+    FromTrace,
     Gamma,
     Length,
     Limits,
     Poisson,
     Ramp,
+    Replay,
     Slo,
     Stage,
     Synthetic,
@@ -35,7 +37,7 @@ from loadgen.workload.model import (
 )
 from loadgen.workload.overrides import Overrides, levels
 from loadgen.workload.parts import Empirical, Fixed, Listed, LogNormal, Normal, Uniform
-from loadgen.workload.reading import load, packaged
+from loadgen.workload.reading import load, of_trace, packaged
 
 __all__ = [
     "CPU_SHARE",
@@ -53,6 +55,7 @@ __all__ = [
     "Empirical",
     "Fixed",
     "FromFile",
+    "FromTrace",
     "Gamma",
     "Length",
     "Limits",
@@ -62,6 +65,7 @@ __all__ = [
     "Overrides",
     "Poisson",
     "Ramp",
+    "Replay",
     "Slo",
     "Stage",
     "Synthetic",
@@ -72,6 +76,7 @@ __all__ = [
     "json_schema",
     "levels",
     "load",
+    "of_trace",
     "packaged",
     "recipe_fingerprint",
 ]

@@ -7,18 +7,21 @@ Values to values; what cannot be goes to `faults`, so that all of it is told at 
 from __future__ import annotations
 
 import math
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from loadgen.errors import Fault, UserError
+from loadgen.errors import Fault, Faults, UserError
 from loadgen.workload.faults import locate
 from loadgen.workload.model import (
     Closed,
     Constant,
     FromFile,
+    FromTrace,
     Gamma,
     OneTokenOrMore,
     Poisson,
     Ramp,
+    Replay,
     Slo,
     Stage,
     Synthetic,
@@ -29,6 +32,9 @@ from loadgen.workload.model import (
 from loadgen.workload.overrides import METRICS, Flags
 from loadgen.workload.parts import Fixed
 from loadgen.workload.positions import Map, where
+
+if TYPE_CHECKING:
+    from loadgen.traces import Trace
 
 _LOAD_HINT = "give --request-rate 10 (open loop) or --concurrency 8 (closed loop), or write stages into the file"
 _BOUND_HINT = "give --duration 30s or --num-requests 200, or write duration: or count: into the stage"
@@ -54,8 +60,16 @@ def apply(workload: Workload, flags: Flags, faults: list[Fault], file: str, top:
     return workload.model_copy(update=changed)
 
 
-def _requests(requests: Synthetic | FromFile, flags: Flags, faults: list[Fault]) -> Synthetic | FromFile:
+def _requests(
+    requests: Synthetic | FromFile | FromTrace, flags: Flags, faults: list[Fault]
+) -> Synthetic | FromFile | FromTrace:
     changed: dict[str, Any] = {}
+    if isinstance(requests, FromTrace):
+        for name, tokens in (("input", flags.input_tokens), ("output", flags.output_tokens)):
+            if tokens is not None:
+                what = "the lengths are those of the trace"
+                faults.append(UserError(what, f"--{name}-tokens {tokens}", "leave the flag out"))
+        return requests
     if flags.input_tokens is not None:
         if isinstance(requests, FromFile):
             what = "the prompts come from a file: their length is what it is"
@@ -96,8 +110,8 @@ def _stages(workload: Written, flags: Flags, faults: list[Fault], file: str, top
         stages = [stage.model_copy(update=bounds) if stage.measured else stage for stage in stages]
     if flags.warmup_ns is not None or flags.warmup_count is not None:
         stages = _warmed(stages, flags)
-    if isinstance(workload.requests, FromFile):
-        stages = _once_through(stages, workload.requests)
+    if isinstance(workload.requests, FromFile | FromTrace) or any(isinstance(s.arrival, Replay) for s in stages):
+        stages = _once_through(stages, workload.requests, faults)
     faults.extend(_boundless(stages, file, top))
     return tuple(stages)
 
@@ -169,17 +183,42 @@ def _warmed(stages: list[Stage], flags: Flags) -> list[Stage]:
     law = measured[0].arrival
     if isinstance(law, Ramp):
         law = Poisson(rate=law.from_rate)
+    if isinstance(law, Replay):
+        law = Poisson(rate=min(1e6, _trace(law.file).rate * law.speed))
     return [Stage(name="warm-up", arrival=law, duration_ns=ns, count=count, measured=False), *measured]
 
 
-def _once_through(stages: list[Stage], requests: FromFile) -> list[Stage]:
-    """A single measured stage without bounds sends each row of its JSONL file once."""
+def _once_through(stages: list[Stage], requests: Synthetic | FromFile | FromTrace, faults: list[Fault]) -> list[Stage]:
+    """A single measured stage without bounds sends each row of its file once; a stage of a trace all of the trace."""
     measured = [stage for stage in stages if stage.measured]
-    if len(measured) != 1 or measured[0].duration_ns or measured[0].count or measured[0].at_least:
-        return stages
-    with requests.path.open("rb") as lines:
-        rows = sum(1 for line in lines if line.strip())
-    return [stage.model_copy(update={"count": rows or None}) if stage.measured else stage for stage in stages]
+    rows: int | None = None
+    try:
+        if isinstance(requests, FromTrace):
+            rows = len(_trace(requests.trace))
+        elif isinstance(requests, FromFile):
+            with requests.path.open("rb") as lines:
+                rows = sum(1 for line in lines if line.strip())
+        result = []
+        for stage in stages:
+            count = None
+            if stage.duration_ns is None and stage.count is None:
+                if isinstance(stage.arrival, Replay):
+                    count = len(_trace(stage.arrival.file))
+                elif stage.measured and len(measured) == 1:
+                    count = rows
+            result.append(stage.model_copy(update={"count": count}) if count else stage)
+        return result
+    except Fault as fault:
+        faults.append(fault)
+    except Faults as found:
+        faults.extend(found.faults)
+    return stages
+
+
+def _trace(path: Path) -> Trace:
+    from loadgen.traces import read
+
+    return read(path)
 
 
 def _named(stages: tuple[Stage, ...], faults: list[Fault], file: str, top: Map) -> list[Stage]:

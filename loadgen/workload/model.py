@@ -132,7 +132,7 @@ def _existing(value: Any, info: ValidationInfo) -> Any:
     path = info.context.folder / value
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
-        raise units.Wrong(what, f"a JSONL file, named relative to the folder of the workload ({info.context.folder})")
+        raise units.Wrong(what, f"a file, named relative to the folder of the workload ({info.context.folder})")
     return path
 
 
@@ -145,8 +145,17 @@ class FromFile(Part):
     order: Literal["sequential", "shuffled"] = "sequential"
 
 
+class FromTrace(Part):
+    """Prompts as long as a trace's, sharing the beginnings that its prompts share; their text is fresh in every run."""
+
+    synonyms: ClassVar[dict[str, str]] = {"path": "trace", "file": "trace"}
+    trace: Annotated[Path, BeforeValidator(_existing)]
+
+
 def _which_requests(value: Any) -> str:
     keys = set(value) if isinstance(value, dict) else set()
+    if isinstance(value, FromTrace) or "trace" in keys:
+        return "FromTrace"
     return "FromFile" if isinstance(value, FromFile) or keys & {"from", "order"} else "Synthetic"
 
 
@@ -193,19 +202,30 @@ class Closed(Tagged):
     concurrency: Annotated[int, Strict(), Field(ge=1, le=1_000_000)]
 
 
+class Replay(Tagged):
+    """When the requests of a trace came, `speed` times as fast. Without duration and count: all of it, once."""
+
+    tag = "trace"
+    short = "file"
+    file: Annotated[Path, BeforeValidator(_existing)]
+    speed: Positive = 1.0
+
+
 _LAWS: dict[str, type[Tagged]] = {
     "constant": Constant,
     "poisson": Poisson,
     "gamma": Gamma,
     "ramp": Ramp,
     "closed": Closed,
+    "trace": Replay,
 }
 Arrival = Annotated[
     Annotated[Constant, Tag("constant")]
     | Annotated[Poisson, Tag("poisson")]
     | Annotated[Gamma, Tag("gamma")]
     | Annotated[Ramp, Tag("ramp")]
-    | Annotated[Closed, Tag("closed")],
+    | Annotated[Closed, Tag("closed")]
+    | Annotated[Replay, Tag("trace")],
     choice("arrival", _LAWS),
 ]
 
@@ -401,7 +421,9 @@ class Written(Part):
     name: Annotated[str, Field(min_length=1, max_length=200)]
     description: str = ""
     requests: Annotated[
-        Annotated[Synthetic, Tag("Synthetic")] | Annotated[FromFile, Tag("FromFile")],
+        Annotated[Synthetic, Tag("Synthetic")]
+        | Annotated[FromFile, Tag("FromFile")]
+        | Annotated[FromTrace, Tag("FromTrace")],
         Discriminator(_which_requests),
     ]
     stages: tuple[Stage, ...] = ()
@@ -435,11 +457,20 @@ def recipe_fingerprint(workload: Workload, count_source: str) -> str:
         if stage["at_least"] is None:  # a stage without minimums is what it was before there were any
             del stage["at_least"]
     if isinstance(workload.requests, FromFile):
-        with workload.requests.path.open("rb") as file:
-            recipe["requests"]["path"] = hashlib.file_digest(file, "sha256").hexdigest()
+        recipe["requests"]["path"] = _digest(workload.requests.path)
+    if isinstance(workload.requests, FromTrace):
+        recipe["requests"]["trace"] = _digest(workload.requests.trace)
+    for written, stage in zip(recipe["stages"], workload.stages, strict=True):
+        if isinstance(stage.arrival, Replay):
+            written["arrival"]["trace"]["file"] = _digest(stage.arrival.file)
     recipe["count_source"] = count_source
     text = json.dumps(recipe, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def json_schema() -> dict[str, Any]:

@@ -5,9 +5,11 @@ The only room of the workload that reads files (with the column files and prompt
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -22,17 +24,61 @@ from loadgen.workload.positions import read
 _SUFFIXES = (".yaml", ".yml")
 
 
-def load(path_or_name: str, overrides: Overrides | None = None, env: Mapping[str, str] = os.environ) -> Workload:
+def load(
+    path_or_name: str,
+    overrides: Overrides | None = None,
+    env: Mapping[str, str] = os.environ,
+    changes: Mapping[str, Any] | None = None,
+) -> Workload:
     """The checked workload of a YAML file, or of a packaged workload's bare name (`rag`), changed by the flags.
 
-    Raises `Faults` with everything that is wrong in the file and the flags, in the order of the file's lines.
+    changes: checked parts that stand in for the file's, before the flags. Raises `Faults` with everything that is wrong
+    in the file and the flags, in the order of the file's lines.
     """
-    flags, faults = parse(overrides or Overrides())
     file = _find(path_or_name)
     text = _text(file, path_or_name)
     label = path_or_name if file == Path(path_or_name) else str(file)
+    return _checked(text, label, file.parent, overrides or Overrides(), env, changes)
+
+
+def of_trace(trace: str | Path, overrides: Overrides | None = None, base: str | None = None) -> Workload:
+    """The workload that replays a trace: its arrivals, lengths and common beginnings, changed by the flags.
+
+    base: a workload file or name whose promises and limits hold, and whose requests and stages the trace replaces.
+    Raises `Faults`.
+    """
+    path = Path(trace)
+    quoted = json.dumps(str(path.resolve()))
+    said = f"requests: {{trace: {quoted}}}\nstages: [{{arrival: {{trace: {quoted}}}}}]\n"
+    if base is None:
+        name = path.name.partition(".")[0] or "trace"
+        return _checked(f"name: {json.dumps(name)}\n{said}", str(trace), path.parent, overrides or Overrides(), {})
+    replayed = _checked(f"name: trace\n{said}", str(trace), path.parent, Overrides(), {})
+    changes = {"requests": replayed.requests, "stages": replayed.stages}
+    return load(base, overrides, changes=changes)
+
+
+def given(path_or_name: str | None, trace: str | Path | None, overrides: Overrides | None = None) -> Workload:
+    """The workload that a command was given: a file or a name, a trace, or both. Raises `Faults`."""
+    if trace is not None:
+        return of_trace(trace, overrides, path_or_name)
+    if path_or_name is None:
+        hint = f"give a file, one of {', '.join(packaged())}, or --trace FILE"
+        raise Faults([UserError("no workload", "loadgen run", hint)])
+    return load(path_or_name, overrides)
+
+
+def _checked(
+    text: str,
+    label: str,
+    folder: Path,
+    overrides: Overrides,
+    env: Mapping[str, str],
+    changes: Mapping[str, Any] | None = None,
+) -> Workload:
+    flags, faults = parse(overrides)
     top, found = read(text, label, env)
-    source = Source(file=label, folder=file.parent, faults=found)
+    source = Source(file=label, folder=folder, faults=found)
     try:
         written = Written.model_validate(top, context=source)
     except ValidationError as error:
@@ -40,7 +86,7 @@ def load(path_or_name: str, overrides: Overrides | None = None, env: Mapping[str
         raise Faults(in_order(source.faults) + faults) from None
     if faults:  # what a file lacks can be told only when all flags are understood
         raise Faults(in_order(source.faults) + faults)
-    values = {name: getattr(written, name) for name in Written.model_fields}
+    values = {name: getattr(written, name) for name in Written.model_fields} | dict(changes or {})
     workload = Workload.model_construct(**values, source_text=text)
     workload = apply(workload, flags, source.faults, label, top)
     if source.faults:
