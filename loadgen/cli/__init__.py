@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Sequence
 
-import click
 import typer
 
 from loadgen.cli.capacity import capacity
@@ -21,6 +20,7 @@ from loadgen.cli.run import run
 from loadgen.cli.schema import schema
 from loadgen.cli.selfcheck import selfcheck
 from loadgen.cli.sim import sim
+from loadgen.cli.validate import validate
 from loadgen.errors import OK, USAGE, ending
 
 app = typer.Typer(
@@ -59,6 +59,10 @@ app.command()(sim)
 app.command()(selfcheck)
 app.command()(schema)
 app.command()(doctor)
+app.command()(validate)
+
+WrongUsage = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""What the parser raises: typer's own copy of click or, before it had one, the package's."""
 
 _PAIR = re.compile(r"[a-z][a-z0-9_]*:\S+$")
 _MANY = ("--goodput", "--slo")
@@ -88,10 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def call() -> int:
         try:
             code = app(spread(sys.argv[1:] if arguments is None else arguments), standalone_mode=False)
-        except click.ClickException as error:
-            error.show()
+        except WrongUsage as error:
+            error.show()  # type: ignore[attr-defined]
             return USAGE
-        except click.exceptions.Abort:
+        except typer.Abort:
             raise KeyboardInterrupt from None
         return code if isinstance(code, int) else OK
 
