@@ -17,6 +17,7 @@ from loadgen import metrics
 from loadgen.contract import Contract, Level
 from loadgen.plausible import words
 from loadgen.report import numbers as show
+from loadgen.report.junit import Case
 from loadgen.shown import Interval
 from loadgen.yardstick import Held, Measured, Missing, Money, Run, Yardstick, looks
 
@@ -55,6 +56,7 @@ class LevelVerdict(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     ok: int
     terms: tuple[Judgement, ...]
+    trouble: str = ""  # why nothing can be said about any of its terms
     notes: tuple[str, ...] = ()
 
 
@@ -75,12 +77,30 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     ended: str
     version: str
     levels: tuple[LevelVerdict, ...]
+    interrupted: bool = False
     preflight: tuple[str, ...] = ()  # warnings of the preflight, in words
 
 
 def exit_code(validation: Validation) -> int:
-    """0 PASS, 1 FAIL, 3 INCONCLUSIVE."""
+    """0 PASS, 1 FAIL, 3 INCONCLUSIVE; 130 when the user broke it off."""
+    if validation.interrupted:
+        return codes.INTERRUPTED
     return {PASS: codes.OK, FAIL: codes.SLO_MISSED, INCONCLUSIVE: codes.UNSOUND}[validation.verdict]
+
+
+def sentence(found: Sequence[LevelVerdict]) -> str:
+    """The verdict in one sentence."""
+    terms = [term for level in found for term in level.terms if term.kind == "must"]
+    counts = {verdict: sum(term.verdict == verdict for term in terms) for verdict in (PASS, FAIL, INCONCLUSIVE)}
+    soft = [term for level in found for term in level.terms if term.kind == "should" and term.verdict != PASS]
+    more = f"; {len(soft)} of the should terms not shown to hold" if soft else ""
+    if not terms:
+        return "nothing must hold: the contract has should terms only" + more
+    if counts[FAIL]:
+        return f"{counts[FAIL]} of {len(terms)} promises broken" + more
+    if counts[INCONCLUSIVE]:
+        return f"{counts[INCONCLUSIVE]} of {len(terms)} promises could be neither shown nor refuted" + more
+    return f"all {len(terms)} promises kept" + more
 
 
 def together(verdicts: Sequence[Verdict]) -> Verdict:
@@ -111,8 +131,8 @@ def _level(contract: Contract, level: Level, measured: Mapping[str, Measured], m
     seen = looks(found.runs)
     if seen is not None and seen[0] < FEW_LOOKS:
         notes.append(
-            f"this load lasts only {seen[0]:.0f} times as long as a request stays: near saturation its figures are those "
-            "of a start, better than those of a steady state"
+            f"this load lasts only {seen[0]:.0f} times as long as a request stays: "
+            "near saturation its figures are those of a start, better than those of a steady state"
         )
     return LevelVerdict(
         name=level.name,
@@ -123,6 +143,7 @@ def _level(contract: Contract, level: Level, measured: Mapping[str, Measured], m
         requests=sum(summary.requests.scheduled for summary in summaries),
         ok=sum(summary.requests.ok for summary in summaries),
         terms=tuple(terms),
+        trouble=blocked,
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -229,3 +250,18 @@ def _ends(found: Interval, unit: str) -> str:
     low = figure(found.low, unit) if math.isfinite(found.low) else "any"
     high = figure(found.high, unit) if math.isfinite(found.high) else "any"
     return f"{low} to {high}"
+
+
+def cases(validation: Validation) -> list[Case]:
+    """The terms as test cases: an undecided one, and a should that does not hold, is skipped with its reason."""
+    found = []
+    for level in validation.levels:
+        for term in level.terms:
+            outcome: Literal["passed", "failed", "skipped"] = "skipped"
+            if term.verdict == PASS:
+                outcome = "passed"
+            elif term.verdict == FAIL and term.kind == "must":
+                outcome = "failed"
+            message = f"{term.verdict}: {term.reason}"
+            found.append(Case(suite=level.name, name=f"{term.kind} {term.term}", outcome=outcome, message=message))
+    return found

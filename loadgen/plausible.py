@@ -18,7 +18,7 @@ from loadgen.errors import Fault, Faults, UserError
 from loadgen.quantiles import name as percentile
 from loadgen.quantiles import support
 from loadgen.report import numbers as show
-from loadgen.workload import Closed, Ramp, Slo, Synthetic, Workload
+from loadgen.workload import Closed, Ramp, Replay, Slo, Synthetic, Workload
 from loadgen.workload import load as load_workload
 from loadgen.workload.faults import locate
 from loadgen.workload.overrides import Overrides
@@ -82,10 +82,10 @@ def _prices(says: _Says, folder: Path) -> None:
     name = says.top.get("prices")
     if not isinstance(name, str):
         return
-    from loadgen import prices
+    from loadgen import pricefile
 
     try:
-        prices.load(folder / name)
+        pricefile.load(folder / name)
     except Faults as faults:
         says.elsewhere.extend(faults.faults)
     except Fault as fault:
@@ -177,6 +177,8 @@ def expected(workload: Workload) -> tuple[int | None, float | None, int | None]:
                 return None, None, stage.duration_ns
             total, length = total + stage.count * turns, math.nan
             continue
+        if isinstance(law, Replay):
+            return None, None, stage.duration_ns  # as the trace has it
         rate = (law.from_rate + law.to_rate) / 2 if isinstance(law, Ramp) else law.rate
         by_time = math.inf if stage.duration_ns is None else rate * stage.duration_ns / 1e9
         n = min(by_time, stage.count or math.inf)
@@ -355,3 +357,18 @@ def words(term: Any) -> str:
     if isinstance(term, promises.AtLeast):
         return f"{tag(term)} at least {show.quantity(term.rate)}/s"
     return f"{tag(term)} at {_at(term)} within {show.duration(term.limit_ns / 1e9)}"
+
+
+def planned_words(planned: Planned) -> list[str]:
+    """A level and its terms in lines, for a look before the run."""
+    level = planned.level
+    each = "" if planned.requests is None else f", {planned.requests:,} requests"
+    length = "" if planned.duration_ns is None else f", {show.duration(planned.duration_ns / 1e9)}"
+    lines = [
+        f"level {level.name}: {level.workload}{each}{length}, {level.repeats} run{'s' if level.repeats > 1 else ''}"
+    ]
+    return lines + [
+        f"  {kind:<6} {words(term)}"
+        for kind, terms in (("must", level.must), ("should", level.should))
+        for term in terms
+    ]

@@ -34,7 +34,7 @@ class Show:
 
     def one(self, workload: Workload, settings: run.Settings) -> int:
         """A single run."""
-        summary, folder = self._run(workload, settings)
+        summary, folder = self.perform(workload, settings)
         if self._as_json:
             sys.stdout.buffer.write(machine.dump(summary))
         else:
@@ -50,7 +50,7 @@ class Show:
         summaries = []
         for i, workload in enumerate(workloads):
             level = next((stage.arrival.concurrency for stage in workload.stages if stage.measured), i)  # type: ignore[union-attr]
-            summary, _ = self._run(workload, replace(settings, out=parent / f"c{level}"))
+            summary, _ = self.perform(workload, replace(settings, out=parent / f"c{level}"))
             summaries.append(summary)
             if summary.run.state == "interrupted":
                 break
@@ -67,7 +67,8 @@ class Show:
             print(run.describe(workload, settings))
         return 0
 
-    def _run(self, workload: Workload, settings: run.Settings) -> tuple[Summary, Path]:
+    def perform(self, workload: Workload, settings: run.Settings) -> tuple[Summary, Path]:
+        """One run with its conversation on stderr; prints no answer."""
         if settings.url is None and os.environ.get("OPENAI_BASE_URL"):
             say("note: OPENAI_BASE_URL is set and not used: only --url sends load to a server")
         try:

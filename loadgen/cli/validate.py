@@ -1,0 +1,107 @@
+"""`loadgen validate`: carry out a contract, or judge a folder where one was carried out; print the verdict."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from loadgen.cli import target
+
+if TYPE_CHECKING:
+    from loadgen.contract import Checked
+
+
+def validate(
+    contract: Annotated[
+        Path,
+        typer.Argument(help="A contract file, the name of a shipped one, or a folder of a validation to judge anew."),
+    ],
+    url: target.Urls = None,
+    targets: target.TargetsFile = None,
+    route: target.RouteTo = "auto",
+    on_target_failure: target.OnTargetFailure = "continue",
+    model: target.Model = None,
+    server: target.Server = "auto",
+    api: target.Api = "chat",
+    workers: target.Workers = "1",
+    tokenizer: target.Tokenizer = None,
+    extra_body: target.ExtraBody = None,
+    header: target.Header = None,
+    api_key_file: target.ApiKeyFile = None,
+    cacert: target.CaCert = None,
+    cert: target.Cert = None,
+    cert_key: target.CertKey = None,
+    insecure: target.Insecure = False,
+    no_stream: target.NoStream = False,
+    gpus: target.Gpus = None,
+    shape: target.Shape = "",
+    region: target.Region = "",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A new folder for all of it; without it one in results/.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the contract, show its plan, send nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print verdict.json.")] = False,
+) -> int:
+    """Measure what a contract promises and say PASS, FAIL or INCONCLUSIVE, with reasons, in one folder with hashes.
+
+    Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 INCONCLUSIVE, 70 bug, 130 interrupted.
+    """
+    from loadgen import contract as promises
+    from loadgen import judge, validation
+    from loadgen.errors import OK, Faults
+
+    if contract.is_dir():
+        found = validation.again(contract)
+        _print(found, as_json)
+        return judge.exit_code(found)
+    faults: list[Any] = []
+    settings = checked = None
+    try:
+        settings = target.settings(
+            urls=url, targets_file=targets, route=route, on_target_failure=on_target_failure, model=model,
+            server=server, api=api, headers=header or [], extra_body=extra_body, api_key_file=api_key_file,
+            cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure, stream=not no_stream, client="wire",
+            tokenizer=tokenizer, workers=workers, gpus=gpus, shape=shape, region=region,
+        )  # fmt: skip
+    except Faults as several:
+        faults += several.faults
+    try:
+        checked = promises.load(contract, gpus=gpus)
+    except Faults as several:
+        faults += several.faults
+    if faults or settings is None or checked is None:
+        raise Faults(faults)
+    if dry_run:
+        _plan(checked)
+        return OK
+    from loadgen.cli.show import Show, say
+
+    show = Show(as_json=as_json)
+    found, folder = validation.run(checked, settings, out, perform=show.perform, say=say)
+    _print(found, as_json)
+    say(f"all of it in {folder}, the page for people: {folder / validation.PAGE}")
+    return judge.exit_code(found)
+
+
+def _print(found: Any, as_json: bool) -> None:
+    from loadgen.report import verdict_page
+
+    if as_json:
+        import msgspec
+
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    else:
+        print(verdict_page.text(found), end="")
+
+
+def _plan(checked: Checked) -> None:
+    from loadgen.plausible import planned_words
+
+    print(f"contract: {checked.contract.name}, {checked.contract.confidence * 100:g} % confidence")
+    for level in checked.levels:
+        print("\n".join(planned_words(level)))

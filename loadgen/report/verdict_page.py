@@ -1,0 +1,111 @@
+"""A validation for people: one page of HTML for those who will not read more, and the same as text for a terminal.
+
+Pure: a `Validation` in, a string out. Every figure was made in `judge.py`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from html import escape
+
+from loadgen.judge import FAIL, INCONCLUSIVE, PASS, Judgement, LevelVerdict, Validation, figure
+from loadgen.report import numbers as show
+from loadgen.report import page
+
+MEANING = {
+    PASS: "every promise was kept, as surely as the contract asks",
+    FAIL: "at least one promise was broken, as surely as the contract asks",
+    INCONCLUSIVE: "at least one promise could be neither shown nor refuted: neither a pass nor a failure",
+}
+KIND = {PASS: "good", FAIL: "bad", INCONCLUSIVE: "warn"}
+WIDTH = 110
+
+
+def render(found: Validation) -> str:
+    """The page."""
+    sheet = page.Page(f"{found.verdict}: {found.contract}", f"loadgen {found.version} validation")
+    if found.simulated:
+        sheet.add(
+            page.mark("SIMULATED", "a model of a server answered, no real one: this verdict is an exercise", "warn")
+        )
+    if found.interrupted:
+        sheet.add(page.mark("INTERRUPTED", "the user broke it off: what was not run is not known", "warn"))
+    sheet.add(f"<h1>{escape(found.contract)}</h1>")
+    sheet.add(
+        f'<p class="sentence {KIND[found.verdict]}">{escape(found.verdict)}: {escape(found.sentence)}.</p>',
+        f"<p>{escape(found.verdict)} means: {escape(MEANING[found.verdict])}.</p>",
+        page.facts(
+            (
+                ("Target", found.target),
+                ("Model", found.model),
+                ("Server", found.server),
+                ("When", f"{found.started.replace('T', ' ')} to {found.ended.replace('T', ' ')}"),
+                ("Confidence", f"{found.confidence * 100:g} %, two-sided, of every interval"),
+                ("Contract", f"SHA-256 {found.contract_sha256}"),
+            )
+        ),
+    )
+    for level in found.levels:
+        sheet.section(f"{level.name}: {level.verdict}")
+        sheet.add(f'<p class="soft">{escape(_load(level))}</p>')
+        if level.trouble:
+            sheet.add(page.mark("NOTHING SHOWN", level.trouble, "warn"))
+        rows = [_row(term, level.trouble) for term in level.terms]
+        sheet.add(page.table(("verdict", "", "promise", "measured", "interval", "why"), rows, words=True))
+        sheet.add(page.listed(level.notes, "warn"))
+    if found.preflight:
+        sheet.section("Seen before the first request")
+        sheet.add(page.listed(found.preflight))
+    sheet.section("What the words mean")
+    sheet.add(page.listed((f"{word}: {meaning}" for word, meaning in _words())))
+    return sheet.render()
+
+
+def _words() -> Iterator[tuple[str, str]]:
+    yield "PASS", "the whole interval of the measured figure keeps the promise"
+    yield "FAIL", "the whole interval breaks it"
+    yield (
+        "INCONCLUSIVE",
+        "the interval holds the promise, the sample is too small for the percentile, data is missing, "
+        "the load generator was the limit, or the run was not valid",
+    )
+    yield "must, should", "the verdict is that of the must terms; should terms are told and decide nothing"
+
+
+def _load(level: LevelVerdict) -> str:
+    parts = [level.workload, level.load, f"{level.ok:,} of {level.requests:,} requests ok", ", ".join(level.runs)]
+    return " · ".join(part for part in parts if part)
+
+
+def _row(term: Judgement, told: str) -> tuple[str, ...]:
+    value = show.NONE if term.value is None else figure(term.value, term.unit)
+    return (term.verdict, term.kind, term.term, value, _interval(term), "" if term.reason == told else term.reason)
+
+
+def _interval(term: Judgement) -> str:
+    if not term.unit:
+        return show.NONE
+    low = "any" if term.low is None else figure(term.low, term.unit)
+    high = "any" if term.high is None else figure(term.high, term.unit)
+    return f"{low} to {high}"
+
+
+def text(found: Validation) -> str:
+    """The verdict for a terminal, ending in a newline; the last line is the verdict itself."""
+    lines = [f"contract: {found.contract}   target: {found.target} {found.model}".rstrip()]
+    if found.simulated:
+        lines.append("SIMULATED, not a real server: this verdict is an exercise")
+    for level in found.levels:
+        lines += ["", f"{level.name}: {level.verdict}   ({_load(level)})"]
+        lines += _wrapped("  ", level.trouble) if level.trouble else []
+        for term in level.terms:
+            lines += _wrapped(f"  {term.verdict:<12}  {term.kind:<6}  ", f"{term.term}")
+            lines += _wrapped(" " * 24, term.reason) if term.reason != level.trouble else []
+        for note in level.notes:
+            lines += _wrapped("  note: ", note)
+    return "\n".join([*lines, "", f"{found.verdict}: {found.sentence}"]) + "\n"
+
+
+def _wrapped(lead: str, sentence: str) -> list[str]:
+    return textwrap.wrap(sentence, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead))
