@@ -37,6 +37,7 @@ from loadgen.workload import (
     load,
     packaged,
     recipe_fingerprint,
+    request_fingerprint,
 )
 
 S = 1_000_000_000
@@ -678,3 +679,14 @@ def test_fresh_seeds_differ_and_survive_json() -> None:
 def test_reading_a_workload_imports_no_numpy() -> None:
     code = "import sys, loadgen.workload; loadgen.workload.load('rag'); print('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_request_is_the_same_at_any_load() -> None:
+    def of(name: str, **flags: str) -> tuple[str, str]:
+        workload = load(name, Overrides(**flags))
+        return recipe_fingerprint(workload, "server"), request_fingerprint(workload, "server")
+
+    slow, fast = of("qa", request_rate="5"), of("qa", request_rate="50")
+    assert slow[0] != fast[0] and slow[1] == fast[1]
+    assert of("qa", concurrency="4")[1] != slow[1]  # another law
+    assert of("rag", request_rate="5")[1] != slow[1]

@@ -34,6 +34,7 @@ from loadgen.workload.model import (
     Workload,
     json_schema,
     recipe_fingerprint,
+    request_fingerprint,
 )
 from loadgen.workload.overrides import Overrides, levels
 from loadgen.workload.parts import Empirical, Fixed, Listed, LogNormal, Normal, Uniform
@@ -79,4 +80,5 @@ __all__ = [
     "of_trace",
     "packaged",
     "recipe_fingerprint",
+    "request_fingerprint",
 ]

@@ -450,8 +450,22 @@ def recipe_fingerprint(workload: Workload, count_source: str) -> str:
     is the tag of the counts that results rest on (server, tokenizer, estimate, events). User's prompts count by the
     bytes of their file, which is read here, not by its name.
     """
+    return _hashed(_recipe(workload, count_source))
+
+
+def request_fingerprint(workload: Workload, count_source: str) -> str:
+    """The same without how much load there is: equal for two searches for the capacity of the same thing.
+
+    Of each measured stage only the law counts (poisson, closed, ...), not its rate, lanes, duration or count.
+    """
+    recipe = _recipe(workload, count_source)
+    recipe["stages"] = sorted({stage["law"] for stage in recipe["stages"] if stage["measured"]})
+    return _hashed(recipe)
+
+
+def _recipe(workload: Workload, count_source: str) -> dict[str, Any]:
     unlike = {"name", "description", "seed", "schedule_seed", "source_text"}
-    recipe = workload.model_dump(mode="json", exclude=unlike)
+    recipe: dict[str, Any] = workload.model_dump(mode="json", exclude=unlike)
     for stage in recipe["stages"]:
         del stage["name"]
         if stage["at_least"] is None:  # a stage without minimums is what it was before there were any
@@ -461,9 +475,14 @@ def recipe_fingerprint(workload: Workload, count_source: str) -> str:
     if isinstance(workload.requests, FromTrace):
         recipe["requests"]["trace"] = _digest(workload.requests.trace)
     for written, stage in zip(recipe["stages"], workload.stages, strict=True):
+        written["law"] = stage.arrival.tag
         if isinstance(stage.arrival, Replay):
             written["arrival"]["trace"]["file"] = _digest(stage.arrival.file)
     recipe["count_source"] = count_source
+    return recipe
+
+
+def _hashed(recipe: dict[str, Any]) -> str:
     text = json.dumps(recipe, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
