@@ -1,0 +1,22 @@
+"""loadgen: measures what users of an LLM endpoint feel. `loadgen.run`, `loadgen.load`, `loadgen.Result`; docs/sdk.md.
+
+Nothing is imported before it is used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["Result", "load", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run":
+        from importlib import import_module
+
+        return import_module("loadgen.run")  # a room that can be called: see its end
+    if name in ("Result", "load"):
+        from loadgen import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import resource
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -195,6 +196,9 @@ class Drive:
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
         """While inside, the first SIGINT or SIGTERM asks the run to stop and the second insists."""
+        if threading.current_thread() is not threading.main_thread():  # a caller's thread gets no signals
+            yield
+            return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.stop)
@@ -317,6 +321,11 @@ class Drive:
         if not self._over.done():
             self._over.set_result(None)
 
+    def _behind(self, now: int) -> bool:
+        """Something is due that has not been started yet: late or not, it is sent first."""
+        due = self._agenda.next_ns()
+        return due is not None and self._start_ns + due <= now
+
     def _end_grace(self) -> None:
         """What is in flight has had its time; what would have come after it never starts, and has its record."""
         if self.interrupted:
@@ -339,7 +348,7 @@ class Drive:
     def _tick(self, now: int) -> None:
         for client in self._clients:
             client.tick(now)
-        if now >= self._grace_over and not self._agenda.done:
+        if now >= self._grace_over and not self._agenda.done and not self._behind(now):
             self._grace_over = FOREVER
             self._end_grace()
         for timeline in self._timelines:

@@ -58,6 +58,14 @@ def of_trace(trace: str | Path, overrides: Overrides | None = None, base: str | 
     return load(base, overrides, changes=changes)
 
 
+def of_mapping(workload: Mapping[str, Any], overrides: Overrides | None = None) -> Workload:
+    """The same from Python values, written as in a file; files are named relative to the current folder."""
+    import yaml
+
+    text = yaml.safe_dump(dict(workload), sort_keys=False)
+    return _checked(text, "(mapping)", Path.cwd(), overrides or Overrides(), {})
+
+
 def given(path_or_name: str | None, trace: str | Path | None, overrides: Overrides | None = None) -> Workload:
     """The workload that a command was given: a file or a name, a trace, or both. Raises `Faults`."""
     if trace is not None:

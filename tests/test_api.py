@@ -1,0 +1,124 @@
+"""The Python API: the same names and faults as the command line, one Result, and the pytest fixture around it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import loadgen
+from loadgen import pytest_plugin
+from loadgen.errors import Fault, Faults
+from loadgen.workload import load as load_workload
+
+FEW = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 4}}
+QUICK = {"embedded": {"ttft": "3ms", "itl": "1ms"}}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_judged_by_a_busy_machine() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pytest_plugin.NotValid)
+        yield
+
+
+def test_importing_costs_nothing() -> None:
+    seen = "import sys, loadgen, loadgen.pytest_plugin, loadgen_sdk; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"asyncio", "httpx", "msgspec", "numpy", "openai", "pyarrow", "pydantic", "typer", "uvloop", "yaml"}
+    assert not heavy & set(loaded)
+
+
+def test_a_run_and_its_folder_say_the_same(tmp_path: Path) -> None:
+    result = loadgen.run(FEW, concurrency=2, num_requests=10, seed=7, slo="ttft:10s", out=tmp_path / "run", **QUICK)
+    assert isinstance(result, loadgen.Result)
+    assert (result.requests.scheduled, result.requests.ok) == (10, 10)
+    assert result.folder == tmp_path / "run" and result.summary.run.seed == 7
+    assert result.ttft_ms is result.summary.ttft_ms and result.ttft_ms.count == 10
+    assert result.goodput.met is True and result.exit_code in (0, 3)
+    assert result.rows.num_rows == 10 and {"due_ns", "sent_ns", "first_token_ns"} <= set(result.rows.column_names)
+    assert loadgen.load(result.folder).summary == result.summary
+    assert "10 of 10 ok" in repr(result) and "TTFT" in str(result)
+
+
+def test_a_checked_workload_and_a_virtual_target(tmp_path: Path) -> None:
+    path = tmp_path / "few.yaml"
+    path.write_text(
+        "name: few\nrequests: {input_tokens: 30, output_tokens: 5}\nstages: [{arrival: {poisson: 20/s}, count: 30}]\n"
+    )
+    one = loadgen.run(load_workload(str(path)), url="sim:h100x8", out=tmp_path / "a")
+    two = loadgen.run(path, url="sim:h100x8", out=tmp_path / "b")
+    assert one.requests.ok == two.requests.ok == 30
+    assert one.summary.fingerprints.recipe == two.summary.fingerprints.recipe
+
+
+def test_in_async_code_it_belongs_into_a_thread(tmp_path: Path) -> None:
+    async def go() -> Any:
+        with pytest.raises(Fault, match="blocks") as found:
+            loadgen.run(FEW, concurrency=1, num_requests=1)
+        assert "asyncio.to_thread" in str(found.value)
+        return await asyncio.to_thread(loadgen.run, FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK)
+
+    assert asyncio.run(go()).requests.ok == 3
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "words"),
+    [
+        (lambda: loadgen.run("qa", durtion="3s"), TypeError, "no flag 'durtion'; did you mean 'duration'"),
+        (lambda: loadgen.run("nowhere.yaml"), Faults, "no such workload"),
+        (loadgen.run, Faults, "no workload"),
+        (lambda: loadgen.run(7), Fault, "a int is no workload"),
+        (lambda: loadgen.run("qa", duration="soon", seed=-1), Faults, "(?s)--duration soon.*--seed -1"),
+        (lambda: loadgen.run("qa", server="x", client="y", workers=0), Faults, "(?s)'x'.*'y'.*0 is no number of work"),
+        (lambda: loadgen.run("qa", cacert="/nowhere.pem"), Faults, "no such file"),
+        (lambda: loadgen.run({"name": "x"}), Faults, "requests"),
+        (lambda: loadgen.run("qa", trace="/nowhere.jsonl"), Faults, "does not exist"),
+        (lambda: loadgen.run(load_workload("qa"), duration="3s"), Fault, "not changed by --duration"),
+        (lambda: loadgen.run("qa", url="http://127.0.0.1:9"), Fault, "nothing listens"),
+        (lambda: loadgen.load("/nowhere"), Fault, "not the folder of a run"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_as_on_the_command_line(
+    use: Callable[[], Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error) as found:
+        use()
+    import re
+
+    assert re.search(words, str(found.value))
+
+
+def test_names_that_there_are_none_of() -> None:
+    with pytest.raises(AttributeError, match="'walk'"):
+        loadgen.walk()
+
+
+pytest_plugins = ["pytester"]
+
+TESTS = """
+FEW = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 4}}
+
+def test_latency(loadgen_run, tmp_path):
+    result = loadgen_run(FEW, concurrency=1, num_requests=4, embedded={"ttft": "3ms", "itl": "1ms"})
+    assert result.folder.parent == tmp_path
+    assert result.ttft_ms.p99 < 60_000
+
+def test_promise(loadgen_run):
+    result = loadgen_run(FEW, concurrency=1, num_requests=4, embedded={"ttft": "3ms", "itl": "1ms"})
+    assert result.ttft_ms.p50 < 1
+"""
+
+
+def test_the_fixture_passes_fails_and_shows_the_report(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(TESTS)
+    loaded = any(plugin is pytest_plugin for plugin in pytester._request.config.pluginmanager.get_plugins())
+    found = pytester.runpytest_inprocess("-p", "no:xdist", *(() if loaded else ("-p", "loadgen.pytest_plugin")))
+    found.assert_outcomes(passed=1, failed=1, warnings=None)
+    found.stdout.fnmatch_lines(["*Captured loadgen call*", "*4 scheduled, 4 ok*"])
