@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import typer
 
 from loadgen.cli.capacity import capacity
+from loadgen.cli.compare import compare
 from loadgen.cli.cost import cost
 from loadgen.cli.doctor import doctor
 from loadgen.cli.reference import reference
@@ -29,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
@@ -55,6 +56,7 @@ app.command()(capacity)
 app.command()(cost)
 app.command()(reference)
 app.command()(report)
+app.command()(compare)
 app.command()(sim)
 app.command()(selfcheck)
 app.command()(schema)
