@@ -1,0 +1,447 @@
+"""The simulator held against what is published: `python benchmarks/sim_validation.py [--fit] [--quick]`.
+
+Virtual time, about five minutes of CPU. Prints Markdown: what was fitted, what is predicted and scored, what is only
+listed and why, how much each prediction depends on each constant, upper bounds against published rates, the two
+routings of the rack, and what a simulated rack costs to compute. Published figures are those of `loadgen.reference`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import resource
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen import reference, schedule
+from loadgen.metrics import BIN_NS
+from loadgen.sim import preset as presets
+from loadgen.sim.preset import Constant, Preset
+from loadgen.sim.virtual import Course, simulate
+from loadgen.workload import Constant as Evenly
+from loadgen.workload import Fixed, Poisson, Stage, Synthetic, Workload
+
+SERVER_S = 600  # MLPerf's minimum duration, which all of these runs kept
+SIGMA_OUT = 0.62  # of the logarithm of output lengths: published latencies have p99 / p50 = 4.0, p50 0.8 of the mean
+SIGMA_IN = 0.8  # of input lengths: an assumption
+LONGEST = 1024  # of both, by the rules
+OF_RUN = {
+    "Azure GB200": "gb200-vm",
+    "NVIDIA GB200": "gb200-vm",
+    "NVIDIA B200": "b200x8",
+    "Nebius B200": "b200x8",
+    "Nebius H200": "h200x8",
+    "Cisco H100": "h100x8",
+}
+FITTED_TPOT = ("NVIDIA GB200", "Interactive")  # the one latency that was fitted on (Blackwell's overhead)
+
+
+@dataclass(frozen=True)
+class OfflineRun:
+    """A published Offline result: whose, on what, how many samples a GPU did, of how many tokens."""
+
+    submitter: str
+    preset: str
+    samples_per_gpu: int
+    tokens: float
+    fitted: bool = False
+
+
+# Samples: of Azure's GB200 607,200 on 4 GPUs and of GB300 1,032,192 by their logs; else what 40 minutes hold, MLPerf's
+# shortest Offline run for these submitters. Tokens per sample: by the logs, else as the same submitter's Server run.
+OFFLINE = (
+    OfflineRun("Azure 5.1-0008", "gb200-vm", 151_800, 273.3, True),
+    OfflineRun("NVIDIA 5.1-0070", "gb200-vm", 113_000, 276.56),
+    OfflineRun("Nebius 5.1-0074", "gb200-vm", 113_000, 274.35),
+    OfflineRun("NVIDIA 5.1-0069", "b200x8", 111_000, 274.35, True),
+    OfflineRun("GigaComputing 5.1-0046", "b200x8", 111_000, 274.35),
+    OfflineRun("Nebius 5.1-0073", "b200x8", 111_000, 274.33),
+    OfflineRun("Nebius 5.1-0075", "h200x8", 35_500, 294.40, True),
+    OfflineRun("Dell 5.1-0026", "h200x8", 35_500, 294.40),
+    OfflineRun("Cisco 5.1-0015", "h100x8", 32_000, 292.87, True),
+    OfflineRun("Cisco 5.1-0016", "h100x8", 32_000, 292.87),
+    OfflineRun("Azure (Signal65 observed)", "gb300-vm", 258_048, 272.73, True),
+)
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What is assumed of the requests, beside a published mean of output tokens."""
+
+    input_tokens: float
+    sigma_in: float = SIGMA_IN
+    sigma_out: float = SIGMA_OUT
+
+
+@cache
+def lengths(n: int, mean: float, sigma: float, seed: int) -> list[int]:
+    """n lengths from 1 to LONGEST, lognormal before they are cut, of this mean."""
+    shape = np.random.default_rng(seed).lognormal(0.0, sigma, n)
+    low, high = 0.1, 20.0 * mean
+    for _ in range(50):
+        middle = (low + high) / 2
+        if np.clip(np.rint(shape * middle), 1, LONGEST).mean() < mean:
+            low = middle
+        else:
+            high = middle
+    return [int(value) for value in np.clip(np.rint(shape * high), 1, LONGEST)]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one simulated run shows, as LoadGen would report it."""
+
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    tpot_p50_ms: float
+    tpot_p99_ms: float
+    latency_p50_s: float
+    latency_p99_s: float
+    least_ttft_ms: float
+    tokens_per_s: float  # all tokens until the last one
+    middle_tokens_per_s: float  # in the middle half of that time
+    sequences: float  # decoding, per iteration
+    cpu_s: float
+
+
+def run(system: Preset, gpus: int, arrival: Evenly | Poisson, n: int, tokens: float, assumed: Assumed) -> Found:
+    """`n` requests against `gpus` GPUs of a system."""
+    shown = Fixed[int](value=1)  # lengths are given below
+    stage = Stage.model_construct(name="", arrival=arrival, duration_ns=None, count=n, measured=True, at_least=None)
+    workload = Workload(name="validation", requests=Synthetic(input_tokens=shown, output_tokens=shown), stages=(stage,))
+    into = lengths(n, assumed.input_tokens, assumed.sigma_in, 3)
+    out = lengths(n, tokens, assumed.sigma_out, 2)
+    repeat = gpus // system.gpus if gpus > system.gpus else 1
+    speeds = (system.speeds * repeat)[: gpus // system.gpus_per_replica]
+    began = time.process_time()
+    made, course = simulate(
+        schedule.build(workload, 1),
+        lambda number: (into[number], out[number], ()),
+        costs=system.costs,
+        limits=system.limits,
+        speeds=speeds,
+        routing=system.routing,
+    )
+    used = time.process_time() - began
+    rows = made.rows
+    first, last, due, got = (rows[name].astype(np.float64) for name in
+                             ("first_token_ns", "last_token_ns", "due_ns", "output_tokens"))  # fmt: skip
+    ttft = (first - due) / 1e6
+    many = got > 1
+    tpot = (last - first)[many] / (got[many] - 1) / 1e6
+    latency = (last - due) / 1e9
+    return Found(
+        *np.quantile(ttft, (0.5, 0.99)).tolist(), *np.quantile(tpot, (0.5, 0.99)).tolist(),
+        *np.quantile(latency, (0.5, 0.99)).tolist(), float(ttft.min()), float(got.sum() / (last.max() / 1e9)),
+        _middle(made.timeline[0]), _sequences(course), used,
+    )  # fmt: skip
+
+
+def _middle(events: NDArray[np.int64]) -> float:
+    """Tokens per second in the middle half of a run, of events per bin."""
+    part = events[len(events) // 4 : 3 * len(events) // 4]
+    return float(part.sum() / (len(part) * BIN_NS / 1e9)) if len(part) else 0.0
+
+
+def _sequences(course: Course) -> float:
+    steps = sum(len(replica.ends) for replica in course.replicas)
+    return sum(replica.decoded for replica in course.replicas) / steps
+
+
+def serve(system: Preset, gpus: int, rate: float, tokens: float, assumed: Assumed, seconds: float = SERVER_S) -> Found:
+    """A Server or Interactive run."""
+    return run(system, gpus, Poisson(rate=rate), int(rate * seconds), tokens, assumed)
+
+
+def offline(system: Preset, samples: int, tokens: float, assumed: Assumed) -> float:
+    """Output tokens per second and GPU of an Offline run, ramp and tail included."""
+    gpus = system.gpus_per_replica
+    found = run(system, gpus, Evenly(rate=math.inf), samples * gpus, tokens, assumed)
+    return found.tokens_per_s / gpus
+
+
+def with_constants(system: Preset, **values: float) -> Preset:
+    """The system with other constants of its hardware or server."""
+    hardware = {name: Constant(value=value, source="") for name, value in values.items()
+                if name in system.hardware.__struct_fields__}  # fmt: skip
+    server = {name: value for name, value in values.items() if name in system.server.__struct_fields__}
+    return msgspec.structs.replace(
+        system,
+        hardware=msgspec.structs.replace(system.hardware, **hardware),
+        server=msgspec.structs.replace(system.server, **server),
+    )
+
+
+def assumed_of(system: Preset) -> Assumed:
+    return Assumed(input_tokens=system.assumed_input_tokens.value)
+
+
+def published_offline(one: OfflineRun) -> tuple[float, int]:
+    """Tokens per second and GPU, and how many GPUs."""
+    row = next(row for row in reference.mlperf().rows if row.submitter == one.submitter)
+    assert row.offline is not None
+    return row.offline / row.gpus, row.gpus
+
+
+def capacity(system: Preset, gpus: int, tokens: float, samples: int = 40_000) -> float:
+    """Requests per second at which the model's queue grows without end: what it does with its batch always full."""
+    replica = system.gpus_per_replica
+    full = run(system, replica, Evenly(rate=math.inf), samples * replica, tokens, assumed_of(system))
+    return full.middle_tokens_per_s / replica * gpus / tokens
+
+
+def bisect(shows: Callable[[float], float], wanted: float, low: float, high: float, steps: int) -> float:
+    """The argument at which a growing function shows `wanted`."""
+    for _ in range(steps):
+        middle = (low + high) / 2
+        if shows(middle) < wanted:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    print("| " + " | ".join(head) + " |")
+    print("|" + "|".join("---" for _ in head) + "|")
+    for row in rows:
+        print("| " + " | ".join(row) + " |", flush=True)
+    print()
+
+
+def percent(model: float, published: float) -> str:
+    return f"{(model / published - 1) * 100:+.1f} %"
+
+
+# -- the parts ---------------------------------------------------------------------------------------------------
+
+
+def fit() -> None:
+    """The constants as a fit gives them: overhead on GB200 Interactive, compute share on each Offline run."""
+    print("## Fit\n")
+    row = next(row for row in reference.latency().rows if (row.run, row.scenario) == FITTED_TPOT)
+    base = presets.load("gb200-vm")
+    overhead = base.hardware.overhead_ms.value
+    for _ in range(3):
+        system = with_constants(base, overhead_ms=overhead, compute_share=_share(OFFLINE[0], base, overhead))
+        shown = serve(system, row.gpus, row.target_qps, row.tokens_per_request, assumed_of(system)).tpot_p50_ms
+        overhead += (row.tpot_p50_ms - shown) * 0.48  # the rest of a change comes back as batch
+    rows = []
+    for one in OFFLINE:
+        if one.fitted:
+            stored = presets.load(one.preset).hardware
+            share = _share(one, presets.load(one.preset), stored.overhead_ms.value)
+            rows.append((one.preset, f"{share:.4f}", f"{stored.compute_share.value:.4f}"))
+    print(f"overhead: fitted {overhead:.2f} ms, stored {base.hardware.overhead_ms.value} ms\n")
+    table(("preset", "compute share, fitted", "stored"), rows)
+
+
+def _share(one: OfflineRun, base: Preset, overhead: float) -> float:
+    wanted, _ = published_offline(one)
+    low = base.hardware.compute_share.value
+
+    def shows(share: float) -> float:
+        system = with_constants(base, overhead_ms=overhead, compute_share=share)
+        return offline(system, one.samples_per_gpu, one.tokens, assumed_of(system))
+
+    return bisect(shows, wanted, low * 0.9, low * 1.1, 10)
+
+
+def offline_table() -> None:
+    print("## Offline\n\nThe fitted ones only show the fit; the others are the same hardware of other submitters.\n")
+    rows = []
+    for one in OFFLINE:
+        system = presets.load(one.preset)
+        wanted, gpus = published_offline(one)
+        found = offline(system, one.samples_per_gpu, one.tokens, assumed_of(system))
+        use = "fitted on it" if one.fitted else "not fitted"
+        rows.append(
+            (one.submitter, one.preset, str(gpus), f"{wanted:,.0f}", f"{found:,.0f}", percent(found, wanted), use)
+        )
+    table(("run", "preset", "GPUs", "published tok/s/GPU", "model", "off by", ""), rows)
+
+
+def latency_table() -> list[tuple[reference.Latency, Preset]]:
+    print("## Latency at published rates\n")
+    rows, scores, kept = [], [], []
+    for row in reference.latency().rows:
+        if row.run not in OF_RUN:
+            continue
+        system = presets.load(OF_RUN[row.run])
+        assumed = assumed_of(system)
+        found = serve(system, row.gpus, row.target_qps, row.tokens_per_request, assumed)
+        load = row.target_qps / capacity(system, row.gpus, row.tokens_per_request)
+        kept.append((row, system))
+        at = bisect(
+            lambda rate, s=system, r=row, a=assumed: serve(s, r.gpus, rate, r.tokens_per_request, a).tpot_p50_ms,
+            row.tpot_p50_ms, row.target_qps * 0.8, row.target_qps * 1.15, 8,
+        )  # fmt: skip
+        pairs = (
+            (row.ttft_p50_ms, found.ttft_p50_ms), (row.ttft_p99_ms, found.ttft_p99_ms),
+            (row.tpot_p50_ms, found.tpot_p50_ms), (row.tpot_p99_ms, found.tpot_p99_ms),
+            (row.latency_p50_s, found.latency_p50_s), (row.latency_p99_s, found.latency_p99_s),
+        )  # fmt: skip
+        name = f"{row.run} {row.scenario} {row.target_qps:g}/s"
+        rows.append((name, f"{load:.0%}", *(f"{p:g} → {m:.3g}" for p, m in pairs), f"{found.sequences:,.0f}"))
+        scores.append(_score(name, row, found, load, at))
+    head = ("published → model", "load / model's capacity", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "latency p50 s",
+            "p99", "sequences")  # fmt: skip
+    table(head, rows)
+    print("Scored: the rate at which the model shows the published TPOT p50 within 5 % (Server), TPOT p50 within 10 %")
+    print("(Interactive), TTFT p50 within 30 %. Above 95 % of the model's capacity a row is listed, not scored.\n")
+    table(("row", "rate at published TPOT p50", "TPOT p50", "TTFT p50", "verdict"), scores)
+    return kept
+
+
+def _score(name: str, row: reference.Latency, found: Found, load: float, at: float) -> tuple[str, ...]:
+    off_rate = at / row.target_qps - 1
+    off_tpot = found.tpot_p50_ms / row.tpot_p50_ms - 1
+    off_ttft = found.ttft_p50_ms / row.ttft_p50_ms - 1
+    cells = (name, f"{at:,.1f}/s ({off_rate:+.1%})", f"{off_tpot:+.1%}", f"{off_ttft:+.1%}")
+    if load > 0.95:
+        return (*cells, "listed, not scored: saturated")
+    fitted = (row.run, row.scenario) == FITTED_TPOT
+    verdicts = [("TTFT", abs(off_ttft) <= 0.30)]
+    if row.scenario == "Server":
+        verdicts.append(("rate", abs(off_rate) <= 0.05))
+    elif not fitted:
+        verdicts.append(("TPOT", abs(off_tpot) <= 0.10))
+    said = ", ".join(f"{what} {'holds' if good else 'MISSES'}" for what, good in verdicts)
+    return (*cells, said + ("; TPOT was fitted on" if fitted else ""))
+
+
+def sensitivity_table(kept: Sequence[tuple[reference.Latency, Preset]]) -> None:
+    print("## Sensitivity\n")
+    print("Change of TTFT p50 / TPOT p50 / latency p50, in %, when one constant is 5 % larger (all others as they are,")
+    print("nothing fitted again). Close to saturation they are large: that is the knife edge.\n")
+    hardware = ("compute_share", "bandwidth_share", "overhead_ms", "memory_gib")
+    changes: list[tuple[str, Callable[[Preset, Assumed], tuple[Preset, Assumed]]]] = [
+        (name, lambda s, a, n=name: (with_constants(s, **{n: getattr(s.hardware, n).value * 1.05}), a))
+        for name in hardware
+    ]
+    changes += [
+        ("max_num_tokens", lambda s, a: (with_constants(s, max_num_tokens=int(s.server.max_num_tokens * 1.05)), a)),
+        ("reserve_gib", lambda s, a: (with_constants(s, reserve_gib=s.server.reserve_gib * 1.05), a)),
+        ("input tokens", lambda s, a: (s, Assumed(a.input_tokens * 1.05, a.sigma_in, a.sigma_out))),
+        ("input spread", lambda s, a: (s, Assumed(a.input_tokens, a.sigma_in * 1.05, a.sigma_out))),
+        ("output spread", lambda s, a: (s, Assumed(a.input_tokens, a.sigma_in, a.sigma_out * 1.05))),
+    ]
+    rows = []
+    for row, system in kept:
+        assumed = assumed_of(system)
+
+        def figures(s: Preset, a: Assumed, r: reference.Latency = row) -> tuple[float, float, float]:
+            found = serve(s, r.gpus, r.target_qps, r.tokens_per_request, a)
+            return found.ttft_p50_ms, found.tpot_p50_ms, found.latency_p50_s
+
+        base = figures(system, assumed)
+        cells = []
+        for _, change in changes:
+            new = figures(*change(system, assumed))
+            cells.append(" / ".join(f"{(n / b - 1) * 100:+.0f}" for n, b in zip(new, base, strict=True)))
+        rows.append((f"{row.run} {row.scenario} {row.target_qps:g}/s", *cells))
+    table(("+5 %", *(name for name, _ in changes)), rows)
+
+
+def peak(system: Preset, tokens: float, scenario: str) -> tuple[float, Found]:
+    """Tokens per second and GPU at the highest rate that keeps both p99 limits, and what it shows there."""
+    limit = next(r for r in reference.limits().rows if (r.benchmark, r.scenario) == ("llama2-70b", scenario))
+    gpus = system.gpus
+    assumed = assumed_of(system)
+    low, high, best = 0.0, capacity(system, gpus, tokens) * 1.1, None
+    for _ in range(9):
+        rate = (low + high) / 2
+        found = serve(system, gpus, rate, tokens, assumed)
+        if found.ttft_p99_ms <= limit.ttft_p99_ms and found.tpot_p99_ms <= limit.tpot_p99_ms:
+            low, best = rate, found
+        else:
+            high = rate
+    assert best is not None
+    return low * tokens / gpus, best
+
+
+def throughput_table() -> None:
+    print("## Server and Interactive throughput\n")
+    print(
+        "Published rates are what submitters chose to run, so lower bounds; the model's peak is the highest rate that"
+    )
+    print(
+        "keeps the p99 limits in it, an upper bound of the model. Slack: what published p99s leave of their limits.\n"
+    )
+    slack = {(OF_RUN[r.run], r.scenario, r.run): r for r in reference.latency().rows if r.run in OF_RUN}
+    rows = []
+    of_system = {"H100": "h100x8", "H200": "h200x8", "GB300": "gb300-vm", "GB200": "gb200-vm", "B200": "b200x8"}
+    for name, scenario in ((n, s) for n in of_system.values() for s in ("Server", "Interactive")):
+        system = presets.load(name)
+        tokens = 274.35 if system.generation == "blackwell" else 293.6
+        most, found = peak(system, tokens, scenario)
+        published = []
+        for row in reference.mlperf().rows:
+            kind = next((of for part, of in of_system.items() if part in row.system and "B300 1" not in row.system), "")
+            value = row.server if scenario == "Server" else row.interactive
+            if kind == name and value is not None:
+                published.append(f"{row.submitter} {value / row.gpus:,.0f}")
+        left = [
+            f"{run}: TTFT {1 - r.ttft_p99_ms / lim.ttft_p99_ms:.0%}, TPOT {1 - r.tpot_p99_ms / lim.tpot_p99_ms:.0%}"
+            for (of, kind, run), r in slack.items() if (of, kind) == (name, scenario)
+            for lim in reference.limits().rows if (lim.benchmark, lim.scenario) == ("llama2-70b", scenario)
+        ]  # fmt: skip
+        at = f"{found.ttft_p99_ms:,.0f} / {found.tpot_p99_ms:.0f}"
+        shown = "; ".join(published) or "none", "; ".join(left) or "not published"
+        rows.append((name, scenario, f"{most:,.0f}", at, *shown))
+    head = ("system", "scenario", "model's peak tok/s/GPU", "p99 TTFT / TPOT ms there", "published tok/s/GPU", "slack")
+    table(head, rows)
+
+
+def rack_tables() -> None:
+    print("## The rack\n")
+    vm, rack = presets.load("gb300-vm"), presets.load("gb300-rack")
+    assumed, tokens = assumed_of(vm), 272.73
+    rows = []
+    for routing in presets.ROUTINGS:
+        system = msgspec.structs.replace(rack, routing=routing)
+        found = run(system, rack.gpus, Evenly(rate=math.inf), 72 * 12_000, tokens, assumed)
+        rows.append((routing, f"{found.tokens_per_s:,.0f}"))
+    first, second = (float(row[1].replace(",", "")) for row in rows)
+    rows.append(("weighted over round robin", percent(second, first)))
+    table(("Offline, 864,000 samples, one clock", "tok/s"), rows)
+    tokens = 274.35
+    rows = []
+    peer = next(r for r in reference.mlperf().rows if r.submitter == "CoreWeave" and "GB300" in r.system).server
+    assert peer is not None
+    for routing in presets.ROUTINGS:
+        system = msgspec.structs.replace(rack, routing=routing)
+        found = serve(system, rack.gpus, peer / tokens, tokens, assumed)
+        ttft = f"{found.ttft_p50_ms:.0f} / {found.ttft_p99_ms:.0f}"
+        tpot = f"{found.tpot_p50_ms:.0f} / {found.tpot_p99_ms:.0f}"
+        rows.append((routing, f"{peer / tokens:,.0f}", ttft, tpot, f"{found.cpu_s:.1f}"))
+    table((f"Server at the peer's {peer:,.0f} tok/s, 600 s", "requests/s", "TTFT p50 / p99 ms", "TPOT p50 / p99 ms",
+           "CPU-s, engine and agenda and rows"), rows)  # fmt: skip
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"Peak memory of this process: {memory:,.0f} MB.\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fit", action="store_true", help="fit the constants again, and print them beside the stored")
+    parser.add_argument("--quick", action="store_true", help="Offline and latency only")
+    asked = parser.parse_args()
+    print("# SIMULATED: the model against published figures, Llama 2 70B\n")
+    if asked.fit:
+        fit()
+    offline_table()
+    kept = latency_table()
+    if not asked.quick:
+        sensitivity_table(kept)
+        throughput_table()
+        rack_tables()
+
+
+if __name__ == "__main__":
+    main()

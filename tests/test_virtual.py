@@ -1,0 +1,239 @@
+"""Virtual time: the columns it derives against a visit to every token, the same run over HTTP's face, whole runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen import schedule, store
+from loadgen.errors import UserError
+from loadgen.metrics import BIN_NS
+from loadgen.plan import Settings
+from loadgen.quantiles import Histogram, bucket
+from loadgen.record import KIND, STATUS
+from loadgen.run import execute
+from loadgen.sim.engine import Costs, Limits
+from loadgen.sim.fleet import Fleet
+from loadgen.sim.virtual import simulate
+from loadgen.summary import Summary, summarize
+from loadgen.workload import Workload, load
+from loadgen.workload.overrides import Overrides
+
+MS = 1_000_000
+COSTS = Costs(overhead_ns=10 * MS, weights_ns=5 * MS, kv_token_ns=20.0, token_ns=30_000.0, attended_ns=0.5)
+TIGHT = Limits(max_batch_size=6, max_num_tokens=64, kv_blocks=24, tokens_per_block=16, max_seq_len=320)
+WIDE = Limits(max_batch_size=64, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096)
+
+
+def workload(tmp_path: Path, text: str) -> Workload:
+    file = tmp_path / "w.yaml"
+    file.write_text(f"name: w\n{text}")
+    return load(str(file))
+
+
+def visited(
+    rows: np.ndarray[Any, Any], sizes: Any, limits: Limits, speeds: tuple[float, ...], interval: int
+) -> dict[int, list[tuple[int, int]]]:
+    """(instant, tokens) of every event, by the face that HTTP uses, given the instants at which requests arrived."""
+    fleet = Fleet(costs=COSTS, limits=limits, speeds=speeds, interval=interval)
+    arrivals = sorted((int(row["due_ns"]), int(row["slot"])) for row in rows)
+    events: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    def note(until: int) -> None:
+        for key, tokens, _, at in fleet.advance(until):
+            events[key].append((at, tokens))
+
+    for due, number in arrivals:
+        note(due - 1)
+        tokens, asked, blocks = sizes(number)
+        fleet.submit(due, number, tokens, asked, blocks)
+    while (at := fleet.next_ns()) is not None:
+        note(at)
+    return events
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    asked=st.lists(st.tuples(st.integers(1, 180), st.integers(1, 120)), min_size=1, max_size=25),
+    rate=st.sampled_from([5, 40, 1000]),
+    interval=st.integers(1, 4),
+    tight=st.booleans(),
+)
+def test_columns_are_what_a_visit_to_every_token_finds(
+    asked: list[tuple[int, int]], rate: int, interval: int, tight: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Both faces, and the arithmetic of gaps, largest gaps and timelines, pauses included."""
+    text = f"requests: {{input_tokens: 1, output_tokens: 1}}\nstages: [{{arrival: {{poisson: {rate}/s}}, count: {len(asked)}}}]"
+    timetable = schedule.build(workload(tmp_path_factory.mktemp("w"), text), 3)
+    limits, speeds = (TIGHT if tight else WIDE), (1.0, 0.8)
+
+    def sizes(number: int) -> tuple[int, int, tuple[int, ...]]:
+        return *asked[number], ()
+
+    made, course = simulate(timetable, sizes, costs=COSTS, limits=limits, speeds=speeds, interval=interval)
+    events = visited(made.rows, sizes, limits, speeds, interval)
+    expected_gaps, bins = Histogram(), np.zeros(len(made.timeline[0]), np.int64)
+    for row in made.rows:
+        times = [at for at, _ in events[int(row["slot"])]]
+        assert sum(tokens for _, tokens in events[int(row["slot"])]) == row["output_tokens"] == asked[row["slot"]][1]
+        assert (times[0], times[-1]) == (row["first_token_ns"], row["last_token_ns"] if interval == 1 else times[-1])
+        assert times[-1] == row["end_ns"] == row["done_ns"]
+        if not any(replica.pauses for replica in course.replicas):
+            assert len(times) == row["output_events"]
+        gaps = np.diff(times)
+        assert (gaps.max() if len(gaps) else 0) == row["max_gap_ns"]
+        expected_gaps.add(gaps)
+        bins += np.bincount(np.array(times) // BIN_NS, minlength=len(bins))
+    assert (made.gaps[0].counts == expected_gaps.counts).all()
+    assert (made.gaps[0].total_ns, made.gaps[0].largest_ns) == (expected_gaps.total_ns, expected_gaps.largest_ns)
+    assert (made.timeline[0] == bins).all()
+
+
+def test_the_histogram_is_weighed_as_if_every_value_were_added() -> None:
+    from loadgen.sim.outcome import weigh
+
+    values, counts = np.array([3, 10**6, 10**9, 5]), np.array([4, 1, 0, 2])
+    one, other = Histogram(), Histogram()
+    weigh(one, values, counts)
+    other.add(np.repeat(values, counts))
+    assert one.to_bytes() == other.to_bytes()
+    assert int(one.counts[bucket(np.array([5]))[0]]) == 2
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------
+
+TARGET = "sim:gb300-vm"
+
+
+def ran(one: Workload, tmp_path: Path, target: str = TARGET) -> tuple[Summary, Path]:
+    return execute(one, Settings(url=target, out=tmp_path / "out"))
+
+
+def test_a_run_leaves_the_folder_of_a_run_that_says_it_is_simulated(tmp_path: Path) -> None:
+    one = load("qa", Overrides(num_requests="400", request_rate="200", seed="5"))
+    summary, folder = ran(one, tmp_path)
+    header = json.loads((folder / "run.json").read_bytes())
+    assert header["targets"][0]["simulated"] is True
+    assert header["targets"][0]["name"] == "simulated: gb300-vm"
+    assert header["state"] == "finished" and header["targets"][0]["gpus"] == 4
+    assert any("simulated in virtual time" in note for note in summary.verdict.warnings)
+    assert any("extrapolates" in note for note in summary.verdict.warnings)
+    assert summary.target.simulated and summary.verdict.valid
+    assert summary.requests.ok == 400 and summary.tokens.output == 400 * 500
+    assert summary.itl_ms is not None and summary.itl_ms.count == 400 * 499
+    again = summarize(*store.read(folder))  # Parquet, flows and header alone say the same
+    assert again == summary
+    assert json.loads((folder / "summary.json").read_bytes())["target"]["simulated"] is True
+
+
+def test_the_same_seed_gives_the_same_rows(tmp_path: Path) -> None:
+    one = load("agentic", Overrides(seed="5"))
+    first, second = ran(one, tmp_path / "a")[1], ran(one, tmp_path / "b")[1]
+    assert (store.read(first).rows == store.read(second).rows).all()
+
+
+def test_conversations_wait_for_their_tools_and_find_their_history_in_the_cache(tmp_path: Path) -> None:
+    text = (
+        "requests: {input_tokens: 300, output_tokens: 20, system_tokens: 64,"
+        " turns: {count: 3, tool_result_tokens: 100, tool_time: 200ms}}\n"
+        "stages: [{arrival: {closed: 2}, count: 6}]"
+    )
+    summary, folder = ran(workload(tmp_path, text), tmp_path, f"sim:{_single(tmp_path)}")
+    rows = np.sort(store.read(folder).rows, order="slot").reshape(6, 3)
+    assert summary.sessions is not None and summary.sessions.ok == 6
+    assert (rows["due_ns"][:, 1:] - rows["done_ns"][:, :-1] == 200 * MS).all()
+    assert rows["input_tokens"][0].tolist() == [364, 484, 604]
+    # Full blocks of 32: the system's two are there from the second conversation on, then each turn's whole prompt.
+    assert rows["cached_tokens"][-1].tolist() == [64, 352, 480]
+    assert (rows["lane"][:, 0] == [0, 1, 0, 1, 0, 1]).all()
+
+
+def _single(tmp_path: Path) -> Path:
+    """One replica, so that every turn comes to the same cache."""
+    own = tmp_path / "single.yaml"
+    own.write_text("extends: gb300-vm\ngpus_per_vm: 1\n")
+    return own
+
+
+def test_a_shared_prefix_is_cached_by_group(tmp_path: Path) -> None:
+    text = (
+        "requests: {input_tokens: 200, output_tokens: 2, shared_prefix_tokens: 160, prefixes: 3}\n"
+        "stages: [{arrival: {constant: 2/s}, count: 40}]"
+    )
+    _, folder = ran(workload(tmp_path, text), tmp_path, f"sim:{_single(tmp_path)}")
+    cached = np.sort(store.read(folder).rows, order="slot")["cached_tokens"]
+    assert sorted(set(cached.tolist())) == [0, 160] and (cached == 0).sum() == 3
+
+
+def test_an_overloaded_server_is_given_up_on_and_the_cap_drops(tmp_path: Path) -> None:
+    text = (
+        "requests: {input_tokens: 1000, output_tokens: 1000}\n"
+        "stages: [{arrival: {poisson: 300/s}, duration: 10s}]\ngrace: 5s\nmax_in_flight: 2000"
+    )
+    summary, folder = ran(workload(tmp_path, text), tmp_path)
+    rows = store.read(folder).rows
+    cut = rows[rows["status"] == STATUS["failed"]]
+    assert summary.requests.scheduled == len(rows) == summary.requests.failed + summary.requests.dropped
+    assert len(cut) == 2000 and summary.load.in_flight_max == 2000
+    assert (cut["kind"] == KIND["timeout_total"]).all() and (cut["done_ns"] == 15 * 10**9).all()
+    begun = cut[cut["first_token_ns"] >= 0]
+    assert len(begun) and (begun["output_tokens"] == begun["output_events"]).all()
+    assert summary.requests.by_error["timeout_total"].first_text.startswith("not finished")
+    assert int(made_events(folder)) == int(begun["output_events"].sum())
+
+
+def made_events(folder: Path) -> int:
+    return int(sum(one.sum() for one in store.read(folder).timeline))
+
+
+def test_a_request_is_cut_at_its_own_timeout(tmp_path: Path) -> None:
+    text = (
+        "requests: {input_tokens: 100, output_tokens: 1000}\nstages: [{arrival: {constant: 5/s}, count: 20}]\ntimeout: 2s"
+    )
+    _, folder = ran(workload(tmp_path, text), tmp_path)
+    rows = store.read(folder).rows
+    assert (rows["kind"] == KIND["timeout_total"]).all()
+    over = rows["done_ns"] - rows["due_ns"] - 2 * 10**9
+    assert (over >= 0).all() and (over < 100 * MS).all()  # at the end of the iteration in which its time was over
+
+
+def test_a_prompt_beyond_the_context_is_refused_and_an_answer_clamped(tmp_path: Path) -> None:
+    text = "requests: {input_tokens: 4000, output_tokens: 500}\nstages: [{arrival: {constant: 2/s}, count: 4}]"
+    summary, _ = ran(workload(tmp_path, text), tmp_path / "a")
+    assert summary.requests.ok == 4 and summary.tokens.output == 4 * 96
+    text = "requests: {input_tokens: 4096, output_tokens: 5}\nstages: [{arrival: {constant: 2/s}, count: 4}]"
+    summary, _ = ran(workload(tmp_path, text), tmp_path / "b")
+    assert summary.requests.failed == 4 and "http_4xx" in summary.requests.by_error
+
+
+def test_own_prompts_are_counted_and_repeated_rows_cached(tmp_path: Path) -> None:
+    lines = [{"prompt": "word " * (100 + 50 * i), "output_tokens": 10} for i in range(3)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    text = "requests: {from: p.jsonl}\nstages: [{arrival: {constant: 2/s}, count: 6}]"
+    _, folder = ran(workload(tmp_path, text), tmp_path, f"sim:{_single(tmp_path)}")
+    rows = np.sort(store.read(folder).rows, order="slot")
+    assert (rows["input_tokens"][:3] == rows["input_tokens"][3:]).all()
+    assert (rows["cached_tokens"][:3] == 0).all() and (rows["cached_tokens"][3:] >= 64).all()
+
+
+def test_an_unknown_preset_is_a_fault_not_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown preset"):
+        execute(load("qa"), Settings(url="sim:gb900", out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_says_simulated_in_its_first_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "loadgen", "run", "qa", "--target", TARGET, "--out", str(tmp_path / "out")]
+    command[1:3] = ["-c", "from loadgen.cli import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "SIMULATED" in done.stdout.splitlines()[0] and "SIMULATED" in done.stderr.splitlines()[0]
