@@ -206,7 +206,7 @@ def _judged(bench: Yardstick, term: Any, level: str, kind: Any, blocked: str) ->
 
 
 def _finite(value: float) -> float | None:
-    return float(f"{value:.9g}") if math.isfinite(value) else None
+    return round(float(f"{value:.9g}"), 12) if math.isfinite(value) else None
 
 
 def _against(held: Held, confidence: float) -> tuple[Verdict, str]:
@@ -263,5 +263,5 @@ def cases(validation: Validation) -> list[Case]:
             elif term.verdict == FAIL and term.kind == "must":
                 outcome = "failed"
             message = f"{term.verdict}: {term.reason}"
-            found.append(Case(suite=level.name, name=f"{term.kind} {term.term}", outcome=outcome, message=message))
+            found.append(Case(group=level.name, name=f"{term.kind} {term.term}", outcome=outcome, text=message))
     return found

@@ -109,7 +109,7 @@ def ratio(over: Interval, under: Interval) -> Interval:
 
     down = math.hypot(log(over.value) - log(over.low), log(under.high) - log(under.value))
     up = math.hypot(log(over.high) - log(over.value), log(under.value) - log(under.low))
-    return Interval(math.exp(middle), math.exp(middle - down), math.exp(min(middle + up, 700.0)))
+    return Interval(math.exp(middle), math.exp(middle - down), math.exp(middle + up) if up < 700 else math.inf)
 
 
 def plain(found: uncertainty.Interval) -> Interval:

@@ -113,7 +113,7 @@ def _judged(folder: Path, contract: Contract, place: _Place) -> Validation:
     validation = _verdict(folder, contract, place)
     store.replace(folder / VERDICT, msgspec.json.format(msgspec.json.encode(validation)) + b"\n")
     store.replace(folder / PAGE, verdict_page.render(validation).encode())
-    store.replace(folder / JUNIT, junit.render(judge.cases(validation)).encode())
+    store.replace(folder / JUNIT, junit.render(contract.name, judge.cases(validation)).encode())
     store.replace(folder / MANIFEST, _manifest(folder).encode())
     return validation
 

@@ -1,0 +1,381 @@
+"""Contracts tell all their faults at once with their places; verdicts pass, fail or say that they cannot tell."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from queueing import fail, rows, run
+
+from loadgen import judge, shown, validation
+from loadgen import run as runs
+from loadgen.contract import load, parse, shipped
+from loadgen.errors import Faults, UserError
+from loadgen.judge import FAIL, INCONCLUSIVE, PASS, Judgement, Validation
+from loadgen.metrics import Slo, Term
+from loadgen.plan import Settings
+from loadgen.report import verdict_page
+from loadgen.shown import Interval
+from loadgen.yardstick import Measured
+
+ALL_WRONG = """\
+name: bad
+gpu: 4
+levels:
+  - name: a
+    workload: qaa
+    rate: 10/s
+    duration: 20s
+    must:
+      - tttf: 2s
+      - ttft: 2s
+      - errors: 0%
+      - ttft: {limit: 3s, at: p50}
+  - name: a
+    workload: qa
+    rate: 10/s
+    duration: 20s
+    must:
+      - ttft: 2s
+      - ttft: 1s
+      - requests: 12/s
+      - cost: 0.40 USD
+      - output_per_gpu: 900/s
+      - drift: {of: ttft, limit: 10%, window: 1h}
+      - itl: 50ms
+      - against: {level: b, of: ttft, limit: 50%}
+    should:
+      - ttft: 4s
+      - tpot: {limit: 1x}
+"""
+WHERE = """
+2:1 unknown key "gpu"
+5:15 there is no workload "qaa"
+9:9 unknown term "tttf"
+11:17 can be shown by no sample
+12:9 a looser limit than at p99
+13:11 two levels are called "a"
+18:9 needs 662 requests to be shown at all, there are 200
+19:9 said twice
+20:9 more than the 10.0/s that this level offers
+21:9 there are no prices
+22:9 nobody says how many GPUs
+23:9 no two windows
+24:9 one run has no interval
+25:9 there is no other level "b"
+27:9 asks for no more than the must
+28:23 not a duration
+"""
+
+
+def test_everything_wrong_is_told_at_once_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(ALL_WRONG)
+    with pytest.raises(Faults) as raised:
+        load(file)
+    told = [(fault.where.removeprefix(f"{file}:").partition(" ")[0], fault.what) for fault in raised.value.faults]
+    wanted = [line.partition(" ") for line in WHERE.strip().splitlines()]
+    assert [place for place, _ in told] == [place for place, _, _ in wanted]
+    for (_, what), (_, _, words) in zip(told, wanted, strict=True):
+        assert words in what
+    assert "requests: 662, or duration: 67s" in next(f.hint for f in raised.value.faults if "662" in f.what)
+
+
+LEVEL = "name: c\nlevels:\n  - name: a\n    workload: qa\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "the file is empty"),
+        ("- 1", "mapping"),
+        ("name: c\nlevels: []", "nothing was promised"),
+        ("name: c", 'missing "levels"'),
+        (LEVEL + "    rate: 5/s\n    concurrency: 4\n    requests: 9\n", "not both"),
+        (LEVEL + "    rate: 5\n", "rate without its unit"),
+        (LEVEL.replace("qa", "../nowhere.yaml"), "there is no workload"),
+        (LEVEL + "    rate: 5/s\n    requests: 900\n    must: [{goodput: 100%}]\n", "no sample, however large"),
+        (LEVEL + "    rate: 5/s\n    requests: 100\n    must: [{errors: 0.5%}]\n", "needs 765 requests"),
+        (
+            LEVEL + "    rate: 5/s\n    requests: 900\n    must: [{ttft: 3s}, {e2e: 2s}]\n",
+            "longer than the whole answer",
+        ),
+        (LEVEL + "    rate: 5/s\n    requests: 900\n    must: [{cost: cheap}]\n", "not an amount of money"),
+        ("name: c\nprices: none.yaml\nlevels:\n  - {name: a, workload: qa, must: []}", "no such price file"),
+        ("name: ${UNSET_FOR_SURE}\nlevels: []", "UNSET_FOR_SURE is not set"),
+    ],
+)
+def test_single_faults(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(Faults) as raised:
+        load(tmp_path / "c.yaml", env={})
+    assert any(words in fault.what for fault in raised.value.faults), str(raised.value)
+
+
+def test_a_file_that_is_no_contract(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path / "binary", tmp_path / "missing.yaml"):
+        with pytest.raises(Faults):
+            load(path)
+
+
+def test_the_shipped_contracts_hold_together() -> None:
+    assert {"chatbot", "rag", "summarization", "agentic", "mlperf-server", "mlperf-interactive"} <= set(shipped())
+    for name in shipped():
+        checked = load(Path(name))
+        assert [level.level.name for level in checked.levels] == [level.name for level in checked.contract.levels]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=200) | st.lists(st.sampled_from([*ALL_WRONG.splitlines(), "", "{", "- - -"]), max_size=20))
+def test_any_text_is_a_contract_or_faults(text: str | list[str]) -> None:
+    try:
+        parse(text if isinstance(text, str) else "\n".join(text), "c.yaml", {})
+    except Faults as faults:
+        assert all(fault.where.startswith("c.yaml") for fault in faults.faults)
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------------
+
+SLO = Slo(terms=(Term(metric="ttft", limit_ns=10**9), Term(metric="tpot", limit_ns=30_000_000)))
+
+
+def judged(term: str, found: Any = None, **more: Any) -> Judgement:
+    """The verdict on one must term of a level whose run has these rows."""
+    trouble, level = more.pop("trouble", ""), more.pop("level", "")
+    contract = parse(f"name: c\nlevels:\n  - {{name: load, workload: qa, {level} must: [{term}]}}\n", "c.yaml", {})
+    recorded = () if found is None else (run(found, slo=SLO, **more),)
+    (one,) = judge.levels(contract, {"load": Measured(runs=recorded, trouble=trouble)})
+    return one.terms[0]
+
+
+GOOD = rows(1, 3000, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("term", "verdict"),
+    [
+        ("{tpot: {limit: 30ms, at: p50}}", PASS),
+        ("{tpot: {limit: 12.4ms, at: p50}}", PASS),  # the truth is 11.8 ms
+        ("{tpot: {limit: 11.2ms, at: p50}}", FAIL),  # just out of reach
+        ("{tpot: {limit: 11.8ms, at: p50}}", INCONCLUSIVE),
+        ("{e2e: {limit: 2.8s, at: p50}}", PASS),
+        ("{e2e: {limit: 2.2s, at: p50}}", FAIL),
+        ("{ttft: {limit: 2s, at: p99.9}}", INCONCLUSIVE),  # 3,000 requests do not support it
+        ("{ttft: {limit: 2s, at: p99}}", INCONCLUSIVE),  # six minutes do not see the queue often enough
+        ("{ttft: {limit: 50ms, at: p99}}", FAIL),  # but broken is broken
+        ("{errors: 1%}", PASS),
+        ("{errors: 0.1%}", INCONCLUSIVE),
+        ("{requests: 7/s}", PASS),
+        ("{requests: 9/s}", FAIL),
+        ("{good_requests: 7/s}", PASS),
+        ("{output_per_gpu: 300/s}", PASS),  # 8/s * 200 tokens / 4 GPUs are 400
+        ("{output_per_gpu: 500/s}", FAIL),
+        ("{tokens_per_gpu: 600/s}", PASS),
+        ("{goodput: 60%}", PASS),
+        ("{drift: {of: tpot, at: p50, limit: 15%, window: 2m}}", PASS),
+        ("{drift: {of: tpot, at: p50, limit: 15%, window: 1h}}", INCONCLUSIVE),
+        ("{sustained: {share: 80%, window: 3m}}", PASS),
+        ("{cost: 1 USD}", INCONCLUSIVE),  # no prices
+        ("{between_nodes: {of: tpot, limit: 10%}}", INCONCLUSIVE),  # one node
+        ("{against: {level: other, of: tpot, limit: 90%}}", INCONCLUSIVE),  # not run
+        ("{max_gap: {limit: 40ms, at: p50}}", PASS),
+    ],
+)
+def test_verdicts_on_a_sound_run(term: str, verdict: str) -> None:
+    found = judged(term, GOOD)
+    assert found.verdict == verdict, found.reason
+    if verdict != INCONCLUSIVE:
+        assert found.value is not None
+        assert found.low is None or found.low <= found.value
+        assert found.high is None or found.value <= found.high
+
+
+def test_failures_break_promises_instead_of_making_the_run_invalid() -> None:
+    broken = GOOD.copy()
+    fail(broken, 0.05)
+    assert judged("{errors: 1%}", broken).verdict == FAIL
+    assert judged("{errors: 8%}", broken).verdict == PASS
+    assert judged("{goodput: 97%}", broken).verdict == FAIL
+    assert judged("{tpot: {limit: 1s, at: p99}}", broken).verdict == FAIL, "a failed request is over every limit"
+    nothing = GOOD.copy()
+    fail(nothing, 1.0)
+    assert judged("{errors: 50%}", nothing).verdict == FAIL
+    assert judged("{ttft: {limit: 50s, at: p50}}", nothing).verdict == FAIL
+    assert judged("{requests: 1/s}", nothing).verdict == FAIL
+
+
+def test_what_cannot_be_known_is_neither_pass_nor_failure() -> None:
+    few = judged("{tpot: {limit: 1s, at: p95}}", GOOD[:100])
+    assert (few.verdict, few.reason) == (INCONCLUSIVE, "100 samples; p95 is supported from 130")
+    late = GOOD.copy()
+    late["sent_ns"] += 50_000_000
+    client = judged("{tpot: {limit: 1s, at: p50}}", late)
+    assert client.verdict == INCONCLUSIVE
+    assert "sent late" in client.reason, "the client was the limit"
+    assert judged("{errors: 1%}", trouble="nothing listens").reason == "nothing listens"
+    whole = GOOD.copy()
+    whole["output_tokens"] = 1
+    assert "no request has a tpot" in judged("{tpot: 1s}", whole).reason
+    assert "not counted" in judged("{output_per_gpu: 1/s}", _uncounted()).reason
+    assert "GPUs" in judged("{output_per_gpu: 1/s}", GOOD, gpus=None).reason
+
+
+def _uncounted() -> Any:
+    found = GOOD.copy()
+    found["output_tokens"][::7] = -1
+    return found
+
+
+def test_caches_and_nodes() -> None:
+    cached = GOOD.copy()
+    cached["cached_tokens"] = 75
+    assert "not cold" in judged("{errors: 1%}", cached, level="cache: cold,").reason
+    assert judged("{errors: 1%}", cached, level="cache: warm,").verdict == PASS
+    assert "cannot be seen" in judged("{errors: 1%}", GOOD, level="cache: warm,").reason
+    two = rows(2, 3000, 8.0)
+    two["target"] = np.arange(3000) % 2
+    equal = "{between_nodes: {of: tpot, at: p50, limit: 10%}}"
+    assert judged(equal, two, nodes=2).verdict == PASS
+    slow = two["target"] == 1
+    two["last_token_ns"][slow] += (two["last_token_ns"] - two["first_token_ns"])[slow] // 4
+    assert judged(equal, two, nodes=2).verdict == FAIL
+
+
+def test_a_soak_that_gets_slower_is_seen() -> None:
+    late = GOOD["due_ns"] > GOOD["due_ns"][-1] // 2
+    slower = GOOD.copy()
+    slower["last_token_ns"][late] += (slower["last_token_ns"] - slower["first_token_ns"])[late] * 3 // 10
+    assert judged("{drift: {of: tpot, at: p50, limit: 15%, window: 2m}}", slower).verdict == FAIL
+
+
+def test_repeats_give_pooled_gaps_an_interval() -> None:
+    text = "name: c\nlevels:\n  - {name: load, workload: qa, repeats: 3, must: [{itl: {limit: 16ms, at: p50}}]}\n"
+    contract = parse(text, "c.yaml", {})
+    three = tuple(run(rows(seed, 800, 8.0), slo=SLO) for seed in (1, 2, 3))
+    (level,) = judge.levels(contract, {"load": Measured(runs=three)})
+    assert level.verdict == PASS, level.terms[0].reason
+
+
+@pytest.mark.parametrize("off", [0.9, 1.1])
+def test_ten_percent_off_is_told_right_over_a_hundred_seeds(off: float) -> None:
+    """TPOT p50 and E2E p50 of a queue at 65 % load; the truth is of 400,000 requests (benchmarks/contract_power)."""
+    truth = {"tpot": 11.80, "e2e": 2472.7}
+    terms = ", ".join(f"{{{name}: {{limit: {value * off:.4f}ms, at: p50}}}}" for name, value in truth.items())
+    contract = parse(f"name: c\nlevels:\n  - {{name: load, workload: qa, must: [{terms}]}}\n", "c.yaml", {})
+    verdicts = [
+        term.verdict
+        for seed in range(1, 101)
+        for term in judge.levels(contract, {"load": Measured(runs=(run(rows(seed, 1000, 8.0)),))})[0].terms
+    ]
+    assert len(verdicts) == 200
+    if off < 1:
+        assert PASS not in verdicts
+        assert verdicts.count(FAIL) >= 180
+    else:
+        assert verdicts.count(FAIL) <= 10
+        assert verdicts.count(PASS) >= 180
+
+
+def test_the_verdict_of_many() -> None:
+    for verdicts in itertools.product((PASS, FAIL, INCONCLUSIVE), repeat=3):
+        wanted = FAIL if FAIL in verdicts else INCONCLUSIVE if INCONCLUSIVE in verdicts else PASS
+        assert judge.together(list(verdicts)) == wanted  # type: ignore[arg-type]
+    assert judge.together([]) == INCONCLUSIVE, "nothing measured shows nothing"
+
+
+def test_intervals_of_samples() -> None:
+    draw = np.random.default_rng(3)
+    values = draw.exponential(1.0, 20_000)
+    median = shown.quantile([values], 0.5, 0.95)
+    assert median.low < np.log(2) < median.high
+    assert median.high - median.low < 0.06
+    assert shown.quantile([values[:30]], 0.99, 0.95).high == np.inf, "past the end of the sample there is no bound"
+    held = np.repeat(draw.exponential(1.0, 200), 100)  # in hundreds that are equal: worth 200, not 20,000
+    wide = shown.quantile([held], 0.5, 0.95)
+    assert wide.high - wide.low > 5 * (median.high - median.low)
+    assert shown.share([np.zeros(1000)], 0.95).high == pytest.approx(0.0038, abs=1e-4)
+    assert shown.faultless(0.0038, 0.95) == pytest.approx(1007, abs=5)
+    assert shown.ratio(Interval(2, 1.9, 2.1), Interval(1, 0.9, 1.1)).low == pytest.approx(1.79, abs=0.01)
+    assert shown.ratio(Interval(2, 1.9, 2.1), Interval(1, -np.inf, 1.1)).high == np.inf
+
+
+# -- carried out -------------------------------------------------------------------------------------------------
+
+CARRIED = """\
+name: carried
+slo: {ttft: 1s, tpot: 60ms}
+levels:
+  - name: steady
+    workload: qa
+    rate: 8/s
+    requests: 3000
+    must:
+      - tpot: {limit: LIMIT, at: p50}
+      - errors: 1%
+"""
+
+
+def carry(tmp_path: Path, text: str, **settings: Any) -> tuple[Validation, Path]:
+    (tmp_path / "c.yaml").write_text(text)
+    checked = load(tmp_path / "c.yaml", env={})
+    return validation.run(checked, Settings(**settings), tmp_path / "out", perform=runs.execute, say=lambda _: None)
+
+
+@pytest.mark.parametrize(("limit", "verdict", "code"), [("60ms", PASS, 0), ("5ms", FAIL, 1)])
+def test_a_contract_in_virtual_time(tmp_path: Path, limit: str, verdict: str, code: int) -> None:
+    found, folder = carry(tmp_path, CARRIED.replace("LIMIT", limit), url="sim:gb300-vm")
+    assert (found.verdict, judge.exit_code(found)) == (verdict, code), found.sentence
+    assert found.simulated
+    assert validation.verify(folder) == {}
+    assert validation.again(folder) == found, "the verdict is a function of what is stored"
+    suite = ElementTree.parse(folder / "junit.xml").getroot().find("testsuite")
+    assert suite is not None
+    assert (suite.get("tests"), suite.get("failures")) == ("2", str(code))
+    page = (folder / "verdict.html").read_text()
+    assert f"{verdict}: carried" in page
+    assert "SIMULATED" in page
+    assert msgspec.json.decode((folder / "verdict.json").read_bytes(), type=Validation) == found
+    (folder / "verdict.json").write_text("{}")
+    (folder / "contract.yaml").unlink()
+    with pytest.raises(Faults) as raised:
+        validation.again(folder)
+    assert {fault.what for fault in raised.value.faults} == {"changed", "gone"}
+
+
+WIDE = """\
+name: wide
+requests: {input_tokens: 20, output_tokens: 4}
+limits: {send_lag_share: 100%, stamp_error_share: 100%, cpu_share: 100%}
+"""
+FAULTY = """\
+name: faulty
+levels:
+  - {name: load, workload: wide.yaml, rate: 400/s, requests: 600, must: [{errors: 2%}, {tpot: {limit: 1s, at: p50}}]}
+"""
+
+
+@pytest.mark.parametrize(("faults", "verdict"), [("", PASS), ("http_503:0.1", FAIL)])
+def test_a_contract_against_the_embedded_endpoint_with_faults(tmp_path: Path, faults: str, verdict: str) -> None:
+    (tmp_path / "wide.yaml").write_text(WIDE)
+    embedded = {"ttft": "300ms", "itl": "1ms", "faults": faults}
+    found, folder = carry(tmp_path, FAULTY, embedded=embedded)
+    assert found.levels[0].trouble == ""
+    assert found.levels[0].terms[0].verdict == verdict, verdict_page.text(found)
+    assert (folder / "doctor.json").is_file()
+
+
+def test_no_target_is_inconclusive_and_leaves_its_folder(tmp_path: Path) -> None:
+    found, folder = carry(tmp_path, CARRIED.replace("LIMIT", "60ms"), url="http://127.0.0.1:1")
+    assert judge.exit_code(found) == 3
+    assert "nothing listens" in found.levels[0].trouble
+    assert validation.verify(folder) == {}
+    with pytest.raises(UserError, match="in use"):
+        carry(tmp_path, CARRIED.replace("LIMIT", "60ms"), url="http://127.0.0.1:1")
