@@ -242,7 +242,7 @@ def figure(value: float, unit: str) -> str:
     if unit == "ms":
         return show.duration(value / 1e3) if value >= 1e3 else f"{show.quantity(value)} ms"
     if unit == "%":
-        return show.percent(value / 100)
+        return f"{'-' if value < -1e-4 else ''}{show.percent(abs(value) / 100 if abs(value) > 1e-4 else 0.0)}"
     return f"{show.quantity(value)}{unit}" if unit.startswith("/") else f"{show.quantity(value)} {unit}".strip()
 
 

@@ -101,7 +101,7 @@ class Yardstick:
             case promises.Goodput():
                 marks = [_good(run, columns) for run, columns in zip(self.runs, self._columns, strict=True)]
                 held = self._share(marks, term.share, False)
-                caveat = self._too_few_looks(QUEUED[0], term.share)
+                caveat = self._too_few_looks(QUEUED[0], term.share, f"a share of {show.percent(term.share)}")
                 return held._replace(found=held.found._replace(low=0.0), caveat=caveat) if caveat else held
             case promises.Drift():
                 return self._drift(term)
@@ -145,7 +145,7 @@ class Yardstick:
         found = shown.quantile(values, p, self.confidence)
         return found._replace(high=math.inf) if self._too_few_looks(what, p) else found
 
-    def _too_few_looks(self, what: str, p: float) -> str:
+    def _too_few_looks(self, what: str, p: float, of: str = "") -> str:
         """Why a tail that a queue makes is not bounded from above, though there are requests enough; "" when it is.
 
         Queues remember for about as long as a request stays, so a load is that many looks at the queue, however many
@@ -160,7 +160,7 @@ class Yardstick:
         stay, wanted = show.duration(length_s / count), show.duration(needed * length_s / count)
         return (
             f"requests stay {stay} on average, so this load saw the queue some {count:.0f} times; "
-            f"p{p * 100:g} needs {needed}: {wanted} of load"
+            f"{of or f'p{p * 100:g}'} needs {needed}: {wanted} of load"
         )
 
     def _share(self, marks: Series, limit: float, at_most: bool) -> Held:
