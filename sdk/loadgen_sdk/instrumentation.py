@@ -446,7 +446,6 @@ class _Sight:
                         self.pieces.append(said or "")
         except Exception:  # an answer of an odd shape is the application's to judge
             pass
-        self.first_event_tokens = self._counts()[1] or 0
         self._tell("failed" if self.said_error else "ok", self._said(), result)
 
     def ended(self) -> None:
@@ -563,17 +562,16 @@ class _Sight:
         usage = self.usage
         if usage is None:
             return None, None, None, None
-        first, second = ("input_tokens", "output_tokens")
-        if getattr(usage, first, None) is None:
-            first, second = "prompt_tokens", "completion_tokens"
-        cached = getattr(getattr(usage, f"{first}_details", None), "cached_tokens", None)
-        reasoning = getattr(getattr(usage, f"{second}_details", None), "reasoning_tokens", None)
-        return (
-            _whole(getattr(usage, first, None)),
-            _whole(getattr(usage, second, None)),
-            _whole(cached),
-            _whole(reasoning),
-        )
+        if self.api == "responses":
+            read, written = getattr(usage, "input_tokens", None), getattr(usage, "output_tokens", None)
+            of_read, of_written = "input_tokens_details", "output_tokens_details"
+        else:
+            read, written = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
+            of_read, of_written = "prompt_tokens_details", "completion_tokens_details"
+        more, further = getattr(usage, of_read, None), getattr(usage, of_written, None)
+        cached = None if more is None else _whole(getattr(more, "cached_tokens", None))
+        reasoning = None if further is None else _whole(getattr(further, "reasoning_tokens", None))
+        return _whole(read), _whole(written), cached, reasoning
 
     def _tell(self, status: Status, failure: Failure | None, carrier: Any = None) -> None:
         if self.over:
@@ -582,6 +580,8 @@ class _Sight:
         now = monotonic_ns()
         instants = self.instants
         read, written, cached, reasoning = self._counts()
+        if not self.streamed:
+            self.first_event_tokens = written or 0  # all of it came at once
         manner, headers = self.setting.manner, self.headers
         cost = None
         if manner.prices is not None and read is not None and written is not None:

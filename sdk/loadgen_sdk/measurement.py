@@ -6,6 +6,7 @@ No text of a prompt or an answer is here unless the caller asked for it.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Mapping
@@ -202,13 +203,14 @@ def price_of(prices: Prices, *models: str) -> TokenPrice | None:
 
 
 def timings(headers: Mapping[str, str]) -> dict[str, Any]:
-    """What of a response's headers speaks of the server's own time."""
-    found: dict[str, Any] = {}
-    for name, value in headers.items():
-        lower = name.lower()
-        if lower in TIMING_HEADERS or (lower.startswith("x-") and lower.endswith(("-time", "-ms"))):
-            found[lower] = value
-    return found
+    """What of a response's headers (names in lower case) speaks of the server's own time."""
+    return {name: headers[name] for name in headers if _is_timing(name)}
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_timing(name: str) -> bool:
+    """A call's headers are looked through in its own time, and names are few."""
+    return name in TIMING_HEADERS or (name.startswith("x-") and name.endswith(("-time", "-ms")))
 
 
 def from_completion(
