@@ -114,7 +114,8 @@ def run(system: Preset, gpus: int, arrival: Evenly | Poisson, n: int, tokens: fl
     """`n` requests against `gpus` GPUs of a system."""
     shown = Fixed[int](value=1)  # lengths are given below
     stage = Stage.model_construct(name="", arrival=arrival, duration_ns=None, count=n, measured=True, at_least=None)
-    workload = Workload(name="validation", requests=Synthetic(input_tokens=shown, output_tokens=shown), stages=(stage,))
+    requests = Synthetic(input_tokens=shown, output_tokens=shown)
+    workload = Workload.model_construct(name="validation", requests=requests, stages=(stage,), schedule_seed=None)
     into = lengths(n, assumed.input_tokens, assumed.sigma_in, 3)
     out = lengths(n, tokens, assumed.sigma_out, 2)
     repeat = gpus // system.gpus if gpus > system.gpus else 1
@@ -136,11 +137,20 @@ def run(system: Preset, gpus: int, arrival: Evenly | Poisson, n: int, tokens: fl
     many = got > 1
     tpot = (last - first)[many] / (got[many] - 1) / 1e6
     latency = (last - due) / 1e9
+    p50, p99 = 0.5, 0.99
     return Found(
-        *np.quantile(ttft, (0.5, 0.99)).tolist(), *np.quantile(tpot, (0.5, 0.99)).tolist(),
-        *np.quantile(latency, (0.5, 0.99)).tolist(), float(ttft.min()), float(got.sum() / (last.max() / 1e9)),
-        _middle(made.timeline[0]), _sequences(course), used,
-    )  # fmt: skip
+        ttft_p50_ms=float(np.quantile(ttft, p50)),
+        ttft_p99_ms=float(np.quantile(ttft, p99)),
+        tpot_p50_ms=float(np.quantile(tpot, p50)),
+        tpot_p99_ms=float(np.quantile(tpot, p99)),
+        latency_p50_s=float(np.quantile(latency, p50)),
+        latency_p99_s=float(np.quantile(latency, p99)),
+        least_ttft_ms=float(ttft.min()),
+        tokens_per_s=float(got.sum() / (last.max() / 1e9)),
+        middle_tokens_per_s=_middle(made.timeline[0]),
+        sequences=_sequences(course),
+        cpu_s=used,
+    )
 
 
 def _middle(events: NDArray[np.int64]) -> float:
@@ -278,10 +288,11 @@ def latency_table() -> list[tuple[reference.Latency, Preset]]:
         found = serve(system, row.gpus, row.target_qps, row.tokens_per_request, assumed)
         load = row.target_qps / capacity(system, row.gpus, row.tokens_per_request)
         kept.append((row, system))
-        at = bisect(
-            lambda rate, s=system, r=row, a=assumed: serve(s, r.gpus, rate, r.tokens_per_request, a).tpot_p50_ms,
-            row.tpot_p50_ms, row.target_qps * 0.8, row.target_qps * 1.15, 8,
-        )  # fmt: skip
+
+        def tpot(rate: float, s: Preset = system, r: reference.Latency = row, a: Assumed = assumed) -> float:
+            return serve(s, r.gpus, rate, r.tokens_per_request, a).tpot_p50_ms
+
+        at = bisect(tpot, row.tpot_p50_ms, row.target_qps * 0.8, row.target_qps * 1.15, 8)
         pairs = (
             (row.ttft_p50_ms, found.ttft_p50_ms), (row.ttft_p99_ms, found.ttft_p99_ms),
             (row.tpot_p50_ms, found.tpot_p50_ms), (row.tpot_p99_ms, found.tpot_p99_ms),
@@ -316,15 +327,19 @@ def _score(name: str, row: reference.Latency, found: Found, load: float, at: flo
     return (*cells, said + ("; TPOT was fitted on" if fitted else ""))
 
 
+Change = Callable[[Preset, Assumed], tuple[Preset, Assumed]]
+
+
 def sensitivity_table(kept: Sequence[tuple[reference.Latency, Preset]]) -> None:
     print("## Sensitivity\n")
     print("Change of TTFT p50 / TPOT p50 / latency p50, in %, when one constant is 5 % larger (all others as they are,")
     print("nothing fitted again). Close to saturation they are large: that is the knife edge.\n")
     hardware = ("compute_share", "bandwidth_share", "overhead_ms", "memory_gib")
-    changes: list[tuple[str, Callable[[Preset, Assumed], tuple[Preset, Assumed]]]] = [
-        (name, lambda s, a, n=name: (with_constants(s, **{n: getattr(s.hardware, n).value * 1.05}), a))
-        for name in hardware
-    ]
+
+    def larger(name: str) -> Change:
+        return lambda s, a: (with_constants(s, **{name: getattr(s.hardware, name).value * 1.05}), a)
+
+    changes: list[tuple[str, Change]] = [(name, larger(name)) for name in hardware]
     changes += [
         ("max_num_tokens", lambda s, a: (with_constants(s, max_num_tokens=int(s.server.max_num_tokens * 1.05)), a)),
         ("reserve_gib", lambda s, a: (with_constants(s, reserve_gib=s.server.reserve_gib * 1.05), a)),
@@ -403,7 +418,7 @@ def rack_tables() -> None:
     print("## The rack\n")
     vm, rack = presets.load("gb300-vm"), presets.load("gb300-rack")
     assumed, tokens = assumed_of(vm), 272.73
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for routing in presets.ROUTINGS:
         system = msgspec.structs.replace(rack, routing=routing)
         found = run(system, rack.gpus, Evenly(rate=math.inf), 72 * 12_000, tokens, assumed)

@@ -72,7 +72,8 @@ def test_columns_are_what_a_visit_to_every_token_finds(
     asked: list[tuple[int, int]], rate: int, interval: int, tight: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Both faces, and the arithmetic of gaps, largest gaps and timelines, pauses included."""
-    text = f"requests: {{input_tokens: 1, output_tokens: 1}}\nstages: [{{arrival: {{poisson: {rate}/s}}, count: {len(asked)}}}]"
+    stage = f"{{arrival: {{poisson: {rate}/s}}, count: {len(asked)}}}"
+    text = f"requests: {{input_tokens: 1, output_tokens: 1}}\nstages: [{stage}]"
     timetable = schedule.build(workload(tmp_path_factory.mktemp("w"), text), 3)
     limits, speeds = (TIGHT if tight else WIDE), (1.0, 0.8)
 
@@ -196,9 +197,8 @@ def made_events(folder: Path) -> int:
 
 
 def test_a_request_is_cut_at_its_own_timeout(tmp_path: Path) -> None:
-    text = (
-        "requests: {input_tokens: 100, output_tokens: 1000}\nstages: [{arrival: {constant: 5/s}, count: 20}]\ntimeout: 2s"
-    )
+    requests = "requests: {input_tokens: 100, output_tokens: 1000}"
+    text = f"{requests}\nstages: [{{arrival: {{constant: 5/s}}, count: 20}}]\ntimeout: 2s"
     _, folder = ran(workload(tmp_path, text), tmp_path)
     rows = store.read(folder).rows
     assert (rows["kind"] == KIND["timeout_total"]).all()

@@ -81,6 +81,7 @@ class Answer:
     def next(self, tokens: int, finished: bool, now_ns: int) -> tuple[bytes, End]:
         """The bytes of the next `tokens` tokens, and of everything after them when `finished`."""
         if not self.ask.stream:
+            self.first_ns = self.first_ns or now_ns
             return self._whole(now_ns) if finished else (b"", "")
         first = self.made
         self.made = first + tokens
