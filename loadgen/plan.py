@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import math
 import os
 import platform
 import socket
@@ -22,10 +23,13 @@ from loadgen_sdk.target import Target
 from loadgen_sdk.wire import Tls
 
 from loadgen import header as heads
-from loadgen import metrics, prompts, schedule, seeds, tokens
+from loadgen import headroom, metrics, prompts, schedule, seeds, tokens
+from loadgen.errors import Fault, Faults, UserError
 from loadgen.schedule import Schedule
 from loadgen.workload import Closed, Gamma, Ramp, Replay, Workload, recipe_fingerprint
 
+EVENTS_EACH = 10_000  # output events/s that `auto` gives a worker: about half of what one carries
+LANES_EACH = 64  # of a closed loop, whose rate nobody knows before
 Route = Literal["auto", "round-robin", "least-in-flight", "sticky"]
 
 
@@ -72,7 +76,8 @@ class Settings:
     extra_body: dict[str, Any] | None = None
     tls: Tls = field(default_factory=Tls)
     tokenizer: str | None = None
-    workers: int = 1
+    workers: int = 1  # 0: as many as the plan can use here
+    sources: tuple[str, ...] = ()  # local addresses to send from
     out: Path | None = None
     gpus: int | None = None
     shape: str = ""
@@ -129,6 +134,10 @@ def prepare(
         workload=workload, settings=settings, found=found, seed=seed, salt=salt, folder=folder, run_id=folder.name
     )  # fmt: skip
     timetable, requests, tokenizer = plan(job)
+    if not settings.workers:
+        settings = replace(settings, workers=workers(timetable, requests, workload.max_in_flight, simulated=simulated))
+        job = replace(job, settings=settings)
+    _enough(timetable, workload, settings, found, simulated)
     now = datetime.datetime.now(datetime.UTC).astimezone()
     first = found[0]
     source = "server" if all(one.usage for one in found) else tokenizer.tag
@@ -206,6 +215,58 @@ def describe(workload: Workload, settings: Settings) -> str:
     lines.append(f"recipe: {recipe_fingerprint(workload, 'server')}  timetable: {schedule.fingerprint(timetable)}")
     lines += [f"note: {note}" for note in requests.warnings(timetable.slots or 1000)]
     return "\n".join(lines)
+
+
+# -- workers -------------------------------------------------------------------------------------------------------
+
+
+def workers(
+    timetable: Schedule, requests: prompts.Prompts, max_in_flight: int | None, *, simulated: bool, cores: int = 0
+) -> int:
+    """How many worker processes `auto` is: enough for the events to come, a core each, and work for each of them.
+
+    One where a stage ends with its last completion, since workers do not tell each other of that.
+    """
+    cores = cores or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    cores = max(1, cores - 1) if simulated else cores
+    if any(span.dynamic for span in timetable.stages[:-1]):
+        return 1
+    asked = [requests[number].max_tokens or 0 for number in range(min(timetable.slots or 100, 100))]
+    events = statistics.fmean(asked) if asked else 0.0
+    useful = 1
+    for span in timetable.stages:
+        if span.lanes:
+            useful = max(useful, min(span.lanes, -(-span.lanes // LANES_EACH)))
+        else:
+            rate = min(span.offered_rps or 0.0, len(span.offsets) * timetable.turns)
+            useful = max(useful, math.ceil(rate * events / EVENTS_EACH))
+    return max(1, min(cores, useful, max_in_flight or cores))
+
+
+def cap(max_in_flight: int | None, share: int, shares: int) -> int | None:
+    """A worker's part of the in-flight cap; the parts add up to the whole."""
+    return None if max_in_flight is None else len(range(share, max_in_flight, shares))
+
+
+def _enough(
+    timetable: Schedule, workload: Workload, settings: Settings, found: tuple[Found, ...], simulated: bool
+) -> None:
+    """Raises Faults where the plan needs more workers, files or ports than there are."""
+    faults: list[Fault] = list(headroom.unusable(settings.sources))
+    most = workload.max_in_flight
+    if most is not None and most < settings.workers and any(not span.lanes for span in timetable.stages):
+        what = f"{most} requests in flight cannot be spread over {settings.workers} workers"
+        faults.append(UserError(what, "--max-in-flight", f"--workers {most} or fewer: each has its part of the cap"))
+    faults += headroom.faults(
+        total=headroom.connections(timetable, most),
+        workers=settings.workers,
+        addresses=[one.target.address for one in found],
+        sources=len(settings.sources),
+        simulated=simulated,
+        room=headroom.room(),
+    )
+    if faults:
+        raise Faults(faults)
 
 
 # -- small facts -------------------------------------------------------------------------------------------------

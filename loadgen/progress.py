@@ -5,11 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 from time import monotonic_ns
-from typing import TextIO
+from typing import Protocol, TextIO
 
-from loadgen.drive import Counters, Drive
+from loadgen.drive import Counters
 
 EVERY_S = 0.5
+
+
+class Counted(Protocol):
+    """A Drive, or the board of several workers."""
+
+    @property
+    def counters(self) -> Counters: ...
 
 
 class Progress:
@@ -21,8 +28,8 @@ class Progress:
         self._last_at = self._began = monotonic_ns()
         self._handle: asyncio.TimerHandle | None = None
 
-    def follow(self, drive: Drive) -> None:
-        """Start showing this drive's counters, until the loop ends."""
+    def follow(self, drive: Counted) -> None:
+        """Start showing these counters, until the loop ends."""
         if not self._out.isatty():
             return
         loop = asyncio.get_running_loop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import math
 import os
 import sys
 import types
@@ -23,20 +24,22 @@ from loadgen_sdk.direct import Direct
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe import Found, probe
 from loadgen_sdk.target import Target
-from loadgen_sdk.wire import Wire
+from loadgen_sdk.wire import Wire, raise_file_limit
 
 from loadgen import header as heads
 from loadgen import prompts, schedule, store
 from loadgen.bodies import Bodies
 from loadgen.drive import AHEAD, Drive, no_collector
 from loadgen.errors import Fault, Faults, TargetError
-from loadgen.plan import Endpoint, Job, Settings, describe, plan, prepare
+from loadgen.plan import Endpoint, Job, Settings, cap, describe, plan, prepare
+from loadgen.progress import Counted
 from loadgen.schedule import Schedule
 from loadgen.summary import Summary, summarize
 from loadgen.workload import Closed, Workload
 
 SETTLE_NS = 20_000_000  # from "everything is ready" to instant 0
-SPARE_OPEN = 32  # connections opened before an open-loop run
+SPARE_OPEN = 32  # connections opened before an open-loop run, beside those that its first second will want
+MOST_SPARE = 1_000
 BUILD_CPU_S = 20.0  # a load so large that its bodies take longer than this to build starts with a part of them
 
 
@@ -121,6 +124,7 @@ async def work(
 ) -> Share:
     """Do one share of a job in this process. `gate()` is awaited when all is ready and gives the start instant."""
     settings, workload = job.settings, job.workload
+    raise_file_limit(0)
     whole, requests, _ = plan(job)
     part = schedule.shard(whole, share, shares)
     wire = Wire(asyncio.get_running_loop())
@@ -152,7 +156,7 @@ async def work(
                 spool=spool,
                 start_ns=await gate(),
                 grace_ns=workload.grace_ns,
-                max_in_flight=workload.max_in_flight,
+                max_in_flight=cap(workload.max_in_flight, share, shares),
                 worker=share,
                 run_id=job.run_id,
                 redact=redact,
@@ -185,8 +189,11 @@ async def work(
 def _connections(part: Schedule) -> int:
     """How many to open before the start: every lane its own; in open loop a few ahead of need."""
     lanes = max((len(part.own_lanes(span)) for span in part.stages if span.lanes), default=0)
-    slots = part.slots
-    return lanes or min(SPARE_OPEN, slots if slots is not None else SPARE_OPEN)
+    if lanes:
+        return lanes
+    rates = [rate for span in part.stages[:1] if (rate := span.offered_rps) is not None and math.isfinite(rate)]
+    wanted = min(SPARE_OPEN + math.ceil(max(rates, default=0.0) / part.parts), MOST_SPARE)
+    return min(wanted, part.slots if part.slots is not None else wanted)
 
 
 def _client(job: Job, index: int, keep_text: bool, wire: Wire) -> Any:
@@ -210,7 +217,7 @@ def _client(job: Job, index: int, keep_text: bool, wire: Wire) -> Any:
 
         return OpenAIClient(found.target, **common)
     ahead = any(not isinstance(stage.arrival, Closed) for stage in job.workload.stages)
-    return Client(found.target, wire=wire, ahead=ahead, **common)
+    return Client(found.target, wire=wire, ahead=ahead, sources=settings.sources, **common)
 
 
 def finish(job: Job, header: heads.Header, share: Share, recorder: store.Recorder, timetable: Schedule) -> Summary:
@@ -249,10 +256,13 @@ def execute(
     workload: Workload,
     settings: Settings,
     *,
-    on_drive: Callable[[Drive], Any] | None = None,
+    on_drive: Callable[[Counted], Any] | None = None,
     announce: Callable[[heads.Header, Schedule, Path], None] | None = None,
 ) -> tuple[Summary, Path]:
-    """The whole of it: one run and its folder. Raises Fault or Faults for whatever stands in its way."""
+    """The whole of it: one run and its folder. Raises Fault or Faults for whatever stands in its way.
+
+    `on_drive` is called in a running event loop when the load begins, with what has the `counters` of all workers.
+    """
     if settings.url is not None and settings.url.startswith("sim:"):
         from loadgen.sim import virtual
 
@@ -278,10 +288,10 @@ def execute(
                 announce(header, timetable, folder)
             recorder = store.Recorder(folder)
             try:
-                if settings.workers > 1:
+                if job.settings.workers > 1:
                     from loadgen.fanout import local
 
-                    share = local.run(job, timetable, settings.workers)
+                    share = runner.run(local.run(job, timetable, job.settings.workers, on_drive))
                 else:
 
                     async def gate() -> int:

@@ -112,6 +112,7 @@ def run(
         list[str] | None, typer.Option("--limit", help="Change a limit of the verdict: send_lag_share:10%. Stored.")
     ] = None,
     workers: target.Workers = "1",
+    source: target.Sources = None,
     tokenizer: target.Tokenizer = None,
     extra_body: target.ExtraBody = None,
     header: target.Header = None,
@@ -159,8 +160,8 @@ def run(
             urls=url, targets_file=targets, route=route, on_target_failure=on_target_failure, model=model,
             server=server, api=api, headers=header or [], extra_body=extra_body,
             api_key_file=api_key_file, cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure,
-            stream=not no_stream, client=client, tokenizer=tokenizer, workers=workers, gpus=gpus, shape=shape,
-            region=region, out=out,
+            stream=not no_stream, client=client, tokenizer=tokenizer, workers=workers, sources=source, gpus=gpus,
+            shape=shape, region=region, out=out,
         )  # fmt: skip
     except Faults as found:
         faults += found.faults

@@ -14,8 +14,8 @@ from loadgen.report import machine, text
 from loadgen.summary import Summary, exit_code
 
 if TYPE_CHECKING:
-    from loadgen.drive import Drive
     from loadgen.header import Header
+    from loadgen.progress import Counted
     from loadgen.schedule import Schedule
     from loadgen.workload import Workload
 
@@ -96,7 +96,7 @@ class Show:
         say(f"seed: {header.seed}  results: {folder}")
         self._progress = Progress(timetable.slots, timetable.horizon_ns)
 
-    def _follow(self, drive: Drive) -> None:
+    def _follow(self, drive: Counted) -> None:
         assert self._progress is not None
         self._progress.follow(drive)
 

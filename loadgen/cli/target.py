@@ -66,7 +66,13 @@ Server = Annotated[
     ),
 ]
 Api = Annotated[str, typer.Option("--api", "--endpoint-type", help="chat or completions.")]
-Workers = Annotated[str, typer.Option("--workers", help="Worker processes on this machine, or auto.")]
+Workers = Annotated[
+    str, typer.Option("--workers", help="Worker processes on this machine, or auto: as many as the load can use.")
+]
+Sources = Annotated[
+    list[str] | None,
+    typer.Option("--source", help="Local address to send from. Repeatable: each has local ports of its own."),
+]
 Tokenizer = Annotated[
     str | None, typer.Option("--tokenizer", help="A local tokenizer.json (or its folder) of the model.")
 ]
@@ -112,6 +118,7 @@ def settings(
     targets_file: Path | None = None,
     route: Any = "auto",
     on_target_failure: Any = "continue",
+    sources: list[str] | None = None,
     **rest: Any,
 ) -> Settings:
     """The flags that are about the target, checked together. Raises Faults."""
@@ -164,13 +171,15 @@ def settings(
             )
     count = 1
     if workers == "auto":
-        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        count = 0
     elif workers.isdigit() and int(workers) > 0:
         count = int(workers)
     else:
         faults.append(
             UserError(f"{workers!r} is no number of workers", f"--workers {workers}", "a number from 1, or auto")
         )
+    if sources and client == "openai":
+        faults.append(UserError("the openai package does not choose its local address", "--source", "--client wire"))
     for flag, path in (("--cacert", cacert), ("--cert", cert), ("--key", cert_key)):
         if path is not None and not path.is_file():
             faults.append(UserError("no such file", f"{flag} {path}", "give a PEM file"))
@@ -204,6 +213,7 @@ def settings(
         headers=tuple(pairs),
         extra_body=body,
         workers=count,
+        sources=tuple(sources or ()),
         api_key=key,
         tls=tls,
         url=endpoints[0].url if endpoints else urls[0] if urls else None,

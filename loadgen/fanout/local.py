@@ -14,49 +14,60 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from time import monotonic_ns
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import schedule, store
+from loadgen.board import Board
 from loadgen.bodies import UNKNOWN
 from loadgen.drive import Drive
 from loadgen.errors import Fault, TargetError
+from loadgen.progress import Counted
 from loadgen.record import ROW, Place, unsent_row
 from loadgen.run import Job, Share, work
 
+BOARD = "board"
+SHOW_S = 1.0
 HEAD_START_NS = 200_000_000  # from the last `ready` to instant 0: enough for every worker to read it
 
 
-def run(job: Job, timetable: schedule.Schedule, workers: int) -> Share:
+async def run(
+    job: Job, timetable: schedule.Schedule, workers: int, on_drive: Callable[[Counted], Any] | None = None
+) -> Share:
     """Run a job on this many worker processes. A worker that dies leaves its unfinished slots as `lost`.
 
     Raises TargetError when a worker could not begin. The first SIGINT or SIGTERM is passed on to all (they stop and
     drain), so is the second (they leave).
     """
+    (job.folder / "spool").mkdir(exist_ok=True)
+    board = Board(job.folder / "spool" / BOARD, workers)
     started = [_start(job, i, workers) for i in range(workers)]
-    previous = {
-        number: signal.signal(number, lambda n, _: _pass_on(started, n)) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, _pass_on, started, number)
     try:
-        for worker in started:
-            _expect_ready(worker)
+        await asyncio.gather(*(asyncio.to_thread(_expect_ready, worker) for worker in started))
+        if on_drive is not None:
+            on_drive(board)
         start_ns = monotonic_ns() + HEAD_START_NS
         for worker in started:
             assert worker.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it is dead already, as its report will show
                 worker.stdin.write(f"{start_ns}\n".encode())
                 worker.stdin.flush()
+        told = await asyncio.gather(*(asyncio.to_thread(_report, worker) for worker in started))
         total = Share(prompts_total=0, prompts_count=0, late=0, interrupted=False)
-        for i, worker in enumerate(started):
-            total = _add(total, _report(worker) or _lost(job, timetable, i, workers))
+        for i, share in enumerate(told):
+            total = _add(total, share or _lost(job, timetable, i, workers))
         return total
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
         for worker in started:
             if worker.poll() is None:
                 worker.terminate()
@@ -165,9 +176,14 @@ def _worker() -> None:
         await asyncio.sleep(max(0, start_ns - monotonic_ns() - HEAD_START_NS // 2) / 1e9)
         return start_ns
 
-    def orphan(drive: Drive) -> None:
-        """The load ends with the process that asked for it: the end of stdin is its end."""
+    def begun(drive: Drive) -> None:
+        """Counters go to the board; and the load ends with the process that asked for it, as the end of stdin tells."""
         loop = asyncio.get_running_loop()
+        board = Board(job.folder / "spool" / BOARD, workers)
+
+        def show() -> None:
+            board.write(i, drive.counters)
+            loop.call_later(SHOW_S, show)
 
         def leave() -> None:
             loop.remove_reader(0)
@@ -175,10 +191,11 @@ def _worker() -> None:
             drive.stop()
 
         loop.add_reader(0, leave)
+        show()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            share = runner.run(work(job, i, workers, gate, orphan))
+            share = runner.run(work(job, i, workers, gate, begun))
         except Fault as fault:
             print(json.dumps({"what": fault.what, "where": fault.where, "hint": fault.hint}), flush=True)
             sys.exit(fault.exit_code)

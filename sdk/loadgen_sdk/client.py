@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from time import monotonic_ns
 from typing import Any
 
@@ -32,6 +32,8 @@ from .wire import TICK_NS, Line, Tls, Wire, raise_file_limit, resolve
 
 SPARE = 2  # idle connections kept open ahead of need
 OPEN_PER_TICK = 32  # pace at which further ones are opened ahead of need
+CONNECT_NS = 10_000_000_000  # for one address; then the next one is tried
+MAKING = ("connecting", "handshake")
 KEEP_ALIVE_MARGIN_S = 1.0  # below the server's own idle limit
 
 
@@ -45,6 +47,7 @@ class Client:
     `timeout_ns` bounds a request from its due instant, `stall_timeout_ns` the silence between two events of a stream
     (comments do not count as a sign of life). `ahead`: while requests are sent, connections are opened ahead of need,
     as an open loop wants it; else only for a request that finds none idle. The host is resolved once, in `open`.
+    `sources`: local addresses to connect from, in turn; each has local ports of its own.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Client:
         keep_headers: bool | None = None,
         continuous_usage: bool = False,
         ahead: bool = False,
+        sources: Sequence[str] = (),
         wire: Wire | None = None,
         on_measurement: Observers = None,
         prices: Prices = None,
@@ -91,6 +95,7 @@ class Client:
         self._extra_body = extra_body
         self._continuous_usage = continuous_usage
         self._ahead = ahead
+        self._sources = tuple(sources)
         self._timeout_ns = timeout_ns
         self._stall_ns = stall_timeout_ns
         self._keep_text = by_url if keep_text is None else keep_text
@@ -123,6 +128,7 @@ class Client:
         self._best = 0  # index of the address that worked last
         self._refusing: set[int] = set()  # addresses that refused since one last worked
         self._idle: deque[Line] = deque()
+        self._connecting: deque[Line] = deque()
         self._spares = 0  # connecting ahead of need
         self._wanted_spares = SPARE
         self._sent_this_tick = 0
@@ -158,11 +164,16 @@ class Client:
         self._opened = asyncio.get_running_loop().create_future()
         for _ in range(min(connections, OPEN_PER_TICK * 4)):
             self._open_spare()
+        borrowed = self.wire.tick is None  # a wire that is shared has no housekeeping before its owner runs
+        if borrowed:
+            self.wire.tick = self.tick
         try:
             await asyncio.wait_for(self._opened, 30)
         except TimeoutError:
             raise TargetUnusable(f"connecting to {self.target.redacted} took more than 30 s", "is it up?") from None
         finally:
+            if borrowed:
+                self.wire.tick = None
             self._opened = None
             self._wanted_spares = SPARE
 
@@ -314,7 +325,8 @@ class Client:
             if exchange is not None:
                 exchange.tries += 1
             try:
-                line = self.wire.open(self._addresses[index], index, self, self._tls, self.target.host)
+                source = self._sources[self.connections_opened % len(self._sources)] if self._sources else ""
+                line = self.wire.open(self._addresses[index], index, self, self._tls, self.target.host, source)
             except OSError as error:
                 if exchange is None:
                     self._refused(index, "connect", error.strerror or str(error))
@@ -324,6 +336,7 @@ class Client:
                     return
                 continue
             self.connections_opened += 1
+            self._connecting.append(line)
             line.busy = exchange
             if exchange is None:
                 self._spares += 1
@@ -460,6 +473,11 @@ class Client:
                 self.cancel(exchange, Failure("timeout_stall", f"no event for {self._stall_ns / 1e9:g} s"))
             if not by_silence:
                 break
+        connecting = self._connecting
+        while connecting and (connecting[0].state not in MAKING or now - connecting[0].since > CONNECT_NS):
+            line = connecting.popleft()
+            if line.state in MAKING:
+                self.wire.give_up(line, "connect", f"no answer within {CONNECT_NS / 1e9:g} s")
         idle = self._idle
         while idle and (idle[0].closed or now - idle[0].idle_since > self._reuse_ns):
             line = idle.popleft()

@@ -30,6 +30,7 @@ from .clock import Timer, timer
 from .errors import TargetUnusable
 
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it
+IP_BIND_ADDRESS_NO_PORT = 24  # linux/in.h: the port is chosen by connect, so one may serve several targets
 READ_BYTES = 32 << 10
 SLICE_NS = 200_000  # longest that decoding may keep the sockets unread
 TICK_NS = 100_000_000  # housekeeping: timeouts, idle connections
@@ -152,9 +153,16 @@ class Wire:
     # -- connections ---------------------------------------------------------------------------------------------
 
     def open(
-        self, address: tuple[int, tuple[object, ...]], index: int, peer: Peer, tls: ssl.SSLContext | None, name: str
+        self,
+        address: tuple[int, tuple[object, ...]],
+        index: int,
+        peer: Peer,
+        tls: ssl.SSLContext | None,
+        name: str,
+        source: str = "",
     ) -> Line:
-        """Start connecting; the peer hears `connected` or `failed`. Raises OSError if it cannot even start."""
+        """Start connecting, from the local address `source` where given; the peer hears `connected` or `failed`. Raises
+        OSError if it cannot even start."""
         family, where = address
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -163,6 +171,10 @@ class Wire:
             if LINUX:
                 with contextlib.suppress(OSError):
                     sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+            if source:
+                if LINUX:
+                    sock.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
+                sock.bind((source, 0))
             code = sock.connect_ex(where)
             if code not in (0, *_AGAIN):
                 raise OSError(code, os.strerror(code))
@@ -349,14 +361,15 @@ class Wire:
     def _gone(self, line: Line, stamp: int, error: str) -> None:
         if line.state == "connecting" or line.state == "handshake":
             kind = "connect" if line.state == "connecting" else "tls"
-            self._give_up(line, kind, error or "the connection was closed while it was being made")
+            self.give_up(line, kind, error or "the connection was closed while it was being made")
             return
         peer = line.peer
         line.state = "gone"
         peer.closed(line, stamp, error)
         self.close(line)
 
-    def _give_up(self, line: Line, kind: str, text: str) -> None:
+    def give_up(self, line: Line, kind: str, text: str) -> None:
+        """Stop making this connection; the peer hears `failed`."""
         line.state = "gone"
         line.peer.failed(line, kind, text)
         self.close(line)
@@ -365,7 +378,7 @@ class Wire:
         if line.state == "connecting":
             code = line.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
-                self._give_up(line, "connect", os.strerror(code))
+                self.give_up(line, "connect", os.strerror(code))
                 return
             self._poll.modify(line.fd, select.EPOLLIN)
             line.empty_at = monotonic_ns()
@@ -420,7 +433,7 @@ class Wire:
             return
         except ssl.SSLError as error:
             self._flush(line)
-            self._give_up(line, "tls", _tls_words(error))
+            self.give_up(line, "tls", _tls_words(error))
             return
         self._flush(line)
         self._up(line)
@@ -457,7 +470,7 @@ class Wire:
             elif line.busy is None:
                 self._gone(line, stamp, _tls_words(fault))
             else:  # such as an alert about our certificate, which TLS 1.3 sends after its handshake
-                self._give_up(line, "tls", _tls_words(fault))
+                self.give_up(line, "tls", _tls_words(fault))
             return
         self._flush(line)
         if plain:
