@@ -1,0 +1,251 @@
+"""Several workers: the same load however it is split, quantiles that merge exactly, room checked before the start."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from loadgen import headroom, plan, run, schedule, store
+from loadgen.board import Board
+from loadgen.drive import Counters
+from loadgen.errors import Faults
+from loadgen.headroom import Room
+from loadgen.quantiles import Histogram, exact
+from loadgen.sim import embedded
+from loadgen.sim.options import Options
+from loadgen.sim.sendlog import parse_log
+from loadgen.workload import Workload, load
+from loadgen.workload.overrides import Overrides
+
+QUICK = Options(ttft="5ms", itl="0.2ms", log_bodies=True)
+
+
+def workload(folder: Path, turns: int = 0, **flags: str) -> Workload:
+    file = folder / "w.yaml"
+    more = f", turns: {{count: {turns}, tool_result_tokens: 3}}" if turns else ""
+    file.write_text(f"name: many\nrequests: {{input_tokens: 8, output_tokens: 4{more}}}\n")
+    return load(str(file), Overrides(**({"seed": "7", "warmup": "0"} | flags)))
+
+
+# -- the same load, however it is split --------------------------------------------------------------------------
+
+LOADS: list[tuple[int, dict[str, str]]] = [
+    (0, {"request_rate": "400", "num_requests": "80"}),
+    (3, {"request_rate": "150", "num_requests": "30"}),
+    (0, {"concurrency": "9", "num_requests": "80"}),
+]
+
+
+@pytest.mark.parametrize(("turns", "flags"), LOADS)
+def test_one_two_and_seven_workers_send_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int, flags: dict[str, str]
+) -> None:
+    monkeypatch.setattr("loadgen.plan.seeds.fresh", lambda: 12345)  # the salt of all
+    seen: list[Any] = []
+    for workers in (1, 2, 7):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        with embedded.start(QUICK) as server:
+            told = run.Settings(url=server.url, model="sim", server="trtllm", workers=workers, out=folder / "out")
+            summary, out = run.execute(workload(folder, turns, **flags), told)
+            received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+        rows = store.read(out).rows
+        rows = rows[np.argsort(rows["slot"])]
+        assert summary.requests.ok == summary.requests.scheduled == len(rows)
+        assert sorted(set(rows["worker"].tolist())) == list(range(workers))
+        dues = rows["due_ns"][rows["turn"] == 0].tolist() if "request_rate" in flags else []
+        bodies = Counter(one.body_sha256 for one in received.requests if one.id)
+        seen.append((bodies, dues, rows["slot"].tolist(), summary.fingerprints, summary.bytes.sent))
+    assert seen[0] == seen[1] == seen[2]
+
+
+@given(
+    values=some.lists(some.integers(0, 10**12), min_size=1, max_size=300),
+    parts=some.integers(1, 9),
+)
+@settings(max_examples=60, deadline=None)
+def test_merged_quantiles_are_those_of_the_whole(values: list[int], parts: int) -> None:
+    whole = np.array(values, np.int64)
+    shares = [whole[i::parts] for i in range(parts)]
+    assert exact(np.concatenate(shares)) == exact(whole)
+    together, at_once = Histogram(), Histogram()
+    at_once.add(whole)
+    for share in shares:
+        one = Histogram()
+        one.add(share)
+        together.merge(Histogram.from_bytes(one.to_bytes()))
+    assert together.to_bytes() == at_once.to_bytes()
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 20, 21])
+@pytest.mark.parametrize("workers", [1, 2, 7])
+def test_the_parts_of_the_cap_are_the_cap(most: int, workers: int) -> None:
+    parts = [plan.cap(most, i, workers) for i in range(workers)]
+    assert sum(part or 0 for part in parts) == most
+    assert plan.cap(None, 0, workers) is None
+
+
+def test_the_cap_holds_over_workers(tmp_path: Path) -> None:
+    with embedded.start(Options(ttft="10s")) as server:
+        told = run.Settings(url=server.url, model="sim", server="trtllm", workers=2, out=tmp_path / "out")
+        made = workload(tmp_path, request_rate="inf", num_requests="40", max_in_flight="5", grace="0.2s")
+        summary, _ = run.execute(made, told)
+    assert summary.requests.dropped == 35
+    assert summary.load.in_flight_max == 5
+
+
+# -- workers that the load can use ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "simulated", "expected"),
+    [
+        ({"request_rate": "10", "num_requests": "50"}, False, 1),
+        ({"request_rate": "8000", "duration": "10s"}, False, 4),  # 4 events each: 32,000/s
+        ({"request_rate": "100000", "duration": "1s"}, False, 8),
+        ({"request_rate": "100000", "duration": "1s"}, True, 7),  # the simulation takes a core
+        ({"request_rate": "100000", "duration": "1s", "max_in_flight": "3"}, False, 3),
+        ({"concurrency": "2", "num_requests": "50"}, False, 1),
+        ({"concurrency": "400", "duration": "5s"}, False, 7),
+        ({"concurrency": "400", "num_requests": "900", "warmup": "400req"}, False, 1),  # a boundary that all share
+    ],
+)
+def test_auto(tmp_path: Path, flags: dict[str, str], simulated: bool, expected: int) -> None:
+    from loadgen import prompts, tokens
+
+    made = workload(tmp_path, **flags)
+    requests = prompts.build(made, 7, 1, tokens.load(None))
+    found = plan.workers(schedule.build(made, 7), requests, made.max_in_flight, simulated=simulated, cores=8)
+    assert found == expected
+
+
+# -- room ----------------------------------------------------------------------------------------------------------
+
+AMPLE = Room(files=100_000, ports=28_000)
+
+
+@pytest.mark.parametrize(
+    ("need", "room", "said"),
+    [
+        ({"total": 20_000}, AMPLE, []),
+        ({"total": None}, Room(files=10, ports=10), []),
+        ({"total": 20_000}, Room(files=None, ports=None), []),
+        ({"total": 20_000, "workers": 1}, Room(files=20_000, ports=None), ["--workers 2"]),
+        ({"total": 20_000, "workers": 2}, Room(files=20_000, ports=None), []),
+        ({"total": 20_000, "workers": 2, "simulated": True}, Room(files=20_000, ports=None), ["loadgen sim"]),
+        ({"total": 60_000}, AMPLE, ["3 addresses"]),
+        ({"total": 60_000, "sources": 3}, AMPLE, []),
+        ({"total": 60_000, "addresses": ["a:1", "b:1", "c:1"]}, AMPLE, []),
+        ({"total": 60_000, "addresses": ["a:1", "a:1", "c:1"]}, AMPLE, ["2 addresses"]),
+        ({"total": 60_000, "workers": 1}, Room(files=20_000, ports=28_000), ["--workers 4", "--source"]),
+    ],
+)
+def test_files_and_ports_are_counted(need: dict[str, Any], room: Room, said: list[str]) -> None:
+    asked = {"workers": 4, "addresses": ["a:1"], "sources": 0, "simulated": False} | need
+    found = list(headroom.faults(**asked, room=room))
+    assert len(found) == len(said)
+    for fault, words in zip(found, said, strict=True):
+        assert words in fault.hint
+
+
+def test_what_the_system_says() -> None:
+    found = headroom.room()
+    assert found.files is None or found.files > 0
+    assert found.ports is None or 0 < found.ports <= 65_535
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", 0), ("32768,40000-40010", 12), ("1-32767,70000", 0), ("1-99999", 28_232)]
+)
+def test_reserved_ports(text: str, expected: int) -> None:
+    assert headroom._reserved(text, 32_768, 60_999) == expected
+
+
+def test_too_much_for_this_machine_is_said_before_the_first_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headroom, "room", lambda: Room(files=100, ports=50))
+    with embedded.start(QUICK) as server:
+        told = run.Settings(
+            url=server.url, model="sim", server="trtllm", workers=2, sources=("203.0.113.9",), out=tmp_path / "out"
+        )
+        with pytest.raises(Faults) as caught:
+            run.execute(workload(tmp_path, concurrency="90", num_requests="200"), told)
+        received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+    words = " ".join(str(fault) for fault in caught.value.faults)
+    assert "local ports" in words
+    assert "open files" in words
+    assert "203.0.113.9" in words
+    assert not [one for one in received.requests if one.id]
+
+
+def test_a_cap_smaller_than_the_workers_is_refused(tmp_path: Path) -> None:
+    with embedded.start(QUICK) as server, pytest.raises(Faults, match="3 requests in flight"):
+        told = run.Settings(url=server.url, model="sim", server="trtllm", workers=4, out=tmp_path / "out")
+        run.execute(workload(tmp_path, request_rate="50", num_requests="20", max_in_flight="3"), told)
+
+
+def _loopback(address: str) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+@pytest.mark.skipif(not _loopback("127.0.0.3"), reason="only Linux has all of 127/8")
+def test_it_sends_from_the_addresses_named(tmp_path: Path) -> None:
+    with embedded.start(QUICK) as server:
+        port = server.url.rpartition(":")[2]
+        told = run.Settings(
+            url=server.url, model="sim", server="trtllm", sources=("127.0.0.2", "127.0.0.3"), out=tmp_path / "out"
+        )
+        seen: list[str] = []
+
+        def look(_: Any) -> None:
+            for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+                _, here, there, *_rest = line.split()
+                if int(there.rpartition(":")[2], 16) == int(port):
+                    seen.append(socket.inet_ntoa(bytes.fromhex(here.rpartition(":")[0])[::-1]))
+
+        summary, _ = run.execute(workload(tmp_path, concurrency="6", num_requests="30"), told, on_drive=look)
+    assert summary.requests.ok == 30
+    assert {"127.0.0.2", "127.0.0.3"} <= set(seen)
+    assert seen.count("127.0.0.2") == seen.count("127.0.0.3") == 3
+
+
+# -- what one sees meanwhile ---------------------------------------------------------------------------------------
+
+
+def test_the_board_adds_up(tmp_path: Path) -> None:
+    boards = [Board(tmp_path / "board", 3) for _ in range(3)]
+    for i, board in enumerate(boards):
+        counters = Counters()
+        counters.sent, counters.ok, counters.events, counters.in_flight = 10 + i, 5, 100 * i, 1
+        counters.recent_ttft_ns.extend(range(i * 1000, i * 1000 + 400))
+        board.write(i, counters)
+    total = Board(tmp_path / "board", 3).counters
+    assert (total.sent, total.ok, total.events, total.in_flight) == (33, 15, 300, 3)
+    assert sorted(total.recent_ttft_ns) == [i * 1000 + j for i in range(3) for j in range(144, 400)]
+
+
+def test_several_workers_can_be_followed(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    with embedded.start(QUICK) as server:
+        told = run.Settings(url=server.url, model="sim", server="trtllm", workers=2, out=tmp_path / "out")
+        made = workload(tmp_path, request_rate="100", duration="2.5s")
+        _, out = run.execute(made, told, on_drive=seen.append)
+    (board,) = seen
+    assert board.counters.sent > 0
+    assert not (out / "spool").exists()
+    assert json.loads((out / "run.json").read_bytes())["workers"] == 2
