@@ -1,0 +1,279 @@
+"""Throttle and retry: the arithmetic without a clock, the waiting with events, and what is refused outright."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from loadgen_sdk import Permit, Retry, Throttle, WrongUse
+from loadgen_sdk.request import Failure
+from loadgen_sdk.retry import curable, retry_after_s
+from loadgen_sdk.throttle import FOREVER, Gate, Rate, _duration_ns, rate
+
+S = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "period_s"),
+    [("10/s", 10, 1), ("600/min", 600, 60), (600, 600, 60), ("90,000/minute", 90_000, 60), ("1/h", 1, 3600),
+     ("0.5/s", 1, 2)],
+)  # fmt: skip
+def test_rates_as_people_write_them(text: Any, limit: float, period_s: float) -> None:
+    assert rate(text, "requests") == Rate(limit, int(period_s * S))
+
+
+def test_requests_within_any_stretch_of_the_period() -> None:
+    gate = Gate(Rate(3, S), None, None)
+    for now in (0, 100, 200):
+        assert gate.ask(now, 1) == 0
+        gate.enter(now, 1)
+    assert gate.ask(300, 1) == S
+    assert gate.ask(S, 1) == 0  # the first has left the window
+    gate.enter(S, 1)
+    assert gate.ask(S, 1) == S + 100
+
+
+@given(st.lists(st.integers(0, S // 2), min_size=1, max_size=60), st.integers(1, 5))
+def test_no_stretch_ever_holds_more_than_the_limit(steps: list[int], limit: int) -> None:
+    gate = Gate(Rate(limit, S), None, None)
+    now, granted = 0, []
+    for step in steps:
+        now += step
+        again = gate.ask(now, 1)
+        if again:
+            assert now < again <= now + S
+            now = again
+            assert gate.ask(now, 1) == 0
+        gate.enter(now, 1)
+        granted.append(now)
+    for start in granted:
+        assert sum(start <= at < start + S for at in granted) <= limit
+
+
+def test_tokens_are_estimated_then_corrected() -> None:
+    gate = Gate(None, Rate(100, S), None)
+    booked = gate.enter(0, 60)
+    assert gate.ask(1, 60) == S  # 60 + 60 would be too many
+    gate.leave(booked, 20)
+    assert gate.ask(1, 60) == 0  # it really took 20
+    gate.enter(1, 60)
+    assert gate.ask(2, 500) == S + 1  # more than the limit itself: alone, when all is empty
+    assert gate.ask(S + 1, 500) == 0
+
+
+def test_calls_at_once() -> None:
+    gate = Gate(None, None, 1)
+    booked = gate.enter(0, 1)
+    assert gate.ask(5, 1) == FOREVER and gate.in_flight == 1
+    gate.leave(booked, None)
+    assert gate.ask(5, 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "refused", "again"),
+    [
+        ({"retry-after": "2"}, True, 2 * S),
+        ({"retry-after-ms": "1500"}, True, 3 * S // 2),
+        ({"retry-after": "2"}, False, 0),  # of an answer that was none refused
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, False, 360 * S),
+        ({"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "6m0s"}, False, 0),
+        ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "20ms"}, False, S // 50),
+        ({"x-ratelimit-remaining-tokens": "10", "x-ratelimit-reset-tokens": "20ms"}, False, 0),
+        ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "garbage"}, False, 0),
+    ],
+)
+def test_what_the_server_asks_for_is_obeyed(headers: dict[str, str], refused: bool, again: int) -> None:
+    gate = Gate(None, None, None)
+    gate.heed(0, headers, refused)
+    assert gate.ask(0, 10) == again
+    assert gate.ask(max(again, 0), 10) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [("1s", S), ("6m0s", 360 * S), ("1h2m3s", 3723 * S), ("20ms", S // 50), ("1.5", 3 * S // 2), ("", 0)],
+)
+def test_durations_of_rate_limit_headers(text: str, ns: int) -> None:
+    assert _duration_ns(text) == ns
+
+
+def test_first_come_first_served_in_tasks_and_threads() -> None:
+    throttle = Throttle(concurrency=1)
+    order: list[int] = []
+
+    async def one(number: int) -> None:
+        async with throttle.slot() as permit:
+            order.append(number)
+            assert throttle.in_flight() == 1
+            await asyncio.sleep(0)
+            permit.done()
+            permit.done()  # harmless
+
+    async def go() -> None:
+        held = await throttle.acquire()
+        tasks = [asyncio.create_task(one(number)) for number in range(5)]
+        await asyncio.sleep(0)
+        in_line = threading.Event()
+
+        def thread() -> None:
+            in_line.set()
+            with throttle.slot_blocking():
+                order.append(99)
+
+        waiting = threading.Thread(target=thread)
+        waiting.start()
+        in_line.wait()
+        tasks[2].cancel()  # gives up its place
+        held.done()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(waiting.join)
+
+    asyncio.run(go())
+    assert [number for number in order if number != 99] == [0, 1, 3, 4] and 99 in order
+    assert throttle.in_flight() == 0
+
+
+def test_limits_are_per_key_and_model_unless_told_otherwise() -> None:
+    async def granted(throttle: Throttle) -> int:
+        kinds = [("a", "m"), ("a", "n"), ("b", "m"), ("a", "m")]
+        tasks = [asyncio.create_task(throttle.acquire(key=key, model=model)) for key, model in kinds]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        done = sum(task.done() for task in tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return done
+
+    assert asyncio.run(granted(Throttle(concurrency=1))) == 3
+    assert asyncio.run(granted(Throttle(concurrency=1, per=("model",)))) == 2
+    assert asyncio.run(granted(Throttle(concurrency=1, per=()))) == 1
+
+
+def test_a_throttler_that_the_application_shares() -> None:
+    from asyncio_throttle import Throttler
+
+    theirs = Throttler(rate_limit=2, period=3600)
+
+    async def go() -> None:
+        throttle = Throttle(requests=theirs)
+        for _ in range(2):
+            permit = await throttle.acquire()
+            assert isinstance(permit, Permit)
+            permit.done()
+        waiting = asyncio.create_task(throttle.acquire())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(go())
+    with pytest.raises(WrongUse, match="cannot make a thread wait"):
+        Throttle(requests=theirs).acquire_blocking()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"requests": 0}, "requests=0 would let nothing through"),
+        ({"requests": "-1/s"}, "would let nothing through"),
+        ({"requests": "inf"}, "limits nothing"),
+        ({"requests": "fast"}, "'fast' is no rate"),
+        ({"requests": "3/week"}, "is no rate"),
+        ({"tokens": "0/min"}, "would let nothing through"),
+        ({"concurrency": 0}, "concurrency=0 would let nothing through"),
+        ({"concurrency": 1.5}, "concurrency=1.5"),
+        ({"per": ("user",)}, "per="),
+        ({"per": "key"}, "per="),
+    ],
+)
+def test_throttles_that_let_nothing_through(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(WrongUse, match=words) as found:
+        Throttle(**options)
+    assert found.value.hint
+
+
+BUSY = Failure("http_429", "slow down", 429)
+
+
+@pytest.mark.parametrize(
+    ("failure", "again"),
+    [
+        (BUSY, True),
+        (Failure("http_429", "You exceeded your quota: insufficient_quota", 429), False),
+        (Failure("http_5xx", "", 503), True),
+        (Failure("http_5xx", "", 501), False),
+        (Failure("http_4xx", "", 400), False),
+        (Failure("http_4xx", "", 408), True),
+        (Failure("connect", ""), True),
+        (Failure("reset", ""), True),
+        (Failure("tls", ""), False),
+        (Failure("timeout_total", ""), False),
+        (Failure("interrupted", ""), False),
+        (Failure("error_event", ""), False),
+    ],
+)
+def test_what_another_try_may_cure(failure: Failure, again: bool) -> None:
+    assert curable(failure) is again
+
+
+def test_never_after_something_was_delivered_nor_beyond_the_attempts() -> None:
+    retry = Retry(3, seed=1)
+    assert retry.wait_s(1, BUSY, delivered=True) is None
+    assert retry.wait_s(1, BUSY, delivered=False) is not None
+    assert retry.wait_s(3, BUSY, delivered=False) is None
+
+
+@given(made=st.integers(1, 8), asked=st.none() | st.floats(0, 100))
+def test_waits_are_jittered_bounded_and_obey_the_server(made: int, asked: float | None) -> None:
+    retry = Retry(10, first_s=0.5, most_s=8.0)
+    wait = retry.wait_s(made, BUSY, asked_s=asked, delivered=False)
+    if asked is not None and asked > 60:
+        assert wait is None
+    else:
+        assert wait is not None and (asked or 0) <= wait <= max(asked or 0, min(8.0, 0.5 * 2 ** (made - 1)))
+
+
+def test_a_seed_draws_the_same_waits_and_another_one_others() -> None:
+    def waits(seed: int) -> list[float | None]:
+        retry = Retry(9, seed=seed)
+        return [retry.wait_s(made, BUSY, delivered=False) for made in range(1, 9)]
+
+    assert waits(1) == waits(1) != waits(2)
+
+
+def test_the_purse_bounds_what_an_outage_costs() -> None:
+    retry = Retry(10, budget=0.1, reserve=5)
+    retried = 0
+    for _ in range(1000):
+        retry.begun()
+        retried += retry.wait_s(1, BUSY, delivered=False) is not None
+    assert 100 <= retried <= 106
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"retry-after": "3"}, 3.0),
+        ({"retry-after-ms": "250", "retry-after": "3"}, 0.25),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "-5"}, 0.0),
+    ],
+)
+def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
+    assert retry_after_s(headers) == seconds
+
+
+@pytest.mark.parametrize(
+    "options", [{"attempts": 0}, {"attempts": 1.5}, {"first_s": 0}, {"first_s": 9, "most_s": 8}, {"budget": -1}]
+)
+def test_retries_that_mean_nothing(options: dict[str, Any]) -> None:
+    with pytest.raises(WrongUse):
+        Retry(**options)
