@@ -120,12 +120,13 @@ def compare(
     not valid, is shown and not judged.
     """
     first = sides[0]
-    chosen = [found for path in dict.fromkeys((*SHOWN, *also)) if (found := metric(path)) is not None]
+    told = ("tokens.output_per_s", "load.completed_rps") if any(side.told for side in sides) else ()
+    chosen = [found for path in dict.fromkeys((*SHOWN, *told, *also)) if (found := metric(path)) is not None]
     differences: list[Difference] = []
     for other in sides[1:]:
         unlike = _unlike(first, other)
         invalid = [side.name for side in (first, other) if any(not run.summary.verdict.valid for run in side.runs)]
-        why = ""
+        why = "figures only, defined otherwise" if first.told or other.told else ""
         if unlike and not anyway:
             why = "not the same work"
         elif invalid:
@@ -187,9 +188,9 @@ def _notes(sides: Sequence[Side]) -> list[str]:
                 notes.append(f"{name} {words.get(run.summary.run.state, run.summary.run.state)}")
             if run.rows is None:
                 notes.append(f"{name} has no records, only a summary: nothing can be told from it alone")
-    simulated = {run.summary.target.simulated for side in sides for run in side.runs}
-    if True in simulated:
-        notes.append("SIMULATED on every side" if simulated == {True} else "one side is SIMULATED, another is not")
+    simulated = [side.name for side in sides if any(run.summary.target.simulated for run in side.runs)]
+    if simulated:
+        notes.append(f"SIMULATED: {'every side' if len(simulated) == len(sides) else ', '.join(simulated)}")
     for what, values in (
         ("models", [{run.summary.target.model for run in side.runs} for side in sides if side.runs]),
         ("versions of loadgen", [{run.summary.run.version for run in side.runs} for side in sides if side.runs]),

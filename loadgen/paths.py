@@ -47,7 +47,12 @@ def metric(path: str) -> Metric | None:
         return Metric(path, "requests ok", "", 1)
     if path not in _paths():
         return None
-    name = {"tokens.steady_output_per_s": "output tokens/s", "goodput.share": "within the SLO"}.get(path, path)
+    name = {
+        "tokens.steady_output_per_s": "output tokens",
+        "tokens.output_per_s": "output tokens, whole window",
+        "load.completed_rps": "requests",
+        "goodput.share": "within the SLO",
+    }.get(path, path)
     better = 1 if first == "goodput" or path.endswith(("_per_s", "completed_rps")) else 0
     if path in ("requests.failed", "requests.lost", "requests.dropped", "stalls.share", "stalls.requests"):
         better = -1

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, or of several (the levels of --concurrency 1,2,4).")],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="Folder of a run, or of several (levels, repeats), or another tool's result file."),
+    ],
     html: Annotated[
         Path | None, typer.Option("--html", help="Where the page goes; without it: report.html in the folder.")
     ] = None,
@@ -30,12 +33,16 @@ def report(
 
     Exit: 0 sound and SLO met, 1 SLO missed, 2 not a run, 3 the run is not valid.
     """
+    from loadgen import sides
     from loadgen.report import machine, text
     from loadgen.verdict import exit_code
 
+    other = sides.by_another_tool(folder)
+    if other is not None:
+        return _reported(other, html, as_json=as_json)
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     wanted = not no_html and (html is not None or not as_json)
-    levels = [] if _is_run(folder) else sorted(filter(_is_run, folder.glob("*/")), key=_natural)
+    levels = [] if sides.is_run(folder) else sorted(filter(sides.is_run, folder.glob("*/")), key=_natural)
     read = [_read(one, page=wanted and not levels) for one in levels or [folder]]
     summaries = [summary for summary, _ in read]
     if as_json:
@@ -50,10 +57,6 @@ def report(
     )
 
 
-def _is_run(folder: Path) -> bool:
-    return (folder / "run.json").is_file() or (folder / "summary.json").is_file()
-
-
 def _natural(folder: Path) -> tuple[int, str]:
     """c2 before c16."""
     return int("".join(filter(str.isdigit, folder.name)) or 0), folder.name
@@ -61,20 +64,41 @@ def _natural(folder: Path) -> tuple[int, str]:
 
 def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
     """The summary and, if wanted, the page: from the records, or from `summary.json` where only that was kept."""
-    from loadgen import store
+    from loadgen import sides, store
     from loadgen.report import html, machine
     from loadgen.report.figures import figures
+    from loadgen.report.others import reported
     from loadgen.summary import summarize
 
     kept = folder / "summary.json"
-    if kept.is_file() and not any((folder / "requests").glob("*.parquet")) and not any(folder.glob("spool/*.rows")):
+    if kept.is_file() and not sides.has_records(folder):
         summary = machine.load(kept.read_bytes(), str(kept))
         return summary, html.render(summary) if page else None
     stored = store.read(folder)
     summary = summarize(*stored)
-    return summary, html.render(
-        summary, stored.header, figures(*stored, store.heat(folder), store.HEAT_EDGES_NS)
-    ) if page else None
+    if not page:
+        return summary, None
+    drawn = figures(*stored, store.heat(folder), store.HEAT_EDGES_NS)
+    others = reported(summary, stored.header, stored.rows, stored.gaps)
+    return summary, html.render(summary, stored.header, drawn, others)
+
+
+def _reported(file: Path, html: Path | None, *, as_json: bool) -> int:
+    """A result file of another tool: its figures under its own definitions; a page only where it was asked for."""
+    import msgspec
+
+    from loadgen import foreign
+    from loadgen.errors import OK
+    from loadgen.report import reported
+
+    result = foreign.read(file)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+    else:
+        print(reported.render_text(result), end="")
+    if html is not None:
+        _write(reported.render_html(result), html, html)
+    return OK
 
 
 def _write(page: str, asked: Path | None, default: Path) -> None:

@@ -1,49 +1,58 @@
-"""JUnit XML, as CI systems read it: cases in suites, each passed, failed, or skipped with a reason.
-
-Pure. A case that could not be decided is `skipped`: neither a pass nor a failure.
-"""
+"""JUnit XML: the one format of outcomes that every build server reads. Pure: cases in, text out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
-from xml.sax.saxutils import quoteattr
+from typing import TYPE_CHECKING, Literal
+from xml.sax.saxutils import escape, quoteattr
 
 import msgspec
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One test case."""
+    """One outcome. `text` says why, on one or more lines; of a passed one it is its output."""
 
-    suite: str
     name: str
-    outcome: Literal["passed", "failed", "skipped"]
-    message: str = ""
+    group: str
+    outcome: Literal["passed", "failed", "error", "skipped"]
+    text: str = ""
 
 
-def render(cases: Sequence[Case], name: str = "loadgen") -> str:
-    """The document, ending in a newline. Suites stand in the order of their first cases."""
-    suites = dict.fromkeys(case.suite for case in cases)
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>', f"<testsuites name={_attribute(name)}{_counts(cases)}>"]
-    for suite in suites:
-        inside = [case for case in cases if case.suite == suite]
-        lines.append(f"  <testsuite name={_attribute(suite)}{_counts(inside)}>")
-        for case in inside:
-            head = f"    <testcase classname={_attribute(suite)} name={_attribute(case.name)}"
-            if case.outcome == "passed":
-                lines.append(f"{head}/>")
-                continue
-            tag = "failure" if case.outcome == "failed" else "skipped"
-            lines += [f"{head}>", f"      <{tag} message={_attribute(case.message)}/>", "    </testcase>"]
-        lines.append("  </testsuite>")
-    return "\n".join([*lines, "</testsuites>"]) + "\n"
+_TAGS = {"failed": "failure", "error": "error", "skipped": "skipped"}
 
 
-def _counts(cases: Sequence[Case]) -> str:
-    failed, skipped = (sum(case.outcome == outcome for case in cases) for outcome in ("failed", "skipped"))
-    return f' tests="{len(cases)}" failures="{failed}" errors="0" skipped="{skipped}"'
+def render(suite: str, cases: Sequence[Case]) -> str:
+    """One test suite."""
+    counts = {outcome: sum(case.outcome == outcome for case in cases) for outcome in _TAGS}
+    totals = (
+        f'tests="{len(cases)}" failures="{counts["failed"]}" errors="{counts["error"]}" skipped="{counts["skipped"]}"'
+    )
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>', f"<testsuites {totals}>"]
+    lines.append(f"  <testsuite name={_quoted(suite)} {totals}>")
+    for case in cases:
+        head = f"    <testcase classname={_quoted(case.group)} name={_quoted(case.name)}"
+        if case.outcome == "passed":
+            body = f"><system-out>{_clean(case.text)}</system-out></testcase>" if case.text else "/>"
+            lines.append(head + body)
+        else:
+            tag = _TAGS[case.outcome]
+            first = case.text.splitlines()[0] if case.text else case.outcome
+            lines.append(f"{head}><{tag} message={_quoted(first)}>{_clean(case.text)}</{tag}></testcase>")
+    return "\n".join([*lines, "  </testsuite>", "</testsuites>"]) + "\n"
 
 
-def _attribute(text: str) -> str:
-    """Quoted, without the control characters that XML cannot carry."""
-    return quoteattr("".join(char if char.isprintable() or char == " " else " " for char in text))
+def _plain(text: str) -> str:
+    """Without the control characters that XML 1.0 cannot carry."""
+    return "".join(
+        c for c in text if c in "\t\n\r" or (c >= " " and not 0xD800 <= ord(c) <= 0xDFFF and c not in "\ufffe\uffff")
+    )
+
+
+def _clean(text: str) -> str:
+    return escape(_plain(text))
+
+
+def _quoted(text: str) -> str:
+    return quoteattr(_plain(text))

@@ -1,0 +1,84 @@
+"""`loadgen compare A B [C...]`: what differs between results, by how much, and whether that can be told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare(
+    results: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of runs, folders of repeats, or result files of other tools; the first is the base."
+        ),
+    ],
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-on",
+            help="Exit 1 when it holds: 'ttft_ms.p99 > +5%' (a change), 'goodput.share < 99%' (a value). Repeatable.",
+        ),
+    ] = None,
+    beyond_noise: Annotated[
+        bool, typer.Option("--beyond-noise", help="--fail-on only where the whole interval is beyond the limit.")
+    ] = False,
+    confidence: Annotated[str, typer.Option("--confidence", help="Of all metrics together.")] = "95%",
+    anyway: Annotated[bool, typer.Option("--anyway", help="Judge although the work differs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML to this file too.")] = None,
+) -> int:
+    """Hold results against the first one: equal work first, then each metric's difference, its interval and a word.
+
+    Exit: 0, 1 a condition of --fail-on holds, 2 wrong usage, 3 a result is not valid.
+    """
+    import msgspec
+
+    from loadgen import compare as comparison
+    from loadgen import conditions, sides
+    from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
+    from loadgen.report import compared
+    from loadgen.report.junit import render
+
+    if len(results) < 2:
+        raise UserError("one result alone compares with nothing", " ".join(map(str, results)), "give two or more")
+    level = _confidence(confidence)
+    wanted = conditions.read(fail_on or ())
+    found = comparison.compare(
+        sides.read(results), also=[one.metric for one in wanted], confidence=level, anyway=anyway
+    )
+    outcomes = list(conditions.hold(wanted, found, beyond_noise=beyond_noise))
+    if as_json:
+        data = msgspec.json.encode({"comparison": found, "conditions": outcomes})
+        print(msgspec.json.format(data, indent=2).decode())
+    elif as_markdown:
+        print(compared.render_markdown(found, outcomes), end="")
+    else:
+        color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        print(compared.render_text(found, outcomes, color=color), end="")
+    if junit is not None:
+        try:
+            junit.write_text(render("loadgen compare", list(compared.cases(found, outcomes))), "utf-8")
+        except OSError as error:
+            raise UserError(f"cannot be written: {error.strerror}", f"--junit {junit}") from None
+    if not found.valid:
+        return UNSOUND
+    return SLO_MISSED if any(outcome.failed for outcome in outcomes) else OK
+
+
+def _confidence(text: str) -> float:
+    from loadgen.errors import UserError
+
+    digits, percent = (text[:-1], True) if text.endswith("%") else (text, False)
+    try:
+        level = float(digits) / (100 if percent else 1)
+    except ValueError:
+        level = 0.0
+    if not 0.5 <= level < 1:
+        raise UserError("no level of confidence", f"--confidence {text}", "from 50% to 99.9%")
+    return level

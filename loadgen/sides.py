@@ -1,0 +1,99 @@
+"""Results to hold against each other, read from where they lie: a run, a folder of repeats, a file of another tool. IO.
+
+What cannot be compared is said here: a folder that is no run, runs that are no repeats of each other.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loadgen import store
+from loadgen.compare import Run, Side
+from loadgen.errors import Faults, UserError
+from loadgen.report import machine
+from loadgen.summary import summarize
+
+
+LEFT_BY_OTHERS = (
+    "profile_export_aiperf.json",
+    "benchmarks.json",
+    "summary_lifecycle_metrics.json",
+    "result_summary.json",
+    "mlperf_log_summary.txt",
+)
+"""The file in a folder of another tool that holds its figures."""
+
+
+def read(paths: list[Path]) -> list[Side]:
+    """One side each, named by as much of its path as tells them apart. Raises Faults with everything that is wrong."""
+    faults = []
+    sides = []
+    for path, name in zip(paths, names(paths), strict=True):
+        try:
+            sides.append(_side(path, name))
+        except UserError as fault:
+            faults.append(fault)
+    if faults:
+        raise Faults(faults)
+    return sides
+
+
+def names(paths: list[Path]) -> list[str]:
+    """The last parts of each path, as many as tell them all apart."""
+    parts = [path.resolve().parts for path in paths]
+    for depth in range(1, 12):
+        found = ["/".join(part[-depth:]) for part in parts]
+        if len(set(found)) == len(found):
+            return found
+    return [str(path) for path in paths]
+
+
+def _side(path: Path, name: str) -> Side:
+    other = by_another_tool(path)
+    if other is not None:
+        from loadgen import foreign
+
+        return foreign.side(foreign.read(other), name)
+    if is_run(path):
+        return Side(name=name, runs=(run(path),))
+    folders = sorted(filter(is_run, path.glob("*/"))) if path.is_dir() else []
+    if not folders:
+        what = "no run, and no folder of runs: no run.json here" if path.is_dir() else "no such file or folder"
+        hint = "give the folder that `loadgen run` named, or the result file of another tool"
+        raise UserError(what, str(path), hint)
+    runs = tuple(run(folder) for folder in folders)
+    recipes: dict[str, str] = {}
+    for one in runs:
+        recipes.setdefault(one.summary.fingerprints.recipe, one.name)
+    if len(recipes) > 1:
+        hint = f"name one of them: {path / next(iter(recipes.values()))}"
+        raise UserError(
+            f"not repeats of one run: {', '.join(recipes.values())} have different recipes", str(path), hint
+        )
+    return Side(name=name, runs=runs)
+
+
+def by_another_tool(path: Path) -> Path | None:
+    """The result file of another tool that a path names, itself or by its folder; None for anything of ours."""
+    if path.is_file():
+        return path
+    if is_run(path):
+        return None
+    return next((path / name for name in LEFT_BY_OTHERS if (path / name).is_file()), None)
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "run.json").is_file() or (folder / "summary.json").is_file()
+
+
+def run(folder: Path) -> Run:
+    """A run as far as it got; of one that kept its summary alone, that. Raises UserError."""
+    if not has_records(folder) and (folder / "summary.json").is_file():
+        path = folder / "summary.json"
+        return Run(name=folder.name, summary=machine.load(path.read_bytes(), str(path)))
+    stored = store.read(folder)
+    return Run(name=folder.name, summary=summarize(*stored), header=stored.header, rows=stored.rows)
+
+
+def has_records(folder: Path) -> bool:
+    return any((folder / "requests").glob("*.parquet")) or any(folder.glob("spool/*.rows"))
