@@ -29,6 +29,8 @@ UNKNOWN: State = "unknown"
 TRIAL_TOKENS = 64  # long enough that nobody answers "yes or no?" with so many by chance
 AGREEMENT = 0.02  # of two counts of the same text; as the verdict of a run
 BUNDLED = 1.5  # tokens per event, or events per arrival, from which gaps are no longer those between tokens
+LUMP = 8  # events per arrival from which a stream came in lumps, however quick its tokens are
+QUICK_MS = 1.0  # a token: below, events can meet in one arrival by chance
 SKEW_S = 2.0  # of two wall clocks; a Date header has whole seconds
 CERTIFICATE_DAYS = 14
 TIMER_LATE_MS = 1.0  # p99 of a 1 ms timer, from which an idle host delays sends
@@ -222,7 +224,8 @@ def streaming(trial: Trial) -> Finding:
     if per_event is not None and per_event > BUNDLED:
         meaning = f"about {per_event:.1f} tokens per event: gaps are not inter-token latency, and ITL is left out"
         return Finding("streaming", WARNING, words, meaning, "for ITL set the server's stream interval to 1")
-    if events / arrivals > BUNDLED:
+    in_a_lump = events >= LUMP and arrivals <= events // LUMP
+    if events / arrivals > BUNDLED and (in_a_lump or span_ms / events >= QUICK_MS):
         meaning = "events arrive together: something holds them back, so gaps are its rhythm, and TTFT may be late"
         return Finding("streaming", WARNING, words, meaning, "look for a buffering proxy (nginx: proxy_buffering off)")
     return Finding("streaming", OK, words, "token by token: TTFT, TPOT and ITL mean what they say")

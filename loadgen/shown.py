@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from loadgen import uncertainty
 from loadgen.quantiles import index
 
+LEAST_WORTH = 20
 Series = Sequence[NDArray[np.float64]]  # one array per run, in order of time
 
 
@@ -84,11 +85,15 @@ def above(values: Series, p: float) -> list[NDArray[np.float64]]:
 def quantile(values: Series, p: float, confidence: float) -> Interval:
     """`sorted[floor(n * p)]`, and the sample's own values at the ends of the share's interval around p (Woodruff 1952).
 
-    Values may be infinite (requests that failed). An end is infinite where the interval reaches past the sample.
+    Values may be infinite (requests that failed). An end is infinite where the interval reaches past the sample. A
+    sample worth fewer than LEAST_WORTH independent ones shows no more than its own range.
     """
     ordered = np.sort(np.concatenate(values))
     n = len(ordered)
-    low, high = _wilson(p, worth(above(values, p), confidence), _z(confidence))
+    known = worth(above(values, p), confidence)
+    if known < LEAST_WORTH:
+        return Interval(float(ordered[index(n, p)]), float(ordered[0]), float(ordered[-1]))
+    low, high = _wilson(p, known, _z(confidence))
     first, last = math.floor(n * low), math.ceil(n * high)
     return Interval(
         float(ordered[index(n, p)]),

@@ -27,7 +27,6 @@ from loadgen.shown import Interval, Series
 from loadgen.summary import Summary
 
 QUEUED = ("ttft", "ttft_from_sent", "first_answer", "e2e")  # latencies with the wait in a queue in them
-LEAST_WORTH = 20  # independent requests below which even a median is a guess
 RATE_BATCHES = 20  # of all runs together
 
 
@@ -136,12 +135,6 @@ class Yardstick:
             raise Missing(f"no request has a {what}")
         if n < least:
             raise Missing(f"{n:,} samples; p{p * 100:g} is supported from {least:,}")
-        known = shown.worth(shown.above(values, p), self.confidence)
-        if known < LEAST_WORTH:
-            raise Missing(
-                f"{n:,} samples that hang together so much that they are worth {known:.0f} independent ones: "
-                "a load this close to its limit has to last much longer"
-            )
         found = shown.quantile(values, p, self.confidence)
         return found._replace(high=math.inf) if self._too_few_looks(what, p) else found
 

@@ -16,6 +16,7 @@ from queueing import fail, rows, run
 
 from loadgen import judge, shown, validation
 from loadgen import run as runs
+from loadgen.cli import main
 from loadgen.contract import load, parse, shipped
 from loadgen.errors import Faults, UserError
 from loadgen.judge import FAIL, INCONCLUSIVE, PASS, Judgement, Validation
@@ -350,6 +351,34 @@ def test_a_contract_in_virtual_time(tmp_path: Path, limit: str, verdict: str, co
     assert {fault.what for fault in raised.value.faults} == {"changed", "gone"}
 
 
+PRICES = """\
+currency: USD
+rented:
+  - {provider: me, shape: four, gpu: GB300, gpus: 4, per_hour: 40.00, as_of: 2026-11, source: an offer}
+"""
+
+
+def test_a_thousand_good_requests_have_a_price(tmp_path: Path) -> None:
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    text = CARRIED.replace("LIMIT", "60ms").replace("name: carried", "name: carried\ngpus: 4\nprices: prices.yaml")
+    text += "      - cost: 2.00 USD\n"
+    text += "    should:\n      - cost: 1.00 USD\n"
+    found, folder = carry(tmp_path, text, url="sim:gb300-vm", shape="four")
+    *_, kept, broken = found.levels[0].terms
+    assert (kept.verdict, broken.verdict, found.verdict) == (PASS, FAIL, PASS), "a should decides nothing"
+    rate = next(iter((folder / "steady").glob("r1/summary.json"))).read_bytes()
+    good = msgspec.json.decode(rate)["goodput"]["steady_rps"]
+    assert kept.value == pytest.approx(40 / 3600 / good * 1000, rel=0.02)
+
+
+def test_an_unknown_shape_has_no_cost(tmp_path: Path) -> None:
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    text = CARRIED.replace("LIMIT", "60ms").replace("name: carried", "name: carried\ngpus: 4\nprices: prices.yaml")
+    found, _ = carry(tmp_path, text + "      - cost: 2.00 USD\n", url="sim:gb300-vm", shape="five")
+    assert found.levels[0].terms[-1].verdict == INCONCLUSIVE
+    assert found.levels[0].terms[-1].reason.startswith("no cost: ")
+
+
 WIDE = """\
 name: wide
 requests: {input_tokens: 20, output_tokens: 4}
@@ -379,3 +408,32 @@ def test_no_target_is_inconclusive_and_leaves_its_folder(tmp_path: Path) -> None
     assert validation.verify(folder) == {}
     with pytest.raises(UserError, match="in use"):
         carry(tmp_path, CARRIED.replace("LIMIT", "60ms"), url="http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "interrupted", "code"),
+    [(PASS, False, 0), (FAIL, False, 1), (INCONCLUSIVE, False, 3), (PASS, True, 130)],
+)
+def test_exit_codes(verdict: Any, interrupted: bool, code: int) -> None:
+    found = Validation(
+        contract="c", contract_sha256="", verdict=verdict, sentence="", confidence=0.95, target="", model="", server="",
+        simulated=False, started="", ended="", version="", levels=(), interrupted=interrupted,
+    )  # fmt: skip
+    assert judge.exit_code(found) == code
+
+
+def test_the_command_line_tells_faults_of_flags_and_contract_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.yaml").write_text(ALL_WRONG)
+    with pytest.raises(SystemExit) as left:
+        main(["validate", str(tmp_path / "bad.yaml"), "--server", "nobody"])
+    told = capsys.readouterr().err
+    assert left.value.code == 2
+    assert "unknown value 'nobody'" in told
+    assert 'unknown term "tttf"' in told
+    assert "Traceback" not in told
+    with pytest.raises(SystemExit) as left:
+        main(["validate", "chatbot", "--dry-run"])
+    assert left.value.code == 0
+    assert "level peak: qa, 10,800 requests" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from html import escape
 
-from loadgen.judge import FAIL, INCONCLUSIVE, PASS, Judgement, LevelVerdict, Validation, figure
+from loadgen.judge import FAIL, INCONCLUSIVE, PASS, Judgement, LevelVerdict, Validation
 from loadgen.report import numbers as show
 from loadgen.report import page
 
@@ -52,7 +52,7 @@ def render(found: Validation) -> str:
         if level.trouble:
             sheet.add(page.mark("NOTHING SHOWN", level.trouble, "warn"))
         rows = [_row(term, level.trouble) for term in level.terms]
-        sheet.add(page.table(("verdict", "", "promise", "measured", "interval", "why"), rows, words=True))
+        sheet.add(page.table(("verdict", "", "promise", "measured"), rows, words=True))
         sheet.add(page.listed(level.notes, "warn"))
     if found.preflight:
         sheet.section("Seen before the first request")
@@ -79,16 +79,7 @@ def _load(level: LevelVerdict) -> str:
 
 
 def _row(term: Judgement, told: str) -> tuple[str, ...]:
-    value = show.NONE if term.value is None else figure(term.value, term.unit)
-    return (term.verdict, term.kind, term.term, value, _interval(term), "" if term.reason == told else term.reason)
-
-
-def _interval(term: Judgement) -> str:
-    if not term.unit:
-        return show.NONE
-    low = "any" if term.low is None else figure(term.low, term.unit)
-    high = "any" if term.high is None else figure(term.high, term.unit)
-    return f"{low} to {high}"
+    return (term.verdict, term.kind, term.term, show.NONE if term.reason == told else term.reason)
 
 
 def text(found: Validation) -> str:
