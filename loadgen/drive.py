@@ -126,6 +126,7 @@ class Drive:
         route: str = "auto",
         stop_on_failure: bool = False,
         wire: Wire,
+        hold_ns: int = HOLD_NS,
         spool: Spool,
         start_ns: int,
         grace_ns: int,
@@ -158,10 +159,11 @@ class Drive:
         self.counters = Counters()
         self.interrupted = False
         self._starting = False  # requests are being started or ended in bulk: a completion must not start more
-        wire.hold_ns = HOLD_NS
+        wire.hold_ns = hold_ns
         wire.wake = self._wake
         wire.tick = self._tick
-        wire.idle = self._idle
+        if schedule.slots is None:  # a load without end is built as it goes
+            wire.idle = self._idle
 
     async def run(self) -> None:
         """From the start instant to the last record. Raises whatever a bug in a callback raised."""

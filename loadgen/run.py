@@ -29,7 +29,7 @@ from loadgen_sdk.wire import Wire, raise_file_limit
 from loadgen import header as heads
 from loadgen import prompts, schedule, store
 from loadgen.bodies import Bodies
-from loadgen.drive import AHEAD, Drive, no_collector
+from loadgen.drive import AHEAD, HOLD_NS, Drive, no_collector
 from loadgen.errors import Fault, Faults, TargetError
 from loadgen.plan import Endpoint, Job, Settings, cap, describe, plan, prepare
 from loadgen.progress import Counted
@@ -153,6 +153,7 @@ async def work(
                 route=settings.route,
                 stop_on_failure=settings.on_target_failure == "stop",
                 wire=wire,
+                hold_ns=0 if settings.client == "openai" else HOLD_NS,  # whose tasks need the loop
                 spool=spool,
                 start_ns=await gate(),
                 grace_ns=workload.grace_ns,

@@ -19,14 +19,14 @@ import msgspec
 import pytest
 import trustme
 import uvloop
-from loadgen_sdk.client import Client, Event
+from loadgen_sdk.client import CONNECT_NS, Client, Event
 from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.errors import RequestFailed, TargetUnusable
 from loadgen_sdk.exchange import Exchange
 from loadgen_sdk.request import Completion, Failure, Request
 from loadgen_sdk.target import Target
-from loadgen_sdk.wire import Tls
+from loadgen_sdk.wire import Tls, Wire
 
 from loadgen.sim.embedded import Embedded, start
 from loadgen.sim.faults import NAMES
@@ -748,3 +748,30 @@ def test_the_server_gets_the_body_and_our_name_for_it() -> None:
         "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}, "seed": 3,
         **({"min_tokens": TOKENS} if b"min_tokens" in got else {}),
     }  # fmt: skip
+
+
+def test_an_address_that_does_not_answer_is_given_up() -> None:
+    """By injected time: a connection that is still being made after CONNECT_NS makes way for the next address."""
+
+    async def scenario() -> None:
+        wire = Wire(asyncio.get_running_loop())
+        client = Client(Target.parse("http://127.0.0.1:9"), model="m", quirk=QUIRKS["trtllm"], wire=wire)
+        told: list[tuple[str, str]] = []
+        client.failed = lambda line, kind, text: told.append((kind, text))  # type: ignore[method-assign]
+        with socket.socket() as listening:  # its queue is full: further connections stay in the making
+            listening.bind(("127.0.0.1", 0))
+            listening.listen(0)
+            where = listening.getsockname()
+            client._addresses = [(socket.AF_INET, where)]
+            held = [socket.create_connection(where) for _ in range(1)]
+            for _ in range(8):
+                client._open_spare()
+            making = len(client._connecting)
+            client.tick(monotonic_ns() + CONNECT_NS + 1)
+            assert making == 8 and not client._connecting
+            assert told and all(kind == "connect" and "no answer within 10 s" in text for kind, text in told)
+            for one in held:
+                one.close()
+        wire.shut()
+
+    uvloop.run(scenario())

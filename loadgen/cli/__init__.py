@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -63,7 +64,7 @@ app.command()(schema)
 app.command()(doctor)
 app.command()(validate)
 
-WrongUsage = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What the parser raises: typer's own copy of click or, before it had one, the package's."""
 
 _PAIR = re.compile(r"[a-z][a-z0-9_]*:\S+$")
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             code = app(spread(sys.argv[1:] if arguments is None else arguments), standalone_mode=False)
         except WrongUsage as error:
-            error.show()  # type: ignore[attr-defined]
+            error.show()
             return USAGE
         except typer.Abort:
             raise KeyboardInterrupt from None

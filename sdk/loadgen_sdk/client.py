@@ -462,6 +462,8 @@ class Client:
                 self.cancel(exchange, Failure("timeout_total", f"not finished {waited:g} s after it was due"))
         if len(by_due) > 2 * self.in_flight + 1000:
             self._by_due = deque(exchange for exchange in by_due if not exchange.over)
+        if len(self._by_silence) > 2 * self.in_flight + 1000:  # else those that are over stay for half a stall time
+            self._by_silence = deque(exchange for exchange in self._by_silence if not exchange.over)
         by_silence = self._by_silence  # looked through once in half a stall time, a few each tick
         for _ in range(len(by_silence) * 2 * TICK_NS // self._stall_ns + 1 if by_silence else 0):
             exchange = by_silence.popleft()

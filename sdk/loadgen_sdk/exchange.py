@@ -118,7 +118,8 @@ class Exchange:
                     if events:
                         reading = self.reading
                         if reading.first_token < 0:
-                            reading.take(events, stamp, base, self._unsure(len(events), len(pieces)))
+                            since = base if base > self.sent else self.sent  # nothing of it came before it was sent
+                            reading.take(events, stamp, since, self._unsure(len(events), len(pieces)))
                             if reading.first_token >= 0:
                                 self.client_lag = read - stamp
                         else:

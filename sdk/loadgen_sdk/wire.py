@@ -34,7 +34,10 @@ IP_BIND_ADDRESS_NO_PORT = 24  # linux/in.h: the port is chosen by connect, so on
 READ_BYTES = 32 << 10
 SLICE_NS = 200_000  # longest that decoding may keep the sockets unread
 TICK_NS = 100_000_000  # housekeeping: timeouts, idle connections
-HOLD_POLL_S = 0.001  # the shortest wait that epoll knows
+# The shortest wait that epoll knows. Without something to do in idle moments the wait has no end of its own: arming a
+# kernel timer for every wait costs more than the read, and our timer ends it with the next tick.
+HOLD_POLL_S = 0.001
+MAPPING_NS = 5_000  # two clocks read further apart than this (we were preempted) say nothing about each other
 MOST_READY = 1024  # sockets told by one poll
 BACKLOG_LIMIT = 20_000  # reads waiting to be decoded, above which decoding goes first
 FOREVER = 1 << 62
@@ -137,6 +140,7 @@ class Wire:
         self._lines: dict[int, Line] = {}
         self._backlog: deque[tuple[Line, bytes, int, int, int, bool, str]] = deque()
         self._polled = self._tick_at = monotonic_ns()
+        self._to_monotonic = self._polled - time_ns()
         self._wake_at = FOREVER
         self._armed = FOREVER
         self._again = False
@@ -256,7 +260,7 @@ class Wire:
                 if now >= until:
                     break
                 self._arm()
-                ready = poll(0 if backlog else HOLD_POLL_S, MOST_READY)
+                ready = poll(0 if backlog else HOLD_POLL_S if self.idle is not None else -1, MOST_READY)
                 if not ready and not backlog and (self.idle is None or not self.idle()):
                     break
         finally:
@@ -270,12 +274,14 @@ class Wire:
         """Start what is due, read what is ready, decode for a slice; `before`: the poll before the one that told it."""
         self.turns += 1
         now = monotonic_ns()
-        to_monotonic = now - time_ns()
+        wall = time_ns()
+        if monotonic_ns() - now < MAPPING_NS:
+            self._to_monotonic = now - wall
         if now >= self._wake_at and self.wake is not None:
             self._armed = 0
             self.wake(now)
         if len(self._backlog) < BACKLOG_LIMIT:
-            self._read(ready, before, to_monotonic)
+            self._read(ready, before, self._to_monotonic)
         now = self._decode()
         if now >= self._tick_at:
             self._armed = 0
