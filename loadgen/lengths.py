@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 MOST_TOKENS = 10_000_000  # where a law has no max of its own
+_HALF = (1 << 64) - 1
 REDRAWS = 100  # of a value outside [min, max], before it is clamped
 
 Law = Callable[[bytes, str, int], int]  # (key, purpose, index) -> a length
@@ -50,8 +51,8 @@ def _held(length: Any, shape: Callable[[float], float]) -> Law:
     def drawn(key: bytes, purpose: str, index: int) -> int:
         value = 0
         for attempt in range(REDRAWS):
-            bits = draw(key, f"{purpose} {attempt}", index, 16)
-            u, v = ((int.from_bytes(half, "little") >> 11) + 0.5 for half in (bits[:8], bits[8:]))
+            bits = int.from_bytes(draw(key, f"{purpose} {attempt}", index, 16), "little")
+            u, v = ((bits & _HALF) >> 11) + 0.5, (bits >> 75) + 0.5
             z = math.sqrt(-2.0 * math.log(u * 2.0**-53)) * math.cos(2.0 * math.pi * v * 2.0**-53)  # Box and Muller
             value = round(shape(z))
             if low <= value <= high:

@@ -108,6 +108,8 @@ class SyntheticPrompts:
     def asked_input(self, number: int) -> int:
         """Content tokens that the workload asks for: what `input_tokens` is, unless the tokenizer cannot be matched."""
         conversation, turn = divmod(number, self.turns)
+        if not turn:
+            return self._system_tokens + self._opening_tokens(conversation)
         first = number - turn
         history = sum(self.asked_output(before) + self._tool_tokens(before + 1) for before in range(first, number))
         return self._system_tokens + self._opening_tokens(conversation) + history

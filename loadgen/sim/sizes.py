@@ -24,15 +24,19 @@ def of_workload(asked: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
 
     Of a prompt that stands alone only the part that it shares is hashed: nobody will ask for the rest again.
     """
-    tags = (asked.input_tokens.tag, asked.output_tokens.tag)
+    fixed = (asked.input_tokens.tag == "fixed", asked.output_tokens.tag == "fixed")
     turns = prompts.turns
     shared = asked.system_tokens + asked.shared_prefix_tokens
     if per_block and (turns > 1 or shared):
         return _sharing(asked, prompts, per_block)
-    if turns == 1 and tags == ("fixed", "fixed"):
-        always = (prompts.asked_input(0), prompts.asked_output(0), ())
-        return lambda number: always
     asked_input, asked_output = prompts.asked_input, prompts.asked_output
+    if turns == 1 and any(fixed):
+        into, out = asked_input(0), asked_output(0)
+        if all(fixed):
+            return lambda number: (into, out, ())
+        return (lambda number: (into, asked_output(number), ())) if fixed[0] else (
+            lambda number: (asked_input(number), out, ())
+        )  # fmt: skip
     return lambda number: (asked_input(number), asked_output(number), ())
 
 
