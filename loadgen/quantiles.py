@@ -147,12 +147,14 @@ class Histogram:
 
     def quantile(self, p: float) -> float:
         """The bucket of `sorted[floor(n * p)]`, as the value that is at most BOUND away from all in it; count >= 1."""
-        place = int(np.searchsorted(np.cumsum(self.counts), index(self.count, p), side="right"))
+        return self.middle(int(np.searchsorted(np.cumsum(self.counts), index(self.count, p), side="right")))
+
+    def middle(self, place: int) -> float:
+        """The value that stands for a bucket: equally far, relatively, from both its edges, and inside the sample."""
         if place == 0:
             return float(min(0, self.largest_ns))
         low = RATIO ** (place - 1)
-        middle = 2 * low * RATIO / (1 + RATIO)  # equally far, relatively, from both edges
-        return float(min(max(middle, self.least_ns), self.largest_ns))
+        return float(min(max(2 * low * RATIO / (1 + RATIO), self.least_ns), self.largest_ns))
 
     def over(self, limit_ns: int) -> int:
         """Values over a limit, told apart to within BOUND: those of the limit's own bucket count as not over."""

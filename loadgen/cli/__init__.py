@@ -16,6 +16,7 @@ from loadgen.cli.capacity import capacity
 from loadgen.cli.compare import compare
 from loadgen.cli.cost import cost
 from loadgen.cli.doctor import doctor
+from loadgen.cli.export import export
 from loadgen.cli.reference import reference
 from loadgen.cli.report import report
 from loadgen.cli.run import run
@@ -58,6 +59,7 @@ app.command()(cost)
 app.command()(reference)
 app.command()(report)
 app.command()(compare)
+app.command()(export)
 app.command()(sim)
 app.command()(selfcheck)
 app.command()(schema)

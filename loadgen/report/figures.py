@@ -14,7 +14,7 @@ import numpy as np
 
 from loadgen import metrics
 from loadgen.metrics import BIN_NS, OK, UNDEFINED, Columns
-from loadgen.quantiles import RATIO, Histogram, index, support
+from loadgen.quantiles import Histogram, index, support
 from loadgen.record import KINDS
 
 if TYPE_CHECKING:
@@ -185,9 +185,7 @@ def curve_of_histogram(name: str, histogram: Histogram) -> Curve | None:
     sums = np.cumsum(histogram.counts)
 
     def at(p: float) -> float:
-        place = int(np.searchsorted(sums, index(count, p), side="right"))
-        middle = 2 * RATIO**place / (1 + RATIO) if place else 0.0
-        return float(min(max(middle, histogram.least_ns), histogram.largest_ns))
+        return histogram.middle(int(np.searchsorted(sums, index(count, p), side="right")))
 
     return _curve(name, count, at, float(histogram.largest_ns))
 

@@ -1,0 +1,61 @@
+"""`loadgen export DIR --as FORMAT`: a stored run as the result file of another tool, or its records as CSV."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    form: Annotated[str, typer.Option("--as", help="vllm, aiperf, guidellm, mlcommons (result_summary.json) or csv.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; without it stdout.")] = None,
+) -> int:
+    """Write a run in another tool's format, under that tool's definitions; csv: one line per request.
+
+    Exit: 0, 2 not a run.
+    """
+    import json
+
+    from loadgen import export as exports
+    from loadgen import sides, store
+    from loadgen.errors import OK, UserError
+    from loadgen.summary import summarize
+
+    if form not in exports.FORMATS:
+        raise UserError(f'unknown format "{form}"', f"--as {form}", f"known: {', '.join(exports.FORMATS)}")
+    if sides.is_run(folder) and not sides.has_records(folder):
+        raise UserError(
+            "only the summary of this run was kept, not its records", str(folder), "export a run with records"
+        )
+    stored = store.read(folder)
+    if form == "csv":
+        data = _csv(store.to_table(stored.rows, stored.texts))
+    else:
+        made = exports.WRITERS[form](summarize(*stored), stored.header, stored.rows, stored.gaps)
+        data = (json.dumps(made, indent=2, allow_nan=False) + "\n").encode()
+    if out is None:
+        sys.stdout.buffer.write(data)
+    else:
+        try:
+            out.write_bytes(data)
+        except OSError as error:
+            raise UserError(f"cannot be written: {error.strerror}", f"--out {out}") from None
+        print(f"written: {out}", file=sys.stderr)
+    return OK
+
+
+def _csv(table: Any) -> bytes:
+    """Columns as in the Parquet files; what is null there is an empty field."""
+    import io
+
+    import pyarrow as pa
+    from pyarrow import csv
+
+    words = [c.cast(pa.string()) if pa.types.is_dictionary(c.type) else c for c in table.columns]
+    sink = io.BytesIO()
+    csv.write_csv(pa.table(words, names=table.column_names), sink)
+    return sink.getvalue()
