@@ -20,7 +20,7 @@ import numpy as np
 from loadgen import contract as promises
 from loadgen import judge, store
 from loadgen.contract import Checked, Contract
-from loadgen.errors import Fault, Faults, TargetError, UserError
+from loadgen.errors import Faults, TargetError, UserError
 from loadgen.findings import FAULT, WARNING, Finding
 from loadgen.judge import Validation
 from loadgen.plan import Settings, version
@@ -146,12 +146,13 @@ def _verdict(folder: Path, contract: Contract, place: _Place) -> Validation:
 def _measured(folder: Path, level: str, trouble: dict[str, str]) -> Measured:
     runs = sorted((folder / level).glob("r*/run.json"), key=lambda path: int(path.parent.name[1:]))
     return Measured(
-        runs=tuple(_run(path.parent, folder) for path in runs if (path.parent / "summary.json").is_file()),
+        runs=tuple(read_run(path.parent, folder) for path in runs if (path.parent / "summary.json").is_file()),
         trouble=trouble.get(level, ""),
     )
 
 
-def _run(folder: Path, under: Path) -> Run:
+def read_run(folder: Path, under: Path) -> Run:
+    """One run of a validation from its records; `under` is the validation's own folder."""
     stored = store.read(folder)
     summary = machine.load((folder / "summary.json").read_bytes(), str(folder / "summary.json"))
     pooled = Histogram()
@@ -266,4 +267,4 @@ def verify(folder: Path) -> dict[str, str]:
     return changed | {name: "changed" for name in said if name in there and there[name] != said[name]}
 
 
-__all__ = ["Fault", "again", "money", "run", "verify"]
+__all__ = ["again", "money", "read_run", "run", "verify"]

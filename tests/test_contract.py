@@ -391,14 +391,25 @@ levels:
 """
 
 
-@pytest.mark.parametrize(("faults", "verdict"), [("", PASS), ("http_503:0.1", FAIL)])
-def test_a_contract_against_the_embedded_endpoint_with_faults(tmp_path: Path, faults: str, verdict: str) -> None:
+def test_contracts_against_the_embedded_endpoint_with_injected_faults(tmp_path: Path) -> None:
+    """One load of which 6 % fail, three contracts: one that holds, one out of reach, one that cannot be told."""
     (tmp_path / "wide.yaml").write_text(WIDE)
-    embedded = {"ttft": "300ms", "itl": "1ms", "faults": faults}
+    embedded = {"ttft": "300ms", "itl": "1ms", "faults": "http_503:0.03,truncate:0.03", "seed": 7}
     found, folder = carry(tmp_path, FAULTY, embedded=embedded)
     assert found.levels[0].trouble == ""
-    assert found.levels[0].terms[0].verdict == verdict, verdict_page.text(found)
+    assert found.levels[0].terms[0].verdict == FAIL, verdict_page.text(found)
     assert (folder / "doctor.json").is_file()
+    measured = {"load": Measured(runs=(validation.read_run(folder / "load" / "r1", folder),))}
+    for term, verdict in (
+        ("errors: 12%", PASS),
+        ("errors: 6%", INCONCLUSIVE),
+        ("tpot: {limit: 1s, at: p50}", PASS),
+        ("tpot: {limit: 1s, at: p97.5}", FAIL),
+        ("tpot: {limit: 1s, at: p99.9}", INCONCLUSIVE),
+    ):
+        text = f"name: c\nlevels:\n  - {{name: load, workload: wide.yaml, must: [{{{term}}}]}}\n"
+        (level,) = judge.levels(parse(text, "c.yaml", {}), measured)
+        assert level.verdict == verdict, (term, level.terms[0].reason)
 
 
 def test_no_target_is_inconclusive_and_leaves_its_folder(tmp_path: Path) -> None:
