@@ -219,8 +219,9 @@ def _json_format(line: str, path: Path) -> tuple[str, Callable[[dict[str, Any]],
 
 
 def _shape(row: dict[str, Any]) -> Row:
+    microseconds = (_instant(row, "timestamp", 1e6) + 500) // 1000  # what it was written with; floats hold no more
     return Row(
-        at_ns=_instant(row, "timestamp", 1e6),
+        at_ns=microseconds * 1000,
         input_tokens=_count(row, "input_length", 1),
         output_tokens=_count(row, "output_length", 0),
         hashes=_hashes(row),
