@@ -125,15 +125,11 @@ def given(
 ) -> Arrivals:
     """Arrivals that were written down: `offsets` ascending from 0, `speed` times as fast, ending at `end_ns` / speed.
 
-    Where duration or count go beyond the end, they come again from the start.
+    A count beyond their number makes them come again from the start; a duration only cuts.
     """
-    passes = 1
-    if duration_ns is None and count is not None:
-        passes = -(-count // len(offsets))
-    elif duration_ns is not None and end_ns > 0:
-        passes = min(-(-int(duration_ns * speed) // end_ns), -(-count // len(offsets)) if count else 1 << 30)
-    rounds = np.arange(max(1, passes), dtype=np.int64)[:, None] * end_ns
-    every = np.append((rounds + offsets).reshape(-1), max(1, passes) * end_ns)
+    passes = 1 if count is None else max(1, -(-count // len(offsets)))
+    rounds = np.arange(passes, dtype=np.int64)[:, None] * end_ns
+    every = np.append((rounds + offsets).reshape(-1), passes * end_ns)
     scaled = every if speed == 1.0 else np.rint(every / speed).astype(np.int64)
     return _cut(scaled, duration_ns, count)
 
