@@ -57,6 +57,7 @@ class Request:
     __slots__ = (
         "admitted_ns",
         "asked",
+        "at",
         "blocks",
         "cached",
         "due_ns",
@@ -78,13 +79,14 @@ class Request:
         self, key: Any, due_ns: int, input_tokens: int, output_tokens: int, blocks: Sequence[Hashable] = ()
     ) -> None:
         self.key, self.due_ns = key, due_ns
+        self.at = 0  # which replica: for its owner
         self.input_tokens = input_tokens
         self.asked = self.output_tokens = output_tokens  # asked for; what it gets
         self.blocks = blocks  # a hash per full block of the prompt, each standing for all up to its end
         self.total = self.left = input_tokens  # to prefill (after a pause: what was generated too); not yet prefilled
         self.todo = output_tokens  # tokens still to come when prefilled
         self.held = 0  # blocks of its own, as of admission
-        self.pinned: list[Hashable] = []  # blocks it shares
+        self.pinned: Sequence[Hashable] = ()  # blocks it shares
         self.admitted_ns = -1  # first
         self.cached = -1  # prompt tokens found in the cache at first admission; -1: not yet admitted
         self.first = -1  # iteration that gave its first token
@@ -248,8 +250,7 @@ class Replica:
         self.decoded += self.decoding
         done = self._buckets.pop(k, None)
         if done is not None:
-            for request in done:
-                self._leave(request)
+            self._leave(done)
         ready = self.started = self._ready
         if not ready:
             return done or []
@@ -372,13 +373,15 @@ class Replica:
     def _share(self, request: Request) -> None:
         """The prompt is computed: its full blocks can serve others; those that another one has shared stay its own."""
         pinned, cache = self._pinned, self._cache
-        for block in request.blocks[len(request.pinned) : request.input_tokens // self._limits.tokens_per_block]:
+        shared = list(request.pinned)
+        for block in request.blocks[len(shared) : request.input_tokens // self._limits.tokens_per_block]:
             if block in pinned or block in cache:
                 break
             pinned[block] = 1
-            request.pinned.append(block)
+            shared.append(block)
             request.held -= 1
             self._blocks_used -= 1
+        request.pinned = shared
 
     def _evict(self, room: int) -> None:
         """Forget the longest unused shared blocks until the unused ones fit in `room`."""
@@ -386,10 +389,25 @@ class Replica:
         while len(cache) > room:
             del cache[next(iter(cache))]
 
-    def _leave(self, request: Request) -> None:
-        """A sequence is done."""
-        self._drop(request)
-        request.state = DONE
+    def _leave(self, done: list[Request]) -> None:
+        """These have got their last token: the common case of `_drop`, in which all that they held is known."""
+        limits, running, phase = self._limits, self._running, self._phase
+        per_block = limits.tokens_per_block
+        for request in done:
+            request.state = DONE
+            del running[request]
+            cached = request.total + request.todo - 1  # the last token's key and value are never computed
+            self._kv -= cached
+            held = request.held
+            if not limits.guaranteed:
+                phase[(request.from_iteration + 1 - request.total) % per_block] -= 1
+                held = -(-cached // per_block) - len(request.pinned)
+            if request.pinned:
+                self._give_back(request, held)
+            else:
+                self._blocks_used -= held
+        self.decoding -= len(done)
+        self.active -= len(done)
 
     def _drop(self, request: Request) -> None:
         """Take a decoding sequence out of the batch, of whatever length it is after `iteration` iterations."""
@@ -420,7 +438,7 @@ class Replica:
                 else:
                     del pinned[block]
                     cache[block] = None
-            request.pinned = []
+            request.pinned = ()
         request.held = 0
 
     def _make_room(self) -> int:

@@ -421,7 +421,7 @@ class Server:
                 continue
             if not made and answer.served is not None:
                 answer.ask.cached_tokens = answer.served.cached
-            data, end = answer.next(tokens, finished, now_ns)
+            data, end = answer.next(tokens, finished, due)  # its timings are those of the engine
             events = answer.sent - event
             self.events += events
             if answer.fault.name == "split":

@@ -61,7 +61,7 @@ class Course:
         horizon = schedule.horizon_ns
         self._over = NEVER if horizon is None or grace_ns >= NEVER else horizon + grace_ns
         self._timeout_ns = timeout_ns
-        self._flying: deque[tuple[Request, int]] = deque()  # in order of due, with some that are done
+        self._flying: deque[Request] = deque()  # in order of due, with some that are done
 
     def run(self) -> None:
         """Until every slot has its record."""
@@ -89,10 +89,10 @@ class Course:
                      request.asked, request.output_tokens, request.cached, 0, -1)
                 )  # fmt: skip
                 finished(number, end, True)
-            while flying and (flying[0][0].state == DONE or flying[0][0].due_ns + timeout_ns <= end):
-                late, its = flying.popleft()
+            while flying and (flying[0].state == DONE or flying[0].due_ns + timeout_ns <= end):
+                late = flying.popleft()
                 if late.state != DONE:
-                    self._cut(late, its, end)
+                    self._cut(late, end)
             if replica.begin(end):
                 heapq.heapreplace(ends, (replica.end_ns, at))
             else:
@@ -103,9 +103,9 @@ class Course:
                     if last >= first:
                         flights.stretches.extend((request.key, at, first, last))
         if over < NEVER:
-            for request, its in flying:
+            for request in flying:
                 if request.state != DONE:
-                    self._cut(request, its, over)
+                    self._cut(request, over)
         agenda.stop()
         for start in agenda.unsent():
             flights.unsent.extend((start.number, start.due_ns, KIND[start.dropped]))
@@ -128,15 +128,17 @@ class Course:
                 agenda.finished(number, due_ns, False)
                 continue
             request = Request(number, due_ns, input_tokens, output_tokens, blocks)
+            request.at = at
             replica.submit(request)
-            flying.append((request, at))
+            flying.append(request)
             if replica.end_ns == NEVER and replica.begin(due_ns):
                 heapq.heappush(ends, (replica.end_ns, at))
                 woken += 1
         return woken
 
-    def _cut(self, request: Request, at: int, now_ns: int) -> None:
+    def _cut(self, request: Request, now_ns: int) -> None:
         """The client gives up on a request."""
+        at = request.at
         replica = self.replicas[at]
         got = replica.generated(request)
         replica.cancel(request)
