@@ -149,8 +149,8 @@ def _level(contract: Contract, level: Level, measured: Mapping[str, Measured], m
 
 
 def _ours(warning: str) -> bool:
-    """Whether a warning is about the limit that a contract sets aside, because it judges failures itself."""
-    return warning.startswith("validity limit failure_share")
+    """Whether a warning is about what a contract judges itself: failures, and how much a percentile rests on."""
+    return warning.startswith(("validity limit failure_share", "SLO term "))
 
 
 def _blocked(level: Level, found: Measured) -> str:

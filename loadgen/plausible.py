@@ -237,15 +237,13 @@ def _contradictions(draft: Draft, plan: Planned | None, says: _Says) -> None:
             for _, other in listed:
                 same = tag(other) == tag(term)
                 if same and other.quantile > term.quantile and other.limit_ns < term.limit_ns:
-                    what = f"{words(term)}: a looser limit than at {_at(other)} ({show.duration(other.limit_ns / 1e9)})"
+                    what = f"{words(term)}: a looser limit than at {_at(other)} ({_time(other.limit_ns)})"
                     hint = "a lower percentile cannot be the larger one: one of the two is a slip"
                     says.fault(("levels", draft.index, which, j), what, hint)
                     break
                 contained = tag(term) in ("ttft", "first_answer") and tag(other) == "e2e"
                 if contained and other.quantile == term.quantile and other.limit_ns < term.limit_ns:
-                    what = (
-                        f"{words(term)}: longer than the whole answer may take ({show.duration(other.limit_ns / 1e9)})"
-                    )
+                    what = f"{words(term)}: longer than the whole answer may take ({_time(other.limit_ns)})"
                     says.fault(("levels", draft.index, which, j), what, "E2E holds it: one of the two is a slip")
                     break
 
@@ -334,6 +332,10 @@ def _at(term: Any) -> str:
     return percentile(term.quantile).replace("_", ".")
 
 
+def _time(ns: int) -> str:
+    return show.duration(ns / 1e9) if ns >= 1e9 else f"{show.quantity(ns / 1e6)} ms"
+
+
 def words(term: Any) -> str:
     """A term as one says it: `ttft at p99 within 2.0 s`."""
     match term:
@@ -356,7 +358,7 @@ def words(term: Any) -> str:
             return f"{term.of} at {_at(term)} at most {show.percent(term.limit)} of that of {term.level}"
     if isinstance(term, promises.AtLeast):
         return f"{tag(term)} at least {show.quantity(term.rate)}/s"
-    return f"{tag(term)} at {_at(term)} within {show.duration(term.limit_ns / 1e9)}"
+    return f"{tag(term)} at {_at(term)} within {_time(term.limit_ns)}"
 
 
 def planned_words(planned: Planned) -> list[str]:

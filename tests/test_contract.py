@@ -394,7 +394,7 @@ levels:
 def test_contracts_against_the_embedded_endpoint_with_injected_faults(tmp_path: Path) -> None:
     """One load of which 6 % fail, three contracts: one that holds, one out of reach, one that cannot be told."""
     (tmp_path / "wide.yaml").write_text(WIDE)
-    embedded = {"ttft": "300ms", "itl": "1ms", "faults": "http_503:0.03,truncate:0.03", "seed": 7}
+    embedded = {"ttft": "1s", "itl": "1ms", "faults": "http_503:0.03,truncate:0.03", "seed": 7}
     found, folder = carry(tmp_path, FAULTY, embedded=embedded)
     assert found.levels[0].trouble == ""
     assert found.levels[0].terms[0].verdict == FAIL, verdict_page.text(found)
