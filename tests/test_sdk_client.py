@@ -1,0 +1,232 @@
+"""The project's own client as applications use it: a URL is enough, calls are throttled, retried and measured, and
+the blocking face is the same client."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from canned import CHAT, CHAT_EVENTS, HANG, answer, chunk, cut, events, serving
+from loadgen_sdk import (
+    BlockingClient,
+    Client,
+    ClientError,
+    Measurement,
+    Request,
+    RequestFailed,
+    Retry,
+    TargetUnusable,
+    Throttle,
+    TokenPrice,
+    WrongUse,
+    latest_measurement,
+)
+
+from loadgen.sim.embedded import start
+from loadgen.sim.options import Options
+
+BUSY = answer({"error": {"message": "slow down"}}, "429 Too Many Requests", retry_after_ms="1")
+STREAM = events(*CHAT_EVENTS, x_request_id="r-7", server_timing="ttft;dur=5")
+KNOWN: dict[str, Any] = {"model": "m", "server": "vllm"}
+Told = list[Measurement]
+
+
+def quick(**more: Any) -> Retry:
+    return Retry(**{"attempts": 3, "first_s": 0.001, "seed": 1, **more})
+
+
+def run(said: tuple[bytes, ...], use: Callable[[Client], Any], **options: Any) -> tuple[Any, Told, list[Any]]:
+    """`use(client)` against a server that says this: its result, the measurements, what was heard."""
+    told: Told = []
+
+    async def go(url: str) -> Any:
+        async with Client(url, **{**KNOWN, "on_measurement": told.append, **options}) as client:
+            return await use(client)
+
+    with serving(*said) as server:
+        result = asyncio.run(go(server.url))
+    return result, told, server.heard
+
+
+def test_a_url_is_enough() -> None:
+    async def go(url: str) -> None:
+        client = Client(url)  # opened by its first call
+        completion = await client.complete("Hello")
+        assert (client.model, client.quirk.name) == ("sim", "trtllm")
+        assert completion.failure is None and completion.text and completion.usage.output
+        client.close()
+
+    with start(Options(ttft="2ms", itl="1ms")) as endpoint:
+        asyncio.run(go(endpoint.url))
+
+
+def test_a_stream_is_measured_by_the_kernels_clock() -> None:
+    async def use(client: Client) -> list[str]:
+        return [event.text async for event in client.stream([{"role": "user", "content": "Hi"}])]
+
+    texts, told, heard = run((STREAM,), use, prices=TokenPrice(1, 2), keep_content=True)
+    assert texts == ["Hel", "lo ", "there."]
+    measured = told[0]
+    assert (measured.status, measured.token_source, measured.output_tokens, measured.cached_tokens) == (
+        "ok",
+        "server",
+        3,
+        4,
+    )
+    assert measured.cost == pytest.approx((9 * 1 + 3 * 2) / 1e6) and measured.finish_reason == "stop"
+    assert measured.kernel_stamps and len(measured.instants) == 3 and measured.request_id == "r-7"
+    assert measured.server_timing == {"server-timing": "ttft;dur=5"}
+    assert measured.started <= measured.sent <= measured.first_token <= measured.end <= measured.done
+    assert measured.content is not None and measured.content.output == "Hello there."
+    assert "max_tokens" not in heard[0].body and heard[0].body["messages"] == [{"role": "user", "content": "Hi"}]
+
+
+def test_attempts_end_where_something_was_delivered() -> None:
+    async def use(client: Client) -> Any:
+        got = []
+        with pytest.raises(RequestFailed) as failed:
+            async for event in client.stream("Hi"):
+                got.append(event.text)  # noqa: PERF401 - what came before the failure counts
+        return got, failed.value.kind
+
+    said = (BUSY, cut(events(chunk("Hel"), done=False)), STREAM)
+    (got, kind), told, heard = run(said, use, retry=quick())
+    assert (got, kind, len(heard)) == (["Hel"], "truncated", 2)
+    assert [one.failure and one.failure.kind for one in told[0].attempts] == ["http_429", "truncated"]
+    assert (told[0].status, told[0].retries) == ("failed", 1)
+
+
+def test_complete_tries_again_and_tells_every_attempt() -> None:
+    async def use(client: Client) -> Any:
+        return await client.complete("Hi")
+
+    completion, told, heard = run((BUSY, cut(STREAM), STREAM), use, retry=quick())
+    assert completion.failure is None and completion.text == "Hello there." and len(heard) == 3
+    assert [one.failure and one.failure.kind for one in told[0].attempts] == ["http_429", "truncated", None]
+    assert (len(told), told[0].status, told[0].attempts[0].waited_ns) == (1, "ok", 1_000_000)
+
+
+def test_failures_come_back_as_they_are() -> None:
+    async def use(client: Client) -> Any:
+        return await client.complete("Hi"), latest_measurement()
+
+    (completion, latest), told, _ = run((answer({"error": {"message": "no"}}, "400 Bad Request"),), use, retry=quick())
+    assert completion.failure.kind == "http_4xx" and completion.failure.http_status == 400
+    assert latest is told[0] and told[0].status == "failed" and told[0].retries == 0
+
+
+@pytest.mark.parametrize("how", ["stream", "complete", "throttled"])
+def test_cancelled_calls_are_measured(how: str) -> None:
+    async def use(client: Client) -> None:
+        held = await client.conduct.throttle.acquire(model="m") if client.conduct.throttle else None
+
+        async def call() -> None:
+            if how == "stream":
+                async for _ in client.stream("Hi"):
+                    pass
+            else:
+                await client.complete("Hi")
+
+        task = asyncio.create_task(call())
+        while not (client.in_flight or held):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert client.in_flight == 0
+
+    _, told, _ = run((HANG,), use, throttle=Throttle(concurrency=1) if how == "throttled" else None)
+    assert [(one.status, one.failure and one.failure.kind) for one in told] == [("cancelled", "interrupted")]
+
+
+def test_leaving_a_stream_gives_its_place_to_the_next() -> None:
+    async def use(client: Client) -> None:
+        for _ in range(3):
+            async for _ in client.stream("Hi"):
+                break
+        completion = await client.complete("Hi")
+        assert completion.failure is None
+
+    gc.disable()
+    try:
+        _, told, _ = run((STREAM,), use, throttle=Throttle(concurrency=1, requests="1000/s"))
+    finally:
+        gc.enable()
+    assert len(told) == 4 and {one.status for one in told} <= {"abandoned", "ok"}
+
+
+def test_the_blocking_face() -> None:
+    told: Told = []
+    with serving(STREAM) as server, BlockingClient(server.url, on_measurement=told.append, **KNOWN) as client:
+        assert client.complete("Hi").text == "Hello there."
+        assert latest_measurement() is told[0]
+        assert [event.text for event in client.stream("Hi")] == ["Hel", "lo ", "there."]
+        assert latest_measurement() is told[1]
+        for _ in client.stream("Hi"):
+            break
+        threads = [threading.Thread(target=client.complete, args=("Hi",)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(told) == 7 and sum(one.status == "ok" for one in told) >= 6
+    assert not [thread for thread in threading.enumerate() if thread.name == "loadgen_sdk"]
+    client.close()
+    with pytest.raises(ClientError, match="closed"):
+        client.complete("Hi")
+
+
+def test_the_blocking_face_raises_as_the_other_one() -> None:
+    with serving(BUSY) as server, BlockingClient(server.url, **KNOWN) as client:
+        with pytest.raises(RequestFailed, match="http_429: slow down"):
+            list(client.stream("Hi"))
+        with pytest.raises(WrongUse, match="cannot ask a int"):
+            client.complete(3)  # type: ignore[arg-type]
+    with pytest.raises(TargetUnusable), BlockingClient("http://127.0.0.1:9"):
+        pass
+    with pytest.raises(TargetUnusable, match="no scheme"):
+        BlockingClient("127.0.0.1:9")
+
+
+def test_a_blocking_client_inside_a_loop_is_warned_of() -> None:
+    async def go(url: str) -> None:
+        with pytest.warns(RuntimeWarning, match="every other task stand still; use Client"):
+            client = BlockingClient(url, **KNOWN)
+        client.close()
+
+    with serving(STREAM) as server, warnings.catch_warnings():
+        asyncio.run(go(server.url))
+
+
+def test_what_cannot_be_is_said() -> None:
+    with pytest.raises(WrongUse, match="lives in an event loop, and none is running"):
+        Client("http://127.0.0.1:9", **KNOWN)
+
+    async def go() -> None:
+        with pytest.raises(WrongUse, match="unknown server 'x'"):
+            Client("http://127.0.0.1:9", server="x")
+        with pytest.raises(WrongUse, match="throttle is a int"):
+            Client("http://127.0.0.1:9", throttle=3)  # type: ignore[arg-type]
+        with pytest.raises(TargetUnusable, match="nothing listens"):
+            await Client("http://127.0.0.1:9").open()
+        told: Told = []
+        with pytest.raises(TargetUnusable):
+            await Client("http://127.0.0.1:9", on_measurement=told.append).complete("Hi")
+        assert [one.status for one in told] == ["failed"]
+
+    asyncio.run(go())
+
+
+def test_whole_answers_too() -> None:
+    async def use(client: Client) -> Any:
+        return await client.complete(Request(id="r", prompt="Hi", max_tokens=3))
+
+    completion, told, heard = run((answer(CHAT),), use, stream=False)
+    assert completion.text == "Hello there." and heard[0].body["stream"] is False
+    assert (told[0].streamed, told[0].output_tokens, told[0].tpot_ms) == (False, 3, None)

@@ -1,0 +1,147 @@
+"""What reaches OpenTelemetry and Prometheus: the conventions' names and units, the right parents, and no content."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import openai
+import pytest
+from canned import CHAT_EVENTS, answer, events, serving
+from loadgen_sdk import OpenTelemetry, Prometheus, TokenPrice, WrongUse, instrument
+
+pytest.importorskip("opentelemetry.sdk")
+pytest.importorskip("prometheus_client")
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from prometheus_client import CollectorRegistry, generate_latest
+
+SECRET = "the secret prompt"
+REFUSED = answer({"error": {"message": f"cannot say {SECRET}"}}, "400 Bad Request")
+
+
+class Seen:
+    """Providers that keep what they are given."""
+
+    def __init__(self, **options: Any) -> None:
+        self.reader, self.exporter = InMemoryMetricReader(), InMemorySpanExporter()
+        self.tracers = TracerProvider()
+        self.tracers.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.observer = OpenTelemetry(
+            meter_provider=MeterProvider([self.reader]), tracer_provider=self.tracers, **options
+        )
+
+    def metrics(self) -> dict[str, Any]:
+        data = self.reader.get_metrics_data()
+        assert data is not None
+        return {one.name: one for one in data.resource_metrics[0].scope_metrics[0].metrics}
+
+    @property
+    def spans(self) -> Any:
+        return self.exporter.get_finished_spans()
+
+
+def call(said: bytes, observer: Any, **options: Any) -> None:
+    with serving(said) as server, openai.OpenAI(base_url=server.url, api_key="sk-123456", max_retries=0) as own:
+        client = instrument(own, observer, **options)
+        try:
+            list(client.chat.completions.create(model="m", messages=[{"role": "user", "content": SECRET}], stream=True))
+        except openai.BadRequestError:
+            pass
+
+
+def test_metrics_by_the_conventions() -> None:
+    seen = Seen()
+    call(events(*CHAT_EVENTS), seen.observer)
+    found = seen.metrics()
+    units = {name: (one.unit, sum(point.count for point in one.data.data_points)) for name, one in found.items()}
+    assert units == {
+        "gen_ai.client.operation.duration": ("s", 1),
+        "gen_ai.client.token.usage": ("{token}", 2),
+        "gen_ai.client.operation.time_to_first_chunk": ("s", 1),
+        "gen_ai.client.operation.time_per_output_chunk": ("s", 2),
+        "loadgen.client.time_per_output_token": ("s", 1),
+    }
+    (duration,) = found["gen_ai.client.operation.duration"].data.data_points
+    assert dict(duration.attributes) | {"server.port": 0} == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "m",
+        "gen_ai.response.model": "m-1",
+        "server.address": "127.0.0.1",
+        "server.port": 0,
+    }
+    assert duration.explicit_bounds[:3] == (0.01, 0.02, 0.04) and 0 < duration.sum < 60
+    tokens = {
+        point.attributes["gen_ai.token.type"]: point.sum
+        for point in found["gen_ai.client.token.usage"].data.data_points
+    }
+    assert tokens == {"input": 9, "output": 3}
+
+
+def test_a_span_under_the_one_it_was_made_in() -> None:
+    seen = Seen(provider="acme")
+    with seen.tracers.get_tracer("app").start_as_current_span("request"):
+        call(events(*CHAT_EVENTS), seen.observer, prices=TokenPrice(1, 2))
+    span, parent = seen.spans
+    assert (span.name, span.kind, span.parent.span_id) == ("chat m", SpanKind.CLIENT, parent.context.span_id)
+    assert parent.start_time <= span.start_time <= span.end_time <= parent.end_time
+    assert span.attributes["gen_ai.usage.input_tokens"] == 9 and span.attributes["gen_ai.usage.output_tokens"] == 3
+    assert span.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert span.attributes["gen_ai.provider.name"] == "acme" and span.attributes["loadgen.cost"] == 15e-6
+    assert [event.name for event in span.events] == ["first_token"]
+    assert span.status.status_code is StatusCode.UNSET
+
+
+def test_failures_say_their_kind_and_never_the_text() -> None:
+    seen = Seen()
+    call(REFUSED, seen.observer)
+    (span,) = seen.spans
+    assert span.status.status_code is StatusCode.ERROR and span.attributes["error.type"] == "400"
+    (point,) = seen.metrics()["gen_ai.client.operation.duration"].data.data_points
+    assert point.attributes["error.type"] == "400"
+    assert SECRET not in span.to_json()
+
+
+@pytest.mark.parametrize(("keep", "export"), [(False, False), (True, False), (False, True), (True, True)])
+def test_content_only_when_asked_for_on_both_sides(keep: bool, export: bool) -> None:
+    seen = Seen(content=export)
+    call(events(*CHAT_EVENTS), seen.observer, keep_content=keep)
+    text = seen.spans[0].to_json()
+    assert (SECRET in text) == ("Hello there." in text) == (keep and export)
+    if keep and export:
+        sent = json.loads(seen.spans[0].attributes["gen_ai.input.messages"])
+        assert sent == [{"role": "user", "parts": [{"type": "text", "content": SECRET}]}]
+
+
+def test_prometheus() -> None:
+    registry = CollectorRegistry()
+    observer = Prometheus(registry)
+    call(events(*CHAT_EVENTS), observer, prices=TokenPrice(1, 2))
+    call(REFUSED, observer)
+    page = generate_latest(registry).decode()
+    for line in (
+        'llm_client_requests_total{api="chat",error="",model="m",status="ok"} 1.0',
+        'llm_client_requests_total{api="chat",error="400",model="m",status="failed"} 1.0',
+        'llm_client_tokens_total{api="chat",model="m",type="input"} 9.0',
+        'llm_client_tokens_total{api="chat",model="m",type="cached"} 4.0',
+        'llm_client_tokens_total{api="chat",model="m",type="output"} 3.0',
+        'llm_client_duration_seconds_count{api="chat",model="m"} 2.0',
+        'llm_client_time_to_first_token_seconds_count{api="chat",model="m"} 1.0',
+        'llm_client_cost_total{api="chat",model="m"} 1.5e-05',
+    ):
+        assert line in page
+    assert SECRET not in page
+
+
+@pytest.mark.parametrize(("make", "package"), [(OpenTelemetry, "opentelemetry"), (Prometheus, "prometheus_client")])
+def test_a_missing_package_is_named(make: Any, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(WrongUse, match="pip install 'loadgen\\["):
+        make()
