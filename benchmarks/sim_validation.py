@@ -305,8 +305,8 @@ def latency_table() -> list[tuple[reference.Latency, Preset]]:
             "p99", "sequences")  # fmt: skip
     table(head, rows)
     least = serve(presets.load("gb200-vm"), 4, 170, 274.35, assumed_of(presets.load("gb200-vm")), 60).least_ttft_ms
-    print(f"A prompt that meets an empty server: least TTFT {least:.1f} ms in the model, 20.25 ms in Azure's public log")
-    print("of its GB200 Server run: overhead and weights, on which nothing but one TPOT was fitted.\n")
+    print(f"A prompt that meets an empty server: least TTFT {least:.1f} ms in the model, 20.25 ms in the public log of")
+    print("Azure's GB200 Server run: overhead and weights, on which nothing but one TPOT was fitted.\n")
     print("Scored: the rate at which the model shows the published TPOT p50 within 5 % (Server), TPOT p50 within 10 %")
     print("(Interactive), TTFT p50 within 30 %. Above 95 % of the model's capacity a row is listed, not scored.\n")
     table(("row", "rate at published TPOT p50", "TPOT p50", "TTFT p50", "verdict"), scores)
