@@ -119,7 +119,7 @@ def _held(condition: Condition, one: Difference, beyond_noise: bool) -> Outcome:
         return told(None, f"{said}: no relative change from zero")
     said += f" ({one.change * 100:+.1f} %)"
     if not beyond_noise:
-        return told(test(one.change, condition.limit), said)
+        return told(test(round(one.change, 9), condition.limit), said)  # 105 against 100 is 5 %, not a little more
     end = one.low if condition.test in (">", ">=") else one.high
     if end is None:
         return told(False, f"{said}; without an interval: {one.why}")

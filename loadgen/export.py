@@ -68,7 +68,7 @@ class Source:
 
 
 def vllm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
-    """The file of `vllm bench serve --save-result --save-detailed`, without texts and single gaps: they are not kept."""
+    """The file of `vllm bench serve --save-result --save-detailed`, without texts and single gaps: nobody kept them."""
     source = Source(summary, header, rows, gaps, "vllm bench serve")
     measured = [stage for stage in header.stages if stage.measured]
     rate = measured[0].rate if measured else None

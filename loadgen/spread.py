@@ -63,7 +63,11 @@ def latency(parts: Sequence[Columns], one: Metric, value: float) -> tuple[Known 
 
 
 def _quantile_error(values: NDArray[np.float64], p: float) -> tuple[float, float]:
-    """Standard error of the log of a quantile, and its degrees of freedom: the widest of those by BLOCKS."""
+    """Standard error of the log of a quantile, and its degrees of freedom.
+
+    The widest of those by BLOCKS. What lies beyond the quantile may come from a few stretches of time (one long queue);
+    then as many values stand behind it, however many blocks there are, and Student's t grows accordingly.
+    """
     found = []
     positive = np.maximum(values, 1.0)
     for blocks in BLOCKS:
@@ -76,7 +80,16 @@ def _quantile_error(values: NDArray[np.float64], p: float) -> tuple[float, float
         else:
             error = _rank_error(positive, p, blocks)
         found.append((error * _small(blocks), float(blocks - 1)))
-    return max(found)
+    error, freedom = max(found)
+    return error, max(min(freedom, _stretches(values, p) - 1.0), 1.0)
+
+
+def _stretches(values: NDArray[np.float64], p: float) -> int:
+    """In how many of the finer blocks something lies beyond the quantile."""
+    blocks = max(BLOCKS)
+    size = len(values) // blocks
+    beyond = values > np.sort(values)[index(len(values), p)]
+    return int(beyond[len(values) - blocks * size :].reshape(blocks, size).any(axis=1).sum())
 
 
 _ONE_SIGMA = math.erf(1 / math.sqrt(2))  # of a normal law: half the width of this interval is its standard error

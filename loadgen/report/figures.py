@@ -166,7 +166,7 @@ def carried(count: int) -> float:
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if support(middle) <= count else (low, middle)
-    return _round(_nines(low), 4)
+    return int(_nines(low) * 1e4) / 1e4  # down
 
 
 def curve(name: str, values_ns: NDArray[np.int64]) -> Curve | None:

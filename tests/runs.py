@@ -1,0 +1,75 @@
+"""Folders of runs for tests, written by the store itself from the rows of `queueing.py`, without network and clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from queueing import TOKENS, rows
+
+from loadgen import header as heads
+from loadgen import store
+from loadgen.header import Fingerprints, Header, Host, Second, Stage, Target
+from loadgen.metrics import BIN_NS, Slo, Term
+from loadgen.quantiles import Histogram
+
+S = 1_000_000_000
+
+
+def header(name: str, n: int, **changed: object) -> Header:
+    """Of one measured stage with an SLO that queueing's rows meet."""
+    told: dict[str, object] = {
+        "run": name,
+        "started": "2026-11-21T10:15:00+00:00",
+        "ended": "2026-11-21T10:19:00+00:00",
+        "state": "finished",
+        "version": "0.1.0",
+        "command": ("loadgen", "run", "chat", "--url", "http://gpu.example/v1"),
+        "workload": "chat",
+        "source_text": "name: chat\n",
+        "seed": 7,
+        "targets": (Target(url="http://gpu.example/v1", server="trtllm", model="llama", gpus=4),),
+        "slo": Slo(terms=(Term(metric="ttft", limit_ns=20 * S), Term(metric="tpot", limit_ns=S // 5))),
+        "stages": (Stage(name="load", arrival="poisson 10/s", slots=n, rate=10.0),),
+        "fingerprints": Fingerprints(recipe="b1946ac92492d234"),
+        "tokenizer": "cl100k",
+        "tokenizer_tag": "estimate",
+        "host": Host(name="load-1", python="3.12.4", cpus=16),
+        **changed,
+    }
+    return Header(**told)  # type: ignore[arg-type]
+
+
+def gaps_of(found: NDArray[np.void]) -> tuple[Histogram, NDArray[np.int64]]:
+    """Histogram of gaps and timeline of events of rows with even gaps."""
+    gaps = Histogram()
+    ok = (found["output_events"] > 1) & (found["last_token_ns"] >= 0)
+    gaps.add(np.repeat(found["max_gap_ns"][ok], TOKENS - 1))
+    horizon = int(found["last_token_ns"].max()) // BIN_NS + 1
+    counts = np.zeros(horizon, np.int64)
+    for row in found[ok]:
+        events = row["first_token_ns"] + row["max_gap_ns"] * np.arange(row["output_events"])
+        counts += np.bincount(events // BIN_NS, minlength=horizon)[:horizon]
+    return gaps, counts
+
+
+def write(
+    folder: Path, found: NDArray[np.void] | None = None, *, texts: tuple[str, ...] = (), **changed: object
+) -> Path:
+    """A folder that `store.read` reads, as a worker leaves it."""
+    found = rows(1, 300) if found is None else found
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_bytes(heads.encode(header(folder.name, len(found), **changed)))
+    spool = store.Spool(folder, 0)
+    for text in texts:
+        spool.text(text)
+    spool.row(found.tobytes())
+    gaps, timeline = gaps_of(found)
+    half = len(timeline) // 2
+    spool.flows(0, Histogram(), timeline[:half])
+    spool.flows(0, gaps, timeline)
+    for t in range(int(found["done_ns"].max() // S)):
+        spool.second(Second(t_s=t + 1.0, cpu_share=0.2, cpu_s=0.2 * (t + 1), peak_rss_bytes=80_000_000))
+    spool.close()
+    return folder
