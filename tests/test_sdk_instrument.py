@@ -232,6 +232,23 @@ def test_close_and_next_are_measured_too(way: str) -> None:
         run(way, server, use if way == "blocking" else use_async, told=told)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stream_that_nobody_reads_is_measured_when_it_is_gone(way: str) -> None:
+    told: Told = []
+
+    def use(own: Any) -> None:
+        own.chat.completions.create(model="m", messages=[], stream=True)
+        gc.collect()
+
+    async def use_async(own: Any) -> None:
+        await own.chat.completions.create(model="m", messages=[], stream=True)
+        gc.collect()
+
+    with serving(SAID["chat", True]) as server:
+        run(way, server, use if way == "blocking" else use_async, told=told)
+    assert [(one.status, one.instants) for one in told] == [("abandoned", ())]
+
+
 def test_a_cancelled_call_is_measured_and_stays_cancelled() -> None:
     told: Told = []
 

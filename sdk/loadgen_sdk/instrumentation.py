@@ -268,6 +268,9 @@ class _Watch:
             sight.broken(error)
             raise
 
+    def __del__(self) -> None:
+        self._sight.given_up()  # a stream that nobody ever read
+
 
 class _WatchAsync:
     """The same for an `AsyncStream`."""
@@ -305,6 +308,9 @@ class _WatchAsync:
         except BaseException as error:
             sight.broken(error)
             raise
+
+    def __del__(self) -> None:
+        self._sight.given_up()
 
 
 class _Sight:
