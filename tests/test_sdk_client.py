@@ -170,12 +170,14 @@ def test_the_blocking_face() -> None:
         assert latest_measurement() is told[1]
         for _ in client.stream("Hi"):
             break
+        assert client.complete("Hi").failure is None
         threads = [threading.Thread(target=client.complete, args=("Hi",)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert len(told) == 7 and sum(one.status == "ok" for one in told) >= 6
+    assert len(told) == 8 and sum(one.status == "ok" for one in told) >= 7
+    assert {one.status for one in told} <= {"ok", "abandoned"}
     assert not [thread for thread in threading.enumerate() if thread.name == "loadgen_sdk"]
     client.close()
     with pytest.raises(ClientError, match="closed"):

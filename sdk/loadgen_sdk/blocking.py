@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-from .calls import Askable, Event
+from .calls import LEFT, Askable, Event
 from .client import Client
 from .errors import ClientError
 from .measurement import latest_measurement, tell_latest
@@ -66,8 +66,10 @@ class BlockingClient:
     def stream(self, request: Askable) -> Iterator[Event]:
         """Output events as they arrive. Raises RequestFailed after what did arrive. Leaving the loop ends it."""
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        tasks: list[asyncio.Task[Any] | None] = []
 
         async def listen() -> Any:
+            tasks.append(asyncio.current_task())
             try:
                 async for event in self.client.stream(request):
                     arrived.put(event)
@@ -83,7 +85,10 @@ class BlockingClient:
             if measurement is not None:
                 tell_latest(measurement)
         finally:
-            listening.cancel()
+            if not listening.done() and tasks and tasks[0] is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(tasks[0].cancel, LEFT)
+            else:
+                listening.cancel()
 
     def close(self) -> None:
         """Drop every connection and end the thread. Harmless twice."""

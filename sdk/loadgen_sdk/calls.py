@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from .client import Client
     from .throttle import Permit
 
+LEFT = "the loop over the stream was left"
+"""The message of a cancellation that is no wish of the application's, but how another thread leaves a loop."""
+
 _LEFT = Failure("interrupted", "the caller stopped listening")
 
 
@@ -175,7 +178,7 @@ class _Call:
         self._give_back(completion, False)
         failure = completion.failure
         self.attempts.append(Attempt(started=self.attempt_started, ended=completion.done, failure=failure))
-        cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
+        cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt) and LEFT not in error.args
         status: Status = "ok" if failure is None else "cancelled" if cancelled else "abandoned"
         self._tell(completion, status)
 
