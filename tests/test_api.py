@@ -79,7 +79,7 @@ def test_in_async_code_it_belongs_into_a_thread(tmp_path: Path) -> None:
         (lambda: loadgen.run("qa", server="x", client="y", workers=0), Faults, "(?s)'x'.*'y'.*0 is no number of work"),
         (lambda: loadgen.run("qa", cacert="/nowhere.pem"), Faults, "no such file"),
         (lambda: loadgen.run({"name": "x"}), Faults, "requests"),
-        (lambda: loadgen.run("qa", trace="/nowhere.jsonl"), Faults, "does not exist"),
+        (lambda: loadgen.run("qa", trace="/nowhere.jsonl"), Faults, "no such trace"),
         (lambda: loadgen.run(load_workload("qa"), duration="3s"), Fault, "not changed by --duration"),
         (lambda: loadgen.run("qa", url="http://127.0.0.1:9"), Fault, "nothing listens"),
         (lambda: loadgen.load("/nowhere"), Fault, "not the folder of a run"),

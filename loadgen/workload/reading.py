@@ -48,6 +48,9 @@ def of_trace(trace: str | Path, overrides: Overrides | None = None, base: str | 
     Raises `Faults`.
     """
     path = Path(trace)
+    if not path.is_file():
+        what = "is a folder, not a trace" if path.is_dir() else "no such trace"
+        raise Faults([UserError(what, f"--trace {trace}", "a file of one of the formats of docs/workloads.md")])
     quoted = json.dumps(str(path.resolve()))
     said = f"requests: {{trace: {quoted}}}\nstages: [{{arrival: {{trace: {quoted}}}}}]\n"
     if base is None:
