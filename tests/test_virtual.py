@@ -225,6 +225,20 @@ def test_own_prompts_are_counted_and_repeated_rows_cached(tmp_path: Path) -> Non
     assert (rows["cached_tokens"][:3] == 0).all() and (rows["cached_tokens"][3:] >= 64).all()
 
 
+def test_a_trace_brings_its_shared_beginnings(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": 1000 * i, "input_length": n, "output_length": 5, "hash_ids": hashes}
+        for i, (n, hashes) in enumerate([(1500, [1, 2, 3]), (1200, [1, 2, 4]), (600, [1, 5]), (1024, [6, 7])])
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    text = "requests: {trace: t.jsonl}\nstages: [{arrival: {poisson: 2/s}, count: 8}]"
+    _, folder = ran(workload(tmp_path, text), tmp_path, f"sim:{_single(tmp_path)}")
+    rows = np.sort(store.read(folder).rows, order="slot")
+    assert rows["input_tokens"].tolist() == [1500, 1200, 600, 1024] * 2 and (rows["output_tokens"] == 5).all()
+    # Hashes of 512 tokens: two in common, then one; when the trace comes again, it comes with other text.
+    assert rows["cached_tokens"].tolist() == [0, 1024, 512, 0] * 2
+
+
 def test_an_unknown_preset_is_a_fault_not_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown preset"):
         execute(load("qa"), Settings(url="sim:gb900", out=tmp_path / "out"))

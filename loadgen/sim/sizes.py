@@ -6,13 +6,15 @@ the block's last token (everybody, a prefix group, a conversation) and its place
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from loadgen.prompts import FilePrompts, SyntheticPrompts
-from loadgen.traces import TracePrompts
 
-Sizes = Callable[[int], tuple[int, int, Sequence[int]]]
+if TYPE_CHECKING:
+    from loadgen.traces import TracePrompts
+
+Sizes = Callable[[int], tuple[int, int, Sequence[Hashable]]]
 """Of a request's number: prompt tokens, output tokens, and the hashes of its prompt's shareable blocks."""
 
 NATURAL_TOKENS = 256  # length of an answer for which none was asked, as in the embedded endpoint
@@ -47,7 +49,7 @@ def _sharing(asked: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
     first = system // per_block  # blocks that everybody shares
     prefixed = (system + asked.shared_prefix_tokens) // per_block  # and those of a group, if the prompt is long enough
 
-    def sizes(number: int) -> tuple[int, int, Sequence[int]]:
+    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
         tokens = asked_input(number)
         full = tokens // per_block
         conversation = number // turns
@@ -65,20 +67,19 @@ def _sharing(asked: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
 
 
 def of_trace(prompts: TracePrompts, per_block: int) -> Sizes:
-    """Sizes of a trace's requests; their blocks are cut anew to `per_block` tokens, and named by the trace's hashes."""
+    """Sizes of a trace's requests. A hash of the trace stands for everything up to its end, so every block that ends
+    within it is known by the hash and the block's place."""
     trace = prompts.trace
 
-    def sizes(number: int) -> tuple[int, int, Sequence[int]]:
-        row = number % len(trace)
+    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
+        cycle, row = divmod(number, len(trace))
         tokens = prompts.asked_input(number)
-        blocks: list[int] = []
-        if per_block:
-            end = 0
-            for name in trace.blocks(row):
-                end = min(tokens, end + trace.tokens_of[name])
-                first = len(blocks)
-                blocks += ((name << 12) + place for place in range(first, end // per_block))
-        return tokens, prompts.asked_output(number), blocks
+        blocks: list[Hashable] = []
+        end = 0
+        for hashed in trace.blocks(row) if per_block else ():
+            end = min(end + trace.tokens_of[hashed], tokens)
+            blocks += [(cycle, hashed, place) for place in range(len(blocks), end // per_block)]
+        return tokens, max(1, prompts.asked_output(number)), blocks
 
     return sizes
 
@@ -87,7 +88,7 @@ def of_file(prompts: FilePrompts, per_block: int) -> Sizes:
     """Sizes of the user's own requests: texts are counted once per row, and rows that come again are known."""
     memo: dict[int, tuple[int, list[int]]] = {}
 
-    def sizes(number: int) -> tuple[int, int, Sequence[int]]:
+    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
         request = prompts[number]
         row = number % len(prompts.rows)
         if row not in memo:
