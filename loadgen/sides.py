@@ -13,7 +13,6 @@ from loadgen.errors import Faults, UserError
 from loadgen.report import machine
 from loadgen.summary import summarize
 
-
 LEFT_BY_OTHERS = (
     "profile_export_aiperf.json",
     "benchmarks.json",
