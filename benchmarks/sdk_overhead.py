@@ -98,7 +98,8 @@ def own_call(create: Callable[..., Any]) -> Callable[[], float]:
 
 def stubs(told: list[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     from loadgen_sdk.conduct import Conduct
-    from loadgen_sdk.instrumentation import _blocking, _Setting
+    from loadgen_sdk.instrumentation import _blocking
+    from loadgen_sdk.sight import Setting
     from openai.types.chat import ChatCompletion
 
     made = ChatCompletion.model_validate(ANSWER)
@@ -118,7 +119,7 @@ def stubs(told: list[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         return made
 
     manner = Conduct(observers=(told.append,), prices=TokenPrice(1, 2))
-    return plain, _blocking(plain, whole, "chat", _Setting(manner, "h:1", "k", False))
+    return plain, _blocking(plain, whole, "chat", Setting(manner, "h:1", "k", False))
 
 
 class Chunks:
@@ -139,14 +140,15 @@ class Chunks:
 
 def per_chunk(measured: bool) -> Callable[[], float]:
     from loadgen_sdk.conduct import Conduct
-    from loadgen_sdk.instrumentation import _Setting, _Sight, _Watch
+    from loadgen_sdk.instrumentation import _Watch
+    from loadgen_sdk.sight import Setting, Sight
 
     chunks = Chunks()
 
     def measure() -> float:
         source: Any = chunks
         if measured:
-            source = _Watch(source, _Sight("chat", _Setting(Conduct(), "", "", False), {"stream": True}))  # type: ignore[arg-type]
+            source = _Watch(source, Sight("chat", Setting(Conduct(), "", "", False), {"stream": True}))  # type: ignore[arg-type]
         start = time.perf_counter()
         for _ in source:
             pass
@@ -157,14 +159,15 @@ def per_chunk(measured: bool) -> Callable[[], float]:
 
 def per_chunk_async(measured: bool, runner: asyncio.Runner) -> Callable[[], float]:
     from loadgen_sdk.conduct import Conduct
-    from loadgen_sdk.instrumentation import _Setting, _Sight, _WatchAsync
+    from loadgen_sdk.instrumentation import _WatchAsync
+    from loadgen_sdk.sight import Setting, Sight
 
     chunks = Chunks()
 
     async def run() -> float:
         source: Any = chunks
         if measured:
-            source = _WatchAsync(source, _Sight("chat", _Setting(Conduct(), "", "", False), {"stream": True}))  # type: ignore[arg-type]
+            source = _WatchAsync(source, Sight("chat", Setting(Conduct(), "", "", False), {"stream": True}))  # type: ignore[arg-type]
         start = time.perf_counter()
         async for _ in source:
             pass
