@@ -53,7 +53,8 @@ def build(workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_to
     template_tokens: what the server adds to a prompt; only a trace's lengths, which contain it, want to know.
     """
     if hasattr(workload.requests, "trace"):
-        from loadgen.traces import TracePrompts, read
+        from loadgen.replay import TracePrompts
+        from loadgen.traces import read
 
         return TracePrompts(read(workload.requests.trace), seed, salt, tokenizer, template_tokens)
     if hasattr(workload.requests, "path"):

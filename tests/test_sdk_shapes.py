@@ -20,6 +20,7 @@ from loadgen_sdk.shapes import BLOCK_BYTES, ShapeRecorder
 
 import loadgen
 from loadgen import traces
+from loadgen.replay import TracePrompts
 from loadgen.sim.embedded import start
 from loadgen.sim.options import Options
 
@@ -193,7 +194,7 @@ def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path)
     assert rows["output_tokens"] == trace.output_tokens.tolist()
     assert rows["input_tokens"] == trace.input_tokens.tolist()
     # The same pairs of prompts begin alike, to within a block of what they shared.
-    again = traces.TracePrompts(trace, 1, 2, loadgen_tokens())
+    again = TracePrompts(trace, 1, 2, loadgen_tokens())
     texts = [again[number].prompt or "" for number in range(len(trace))]
     recorded_shares = [len(set(trace.blocks(i)) & set(trace.blocks(j))) for i in range(8) for j in range(i)]
     replayed = [common(texts[i], texts[j]) for i in range(8) for j in range(i)]  # type: ignore[arg-type]

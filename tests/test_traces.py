@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from loadgen import arrivals, schedule, tokens, traces
 from loadgen.errors import Fault, Faults
 from loadgen.prompts import build
+from loadgen.replay import TracePrompts
 from loadgen.workload import FromTrace, Overrides, Replay, load, of_trace, recipe_fingerprint
 
 MS, S = 1_000_000, 1_000_000_000
@@ -147,7 +148,7 @@ def test_garbage_is_a_fault_never_a_crash(data: bytes) -> None:
 def test_prompts_have_the_lengths_and_share_the_beginnings(tmp_path: Path) -> None:
     rows = [mooncake(0, 1200, 5, 1, 2, 3), mooncake(1, 1300, 6, 1, 2, 4), mooncake(2, 700, 7, 9, 8), mooncake(3, 40, 8)]
     trace, tokenizer = traces.read(written(tmp_path / "t", *rows)), tokens.load(None)
-    prompts = traces.TracePrompts(trace, 5, 6, tokenizer)
+    prompts = TracePrompts(trace, 5, 6, tokenizer)
     texts = [prompts[number].prompt for number in range(8)]
     assert all(isinstance(text, str) for text in texts)
     lengths = [tokenizer.count(str(text)) for text in texts]
@@ -157,9 +158,9 @@ def test_prompts_have_the_lengths_and_share_the_beginnings(tmp_path: Path) -> No
     assert words[0][:1024] == words[1][:1024] and words[0][1024] != words[1][1024]
     assert words[0][0] != words[2][0]
     assert words[0][1] != words[4][1]  # the second time round it is other text
-    other = traces.TracePrompts(trace, 5, 7, tokenizer)
-    assert other[0].prompt != texts[0] and prompts[0] == traces.TracePrompts(trace, 5, 6, tokenizer)[0]
-    assert tokenizer.count(str(traces.TracePrompts(trace, 5, 6, tokenizer, 9)[0].prompt)) == 1191
+    other = TracePrompts(trace, 5, 7, tokenizer)
+    assert other[0].prompt != texts[0] and prompts[0] == TracePrompts(trace, 5, 6, tokenizer)[0]
+    assert tokenizer.count(str(TracePrompts(trace, 5, 6, tokenizer, 9)[0].prompt)) == 1191
     assert any("comes again" in note for note in prompts.warnings(5)) and not prompts.warnings(4)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loadgen.prompts import FilePrompts, SyntheticPrompts
 
 if TYPE_CHECKING:
-    from loadgen.traces import TracePrompts
+    from loadgen.replay import TracePrompts
 
 Sizes = Callable[[int], tuple[int, int, Sequence[Hashable]]]
 """Of a request's number: prompt tokens, output tokens, and the hashes of its prompt's shareable blocks."""
