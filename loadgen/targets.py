@@ -116,6 +116,9 @@ def from_urls(urls: list[str], api_key: str | None, gpus: int | None, shape: str
     endpoints: list[Endpoint] = []
     faults: list[Fault] = []
     for url in urls:
+        if url.startswith("sim:"):
+            faults.append(UserError(f"{url} runs in virtual time, beside no other target", "--url", "name it alone"))
+            continue
         try:
             name = Target.parse(url).redacted
         except TargetUnusable as error:

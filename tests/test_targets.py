@@ -62,6 +62,12 @@ def test_the_same_url_twice() -> None:
     assert "given twice" in str(faults.value)
 
 
+def test_virtual_time_stands_alone() -> None:
+    with pytest.raises(Faults) as faults:
+        targets.from_urls(["sim:gb300-vm", "http://h"], None, None, "", "")
+    assert "virtual time" in str(faults.value)
+
+
 @pytest.mark.parametrize("route", ["round-robin", "sticky", "least-in-flight"])
 def test_routes(tmp_path: Path, route: str) -> None:
     with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
