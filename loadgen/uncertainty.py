@@ -210,7 +210,8 @@ def ratio(above: ArrayLike, below: ArrayLike, *, paired: bool = False, level: fl
 def transient(values: ArrayLike) -> int | None:
     """How many of the first values belong to the start-up, by MSER (White 1997): where the rest's mean is surest.
 
-    None when that lies beyond the half: the values have not settled, and nothing can be said of a steady state.
+    Looked for in the first half. None when the best place is the half's end: the values have not settled, and nothing
+    can be said of a steady state.
     """
     data = np.asarray(values, float)
     n = len(data)
@@ -219,9 +220,10 @@ def transient(values: ArrayLike) -> int | None:
     sums = np.cumsum(data[::-1])[::-1]
     squares = np.cumsum((data * data)[::-1])[::-1]
     left = np.arange(n, 0, -1)
-    errors = (squares - sums * sums / left)[: n - 2] / (left[: n - 2] ** 2)
+    half = n // 2
+    errors = (squares - sums * sums / left)[: half + 1] / (left[: half + 1] ** 2)
     place = int(np.argmin(errors))
-    return place if place <= n // 2 else None
+    return place if place < half else None
 
 
 def growth(values: Sequence[float] | NDArray[np.float64], ahead: float, level: float = 0.99) -> tuple[float, float]:

@@ -1,0 +1,238 @@
+"""How well the search finds the load that half of all full-length runs pass, and what it costs, in virtual time.
+
+Truth is a ladder: rates in 1 % steps, 600 s from empty, 20 seeds each, and the rate at which half of them pass by a
+probit fit. The search starts from a bracket of a factor of four that lies differently around it for every seed, so that
+no seed's first probe is lucky; plain bisection starts from the same brackets with 600 s probes. The steady-state knee
+(the highest rate of the ladder whose in-flight does not grow over 1,800 s) is printed beside the truth.
+
+    python benchmarks/search_truth.py gb200-vm server --seeds 100
+    python benchmarks/search_truth.py gb200-vm interactive --seeds 100
+
+Everything here is SIMULATED.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from loadgen import metrics, mlperf, mlperf_data, schedule, search, seeds, uncertainty
+from loadgen.sim import preset as presets
+from loadgen.sim import virtual
+from loadgen.workload import Fixed, Poisson, Stage, Synthetic, Workload
+
+S = 1_000_000_000
+FULL_S = 600
+LOOK_S = 5
+PRECISION = {"server": 0.01, "interactive": 0.03}
+SHARE = {"server": 0.70, "interactive": 0.40}  # of plain bisection's time, at most
+
+
+class World(NamedTuple):
+    """A preset under a benchmark's limits."""
+
+    preset: Any
+    goal: search.Goal
+    lengths: mlperf_data.Lengths
+    precision: float
+
+
+def world(name: str, scenario: Any) -> World:
+    asked = mlperf.test("llama2-70b", scenario)
+    assert asked.ttft_ns is not None and asked.tpot_ns is not None
+    terms = (
+        metrics.Term(metric="ttft", limit_ns=asked.ttft_ns),
+        metrics.Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns),
+    )
+    lengths = mlperf_data.synthetic(mlperf.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
+    return World(presets.load(name), search.Goal(slo=metrics.Slo(terms=terms)), lengths, PRECISION[scenario])
+
+
+def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any]:
+    """The schedule and the rows, in the order of their end, of one run from empty."""
+    order = seeds.stream(seed, "order").permutation(len(where.lengths.input))
+    inputs, outputs = where.lengths.input[order].tolist(), where.lengths.output[order].tolist()
+    size = len(inputs)
+    stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=round(length_s * S))
+    one: Any = Fixed[int](value=1)
+    planned = schedule.build(
+        Workload(name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,)), seed
+    )
+    made, _ = virtual.simulate(
+        planned,
+        lambda number: (inputs[number % size], outputs[number % size], ()),
+        costs=where.preset.costs,
+        limits=where.preset.limits,
+        speeds=where.preset.speeds,
+    )
+    return planned.stages[0].offsets, made.rows[np.argsort(made.rows["done_ns"], kind="stable")]
+
+
+def passes(where: World, due: Any, rows: Any) -> bool:
+    missed = where.goal.misses(rows).sum(axis=1)
+    return all(count <= most for count, most in zip(missed, where.goal.allowed(len(due)), strict=True))
+
+
+def probe(where: World, ask: search.Ask, seed: int) -> search.Told:
+    """One probe, watched every LOOK_S seconds, with the drain of what it had in flight when it was decided."""
+    due, rows = run(where, ask.load, seed, FULL_S)
+    watch = search.Watch(where.goal, due, early_under=ask.early_under)
+    outcome, why, early, spent_s, now = None, "", False, 0.0, 0
+    full_ns = int(rows["done_ns"].max())
+    for now in range(LOOK_S * S, full_ns, LOOK_S * S):
+        look = watch.look(now, rows[: np.searchsorted(rows["done_ns"], now, "right")])
+        if look.outcome is not None:
+            outcome, why, early = look.outcome, look.why, True
+            stop_s = min(now / S, FULL_S)
+            _, cut = run(where, ask.load, seed, stop_s)
+            spent_s = max(now, int(cut["done_ns"].max())) / S
+            break
+    if outcome is None:
+        outcome, spent_s = ("under" if passes(where, due, rows) else "over"), full_ns / S
+    seen_s = min(now / S, FULL_S) if early else FULL_S
+    offered = float((due < seen_s * S).sum()) / seen_s
+    noise = 1 / math.sqrt(len(due))
+    return search.Told(
+        ask=ask, outcome=outcome, early=early, spent_s=spent_s, offered=offered, noise=noise, why=why
+    )
+
+
+def bracket(guess: float, seed: int) -> tuple[float, float]:
+    """A factor of four that lies at random around a guess."""
+    low = guess / 4 ** float(seeds.stream(seed, "bracket").uniform(0.2, 0.8))
+    return low, 4 * low
+
+
+def searched(where: World, guess: float, seed: int) -> tuple[search.Search, list[search.Told]]:
+    low, high = bracket(guess, seed)
+    found = search.Search(low=low, high=high, precision=where.precision)
+    while (ask := found.ask()) is not None:
+        found.tell(probe(where, ask, seeds.derived(seed, "probe", ask.number)))
+    return found, found.told
+
+
+def bisected(where: World, guess: float, seed: int) -> tuple[float, float, int]:
+    """Plain bisection of the same bracket: its answer, its simulated time, its probes."""
+    low, high = bracket(guess, seed)
+    spent, number = 0.0, 0
+    while high / low > 1 + where.precision:
+        rate = math.sqrt(low * high)
+        due, rows = run(where, rate, seeds.derived(seed, "bisect", number), FULL_S)
+        low, high = (rate, high) if passes(where, due, rows) else (low, rate)
+        spent += int(rows["done_ns"].max()) / S
+        number += 1
+    return math.sqrt(low * high), spent, number
+
+
+def truth(where: World, guess: float, count: int) -> tuple[float, float, list[tuple[float, int]]]:
+    """The rate that half of the runs pass and the curve's sigma, by maximum likelihood on a ladder in 1 % steps."""
+    ladder: dict[int, int] = {}
+
+    def passed(step: int) -> int:
+        if step not in ladder:
+            rate = guess * 1.01**step
+            ladder[step] = sum(passes(where, *run(where, rate, 10_000 + seed, FULL_S)) for seed in range(count))
+        return ladder[step]
+
+    step = 0
+    while passed(step) < count:
+        step -= 1
+    while passed(step + 1) > 0:
+        step += 1
+    while passed(min(ladder)) < count:
+        passed(min(ladder) - 1)
+    rows = sorted((guess * 1.01**step, hits) for step, hits in ladder.items())
+    rates, hits = np.log([rate for rate, _ in rows]), np.array([hit for _, hit in rows])
+    best, at = -math.inf, (0.0, 0.0)
+    for sigma in np.geomspace(5e-4, 0.05, 60):
+        for theta in np.linspace(rates.min(), rates.max(), 1200):
+            p = np.clip(search._phi((theta - rates) / sigma), 1e-9, 1 - 1e-9)
+            likelihood = float((hits * np.log(p) + (count - hits) * np.log(1 - p)).sum())
+            if likelihood > best:
+                best, at = likelihood, (math.exp(theta), float(sigma))
+    return at[0], at[1], rows
+
+
+def knee(where: World, around: float) -> float:
+    """The highest rate in 1 % steps at which requests in flight do not grow over 1,800 s after 600 s (one seed)."""
+    rate = around * 1.05
+    while rate > around * 0.7:
+        due, rows = run(where, rate, 77, 2400)
+        edges = np.arange(600, 2400, 30) * S
+        flying = np.searchsorted(due, edges, "right") - np.searchsorted(rows["done_ns"], edges, "right")
+        more, _ = uncertainty.growth(flying.astype(float), len(flying))
+        if more < 0.2 * flying.mean():
+            return rate
+        rate /= 1.01
+    return rate
+
+
+def main() -> None:
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("preset")
+    flags.add_argument("scenario", choices=list(PRECISION))
+    flags.add_argument("--seeds", type=int, default=100)
+    flags.add_argument("--first", type=int, default=0)
+    flags.add_argument("--ladder", type=int, default=20)
+    flags.add_argument("--guess", type=float, default=150.0)
+    flags.add_argument("--truth", type=float, help="from an earlier ladder, instead of a new one")
+    flags.add_argument("--bisections", type=int, default=10, help="seeds of plain bisection")
+    flags.add_argument("--out", type=Path)
+    given = flags.parse_args()
+    where = world(given.preset, given.scenario)
+    print(f"SIMULATED: {given.preset}, {given.scenario} limits, {where.lengths.name}")
+    if given.truth:
+        theta = given.truth
+    else:
+        theta, sigma, rows = truth(where, given.guess, given.ladder)
+        print("ladder: " + ", ".join(f"{rate:.1f}/s {hits}/{given.ladder}" for rate, hits in rows))
+        print(f"truth: {theta:.2f}/s, sigma {sigma:.2%}; steady-state knee {knee(where, theta):.1f}/s", flush=True)
+    plain = [bisected(where, given.guess, seed)[1:] for seed in range(given.bisections)]
+    plain_s = float(np.mean([spent for spent, _ in plain])) if plain else math.nan
+    if plain:
+        print(f"plain bisection: {plain_s:.0f} s, {np.mean([n for _, n in plain]):.1f} probes", flush=True)
+    results = []
+    for seed in range(given.first, given.first + given.seeds):
+        began = time.process_time()
+        found, told = searched(where, given.guess, seed)
+        answer = found.answer
+        assert answer.load is not None and answer.interval is not None
+        spent = answer.spent_s - answer.confirming_s
+        results.append(
+            {
+                "seed": seed,
+                "answer": answer.load,
+                "error": answer.load / theta - 1,
+                "covers": answer.interval.low <= theta <= answer.interval.high,
+                "half_width": answer.interval.half_width / answer.load,
+                "confirmed": answer.confirmed,
+                "reason": answer.reason,
+                "probes": answer.probes,
+                "spent_s": spent,
+                "cpu_s": time.process_time() - began,
+                "told": [
+                    (one.ask.kind, round(one.ask.load, 2), one.outcome, one.early, round(one.spent_s)) for one in told
+                ],
+            }
+        )
+        print(json.dumps(results[-1]), flush=True)
+    errors = np.abs([one["error"] for one in results])
+    spent = float(np.mean([one["spent_s"] for one in results]))
+    print(
+        f"{len(results)} seeds: within {where.precision:.0%} in {np.mean(errors <= where.precision):.0%}, mean error "
+        f"{errors.mean():.2%}, median {np.median(errors):.2%}, worst {errors.max():.2%}; interval covers the truth in "
+        f"{np.mean([one['covers'] for one in results]):.0%}; {spent:.0f} s, {spent / plain_s:.0%} of plain bisection "
+        f"(at most {SHARE[given.scenario]:.0%}), confirmation left out"
+    )
+    if given.out:
+        given.out.write_text(json.dumps({"truth": theta, "plain_s": plain_s, "seeds": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
