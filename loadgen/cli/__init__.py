@@ -23,6 +23,7 @@ from loadgen.cli.run import run
 from loadgen.cli.schema import schema
 from loadgen.cli.selfcheck import selfcheck
 from loadgen.cli.sim import sim
+from loadgen.cli.sweep import sweep
 from loadgen.cli.validate import validate
 from loadgen.errors import OK, USAGE, ending
 
@@ -57,6 +58,7 @@ app.command()(run)
 app.command()(capacity)
 app.command()(cost)
 app.command()(reference)
+app.command()(sweep)
 app.command()(report)
 app.command()(compare)
 app.command()(export)

@@ -42,16 +42,23 @@ def report(
         return _reported(other, html, as_json=as_json)
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     wanted = not no_html and (html is not None or not as_json)
-    levels = [] if sides.is_run(folder) else sorted(filter(sides.is_run, folder.glob("*/")), key=_natural)
-    read = [_read(one, page=wanted and not levels) for one in levels or [folder]]
+    several = [] if sides.is_run(folder) else sorted(filter(sides.is_run, folder.glob("*/")), key=_natural)
+    read = [_read(one, page=wanted and not several) for one in several or [folder]]
     summaries = [summary for summary, _ in read]
+    page = read[0][1]
+    if several and len({summary.fingerprints.recipe for summary in summaries}) > 1:
+        told, page = _levels([(one.name, summary) for one, summary in zip(several, summaries, strict=True)], wanted)
+    elif several:
+        told = text.render_levels(summaries, color=color)
+    else:
+        told = text.render(summaries[0], color=color)
     if as_json:
         written = [machine.dump(summary).decode().rstrip() for summary in summaries]
-        print("[" + ",\n".join(written) + "]" if levels else written[0])
+        print("[" + ",\n".join(written) + "]" if several else written[0])
     else:
-        print(text.render_levels(summaries, color=color) if levels else text.render(summaries[0], color=color), end="")
-    if read[0][1] is not None:
-        _write(read[0][1], html, folder / "report.html")
+        print(told, end="", flush=True)
+    if page is not None:
+        _write(page, html, folder / "report.html")
     return max(
         exit_code(interrupted=False, valid=summary.verdict.valid, slo_met=summary.goodput.met) for summary in summaries
     )
@@ -81,6 +88,15 @@ def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
     drawn = figures(*stored, store.heat(folder), store.HEAT_EDGES_NS)
     others = reported(summary, stored.header, stored.rows, stored.gaps)
     return summary, html.render(summary, stored.header, drawn, others)
+
+
+def _levels(named: list[tuple[str, Summary]], page: bool) -> tuple[str, str | None]:
+    """Runs of one workload at several loads: table and, if wanted, page."""
+    from loadgen.levels import curve
+    from loadgen.report import levels
+
+    found = curve(named)
+    return levels.render_text(found), levels.render_html(found) if page else None
 
 
 def _reported(file: Path, html: Path | None, *, as_json: bool) -> int:

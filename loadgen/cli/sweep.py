@@ -1,0 +1,198 @@
+"""`loadgen sweep`: one workload at several loads, one folder, taken up again by the same command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from loadgen.cli import target
+
+if TYPE_CHECKING:
+    from loadgen.run import Settings
+    from loadgen.summary import Summary
+    from loadgen.workload import Workload
+
+PER_LANE = 5  # requests of a closed-loop level, at least, for each lane
+
+
+def sweep(
+    workload: Annotated[
+        str, typer.Argument(help="A workload file, or the name of a packaged one: qa, rag, summarization, agentic.")
+    ],
+    concurrency: Annotated[
+        str | None,
+        typer.Option("--concurrency", "-c", "--max-concurrency", help="Closed loop: 1,2,4,8 or 1,2,4,...,512."),
+    ] = None,
+    request_rate: Annotated[
+        str | None, typer.Option("--request-rate", "--rate", help="Open loop: 1,2,5,10 or 2,4,...,20 per second.")
+    ] = None,
+    num_requests: Annotated[
+        str | None,
+        typer.Option(
+            "--num-requests",
+            "--num-prompts",
+            "-n",
+            help="Of each level; else as the workload says, and at least 5 for each lane.",
+        ),
+    ] = None,
+    duration: Annotated[str | None, typer.Option("--duration", "-d", help="Of each level: 30s, 5m.")] = None,
+    warmup: Annotated[
+        str | None, typer.Option("--warmup", help="Unmeasured load before each level: 10s, 20req.")
+    ] = None,
+    grace: Annotated[
+        str | None, typer.Option("--grace", help="How long requests may go on after a level's end.")
+    ] = None,
+    timeout: Annotated[str | None, typer.Option("--timeout", help="Longest time for one request.")] = None,
+    slo: Annotated[
+        list[str] | None, typer.Option("--slo", help="ttft:2s, tpot:200ms:p95, goodput:99%. Repeatable.")
+    ] = None,
+    goodput: Annotated[list[str] | None, typer.Option("--goodput", help="ttft:2000 tpot:200, in milliseconds.")] = None,
+    input_tokens: Annotated[str | None, typer.Option("--input-tokens", "--isl", help="Prompt length.")] = None,
+    output_tokens: Annotated[str | None, typer.Option("--output-tokens", "--osl", help="Output length.")] = None,
+    seed: Annotated[
+        str | None, typer.Option("--seed", help="The same for every level; without it each draws its own.")
+    ] = None,
+    limit: Annotated[list[str] | None, typer.Option("--limit", help="Change a limit of the verdict.")] = None,
+    url: target.Url = None,
+    model: target.Model = None,
+    server: target.Server = "auto",
+    api: target.Api = "chat",
+    workers: target.Workers = "1",
+    tokenizer: target.Tokenizer = None,
+    extra_body: target.ExtraBody = None,
+    header: target.Header = None,
+    api_key_file: target.ApiKeyFile = None,
+    cacert: target.CaCert = None,
+    cert: target.Cert = None,
+    cert_key: target.CertKey = None,
+    insecure: target.Insecure = False,
+    no_stream: target.NoStream = False,
+    client: target.Client = "wire",
+    gpus: target.Gpus = None,
+    shape: target.Shape = "",
+    region: target.Region = "",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Its folder; the same one again goes on where it stopped.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the curve as JSON.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+) -> int:
+    """Run a workload at several loads: the throughput-latency curve, its knee, tokens/s per GPU against per user.
+
+    Exit: 0, 2 wrong usage, 3 unreachable or no level is valid, 130 interrupted.
+    """
+    from loadgen import levels
+    from loadgen.errors import Fault, Faults, UserError
+    from loadgen.workload.overrides import Overrides
+
+    overrides = Overrides(
+        num_requests=num_requests, duration=duration, warmup=warmup, grace=grace, timeout=timeout,
+        slo=tuple(slo or ()), goodput=tuple(goodput or ()), input_tokens=input_tokens, output_tokens=output_tokens,
+        seed=seed, limit=tuple(limit or ()),
+    )  # fmt: skip
+    faults: list[Fault] = []
+    settings: Settings | None = None
+    grid: dict[str, Workload] = {}
+    kind: levels.Kind = "concurrency" if concurrency is not None else "request_rate"
+    try:
+        settings = target.settings(
+            url=url, model=model, server=server, api=api, headers=header or [], extra_body=extra_body,
+            api_key_file=api_key_file, cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure,
+            stream=not no_stream, client=client, tokenizer=tokenizer, workers=workers, gpus=gpus,
+            shape=shape, region=region, out=out,
+        )  # fmt: skip
+    except Faults as found:
+        faults += found.faults
+    try:
+        if (concurrency is None) == (request_rate is None):
+            hint = "either --concurrency 1,2,4,...,64 or --request-rate 1,2,4,...,64"
+            raise UserError("one kind of levels is needed", "loadgen sweep", hint)
+        flag, text = ("--concurrency", concurrency) if concurrency else ("--request-rate", request_rate)
+        for amount in levels.grid(text or "", flag, kind):
+            grid[levels.name(kind, amount)] = _level(workload, overrides, kind, amount)
+    except Faults as found:
+        faults += found.faults
+    except UserError as fault:
+        faults.append(fault)
+    if faults or settings is None:
+        raise Faults(faults)
+    return _run(workload, grid, kind, overrides, settings, as_json=as_json, as_markdown=as_markdown)
+
+
+def _level(name: str, overrides: Any, kind: str, amount: float) -> Workload:
+    """The workload at one level. A closed loop gets enough requests for its lanes, where none were asked for."""
+    from dataclasses import replace
+
+    from loadgen.workload import load
+
+    if kind == "request_rate":
+        return load(name, replace(overrides, request_rate=f"{amount:g}"))
+    at_level = replace(overrides, concurrency=f"{amount:g}")
+    found = load(name, at_level)
+    own = next((stage.count for stage in found.stages if stage.measured), None)
+    if overrides.num_requests is None and overrides.duration is None and own is not None and own < PER_LANE * amount:
+        return load(name, replace(at_level, num_requests=f"{PER_LANE * amount:g}"))
+    return found
+
+
+def _run(
+    name: str,
+    grid: dict[str, Workload],
+    kind: Any,
+    overrides: Any,
+    settings: Settings,
+    *,
+    as_json: bool,
+    as_markdown: bool,
+) -> int:
+    from dataclasses import asdict, replace
+    from datetime import datetime
+
+    import msgspec
+
+    from loadgen import run, sides, store, sweep
+    from loadgen.cli.show import Show, say
+    from loadgen.errors import INTERRUPTED, OK, UNSOUND
+    from loadgen.levels import curve
+    from loadgen.report import levels as shown
+
+    first = next(iter(grid.values()))
+    started = datetime.now().astimezone()
+    parent = settings.out or Path("results") / run.run_id(f"sweep-{first.name}", started)
+    plan = sweep.Plan(
+        kind=kind,
+        workload=name,
+        source_text=first.source_text,
+        target=settings.url or "embedded simulation",
+        flags={field: str(value) for field, value in asdict(overrides).items() if value not in (None, ())},
+        levels=tuple(grid),
+    )
+    done = sweep.begin(parent, plan)
+    if done:
+        say(f"going on with {parent}: {len(done & set(grid))} of {len(grid)} levels are done")
+    show = Show(as_json=False)
+    summaries: dict[str, Summary] = {}
+    interrupted = False
+    for level, workload in grid.items():
+        if level in done:
+            continue
+        say(f"level {level}")
+        summary, _ = show.perform(workload, replace(settings, out=sweep.level(parent, level)))
+        if summary.run.state == "interrupted":
+            interrupted = True
+            break
+    for folder in sorted(filter(sides.is_run, parent.glob("*/"))):
+        summaries[folder.name] = sides.run(folder).summary
+    found = curve(list(summaries.items()))
+    store.replace(parent / "sweep.md", shown.render_markdown(found).encode())
+    store.replace(parent / "report.html", shown.render_html(found).encode())
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        print(shown.render_markdown(found) if as_markdown else shown.render_text(found), end="")
+    say(f"results in {parent}, page: {parent / 'report.html'}, table: {parent / 'sweep.md'}")
+    if interrupted:
+        return INTERRUPTED
+    return OK if any(one.valid for one in found.levels) else UNSOUND
