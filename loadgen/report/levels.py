@@ -212,7 +212,7 @@ def _pareto(levels: list[Level]) -> Iterator[Chart]:
     found += [series([level], "dominated" if i == 0 else "", "c6") for i, level in enumerate(rest)]
     yield Chart(
         kind="lines",
-        title=f"{unit.capitalize()} against tokens/s per user",
+        title=f"{unit[0].upper()}{unit[1:]} against tokens/s per user",
         note="" if per_gpu else "of all GPUs together: --gpus was not given",
         x=Axis(label="tokens/s per user (1 / TPOT p50)", unit="tokens/s per user", min=0),
         y=Axis(label=unit, unit=unit, min=0),

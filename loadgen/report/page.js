@@ -195,6 +195,12 @@
         if (label) draw("text", {x: at + (late ? -4 : 4), y: this.bottom - 6, "text-anchor": late ? "end" : "start", style: `fill:${stroke}`}, this.svg, label);
       }
     }
+    label(text, x, y) {  // unless another one is there
+      const box = [x, y, x + text.length * 6.4, y + 11];
+      if (this.labels.some(b => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3])) return;
+      this.labels.push(box);
+      draw("text", {x, y}, this.svg, text);
+    }
     path(xs, ys, from, to) {
       let d = "", open = false;
       for (let i = from; i < to; i++) {
@@ -205,6 +211,7 @@
       return d;
     }
     paint_lines() {
+      this.labels = [];
       for (const s of this.shown) {
         const stroke = `var(--${s.color})`;
         const common = {fill: "none", stroke, "stroke-width": s.width || 1.8, "stroke-linejoin": "round", "stroke-linecap": "round"};
@@ -215,7 +222,7 @@
         const dots = s.dots || s.x.length < 3 || (s.y.filter(v => v !== null).length < 3);
         if (dots || s.dots === true)
           s.x.forEach((x, i) => { if (s.y[i] !== null) draw("circle", {cx: this.px(x), cy: this.py(s.y[i]), r: 3.4, fill: stroke}, this.svg); });
-        (s.labels || []).forEach((label, i) => { if (label) draw("text", {x: this.px(s.x[i]) + 6, y: this.py(s.y[i]) - 6}, this.svg, label); });
+        (s.labels || []).forEach((label, i) => { if (label && s.y[i] !== null) this.label(label, this.px(s.x[i]) + 6, this.py(s.y[i]) - 6); });
       }
     }
     paint_bars() {

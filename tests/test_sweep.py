@@ -1,0 +1,256 @@
+"""Sweeps: the grid, the knee, the front, the folder that is taken up again, and the command in virtual time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import runs
+from browser import Browser, find
+from hypothesis import given
+from hypothesis import strategies as st
+from queueing import rows
+
+from loadgen import levels, sides, store, sweep
+from loadgen.cli import main
+from loadgen.errors import UserError
+from loadgen.header import Fingerprints, Stage
+from loadgen.levels import Level
+from loadgen.report import levels as shown
+
+
+def exits(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+# -- the grid ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8", (8,)),
+        ("1,2,4,8", (1, 2, 4, 8)),
+        ("1,2,4,...,512", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)),
+        ("1, 2, ..., 16", (1, 2, 4, 8, 16)),
+        ("10,20,30,…,60", (10, 20, 30, 40, 50, 60)),
+        ("5,7,...,11", (5, 7, 9, 11)),
+    ],
+)
+def test_levels_of_concurrency(text: str, expected: tuple[float, ...]) -> None:
+    assert levels.grid(text, "--concurrency", "concurrency") == expected
+
+
+def test_levels_of_rate() -> None:
+    assert levels.grid("0.5,1,2/s,...,8", "--request-rate", "request_rate") == (0.5, 1, 2, 4, 8)
+    assert levels.grid("0.1,0.2,0.3,...,0.6", "--request-rate", "request_rate") == pytest.approx(
+        (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is no level"),
+        ("0,1", "is no level"),
+        ("1.5", "is no level"),
+        ("1,x", "is no level"),
+        ("2,1", "must ascend"),
+        ("2,2", "must ascend"),
+        ("1,...,8", "not a series that can be continued"),
+        ("1,2,...", "not a series that can be continued"),
+        ("1,2,4,...,500", "does not reach 500"),
+        ("4,2,1,...,8", "does not reach 8"),
+        ("1,2,3,...,999999", "does not reach"),
+    ],
+)
+def test_what_is_no_grid(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        levels.grid(text, "--concurrency", "concurrency")
+
+
+@given(st.text("0123456789.,/s …", max_size=20))
+def test_any_text_is_a_grid_or_refused(text: str) -> None:
+    for kind in ("concurrency", "request_rate"):
+        try:
+            found = levels.grid(text, "--x", kind)
+        except UserError:
+            continue
+        assert list(found) == sorted(set(found)) and all(amount > 0 for amount in found)
+
+
+# -- what a sweep comes to -----------------------------------------------------------------------------------------
+
+
+def level(name: str, output: float, e2e: float, per_user: float = 10.0, *, valid: bool = True) -> Level:
+    return Level(
+        name=name, load=name, amount=float(name[1:]), ok=1, failed=0, requests_per_s=1.0, output_per_s=output,
+        per_gpu=None, per_user=per_user, ttft_p50=1.0, ttft_p99=2.0, tpot_p50=1.0, tpot_p99=2.0, e2e_p50=e2e,
+        unsupported=(), goodput=None, slo_met=None, valid=valid, state="finished", simulated=False,
+    )  # fmt: skip
+
+
+def test_the_knee_is_where_throughput_over_latency_is_largest() -> None:
+    curve = [
+        level("c1", 100, 10),
+        level("c2", 195, 10.2),
+        level("c4", 360, 11),
+        level("c8", 400, 20),
+        level("c16", 405, 40),
+    ]
+    assert levels.knee(curve) == "c4"
+    assert levels.knee(curve[:3]) == "", "not reached yet"
+    assert levels.knee(curve[:2]) == ""
+    unsound = [msgspec.structs.replace(one, valid=one.name != "c4") for one in curve]
+    assert levels.knee(unsound) == "c8" or levels.knee(unsound) == "c2"
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=8))
+def test_the_front_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
+    found = [level(f"c{i + 1}", float(x), 1.0, float(y)) for i, (x, y) in enumerate(points)]
+    front = levels._front(found)
+    assert front
+    for one, (x, y) in zip(found, points, strict=True):
+        beaten = any(a >= x and b >= y and (a > x or b > y) for a, b in points)
+        assert (one.name in front) is not beaten
+
+
+def several(folder: Path) -> Path:
+    """Three levels of a closed loop, as a sweep leaves them."""
+    for lanes, rate in ((4, 3.0), (8, 6.0), (16, 9.0)):
+        stage = Stage(name="load", arrival=f"{lanes} in flight", closed=True, slots=150, concurrency=lanes)
+        runs.write(
+            folder / f"c{lanes}", rows(lanes, 150, rate), stages=(stage,), fingerprints=Fingerprints(recipe=f"{lanes}")
+        )
+    return folder
+
+
+def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
+    found = levels.curve([(f.name, sides.run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
+    assert [one.name for one in found.levels] == ["c4", "c8", "c16"], "in order of load, not of letters"
+    assert [one.amount for one in found.levels] == [4, 8, 16]
+    for one in found.levels:
+        assert one.per_gpu == pytest.approx((one.output_per_s or 0) / 4)
+        assert one.per_user == pytest.approx(1000 / (one.tpot_p50 or 1))
+    assert found.best == "c16"
+    text, pasted = shown.render_text(found), shown.render_markdown(found)
+    assert text.splitlines()[1].startswith("4 in flight") and "highest within the SLO" in text
+    assert pasted.count("\n| ") == 5 and "Highest level within the SLO" in pasted
+
+
+# -- the folder ----------------------------------------------------------------------------------------------------
+
+
+def plan(**changed: object) -> sweep.Plan:
+    told = {
+        "kind": "concurrency",
+        "workload": "qa",
+        "source_text": "x",
+        "target": "t",
+        "flags": {},
+        "levels": ("c4", "c8"),
+    }
+    return sweep.Plan(**{**told, **changed})  # type: ignore[arg-type]
+
+
+def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    assert sweep.begin(folder, plan()) == frozenset()
+    runs.write(sweep.level(folder, "c4"), rows(1, 20))
+    (folder / "c4" / "summary.json").write_text("{}")
+    runs.write(sweep.level(folder, "c8"), rows(1, 20), state="running")  # killed in its middle
+    assert sweep.begin(folder, plan(levels=("c4", "c8", "c16"))) == {"c4"}
+    assert not sweep.level(folder, "c8").exists()
+    assert [path.name[:3] for path in (folder / "unfinished").iterdir()] == ["c8-"]
+    assert sweep.begin(folder, plan()) == {"c4"}, "levels that were added stay in the plan"
+    assert json.loads((folder / "sweep.json").read_text())["levels"] == ["c4", "c8", "c16"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"target": "other"}, "another sweep was begun here, with other target"),
+        ({"source_text": "y"}, "with other workload"),
+        ({"flags": {"seed": "1"}}, "with other flags"),
+    ],
+)
+def test_another_sweep_does_not_go_on(tmp_path: Path, changed: dict[str, object], said: str) -> None:
+    sweep.begin(tmp_path / "s", plan())
+    with pytest.raises(UserError, match=said):
+        sweep.begin(tmp_path / "s", plan(**changed))
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    runs.write(tmp_path / "r", rows(1, 20))
+    with pytest.raises(UserError, match="holds no sweep"):
+        sweep.begin(tmp_path / "r", plan())
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "sweep.json").write_text('{"schema": 9}')
+    with pytest.raises(UserError, match="newer loadgen"):
+        sweep.begin(tmp_path / "s", plan())
+    (tmp_path / "s" / "sweep.json").write_text('{"schema": 1}')
+    with pytest.raises(UserError, match="not the plan of a sweep"):
+        sweep.begin(tmp_path / "s", plan())
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_in_virtual_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "s"
+    common = ("sweep", "qa", "--url", "sim:h100x8", "--gpus", "8", "-n", "60", "--out", str(out))
+    assert exits(*common, "--concurrency", "4,8,...,16", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in found["levels"]] == ["c4", "c8", "c16"]
+    assert all(one["simulated"] and one["valid"] and one["ok"] == 60 for one in found["levels"])
+    before = (out / "c8" / "summary.json").stat().st_mtime_ns
+    assert exits(*common, "--concurrency", "4,8,16,32", "--markdown") == 0
+    told = capsys.readouterr()
+    assert "3 of 4 levels are done" in told.err and told.out.startswith("**SIMULATED: qa**")
+    assert (out / "c8" / "summary.json").stat().st_mtime_ns == before
+    assert (out / "sweep.md").read_text() == told.out
+    assert exits("report", str(out)) == 0
+    assert "32 in flight" in capsys.readouterr().out and "Pareto" in (out / "report.html").read_text()
+    assert exits("sweep", "qa", "--url", "sim:h100x8", "--concurrency", "4", "-n", "61", "--out", str(out)) == 2
+    assert "with other flags" in capsys.readouterr().err
+
+
+def test_every_lane_gets_its_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "s"
+    assert exits("sweep", "qa", "--url", "sim:h100x8", "--concurrency", "2,100", "--out", str(out), "--json") == 0
+    assert [one["ok"] for one in json.loads(capsys.readouterr().out)["levels"]] == [240, 500]
+
+
+def test_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "s"
+    common = ("sweep", "qa", "--url", "sim:h100x8", "-n", "50", "--warmup", "0", "--out", str(out))
+    assert exits(*common, "--request-rate", "0.5,1,2", "--json") == 0
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)["levels"]] == ["r0.5", "r1", "r2"]
+
+
+@pytest.mark.parametrize("flags", [(), ("--concurrency", "1", "--request-rate", "1"), ("--concurrency", "2,1")])
+def test_wrong_usage(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits("sweep", "qa", *flags) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    if find() is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    found = levels.curve([(f.name, sides.run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
+    path = tmp_path / "page.html"
+    store.replace(path, shown.render_html(found).encode())
+    with Browser() as browser:
+        for width in (1280, 390):
+            browser.look(width=width)
+            browser.open(path)
+            assert browser.complaints == [] and browser.requests == []
+            counts = browser.evaluate(
+                "[...document.querySelectorAll('figure')].map(f => f.querySelectorAll('circle').length)"
+            )
+            assert len(counts) == 5 and min(counts) >= 3
