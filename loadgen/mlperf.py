@@ -500,16 +500,17 @@ def _rate(count: int, length_ns: int | None) -> float | None:
     return None if not length_ns or length_ns <= 0 else count / (length_ns / 1e9)
 
 
-def trace(columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0) -> Trace:
+def trace(columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0, *, one_query: bool = False) -> Trace:
     """The trace of a run's rows (`record.FIELDS` by name, any order): what did not end ok has not completed.
 
     `origin_ns` is where LoadGen's clock starts: the first instant of the measured stage. Rows that never became due
-    (their load was stopped before) are no queries.
+    (their load was stopped before) are no queries. With `one_query` (Offline) all are due at the origin, whenever a
+    closed loop came to them.
     """
     due = columns["due_ns"].astype(np.int64)
     order = np.lexsort((columns["slot"], due))
     order = order[due[order] >= 0]
-    due = due[order]
+    due = np.full(len(order), origin_ns) if one_query else due[order]
     end, first = (columns[name][order].astype(np.int64) for name in ("end_ns", "first_token_ns"))
     ok = (columns["status"][order] == STATUS["ok"]) & (end >= 0)
     return Trace(

@@ -17,10 +17,12 @@ from loadgen.cli.compare import compare
 from loadgen.cli.cost import cost
 from loadgen.cli.doctor import doctor
 from loadgen.cli.export import export
+from loadgen.cli.mlperf import app as mlperf
 from loadgen.cli.reference import reference
 from loadgen.cli.report import report
 from loadgen.cli.run import run
 from loadgen.cli.schema import schema
+from loadgen.cli.search import search
 from loadgen.cli.selfcheck import selfcheck
 from loadgen.cli.sim import sim
 from loadgen.cli.sweep import sweep
@@ -59,6 +61,8 @@ app.command()(capacity)
 app.command()(cost)
 app.command()(reference)
 app.command()(sweep)
+app.command()(search)
+app.add_typer(mlperf)
 app.command()(report)
 app.command()(compare)
 app.command()(export)

@@ -1,0 +1,308 @@
+"""`loadgen mlperf server|interactive|offline`: MLPerf-style tests. Flags, one call, a print, an exit code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from loadgen.cli import target
+
+if TYPE_CHECKING:
+    from loadgen.mlperf import Scenario, Test
+    from loadgen.mlperf_run import Data
+    from loadgen.plan import Settings
+
+Benchmark = Annotated[str, typer.Option("--benchmark", "-b", help="llama2-70b, llama3.1-8b, ... (see docs/mlperf.md).")]
+RoundName = Annotated[str | None, typer.Option("--round", help="Of the rules: its limits and seeds. v5.1, v6.1.")]
+TargetQps = Annotated[float | None, typer.Option("--target-qps", min=0.001, help="Poisson arrivals per second.")]
+FindPeak = Annotated[
+    bool, typer.Option("--find-peak", help="Search the highest rate whose official run is VALID, then run it.")
+]
+ExpectedQps = Annotated[
+    float | None,
+    typer.Option("--target-qps", "--expected-qps", min=0.001, help="Expected samples/s: sizes the query for 600 s."),
+]
+Dataset = Annotated[
+    Path | None, typer.Option("--dataset", help="The official data set (.pkl, .jsonl, .parquet), when you have it.")
+]
+MeanOutput = Annotated[
+    float | None, typer.Option("--mean-output", help="Of the synthetic set, to match a published row's tokens/request.")
+]
+MeanInput = Annotated[float | None, typer.Option("--mean-input", help="Of the synthetic set.")]
+MinDuration = Annotated[
+    float | None, typer.Option("--min-duration", min=1, help="Seconds, instead of the rules' 600. Named in the result.")
+]
+Harness = Annotated[str, typer.Option("--harness", help="own, or loadgen: the official LoadGen issues the queries.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Results folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print mlperf.json instead of the report.")]
+
+app = typer.Typer(
+    name="mlperf",
+    help="MLPerf-style tests, unofficial: LoadGen's schedule, arithmetic and verdict against any endpoint.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def server(
+    benchmark: Benchmark,
+    url: target.Url = None,
+    target_qps: TargetQps = None,
+    find_peak: FindPeak = False,
+    round_name: RoundName = None,
+    dataset: Dataset = None,
+    mean_output: MeanOutput = None,
+    mean_input: MeanInput = None,
+    min_duration: MinDuration = None,
+    harness: Harness = "own",
+    model: target.Model = None,
+    server_name: target.Server = "auto",
+    api: target.Api = "chat",
+    workers: target.Workers = "1",
+    tokenizer: target.Tokenizer = None,
+    extra_body: target.ExtraBody = None,
+    header: target.Header = None,
+    api_key_file: target.ApiKeyFile = None,
+    cacert: target.CaCert = None,
+    insecure: target.Insecure = False,
+    gpus: target.Gpus = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> int:
+    """The Server scenario: Poisson arrivals at a target rate, p99 limits on TTFT and TPOT, at least 600 s.
+
+    Exit: 0 VALID, 1 a limit missed, 3 too short, too few, incomplete or not a sound measurement.
+    """
+    return _limited("server", locals())
+
+
+@app.command()
+def interactive(
+    benchmark: Benchmark,
+    url: target.Url = None,
+    target_qps: TargetQps = None,
+    find_peak: FindPeak = False,
+    round_name: RoundName = None,
+    dataset: Dataset = None,
+    mean_output: MeanOutput = None,
+    mean_input: MeanInput = None,
+    min_duration: MinDuration = None,
+    harness: Harness = "own",
+    model: target.Model = None,
+    server_name: target.Server = "auto",
+    api: target.Api = "chat",
+    workers: target.Workers = "1",
+    tokenizer: target.Tokenizer = None,
+    extra_body: target.ExtraBody = None,
+    header: target.Header = None,
+    api_key_file: target.ApiKeyFile = None,
+    cacert: target.CaCert = None,
+    insecure: target.Insecure = False,
+    gpus: target.Gpus = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> int:
+    """The Interactive scenario: LoadGen's Server with tighter limits. Exit codes as for server."""
+    return _limited("interactive", locals())
+
+
+@app.command()
+def offline(
+    benchmark: Benchmark,
+    url: target.Url = None,
+    target_qps: ExpectedQps = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", "-c", min=1, help="In flight over HTTP, per target (default 1024).")
+    ] = None,
+    round_name: RoundName = None,
+    dataset: Dataset = None,
+    mean_output: MeanOutput = None,
+    mean_input: MeanInput = None,
+    min_duration: MinDuration = None,
+    harness: Harness = "own",
+    model: target.Model = None,
+    server_name: target.Server = "auto",
+    api: target.Api = "chat",
+    workers: target.Workers = "1",
+    tokenizer: target.Tokenizer = None,
+    extra_body: target.ExtraBody = None,
+    header: target.Header = None,
+    api_key_file: target.ApiKeyFile = None,
+    cacert: target.CaCert = None,
+    insecure: target.Insecure = False,
+    gpus: target.Gpus = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> int:
+    """The Offline scenario: one query of all samples, tokens per second until the last one is done.
+
+    Without --target-qps the query has one pass of the data set: give the expected rate so that it lasts 600 s.
+    Exit: 0 VALID, 3 too short or incomplete.
+    """
+    return _offline(locals())
+
+
+def _read(scenario: Scenario, flags: dict[str, Any]) -> tuple[Test, Settings]:
+    """The test and the settings, every fault at once."""
+    from loadgen import mlperf
+    from loadgen.errors import Fault, Faults, UserError
+
+    faults: list[Fault] = []
+    asked = settings = None
+    try:
+        asked = mlperf.test(
+            flags["benchmark"], scenario, flags["round_name"], min_duration_s=flags["min_duration"] or 0
+        )
+    except UserError as fault:
+        faults.append(fault)
+    try:
+        settings = target.settings(
+            url=flags["url"], model=flags["model"], server=flags["server_name"], api=flags["api"],
+            headers=flags["header"] or [], extra_body=flags["extra_body"], api_key_file=flags["api_key_file"],
+            cacert=flags["cacert"], cert=None, cert_key=None, insecure=flags["insecure"], stream=True, client="wire",
+            tokenizer=flags["tokenizer"], workers=flags["workers"], gpus=flags["gpus"], shape="", region="", out=None,
+        )  # fmt: skip
+    except Faults as found:
+        faults += found.faults
+    if flags["harness"] not in ("own", "loadgen"):
+        faults.append(UserError(f"unknown harness {flags['harness']!r}", "--harness", "known: own, loadgen"))
+    if flags["dataset"] is not None and (flags["mean_output"] or flags["mean_input"]):
+        faults.append(UserError("the means are of the synthetic set", "--dataset", "leave --mean-output out"))
+    if faults or asked is None or settings is None:
+        raise Faults(faults)
+    return asked, settings
+
+
+def _data(asked: Test, flags: dict[str, Any], folder: Path) -> tuple[Data, Test]:
+    from loadgen import mlperf_run
+
+    if flags["dataset"] is not None:
+        return mlperf_run.official(asked, flags["dataset"], folder)
+    made = mlperf_run.synthetic(asked, mean_input=flags["mean_input"], mean_output=flags["mean_output"])
+    return made, asked
+
+
+def _folder(asked: Test, flags: dict[str, Any]) -> Path:
+    from datetime import datetime
+
+    from loadgen.run import new_folder
+
+    return new_folder(flags["out"], f"mlperf-{asked.benchmark}-{asked.scenario}", datetime.now().astimezone())
+
+
+def _limited(scenario: Scenario, flags: dict[str, Any]) -> int:
+    """Server and Interactive."""
+    from loadgen import mlperf_run
+    from loadgen.errors import UserError
+
+    asked, settings = _read(scenario, flags)
+    qps, peak = flags["target_qps"], flags["find_peak"]
+    if qps is None and not peak:
+        raise UserError("no rate", "--target-qps", "give --target-qps 182, or --find-peak")
+    folder = _folder(asked, flags)
+    data, asked = _data(asked, flags, folder)
+    settings = mlperf_run.settings_for(data, settings)
+    if peak:
+        return _peak(asked, data, settings, folder, qps, flags)
+    return _once(asked, data, settings, folder, qps, flags)
+
+
+def _offline(flags: dict[str, Any]) -> int:
+    from loadgen import mlperf_run
+
+    asked, settings = _read("offline", flags)
+    folder = _folder(asked, flags)
+    data, asked = _data(asked, flags, folder)
+    settings = mlperf_run.settings_for(data, settings)
+    lanes = flags["concurrency"]
+    if lanes is None and not (settings.url or "").startswith("sim:"):
+        lanes = mlperf_run.LANES
+    return _once(asked, data, settings, folder, flags["target_qps"] or 1.0, flags, lanes)
+
+
+def _once(
+    asked: Test,
+    data: Data,
+    settings: Settings,
+    folder: Path,
+    qps: float,
+    flags: dict[str, Any],
+    lanes: int | None = None,
+) -> int:
+    """One run, judged."""
+    from dataclasses import replace
+
+    from loadgen import mlperf_run
+    from loadgen.cli.show import Show, say
+    from loadgen.mlperf import DISCLOSURE
+
+    say(DISCLOSURE)
+    say(f"data: {data.name}")
+    if flags["harness"] == "loadgen":
+        from loadgen import harness
+
+        result, gpus = harness.perform(asked, data, replace(settings, out=folder), qps=qps)
+        return _print(result, folder, gpus, flags["as_json"])
+    workload = mlperf_run.workload(asked, data, qps=qps, lanes=lanes)
+    summary, folder = Show(as_json=False).perform(workload, replace(settings, out=folder))
+    result = mlperf_run.judge(folder, asked, summary, data_name=data.name, qps=qps)
+    return _print(result, folder, summary.target.gpus, flags["as_json"], sound=summary.verdict.valid, summary=summary)
+
+
+def _peak(asked: Test, data: Data, settings: Settings, folder: Path, qps: float | None, flags: dict[str, Any]) -> int:
+    """The search for the highest VALID rate, by the official seeds; then the result of its confirmation."""
+    from loadgen import metrics, mlperf_run, probes, store
+    from loadgen.cli.search import perform
+    from loadgen.cli.show import say
+    from loadgen.mlperf import DISCLOSURE
+    from loadgen.search import Goal, Search
+
+    say(DISCLOSURE)
+    say(f"data: {data.name}")
+    assert asked.ttft_ns is not None and asked.tpot_ns is not None
+    terms = (
+        metrics.Term(metric="ttft", limit_ns=asked.ttft_ns, quantile=asked.percentile),
+        metrics.Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns, quantile=asked.percentile),
+    )
+    runs = probes.Probes(
+        folder=folder,
+        goal=Goal(slo=metrics.Slo(terms=terms), mlperf=True),
+        make=lambda at: mlperf_run.workload(asked, data, qps=at),
+        settings=settings,
+        seed=asked.seeds.schedule >> 11,
+        seeded=False,
+    )
+    precision = 0.01 if asked.scenario == "server" else 0.03
+    asking = Search(low=0.01, high=1e6, start=qps or 10.0, precision=precision)
+    code = perform(asking, runs, unit=" queries/s", as_json=False)
+    confirmed = [one for one in asking.told if one.ask.kind == "confirm" and one.outcome == "under"]
+    if not confirmed:
+        return code
+    best = max(confirmed, key=lambda one: one.ask.load)
+    inside = folder / best.folder
+    from loadgen.summary import summarize
+
+    summary = summarize(*store.read(inside))
+    result = mlperf_run.judge(inside, asked, summary, data_name=data.name, qps=best.ask.load)
+    mlperf_run.write(folder, result, asked, sut=summary.target.name or summary.target.url, version=summary.run.version)
+    print()
+    return max(code, _print(result, inside, summary.target.gpus, flags["as_json"], summary.verdict.valid, summary))
+
+
+def _print(result: Any, folder: Path, gpus: int | None, as_json: bool, sound: bool = True, summary: Any = None) -> int:
+    from loadgen.cli.show import say
+    from loadgen.errors import INTERRUPTED, UNSOUND
+    from loadgen.report import mlperf as text
+
+    if as_json:
+        sys.stdout.write((folder / "mlperf.json").read_text())
+    else:
+        print(text.render(result, gpus=gpus), end="")
+        say(f"results in {folder}, with LoadGen's log files")
+    if summary is not None and summary.run.state == "interrupted":
+        return INTERRUPTED
+    return int(result.exit_code if sound else UNSOUND)

@@ -1,0 +1,177 @@
+"""`loadgen search`: the highest load at which an SLO holds. Flags, the loop (ask, run, tell), a print, an exit code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from loadgen.cli import target
+
+if TYPE_CHECKING:
+    from loadgen.probes import Probes
+    from loadgen.search import Answer, Search
+
+
+def search(
+    workload: Annotated[str, typer.Argument(help="A workload file, or the name of a packaged one.")],
+    url: target.Url = None,
+    slo: Annotated[
+        list[str] | None, typer.Option("--slo", help="ttft:2s, tpot:200ms:p95, goodput:99%. Repeatable.")
+    ] = None,
+    percentile: Annotated[
+        str | None, typer.Option("--percentile", help="Of every --slo term that names none: 99, 95, 99.9.")
+    ] = None,
+    over: Annotated[str, typer.Option("--over", help="rate (open loop), or concurrency (closed loop).")] = "rate",
+    low: Annotated[float | None, typer.Option("--low", min=0, help="Not below this load.")] = None,
+    high: Annotated[float | None, typer.Option("--high", min=0, help="Not above this load.")] = None,
+    start: Annotated[float | None, typer.Option("--start", min=0, help="First load, without --low and --high.")] = None,
+    duration: Annotated[str, typer.Option("--duration", "-d", help="Full length of a probe.")] = "600s",
+    precision: Annotated[
+        float, typer.Option("--precision", min=0.002, max=0.5, help="Half width of the interval, as a share.")
+    ] = 0.02,
+    max_probes: Annotated[int, typer.Option("--max-probes", min=1, help="Probes at most.")] = 40,
+    max_time: Annotated[
+        str | None, typer.Option("--max-time", help="Time of all probes together, at most: 2h, 90m.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Folder of a search that was interrupted: go on with it.")
+    ] = None,
+    seed: Annotated[str | None, typer.Option("--seed", help="Of the search; every probe derives its own.")] = None,
+    model: target.Model = None,
+    server: target.Server = "auto",
+    api: target.Api = "chat",
+    workers: target.Workers = "1",
+    tokenizer: target.Tokenizer = None,
+    extra_body: target.ExtraBody = None,
+    header: target.Header = None,
+    api_key_file: target.ApiKeyFile = None,
+    cacert: target.CaCert = None,
+    cert: target.Cert = None,
+    cert_key: target.CertKey = None,
+    insecure: target.Insecure = False,
+    gpus: target.Gpus = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the search.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print search.json instead of the table.")] = False,
+) -> int:
+    """Find the highest rate (or concurrency) at which every SLO term holds at its percentile, with an interval.
+
+    Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 a probe was not valid, 130 interrupted.
+    """
+    import math
+    from datetime import datetime
+
+    from loadgen import probes, seeds, units
+    from loadgen.errors import Fault, Faults, UserError
+    from loadgen.plan import _slo
+    from loadgen.run import new_folder
+    from loadgen.search import Goal, Search
+    from loadgen.search import resume as again
+    from loadgen.workload import Closed, Overrides, load
+
+    faults: list[Fault] = []
+    settings = made = None
+    length_ns, most_s = 0, math.inf
+    try:
+        settings = target.settings(
+            url=url, model=model, server=server, api=api, headers=header or [], extra_body=extra_body,
+            api_key_file=api_key_file, cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure, stream=True,
+            client="wire", tokenizer=tokenizer, workers=workers, gpus=gpus, shape="", region="", out=None,
+        )  # fmt: skip
+    except Faults as found:
+        faults += found.faults
+    if over not in ("rate", "concurrency"):
+        faults.append(UserError(f"nothing to search over: {over!r}", "--over", "known: rate, concurrency"))
+    closed = over == "concurrency"
+    terms = tuple(
+        term if percentile is None or term.count(":") != 1 or term.startswith("goodput") else f"{term}:p{percentile}"
+        for term in slo or ()
+    )
+    first = start or low or 1.0
+    overrides = Overrides(
+        slo=terms, seed=seed, duration=duration, warmup=0,
+        **({"concurrency": max(1, round(first))} if closed else {"request_rate": first}),
+    )  # fmt: skip
+    try:
+        made = load(workload, overrides=overrides)
+        if made.slo is None:
+            faults.append(UserError("no SLO to search under", workload, "give --slo ttft:2s --slo tpot:200ms"))
+    except Faults as found:
+        faults += found.faults
+    try:
+        length_ns = units.duration_ns(duration, bare="s")
+        most_s = units.duration_ns(max_time, bare="s") / 1e9 if max_time else math.inf
+    except units.Wrong as wrong:
+        faults.append(UserError(f"it {wrong}", "--duration, --max-time", wrong.hint))
+    if low and high and low >= high:
+        faults.append(UserError("the lowest load is not below the highest", f"--low {low:g} --high {high:g}", ""))
+    if resume is not None and not (resume / probes.TOLD).is_file():
+        faults.append(UserError("no search to go on with", f"--resume {resume}", f"a folder with {probes.TOLD}"))
+    if faults or settings is None or made is None:
+        raise Faults(faults)
+    promised = _slo(made)
+    assert promised is not None
+    plain = probes.probing(made, length_ns)
+    folder = resume or new_folder(out, f"search-{made.name}", datetime.now().astimezone())
+    least = 1.0 if closed else low or min(first, 1e-3)
+    runs = probes.Probes(
+        folder=folder,
+        goal=Goal(slo=promised),
+        make=lambda at: probes.loaded(plain, at),
+        settings=settings,
+        seed=made.seed if made.seed is not None else seeds.fresh(),
+    )
+    bracketed = low is not None and high is not None
+    asking = Search(
+        low=max(1.0, low or 1.0) if closed else least,
+        high=high or 1e6,
+        start=None if bracketed else first,
+        precision=precision,
+        most_probes=max_probes,
+        most_s=most_s,
+        whole=closed or any(isinstance(stage.arrival, Closed) for stage in plain.stages),
+    )
+    again(asking, runs.stored())
+    return perform(asking, runs, unit=" in flight" if closed else "/s", as_json=as_json)
+
+
+def perform(asking: Search, runs: Probes, *, unit: str, as_json: bool) -> int:
+    """Ask, run, tell until there is nothing more to ask; then the answer."""
+    from loadgen.cli.show import say
+    from loadgen.probes import Interrupted
+    from loadgen.report import search as text
+
+    simulated = (runs.settings.url or "sim:").startswith("sim:")
+    if simulated:
+        say("SIMULATED: no real server is measured")
+    say(f"search in {runs.folder}: {', '.join(runs.goal.names)}")
+    try:
+        while (ask := asking.ask()) is not None:
+            say(text.asking(ask, unit))
+            told = runs.run(ask)
+            asking.tell(told)
+            say(text.told(told))
+    except (KeyboardInterrupt, Interrupted):
+        asking.stop("interrupted")
+    answer = runs.finish(asking)
+    if as_json:
+        sys.stdout.write((runs.folder / "search.json").read_text())
+    else:
+        print(text.render(answer, asking.told, runs.goal, unit=unit, simulated=simulated), end="")
+        say(f"results in {runs.folder}; go on with --resume {runs.folder}")
+    return code(answer)
+
+
+def code(answer: Answer) -> int:
+    """The exit code of a search."""
+    from loadgen import errors
+
+    endings: dict[str, Any] = {
+        "found": errors.OK,
+        "highest": errors.OK,
+        "invalid": errors.UNSOUND,
+        "interrupted": errors.INTERRUPTED,
+    }
+    return int(endings.get(answer.reason, errors.SLO_MISSED))

@@ -1,0 +1,203 @@
+"""From a test of the rules to a workload, and from the folder of its run to a result with LoadGen's log files.
+
+IO at the edges: the official data set is copied into requests, records are read, files written. The load itself is an
+ordinary run (`run.execute`); what the rules say of its records is `mlperf.reduce`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from loadgen import mlperf, mlperf_data, mlperf_log, store
+from loadgen.errors import UserError
+from loadgen.record import ROW
+from loadgen.workload import (
+    AtLeast,
+    Closed,
+    Constant,
+    FromFile,
+    Listed,
+    Poisson,
+    Slo,
+    Stage,
+    Synthetic,
+    Term,
+    Workload,
+)
+from loadgen.workload.model import OneTokenOrMore
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loadgen.plan import Settings
+    from loadgen.summary import Summary
+
+WAIT_NS = 24 * 3_600 * 1_000_000_000  # LoadGen waits for every query, however long
+STALL_NS = 900 * 1_000_000_000
+RESULT = "mlperf.json"
+REQUESTS = "mlperf_requests.jsonl"
+COLUMNS = ("slot", "stage", "status", "due_ns", "first_token_ns", "end_ns", "output_tokens")
+LANES = 1024  # in flight in Offline over HTTP, per target, unless it is said
+
+
+class Data(NamedTuple):
+    """What is asked: the requests of a workload, and the name that every result carries."""
+
+    requests: Synthetic | FromFile
+    name: str
+    api: str | None  # the API that the prompts need; None: any
+
+
+def synthetic(asked: mlperf.Test, *, mean_input: float | None = None, mean_output: float | None = None) -> Data:
+    """The synthetic set, in LoadGen's order of issue: lengths repeat in every pass, texts never do."""
+    found = mlperf.rules().benchmarks[asked.benchmark]
+    lengths = mlperf_data.synthetic(found, benchmark=asked.benchmark, mean_input=mean_input, mean_output=mean_output)
+    order = mlperf_data.issue_order(asked)
+
+    def listed(column: NDArray[np.int64]) -> Any:
+        return Listed[OneTokenOrMore](values=tuple(column[order].tolist()))
+
+    return Data(Synthetic(input_tokens=listed(lengths.input), output_tokens=listed(lengths.output)), lengths.name, None)
+
+
+def official(asked: mlperf.Test, path: Path, folder: Path) -> tuple[Data, mlperf.Test]:
+    """The user's file, as requests in LoadGen's order beside the results; and the test with as many samples as it has.
+
+    Answers end where the model ends them, at the rules' maximum at the latest; greedy, as in the reference.
+    """
+    found = mlperf.rules().benchmarks[asked.benchmark]
+    file = mlperf_data.read(path, found, benchmark=asked.benchmark)
+    asked = replace(asked, samples=len(file.samples), min_queries=min(asked.min_queries, len(file.samples)))
+    folder.mkdir(parents=True, exist_ok=True)
+    out = folder / REQUESTS
+    with out.open("wb") as lines:
+        for place in mlperf_data.issue_order(asked):
+            row = {"prompt": file.samples[place].prompt, "max_tokens": found.max_output, "temperature": 0}
+            lines.write(msgspec.json.encode(row) + b"\n")
+    return Data(FromFile(path=out.resolve()), file.name, "completions" if file.tokens else None), asked
+
+
+def workload(asked: mlperf.Test, data: Data, *, qps: float, lanes: int | None = None) -> Workload:
+    """The test as a workload. Server and Interactive: Poisson arrivals by the round's seed and LoadGen's stop rule.
+
+    Offline: the samples of LoadGen's one query (`qps` is the expected rate), all due at once, or with `lanes` so many
+    in flight: a server that is kept full does not see the difference, and no client holds a million sockets.
+    """
+    slo = None
+    if asked.scenario == "offline":
+        law: Any = Constant(rate=float("inf")) if lanes is None else Closed(concurrency=lanes)
+        stage = Stage(name="load", arrival=law, duration_ns=None, count=mlperf.offline_samples(asked, qps))
+    else:
+        least = AtLeast(duration_ns=asked.min_duration_ns, count=asked.min_queries, passes_of=asked.samples)
+        stage = Stage(name="load", arrival=Poisson(rate=qps), duration_ns=None, at_least=least)
+        assert asked.ttft_ns is not None and asked.tpot_ns is not None
+        terms = (
+            Term(metric="ttft", limit_ns=asked.ttft_ns, quantile=asked.percentile),
+            Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns, quantile=asked.percentile),
+        )
+        slo = Slo(terms=terms)
+    return Workload(
+        name=f"mlperf-{asked.benchmark}-{asked.scenario}",
+        description=f"{mlperf.DISCLOSURE} Data: {data.name}.",
+        requests=data.requests,
+        stages=(stage,),
+        slo=slo,
+        schedule_seed=asked.seeds.schedule,
+        grace_ns=WAIT_NS,
+        timeout_ns=WAIT_NS,
+        stall_timeout_ns=STALL_NS,
+        source_text=f"# made by loadgen mlperf: {asked.benchmark} {asked.scenario}, round {asked.round}\n",
+    )
+
+
+def settings_for(data: Data, settings: Settings) -> Settings:
+    """The settings that the data need: token ids go to the completions API."""
+    if data.api is None or settings.api == data.api:
+        return settings
+    return replace(settings, api="completions")
+
+
+# -- judging -----------------------------------------------------------------------------------------------------------
+
+
+def read_columns(folder: Path) -> dict[str, NDArray[Any]]:
+    """The columns that a verdict needs, and no others: 2.1 million records in about 120 MB.
+
+    Raises UserError when the folder holds no records.
+    """
+    files = sorted((folder / "requests").glob("*.parquet"))
+    if (folder / "spool").is_dir() or not files:
+        rows = store.read(folder).rows
+        return {name: np.ascontiguousarray(rows[name]) for name in COLUMNS}
+    import pyarrow.parquet as pq
+
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
+    for file in files:
+        source = pq.ParquetFile(file)
+        for group in range(source.num_row_groups):
+            table = source.read_row_group(group, columns=list(COLUMNS))
+            for name in COLUMNS:
+                parts[name].append(_plain(name, table.column(name)))
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+
+def _plain(name: str, column: Any) -> NDArray[Any]:
+    """A Parquet column as its numbers in a row: codes for words, -1 for what never came."""
+    if name in store.NAMES:
+        import pyarrow.compute as pc
+
+        made = np.zeros(len(column), ROW[name])
+        for word in pc.unique(column).to_pylist():
+            made[pc.equal(column, word).to_numpy(zero_copy_only=False)] = store.NAMES[name].index(word)
+        return made
+    filled = column.fill_null(-1) if column.null_count else column
+    made = np.asarray(filled.to_numpy(), ROW[name])
+    return made
+
+
+def judge(folder: Path, asked: mlperf.Test, summary: Summary, *, data_name: str, qps: float) -> mlperf.Result:
+    """The result of a finished run; written into its folder with LoadGen's two log files."""
+    columns = read_columns(folder)
+    chosen = columns["stage"] == _measured(summary)
+    if not chosen.all():
+        columns = {name: column[chosen] for name, column in columns.items()}
+    origin = int(columns["due_ns"].min()) if len(columns["due_ns"]) else 0
+    traced = mlperf.trace(columns, max(origin, 0), one_query=asked.scenario == "offline")
+    simulated = summary.target.simulated
+    notes = [f"served by {summary.target.name or summary.target.url} ({summary.target.model})"]
+    notes += [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
+    if asked.min_duration_ns < mlperf.rules().min_duration_s * 10**9:
+        notes.append("a minimum duration below the rules' 600 s: good for a trial, for nothing else")
+    if asked.note:
+        notes.append(asked.note)
+    result = mlperf.reduce(traced, asked, dataset=data_name, target_qps=qps, notes=notes, simulated=simulated)
+    write(folder, result, asked, sut=summary.target.name or summary.target.url, version=summary.run.version)
+    return result
+
+
+def write(folder: Path, result: mlperf.Result, asked: mlperf.Test, *, sut: str, version: str) -> None:
+    """`mlperf.json` and LoadGen's two log files."""
+    store.replace(folder / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    mlperf_log.write(folder, result, asked, sut=sut, version=version)
+
+
+def read(folder: Path) -> mlperf.Result:
+    """A stored result. Raises UserError when there is none."""
+    path = folder / RESULT
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=mlperf.Result)
+    except OSError as error:
+        raise UserError(
+            f"no MLPerf-style result there: {error.strerror}", str(path), "a folder of loadgen mlperf"
+        ) from None
+    except msgspec.DecodeError as error:
+        raise UserError(f"a damaged result: {error}", str(path)) from None
+
+
+def _measured(summary: Summary) -> int:
+    return next(i for i, stage in enumerate(summary.stages) if stage.measured)

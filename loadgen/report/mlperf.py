@@ -1,0 +1,89 @@
+"""An MLPerf-style result as text: what was tested, VALID or INVALID with each reason, every figure that LoadGen prints.
+
+Pure: a `Result` in, a string out. The first line says SIMULATED where it was, the last ones carry the disclosure.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from loadgen.mlperf import PERCENTILES
+from loadgen.report import numbers as show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loadgen.mlperf import Result, Spread
+
+WIDTH = 100
+NAMES = {"server": "Server", "interactive": "Interactive", "offline": "Offline"}
+
+
+def render(result: Result, *, gpus: int | None = None, width: int = WIDTH) -> str:
+    """The whole report, ending in a newline."""
+    return "\n".join(_lines(result, gpus, width)) + "\n"
+
+
+def _lines(result: Result, gpus: int | None, width: int) -> Iterator[str]:
+    mark = "SIMULATED, not a real system: " if result.simulated else ""
+    rate = f", target {show.rate(result.target_qps)}" if result.target_qps else ""
+    yield f"{mark}MLPerf-style (unofficial) {NAMES[result.scenario]} · {result.benchmark} · round {result.round}{rate}"
+    yield from textwrap.wrap(f"Data       {result.dataset}", width, subsequent_indent=" " * 11)
+    length = f"{result.scheduled_s:,.3f} s scheduled, {result.min_duration_s:g} s needed"
+    if result.scenario == "offline":
+        length = f"one query of {result.queries:,} samples"
+    yield f"Queries    {result.queries:,} ({result.resolved:,} completed), {length}"
+    yield f"Tokens     {result.tokens:,}, {result.one_token_replies:,} one-token replies (counted, left out of TPOT)"
+    yield ""
+    tokens = result.completed_tokens_per_s
+    per_gpu = f" · {show.quantity(tokens / gpus)} per GPU ({gpus})" if gpus and tokens is not None else ""
+    if result.scenario == "offline":
+        yield f"Samples/s  {show.quantity(result.completed_samples_per_s, 4)}"
+        yield f"Tokens/s   {show.quantity(tokens, 4)}{per_gpu}"
+    else:
+        yield f"Tokens/s   {show.quantity(tokens, 4)} until the last-issued query ended (LoadGen's){per_gpu}"
+        yield f"           {show.quantity(result.whole_tokens_per_s, 4)} over the whole run, until the last completion"
+        yield (
+            f"Samples/s  {show.quantity(result.completed_samples_per_s, 4)} completed, "
+            f"{show.quantity(result.scheduled_samples_per_s, 4)} scheduled"
+        )
+    yield ""
+    yield from _table(result)
+    yield ""
+    if result.checks:
+        for check in result.checks:
+            value = "a query that never completed" if check.value_ns is None else f"{check.value_ns / 1e6:,.3f} ms"
+            loadgen = "passes" if check.met else "fails"
+            checker = "passes" if check.checker_met else "fails"
+            early = "passes" if check.early_stopping_met else f"fails, {check.more:,} more queries needed"
+            limit = f"limit {check.limit_ns / 1e6:g} ms"
+            yield f"{check.metric.upper()} p99  {value}, {limit}: LoadGen {loadgen}, submission checker {checker}"
+            yield f"          {check.over:,} of {check.count:,} over the limit: early stopping {early}"
+        yield ""
+    yield f"Result     {'VALID' if result.valid else 'INVALID'}"
+    for reason in result.reasons:
+        yield from textwrap.wrap(reason.text, width, initial_indent="  - ", subsequent_indent="    ")
+    if result.valid and not result.checker_valid:
+        yield "  - VALID for LoadGen at exactly a limit; the submission checker asks for less than the limit"
+    for note in result.notes:
+        yield from textwrap.wrap(note, width, initial_indent="  note: ", subsequent_indent="    ")
+    yield from textwrap.wrap(result.disclosure, width)
+
+
+def _table(result: Result) -> Iterator[str]:
+    head = ("ms", *(f"p{p * 100:g}" for p in PERCENTILES), "mean", "max")
+    rows = [
+        (name, *_cells(spread))
+        for name, spread in (("TTFT", result.ttft), ("TPOT", result.tpot), ("Latency", result.latency))
+        if spread is not None
+    ]
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    for row in (head, *rows):
+        cells = [f"{cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True)]
+        yield f"{row[0]:<{max(widths[0], 9)}}  " + "  ".join(cells)
+
+
+def _cells(spread: Spread) -> list[str]:
+    values = (*spread.percentiles, spread.mean, spread.max)
+    return ["-" if value is None else f"{value / 1e6:,.3f}" for value in values]

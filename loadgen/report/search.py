@@ -1,0 +1,84 @@
+"""A search as text: one line per probe, then the load found, its interval, and what speaks for it. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loadgen.report import numbers as show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from loadgen.search import Answer, Ask, Goal, Told
+
+KINDS = {"bracket": "looking for a bracket", "probe": "probe", "confirm": "confirmation at full length"}
+ENDINGS = {
+    "": "not finished",
+    "found": "found, and confirmed by a run at full length from empty",
+    "none": "no load holds: not even the lowest probe did",
+    "highest": "the highest load allowed holds: give a larger --high",
+    "unconfirmed": "not confirmed: runs at full length failed where they should pass",
+    "probes": "stopped: so many probes were allowed and no more",
+    "time": "stopped: the time allowed is used up",
+    "invalid": "stopped: a probe was not a valid measurement",
+    "interrupted": "interrupted",
+}
+
+
+def asking(ask: Ask, unit: str) -> str:
+    """The line before a probe."""
+    return f"probe {ask.number}: {ask.load:.4g}{unit} ({KINDS[ask.kind]})"
+
+
+def told(one: Told) -> str:
+    """The line after it."""
+    early = ", ended early" if one.early else ""
+    return f"  {one.outcome}{early} after {show.duration(one.spent_s)}: {one.why}"
+
+
+def render(answer: Answer, told: Sequence[Told], goal: Goal, *, unit: str, simulated: bool) -> str:
+    """The whole report, ending in a newline."""
+    return "\n".join(_lines(answer, told, goal, unit, simulated)) + "\n"
+
+
+def _lines(answer: Answer, told: Sequence[Told], goal: Goal, unit: str, simulated: bool) -> Iterator[str]:
+    mark = "SIMULATED, not a real server: " if simulated else ""
+    yield f"{mark}highest load at which {', '.join(goal.names)} hold"
+    yield ""
+    head = ("load", "outcome", "spent", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "goodput/s", "")
+    rows = [
+        (
+            f"{one.ask.load:.4g}",
+            one.outcome + (" (early)" if one.early else ""),
+            show.duration(one.spent_s),
+            *(show.milliseconds(one.figures.get(name)) for name in _LATENCIES),
+            show.quantity(one.figures.get("output_tokens_per_s")),
+            show.quantity(one.figures.get("goodput_rps")),
+            "confirmation" if one.ask.kind == "confirm" else "",
+        )
+        for one in sorted(told, key=lambda one: (one.ask.load, one.ask.number))
+    ]
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    for row in (head, *rows):
+        yield "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield "latencies in ms; a probe that ended early shows the part it saw"
+    yield ""
+    if answer.load is not None and answer.interval is not None:
+        low, high = answer.interval.low, answer.interval.high
+        yield f"Load       {answer.load:.4g}{unit} (95 % interval {low:.4g} to {high:.4g}): half of all runs pass there"
+    elif answer.load is not None:
+        yield f"Load       at least {answer.load:.4g}{unit}"
+    else:
+        yield "Load       none"
+    if answer.confirmed is not None:
+        yield f"Confirmed  {answer.confirmed:.4g}{unit}: a run at full length from empty met every term"
+    spent = answer.spent_s - answer.confirming_s
+    confirming = f"{show.duration(answer.confirming_s)} confirming"
+    yield f"Spent      {show.duration(spent)} in {answer.probes} probes, {confirming}"
+    yield f"Ended      {ENDINGS.get(answer.reason, answer.reason)}"
+    bad = next((one for one in told if one.outcome == "invalid"), None)
+    if bad is not None:
+        yield f"           probe {bad.ask.number}: {bad.why}"
+
+
+_LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
