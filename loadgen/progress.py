@@ -1,4 +1,7 @@
-"""The progress line on stderr while a run goes; silent when stderr is no terminal. IO, and the only eye on counters."""
+"""The plain progress line on stderr while a run goes: over itself on a terminal, else a line now and then. IO.
+
+What a terminal shows without `--plain` is `live.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Protocol, TextIO
 from loadgen.drive import Counters
 
 EVERY_S = 0.5
+LINE_EVERY_S = 10.0  # where a line cannot be written over
 
 
 class Counted(Protocol):
@@ -22,32 +26,39 @@ class Counted(Protocol):
 class Progress:
     """Writes one line, again and again, over itself."""
 
-    def __init__(self, total: int | None, horizon_ns: int | None, out: TextIO = sys.stderr) -> None:
+    def __init__(
+        self, total: int | None, horizon_ns: int | None, out: TextIO = sys.stderr, *, plain: bool = False
+    ) -> None:
         self._total, self._horizon_ns, self._out = total, horizon_ns, out
+        self._over = out.isatty()
+        self._shown = plain or self._over  # silent when nobody looks, unless it was asked for
         self._last_events = 0
         self._last_at = self._began = monotonic_ns()
         self._handle: asyncio.TimerHandle | None = None
 
     def follow(self, drive: Counted) -> None:
         """Start showing these counters, until the loop ends."""
-        if not self._out.isatty():
+        if not self._shown:
             return
+        every_s = EVERY_S if self._over else LINE_EVERY_S
         loop = asyncio.get_running_loop()
 
         def show() -> None:
             now = monotonic_ns()
-            self._out.write("\r\x1b[K" + self.line(drive.counters, now))
+            line = self.line(drive.counters, now)
+            self._out.write("\r\x1b[K" + line if self._over else line + "\n")
             self._out.flush()
-            self._handle = loop.call_later(EVERY_S, show)
+            self._handle = loop.call_later(every_s, show)
 
-        self._handle = loop.call_later(EVERY_S, show)
+        self._handle = loop.call_later(every_s, show)
 
     def clear(self) -> None:
         """Take the line away."""
         if self._handle is not None:
             self._handle.cancel()
-            self._out.write("\r\x1b[K")
-            self._out.flush()
+            if self._over:
+                self._out.write("\r\x1b[K")
+                self._out.flush()
 
     def line(self, counters: Counters, now: int) -> str:
         """What there is to say now; `now` on the monotonic clock."""

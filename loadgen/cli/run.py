@@ -137,6 +137,9 @@ def run(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of the table.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="A progress line instead of the live view; also where no terminal is.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the plan, send nothing.")] = False,
 ) -> int:
     """Drive a workload at an endpoint; print latencies, throughput, goodput and a verdict.
@@ -176,7 +179,7 @@ def run(
         raise Faults(faults)
     from loadgen.cli.show import Show
 
-    show = Show(as_json=as_json)
+    show = Show(as_json=as_json, plain=plain)
     if dry_run:
         return show.plans(workloads, settings)
     return show.levels(workloads, settings) if len(workloads) > 1 else show.one(workloads[0], settings)

@@ -15,6 +15,7 @@ from loadgen.summary import Summary, exit_code
 
 if TYPE_CHECKING:
     from loadgen.header import Header
+    from loadgen.live import Live
     from loadgen.progress import Counted
     from loadgen.schedule import Schedule
     from loadgen.workload import Workload
@@ -28,9 +29,11 @@ def say(line: str) -> None:
 class Show:
     """One invocation's output. stdout is the answer, stderr the conversation."""
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, plain: bool = False) -> None:
         self._as_json = as_json
+        self._plain = plain
         self._progress: Progress | None = None
+        self._live: Live | None = None
 
     def one(self, workload: Workload, settings: run.Settings) -> int:
         """A single run."""
@@ -76,6 +79,9 @@ class Show:
         finally:
             if self._progress is not None:
                 self._progress.clear()
+            if self._live is not None:
+                self._live.close()
+                self._live = None
 
     def _announce(self, header: Header, timetable: Schedule, folder: Path) -> None:
         target, *others = header.targets
@@ -94,11 +100,21 @@ class Show:
         for note in header.notes:
             say(f"note: {note}")
         say(f"seed: {header.seed}  results: {folder}")
-        self._progress = Progress(timetable.slots, timetable.horizon_ns)
+        if self._plain or not sys.stderr.isatty():
+            self._progress = Progress(timetable.slots, timetable.horizon_ns, plain=self._plain)
+        elif not self._virtual(header):
+            from loadgen.live import Live
+
+            self._live = Live(folder)
+
+    @staticmethod
+    def _virtual(header: Header) -> bool:
+        """Over before there is anything to see."""
+        return header.targets[0].url.startswith("sim:")
 
     def _follow(self, drive: Counted) -> None:
-        assert self._progress is not None
-        self._progress.follow(drive)
+        if self._progress is not None:
+            self._progress.follow(drive)
 
 
 def _color() -> bool:
