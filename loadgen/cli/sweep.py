@@ -76,6 +76,7 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Its folder; the same one again goes on where it stopped.")
     ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="A progress line instead of the live view.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the curve as JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
 ) -> int:
@@ -118,7 +119,7 @@ def sweep(
         faults.append(fault)
     if faults or settings is None:
         raise Faults(faults)
-    return _run(workload, grid, kind, overrides, settings, as_json=as_json, as_markdown=as_markdown)
+    return _run(workload, grid, kind, overrides, settings, plain=plain, as_json=as_json, as_markdown=as_markdown)
 
 
 def _level(name: str, overrides: Any, kind: str, amount: float) -> Workload:
@@ -144,6 +145,7 @@ def _run(
     overrides: Any,
     settings: Settings,
     *,
+    plain: bool,
     as_json: bool,
     as_markdown: bool,
 ) -> int:
@@ -172,7 +174,7 @@ def _run(
     done = sweep.begin(parent, plan)
     if done:
         say(f"going on with {parent}: {len(done & set(grid))} of {len(grid)} levels are done")
-    show = Show(as_json=False)
+    show = Show(as_json=False, plain=plain)
     summaries: dict[str, Summary] = {}
     interrupted = False
     for level, workload in grid.items():
