@@ -164,4 +164,6 @@ class Browser:
         return {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
 
     def pdf(self) -> bytes:
+        """As it comes from the printer: with the style for print, whatever `look` has set."""
+        self.call("Emulation.setEmulatedMedia", media="print")
         return base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"])

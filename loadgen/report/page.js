@@ -187,7 +187,7 @@
         if (this.y.place(y) > 1 || this.y.place(y) < 0) return;
         const at = this.py(y);
         draw("line", {x1: this.left, x2: this.right, y1: at, y2: at, stroke, "stroke-dasharray": "6 4"}, this.svg);
-        if (label) draw("text", {x: this.left + 5, y: at - 4, style: `fill:${stroke}`}, this.svg, label);
+        if (label) draw("text", {x: this.right - 5, y: at - this.top < 26 ? at + 13 : at - 4, "text-anchor": "end", style: `fill:${stroke}`}, this.svg, label);
       } else {
         if (this.x.place(x) > 1.001 || this.x.place(x) < 0) return;
         const at = this.px(x), late = at > (this.left + this.right) / 2;
@@ -327,8 +327,12 @@
   else window.addEventListener("resize", fitAll);
   const folded = () => document.querySelectorAll("details:not([open])");
   let opened = [];
-  window.addEventListener("beforeprint", () => { opened = [...folded()]; opened.forEach(d => { d.open = true; }); });
-  window.addEventListener("afterprint", () => { opened.forEach(d => { d.open = false; }); });
+  window.addEventListener("beforeprint", () => {  // half a sheet of A4 each, so that letters stay letters
+    opened = [...folded()];
+    opened.forEach(d => { d.open = true; });
+    drawn.forEach(c => { c.width = c.figure.classList.contains("wide") ? 690 : 340; c.paint(); });
+  });
+  window.addEventListener("afterprint", () => { opened.forEach(d => { d.open = false; }); fitAll(); });
 
   const button = document.getElementById("theme");
   const themes = ["auto", "light", "dark"];
