@@ -27,10 +27,10 @@ class Progress:
     """Writes one line, again and again, over itself."""
 
     def __init__(
-        self, total: int | None, horizon_ns: int | None, out: TextIO = sys.stderr, *, plain: bool = False
+        self, total: int | None, horizon_ns: int | None, out: TextIO | None = None, *, plain: bool = False
     ) -> None:
-        self._total, self._horizon_ns, self._out = total, horizon_ns, out
-        self._over = out.isatty()
+        self._total, self._horizon_ns, self._out = total, horizon_ns, out or sys.stderr
+        self._over = self._out.isatty()
         self._shown = plain or self._over  # silent when nobody looks, unless it was asked for
         self._last_events = 0
         self._last_at = self._began = monotonic_ns()
