@@ -205,6 +205,21 @@ def test_a_run_of_nothing_still_has_a_page(tmp_path: Path) -> None:
     assert Histogram().distribution().count == 0
 
 
+def test_several_targets_have_the_table_of_a_rack() -> None:
+    found = rows(9, 900)
+    found["target"] = np.arange(900) % 3
+    nodes = tuple(Target(name=f"node-{i}", gpus=4) for i in range(3))
+    summary = summary_of(found, targets=nodes)
+    spread = {name: cells for name, *cells in html._spread(summary.targets)}
+    rates = sorted(target.tokens.output_per_s or 0 for target in summary.targets)
+    least, most, mean, median, total = (float(cell.replace(",", "")) for cell in spread["output tokens/s"])
+    assert (least, median, most) == pytest.approx(rates, rel=0.01)
+    assert mean == pytest.approx(sum(rates) / 3, rel=0.01) and total == pytest.approx(sum(rates), rel=0.01)
+    assert spread["TTFT p50, ms"][-1] == "-", "times of targets do not add up"
+    text = html.render(summary)
+    assert all(node.name in text for node in nodes) and "over the targets" in text
+
+
 def test_every_part_of_the_page_is_there(tmp_path: Path) -> None:
     text = page_of(runs.write(tmp_path / "r"))
     for part in ("Latency", "Over time", "Lengths and cache", "Errors", "The load generator itself", "Definitions",
