@@ -325,7 +325,7 @@ def _record(folder: Path) -> None:
     """Until stdin ends: every PART_SECONDS what came since, as one small file per worker; then merge them all."""
     import select
 
-    os.nice(10)
+    os.nice(5)  # behind the load, but not behind every neighbour when the run waits for the merged file
     done: dict[Path, int] = {}
     parts: list[Path] = []
     (folder / "requests").mkdir(exist_ok=True)

@@ -18,12 +18,20 @@ ENDINGS = frozenset(("stop", "length", "tool_calls", "function_call", "content_f
 ERROR_TEXT_CHARS = 500
 
 
+ABSENT = msgspec.Raw(b"null")
+"""A field that was not sent, or null. (A union of Raw and None would be read as None alone.)"""
+
+
+def _said(raw: msgspec.Raw) -> bool:
+    return raw is not ABSENT and bytes(raw) != b"null"
+
+
 class _Delta(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: msgspec.Raw | None = None
-    function_call: msgspec.Raw | None = None
+    tool_calls: msgspec.Raw = ABSENT
+    function_call: msgspec.Raw = ABSENT
     refusal: str | None = None
     token_ids: list[int] | None = None
 
@@ -38,13 +46,13 @@ class _Choice(msgspec.Struct, gc=False):
 
 class _Event(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
-    usage: msgspec.Raw | None = None
-    error: msgspec.Raw | None = None
-    message: msgspec.Raw | None = None  # trtllm-serve and SGLang put the error at the top level
-    detail: msgspec.Raw | None = None
-    timings: msgspec.Raw | None = None  # llama-server
-    nvext: msgspec.Raw | None = None  # Dynamo
-    metrics: msgspec.Raw | None = None  # vLLM
+    usage: msgspec.Raw = ABSENT
+    error: msgspec.Raw = ABSENT
+    message: msgspec.Raw = ABSENT  # trtllm-serve and SGLang put the error at the top level
+    detail: msgspec.Raw = ABSENT
+    timings: msgspec.Raw = ABSENT  # llama-server
+    nvext: msgspec.Raw = ABSENT  # Dynamo
+    metrics: msgspec.Raw = ABSENT  # vLLM
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -159,11 +167,11 @@ class Reading:
                     self.last_token = self.end = stamp
                     if self.sink is not None:
                         self._tell(choices, stamp)
-            if event.usage is not None:
+            if event.usage is not ABSENT and _said(event.usage):
                 self._usage(event.usage)
-            if event.error is not None or event.message is not None or event.detail is not None:
+            if event.error is not ABSENT or event.message is not ABSENT or event.detail is not ABSENT:
                 self._fault(event, payload)
-            elif event.timings is not None or event.nvext is not None or event.metrics is not None:
+            if event.timings is not ABSENT or event.nvext is not ABSENT or event.metrics is not ABSENT:
                 self._timing(event)
 
     def _quiet(self, choice: _Choice, delta: _Delta | None, output: bool) -> tuple[bool, bool]:
@@ -175,7 +183,7 @@ class Reading:
                     self.reasoning_pieces.append(reasoning)
                 return True, False
             for raw in (delta.tool_calls, delta.function_call):
-                if raw is not None and bytes(raw) not in _EMPTY:
+                if raw is not ABSENT and bytes(raw) not in _EMPTY:
                     return True, True
             if delta.refusal or delta.token_ids:
                 return True, True
@@ -221,16 +229,15 @@ class Reading:
         return _lenient(value) if isinstance(value, dict) else None
 
     def _fault(self, event: _Event, payload: bytes | Named) -> None:
-        raw = event.error
-        if raw is not None and bytes(raw) not in _EMPTY:
-            self.error = self.error or error_text(payload if isinstance(payload, bytes) else payload.data)
-        elif not event.choices and event.usage is None:
+        if not (_said(event.error) or _said(event.message) or _said(event.detail)):
+            return
+        if bytes(event.error) not in _EMPTY or not (event.choices or _said(event.usage)):
             self.error = self.error or error_text(payload if isinstance(payload, bytes) else payload.data)
 
     def _timing(self, event: _Event) -> None:
         for name in ("timings", "nvext", "metrics"):
             raw = getattr(event, name)
-            if raw is not None:
+            if _said(raw):
                 self._keep_timing(name, bytes(raw))
 
     def _keep_timing(self, name: str, raw: bytes) -> None:
@@ -314,8 +321,8 @@ def _lenient(value: dict[str, Any]) -> _Event:
             return "".join(p["text"] for p in item if isinstance(p, dict) and isinstance(p.get("text"), str)) or None
         return None
 
-    def raw(item: Any) -> msgspec.Raw | None:
-        return None if item is None else msgspec.Raw(msgspec.json.encode(item))
+    def raw(item: Any) -> msgspec.Raw:
+        return ABSENT if item is None else msgspec.Raw(msgspec.json.encode(item))
 
     def ids(item: Any) -> list[int] | None:
         return [i for i in item if isinstance(i, int)] if isinstance(item, list) else None
