@@ -100,6 +100,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     stall_timeout_s: float | None = None
     turns: int = 1  # of each conversation
     workers: int = 1
+    keep: str = "raw"  # which rows are kept: raw (all), sample, histogram (none)
     host: Host = Host()
     notes: tuple[str, ...] = ()  # warnings known before the first request; they become warnings of the verdict
 

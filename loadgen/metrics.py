@@ -375,16 +375,29 @@ def steady_events(timeline: Sequence[NDArray[np.int64]], stretch: Span) -> float
     """Output events of all stages in a stretch, from counts in bins of BIN_NS; a bin cut by an end counts in
     proportion.
     """
-    if stretch.start_s is None or stretch.end_s is None or not any(counts.any() for counts in timeline):
+    sums = event_sums(timeline)
+    if stretch.start_s is None or stretch.end_s is None or sums is None:
         return None
-    total = 0.0
+    return events_between(sums, stretch)
+
+
+def event_sums(timeline: Sequence[NDArray[np.int64]]) -> NDArray[np.int64] | None:
+    """Events of all stages up to the start of each bin; None when there are none."""
+    if not any(counts.any() for counts in timeline):
+        return None
+    total = np.zeros(max(map(len, timeline)) + 1, np.int64)
     for counts in timeline:
-        sums = np.concatenate(([0], np.cumsum(counts)))
-        low, high = np.interp(
-            [stretch.start_s * 1e9 / BIN_NS, stretch.end_s * 1e9 / BIN_NS], np.arange(len(sums)), sums
-        )
-        total += float(high - low)
-    return total
+        total[1 : len(counts) + 1] += counts
+    return np.cumsum(total)
+
+
+def events_between(sums: NDArray[np.int64], stretch: Span | Window) -> float:
+    """Of such sums, what came in a stretch; 0 for none."""
+    if stretch.start_s is None or stretch.end_s is None:
+        return 0.0
+    ends = [stretch.start_s * 1e9 / BIN_NS, stretch.end_s * 1e9 / BIN_NS]
+    low, high = np.interp(ends, np.arange(len(sums)), sums)
+    return float(high - low)
 
 
 def spread_tokens(columns: Columns, stretch: Span) -> float:

@@ -7,12 +7,13 @@ field changes its meaning or goes, not when one is added.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
-from loadgen import metrics, tally, verdict
+from loadgen import drift, metrics, tally, verdict
+from loadgen.drift import Drift
 from loadgen.header import Fingerprints, Host, Target
 from loadgen.metrics import OK, Columns, Goodput, Limits, Load, Window
 from loadgen.quantiles import Distribution, Histogram, exact
@@ -146,6 +147,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[StageSummary, ...]
     targets: tuple[TargetSummary, ...]  # empty with a single target
     rack: Rack | None = None  # null with a single target
+    drift: Drift = Drift()
+    kept: str = "raw"  # which rows were kept: raw (all), sample, histogram (none)
 
 
 def summarize(
@@ -169,7 +172,7 @@ def summarize(
     unrecorded = _unrecorded(header.stages, rows)
     missing = int(unrecorded[measured_stages].sum())
     inside = metrics.window(measured, everything)
-    pooled = _pooled(gaps[i] for i in range(min(len(gaps), len(measured_stages))) if measured_stages[i])
+    pooled = pooled_of(gaps[i] for i in range(min(len(gaps), len(measured_stages))) if measured_stages[i])
     requests = tally.requests(measured, texts, missing)
     arrivals = [stage.arrival for stage in header.stages if stage.measured and stage.arrival]
     load = _load(measured, everything, inside, header, ", then ".join(arrivals))
@@ -182,8 +185,8 @@ def summarize(
     itl_absent = tally.itl_absent(measured, inter_chunk)
     summary = Summary(
         schema=SCHEMA,
-        run=_run(header),
-        target=_whole(header.targets),
+        run=run_of(header),
+        target=whole_target(header.targets),
         rtt_ms=header.rtt_ms,
         window=inside,
         bytes=tally.bytes(measured),
@@ -214,9 +217,10 @@ def summarize(
         client=tally.client(measured, seconds, verdict.busiest(seconds, inside), header.workers),
         stages=tuple(_stages(header, rows, everything, gaps, timeline, texts, unrecorded)),
         targets=targets,
-        rack=_rack(targets, tokens.output_per_s),
+        rack=rack_of(targets, tokens.output_per_s),
+        drift=drift.of_rows(measured, inside.steady, tally.tokens_over_time(measured, everything, timeline)),
     )
-    return msgspec.structs.replace(summary, verdict=_verdict(header, summary, measured, seconds))
+    return judged(header, summary, _signs(header, measured), seconds)
 
 
 def exit_code(summary: Summary) -> int:
@@ -230,7 +234,8 @@ def _of(columns: Columns, metric: str, chosen: NDArray[np.bool_]) -> Distributio
     return exact(metrics.defined(columns.measure(metric)[chosen]))
 
 
-def _pooled(histograms: Iterator[Histogram]) -> Histogram:
+def pooled_of(histograms: Iterator[Histogram]) -> Histogram:
+    """The gaps of several stages as one."""
     pooled = Histogram()
     for histogram in histograms:
         pooled.merge(histogram)
@@ -244,7 +249,7 @@ def _shared(values: Sequence[_T], other: _T) -> _T:
     return values[0] if all(value == values[0] for value in values) else other
 
 
-def _whole(targets: Sequence[Target]) -> Target:
+def whole_target(targets: Sequence[Target]) -> Target:
     """The target as one thing: of several, what they have in common, and all their GPUs."""
     if not targets:
         return Target()
@@ -263,7 +268,8 @@ def _whole(targets: Sequence[Target]) -> Target:
     )
 
 
-def _run(header: Header) -> Run:
+def run_of(header: Header) -> Run:
+    """The block `run`."""
     return Run(
         id=header.run,
         name=header.name,
@@ -358,7 +364,8 @@ def _targets(
         )
 
 
-def _rack(targets: Sequence[TargetSummary], single_clock_per_s: float | None) -> Rack | None:
+def rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None) -> Rack | None:
+    """The block `rack`; None for a single target."""
     rates = [target.own_output_per_s or 0.0 for target in targets]
     if not rates:
         return None
@@ -375,9 +382,29 @@ def _rack(targets: Sequence[TargetSummary], single_clock_per_s: float | None) ->
     )
 
 
-def _verdict(header: Header, summary: Summary, measured: Columns, seconds: Sequence[Second]) -> Verdict:
+class Signs(NamedTuple):
+    """What a verdict looks at beside the summary."""
+
+    dead_workers: list[int]
+    unsaid: bool  # an ok request whose first event came without its count of tokens
+    sends: int
+    disagreement: float | None  # of prompt counts, as `tally.prompt_disagreement`
+    repeated: int
+
+
+def _signs(header: Header, measured: Columns) -> Signs:
+    return Signs(
+        np.unique(measured["worker"][measured["kind"] == KINDS.index("worker_died")]).tolist(),
+        bool((measured.where(OK) & (measured["first_event_tokens"] == 0)).any()),
+        int((measured["sent_ns"] >= 0).sum()),
+        tally.prompt_disagreement(measured, header.template_tokens),
+        tally.repeated(measured),
+    )
+
+
+def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Second]) -> Summary:
+    """The summary with its verdict."""
     requests, tokens = summary.requests, summary.tokens
-    died = measured["worker"][measured["kind"] == KINDS.index("worker_died")]
     reasons = verdict.reasons(
         header.limits,
         ttft=summary.ttft_ms,
@@ -388,12 +415,10 @@ def _verdict(header: Header, summary: Summary, measured: Columns, seconds: Seque
         counted=requests.scheduled - requests.cancelled,
         ok=requests.ok,
         unsound=requests.failed + requests.lost,
-        dead_workers=np.unique(died).tolist(),
+        dead_workers=signs.dead_workers,
     )
     sources = tokens.sources
     bundled = bool(summary.itl_absent) and tokens.per_event is not None and tokens.per_event > 1
-    unsaid = measured.where(OK) & (measured["first_event_tokens"] == 0)
-    gaps_sent = int((measured["sent_ns"] >= 0).sum()) - 1
     warnings = (
         *header.notes,
         *([_CUT_OFF] if summary.run.state == "cut_off" else []),
@@ -402,19 +427,20 @@ def _verdict(header: Header, summary: Summary, measured: Columns, seconds: Seque
             ok=requests.ok,
             without_usage=requests.ok - sources.output.get("server", 0) if header.usage_asked else 0,
             estimates=max(sources.input.get("estimate", 0), sources.output.get("estimate", 0)),
-            disagreement=tally.prompt_disagreement(measured, header.template_tokens),
+            disagreement=signs.disagreement,
             template_known=header.template_tokens is not None,
             cached_share=tokens.cached_share,
             shares_prompts=header.shares_prompts,
             mismatch_share=tokens.length_mismatch_share,
-            unknown_first=bundled and bool(unsaid.any()),
-            repeated=tally.repeated(measured),
+            unknown_first=bundled and signs.unsaid,
+            repeated=signs.repeated,
         ),
         *verdict.slo_warnings(summary.goodput),
-        *verdict.gap_warning(summary.load, gaps_sent),
+        *verdict.gap_warning(summary.load, signs.sends - 1),
     )
     found = tuple(reasons)
-    return Verdict(valid=not found, reasons=found, warnings=warnings, limits=header.limits)
+    made = Verdict(valid=not found, reasons=found, warnings=warnings, limits=header.limits)
+    return msgspec.structs.replace(summary, verdict=made)
 
 
 _CUT_OFF = "the run has no clean end (still running, or killed): this is as far as its records go"

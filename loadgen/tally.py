@@ -16,7 +16,7 @@ from loadgen.quantiles import Distribution, exact, milliseconds
 from loadgen.record import KINDS, SOURCES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -207,6 +207,27 @@ def tokens(measured: Columns, everything: Sequence[Columns], inside: Window, eve
     )
 
 
+def tokens_over_time(
+    measured: Columns, everything: Sequence[Columns], timeline: Sequence[NDArray[np.int64]]
+) -> Callable[[Span], float | None]:
+    """Output tokens that came in a stretch, whoever had asked for them: by the events of the timeline, each as many
+    tokens as the measured ones carry on average; where there is none, spread evenly over each answer.
+    """
+    counted = measured.where(OK) & (measured["output_tokens"] >= 0) & (measured["output_events"] > 0)
+    events = int(measured["output_events"][counted].sum(dtype=np.int64))
+    billed = int(measured["output_tokens"][counted].sum(dtype=np.int64))
+    sums = metrics.event_sums(timeline)
+
+    def came(stretch: Span) -> float | None:
+        if not events:
+            return None
+        if sums is None:
+            return sum(metrics.spread_tokens(part, stretch) for part in everything)
+        return metrics.events_between(sums, stretch) * billed / events
+
+    return came
+
+
 def _prompted(columns: Columns, stretch: Span) -> int:
     """Prompt tokens of ok requests whose first token came in a stretch: by then the prompt has been processed."""
     answered = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])
@@ -301,19 +322,25 @@ def sessions(measured: Columns, everything: Sequence[Columns], inside: Window, t
 
 def client(measured: Columns, seconds: Sequence[Second], busiest: Second | None, workers: int) -> Client:
     """What all workers used together, from the samples that each took of itself."""
+    cpu_s, peak = used(seconds)
+    arrived = measured["first_token_ns"] >= 0
+    return Client(
+        cpu_s=cpu_s,
+        peak_rss_bytes=peak,
+        workers=workers,
+        cpu_share_max=None if busiest is None else busiest.cpu_share,
+        kernel_stamp_share=float(measured["kernel_stamp"][arrived].mean()) if arrived.any() else None,
+    )
+
+
+def used(seconds: Sequence[Second]) -> tuple[float | None, int | None]:
+    """CPU-seconds and peak memory of all workers together; None without samples."""
     cpu_s: dict[int, float] = {}
     peak: dict[int, int] = {}
     for second in seconds:
         cpu_s[second.worker] = max(cpu_s.get(second.worker, 0.0), second.cpu_s)
         peak[second.worker] = max(peak.get(second.worker, 0), second.peak_rss_bytes)
-    arrived = measured["first_token_ns"] >= 0
-    return Client(
-        cpu_s=sum(cpu_s.values()) if seconds else None,
-        peak_rss_bytes=sum(peak.values()) if seconds else None,
-        workers=workers,
-        cpu_share_max=None if busiest is None else busiest.cpu_share,
-        kernel_stamp_share=float(measured["kernel_stamp"][arrived].mean()) if arrived.any() else None,
-    )
+    return (sum(cpu_s.values()), sum(peak.values())) if seconds else (None, None)
 
 
 def prompt_disagreement(columns: Columns, template_tokens: int | None) -> float | None:

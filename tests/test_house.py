@@ -12,6 +12,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = {"loadgen": ROOT / "loadgen", "loadgen_sdk": ROOT / "sdk" / "loadgen_sdk"}
 
 PURE = {
+    "loadgen.drift",
+    "loadgen.ledger",
+    "loadgen.soak",
     "loadgen.agenda",
     "loadgen.arrivals",
     "loadgen.findings",

@@ -1,0 +1,189 @@
+"""A run whose rows are folded says what the rows would have said; drift; rows that rotate and are dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import make_examples
+import msgspec
+import numpy as np
+import pytest
+from make_examples import blank, stream
+from numpy.typing import NDArray
+from test_summary import HEADER, hand_rows
+
+from loadgen import drift, soak
+from loadgen.header import Header, Second, Stage, Target
+from loadgen.ledger import BINS, Curve, Ledger
+from loadgen.metrics import Slo, Term
+from loadgen.quantiles import Histogram
+from loadgen.record import KINDS, SOURCES, STATUSES
+from loadgen.summary import Summary, summarize
+
+MS, S = 1_000_000, 1_000_000_000
+UNKNOWN = {"gap_variation", "gap_variation_planned", "in_flight_max", "warnings", "kept"}  # needs all rows at once
+ABOUT = {"steady", "in_flight_mean", "output_per_s"}  # read off a curve
+
+
+def conversations() -> tuple[Any, ...]:
+    """60 conversations of three turns on two targets: some fail in the middle, some are cut, some cancelled."""
+    draw = np.random.default_rng(5)
+    rows = blank(180)
+    rows["session"], rows["turn"] = rows["slot"] // 3, rows["slot"] % 3
+    rows["target"] = rows["session"] % 2
+    rows["due_ns"] = (rows["slot"] // 3) * 100 * MS + (rows["slot"] % 3) * 700 * MS
+    rows["output_events"] = rows["output_tokens"] = 20
+    rows["input_tokens"], rows["built_tokens"] = 50, 45
+    rows["input_source"] = rows["output_source"] = SOURCES.index("server")
+    stream(rows, draw.integers(50, 400, 180) * MS, draw.integers(5, 15, 180) * MS, draw.integers(10, 90, 180) * 1000)
+    failed = np.isin(rows["session"], [7, 20]) & (rows["turn"] == 1)
+    after = np.isin(rows["session"], [7, 20]) & (rows["turn"] == 2)
+    rows["status"][failed], rows["kind"][failed] = STATUSES.index("failed"), KINDS.index("http_5xx")
+    rows["status"][after], rows["kind"][after] = STATUSES.index("dropped"), KINDS.index("previous_turn_failed")
+    unsent = [name for name in rows.dtype.names if name.endswith("_ns") and name != "due_ns"]
+    for name in unsent:
+        rows[name][after] = -1
+    rows["status"][(rows["session"] == 30) & (rows["turn"] == 2)] = STATUSES.index("cancelled")
+    rows = rows[~((rows["session"] >= 58) & (rows["turn"] == 2))]
+    header = Header(
+        state="finished",
+        turns=3,
+        stages=(Stage(name="all", arrival="constant 10/s"),),
+        targets=(Target(name="a"), Target(name="b")),
+        slo=Slo(terms=(Term(metric="ttft", limit_ns=300 * MS, quantile=0.9),)),
+    )
+    return header, rows, [Histogram()], [], [], []
+
+
+def examples(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    given: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(make_examples, "summarize", lambda *arguments: given.append(arguments))
+    make_examples.rented_gpus()
+    make_examples.token_priced()
+    header, rows, gaps, _, _, texts = given[-1]
+    given.append((header, rows, gaps, [], [], texts))  # without a timeline
+    given.append((HEADER, hand_rows(), [Histogram()] * 2, [], [], ["", "says no"]))
+    given.append(conversations())
+    return given
+
+
+def folded(header: Header, rows: NDArray[np.void], texts: list[str], parts: int) -> Ledger:
+    """Through several ledgers, each of many small pieces, packed and merged."""
+    whole = Ledger(header)
+    order = np.argsort(rows["done_ns"] + (rows["turn"].astype(np.int64) << 50), kind="stable")
+    for part in range(parts):
+        ledger = Ledger(header)
+        mine = rows[order][rows["session" if header.turns > 1 else "slot"][order] % parts == part]
+        for i in range(0, len(mine), 37):
+            ledger.add(mine[i : i + 37], texts)
+        whole.merge(Ledger.from_bytes(ledger.to_bytes(), header))
+    return whole
+
+
+def alike(a: Any, b: Any, path: str = "") -> None:
+    name = path.rpartition(".")[2]
+    if name in UNKNOWN:
+        return
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), path
+        for key in a:
+            alike(a[key], b[key], f"{path}.{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), path
+        for i, (left, right) in enumerate(zip(a, b, strict=True)):
+            alike(left, right, f"{path}[{i}]")
+    elif isinstance(a, float) and isinstance(b, (int, float)):
+        about = 0.01 if any(word in name for word in ABOUT) or ".drift." in path else 0.0011
+        away = 0.004 if ".drift." in path else 10 if name == "margin_ms" else 1e-6  # of differences
+        assert b == pytest.approx(a, rel=about, abs=away), path
+    else:
+        assert a == b, path
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("which", range(5))
+def test_what_is_folded_says_what_the_rows_say(monkeypatch: pytest.MonkeyPatch, which: int, parts: int) -> None:
+    header, rows, gaps, timeline, seconds, texts = examples(monkeypatch)[which]
+    real = summarize(header, rows, gaps, timeline, seconds, texts)
+    found = soak.summarize(header, folded(header, rows, texts, parts), gaps, timeline, seconds)
+    alike(msgspec.to_builtins(real), msgspec.to_builtins(found))
+    assert found.requests == real.requests
+    assert found.verdict.reasons == real.verdict.reasons
+    assert found.goodput.good == real.goodput.good
+
+
+def test_an_empty_run() -> None:
+    summary = soak.summarize(HEADER, Ledger(HEADER))
+    assert summary.requests.scheduled == summary.requests.lost == 9
+    assert not summary.verdict.valid
+
+
+def test_what_is_no_ledger_is_refused() -> None:
+    for data in (b"", b"\x00", Ledger(Header()).to_bytes()):
+        with pytest.raises(ValueError, match="ledger"):
+            Ledger.from_bytes(data, HEADER)
+
+
+@pytest.mark.parametrize("hours", [0.01, 1, 30])
+def test_a_curve_of_any_length_takes_the_same_room(hours: float) -> None:
+    draw = np.random.default_rng(1)
+    start = (draw.random(5000) * hours * 3600e9).astype(np.int64)
+    end = start + draw.integers(0, 30, 5000) * S
+    amount = draw.integers(1, 9, 5000)
+    whole, parts = Curve(), [Curve(), Curve()]
+    whole.add(start, end, amount)
+    early = start < hours * 1800e9
+    for part, chosen in zip(parts, (early, ~early), strict=True):
+        part.add(start[chosen], end[chosen], amount[chosen])
+    parts[0].merge(parts[1])
+    assert len(whole.slope) == BINS
+    span_s = hours * 3600
+    low, high = span_s * 0.2, span_s * 0.8
+    length = np.maximum(end - start, 1)
+    share = np.clip(np.minimum(end, high * 1e9) - np.maximum(start, low * 1e9), 0, None) / length
+    exact = float((np.where(end > start, share, (start >= low * 1e9) & (start <= high * 1e9)) * amount).sum())
+    assert whole.between(low, high) == pytest.approx(exact, rel=0.005)
+    assert parts[0].between(low, high) == pytest.approx(whole.between(low, high), rel=1e-6)
+    assert whole.between(0, span_s + 100) == pytest.approx(amount.sum(), rel=1e-6)
+
+
+def slower(change: float, seconds: int) -> Summary:
+    """A request every 10 ms whose TTFT grows over the run by this share, and whose tokens come as fast as ever."""
+    rows = blank(seconds * 100)
+    rows["due_ns"] = rows["slot"] * 10 * MS
+    rows["output_events"] = rows["output_tokens"] = 5
+    rows["output_source"] = SOURCES.index("server")
+    growth = 1 + change * np.arange(len(rows)) / len(rows)
+    stream(rows, (100 * MS * growth).astype(np.int64), np.full(len(rows), 10 * MS), np.full(len(rows), 20_000))
+    return summarize(Header(state="finished", stages=(Stage(name="load"),)), rows)
+
+
+def test_drift_is_found_and_only_what_drifts() -> None:
+    found = slower(0.5, 60).drift
+    assert found.block_s == 2
+    assert len(found.blocks) == 30
+    assert found.ttft_p99 == pytest.approx((1 + 0.5 * 5 / 6) / (1 + 0.5 / 6) - 1, abs=0.02)
+    assert found.output_per_s == pytest.approx(0, abs=0.01)
+    assert found.blocks[3].output_per_s == pytest.approx(500, rel=0.01)
+    steady = slower(0.0, 60).drift
+    assert (steady.ttft_p50, steady.ttft_p99, steady.tpot_p99) == (0, 0, 0)
+    short = slower(0.5, 5).drift
+    assert short.ttft_p99 is None
+    assert len(short.blocks) == 5
+
+
+@pytest.mark.parametrize("last_s", [0, 31, 32, 63, 64, 40_000])
+def test_blocks_are_as_short_as_they_may_be(last_s: int) -> None:
+    length = drift.block_ns(last_s * S)
+    assert last_s * S < length * drift.BLOCKS
+    assert length == S or last_s * S >= length // 2 * drift.BLOCKS
+
+
+def test_in_flight_is_the_sum_over_workers_of_the_same_second() -> None:
+    samples = [Second(t_s=t + 0.01 * w, worker=w, in_flight=10 * w + t) for t in range(1, 5) for w in range(3)]
+    rows = make_examples.blank(2)
+    rows["due_ns"] = [0, 10 * S]
+    rows["sent_ns"], rows["last_token_ns"] = rows["due_ns"], rows["due_ns"] + S
+    ledger = Ledger(Header())
+    ledger.add(rows, [])
+    assert soak.summarize(Header(), ledger, seconds=samples).load.in_flight_max == 30 + 3 * 4
