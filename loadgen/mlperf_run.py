@@ -171,13 +171,20 @@ def judge(folder: Path, asked: mlperf.Test, summary: Summary, *, data_name: str,
     simulated = summary.target.simulated
     notes = [f"served by {summary.target.name or summary.target.url} ({summary.target.model})"]
     notes += [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
-    if asked.min_duration_ns < mlperf.rules().min_duration_s * 10**9:
-        notes.append("a minimum duration below the rules' 600 s: good for a trial, for nothing else")
-    if asked.note:
-        notes.append(asked.note)
+    notes += cautions(asked)
     result = mlperf.reduce(traced, asked, dataset=data_name, target_qps=qps, notes=notes, simulated=simulated)
     write(folder, result, asked, sut=summary.target.name or summary.target.url, version=summary.run.version)
     return result
+
+
+def cautions(asked: mlperf.Test) -> list[str]:
+    """What a reader must know of the test itself."""
+    notes = []
+    if asked.min_duration_ns < mlperf.rules().min_duration_s * 10**9:
+        notes.append("a minimum duration below the rules' 600 s: good for a trial, for nothing else")
+    if asked.samples < mlperf.rules().benchmarks[asked.benchmark].samples:
+        notes.append(f"a data set of {asked.samples:,} samples is smaller than the rules': for a trial only")
+    return [*notes, *([asked.note] if asked.note else [])]
 
 
 def write(folder: Path, result: mlperf.Result, asked: mlperf.Test, *, sut: str, version: str) -> None:

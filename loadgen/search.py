@@ -42,6 +42,7 @@ LAPSE_EARLY = 0.05  # of one that ended early as under
 # after exp(-FALL * d), at least LEAST. Only the choice of loads rests on it, no outcome. Seen on simulated systems.
 OVER_LEAST, OVER_FALL = 0.1, 40.0
 UNDER_LEAST, UNDER_FALL = 0.22, 6.0
+SIGMA_OF_NOISE = 1.5  # sigma as it is expected, over 1 / sqrt(n): the rest is lengths, and in which order they come
 SIGMA_FACTOR = 1.4  # one standard deviation of what sigma may differ by from the sampling of a run
 SIGMAS = tuple(float(sigma) for sigma in np.geomspace(1e-3, 0.1, 24))
 
@@ -425,7 +426,7 @@ class Search:
 
     def _belief(self, bounds: tuple[float, float]) -> Belief:
         noise = [one.noise for one in self._sound if one.noise > 0]
-        belief = Belief(*bounds, sigma=1.5 * noise[-1] if noise else 0.01)
+        belief = Belief(*bounds, sigma=SIGMA_OF_NOISE * noise[-1] if noise else 0.01)
         for one in self._sound:
             lapse = LAPSE_EARLY if one.early and one.outcome == "under" else LAPSE
             belief.tell(one.offered, one.outcome == "under", lapse)

@@ -245,7 +245,7 @@ def _once(
     if flags["harness"] == "loadgen":
         from loadgen import harness
 
-        result, gpus = harness.perform(asked, data, replace(settings, out=folder), qps=qps)
+        result, gpus = harness.perform(asked, data, replace(settings, out=folder), qps=qps, lanes=lanes)
         return _print(result, folder, gpus, flags["as_json"])
     workload = mlperf_run.workload(asked, data, qps=qps, lanes=lanes)
     summary, folder = Show(as_json=False).perform(workload, replace(settings, out=folder))
