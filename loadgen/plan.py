@@ -150,8 +150,8 @@ def prepare(
             gpus=endpoint.gpus,
             shape=endpoint.shape,
             region=endpoint.region,
-            name="embedded simulation" if simulated else endpoint.name,
-            simulated=simulated,
+            name="embedded simulation" if simulated else endpoint.name or ("simulation" if one.simulated else ""),
+            simulated=simulated or one.simulated,
         )
         for one, endpoint in zip(found, settings.endpoints, strict=True)
     )

@@ -23,6 +23,7 @@ from .request import Request, Usage
 from .sse import Decoder, EventTooLarge
 from .target import Target
 
+SIMULATION = "loadgen-sim"  # what the project's own simulated server calls itself in its `server` header
 CONNECTS = 5  # how often the connect time is taken; fewer (at least 3) when they take longer than CONNECTS_NS in all
 CONNECTS_NS = 300_000_000
 ASKED_TOKENS = 8  # output of the longer generation probe: enough to see several tokens in one event
@@ -62,6 +63,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool | None  # as many tokens came as were asked for; None: not counted
     tokens_per_event: float | None  # above 1: the server bundles, gaps between events are not ITL
     warnings: tuple[str, ...]
+    simulated: bool = False  # it says of itself that there is no model behind it (`loadgen sim`)
 
 
 class Sign(NamedTuple):
@@ -181,6 +183,7 @@ async def probe(
         exact=exact,
         tokens_per_event=bundle,
         warnings=tuple(warnings),
+        simulated=listed.headers.get("server", "").startswith(SIMULATION),
     )
 
 
