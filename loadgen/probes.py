@@ -48,11 +48,11 @@ class Interrupted(Exception):
 
 @dataclass(slots=True)
 class Probes:
-    """The folder and what has been told. `make(load)` is the workload of a probe; `seeded`: each its own seed."""
+    """The folder and what has been told. `make(ask)` is the workload of a probe; `seeded`: each gets its own seed."""
 
     folder: Path
     goal: Goal
-    make: Callable[[float], Workload]
+    make: Callable[[Ask], Workload]
     settings: Settings
     seed: int
     seeded: bool = True
@@ -97,7 +97,7 @@ class Probes:
         return self._tell(ask, workload, summary, folder, look, stop_s)
 
     def _workload(self, ask: Ask) -> Workload:
-        workload = self.make(ask.load)
+        workload = self.make(ask)
         if not self.seeded:
             return workload.model_copy(update={"seed": self.seed})
         seed = seeds.derived(self.seed, "probe", ask.number) >> 11

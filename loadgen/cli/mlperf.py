@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from loadgen.mlperf import Scenario, Test
     from loadgen.mlperf_run import Data
     from loadgen.plan import Settings
+    from loadgen.search import Ask
+    from loadgen.workload import Workload
 
 Benchmark = Annotated[str, typer.Option("--benchmark", "-b", help="llama2-70b, llama3.1-8b, ... (see docs/mlperf.md).")]
 RoundName = Annotated[str | None, typer.Option("--round", help="Of the rules: its limits and seeds. v5.1, v6.1.")]
 TargetQps = Annotated[float | None, typer.Option("--target-qps", min=0.001, help="Poisson arrivals per second.")]
 FindPeak = Annotated[
     bool, typer.Option("--find-peak", help="Search the highest rate whose official run is VALID, then run it.")
+]
+Resume = Annotated[
+    Path | None, typer.Option("--resume", help="Folder of a --find-peak that was interrupted: go on with it.")
 ]
 ExpectedQps = Annotated[
     float | None,
@@ -53,6 +58,7 @@ def server(
     url: target.Url = None,
     target_qps: TargetQps = None,
     find_peak: FindPeak = False,
+    resume: Resume = None,
     round_name: RoundName = None,
     dataset: Dataset = None,
     mean_output: MeanOutput = None,
@@ -86,6 +92,7 @@ def interactive(
     url: target.Url = None,
     target_qps: TargetQps = None,
     find_peak: FindPeak = False,
+    resume: Resume = None,
     round_name: RoundName = None,
     dataset: Dataset = None,
     mean_output: MeanOutput = None,
@@ -203,7 +210,9 @@ def _limited(scenario: Scenario, flags: dict[str, Any]) -> int:
     qps, peak = flags["target_qps"], flags["find_peak"]
     if qps is None and not peak:
         raise UserError("no rate", "--target-qps", "give --target-qps 182, or --find-peak")
-    folder = _folder(asked, flags)
+    if flags["resume"] is not None and not peak:
+        raise UserError("only a search can be resumed", "--resume", "give --find-peak as well")
+    folder = flags["resume"] or _folder(asked, flags)
     data, asked = _data(asked, flags, folder)
     settings = mlperf_run.settings_for(data, settings)
     if peak:
@@ -255,6 +264,8 @@ def _once(
 
 def _peak(asked: Test, data: Data, settings: Settings, folder: Path, qps: float | None, flags: dict[str, Any]) -> int:
     """The search for the highest VALID rate, by the official seeds; then the result of its confirmation."""
+    from dataclasses import replace
+
     from loadgen import metrics, mlperf_run, probes, store
     from loadgen.cli.search import perform
     from loadgen.cli.show import say
@@ -268,10 +279,15 @@ def _peak(asked: Test, data: Data, settings: Settings, folder: Path, qps: float 
         metrics.Term(metric="ttft", limit_ns=asked.ttft_ns, quantile=asked.percentile),
         metrics.Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns, quantile=asked.percentile),
     )
+    short = replace(asked, samples=1)  # a probe need not end with a whole pass; its confirmation does
+
+    def make(ask: Ask) -> Workload:
+        return mlperf_run.workload(asked if ask.kind == "confirm" else short, data, qps=ask.load)
+
     runs = probes.Probes(
         folder=folder,
         goal=Goal(slo=metrics.Slo(terms=terms), mlperf=True),
-        make=lambda at: mlperf_run.workload(asked, data, qps=at),
+        make=make,
         settings=settings,
         seed=asked.seeds.schedule >> 11,
         seeded=False,

@@ -68,7 +68,6 @@ def search(
     from loadgen.plan import _slo
     from loadgen.run import new_folder
     from loadgen.search import Goal, Search
-    from loadgen.search import resume as again
     from loadgen.workload import Closed, Overrides, load
 
     faults: list[Fault] = []
@@ -119,7 +118,7 @@ def search(
     runs = probes.Probes(
         folder=folder,
         goal=Goal(slo=promised),
-        make=lambda at: probes.loaded(plain, at),
+        make=lambda ask: probes.loaded(plain, ask.load),
         settings=settings,
         seed=made.seed if made.seed is not None else seeds.fresh(),
     )
@@ -133,16 +132,17 @@ def search(
         most_s=most_s,
         whole=closed or any(isinstance(stage.arrival, Closed) for stage in plain.stages),
     )
-    again(asking, runs.stored())
     return perform(asking, runs, unit=" in flight" if closed else "/s", as_json=as_json)
 
 
 def perform(asking: Search, runs: Probes, *, unit: str, as_json: bool) -> int:
-    """Ask, run, tell until there is nothing more to ask; then the answer."""
+    """Ask, run, tell until there is nothing more to ask; then the answer. Goes on from what the folder has."""
     from loadgen.cli.show import say
     from loadgen.probes import Interrupted
     from loadgen.report import search as text
+    from loadgen.search import resume
 
+    resume(asking, runs.stored())
     simulated = (runs.settings.url or "sim:").startswith("sim:")
     if simulated:
         say("SIMULATED: no real server is measured")
