@@ -133,8 +133,8 @@ def run(
     several; None: the embedded simulation; "sim:PRESET": a simulated one in virtual time. trace: replayed in the place
     of the workload's arrivals and lengths. flags: those of `loadgen run`, with underscores, in the same spellings:
     request_rate, concurrency, duration, num_requests, warmup, slo, goodput, seed, input_tokens, … and model, server,
-    api, api_key (else OPENAI_API_KEY), headers, extra_body, workers, tokenizer, insecure, cacert, cert, key, stream,
-    client, out (default: a new folder in results/).
+    api, api_key (else OPENAI_API_KEY), headers, extra_body, workers, keep, tokenizer, insecure, cacert, cert, key,
+    stream, client, out (default: a new folder in results/).
 
     Raises loadgen.errors.Fault or Faults (UserError, TargetError) for whatever stands in the way, TypeError for a flag
     that there is none of. A missed SLO or an invalid measurement is no exception: see `Result`.
@@ -154,13 +154,12 @@ def load(folder: str | os.PathLike[str]) -> Result:
     """A stored run, judged again from its records. Raises UserError for a folder that holds none."""
     from loadgen import store
     from loadgen.report import machine
-    from loadgen.summary import summarize
 
     path = Path(folder)
     kept = path / "summary.json"
-    if kept.is_file() and not any((path / "requests").glob("*.parquet")) and not any(path.glob("spool/*.rows")):
+    if kept.is_file() and not store.has_rows(path):
         return Result(machine.load(kept.read_bytes(), str(kept)), path)
-    return Result(summarize(*store.read(path)), path)
+    return Result(store.summary(path), path)
 
 
 def _workload(workload: Any, trace: Any, overrides: Overrides) -> Workload:
@@ -215,7 +214,8 @@ def _read(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
             overrides[name] = tuple(overrides[name])
     rest: dict[str, Any] = {name: value for name, value in flags.items() if name in about}
     faults: list[Fault] = []
-    for name, known in (("server", NAMES), ("api", APIS), ("client", ("wire", "openai"))):
+    keeps = ("raw", "sample", "histogram")
+    for name, known in (("server", NAMES), ("api", APIS), ("client", ("wire", "openai")), ("keep", keeps)):
         if name in rest and rest[name] not in known:
             faults.append(UserError(f"unknown value {rest[name]!r}", name, f"known: {', '.join(known)}"))
     faults += (
@@ -224,8 +224,10 @@ def _read(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
         if flags.get(name) is not None and not Path(flags[name]).is_file()
     )
     workers = rest.get("workers", 1)
-    if not isinstance(workers, int) or workers < 1:
-        faults.append(UserError(f"{workers!r} is no number of workers", "workers", "a number from 1"))
+    if workers == "auto":
+        rest["workers"] = 0
+    elif not isinstance(workers, int) or workers < 1:
+        faults.append(UserError(f"{workers!r} is no number of workers", "workers", "a number from 1, or auto"))
     if faults:
         raise Faults(faults)
     if any(name in flags for name in tls):

@@ -41,6 +41,7 @@ HOLD_NS = 2_000_000  # between two looks at the event loop's own affairs: signal
 SECOND_NS = 1_000_000_000
 FLUSH_NS = SECOND_NS // 2  # rows reach the disk this often
 FLOWS_NS = 2 * SECOND_NS  # histograms and timelines, which are rewritten whole
+GROWING_BINS = 1_000  # of the timeline: an event is counted within 10 s of its coming
 RECENT = 2_000  # latencies kept for the progress line
 
 
@@ -72,12 +73,13 @@ class Counters:
 class Timeline:
     """Output events of one stage: their gaps as a histogram, their instants as counts per BIN_NS of the run."""
 
-    __slots__ = ("_start_ns", "bins", "flow", "gaps", "used")
+    __slots__ = ("_start_ns", "bins", "first", "flow", "gaps", "used")
 
     def __init__(self, start_ns: int) -> None:
         self.flow = Flow()
         self.gaps = Histogram()
         self.bins: NDArray[np.int64] = np.zeros(1024, np.int64)
+        self.first = 0  # the bin of `bins[0]`: those before are stored and done with
         self.used = 0
         self._start_ns = start_ns
 
@@ -88,7 +90,7 @@ class Timeline:
             self.gaps.add(np.array(flow.gaps, np.int64))
             flow.gaps.clear()
         if flow.instants:
-            places = (np.array(flow.instants, np.int64) - self._start_ns) // BIN_NS
+            places = (np.array(flow.instants, np.int64) - self._start_ns) // BIN_NS - self.first
             flow.instants.clear()
             counts = np.bincount(np.maximum(places, 0))
             if len(counts) > len(self.bins):
@@ -97,6 +99,15 @@ class Timeline:
                 self.bins = grown
             self.bins[: len(counts)] += counts
             self.used = max(self.used, len(counts))
+
+    def stored(self) -> None:
+        """All so far is on disk: keep only the bins that may still grow."""
+        gone = self.used - GROWING_BINS
+        if gone > GROWING_BINS:
+            self.bins[:GROWING_BINS] = self.bins[gone : self.used]
+            self.bins[GROWING_BINS:] = 0
+            self.first += gone
+            self.used = GROWING_BINS
 
 
 @contextlib.contextmanager
@@ -389,7 +400,8 @@ class Drive:
     def _store_flows(self) -> None:
         for stage, timeline in enumerate(self._timelines):
             if timeline.used:
-                self._spool.flows(stage, timeline.gaps, timeline.bins[: timeline.used])
+                self._spool.flows(stage, timeline.gaps, timeline.bins[: timeline.used], timeline.first)
+                timeline.stored()
 
     def _last_words(self, now: int) -> None:
         for timeline in self._timelines:

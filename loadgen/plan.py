@@ -78,6 +78,7 @@ class Settings:
     tokenizer: str | None = None
     workers: int = 1  # 0: as many as the plan can use here
     sources: tuple[str, ...] = ()  # local addresses to send from
+    keep: Literal["raw", "sample", "histogram"] = "raw"  # which rows
     out: Path | None = None
     gpus: int | None = None
     shape: str = ""
@@ -188,6 +189,7 @@ def prepare(
         stall_timeout_s=workload.stall_timeout_ns / 1e9,
         turns=timetable.turns,
         workers=settings.workers,
+        keep=settings.keep,
         host=host(),
         notes=(*dict.fromkeys(note for one in found for note in one.warnings), *requests.warnings(slots or 1000)),
     )

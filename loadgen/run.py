@@ -34,7 +34,7 @@ from loadgen.errors import Fault, Faults, TargetError
 from loadgen.plan import Endpoint, Job, Settings, cap, describe, plan, prepare
 from loadgen.progress import Counted
 from loadgen.schedule import Schedule
-from loadgen.summary import Summary, summarize
+from loadgen.summary import Summary
 from loadgen.workload import Closed, Workload
 
 SETTLE_NS = 20_000_000  # from "everything is ready" to instant 0
@@ -243,12 +243,13 @@ def finish(job: Job, header: heads.Header, share: Share, recorder: store.Recorde
         notes=notes,
     )
     store.replace(folder / "run.json", heads.encode(header))
-    stored = store.read(folder)
-    summary = summarize(*stored)
+    moving = header.keep != "raw" or any(one.first for one in store.segments(folder))  # they come and go
+    whole = recorder.finish() if moving else None
+    summary = store.summary(folder)
     from loadgen.report import machine
 
     store.replace(folder / "summary.json", machine.dump(summary))
-    if recorder.finish():
+    if recorder.finish() if whole is None else whole:
         store.drop_spool(folder)
     return summary
 

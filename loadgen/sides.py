@@ -87,12 +87,13 @@ def is_run(folder: Path) -> bool:
 
 def run(folder: Path) -> Run:
     """A run as far as it got; of one that kept its summary alone, that. Raises UserError."""
-    if not has_records(folder) and (folder / "summary.json").is_file():
-        path = folder / "summary.json"
-        return Run(name=folder.name, summary=machine.load(path.read_bytes(), str(path)))
+    path = folder / "summary.json"
+    if not has_records(folder) and (path.is_file() or (folder / "run.json").is_file()):
+        kept = machine.load(path.read_bytes(), str(path)) if path.is_file() else store.summary(folder)
+        return Run(name=folder.name, summary=kept)
     stored = store.read(folder)
     return Run(name=folder.name, summary=summarize(*stored), header=stored.header, rows=stored.rows)
 
 
 def has_records(folder: Path) -> bool:
-    return any((folder / "requests").glob("*.parquet")) or any(folder.glob("spool/*.rows"))
+    return store.has_rows(folder)

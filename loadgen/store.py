@@ -2,15 +2,19 @@
 
     run.json                      header
     requests/*.parquet            rows; small complete files while the run goes, one `requests.parquet` after it
-    spool/w0.rows                 binary rows (record.ROW) as the worker appends them: the source while the run goes
+    sample/requests.parquet       with --keep sample: some of them, in the place of all
+    spool/w0.rows                 binary rows (record.ROW) as the worker appends them, then w0.N.rows from row N on; the
+                                  recorder takes away those that it has read to the end
+    spool/w0.seen                 without --keep raw: which slots were in rows that are gone (SEEN)
     spool/w0.texts                error texts, a JSON string per line; a row's `text` is the line's number
     spool/w0.seconds              a JSON line per second (header.Second)
     flows/w0.gaps.S, w0.timeline.S      histogram of gaps and events per 10 ms of stage S
+    flows/ledger                  without --keep raw: what rows have been folded into (`ledger.Ledger`)
     flows/w0.heat                 gaps of all stages by length, counted about every 2 s: lines of HEAT
     summary.json
 
 A worker only ever appends and renames, so that whatever was written is readable after `kill -9`. The Parquet files are
-made by a process of their own (`python -m loadgen.store FOLDER`): converting rows holds the interpreter for tens of ms.
+made by a process of their own (`recorder.py`): converting rows holds the interpreter for tens of ms.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,12 +32,21 @@ from numpy.typing import NDArray
 
 from loadgen import header as heads
 from loadgen.errors import UserError
+from loadgen.ledger import Ledger
 from loadgen.metrics import BIN_NS
 from loadgen.quantiles import Histogram, bucket
 from loadgen.record import FIELDS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 
-PART_SECONDS = 1.5  # a Parquet file at most this often per worker
-MERGE_ROWS = 1_000_000  # rows per row group of the merged file
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loadgen.summary import Summary
+
+MERGED = "requests.parquet"
+LEDGER = "ledger"
+SEGMENT_ROWS = 100_000  # of a file of the spool: 20 MB
+DIFFERENT_TEXTS = 10_000  # of errors that a worker writes down; later ones are counted without their words
+SEEN = np.dtype([("slot", "<i8"), ("stage", "<i2"), ("lane", "<i4")])
 NAMES = {
     "status": STATUSES,
     "kind": KINDS,
@@ -68,7 +81,10 @@ class Spool:
         (folder / "spool").mkdir(parents=True, exist_ok=True)
         (folder / "flows").mkdir(exist_ok=True)
         self._folder, self._worker = folder, worker
-        self._rows = self._append("rows")
+        begun = segments(folder, worker)
+        self._first = begun[-1].first if begun else 0
+        self._rows = self._append(begun[-1].path.name.partition(".")[2] if begun else "rows")
+        self._in_segment = os.fstat(self._rows).st_size // ROW.itemsize
         self._texts = self._append("texts")
         self._seconds = self._append("seconds")
         self._new_rows: list[bytes] = []
@@ -93,14 +109,14 @@ class Spool:
         self._new_rows.append(row)
 
     def text(self, text: str) -> int:
-        """The number of an error text; equal texts share one, while there are not too many different ones."""
+        """The number of an error text; equal texts share one. -1 once there are DIFFERENT_TEXTS."""
         number = self._text_numbers.get(text)
         if number is None:
-            number = self._texts_written
+            if self._texts_written >= DIFFERENT_TEXTS:
+                return -1
+            number = self._text_numbers[text] = self._texts_written
             self._texts_written += 1
             self._new_texts.append(text)
-            if len(self._text_numbers) < 10_000:
-                self._text_numbers[text] = number
         return number
 
     def second(self, second: heads.Second) -> None:
@@ -113,21 +129,29 @@ class Spool:
             self._new_texts.clear()
         if self._new_rows:
             _write(self._rows, b"".join(self._new_rows))
+            self._in_segment += len(self._new_rows)
             self._new_rows.clear()
+            if self._in_segment >= SEGMENT_ROWS:
+                os.close(self._rows)
+                self._first += self._in_segment
+                self._rows = self._append(f"{self._first:012d}.rows")
+                self._in_segment = 0
         if self._new_seconds:
             _write(self._seconds, b"".join(msgspec.json.encode(second) + b"\n" for second in self._new_seconds))
             self._new_seconds.clear()
 
-    def flows(self, stage: int, gaps: Histogram, timeline: NDArray[np.int64]) -> None:
-        """Replace the stored histogram and timeline of a stage."""
+    def flows(self, stage: int, gaps: Histogram, timeline: NDArray[np.int64], first: int = 0) -> None:
+        """Replace the stored histogram of a stage, and its timeline from bin `first` on."""
         stem = self._folder / "flows" / f"w{self._worker}"
         replace(Path(f"{stem}.gaps.{stage}"), gaps.to_bytes())
-        replace(Path(f"{stem}.timeline.{stage}"), timeline.astype("<i8").tobytes())
+        descriptor = os.open(f"{stem}.timeline.{stage}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.pwrite(descriptor, timeline.astype("<i8").tobytes(), first * 8)
+        os.close(descriptor)
         counts = np.add.reduceat(gaps.counts, _HEAT_STARTS)
         new = counts - self._heat.get(stage, 0)
         self._heat[stage] = counts
         if new.any():
-            line = np.array((len(timeline) * BIN_NS, new), HEAT)
+            line = np.array(((first + len(timeline)) * BIN_NS, new), HEAT)
             with Path(f"{stem}.heat").open("ab") as file:
                 file.write(line.tobytes())
 
@@ -148,6 +172,46 @@ def replace(path: Path, data: bytes) -> None:
     scratch = path.with_name(path.name + ".new")
     scratch.write_bytes(data)
     scratch.replace(path)
+
+
+class Segment(NamedTuple):
+    """A file of rows of a worker: from its row `first` on."""
+
+    worker: int
+    first: int
+    path: Path
+
+
+def segments(folder: Path, worker: int | None = None) -> list[Segment]:
+    """Those of all workers, or of one, in order; the last of each is the one that it may be writing."""
+    found = []
+    for path in folder.glob("spool/w*.rows"):
+        name, *number, _ = path.name.split(".")
+        found.append(Segment(int(name[1:]), int(number[0]) if number else 0, path))
+    return sorted(one for one in found if worker is None or one.worker == worker)
+
+
+def recorded(folder: Path, worker: int) -> NDArray[np.void]:
+    """Which slots (SEEN) have a row of this worker, in whatever file; it must have stopped writing."""
+    parts = [np.zeros(0, SEEN)]
+    for segment in segments(folder, worker):
+        rows = _whole_rows(segment.path)  # before what holds those that are gone by then
+        parts.append(seen(rows))
+    gone = folder / "spool" / f"w{worker}.seen"
+    if gone.exists():
+        parts.append(np.frombuffer(_whole(gone.read_bytes(), SEEN.itemsize), SEEN))
+    files = sorted((folder / "requests").glob(f"w{worker}-*.parquet"))
+    if files:
+        parts.append(seen(from_parquet(files, SEEN.names)[0]))
+    return np.concatenate(parts)
+
+
+def seen(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """Which slots these rows are of, as SEEN."""
+    found = np.zeros(len(rows), SEEN)
+    for name in SEEN.names or ():
+        found[name] = rows[name]
+    return found
 
 
 # -- reading back ------------------------------------------------------------------------------------------------
@@ -172,7 +236,7 @@ def read(folder: Path) -> Stored:
         if what == "gaps":
             gaps[stage].merge(Histogram.from_bytes(file.read_bytes()))
         else:
-            timeline[stage] = _sum(timeline[stage], np.frombuffer(file.read_bytes(), "<i8"))
+            timeline[stage] = _sum(timeline[stage], np.frombuffer(_whole(file.read_bytes(), 8), "<i8"))
     return Stored(header, rows, gaps, timeline, _seconds(folder), texts)
 
 
@@ -209,22 +273,33 @@ def _seconds(folder: Path) -> list[heads.Second]:
 
 
 def _rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:
-    spooled = sorted(folder.glob("spool/w*.rows"))
-    if spooled:
-        parts: list[NDArray[np.void]] = []
-        texts: list[str] = []
-        for file in spooled:
-            part = _whole_rows(file)
-            words = _texts(file.with_suffix(".texts"))
-            if texts and len(part):
-                part["text"][part["text"] >= 0] += len(texts)
-            texts += words
-            parts.append(part)
-        return (np.concatenate(parts) if len(parts) > 1 else parts[0]), texts
+    spooled = [] if (folder / "requests" / MERGED).exists() else segments(folder)
     files = sorted((folder / "requests").glob("*.parquet"))
-    if not files:
-        return np.zeros(0, ROW), []
-    return from_parquet(files)
+    if not spooled:
+        return from_parquet(files) if files else (np.zeros(0, ROW), [])
+    parts: list[NDArray[np.void]] = []
+    texts: list[str] = []
+
+    def take(part: NDArray[np.void], words: list[str]) -> None:
+        if texts and len(part):
+            part["text"][part["text"] >= 0] += len(texts)
+        parts.append(part)
+
+    for worker in dict.fromkeys(segment.worker for segment in spooled):
+        own = [segment for segment in spooled if segment.worker == worker]
+        rows = np.concatenate([_whole_rows(segment.path) for segment in own])
+        words = worker_texts(folder, worker)
+        take(rows, words)
+        texts += words
+        reached = 0
+        for file in sorted((folder / "requests").glob(f"w{worker}-*.parquet")):  # rows of segments that are gone
+            first = int(file.stem.partition("-")[2])
+            if reached <= first < own[0].first:
+                rows, words = from_parquet([file])
+                take(rows[: own[0].first - first], words)
+                texts += words
+                reached = first + len(rows)
+    return (np.concatenate(parts) if len(parts) > 1 else parts[0]), texts
 
 
 def _whole_rows(file: Path) -> NDArray[np.void]:
@@ -232,14 +307,35 @@ def _whole_rows(file: Path) -> NDArray[np.void]:
     return data[: len(data) // ROW.itemsize * ROW.itemsize].view(ROW)
 
 
-def _texts(file: Path) -> list[str]:
+def worker_texts(folder: Path, worker: int) -> list[str]:
+    """The error texts of a worker, by number."""
     texts: list[str] = []
-    for line in file.read_bytes().splitlines():
+    for line in (folder / "spool" / f"w{worker}.texts").read_bytes().splitlines():
         try:
             texts.append(msgspec.json.decode(line, type=str))
         except msgspec.MsgspecError:
             texts.append("")
     return texts
+
+
+def has_rows(folder: Path) -> bool:
+    """Whether the rows of this run are here; else its `summary.json` is all there is, or its ledger."""
+    if (folder / "flows" / LEDGER).exists():
+        return False
+    return any((folder / "requests").glob("*.parquet")) or any(folder.glob("spool/*.rows"))
+
+
+def summary(folder: Path) -> Summary:
+    """What is true of a run, from its rows or from what they were folded into. Raises UserError as `read` does."""
+    from loadgen import soak
+    from loadgen.summary import summarize
+
+    stored = read(folder)
+    ledger = folder / "flows" / LEDGER
+    if stored.header.keep == "raw" or not ledger.exists():
+        return summarize(*stored)
+    kept = Ledger.from_bytes(ledger.read_bytes(), stored.header)
+    return soak.summarize(stored.header, kept, stored.gaps, stored.timeline, stored.seconds)
 
 
 # -- Parquet -----------------------------------------------------------------------------------------------------
@@ -270,13 +366,14 @@ def to_table(rows: NDArray[np.void], texts: list[str]) -> Any:
 _BOOLEANS = ("reused", "kernel_stamp")
 
 
-def from_parquet(files: list[Path]) -> tuple[NDArray[np.void], list[str]]:
-    """The inverse of `to_table`, over several files."""
+def from_parquet(files: list[Path], only: Sequence[str] | None = None) -> tuple[NDArray[np.void], list[str]]:
+    """The inverse of `to_table`, over several files; `only` these columns, the others being unknown."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    table = pa.concat_tables([pq.read_table(file) for file in files])
+    columns = None if only is None else list(only)
+    table = pa.concat_tables([pq.read_table(file, columns=columns) for file in files])
     rows = np.zeros(len(table), ROW)
     texts: dict[str, int] = {}
     for name, code, _ in FIELDS:
@@ -298,15 +395,15 @@ def from_parquet(files: list[Path]) -> tuple[NDArray[np.void], list[str]]:
 
 
 class Recorder:
-    """The process that turns rows into Parquet while a run goes. `finish` waits until the merged file is there."""
+    """The process that turns rows into Parquet, or folds them, while a run goes. `finish` waits until all is done."""
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "loadgen.store", str(folder)], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-m", "loadgen.recorder", str(folder)], stdin=subprocess.PIPE, start_new_session=True
         )
 
     def finish(self) -> bool:
-        """True when every row is in Parquet; the caller may then drop the spool."""
+        """True when every row is in Parquet, or folded; the caller may then drop the spool."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self._process.wait() == 0
@@ -319,65 +416,3 @@ def drop_spool(folder: Path) -> None:
     for file in (folder / "spool").iterdir():
         file.unlink()
     (folder / "spool").rmdir()
-
-
-def _record(folder: Path) -> None:
-    """Until stdin ends: every PART_SECONDS what came since, as one small file per worker; then merge them all."""
-    import select
-
-    os.nice(5)  # behind the load, but not behind every neighbour when the run waits for the merged file
-    done: dict[Path, int] = {}
-    parts: list[Path] = []
-    (folder / "requests").mkdir(exist_ok=True)
-    while True:
-        ended = bool(select.select([sys.stdin], [], [], PART_SECONDS)[0])
-        for file in sorted(folder.glob("spool/w*.rows")):
-            parts += _part(folder, file, done)
-        if ended:
-            break
-    _merge(folder, parts)
-
-
-def _part(folder: Path, file: Path, done: dict[Path, int]) -> list[Path]:
-    import pyarrow.parquet as pq
-
-    start = done.get(file, 0)
-    count = file.stat().st_size // ROW.itemsize - start
-    if count <= 0:
-        return []
-    rows = np.fromfile(file, ROW, count, offset=start * ROW.itemsize)
-    done[file] = start + count
-    path = folder / "requests" / f"{file.stem}-{start:012d}.parquet"
-    scratch = path.with_suffix(".new")
-    pq.write_table(to_table(rows, _texts(file.with_suffix(".texts"))), scratch, compression="zstd")
-    scratch.replace(path)
-    return [path]
-
-
-def _merge(folder: Path, parts: list[Path]) -> None:
-    """One file of all parts, in row groups, without holding them all in memory."""
-    if not parts:
-        return
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    scratch = folder / "requests" / "requests.new"
-    writer = None
-    held: list[Any] = []
-    for part in [*parts, None]:
-        if part is not None:
-            held.append(pq.read_table(part))
-        if held and (part is None or sum(map(len, held)) >= MERGE_ROWS):
-            table = pa.concat_tables(held).unify_dictionaries().combine_chunks()
-            held.clear()
-            writer = writer or pq.ParquetWriter(scratch, table.schema, compression="zstd")
-            writer.write_table(table)
-    assert writer is not None
-    writer.close()
-    scratch.replace(folder / "requests" / "requests.parquet")
-    for part in parts:
-        part.unlink()
-
-
-if __name__ == "__main__":
-    _record(Path(sys.argv[1]))

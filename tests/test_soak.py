@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import make_examples
@@ -12,16 +16,21 @@ from make_examples import blank, stream
 from numpy.typing import NDArray
 from test_summary import HEADER, hand_rows
 
-from loadgen import drift, soak
-from loadgen.header import Header, Second, Stage, Target
+from loadgen import drift, recorder, run, soak, store
+from loadgen.bodies import UNKNOWN
+from loadgen.header import Header, Second, Stage, Target, encode
 from loadgen.ledger import BINS, Curve, Ledger
 from loadgen.metrics import Slo, Term
 from loadgen.quantiles import Histogram
-from loadgen.record import KINDS, SOURCES, STATUSES
+from loadgen.record import KINDS, ROW, SOURCES, STATUSES, Place, unsent_row
+from loadgen.sim import embedded
+from loadgen.sim.options import Options
 from loadgen.summary import Summary, summarize
+from loadgen.workload import load
+from loadgen.workload.overrides import Overrides
 
 MS, S = 1_000_000, 1_000_000_000
-UNKNOWN = {"gap_variation", "gap_variation_planned", "in_flight_max", "warnings", "kept"}  # needs all rows at once
+UNTOLD = {"gap_variation", "gap_variation_planned", "in_flight_max", "warnings", "kept"}  # needs all rows at once
 ABOUT = {"steady", "in_flight_mean", "output_per_s"}  # read off a curve
 
 
@@ -82,7 +91,7 @@ def folded(header: Header, rows: NDArray[np.void], texts: list[str], parts: int)
 
 def alike(a: Any, b: Any, path: str = "") -> None:
     name = path.rpartition(".")[2]
-    if name in UNKNOWN:
+    if name in UNTOLD:
         return
     if isinstance(a, dict):
         assert a.keys() == b.keys(), path
@@ -187,3 +196,122 @@ def test_in_flight_is_the_sum_over_workers_of_the_same_second() -> None:
     ledger = Ledger(Header())
     ledger.add(rows, [])
     assert soak.summarize(Header(), ledger, seconds=samples).load.in_flight_max == 30 + 3 * 4
+
+
+# -- whole runs ----------------------------------------------------------------------------------------------------
+
+
+def go(folder: Path, server: embedded.Embedded, keep: str, workers: int = 1, **flags: str) -> tuple[Summary, Path]:
+    folder.mkdir(exist_ok=True)
+    file = folder / "w.yaml"
+    file.write_text(
+        "name: long\nrequests: {input_tokens: 8, output_tokens: 4, turns: {count: 2, tool_result_tokens: 3}}\n"
+    )
+    made = load(str(file), Overrides(**({"seed": "7", "warmup": "20req", "slo": ("ttft:1s",)} | flags)))
+    told = run.Settings(
+        url=server.url, model="sim", server="trtllm", out=folder / "out", keep=keep, workers=workers, route="sticky"
+    )
+    return run.execute(made, told)
+
+
+@pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str, workers: int) -> None:
+    monkeypatch.setattr(store, "SEGMENT_ROWS", 30)  # of this process: a single worker
+    with embedded.start(Options(ttft="2ms", itl="0.2ms")) as server:
+        summary, out = go(tmp_path, server, keep, workers, request_rate="300", num_requests="150")
+    assert summary.requests.ok == summary.requests.scheduled == 300
+    assert summary.warmup.ok == 40
+    assert summary.sessions is not None
+    assert summary.sessions.ok == 150
+    assert summary.ttft_ms.count == 300
+    assert summary.goodput.good == 300
+    assert summary.kept == keep
+    assert not (out / "spool").exists()
+    assert (out / "requests").exists() == (keep == "raw")
+    assert (out / "sample").exists() == (keep == "sample")
+    assert store.has_rows(out) == (keep == "raw")
+    if keep == "sample":
+        rows, _ = store.from_parquet([out / "sample" / "requests.parquet"])
+        assert sorted(rows["slot"].tolist()) == list(range(340))
+    again = store.summary(out)
+    assert again.requests == summary.requests
+    assert again.ttft_ms == summary.ttft_ms
+    if keep == "raw":
+        assert len(np.unique(store.read(out).rows["slot"])) == 340
+
+
+def test_segments_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "SEGMENT_ROWS", 10)
+    (tmp_path / "run.json").write_bytes(encode(Header(stages=(Stage(),))))
+    spool = store.Spool(tmp_path, 3)
+    keeping = recorder.Raw(tmp_path)
+    place = iter(range(1000))
+    taken = 0
+    for _ in range(7):
+        for _ in range(4):
+            spool.row(unsent_row(Place(next(place), 0, 0, 3, 0, -1, 0, -1), 5, "in_flight_cap", "dropped", UNKNOWN))
+        spool.flush()
+        for segment in store.segments(tmp_path)[:-1]:  # what the recorder does with those that are complete
+            rows = np.fromfile(segment.path, ROW)
+            keeping.take(segment, segment.first, rows[:4])
+            keeping.take(segment, segment.first + 4, rows[4:])
+            keeping.done(segment)
+            segment.path.unlink()
+            taken += len(rows)
+        assert len(np.unique(store.read(tmp_path).rows["slot"])) == len(store.read(tmp_path).rows)
+    spool.close()
+    assert taken == 24
+    assert sorted(store.read(tmp_path).rows["slot"].tolist()) == list(range(28))
+    assert sorted(store.recorded(tmp_path, 3)["slot"].tolist()) == list(range(28))
+    again = store.Spool(tmp_path, 3)  # of a worker that died: its file goes on
+    again.row(unsent_row(Place(28, 0, 0, 3, 0, -1, 0, -1), 5, "worker_died", "lost", UNKNOWN))
+    again.close()
+    assert sorted(store.recorded(tmp_path, 3)["slot"].tolist()) == list(range(29))
+
+
+def test_a_sample_is_of_all_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "SAMPLE_ROWS", 1000)
+    header = Header(keep="sample", stages=(Stage(),))
+    store.Spool(tmp_path, 0).close()
+    (tmp_path / "run.json").write_bytes(encode(header))
+    fold = recorder.Fold(tmp_path, header)
+    segment = store.segments(tmp_path)[0]
+    for i in range(20):
+        rows = blank(500)
+        rows["slot"] += 500 * i
+        rows["due_ns"] = rows["slot"] * MS
+        fold.take(segment, 500 * i, rows)
+    fold.end()
+    slots = store.from_parquet([tmp_path / "sample" / "requests.parquet"])[0]["slot"]
+    assert 500 <= len(slots) <= 1000
+    counts = np.bincount(slots // 1000, minlength=10)
+    assert counts.min() > len(slots) / 10 * 0.6  # from everywhere
+    assert store.summary(tmp_path).requests.scheduled == 10_000
+
+
+def test_a_worker_that_dies_without_rows_kept(tmp_path: Path) -> None:
+    with embedded.start(Options(ttft="5ms", itl="0.2ms")) as server:
+
+        def kill(_: Any) -> None:
+            loop = asyncio.get_running_loop()
+            mine = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
+            pids = [int(pid) for pid in Path(mine).read_text().split()]
+            workers = [pid for pid in pids if "fanout.local" in Path(f"/proc/{pid}/cmdline").read_text()]
+            loop.call_later(1.2, os.kill, workers[1], signal.SIGKILL)
+
+        folder = tmp_path / "a"
+        folder.mkdir()
+        file = folder / "w.yaml"
+        file.write_text("name: long\nrequests: {input_tokens: 8, output_tokens: 4}\n")
+        made = load(str(file), Overrides(seed="7", warmup="0", request_rate="100", num_requests="300"))
+        told = run.Settings(
+            url=server.url, model="sim", server="trtllm", out=folder / "out", keep="histogram", workers=2
+        )
+        summary, _ = run.execute(made, told, on_drive=kill)
+    requests = summary.requests
+    assert requests.scheduled == 300
+    assert requests.ok + requests.lost == 300
+    assert requests.lost > 50
+    assert not summary.verdict.valid
+    assert any("worker 1 died" in reason for reason in summary.verdict.reasons)

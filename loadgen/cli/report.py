@@ -78,8 +78,8 @@ def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
     from loadgen.summary import summarize
 
     kept = folder / "summary.json"
-    if kept.is_file() and not sides.has_records(folder):
-        summary = machine.load(kept.read_bytes(), str(kept))
+    if not sides.has_records(folder) and (kept.is_file() or (folder / "run.json").is_file()):
+        summary = machine.load(kept.read_bytes(), str(kept)) if kept.is_file() else store.summary(folder)
         return summary, html.render(summary) if page else None
     stored = store.read(folder)
     summary = summarize(*stored)

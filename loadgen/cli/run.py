@@ -113,6 +113,7 @@ def run(
     ] = None,
     workers: target.Workers = "1",
     source: target.Sources = None,
+    keep: target.Keep = "raw",
     tokenizer: target.Tokenizer = None,
     extra_body: target.ExtraBody = None,
     header: target.Header = None,
@@ -163,8 +164,8 @@ def run(
             urls=url, targets_file=targets, route=route, on_target_failure=on_target_failure, model=model,
             server=server, api=api, headers=header or [], extra_body=extra_body,
             api_key_file=api_key_file, cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure,
-            stream=not no_stream, client=client, tokenizer=tokenizer, workers=workers, sources=source, gpus=gpus,
-            shape=shape, region=region, out=out,
+            stream=not no_stream, client=client, tokenizer=tokenizer, workers=workers, sources=source, keep=keep,
+            gpus=gpus, shape=shape, region=region, out=out,
         )  # fmt: skip
     except Faults as found:
         faults += found.faults

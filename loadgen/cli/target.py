@@ -69,6 +69,14 @@ Api = Annotated[str, typer.Option("--api", "--endpoint-type", help="chat or comp
 Workers = Annotated[
     str, typer.Option("--workers", help="Worker processes on this machine, or auto: as many as the load can use.")
 ]
+Keep = Annotated[
+    str,
+    typer.Option(
+        "--keep",
+        help="raw: a record of every request. sample, histogram: of some, of none, for runs of hours, with quantiles "
+        "within 0.1 %.",
+    ),
+]
 Sources = Annotated[
     list[str] | None,
     typer.Option("--source", help="Local address to send from. Repeatable: each has local ports of its own."),
@@ -140,6 +148,7 @@ def settings(
     one_of(server, NAMES, "--server")
     one_of(api, APIS, "--api")
     one_of(client, ("wire", "openai"), "--client")
+    one_of(rest.get("keep", "raw"), ("raw", "sample", "histogram"), "--keep")
     one_of(route, ("auto", "round-robin", "least-in-flight", "sticky"), "--route")
     one_of(on_target_failure, ("continue", "stop"), "--on-target-failure")
     if targets_file is not None and (urls or url):

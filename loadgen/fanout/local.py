@@ -129,11 +129,10 @@ def _add(left: Share, right: Share) -> Share:
 def _lost(job: Job, timetable: schedule.Schedule, i: int, workers: int) -> Share:
     """What a dead worker did not finish: a record `lost` for each of its slots that has none."""
     part = schedule.shard(timetable, i, workers)
-    path = job.folder / "spool" / f"w{i}.rows"
-    size = path.stat().st_size // ROW.itemsize
-    with path.open("r+b") as file:  # half a row at the end would shift all that follow
-        file.truncate(size * ROW.itemsize)
-    rows = np.fromfile(path, ROW, size)
+    last = store.segments(job.folder, i)[-1].path
+    with last.open("r+b") as file:  # half a row at the end would shift all that follow
+        file.truncate(last.stat().st_size // ROW.itemsize * ROW.itemsize)
+    rows = store.recorded(job.folder, i)
     seen = set(rows["slot"].tolist())
     spool = store.Spool(job.folder, i)
     text = spool.text(f"worker {i} died")

@@ -282,7 +282,9 @@ def _named(header: Header, preset: Preset, settings: Settings) -> Header:
         *preset.notes,
         *header.notes,
     )
-    return msgspec.structs.replace(header, targets=(target,), client="virtual", workers=1, rtt_ms=None, notes=notes)
+    return msgspec.structs.replace(
+        header, targets=(target,), client="virtual", workers=1, keep="raw", rtt_ms=None, notes=notes
+    )
 
 
 def _ended(header: Header, preset: Preset, course: Course, requests: Prompts) -> Header:
