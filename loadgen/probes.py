@@ -194,7 +194,7 @@ class Probes:
             outcome=outcome,  # type: ignore[arg-type]
             early=look is not None and outcome != "invalid",
             spent_s=spent,
-            offered=offered if offered > 0 else ask.load,
+            offered=offered if offered > 0 and self.seeded else ask.load,  # one timetable for all has no luck in it
             noise=1 / math.sqrt(full) if full > 0 else 0.0,
             why=why,
             folder=folder.name,

@@ -31,17 +31,14 @@ Outcome = Literal["over", "under", "invalid"]
 Kind = Literal["bracket", "probe", "confirm"]
 
 PRECISION = 0.02
-LEVEL = 0.95
+SURE = 0.90  # that the answer lies within the precision, before it is confirmed
+LEVEL = 0.95  # of the interval that is reported
 MOST_PROBES = 40
 STEP = 2.0  # while no bracket is known
 CONFIRM_AT = 0.80  # the confirmation is asked where it should pass so surely
 CONFIRMATIONS = 4
 LAPSE = 0.01  # of a probe at full length: that its outcome says nothing
 LAPSE_EARLY = 0.05  # of one that ended early as under
-# What a probe takes, of a full length: over by so much ends after LEAST + (1 - LEAST) / (1 + FALL * d), under by so much
-# after exp(-FALL * d), at least LEAST. Only the choice of loads rests on it, no outcome. Seen on simulated systems.
-OVER_LEAST, OVER_FALL = 0.1, 40.0
-UNDER_LEAST, UNDER_FALL = 0.22, 6.0
 SIGMA_OF_NOISE = 1.5  # sigma as it is expected, over 1 / sqrt(n): the rest is lengths, and in which order they come
 SIGMA_FACTOR = 1.4  # one standard deviation of what sigma may differ by from the sampling of a run
 SIGMAS = tuple(float(sigma) for sigma in np.geomspace(1e-3, 0.1, 24))
@@ -218,7 +215,7 @@ class Belief:
     """The posterior of (theta, sigma) on a grid: theta flat in the logarithm of the load between two bounds, sigma
     lognormal around what a run's own sampling makes of it, within SIGMA_FACTOR either way."""
 
-    POINTS = 3000
+    POINTS = 2000
 
     def __init__(self, low: float, high: float, *, sigma: float) -> None:
         self.theta = np.linspace(math.log(low), math.log(high), self.POINTS)
@@ -253,44 +250,15 @@ class Belief:
             method="posterior of the load that half of all full-length runs pass",
         )
 
-    def telling(self, precision: float) -> float:
-        """The load whose outcome tells most about theta per second that it takes, both as expected now.
-
-        A run that is over ends the sooner the higher it is, one that is under may end early only well below theta; so
-        where several loads tell much, one a little above the median is cheapest.
-        """
-        weights = self.weights
-        marginal = weights.sum(axis=1)
-        mass = np.cumsum(marginal)
-        candidates = np.interp(np.linspace(0.05, 0.95, 37), mass, self.theta)
-        best, chosen = -1.0, float(candidates[18])
-        for x in candidates:
-            chance = _phi((self.theta[:, None] - x) / self.sigma[None, :])
-            mean = float((weights * chance).sum())
-            told = _entropy(np.array(mean)) - (weights * _entropy(chance)).sum()
-            apart = x - self.theta
-            over = OVER_LEAST + (1 - OVER_LEAST) / (1 + OVER_FALL * np.maximum(apart, 0))
-            under = np.where(apart < -2 * precision, np.maximum(UNDER_LEAST, np.exp(UNDER_FALL * apart)), 1.0)
-            share = (weights * chance).sum(axis=1)
-            cost = float((share * under + (marginal - share) * over).sum())
-            if told / cost > best:
-                best, chosen = float(told / cost), float(x)
-        return math.exp(chosen)
-
     def passing(self, p: float) -> float:
         """The highest load at which the next full-length run passes with probability p."""
         weights = self.weights
-        loads = self.theta[:: self.POINTS // 300]
-        chance = np.array([(weights * _phi((self.theta[:, None] - x) / self.sigma[None, :])).sum() for x in loads])
-        enough = np.nonzero(chance >= p)[0]
-        return math.exp(float(loads[enough[-1] if len(enough) else 0]))
-
-
-def _entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of a coin that falls one way with probability p, in nats."""
-    q = np.clip(p, 1e-12, 1 - 1e-12)
-    found: NDArray[np.float64] = -q * np.log(q) - (1 - q) * np.log(1 - q)
-    return found
+        low, high = float(self.theta[0]), float(self.theta[-1])
+        for _ in range(16):
+            x = (low + high) / 2
+            chance = float((weights * _phi((self.theta[:, None] - x) / self.sigma[None, :])).sum())
+            low, high = (x, high) if chance >= p else (low, x)
+        return math.exp(low)
 
 
 def _phi(z: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -358,7 +326,7 @@ class Search:
     low: float  # not below this
     high: float  # not above this
     start: float | None = None  # None: the geometric mean of low and high, taken as a bracket to bisect
-    precision: float = PRECISION  # relative half width of the interval
+    precision: float = PRECISION  # how near the answer must be, SURE of it
     most_probes: int = MOST_PROBES
     most_s: float = math.inf
     whole: bool = False
@@ -384,13 +352,12 @@ class Search:
         if self._reason():
             return None
         bounds = self._bracket()
-        if isinstance(bounds, float):
+        if not isinstance(bounds, tuple):
             return self._next(bounds, "bracket")
         belief = self._belief(bounds)
-        found = belief.interval()
-        if self._precise(found, belief):
+        if self._precise(belief):
             return self._next(self._confirmable(belief), "confirm")
-        return self._next(belief.telling(self.precision), "probe")
+        return self._next(belief.quantile(0.5), "probe")
 
     def _next(self, load: float, kind: Kind) -> Ask:
         load = min(max(load, self.low), self.high)
@@ -432,7 +399,8 @@ class Search:
             belief.tell(one.offered, one.outcome == "under", lapse)
         return belief
 
-    def _precise(self, found: uncertainty.Interval, belief: Belief) -> bool:
+    def _precise(self, belief: Belief) -> bool:
+        found = belief.interval(SURE)
         if self.whole and found.high - found.low < 1.5:
             return True
         return found.half_width <= self.precision * found.value
@@ -458,7 +426,7 @@ class Search:
             return "highest"
         if self._confirmed is not None:
             bounds = self._bracket()
-            if isinstance(bounds, tuple) and self._precise((belief := self._belief(bounds)).interval(), belief):
+            if isinstance(bounds, tuple) and self._precise(self._belief(bounds)):
                 return "found"
         if len(tries) >= CONFIRMATIONS and self._confirmed is None:
             return "unconfirmed"
