@@ -19,7 +19,7 @@ INTERRUPTED = 130  # 128 + SIGINT
 
 
 class Fault(Exception):
-    """One thing that is wrong. `what` happened, `where` (file:line:column (path), a flag, a URL), `hint`: what to do."""
+    """One thing that is wrong: `what` happened, `where` (file:line:column, a flag, a URL), and `hint`, what to do."""
 
     exit_code = USAGE
 

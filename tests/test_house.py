@@ -1,4 +1,4 @@
-"""What a compiler would guard: imports point one way, there are no cycles, pure rooms stay pure, few import the heavy."""
+"""What a compiler would guard: imports point one way, there are no cycles, pure rooms stay pure."""
 
 import ast
 import sys
