@@ -98,9 +98,7 @@ def probe(where: World, ask: search.Ask, seed: int) -> search.Told:
     seen_s = min(now / S, FULL_S) if early else FULL_S
     offered = float((due < seen_s * S).sum()) / seen_s
     noise = 1 / math.sqrt(len(due))
-    return search.Told(
-        ask=ask, outcome=outcome, early=early, spent_s=spent_s, offered=offered, noise=noise, why=why
-    )
+    return search.Told(ask=ask, outcome=outcome, early=early, spent_s=spent_s, offered=offered, noise=noise, why=why)
 
 
 def bracket(guess: float, seed: int) -> tuple[float, float]:
