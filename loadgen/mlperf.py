@@ -360,12 +360,10 @@ def reduce(
     due, ttft, latency, tokens = trace
     n = len(due)
     resolved = latency < UNRESOLVED
-    counted, tpot = _tpot(trace, resolved, lenient)
-    total = int(counted.sum())
-    done = due + latency
+    total, tpot = _tpot(trace, resolved, lenient)
     last = n - 1
-    ended = int(done[last]) if n and resolved[last] else None
-    whole = int(done[resolved].max()) if resolved.any() else None
+    ended = int(due[last] + latency[last]) if n and resolved[last] else None
+    whole = int((due + latency).max(initial=0, where=resolved)) if resolved.any() else None
     offline = asked.scenario == "offline"
     scheduled_ns = int(due[last]) if n else 0
     length_ns = (whole or 0) if offline else scheduled_ns
@@ -408,16 +406,18 @@ def reduce(
     )
 
 
-def _tpot(trace: Trace, resolved: NDArray[np.bool_], lenient: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Tokens that count, and the TPOT of each query that has one: (latency - ttft) // (n - 1)."""
+def _tpot(trace: Trace, resolved: NDArray[np.bool_], lenient: bool) -> tuple[int, NDArray[np.int64]]:
+    """How many tokens count, and the TPOT of each query that has one: (latency - ttft) // (n - 1)."""
     _, ttft, latency, tokens = trace
-    counted = np.where(resolved, tokens, 0)
+    several = resolved & (tokens > 1)
+    total = int(tokens.sum(where=several, dtype=np.int64))
+    values = np.full(len(tokens), UNRESOLVED, np.int64)
+    np.floor_divide(latency - ttft, np.maximum(tokens.astype(np.int64) - 1, 1), out=values, where=several)
     if lenient:
-        counted = np.where(counted < 2, 0, counted)
-    has_one = resolved & (lenient | (counted > 1))
-    by = np.where(has_one, counted - 1, 1)
-    values = np.where(has_one, np.where(by < 0, ttft - latency, (latency - ttft) // np.maximum(by, 1)), UNRESOLVED)
-    return counted, values[has_one | ~resolved]
+        short = resolved & ~several
+        values[short] = (ttft - latency)[short]
+        return total, values
+    return total + int((resolved & (tokens == 1)).sum()), values[several | ~resolved]
 
 
 def _check(metric: str, values: NDArray[np.int64], limit_ns: int, asked: Test) -> Check:
@@ -507,18 +507,18 @@ def trace(columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0, *, one_q
     (their load was stopped before) are no queries. With `one_query` (Offline) all are due at the origin, whenever a
     closed loop came to them.
     """
-    due = columns["due_ns"].astype(np.int64)
-    order = np.lexsort((columns["slot"], due))
-    order = order[due[order] >= 0]
-    due = np.full(len(order), origin_ns) if one_query else due[order]
-    end, first = (columns[name][order].astype(np.int64) for name in ("end_ns", "first_token_ns"))
-    ok = (columns["status"][order] == STATUS["ok"]) & (end >= 0)
-    return Trace(
-        due_ns=due - origin_ns,
-        ttft_ns=np.where(ok & (first >= 0), first - due, np.where(ok, end - due, UNRESOLVED)),
-        latency_ns=np.where(ok, end - due, UNRESOLVED),
-        tokens=np.where(ok, np.maximum(columns["output_tokens"][order], 0), 0).astype(np.int64),
-    )
+    order = np.lexsort((columns["slot"], columns["due_ns"]))
+    order = order[np.searchsorted(columns["due_ns"], 0, sorter=order) :]
+    due = np.full(len(order), origin_ns, np.int64) if one_query else columns["due_ns"][order]
+    ok = (columns["status"] == STATUS["ok"]) & (columns["end_ns"] >= 0)
+    ok = ok[order]
+    latency, ttft = columns["end_ns"][order], columns["first_token_ns"][order]
+    tokens = np.maximum(columns["output_tokens"][order], 0)
+    latency -= due
+    ttft = np.where(ttft < 0, latency, ttft - due)  # an answer that was not streamed has its first token at its end
+    latency[~ok] = ttft[~ok] = UNRESOLVED
+    tokens[~ok] = 0
+    return Trace(due - origin_ns, ttft, latency, tokens)
 
 
 # -- TEST06 ------------------------------------------------------------------------------------------------------------

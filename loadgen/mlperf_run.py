@@ -134,16 +134,22 @@ def read_columns(folder: Path) -> dict[str, NDArray[Any]]:
     if (folder / "spool").is_dir() or not files:
         rows = store.read(folder).rows
         return {name: np.ascontiguousarray(rows[name]) for name in COLUMNS}
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
-    for file in files:
-        source = pq.ParquetFile(file)
+    sources = [pq.ParquetFile(file) for file in files]
+    total = sum(source.metadata.num_rows for source in sources)
+    columns = {name: np.empty(total, ROW[name]) for name in COLUMNS}
+    at = 0
+    for source in sources:
         for group in range(source.num_row_groups):
-            table = source.read_row_group(group, columns=list(COLUMNS))
-            for name in COLUMNS:
-                parts[name].append(_plain(name, table.column(name)))
-    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+            rows = source.metadata.row_group(group).num_rows
+            for name in COLUMNS:  # one at a time: a row group of a rack's run is large
+                column = source.read_row_group(group, columns=[name], use_threads=False).column(name)
+                columns[name][at : at + rows] = _plain(name, column)
+            at += rows
+            pa.default_memory_pool().release_unused()
+    return columns
 
 
 def _plain(name: str, column: Any) -> NDArray[Any]:
