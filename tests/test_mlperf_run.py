@@ -1,0 +1,184 @@
+"""A test becomes a workload, its run a result with log files; the commands; the official LoadGen as harness."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadgen import harness, mlperf, mlperf_log, mlperf_run, run, schedule
+from loadgen.cli import main
+from loadgen.errors import UserError
+from loadgen.workload import Closed
+
+SERVER = mlperf.test("llama2-70b", "server")
+SMALL = dataclasses.replace(SERVER, samples=300, min_queries=100, min_duration_ns=5 * 10**9)
+
+
+def _small_data(folder: Path, rows: int = 300) -> Path:
+    path = folder / "set.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": "word " * (3 + i % 7)}) for i in range(rows)))
+    return path
+
+
+def test_the_workload_of_an_official_run_has_its_schedule() -> None:
+    asked = mlperf.test("llama2-70b", "server", "v5.1")
+    planned = schedule.build(mlperf_run.workload(asked, mlperf_run.synthetic(asked), qps=182.0), 5).stages[0]
+    assert (planned.chains, planned.length_ns) == (122880, 675012366669)
+
+
+def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
+    from loadgen import mlperf_data, prompts, tokens
+
+    data = mlperf_run.synthetic(SERVER)
+    requests = prompts.build(mlperf_run.workload(SERVER, data, qps=1.0), 1, 2, tokens.load())
+    lengths = mlperf_data.synthetic(mlperf.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
+    first = mlperf_data.issue_order(SERVER)[0]
+    one, again = requests[0], requests[SERVER.samples]
+    assert (one.input_tokens, one.max_tokens) == (lengths.input[first], lengths.output[first])
+    assert (again.input_tokens, again.max_tokens) == (one.input_tokens, one.max_tokens)
+    assert one.prompt != again.prompt
+
+
+def _judged(folder: Path, qps: float, asked: mlperf.Test = SMALL) -> mlperf.Result:
+    data = mlperf_run.synthetic(SERVER)
+    settings = run.Settings(url="sim:gb200-vm", out=folder)
+    summary, where = run.execute(mlperf_run.workload(asked, data, qps=qps), settings)
+    return mlperf_run.judge(where, asked, summary, data_name=data.name, qps=qps)
+
+
+def test_a_simulated_run_is_judged_and_says_what_it_is(tmp_path: Path) -> None:
+    result = _judged(tmp_path, 100.0)
+    assert (result.simulated, result.queries, result.resolved) == (True, 600, 600)
+    assert "not MLPerf's data" in result.dataset
+    assert any("below the rules' 600 s" in note for note in result.notes)
+    stored = mlperf_run.read(tmp_path)
+    assert stored == result
+    log = mlperf_log.read(tmp_path)
+    assert (log.ttft, log.tpot, log.unofficial) == (result.ttft, result.tpot, True)
+    assert log.sut.startswith("SIMULATED")
+
+
+def test_the_columns_of_a_verdict_are_those_of_the_rows(tmp_path: Path) -> None:
+    from loadgen import store
+
+    _judged(tmp_path, 100.0)
+    rows = store.read(tmp_path).rows
+    columns = mlperf_run.read_columns(tmp_path)
+    assert all((columns[name] == rows[name]).all() for name in mlperf_run.COLUMNS)
+
+
+def test_offline_over_lanes_counts_from_the_start(tmp_path: Path) -> None:
+    asked = dataclasses.replace(mlperf.test("llama2-70b", "offline"), samples=300, min_queries=300, min_duration_ns=1)
+    data = mlperf_run.synthetic(SERVER)
+    made = mlperf_run.workload(asked, data, qps=1.0, lanes=16)
+    assert made.stages[0].arrival == Closed(concurrency=16)
+    summary, folder = run.execute(made, run.Settings(url="sim:gb200-vm", out=tmp_path))
+    result = mlperf_run.judge(folder, asked, summary, data_name=data.name, qps=1.0)
+    assert (result.queries, result.valid) == (300, True)
+    assert result.latency.max is not None
+    assert result.completed_tokens_per_s == pytest.approx(result.tokens / (result.latency.max / 1e9))
+
+
+def test_the_users_file_becomes_requests_in_loadgens_order(tmp_path: Path) -> None:
+    from loadgen import mlperf_data
+
+    data, asked = mlperf_run.official(SERVER, _small_data(tmp_path, 30), tmp_path / "out")
+    assert (asked.samples, asked.min_queries) == (30, 30)
+    rows = [msgspec.json.decode(line) for line in (tmp_path / "out" / mlperf_run.REQUESTS).read_bytes().splitlines()]
+    assert len(rows) == 30
+    assert len(rows[0]["prompt"].split()) == 3 + mlperf_data.issue_order(asked)[0] % 7
+    assert rows[0]["max_tokens"] == 1024
+    assert data.api is None
+    assert "30 of 30 rows" in data.name
+
+
+def test_no_result_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no MLPerf-style result"):
+        mlperf_run.read(tmp_path)
+
+
+def _exit(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return int(caught.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["server", "-b", "llama2-70b"], ["--target-qps"]),
+        (["server", "-b", "llama9", "--target-qps", "1", "--server", "nobody"], ["unknown benchmark", "--server"]),
+        (["interactive", "-b", "mixtral-8x7b", "--target-qps", "1"], ["no interactive"]),
+        (["server", "-b", "llama2-70b", "--target-qps", "1", "--mean-output", "2000"], ["--mean-output 2000"]),
+        (["server", "-b", "llama2-70b", "--target-qps", "1", "--dataset", "none.pkl"], ["no such file"]),
+    ],
+)
+def test_wrong_usage_is_told(
+    flags: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _exit(["mlperf", *flags, "--target", "sim:gb200-vm", "--out", str(tmp_path / "o")]) == 2
+    told = capsys.readouterr().err
+    assert all(word in told for word in words)
+
+
+def test_the_command_prints_the_verdict_and_the_disclosure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--target-qps", "40", "--min-duration", "20", "--dataset", str(_small_data(tmp_path, 800))]
+    flags += ["--target", "sim:gb200-vm", "--out", str(tmp_path / "o"), "--gpus", "4"]
+    assert _exit(["mlperf", "server", "-b", "llama2-70b", *flags]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("SIMULATED")
+    assert "VALID" in out
+    assert "not verified by MLCommons" in " ".join(out.split())
+
+
+def test_search_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--slo", "tpot:40ms", "--percentile", "95", "--low", "60", "--high", "240", "--duration", "20s"]
+    flags += ["--precision", "0.1", "--seed", "5", "--target", "sim:gb200-vm", "--out", str(tmp_path)]
+    code = _exit(["search", "qa", *flags])
+    out = capsys.readouterr().out
+    assert out.startswith("SIMULATED")
+    assert code == 0
+    assert "Confirmed" in out
+    told = (tmp_path / "probes.jsonl").read_bytes()
+    assert _exit(["search", "qa", *flags[:-2], "--resume", str(tmp_path)]) == 0
+    assert (tmp_path / "probes.jsonl").read_bytes() == told  # nothing was left to ask
+
+
+def test_an_slo_that_no_rate_meets_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--slo", "ttft:1ms", "--low", "1", "--high", "2", "--start", "1", "--duration", "20s"]
+    assert _exit(["search", "qa", *flags, "--target", "sim:gb200-vm", "--out", str(tmp_path)]) == 1
+    assert "no load holds" in capsys.readouterr().out
+
+
+# -- the official LoadGen ----------------------------------------------------------------------------------------------
+
+INSTALLED = importlib.util.find_spec("mlperf_loadgen") is not None
+
+
+@pytest.mark.skipif(INSTALLED, reason="about a machine without the package")
+def test_without_the_package_the_harness_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not installed") as caught:
+        harness.perform(SMALL, mlperf_run.synthetic(SERVER), run.Settings(out=tmp_path), qps=1.0)
+    assert "loadgen[mlperf]" in caught.value.hint
+
+
+@pytest.mark.skipif(not INSTALLED, reason="needs the optional package mlcommons-loadgen")
+def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
+    asked = dataclasses.replace(SERVER, min_duration_ns=10**9, min_queries=20)
+    data, asked = mlperf_run.official(asked, _small_data(tmp_path, 20), tmp_path)
+    settings = run.Settings(out=tmp_path / "run", embedded={"ttft": "20ms", "flood": True})
+    result, _ = harness.perform(asked, data, settings, qps=40.0)
+    log = mlperf_log.read(tmp_path / "run")
+    planned = mlperf.schedule(asked, 40.0)
+    assert result.queries == log.queries == len(planned.offsets)
+    assert log.detail["generated_query_duration"] == planned.end_ns
+    assert not log.unofficial
+    assert result.resolved == result.queries
+    assert result.ttft is not None and log.ttft is not None
+    assert any("by LoadGen's stamps" in note for note in result.notes)
+    assert mlperf_log.read(tmp_path / "run" / harness.OWN).unofficial
