@@ -33,6 +33,7 @@ from loadgen.drive import AHEAD, HOLD_NS, Drive, no_collector
 from loadgen.errors import Fault, Faults, TargetError
 from loadgen.plan import Endpoint, Job, Settings, cap, describe, plan, prepare
 from loadgen.progress import Counted
+from loadgen.rolling import Rolling
 from loadgen.schedule import Schedule
 from loadgen.summary import Summary
 from loadgen.workload import Closed, Workload
@@ -40,6 +41,8 @@ from loadgen.workload import Closed, Workload
 SETTLE_NS = 20_000_000  # from "everything is ready" to instant 0
 SPARE_OPEN = 32  # connections opened before an open-loop run, beside those that its first second will want
 MOST_SPARE = 1_000
+MOST_AHEAD = 100_000  # requests of a load whose bodies are all built before it starts
+LONG_NS = 120_000_000_000
 BUILD_CPU_S = 20.0  # a load so large that its bodies take longer than this to build starts with a part of them
 
 
@@ -129,7 +132,8 @@ async def work(
     part = schedule.shard(whole, share, shares)
     wire = Wire(asyncio.get_running_loop())
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
-    bodies = Bodies(requests, clients[0].prepare, len(part.stages))
+    rolling = large(whole) and settings.client == "wire"
+    bodies = Rolling(job, part, requests) if rolling else Bodies(requests, clients[0].prepare, len(part.stages))
     spool = store.Spool(job.folder, share)
     secrets = [*(endpoint.api_key for endpoint in settings.endpoints), *(value for _, value in settings.headers)]
 
@@ -139,9 +143,13 @@ async def work(
         return text
 
     try:
-        numbers = [part.stage_numbers(span) for span in part.stages]
-        for stage, span in enumerate(part.stages):
-            bodies.build(stage, numbers[stage], most=AHEAD if span.chains is None else None, cpu_s=BUILD_CPU_S)
+        numbers = []
+        if isinstance(bodies, Rolling):
+            await bodies.filled()
+        else:
+            numbers = [part.stage_numbers(span) for span in part.stages]
+            for stage, span in enumerate(part.stages):
+                bodies.build(stage, numbers[stage], most=AHEAD if span.chains is None else None, cpu_s=BUILD_CPU_S)
         for client in clients:
             await client.open(-(-_connections(part) // len(clients)))
         with no_collector():
@@ -187,6 +195,14 @@ async def work(
         wire.shut()
 
 
+def large(timetable: Schedule) -> bool:
+    """Whether bodies are built as they are needed, by a process of their own: too many, too long or too many lanes."""
+    endless = [span for span in timetable.stages if span.chains is None]
+    return (timetable.slots is not None and timetable.slots > MOST_AHEAD) or any(
+        (span.length_ns or 0) > LONG_NS or span.lanes > AHEAD // 4 for span in endless
+    )
+
+
 def _connections(part: Schedule) -> int:
     """How many to open before the start: every lane its own; in open loop a few ahead of need."""
     lanes = max((len(part.own_lanes(span)) for span in part.stages if span.lanes), default=0)
@@ -225,7 +241,9 @@ def finish(job: Job, header: heads.Header, share: Share, recorder: store.Recorde
     """Read everything back, judge it, and leave the folder in order."""
     folder = job.folder
     digest = prompts.Digest(share.prompts_total, share.prompts_count)
-    if share.prompts_count == timetable.slots:
+    if large(timetable):
+        fingerprint = prompts.fingerprint(plan(job)[1], None)
+    elif share.prompts_count == timetable.slots:
         fingerprint = digest.hexdigest()
     else:  # a load without end, or a worker that died with its part of the digest
         fingerprint = prompts.fingerprint(plan(job)[1], timetable.slots)

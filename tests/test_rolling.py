@@ -1,0 +1,105 @@
+"""Bodies from the builder process are those that would be built ahead, and no more of them are held than asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen import rolling, run, store
+from loadgen.sim import embedded
+from loadgen.sim.options import Options
+from loadgen.sim.sendlog import parse_log
+from loadgen.workload import load
+from loadgen.workload.overrides import Overrides
+
+
+def go(folder: Path, turns: str = "", on_drive: Any = None, **flags: str) -> tuple[Any, Counter[str], store.Stored]:
+    folder.mkdir(exist_ok=True)
+    file = folder / "w.yaml"
+    length = "{uniform: {min: 8, max: 40}}"
+    file.write_text(f"name: many\nrequests: {{input_tokens: {length}, output_tokens: 4{turns}}}\n")
+    made = load(str(file), Overrides(**({"seed": "7", "warmup": "0"} | flags)))
+    with embedded.start(Options(ttft="8ms", itl="0.2ms", log_bodies=True)) as server:
+        told = run.Settings(url=server.url, model="sim", server="trtllm", out=folder / "out")
+        summary, out = run.execute(made, told, on_drive=on_drive)
+        received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+    return summary, Counter(one.body_sha256 for one in received.requests if one.id), store.read(out)
+
+
+TURNS = ", turns: {count: 3, tool_result_tokens: 5}"
+REAL = ", turns: {count: 3, tool_result_tokens: 5, history: server}"
+
+
+@pytest.mark.parametrize(
+    ("turns", "flags"),
+    [
+        ("", {"request_rate": "400", "num_requests": "200"}),
+        (TURNS, {"request_rate": "100", "num_requests": "50"}),
+        (TURNS, {"concurrency": "7", "num_requests": "50"}),
+        (REAL, {"concurrency": "7", "num_requests": "50"}),
+        ("", {"request_rate": "300", "num_requests": "120", "warmup": "40req"}),
+        ("", {"request_rate": "inf", "num_requests": "120", "max_in_flight": "30"}),
+    ],
+)
+def test_the_same_bodies_without_building_them_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: str, flags: dict[str, str]
+) -> None:
+    monkeypatch.setattr("loadgen.plan.seeds.fresh", lambda: 12345)
+    monkeypatch.setattr(rolling, "WINDOW", 150 if "max_in_flight" in flags else 20)
+    ahead, wanted, before = go(tmp_path / "ahead", turns, **flags)
+    monkeypatch.setattr(run, "MOST_AHEAD", 10)
+    summary, received, after = go(tmp_path / "rolling", turns, **flags)
+    assert received == wanted or "max_in_flight" in flags
+    assert sum(received.values()) > 20
+    assert summary.requests.scheduled == ahead.requests.scheduled
+    assert summary.requests.ok > 20
+    for name in ("built_tokens", "asked_output", "input_source", "slot"):
+        assert sorted(after.rows[name].tolist()) == sorted(before.rows[name].tolist()), name
+    if turns != REAL and "max_in_flight" not in flags:
+        late = [note for note in summary.verdict.warnings if "bodies were built" in note]
+        assert sum(int(note.split()[0]) for note in late) < 10  # on a machine that does other things too
+
+
+def test_a_load_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "LONG_NS", 0)
+    summary, received, _ = go(tmp_path, concurrency="20", duration="1.5s")
+    assert summary.requests.ok > 200
+    assert len(received) == summary.requests.ok
+    assert summary.fingerprints.prompts.startswith("first")
+
+
+def test_only_so_much_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MOST_AHEAD", 10)
+    monkeypatch.setattr(rolling, "WINDOW", 30)
+    most: list[int] = []
+    original = rolling.Rolling.body
+
+    def watched(self: rolling.Rolling, stage: int, number: int) -> bytes:
+        most.append(len(self._held) + len(self._asked))
+        return original(self, stage, number)
+
+    monkeypatch.setattr(rolling.Rolling, "body", watched)
+    go(tmp_path, request_rate="500", num_requests="300")
+    assert len(most) == 300
+    assert max(most) == 30
+
+
+def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MOST_AHEAD", 10)
+    monkeypatch.setattr(rolling, "WINDOW", 30)
+
+    def kill(_: Any) -> None:
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        (builder,) = [one for one in children if "loadgen.rolling" in Path(f"/proc/{one}/cmdline").read_text()]
+        os.kill(int(builder), signal.SIGKILL)
+
+    summary, received, _ = go(tmp_path, on_drive=kill, request_rate="500", num_requests="300")
+    assert summary.requests.ok == 300
+    assert len(received) == 300
+    assert [note for note in summary.verdict.warnings if "bodies were built" in note]
