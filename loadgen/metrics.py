@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from loadgen.quantiles import SUPPORT, Histogram, index, milliseconds, name, support
-from loadgen.record import STATUSES
+from loadgen.record import ROW, STATUSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -163,6 +163,8 @@ class Columns:
         """A field of `record.FIELDS`, in its own integer type."""
         if field in self._kept:
             return self._kept[field]
+        if not len(self):
+            return np.zeros(0, ROW[field])
         column: NDArray[np.int64] = self._rows[field]
         column = np.ascontiguousarray(column) if self._chosen is None else column[self._chosen]
         if field in _KEPT_FIELDS:

@@ -24,7 +24,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from loadgen.summary import Summary
 
 MERGED = "requests.parquet"
+LAZY_ROWS = 1_000_000  # from here on a summary is made from columns, not from rows in memory
 LEDGER = "ledger"
 SEGMENT_ROWS = 100_000  # of a file of the spool: 20 MB
 DIFFERENT_TEXTS = 10_000  # of errors that a worker writes down; later ones are counted without their words
@@ -217,14 +218,21 @@ def seen(rows: NDArray[np.void]) -> NDArray[np.void]:
 # -- reading back ------------------------------------------------------------------------------------------------
 
 
-def read(folder: Path) -> Stored:
-    """A run as far as it got. Raises UserError for a folder that is no run, or one of a newer schema."""
+def read(folder: Path, *, lazily: bool = False) -> Stored:
+    """A run as far as it got. Raises UserError for a folder that is no run, or one of a newer schema.
+
+    `lazily`: of a finished run, its rows are a `Frame`, which can do what `summarize` asks of rows.
+    """
     path = folder / "run.json"
     if not path.is_file():
         hint = "give the folder that `loadgen run` named in its first lines"
         raise UserError(f"{folder} is not the folder of a run: it has no run.json", str(folder), hint)
     header = heads.decode(path.read_bytes(), str(path))
-    rows, texts = _rows(folder)
+    if lazily:
+        frame = Frame([folder / "requests" / MERGED])
+        rows, texts = cast("NDArray[np.void]", frame), frame.texts
+    else:
+        rows, texts = _rows(folder)
     stages = max(len(header.stages), 1)
     gaps = [Histogram() for _ in range(stages)]
     timeline = [np.zeros(0, np.int64) for _ in range(stages)]
@@ -330,12 +338,19 @@ def summary(folder: Path) -> Summary:
     from loadgen import soak
     from loadgen.summary import summarize
 
-    stored = read(folder)
+    merged = folder / "requests" / MERGED
+    stored = read(folder, lazily=merged.exists() and _many(merged))
     ledger = folder / "flows" / LEDGER
     if stored.header.keep == "raw" or not ledger.exists():
         return summarize(*stored)
     kept = Ledger.from_bytes(ledger.read_bytes(), stored.header)
     return soak.summarize(stored.header, kept, stored.gaps, stored.timeline, stored.seconds)
+
+
+def _many(merged: Path) -> bool:
+    import pyarrow.parquet as pq
+
+    return int(pq.ParquetFile(merged).metadata.num_rows) > LAZY_ROWS
 
 
 # -- Parquet -----------------------------------------------------------------------------------------------------
@@ -368,30 +383,71 @@ _BOOLEANS = ("reused", "kernel_stamp")
 
 def from_parquet(files: list[Path], only: Sequence[str] | None = None) -> tuple[NDArray[np.void], list[str]]:
     """The inverse of `to_table`, over several files; `only` these columns, the others being unknown."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
+    frame = Frame(files, only)
+    rows = np.zeros(len(frame), ROW)
+    for name in ROW.names or ():
+        rows[name] = frame[name]
+    return rows, frame.texts
 
-    columns = None if only is None else list(only)
-    table = pa.concat_tables([pq.read_table(file, columns=columns) for file in files])
-    rows = np.zeros(len(table), ROW)
-    texts: dict[str, int] = {}
-    for name, code, _ in FIELDS:
-        if name not in table.column_names:
-            rows[name] = -1 if code[0] == "i" else 0
-            continue
-        column = table.column(name)
+
+class Frame:
+    """Rows in Parquet files, read a column at a time: `frame["due_ns"]` is what an array of rows would give, and
+    nothing is kept. A fraction of the memory of the rows, for runs of millions."""
+
+    def __init__(self, files: list[Path], only: Sequence[str] | None = None) -> None:
+        import pyarrow.parquet as pq
+
+        self._files = [pq.ParquetFile(file) for file in files]
+        self._length: int = sum(file.metadata.num_rows for file in self._files)
+        self._names = set(self._files[0].schema_arrow.names if only is None else only)
+        self._texts: list[str] | None = None if "text" in self._names else []
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        values = np.empty(self._length, ROW[name])
+        if name not in self._names:
+            values[:] = -1 if ROW[name].kind == "i" else 0
+            return values
+        texts: dict[str, int] = {}
+        at = 0
+        for file in self._files:
+            for group in range(file.num_row_groups):
+                column = file.read_row_group(group, columns=[name]).column(0).combine_chunks()
+                values[at : at + len(column)] = _numbers(name, column, texts)
+                at += len(column)
         if name == "text":
-            rows[name] = [-1 if word is None else texts.setdefault(word, len(texts)) for word in column.to_pylist()]
-        elif name in NAMES:
-            numbers = {word: i for i, word in enumerate(NAMES[name])}
-            for word in column.unique().to_pylist():
-                rows[name][pc.equal(column, word).to_numpy()] = numbers.get(word, 0)
-        elif name in _BOOLEANS:
-            rows[name] = column.to_numpy()
-        else:
-            rows[name] = (column.fill_null(-1) if column.null_count else column).to_numpy()
-    return rows, list(texts)
+            self._texts = list(texts)
+        return values
+
+    @property
+    def texts(self) -> list[str]:
+        """The error texts that the column `text` points at."""
+        if self._texts is None:
+            self["text"]
+        assert self._texts is not None
+        return self._texts
+
+
+def _numbers(name: str, column: Any, texts: dict[str, int]) -> NDArray[Any]:
+    """A column of Parquet as it is in a row: codes for words, -1 for what never came."""
+    import pyarrow as pa
+
+    numbers: NDArray[Any]
+    if name == "text" or name in NAMES:
+        if not isinstance(column, pa.DictionaryArray):
+            column = column.dictionary_encode()
+        known = {word: i for i, word in enumerate(NAMES.get(name, ()))}
+        words = column.dictionary.to_pylist()
+        codes = [texts.setdefault(word, len(texts)) if name == "text" else known.get(word, 0) for word in words]
+        places = column.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
+        numbers = np.array([*codes, -1 if name == "text" else 0], np.int64)[places]
+    elif name in _BOOLEANS:
+        numbers = column.to_numpy(zero_copy_only=False)
+    else:
+        numbers = (column.fill_null(-1) if column.null_count else column).to_numpy(zero_copy_only=False)
+    return numbers
 
 
 class Recorder:
