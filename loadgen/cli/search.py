@@ -39,6 +39,9 @@ def search(
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Folder of a search that was interrupted: go on with it.")
     ] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option("--limit", help="Change a limit of the verdict: send_lag_share:10%. Stored.")
+    ] = None,
     seed: Annotated[str | None, typer.Option("--seed", help="Of the search; every probe derives its own.")] = None,
     model: target.Model = None,
     server: target.Server = "auto",
@@ -90,7 +93,7 @@ def search(
     )
     first = start or low or 1.0
     overrides = Overrides(
-        slo=terms, seed=seed, duration=duration, warmup=0,
+        slo=terms, seed=seed, duration=duration, warmup=0, limit=tuple(limit or ()),
         **({"concurrency": max(1, round(first))} if closed else {"request_rate": first}),
     )  # fmt: skip
     try:
@@ -142,7 +145,7 @@ def perform(asking: Search, runs: Probes, *, unit: str, as_json: bool) -> int:
     from loadgen.report import search as text
     from loadgen.search import resume
 
-    resume(asking, runs.stored())
+    resume(asking, [one for one in runs.stored() if one.outcome != "invalid"])  # what was not valid is tried again
     simulated = (runs.settings.url or "sim:").startswith("sim:")
     if simulated:
         say("SIMULATED: no real server is measured")
