@@ -207,7 +207,7 @@ def go(folder: Path, server: embedded.Embedded, keep: str, workers: int = 1, **f
     file.write_text(
         "name: long\nrequests: {input_tokens: 8, output_tokens: 4, turns: {count: 2, tool_result_tokens: 3}}\n"
     )
-    made = load(str(file), Overrides(**({"seed": "7", "warmup": "20req", "slo": ("ttft:1s",)} | flags)))
+    made = load(str(file), Overrides(**({"seed": "7", "warmup": "20req", "slo": ("ttft:60s",)} | flags)))
     told = run.Settings(
         url=server.url, model="sim", server="trtllm", out=folder / "out", keep=keep, workers=workers, route="sticky"
     )
