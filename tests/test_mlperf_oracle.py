@@ -33,7 +33,9 @@ class Official(NamedTuple):
     trace: mlperf.Trace
 
 
-def official(folder: Any, asked: mlperf.Test, qps: float, *, one_token: bool = False, **settings: Any) -> Official:
+def official(
+    folder: Any, asked: mlperf.Test, qps: float, *, one_token: bool = False, read: Any = None, **settings: Any
+) -> Official:
     """Run LoadGen's Server scenario; query i of the run gets 2 + i % 9 tokens, every 50th one with `one_token`."""
     wanted = lg.TestSettings()
     wanted.scenario, wanted.mode = lg.TestScenario.Server, lg.TestMode.PerformanceOnly
@@ -69,7 +71,7 @@ def official(folder: Any, asked: mlperf.Test, qps: float, *, one_token: bool = F
     lg.DestroyQSL(qsl)
     lg.DestroySUT(sut)
     log = mlperf_log.read(folder)
-    return Official(log, (folder / mlperf_log.SUMMARY).read_text(), _trace(folder, tokens))
+    return Official(log, (folder / mlperf_log.SUMMARY).read_text(), (read or _trace)(folder, tokens))
 
 
 def _trace(folder: Any, tokens: list[int]) -> mlperf.Trace:
@@ -90,6 +92,35 @@ def _trace(folder: Any, tokens: list[int]) -> mlperf.Trace:
         latency_ns=np.array([spent for _, spent in ends], np.int64),
         tokens=np.array(tokens, np.int64),
     )
+
+
+def test_offline(tmp_path: Any) -> None:
+    """One query of whole passes: samples and tokens per second until the last one is done."""
+    asked = dataclasses.replace(
+        mlperf.test("llama2-70b", "offline"), samples=SAMPLES, min_duration_ns=10_000_000, min_queries=SAMPLES
+    )
+    qps = 50_000.0
+    settings = {"scenario": lg.TestScenario.Offline, "offline_expected_qps": qps}
+    found = official(tmp_path, dataclasses.replace(asked, ttft_ns=1, tpot_ns=1), qps, read=_offline_trace, **settings)
+    ours = mlperf.reduce(found.trace, asked)
+    assert ours.queries == found.log.queries == mlperf.offline_samples(asked, qps) == 600
+    assert found.log.latency == ours.latency
+    assert ours.completed_tokens_per_s is not None
+    assert found.log.tokens_per_s == float(f"{ours.completed_tokens_per_s:.6g}")
+    assert found.log.samples_per_s == float(f"{ours.completed_samples_per_s:.6g}")
+    assert found.log.valid == ours.valid
+
+
+def _offline_trace(folder: Any, tokens: list[int]) -> mlperf.Trace:
+    """In Offline the trace says when each sample was complete, in ns."""
+    done: dict[int, int] = {}
+    for line in (folder / "mlperf_log_trace.json").read_text().splitlines():
+        if line.startswith('{"name":"Sample"') and "complete_ns" in line:
+            event = json.loads(line.rstrip(","))
+            done[event["args"]["sample_seq"]] = event["args"]["complete_ns"]
+    latency = np.array([done[number] for number in sorted(done)], np.int64)
+    none = np.zeros(len(latency), np.int64)
+    return mlperf.Trace(none, none, latency, np.array(tokens, np.int64))
 
 
 def _agree(found: Official, asked: mlperf.Test, *, lenient: bool = False) -> mlperf.Result:
