@@ -430,10 +430,8 @@ def _tokens(cell: Cell, columns: Columns, ok: NDArray[np.bool_]) -> None:
     for which in ("input", "output"):
         for code, count in enumerate(np.bincount(columns[f"{which}_source"][ok], minlength=len(SOURCES)).tolist()):
             cell.count(f"{which}_source_{SOURCES[code] or 'none'}", count)
-    first, last, end = (columns[name] for name in ("first_token_ns", "last_token_ns", "end_ns"))
-    first, last = np.where(first < 0, end, first), np.where(last < 0, end, last)
-    made = ok & (columns["output_tokens"] >= 0) & (end >= 0)
-    cell.curve("output").add(first[made], last[made], columns["output_tokens"][made])
+    cell.curve("output").add(*metrics.token_spans(columns))
+    first = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])
     prompted = ok & (columns["input_tokens"] >= 0)
     cell.curve("input").add(first[prompted], first[prompted], columns["input_tokens"][prompted])
 

@@ -409,13 +409,19 @@ def spread_tokens(columns: Columns, stretch: Span) -> float:
     if stretch.start_s is None or stretch.end_s is None:
         return 0.0
     low, high = round(stretch.start_s * 1e9), round(stretch.end_s * 1e9)
-    known = columns.where(OK) & (columns["output_tokens"] >= 0) & (columns["end_ns"] >= 0)
-    last = np.where(columns["last_token_ns"] < 0, columns["end_ns"], columns["last_token_ns"])[known]
-    first = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])[known]
+    first, last, amount = token_spans(columns)
     length = last - first
     inside = np.minimum(last, high) - np.maximum(first, low)
     share = np.where(length > 0, np.clip(inside, 0, None) / np.maximum(length, 1), (last >= low) & (last <= high))
-    return float((share * columns["output_tokens"][known]).sum())
+    return float((share * amount).sum())
+
+
+def token_spans(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Of ok requests: the instants of first and last token (of the end, where they did not stream), output tokens."""
+    known = columns.where(OK) & (columns["output_tokens"] >= 0) & (columns["end_ns"] >= 0)
+    last = np.where(columns["last_token_ns"] < 0, columns["end_ns"], columns["last_token_ns"])[known]
+    first = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])[known]
+    return first, last, columns["output_tokens"][known]
 
 
 def goodput(

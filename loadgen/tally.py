@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from loadgen import metrics
+from loadgen.ledger import Curve
 from loadgen.metrics import CANCELLED, DROPPED, FAILED, LOST, OK, Columns, Span, Window
 from loadgen.quantiles import Distribution, exact, milliseconds
 from loadgen.record import KINDS, SOURCES
@@ -217,12 +218,17 @@ def tokens_over_time(
     events = int(measured["output_events"][counted].sum(dtype=np.int64))
     billed = int(measured["output_tokens"][counted].sum(dtype=np.int64))
     sums = metrics.event_sums(timeline)
+    curve = Curve()
+    if sums is None and events:
+        for part in everything:
+            start, end, amount = metrics.token_spans(part)
+            curve.add(start, end, amount)
 
     def came(stretch: Span) -> float | None:
         if not events:
             return None
         if sums is None:
-            return sum(metrics.spread_tokens(part, stretch) for part in everything)
+            return curve.between(stretch.start_s, stretch.end_s)
         return metrics.events_between(sums, stretch) * billed / events
 
     return came
