@@ -1,0 +1,258 @@
+"""From one core to many: what workers, many streams and many records cost.
+
+    python benchmarks/scale.py workers      two workers against one: events/s and CPU-seconds per event
+    python benchmarks/scale.py streams      20,000 streams over two workers and two endpoints (--seconds 300)
+    python benchmarks/scale.py cost         CPU per event with 10,000 streams against 256, at the same events/s
+    python benchmarks/scale.py million      cores for a million streamed tokens a second
+    python benchmarks/scale.py merge        10 million records: exact quantiles of all of them, time and memory
+    python benchmarks/scale.py rolling      send lag of a load whose bodies are built while it runs
+
+Whole runs as a user has them: worker processes, recorder, files. CPU is what the workers measure of themselves from the
+start instant on (`client.cpu_s`), the recorder's beside it; endpoints are processes of their own, their CPU taken out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import rig
+
+from loadgen import run
+from loadgen.plan import Endpoint
+from loadgen.sim import embedded
+from loadgen.sim.options import Options
+from loadgen.summary import Summary
+from loadgen.workload import load
+from loadgen.workload.overrides import Overrides
+
+TOKENS_PER_S = 1_000_000
+BUSY = 0.8  # of each core
+
+
+def drive(
+    *, workers: int, servers: int, streams: int, itl_ms: float, tokens: int, keep: str = "raw", bundle: int = 1,
+    ttft_ms: tuple[float, float] = (500.0, 100.0), **flags: str,
+) -> tuple[Summary, dict[str, float]]:  # fmt: skip
+    """One run; its summary, and what the endpoints used and sent."""
+    with ExitStack() as stack, tempfile.TemporaryDirectory() as scratch:
+        options = Options(
+            ttft=f"normal:{ttft_ms[0]}ms,{ttft_ms[1]}ms", itl=f"{itl_ms}ms", idle_close="600s", stream_interval=bundle
+        )
+        urls = [stack.enter_context(embedded.start(options)).url for _ in range(servers)]
+        file = Path(scratch) / "w.yaml"
+        file.write_text(f"name: scale\nrequests: {{input_tokens: 20, output_tokens: {tokens}}}\n")
+        settings = run.Settings(
+            url=urls[0], targets=tuple(Endpoint(url=url, name=url) for url in urls) if servers > 1 else (),
+            model="sim", server="trtllm", workers=workers, keep=keep, out=Path(scratch) / "out",
+        )  # fmt: skip
+        given = {"concurrency": str(streams), "num_requests": str(streams), "warmup": "0", "seed": "1"} | flags
+        before = [rig.stats(url) for url in urls]
+        summary, _ = run.execute(load(str(file), Overrides(**given)), settings)
+        after = [rig.stats(url) for url in urls]
+        found = {
+            "events": sum(b["events"] - a["events"] for a, b in zip(before, after, strict=True)),
+            "server_cpu_s": sum(b["cpu_s"] - a["cpu_s"] for a, b in zip(before, after, strict=True)),
+        }
+        if summary.requests.ok != summary.requests.scheduled:
+            print(f"!! {summary.requests}", flush=True)
+        return summary, found
+
+
+def per_event(summary: Summary) -> float:
+    """CPU-seconds of the workers per output event."""
+    assert summary.client.cpu_s is not None
+    return summary.client.cpu_s / summary.inter_chunk_ms.count
+
+
+def workers(flags: argparse.Namespace) -> None:
+    rows: list[list[str]] = []
+    cost: dict[int, list[float]] = {1: [], 2: []}
+    each = int(flags.rate * 0.08)
+    for _ in range(flags.rounds):
+        for count in (1, 2):
+            summary, found = drive(
+                workers=count, servers=count, streams=each * count, itl_ms=80, tokens=int(flags.seconds * 12.5)
+            )
+            cost[count].append(per_event(summary))
+            steady = summary.inter_chunk_ms.count / (summary.window.duration_s or 1)
+            rows.append([
+                f"{count} worker(s), {each * count} streams", f"{steady:,.0f}", f"{per_event(summary) * 1e6:.2f}",
+                f"{1 / per_event(summary):,.0f}", f"{summary.client.cpu_share_max or 0:.0%}",
+                f"{found['server_cpu_s']:.1f}", f"{(summary.client.peak_rss_bytes or 0) / 1e6:,.0f}",
+            ])  # fmt: skip
+    print(rig.table(["", "events/s", "µs/event", "events/CPU-s", "busiest", "server CPU-s", "MB"], rows))
+    more = rig.median([b / a for a, b in zip(cost[1], cost[2], strict=True)])
+    carried = 2 / more
+    print(f"\n- CPU per event of two against one: {more:.3f}: {rig.verdict(more, 1.1, most=True)}")
+    print(f"- two cores carry {carried:.2f} times one: {rig.verdict(carried, 1.8, most=False)}")
+
+
+def streams(flags: argparse.Namespace) -> None:
+    summary, found = drive(
+        workers=2, servers=2, streams=flags.streams, itl_ms=1000, tokens=flags.seconds,
+        ttft_ms=(6000.0, 1500.0), timeout="1000s", keep=flags.keep,
+    )  # fmt: skip
+    requests, mb = summary.requests, (summary.client.peak_rss_bytes or 0) / 1e6
+    print(
+        f"{requests.scheduled:,} streams over 2 workers and 2 endpoints, an event each per second, {flags.seconds} s:"
+    )
+    print(f"{requests.ok:,} ok, {requests.failed} failed, {requests.lost} lost; in flight at most "
+          f"{summary.load.in_flight_max:,}; {summary.inter_chunk_ms.count:,} gaps, p50 {summary.inter_chunk_ms.p50}, "
+          f"p99 {summary.inter_chunk_ms.p99} ms; workers {mb:,.0f} MB, busiest second "
+          f"{summary.client.cpu_share_max or 0:.0%} of a core, {per_event(summary) * 1e6:.1f} µs/event; "
+          f"connect p99 {summary.connect_ms.p99} ms; send lag p99 {summary.send_lag_ms.p99} ms; "
+          f"server CPU {found['server_cpu_s']:.0f} s")  # fmt: skip
+    print("valid" if summary.verdict.valid else f"NOT VALID: {summary.verdict.reasons}")
+    drift = summary.drift
+    print(f"drift: TPOT p99 {drift.tpot_p99}, output {drift.output_per_s}")
+
+
+def cost(flags: argparse.Namespace) -> None:
+    rows, ratios = [], []
+    for _ in range(flags.rounds):
+        found = {}
+        for count in (256, 10_000):
+            itl = count / flags.rate * 1e3
+            summary, _ = drive(
+                workers=1, servers=1, streams=count, itl_ms=itl, tokens=max(8, int(flags.seconds * 1e3 / itl)),
+                ttft_ms=(4 * itl, itl), timeout="600s",
+            )  # fmt: skip
+            found[count] = per_event(summary)
+            tokens = summary.inter_chunk_ms.count / max(1, summary.requests.ok)
+            rows.append([f"{count:,} streams, {tokens:.0f} events each", f"{found[count] * 1e6:.2f}",
+                         f"{summary.client.cpu_share_max or 0:.0%}"])  # fmt: skip
+        ratios.append(found[10_000] / found[256])
+    print(rig.table(["", "µs/event", "busiest"], rows))
+    ratio = rig.median(ratios)
+    print(f"\n- 10,000 against 256 streams: {ratio:.2f}: {rig.verdict(ratio, 1.3, most=True)}")
+
+
+def million(flags: argparse.Namespace) -> None:
+    rows = []
+    for bundle in (1, 4):
+        costs = []
+        for _ in range(flags.rounds):
+            summary, _ = drive(
+                workers=1, servers=1, streams=600, itl_ms=600 / flags.rate * 1e3, bundle=bundle,
+                tokens=int(flags.seconds * flags.rate / 600),
+            )  # fmt: skip
+            assert summary.client.cpu_s is not None
+            costs.append(summary.client.cpu_s / (summary.tokens.output or 1))
+        value = rig.median(costs)
+        rows.append([f"{bundle} token(s) per event", f"{value * 1e6:.2f}", f"{value * TOKENS_PER_S / BUSY:.1f}"])
+    print(rig.table(["", "µs per token", f"cores at {BUSY:.0%} for a million tokens/s"], rows))
+
+
+MERGE = """
+import resource, sys, time
+from pathlib import Path
+from loadgen import metrics, store
+from loadgen.quantiles import exact
+began = time.perf_counter()
+columns = metrics.Columns(store.Frame([Path(sys.argv[1]) / "requests" / "requests.parquet"]))
+for metric in ("ttft", "tpot", "e2e", "send_lag"):
+    exact(metrics.defined(columns.measure(metric)))
+print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+"""
+WHOLE = """
+import resource, sys, time
+from pathlib import Path
+from loadgen import store
+began = time.perf_counter()
+store.summary(Path(sys.argv[1]))
+print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+"""
+
+
+def records(folder: Path, count: int) -> None:
+    """A finished run of this many records, of drawn latencies, as 16 workers leave it."""
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    from loadgen import header, store
+    from loadgen.record import ROW, SOURCES
+
+    (folder / "requests").mkdir()
+    stage = header.Stage(name="load", arrival="constant 3,333/s", slots=count)
+    (folder / "run.json").write_bytes(header.encode(header.Header(run="merge", state="finished", stages=(stage,))))
+    draw, writer, block = np.random.default_rng(1), None, 1_000_000
+    for first in range(0, count, block):
+        rows = np.zeros(block, ROW)
+        rows["slot"] = rows["request"] = np.arange(first, first + block)
+        rows["session"] = rows["lane"] = rows["cached_tokens"] = rows["reasoning_tokens"] = rows["text"] = -1
+        rows["worker"] = rows["slot"] % 16
+        rows["due_ns"] = rows["slot"] * 300_000
+        rows["ready_ns"] = rows["sent_ns"] = rows["due_ns"] + draw.integers(20_000, 200_000, block)
+        rows["output_tokens"] = rows["output_events"] = rows["asked_output"] = draw.integers(50, 400, block)
+        rows["input_tokens"] = rows["built_tokens"] = draw.integers(50, 4000, block)
+        rows["input_source"] = rows["output_source"] = SOURCES.index("server")
+        first_token = rows["due_ns"] + (draw.lognormal(19, 0.4, block)).astype(np.int64)
+        for name in ("first_byte_ns", "first_event_ns", "first_token_ns", "first_answer_ns"):
+            rows[name] = first_token
+        rows["last_token_ns"] = first_token + rows["output_tokens"] * draw.normal(20e6, 2e6, block).astype(np.int64)
+        rows["end_ns"] = rows["done_ns"] = rows["last_token_ns"] + 100_000
+        table = store.to_table(rows, [])
+        writer = writer or pq.ParquetWriter(folder / "requests" / store.MERGED, table.schema, compression="zstd")
+        writer.write_table(table)
+    assert writer is not None
+    writer.close()
+
+
+def merge(_: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        records(Path(scratch), 10_000_000)
+        rows = []
+        for what, code in (("TTFT, TPOT, E2E, send lag: exact quantiles", MERGE), ("the whole summary", WHOLE)):
+            done = subprocess.run([sys.executable, "-c", code, scratch], capture_output=True, text=True, check=True)
+            seconds, gb = map(float, done.stdout.split())
+            rows.append([what, f"{seconds:.1f}", f"{gb:.2f}"])
+        print(rig.table(["10 million records", "s", "GB"], rows))
+        seconds, gb = float(rows[0][1]), float(rows[0][2])
+        print(f"\n- {rig.verdict(seconds, 10, most=True)} s; {rig.verdict(gb, 1.5, most=True)} GB")
+
+
+def rolling(flags: argparse.Namespace) -> None:
+    rows = []
+    for most in (1 << 40, 0):
+        run.MOST_AHEAD = most
+        summary, _ = drive(
+            workers=1, servers=1, streams=1, itl_ms=20, tokens=10, concurrency="", request_rate=str(flags.rate / 100),
+            num_requests=str(int(flags.seconds * flags.rate / 100)), input_tokens="1500",
+        )  # fmt: skip
+        late = [note for note in summary.verdict.warnings if "bodies were built" in note]
+        lag = summary.send_lag_ms
+        rows.append(["ahead" if most else "while it runs", f"{lag.p50}", f"{lag.p99}", f"{lag.max}", str(late or "0")])
+    print(rig.table(["bodies built", "send lag p50 ms", "p99", "max", "late"], rows))
+
+
+PARTS: dict[str, Any] = {
+    "workers": workers, "streams": streams, "cost": cost, "million": million, "merge": merge, "rolling": rolling,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=list(PARTS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=10)
+    parser.add_argument("--streams", type=int, default=20_000)
+    parser.add_argument("--rate", type=float, default=10_000.0, help="events/s")
+    parser.add_argument("--keep", default="raw")
+    flags = parser.parse_args()
+    print(rig.host() + "\n", flush=True)
+    rig.raise_files()
+    began = time.monotonic()
+    PARTS[flags.part](flags)
+    print(json.dumps({"took_s": round(time.monotonic() - began)}))
+
+
+if __name__ == "__main__":
+    main()
