@@ -1,7 +1,7 @@
 """From one core to many: what workers, many streams and many records cost.
 
     python benchmarks/scale.py workers      two workers against one: events/s and CPU-seconds per event
-    python benchmarks/scale.py streams      20,000 streams over two workers and two endpoints (--seconds 300)
+    python benchmarks/scale.py streams      20,000 streams at once, opened 1,000/s (--seconds 300: for so long then)
     python benchmarks/scale.py cost         CPU per event with 10,000 streams against 256, at the same events/s
     python benchmarks/scale.py million      cores for a million streamed tokens a second
     python benchmarks/scale.py merge        10 million records: exact quantiles of all of them, time and memory
@@ -34,6 +34,7 @@ from loadgen.workload import load
 from loadgen.workload.overrides import Overrides
 
 TOKENS_PER_S = 1_000_000
+OPENED_PER_S = 1_000  # streams that begin in a second, until all are open
 BUSY = 0.8  # of each core
 
 
@@ -53,7 +54,9 @@ def drive(
             url=urls[0], targets=tuple(Endpoint(url=url, name=url) for url in urls) if servers > 1 else (),
             model="sim", server="trtllm", workers=workers, keep=keep, out=Path(scratch) / "out",
         )  # fmt: skip
-        given = {"concurrency": str(streams), "num_requests": str(streams), "warmup": "0", "seed": "1"} | flags
+        given = {"num_requests": str(streams), "warmup": "0", "seed": "1"} | flags
+        if "request_rate" not in flags:
+            given["concurrency"] = str(streams)
         before = [rig.stats(url) for url in urls]
         summary, _ = run.execute(load(str(file), Overrides(**given)), settings)
         after = [rig.stats(url) for url in urls]
@@ -97,8 +100,8 @@ def workers(flags: argparse.Namespace) -> None:
 
 def streams(flags: argparse.Namespace) -> None:
     summary, found = drive(
-        workers=2, servers=2, streams=flags.streams, itl_ms=1000, tokens=flags.seconds,
-        ttft_ms=(6000.0, 1500.0), timeout="1000s", keep=flags.keep,
+        workers=2, servers=2, streams=flags.streams, itl_ms=1000, tokens=flags.seconds + flags.streams // OPENED_PER_S,
+        timeout="1000s", keep=flags.keep, request_rate=str(OPENED_PER_S),
     )  # fmt: skip
     requests, mb = summary.requests, (summary.client.peak_rss_bytes or 0) / 1e6
     print(
@@ -224,7 +227,7 @@ def rolling(flags: argparse.Namespace) -> None:
     for most in (1 << 40, 0):
         run.MOST_AHEAD = most
         summary, _ = drive(
-            workers=1, servers=1, streams=1, itl_ms=20, tokens=10, concurrency="", request_rate=str(flags.rate / 100),
+            workers=1, servers=1, streams=1, itl_ms=20, tokens=10, request_rate=str(flags.rate / 100),
             num_requests=str(int(flags.seconds * flags.rate / 100)), input_tokens="1500",
         )  # fmt: skip
         late = [note for note in summary.verdict.warnings if "bodies were built" in note]
