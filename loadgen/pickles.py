@@ -1,14 +1,17 @@
 """Tables out of pickles without running them: frames of pandas 1 to 3, mappings of columns, lists of rows.
 
-A pickle is code. This reader knows some twenty names of numpy and pandas, puts inert stand-ins in their place, and
-refuses everything else by name: no function that a file names is ever called. Reads one file, does nothing else.
+A pickle is code. This reader knows some twenty names of numpy and pandas, puts an inert stand-in in the place of each,
+and refuses everything else by name: nothing that a file names is ever called, numpy's own rebuilding included (a
+damaged dtype crashes it). Arrays are made here, of what the stand-ins were given. Reads one file, does nothing else.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
+import math
 import pickle
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,84 +22,98 @@ from loadgen.errors import UserError
 
 
 class _Inert:
-    """Stands in for a class of pandas: keeps what it was made from and given, does nothing."""
+    """Stands in for a class or a function: keeps what it was called with and given, does nothing."""
+
+    args: tuple[Any, ...] = ()
+    state: Any = None
 
     def __init__(self, *args: Any) -> None:
         self.args = args
-        self.state: Any = None
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
 
 class _Manager(_Inert):
-    pass
+    """A frame's blocks and axes: (blocks, axes), or the state of pandas before 1.3."""
 
 
 class _Frame(_Inert):
-    pass
+    """State: a mapping with the manager."""
+
+
+class _Block(_Inert):
+    """(values, places among the columns, dimensions)."""
 
 
 class _Index(_Inert):
-    pass
+    """Labels, in a mapping under "data"; made by pandas as (class, mapping)."""
 
 
-class _Array(_Inert):
-    """One of pandas' own arrays (texts of pandas 3): a numpy array and what type it stands for."""
-
-    @property
-    def values(self) -> Any:
-        return next(part for part in self.state if isinstance(part, np.ndarray))
+class _Texts(_Inert):
+    """One of pandas' own arrays (texts of pandas 3): an array among its state."""
 
 
-def _new_array(*_: Any) -> _Array:
-    return _Array()
+class _Encoded(_Inert):
+    """(text, encoding): bytes, as protocols before 3 write them."""
 
 
-def _new_index(_: Any, data: Any) -> _Index:
-    return _Index(data)
+class _Slice(_Inert):
+    """(start, stop, step)."""
 
 
-def _new_block(values: Any, places: Any = None, ndim: Any = None, **_: Any) -> _Inert:
-    return _Inert(values, places)
+class _Dtype(_Inert):
+    """(code, align, copy); the byte order is the second of its state."""
 
 
-def _known() -> dict[tuple[str, str], Any]:
-    """Everything a pickle may name. numpy's own rebuild plain arrays of plain types; the rest is inert."""
-    try:
-        from numpy._core import multiarray, numeric
-    except ImportError:  # numpy 1
-        from numpy.core import multiarray, numeric  # type: ignore[no-redef]
+class _Rebuilt(_Inert):
+    """An array to be: (class, shape, code), then the state (version, shape, dtype, Fortran order, bytes or list)."""
 
-    found: dict[tuple[str, str], Any] = {
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-        ("builtins", "slice"): slice,
-        ("__builtin__", "slice"): slice,
-        ("pandas._libs.internals", "_unpickle_block"): _new_block,
-        ("pandas.core.internals.blocks", "new_block"): _new_block,
+
+class _Buffer(_Inert):
+    """An array over bytes: (bytes, dtype, shape, order)."""
+
+
+class _Scalar(_Inert):
+    """(dtype, bytes)."""
+
+
+def _known() -> dict[tuple[str, str], type[_Inert]]:
+    """Everything a pickle may name, and what stands in for it."""
+    found: dict[tuple[str, str], type[_Inert]] = {
+        ("_codecs", "encode"): _Encoded,
+        ("builtins", "slice"): _Slice,
+        ("__builtin__", "slice"): _Slice,
+        ("numpy", "ndarray"): _Inert,
+        ("numpy", "dtype"): _Dtype,
+        ("pandas._libs.internals", "_unpickle_block"): _Block,
+        ("pandas.core.internals.blocks", "new_block"): _Block,
         ("pandas.core.internals.managers", "BlockManager"): _Manager,
         ("pandas.core.internals", "BlockManager"): _Manager,
         ("pandas.core.frame", "DataFrame"): _Frame,
-        ("pandas.core.indexes.base", "_new_Index"): _new_index,
         ("pandas", "DataFrame"): _Frame,  # pandas 3 calls itself so
-        ("pandas", "Index"): _Index,
-        ("pandas", "RangeIndex"): _Index,
+        ("pandas.core.indexes.base", "_new_Index"): _Index,
+        ("pandas.core.indexes.base", "Index"): _Inert,
+        ("pandas.core.indexes.range", "RangeIndex"): _Inert,
+        ("pandas.core.indexes.numeric", "Int64Index"): _Inert,
+        ("pandas", "Index"): _Inert,
+        ("pandas", "RangeIndex"): _Inert,
         ("pandas", "StringDtype"): _Inert,
-        ("pandas.arrays", "StringArray"): _Array,
-        ("pandas._libs.arrays", "__pyx_unpickle_NDArrayBacked"): _new_array,
+        ("pandas.arrays", "StringArray"): _Inert,
+        ("pandas._libs.arrays", "__pyx_unpickle_NDArrayBacked"): _Texts,
     }
     for name in ("numpy.core", "numpy._core"):
-        found[f"{name}.multiarray", "_reconstruct"] = multiarray._reconstruct
-        found[f"{name}.multiarray", "scalar"] = multiarray.scalar
-        found[f"{name}.numeric", "_frombuffer"] = getattr(numeric, "_frombuffer")  # noqa: B009
-    for module, name in (("base", "Index"), ("range", "RangeIndex"), ("numeric", "Int64Index")):
-        found[f"pandas.core.indexes.{module}", name] = _Index
+        found[f"{name}.multiarray", "_reconstruct"] = _Rebuilt
+        found[f"{name}.multiarray", "scalar"] = _Scalar
+        found[f"{name}.numeric", "_frombuffer"] = _Buffer
     return found
 
 
-class _Reader(pickle.Unpickler):
-    """An unpickler that can build nothing but lists, texts, numbers, arrays and inert frames."""
+class _Reader(pickle._Unpickler):
+    """An unpickler that can build nothing but lists, texts, numbers and inert things.
+
+    The one in Python, five times slower than the one in C: that one takes as much memory as a damaged byte asks for.
+    """
 
     def __init__(self, file: Any, path: Path) -> None:
         super().__init__(file)
@@ -107,7 +124,7 @@ class _Reader(pickle.Unpickler):
         if known is None:
             what = f"the pickle wants to load {module}.{name}: only plain tables are read, no code is ever run"
             raise UserError(what, str(self._path), "convert it: pandas.read_pickle(...).to_parquet(...)")
-        return known
+        return type(known.__name__, (known,), {})  # a class of its own: what a file does to it ends with the file
 
 
 def read(path: Path) -> dict[str, Sequence[Any]]:
@@ -116,8 +133,7 @@ def read(path: Path) -> dict[str, Sequence[Any]]:
     try:
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-        value = _Reader(io.BytesIO(data), path).load()
-        return _table(value)
+        return _table(_Reader(io.BytesIO(data), path).load())
     except UserError:
         raise
     except Exception as error:  # a damaged pickle can raise anything at all
@@ -126,15 +142,15 @@ def read(path: Path) -> dict[str, Sequence[Any]]:
 
 
 def _table(value: Any) -> dict[str, Sequence[Any]]:
-    """Columns of a frame, of a mapping of columns, or of a list of rows. Raises ValueError."""
+    """Columns of a frame, of a mapping of columns, or of a list of rows. Raises ValueError, or what damage raises."""
     if isinstance(value, _Frame):
         return _columns(value)
-    if isinstance(value, dict) and value and all(isinstance(column, list | np.ndarray) for column in value.values()):
-        return {str(name): list(column) for name, column in value.items()}
+    if isinstance(value, dict) and value and all(isinstance(column, list | _Inert) for column in value.values()):
+        return {str(name): _plain(column) for name, column in value.items()}
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
         shared = set(value[0]).intersection(*value)
-        return {str(name): [row[name] for row in value] for name in value[0] if name in shared}
-    raise ValueError(f"it holds {type(value).__name__}, not a table")
+        return {str(name): [_plain(row[name]) for row in value] for name in value[0] if name in shared}
+    raise ValueError(f"it holds {type(value).__name__.strip('_').lower()}, not a table")
 
 
 def _columns(frame: _Frame) -> dict[str, Sequence[Any]]:
@@ -143,27 +159,77 @@ def _columns(frame: _Frame) -> dict[str, Sequence[Any]]:
     manager = state.get("_mgr", state.get("_data"))
     if not isinstance(manager, _Manager):
         raise ValueError("a frame without blocks")
-    if len(manager.args) >= 2:  # (blocks, axes)
+    if len(manager.args) >= 2:
         blocks, axes = manager.args[0], manager.args[1]
         parts = [(block.args[0], block.args[1]) for block in blocks]
-    else:  # the state of pandas before 1.3
+    else:
         inner = manager.state[3]["0.14.1"]
         axes = inner["axes"]
         parts = [(block["values"], block["mgr_locs"]) for block in inner["blocks"]]
-    names = [str(name) for name in _values(axes[0])]
+    names = [str(name) for name in _labels(axes[0])]
     table: dict[str, Sequence[Any]] = {}
     for values, places in parts:
-        spots = range(*places.indices(len(names))) if isinstance(places, slice) else [int(place) for place in places]
-        plain = values.values if isinstance(values, _Array) else values
-        for spot, column in zip(spots, np.atleast_2d(plain), strict=True):
-            table[names[spot]] = column.tolist() if column.dtype != object else list(column)
+        slots = slice(*places.args).indices(len(names)) if isinstance(places, _Slice) else None
+        spots = range(*slots) if slots else [int(place) for place in _array(places)]
+        for spot, column in zip(spots, np.atleast_2d(_array(values)), strict=True):
+            table[names[spot]] = [_plain(cell) for cell in column.tolist()]
     return {name: table[name] for name in names if name in table}
 
 
-def _values(index: _Index) -> Sequence[Any]:
-    """An index's labels."""
-    made = index.args[0]
-    if isinstance(made, dict) and "data" in made:
-        data = made["data"]
-        return list(data.values if isinstance(data, _Array) else data)
+def _labels(index: Any) -> list[Any]:
+    made = index.args[1]
+    if isinstance(index, _Index) and isinstance(made, dict) and "data" in made:
+        return list(_array(made["data"]))
     raise ValueError("column names that are no plain index")
+
+
+def _plain(value: Any) -> Any:
+    """A cell or a column as lists, texts and numbers."""
+    if isinstance(value, _Rebuilt | _Buffer | _Texts):
+        return [_plain(cell) for cell in _array(value).tolist()]
+    if isinstance(value, _Scalar):
+        return np.frombuffer(_bytes(value.args[1]), _dtype(value.args[0]), 1)[0].item()
+    if isinstance(value, _Inert):
+        raise ValueError("a cell that is no text, number or list")
+    return value
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    """The array that a stand-in would have become. Raises ValueError, or whatever damage raises."""
+    if isinstance(value, _Texts):
+        return _array(next(part for part in value.state if isinstance(part, _Rebuilt | _Buffer)))
+    if isinstance(value, _Buffer):
+        data, kind, shape, order = value.args[:4]
+    elif isinstance(value, _Rebuilt):
+        _, shape, kind, fortran, data = value.state
+        order = "F" if fortran else "C"
+    else:
+        raise ValueError("no array where there should be one")
+    dtype = _dtype(kind)
+    count = math.prod(shape)
+    if not dtype.hasobject:
+        return np.frombuffer(_bytes(data), dtype, count).reshape(shape, order=order)
+    if not isinstance(data, list) or len(data) != count:
+        raise ValueError("an array whose cells are missing")
+    cells = np.empty(count, object)
+    for at, cell in enumerate(data):  # one by one: numpy would make a matrix of cells that are lists
+        cells[at] = cell
+    return cells.reshape(shape, order=order)
+
+
+def _dtype(kind: Any) -> np.dtype[Any]:
+    """Plain numbers, texts and objects only."""
+    code, order = str(kind.args[0]), str(kind.state[1])
+    if re.fullmatch(r"O8?", code):
+        return np.dtype(object)
+    if re.fullmatch(r"b1|[iu][1248]|f[248]|[US]\d{1,5}", code) and order in ("<", ">", "|", "="):
+        return np.dtype(order + code)
+    raise ValueError(f"an array of {code[:20]}")
+
+
+def _bytes(value: Any) -> bytes | bytearray:
+    if isinstance(value, _Encoded):
+        return str(value.args[0]).encode("latin-1")
+    if isinstance(value, bytes | bytearray):
+        return value
+    raise ValueError("an array without its bytes")

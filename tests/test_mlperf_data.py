@@ -81,6 +81,17 @@ def test_other_formats(tmp_path: Path, suffix: str) -> None:
     assert read(path).samples == (("a b", 3), ("c", 2))
 
 
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_columns_of_arrays_and_numbers_of_numpy(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "set.pkl"
+    inputs = np.array([[1, 2], [3, 4]], ">i4")
+    rows = [{"tok_input": inputs[row], "output_tokens": np.int64(row + 5)} for row in (0, 1)]
+    path.write_bytes(pickle.dumps(rows, protocol))
+    assert read(path).samples == (([1, 2], 5), ([3, 4], 6))
+    path.write_bytes(pickle.dumps({"tok_input": inputs, "output_tokens": np.array([5, 6])}, protocol))
+    assert read(path).samples == (([1, 2], 5), ([3, 4], 6))
+
+
 class Hostile:
     def __reduce__(self) -> Any:
         import os
@@ -130,7 +141,7 @@ def test_long_rows_are_told_all_at_once(tmp_path: Path) -> None:
     assert len(caught.value.faults) == mlperf_data.FAULTS_SHOWN + 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_damaged_pickles_raise_nothing_else(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     good = bytearray((DATA / "mlperf_pandas2.pkl").read_bytes())
