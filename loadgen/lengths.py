@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
 MOST_TOKENS = 10_000_000  # where a law has no max of its own
 _HALF = (1 << 64) - 1
 REDRAWS = 100  # of a value outside [min, max], before it is clamped
+_NEAR = 1e-6  # to a half: arrays may round otherwise than single numbers do
 
 Law = Callable[[bytes, str, int], int]  # (key, purpose, index) -> a length
 
@@ -32,7 +35,7 @@ def law(length: Any) -> Law:
         case "normal":
             return _held(length, lambda z: length.mean + length.stddev * z)
         case "lognormal":
-            mu = math.log(length.median) if length.median else math.log(length.mean) - length.sigma**2 / 2
+            mu = _mu(length)
             return _held(length, lambda z: math.exp(min(mu + length.sigma * z, 700.0)))
         case "listed":
             listed: tuple[int, ...] = length.values
@@ -43,10 +46,44 @@ def law(length: Any) -> Law:
             raise ValueError(f"no length law {other!r}")
 
 
+def together(length: Any, key: bytes, purpose: str, numbers: range) -> list[int]:
+    """`law(length)` of each of these numbers: the same integers, several times as fast for the normal laws."""
+    one = law(length)
+    if length.tag not in ("normal", "lognormal"):
+        return [one(key, purpose, number) for number in numbers]
+    begun, rest = hashlib.shake_128(key).copy, f"{purpose} 0".encode()
+    drawn = bytearray()
+    for number in numbers:
+        state = begun()
+        state.update(number.to_bytes(8, "little") + rest)
+        drawn += state.digest(16)
+    u, v = ((np.frombuffer(drawn, "<u8").reshape(-1, 2) >> 11) + 0.5).T * 2.0**-53
+    z = np.sqrt(-2.0 * np.log(u)) * np.cos(2.0 * math.pi * v)
+    if length.tag == "normal":
+        shaped = length.mean + length.stddev * z
+    else:
+        shaped = np.exp(np.minimum(_mu(length) + length.sigma * z, 700.0))
+    rounded = np.rint(shaped)
+    low, high = _bounds(length)
+    unsure = (np.abs(np.abs(shaped - rounded) - 0.5) < _NEAR) | (rounded < low) | (rounded > high)
+    values: list[int] = np.where(unsure, 0, rounded).astype(np.int64).tolist()
+    for place in np.flatnonzero(unsure).tolist():
+        values[place] = one(key, purpose, numbers[place])
+    return values
+
+
+def _mu(length: Any) -> float:
+    """The mean of a lognormal length's logarithm."""
+    return math.log(length.median) if length.median else math.log(length.mean) - length.sigma**2 / 2
+
+
+def _bounds(length: Any) -> tuple[int, int]:
+    return 1 if length.min is None else length.min, MOST_TOKENS if length.max is None else length.max
+
+
 def _held(length: Any, shape: Callable[[float], float]) -> Law:
     """A function of a standard normal, rounded, drawn again while outside [min, max]."""
-    low = 1 if length.min is None else length.min
-    high = MOST_TOKENS if length.max is None else length.max
+    low, high = _bounds(length)
 
     def drawn(key: bytes, purpose: str, index: int) -> int:
         value = 0

@@ -17,7 +17,7 @@ import numpy as np
 from loadgen_sdk.request import Request
 
 from loadgen import dataset
-from loadgen.lengths import draw, key, law
+from loadgen.lengths import draw, key, law, together
 from loadgen.tokens import Tokenizer
 
 HEAD = 4  # content tokens by which unique prompts differ (metrics.md)
@@ -74,6 +74,7 @@ class SyntheticPrompts:
         turns = requests.turns
         self.turns: int = turns.count if turns else 1
         self.history: str = turns.history if turns else "scripted"
+        self._laws = requests.input_tokens, requests.output_tokens
         self._input, self._output = law(requests.input_tokens), law(requests.output_tokens)
         self._tool_result = law(turns.tool_result_tokens) if turns else None
         self._prefix_tokens: int = requests.shared_prefix_tokens
@@ -117,6 +118,15 @@ class SyntheticPrompts:
 
     def asked_output(self, number: int) -> int:
         return self._output(self._lengths_key, "output", number)
+
+    def asked(self, numbers: range) -> tuple[list[int], list[int]]:
+        """`asked_input` and `asked_output` of each of these requests, which stand alone: made together, so faster."""
+        if self.turns > 1:
+            raise ValueError("turns of a conversation do not stand alone")
+        into = together(self._laws[0], self._lengths_key, "input", numbers)
+        if system := self._system_tokens:
+            into = [system + tokens for tokens in into]
+        return into, together(self._laws[1], self._lengths_key, "output", numbers)
 
     def group_of(self, conversation: int) -> int:
         """Which of the `prefixes` shared texts a conversation (a request that stands alone) begins with."""

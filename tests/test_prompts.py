@@ -202,6 +202,7 @@ def test_fingerprint_of_server_history_leaves_the_replies_out():
 def test_length_laws(length, mean, low, high):
     law, key = lengths.law(length), lengths.key(5)
     drawn = [law(key, "input", index) for index in range(4000)]
+    assert lengths.together(length, key, "input", range(4000)) == drawn
     assert low <= min(drawn) <= max(drawn) <= high
     assert sum(drawn) / len(drawn) == pytest.approx(mean, rel=0.05)
     if length.tag == "uniform":

@@ -6,6 +6,7 @@ the block's last token (everybody, a prefix group, a conversation) and its place
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ Sizes = Callable[[int], tuple[int, int, Sequence[Hashable]]]
 """Of a request's number: prompt tokens, output tokens, and the hashes of its prompt's shareable blocks."""
 
 NATURAL_TOKENS = 256  # length of an answer for which none was asked, as in the embedded endpoint
+BLOCK = 1024  # requests whose lengths are drawn together
+BLOCKS = 1024  # of these are kept, the oldest go first: lanes of a closed loop come out of order
 _GROUP, _CONVERSATION = 1 << 40, 1 << 60
 
 
@@ -26,20 +29,32 @@ def of_workload(asked: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
 
     Of a prompt that stands alone only the part that it shares is hashed: nobody will ask for the rest again.
     """
-    fixed = (asked.input_tokens.tag == "fixed", asked.output_tokens.tag == "fixed")
-    turns = prompts.turns
     shared = asked.system_tokens + asked.shared_prefix_tokens
-    if per_block and (turns > 1 or shared):
+    if per_block and (prompts.turns > 1 or shared):
         return _sharing(asked, prompts, per_block)
-    asked_input, asked_output = prompts.asked_input, prompts.asked_output
-    if turns == 1 and any(fixed):
-        into, out = asked_input(0), asked_output(0)
-        if all(fixed):
-            return lambda number: (into, out, ())
-        return (lambda number: (into, asked_output(number), ())) if fixed[0] else (
-            lambda number: (asked_input(number), out, ())
-        )  # fmt: skip
-    return lambda number: (asked_input(number), asked_output(number), ())
+    if prompts.turns > 1:
+        return lambda number: (prompts.asked_input(number), prompts.asked_output(number), ())
+    if asked.input_tokens.tag == asked.output_tokens.tag == "fixed":
+        into, out = prompts.asked_input(0), prompts.asked_output(0)
+        return lambda number: (into, out, ())
+    return _in_blocks(prompts)
+
+
+def _in_blocks(prompts: SyntheticPrompts) -> Sizes:
+    """Requests that share nothing: lengths are drawn for many numbers at a time, which come more or less in order."""
+    blocks: dict[int, tuple[array[int], array[int]]] = {}
+
+    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
+        place, at = divmod(number, BLOCK)
+        block = blocks.get(place)
+        if block is None:
+            if len(blocks) >= BLOCKS:
+                del blocks[next(iter(blocks))]
+            into, out = prompts.asked(range(place * BLOCK, (place + 1) * BLOCK))
+            block = blocks[place] = array("q", into), array("q", out)
+        return block[0][at], block[1][at], ()
+
+    return sizes
 
 
 def _sharing(asked: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
