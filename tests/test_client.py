@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from loadgen_sdk.errors import RequestFailed, TargetUnusable
 from loadgen_sdk.exchange import Exchange
 from loadgen_sdk.request import Completion, Failure, Request
 from loadgen_sdk.target import Target
-from loadgen_sdk.wire import Tls, Wire
+from loadgen_sdk.wire import FOREVER, Tls, Wire
 
 from loadgen.sim.embedded import Embedded, start
 from loadgen.sim.faults import NAMES
@@ -372,6 +373,27 @@ def test_connections_are_opened_before_they_are_needed(endpoint: Embedded) -> No
             assert all(one.ready - one.due < one.first_byte - one.due for one in done)
 
     run(work())
+
+
+def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: Embedded) -> None:
+    """Between two ticks (100 ms apart) of a wire without traffic; a busy machine is given fifty tries."""
+
+    async def work(hold_ns: int, ticks: int) -> int:
+        async with client_of(endpoint.url) as client:
+            await client.open(1)
+            turns: list[int] = []
+            client.wire.tick = lambda now: turns.append(client.wire.turns)
+            client.wire.hold_ns = hold_ns
+            client.wire.wake_at(FOREVER)
+
+            def most() -> int:
+                return max((after - before for before, after in pairwise(turns)), default=0)
+
+            await until(lambda: len(turns) > ticks or most() > 20)
+            return most()
+
+    assert run(work(1_000_000, 50)) > 20
+    assert run(work(0, 2)) < 5  # an application's client sleeps instead
 
 
 class TwoAddresses(asyncio.SelectorEventLoop):
