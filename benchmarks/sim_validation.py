@@ -11,9 +11,10 @@ import argparse
 import math
 import resource
 import time
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -79,8 +80,8 @@ class Assumed:
     sigma_out: float = SIGMA_OUT
 
 
-@cache
-def lengths(n: int, mean: float, sigma: float, seed: int) -> list[int]:
+@lru_cache(maxsize=8)  # those of one row; every rate that is tried has its own
+def lengths(n: int, mean: float, sigma: float, seed: int) -> array[int]:
     """n lengths from 1 to LONGEST, lognormal before they are cut, of this mean."""
     shape = np.random.default_rng(seed).lognormal(0.0, sigma, n)
     low, high = 0.1, 20.0 * mean
@@ -90,7 +91,7 @@ def lengths(n: int, mean: float, sigma: float, seed: int) -> list[int]:
             low = middle
         else:
             high = middle
-    return [int(value) for value in np.clip(np.rint(shape * high), 1, LONGEST)]
+    return array("q", np.clip(np.rint(shape * high), 1, LONGEST).astype(np.int64).tobytes())
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ server: {max_seq_len: 8192}
     assert one.hardware.overhead_ms == preset.Constant(value=5, source="given by the user")
     assert one.model.block_parameters + 2 * one.model.hidden * one.model.vocab == pytest.approx(8.03e9, rel=1e-2)
     assert one.costs.token_ns < preset.load("gb300-vm").costs.token_ns / 8
+    assert one.fitted_on.startswith("nothing: model.name,") and "hardware.overhead_ms are the user's" in one.fitted_on
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,8 @@ server: {max_seq_len: 8192}
         ("extends: gb300-vm\ngpus_per_replica: 3", "must divide gpus_per_vm", ""),
         ("extends: gb300-vm\nvm_speeds: [1, 1]", "2 speeds for 1 VMs", ""),
         ("extends: gb300-vm\nserver: {max_num_tokens: 100}", "at least server.max_batch_size", ""),
-        ("extends: gb300-vm\nserver: {scheduler: fair}", "fair", ""),
+        ("extends: gb300-vm\nserver: {scheduler: fair}", "fair", "known: max_utilization, guaranteed_no_evict"),
+        ("extends: gb300-vm\nmodel: {weights: fp5}", "fp5", "nvfp4"),
         ("extends: " + "[" * 3000, "not YAML", ""),
     ],
 )

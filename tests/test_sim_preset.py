@@ -67,6 +67,8 @@ def test_a_stream_has_its_tokens_and_the_second_time_its_cache(endpoint: Embedde
         assert status == 200 and (usage["prompt_tokens"], usage["completion_tokens"]) == (320, 5)
         assert len([event for event in events if event["choices"]]) == 5
         cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+    row = json.loads(ask(endpoint, "GET", "/metrics")[2])[-1]["kvCacheStats"]
+    assert (row["reusedBlocks"], row["missedBlocks"]) == (9, 11)
     assert cached == [0, 0, 288]  # nine blocks of 32: the tenth is computed for its logits
 
 
@@ -105,6 +107,9 @@ def test_where_timings_are_depends_on_the_version(quick: str, version: str, with
         asked = completion(" timed", 3)
         _, headers, _ = ask(made, "POST", "/v1/completions", asked, X_TRTLLM_return_metrics="1")
         assert ("server-timing" in headers) is with_answer
+        if with_answer:
+            assert ask(made, "GET", "/perf_metrics")[0] == 404
+            return
         [record] = json.loads(ask(made, "GET", "/perf_metrics")[2])
         timing = record["perf_metrics"]["timing_metrics"]
         assert timing["arrival_time"] <= timing["first_scheduled_time"] < timing["first_token_time"]
@@ -123,7 +128,11 @@ def test_several_processes_share_a_port_and_the_replicas(quick: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "what"),
-    [({"preset": "gb900"}, "unknown preset"), ({"preset": "QUICK", "cores": 3}, "3 processes for 2 replicas")],
+    [
+        ({"preset": "gb900"}, "unknown preset"),
+        ({"preset": "QUICK", "cores": 3}, "3 processes for 2 replicas"),
+        ({"preset": "QUICK", "version": "latest"}, '"latest" is not a version'),
+    ],
 )
 def test_what_cannot_be_served_is_said_at_the_start(quick: str, options: dict[str, Any], what: str) -> None:
     if options["preset"] == "QUICK":

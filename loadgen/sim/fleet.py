@@ -32,6 +32,8 @@ class Iteration(NamedTuple):
     queued: int
     completed: int
     blocks_used: int
+    blocks_hit: int  # of prompts found in the cache, and not found: since the start
+    blocks_missed: int
 
 
 class Fleet:
@@ -160,6 +162,6 @@ class Fleet:
         self.iterations.append(
             Iteration(
                 k, at, end - self._begun[at], *context, generating, len(replica.paused), replica.active,
-                len(replica.waiting), len(done), replica.blocks_used,
+                len(replica.waiting), len(done), replica.blocks_used, replica.hits, replica.misses,
             )
         )  # fmt: skip

@@ -15,11 +15,14 @@ from loadgen.sim.pace import Pace
 
 KEPT = 10_000  # request records that wait to be read
 
+_SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60)
 _BUCKETS: dict[str, tuple[float, ...]] = {
     "time_to_first_token_seconds": (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10),
     "time_per_output_token_seconds": (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5),
-    "e2e_request_latency_seconds": (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60),
-    "request_queue_time_seconds": (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60),
+    "e2e_request_latency_seconds": _SECONDS,
+    "request_queue_time_seconds": _SECONDS,
+    "request_prefill_time_seconds": _SECONDS,
+    "request_decode_time_seconds": _SECONDS,
 }
 
 
@@ -41,6 +44,8 @@ def iteration_stats(one: Iteration, fleet: Fleet) -> dict[str, Any]:
             "usedNumBlocks": one.blocks_used,
             "tokensPerBlock": limits.tokens_per_block,
             "cacheHitRate": fleet.hit_share,
+            "reusedBlocks": one.blocks_hit,
+            "missedBlocks": one.blocks_missed,
         },
         "inflightBatchingStats": {
             "numContextRequests": one.context_requests,
@@ -75,6 +80,8 @@ class Tally:
             "time_to_first_token_seconds": (first_ns - arrival_ns) / 1e9,
             "e2e_request_latency_seconds": (last_ns - arrival_ns) / 1e9,
             "request_queue_time_seconds": (admitted_ns - arrival_ns) / 1e9,
+            "request_prefill_time_seconds": (first_ns - admitted_ns) / 1e9,
+            "request_decode_time_seconds": (last_ns - first_ns) / 1e9,
         }
         if tokens > 1:
             values["time_per_output_token_seconds"] = (last_ns - first_ns) / 1e9 / (tokens - 1)
@@ -119,6 +126,7 @@ class Tally:
                 say("num_context_requests", "gauge", [("", last.context_requests)])
                 say("num_generation_requests", "gauge", [("", last.generating)])
                 say("iteration_latency_seconds", "gauge", [("", last.length_ns / 1e9)])
+                say("avg_decoded_tokens_per_iter", "gauge", [("", 1.0)])
         say("prompt_tokens_total", "counter", [("", self._prompt)])
         say("prompt_cached_tokens_total", "counter", [("", self._cached)])
         say("generation_tokens_total", "counter", [("", self._generated)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -137,6 +137,11 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.gpus // self.gpus_per_replica
 
     @property
+    def words(self) -> str:
+        """What it is and what it rests on, for a run's notes."""
+        return f"{self.title}; fitted on {self.fitted_on}; {self.replicas} replicas, routing {self.routing}"
+
+    @property
     def speeds(self) -> tuple[float, ...]:
         """Of each replica, VM after VM."""
         each = self.gpus_per_vm // self.gpus_per_replica
@@ -210,7 +215,16 @@ def _read(name: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
         return value
     if not isinstance(extends, str):
         raise UserError("extends must be the name of a preset", str(path), f"known: {', '.join(names())}")
-    return _over(_read(extends, f"{path} (extends)", (*seen, name)), value)
+    below = _read(extends, f"{path} (extends)", (*seen, name))
+    changed = [
+        f"{part}.{key}" for part in ("model", "hardware") if isinstance(value.get(part), dict) for key in value[part]
+    ]
+    if own and changed and "fitted_on" not in value:
+        value["fitted_on"] = (
+            f"nothing: {', '.join(changed)} are the user's own over {extends}, which was fitted on"
+            f" {below.get('fitted_on')}"
+        )
+    return _over(below, value)
 
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -244,7 +258,7 @@ def _check(value: dict[str, Any], where: str) -> Preset:
         at = at.strip("`") or "$"
         kind = _KNOWN.get(at, Constant)
         place = f"{where} ({at.removeprefix('$.')})" if at != "$" else where
-        hint = f"known: {', '.join(kind.__struct_fields__)}" if "field" in what else ""
+        hint = f"known: {', '.join(kind.__struct_fields__)}" if "field" in what else _choices(at)
         raise UserError(what[:1].lower() + what[1:], place, hint) from None
     except RecursionError:
         raise UserError("nested too deep", where) from None
@@ -252,6 +266,14 @@ def _check(value: dict[str, Any], where: str) -> Preset:
     if faults:
         raise UserError("; ".join(faults), where, "see docs/simulation.md")
     return preset
+
+
+def _choices(at: str) -> str:
+    """The values that a place in a preset takes, where these are words."""
+    above, _, name = at.rpartition(".")
+    kind = _KNOWN.get(above)
+    words = get_args(get_type_hints(kind).get(name)) if kind else ()
+    return f"known: {', '.join(words)}" if words and all(isinstance(word, str) for word in words) else ""
 
 
 def _faults(preset: Preset) -> list[str]:

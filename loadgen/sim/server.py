@@ -46,7 +46,6 @@ _ET = getattr(select, "EPOLLET", 0)
 _BAD = select.POLLERR | select.POLLHUP
 _APIS: dict[str, dialect.Api] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 _PAGES = frozenset(("/v1/models", "/health", "/version", "/metrics", "/_log", "/_stats"))
-_TRTLLM_PAGES = frozenset(("/prometheus/metrics", "/perf_metrics"))
 _TIMED_WITH_ANSWER = (1, 3)  # TensorRT-LLM from here on; before, timings are at /perf_metrics
 
 
@@ -79,8 +78,10 @@ class Server:
                 seed=options.seed,
             )
         self.tally = Tally()
-        number = [int(part) for part in options.version.split(".")[:2] if part.isdigit()]
-        self._timed = options.dialect == "trtllm" and tuple(number) >= _TIMED_WITH_ANSWER
+        self._timed, self._pages = False, _PAGES
+        if options.dialect == "trtllm":
+            self._timed = _release(options.version) >= _TIMED_WITH_ANSWER
+            self._pages |= {"/prometheus/metrics"} if self._timed else {"/prometheus/metrics", "/perf_metrics"}
         self.plan = faults.parse(options.faults, options.seed)
         self.log = SendLog(options.log_events)
         self.max_body_bytes, self.buffer_bytes = options.max_body_bytes, options.buffer_bytes
@@ -272,8 +273,7 @@ class Server:
             return
         path = incoming.path.rstrip("/") or "/"
         api = _APIS.get(path)
-        known = path in _PAGES or (self.rules.dialect == "trtllm" and path in _TRTLLM_PAGES)
-        allowed = "POST" if api else "GET" if known else ""
+        allowed = "POST" if api else "GET" if path in self._pages else ""
         if not allowed:
             raise dialect.no_route(self.rules.dialect, 404)
         if incoming.method != allowed and not (incoming.method == "HEAD" and allowed == "GET"):
@@ -468,6 +468,14 @@ class Server:
         for owned in (self._listener, self._bell, self._ring, self._timer, self._poll):
             if owned is not None and hasattr(owned, "close"):  # select.poll has none
                 owned.close()
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """(1, 3) of 1.3.0rc2; raises UserError."""
+    parts = version.split(".")[:2]
+    if len(parts) < 2 or not all(part.isdecimal() for part in parts):
+        raise UserError(f'"{version}" is not a version', "--trtllm-version", "for example 1.3.0, or 1.2.0")
+    return tuple(int(part) for part in parts)
 
 
 def serve(options: Options, stdin: int = -1) -> int:

@@ -277,8 +277,7 @@ def _named(header: Header, preset: Preset, settings: Settings) -> Header:
         gpus=settings.gpus or preset.gpus,
     )
     notes = (
-        f"simulated in virtual time: {preset.title}; fitted on {preset.fitted_on}; {preset.replicas} replicas, routing"
-        f" {preset.routing}; no network and no client in it",
+        f"simulated in virtual time: {preset.words}; no network and no client in it",
         *preset.notes,
         *header.notes,
     )
