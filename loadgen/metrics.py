@@ -256,6 +256,8 @@ TERMS = ("ttft", "ttft_from_sent", "first_answer", "tpot", "tpot_mlperf", "e2e",
 """What an SLO may speak about."""
 
 _NEED_TWO_TOKENS = ("tpot", "tpot_mlperf", "max_gap")  # a request too short to have one has not missed it
+NEED_A_STREAM = (*_NEED_TWO_TOKENS, *POOLED)
+"""What an answer that comes in one piece has none of."""
 
 
 def defined(values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -139,6 +139,7 @@ def prepare(
         settings = replace(settings, workers=workers(timetable, requests, workload.max_in_flight, simulated=simulated))
         job = replace(job, settings=settings)
     _enough(timetable, workload, settings, found, simulated)
+    slo, unjudged = _judged(_slo(workload), settings.stream)
     now = datetime.datetime.now(datetime.UTC).astimezone()
     first = found[0]
     source = "server" if all(one.usage for one in found) else tokenizer.tag
@@ -171,7 +172,7 @@ def prepare(
         client=settings.client,
         api=settings.api,
         stream=settings.stream,
-        slo=_slo(workload),
+        slo=slo,
         limits=metrics.Limits(**workload.limits.model_dump()),
         stages=tuple(_stage(workload, timetable, i) for i in range(len(timetable.stages))),
         fingerprints=heads.Fingerprints(
@@ -191,7 +192,11 @@ def prepare(
         workers=settings.workers,
         keep=settings.keep,
         host=host(),
-        notes=(*dict.fromkeys(note for one in found for note in one.warnings), *requests.warnings(slots or 1000)),
+        notes=(
+            *dict.fromkeys(note for one in found for note in one.warnings),
+            *requests.warnings(slots or 1000),
+            *unjudged,
+        ),
     )
     return job, header, timetable
 
@@ -314,6 +319,17 @@ def _slo(workload: Workload) -> metrics.Slo | None:
         return None
     terms = tuple(metrics.Term(metric=t.metric, limit_ns=t.limit_ns, quantile=t.quantile) for t in slo.terms)
     return metrics.Slo(terms=terms, goodput_share=slo.goodput_share)
+
+
+def _judged(slo: metrics.Slo | None, stream: bool) -> tuple[metrics.Slo | None, list[str]]:
+    """The SLO without the terms that answers in one piece cannot have, and a note about those."""
+    if slo is None or stream:
+        return slo, []
+    without = tuple(term for term in slo.terms if term.metric not in metrics.NEED_A_STREAM)
+    names = ", ".join(term.metric for term in slo.terms if term.metric in metrics.NEED_A_STREAM)
+    notes = [f"SLO terms not judged: {names}: answers that are not streamed have none"] if names else []
+    kept = metrics.Slo(terms=without, goodput_share=slo.goodput_share)
+    return (kept if without or kept.goodput_share is not None else None), notes
 
 
 def _shares(workload: Workload) -> bool:

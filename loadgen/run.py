@@ -30,7 +30,7 @@ from loadgen import header as heads
 from loadgen import prompts, schedule, store
 from loadgen.bodies import Bodies
 from loadgen.drive import AHEAD, HOLD_NS, Drive, no_collector
-from loadgen.errors import Fault, Faults, TargetError
+from loadgen.errors import Fault, Faults, TargetError, UserError
 from loadgen.plan import Endpoint, Job, Settings, cap, describe, plan, prepare
 from loadgen.progress import Counted
 from loadgen.rolling import Rolling
@@ -75,10 +75,14 @@ def new_folder(out: Path | None, name: str, now: datetime.datetime) -> Path:
 async def find(settings: Settings) -> Found:
     """Probe the target. Raises TargetError with what to do about it."""
     assert settings.url is not None
+    shown = Endpoint(url=settings.url).shown
     try:
         target = Target.parse(
             settings.url, api=settings.api, server=None if settings.server == "auto" else settings.server
         )
+    except TargetUnusable as error:
+        raise UserError(str(error), shown, error.hint) from None
+    try:
         direct = Direct(target, settings.tls.context() if target.tls else None)
         return await probe(
             target,
@@ -92,7 +96,7 @@ async def find(settings: Settings) -> Found:
             extra_body=settings.extra_body,
         )
     except TargetUnusable as error:
-        raise TargetError(str(error), Endpoint(url=settings.url).shown, error.hint) from None
+        raise TargetError(str(error), shown, error.hint) from None
 
 
 async def find_all(settings: Settings) -> tuple[Found, ...]:

@@ -21,8 +21,9 @@ import pytest
 
 from loadgen import run, store
 from loadgen.drive import Drive
-from loadgen.errors import Faults, TargetError
+from loadgen.errors import Faults, TargetError, UserError
 from loadgen.record import KINDS, ROW, STATUSES
+from loadgen.report import text
 from loadgen.sim.embedded import Embedded, start
 from loadgen.sim.faults import NAMES, parse
 from loadgen.sim.options import Options
@@ -160,6 +161,16 @@ def test_closed_loop_by_time_and_conversations(tmp_path: Path, endpoint: Embedde
         tmp_path / "b", endpoint.url, more=turns.replace("server", "scripted"), concurrency="4", num_requests="6"
     )
     assert outcomes(stored.rows) == {("ok", ""): 18}
+
+
+def test_whole_answers_are_not_judged_by_what_only_streams_have(tmp_path: Path, endpoint: Embedded) -> None:
+    more = "slo: {ttft: 10s, tpot: 1ms, goodput: 90%}\n"
+    flags = {"request_rate": "500", "num_requests": "30"}
+    summary, _ = go(tmp_path, endpoint.url, more=more, settings={"stream": False}, **flags)
+    assert [term.metric for term in summary.goodput.slo] == ["ttft"]
+    assert summary.goodput.met
+    assert any("not judged: tpot" in note for note in summary.verdict.warnings)
+    assert "were not streamed" in text.render(summary)
 
 
 def test_the_cap_drops(tmp_path: Path) -> None:
@@ -422,7 +433,6 @@ def refused(folder: Path, url: str, **settings: Any) -> TargetError:
 def test_targets_that_cannot_be_used_are_told_at_once(tmp_path: Path, endpoint: Embedded) -> None:
     assert "nothing listens at 127.0.0.1:1" in str(refused(tmp_path, "http://127.0.0.1:1"))
     assert "cannot resolve" in str(refused(tmp_path, "http://no-such-host.invalid:8000"))
-    assert "scheme" in str(refused(tmp_path, "ftp://127.0.0.1"))
     assert "TLS" in str(refused(tmp_path, endpoint.url.replace("http", "https")))
     (tmp_path / "key").write_text(KEY)
     with start(Options(**FAST, dialect="openai", model="sim", api_key_file=str(tmp_path / "key"))) as guarded:
@@ -437,6 +447,13 @@ def test_targets_that_cannot_be_used_are_told_at_once(tmp_path: Path, endpoint: 
             settings={"api_key": KEY, "model": None, "server": "openai"},
         )  # fmt: skip
         assert summary.requests.ok == 5
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8000"])
+def test_a_url_that_is_none_is_the_users_fault(tmp_path: Path, url: str) -> None:
+    with pytest.raises(UserError, match="scheme") as caught:
+        go(tmp_path, url, num_requests="5", concurrency="1")
+    assert caught.value.exit_code == 2
 
 
 def test_a_header_that_cannot_be_sent_is_the_users_fault(tmp_path: Path, endpoint: Embedded) -> None:

@@ -164,7 +164,9 @@ def _about_latency(summary: Summary, found: Sequence[Distribution]) -> Iterator[
         yield f"~ rests on too few samples to be relied on; samples needed: {needs}."
     if summary.itl_ms is None and summary.inter_chunk_ms.count:
         yield f"No inter-token latency is given: {summary.itl_absent}."
-    if summary.tpot_undefined:
+    if not summary.run.stream:
+        yield "Answers were not streamed: TTFT is the whole answer, and there is no TPOT."
+    elif summary.tpot_undefined:
         yield f"{show.count(summary.tpot_undefined)} answers were too short to have a TPOT."
     if summary.stalls.requests:
         over = show.duration(summary.stalls.over_ms / 1000)

@@ -215,7 +215,9 @@ def _latency(summary: Summary) -> Iterator[str]:
     yield from _footnote([distribution for _, distribution in rows])
     if summary.itl_ms is None and summary.inter_chunk_ms.count:
         yield f"no ITL: {summary.itl_absent}"
-    if summary.tpot_undefined:
+    if not summary.run.stream:
+        yield "answers were not streamed: TTFT is the whole answer, and there is no TPOT"
+    elif summary.tpot_undefined:
         yield f"{show.count(summary.tpot_undefined)} answers were too short to have a TPOT"
     if summary.stalls.requests:
         stalled = f"{show.count(summary.stalls.requests)} answers ({show.percent(summary.stalls.share)})"

@@ -362,7 +362,8 @@ def _only(models: tuple[str, ...], bases: tuple[str, ...], listed: Answer, quirk
     if models:
         raise TargetUnusable(f"the server has {len(models)} models", f"choose with --model: {_listing(models)}")
     why = "lists no models" if listed.status == 200 else f"answers {listed.status} when asked for its models"
-    hint = "name the model with --model" + ("" if quirk.checks_model else "; this server takes any name")
+    path = "check the path of --url, or " if listed.status == 404 else ""
+    hint = f"{path}name the model with --model" + ("" if quirk.checks_model else "; this server takes any name")
     raise TargetUnusable(f"the server {why}, and none was named", hint)
 
 
