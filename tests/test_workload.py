@@ -245,6 +245,7 @@ BAD_REQUESTS = [
     ),
     ("{turns: {}}", {'missing "input_tokens"', 'missing "output_tokens"', 'missing "count"', 'missing "tool_result'}),
     ("{from: none.jsonl}", {'"none.jsonl" does not exist'}),
+    ("{path: bad.txt}", {'unknown key "path"', 'missing "from"'}),
     ("{from: none.jsonl, ordr: shuffled}", {'"none.jsonl" does not exist', 'unknown key "ordr"'}),
     ("{from: bad.txt, order: random}", {'"random" is not known here'}),
     ("5", {"must be a mapping"}),
@@ -296,6 +297,12 @@ def test_all_faults_at_once_in_the_order_of_the_lines_then_the_flags(tmp_path: P
 def test_files_that_are_no_workload(data: bytes, place: str, what: str, tmp_path: Path) -> None:
     ((found_place, found_what, _),) = faults(data, tmp_path)
     assert found_place == place and what in found_what
+
+
+def test_a_file_of_prompts_is_told_where_it_belongs(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n')
+    with pytest.raises(Faults, match=r"requests: \{from: mine.jsonl\}"):
+        load(str(tmp_path / "mine.jsonl"))
 
 
 def test_a_file_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
@@ -520,7 +527,7 @@ def test_the_users_prompts_count_by_their_bytes(tmp_path: Path) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- shipped
 
-TTFT_S, TPOT_S = 0.120, 0.005  # of the embedded endpoint as it comes
+TTFT_S, TPOT_S = 0.1, 0.023  # of the embedded endpoint under these loads
 
 
 @pytest.mark.parametrize(
@@ -541,7 +548,7 @@ def test_the_shipped_workloads(name: str, tokens: int) -> None:
     total_s = (
         sum(stage.duration_ns for stage in warm_up) / S + measured.count / measured.arrival.rate + late_s + drain_s
     )
-    assert total_s < 50
+    assert total_s < 66
     assert workload.slo.terms and workload.name == name
 
 

@@ -139,7 +139,7 @@ def _existing(value: Any, info: ValidationInfo) -> Any:
 class FromFile(Part):
     """The user's own prompts or messages, one JSON object per line (read by `prompts`)."""
 
-    synonyms: ClassVar[dict[str, str]] = {"path": "from", "file": "from"}
+    synonyms: ClassVar[dict[str, str]] = dict.fromkeys(("path", "file", "dataset", "prompts"), "from")
     path: Annotated[Path, BeforeValidator(_existing)] = Field(validation_alias="from")
     output_tokens: Length | None = None  # where the row itself does not say
     order: Literal["sequential", "shuffled"] = "sequential"
@@ -156,7 +156,8 @@ def _which_requests(value: Any) -> str:
     keys = set(value) if isinstance(value, dict) else set()
     if isinstance(value, FromTrace) or "trace" in keys:
         return "FromTrace"
-    return "FromFile" if isinstance(value, FromFile) or keys & {"from", "order"} else "Synthetic"
+    meant = keys & {"from", "order", *FromFile.synonyms}
+    return "FromFile" if isinstance(value, FromFile) or meant else "Synthetic"
 
 
 # ------------------------------------------------------------------------------------------------------------ arrival

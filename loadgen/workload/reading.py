@@ -22,6 +22,7 @@ from loadgen.workload.parts import Source, meant
 from loadgen.workload.positions import read
 
 _SUFFIXES = (".yaml", ".yml")
+_PROMPTS = (".jsonl", ".csv", ".parquet")
 
 
 def load(
@@ -129,6 +130,11 @@ def _text(file: Path, as_given: str) -> str:
         beside = [str(other) for suffix in _SUFFIXES for other in file.parent.glob(f"*{suffix}")]
         hint = meant(as_given, [*packaged(), *beside])
         raise Faults([UserError(what, as_given, f"{hint}; or the path of a YAML file")]) from None
+    if file.suffix in _PROMPTS:
+        hint = (
+            f"name it in a workload file: requests: {{from: {file.name}}}; arrivals with lengths are --trace {as_given}"
+        )
+        raise Faults([UserError("a file of prompts is no workload", as_given, hint)])
     if data is None:
         raise Faults(
             [
