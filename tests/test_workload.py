@@ -245,7 +245,7 @@ BAD_REQUESTS = [
     ),
     ("{turns: {}}", {'missing "input_tokens"', 'missing "output_tokens"', 'missing "count"', 'missing "tool_result'}),
     ("{from: none.jsonl}", {'"none.jsonl" does not exist'}),
-    ("{path: bad.txt}", {'unknown key "path"', 'missing "from"'}),
+    ("{path: bad.txt}", {'unknown key "path"'}),
     ("{from: none.jsonl, ordr: shuffled}", {'"none.jsonl" does not exist', 'unknown key "ordr"'}),
     ("{from: bad.txt, order: random}", {'"random" is not known here'}),
     ("5", {"must be a mapping"}),
