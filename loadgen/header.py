@@ -21,7 +21,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int | None = None
     shape: str = ""  # of the machine, as in the price list
     region: str = ""
-    name: str = ""  # "embedded simulation", or the name in a targets file
+    name: str = ""  # "embedded simulation: gb300-vm", or the name in a targets file
     simulated: bool = False
 
 
@@ -69,7 +69,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""  # what the user called it
     started: str = ""  # wall clock, ISO 8601 with offset: the instant 0 of all rows
     ended: str = ""
-    state: str = "running"  # running (or cut off), finished, interrupted (by the user)
+    state: str = "running"  # running (or cut off), finished, interrupted (by the user), stopped (a target went)
     version: str = ""  # of loadgen
     command: tuple[str, ...] = ()  # secrets taken out
     workload: str = ""

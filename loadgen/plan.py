@@ -26,6 +26,7 @@ from loadgen import header as heads
 from loadgen import headroom, metrics, prompts, schedule, seeds, tokens
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.schedule import Schedule
+from loadgen.sim.options import PHYSICAL
 from loadgen.workload import Closed, Gamma, Ramp, Replay, Workload, recipe_fingerprint
 
 EVENTS_EACH = 10_000  # output events/s that `auto` gives a worker: about half of what one carries
@@ -87,7 +88,7 @@ class Settings:
     route: Route = "auto"
     on_target_failure: Literal["continue", "stop"] = "continue"
     command: tuple[str, ...] = ()
-    embedded: dict[str, Any] = field(default_factory=dict)  # options of the embedded endpoint
+    embedded: dict[str, Any] = field(default_factory=PHYSICAL.copy)  # options of the embedded endpoint
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -152,7 +153,7 @@ def prepare(
             gpus=endpoint.gpus,
             shape=endpoint.shape,
             region=endpoint.region,
-            name="embedded simulation" if simulated else endpoint.name or ("simulation" if one.simulated else ""),
+            name=_embedded(settings) if simulated else endpoint.name or ("simulation" if one.simulated else ""),
             simulated=simulated or one.simulated,
         )
         for one, endpoint in zip(found, settings.endpoints, strict=True)
@@ -193,6 +194,7 @@ def prepare(
         keep=settings.keep,
         host=host(),
         notes=(
+            *(_physics(settings) if simulated else ()),
             *dict.fromkeys(note for one in found for note in one.warnings),
             *requests.warnings(slots or 1000),
             *unjudged,
@@ -330,6 +332,24 @@ def _judged(slo: metrics.Slo | None, stream: bool) -> tuple[metrics.Slo | None, 
     notes = [f"SLO terms not judged: {names}: answers that are not streamed have none"] if names else []
     kept = metrics.Slo(terms=without, goodput_share=slo.goodput_share)
     return (kept if without or kept.goodput_share is not None else None), notes
+
+
+def _embedded(settings: Settings) -> str:
+    preset = settings.embedded.get("preset")
+    return f"embedded simulation: {preset}" if preset else "embedded simulation"
+
+
+def _physics(settings: Settings) -> tuple[str, ...]:
+    """What the embedded endpoint is a model of, if it is one."""
+    if not settings.embedded.get("preset"):
+        return ()
+    from loadgen.sim.preset import load
+
+    preset = load(settings.embedded["preset"])
+    return (
+        f"simulated in real time: {preset.words}; prompt and answer have {preset.limits.max_seq_len:,} tokens at most;"
+        f" with fewer than {preset.valid_from_sequences.value:,.0f} sequences per replica the model extrapolates",
+    )
 
 
 def _shares(workload: Workload) -> bool:

@@ -27,7 +27,7 @@ Url = Annotated[
         "--base-url",
         "--target",
         help="Endpoint, with or without a path prefix and /v1; or sim:PRESET, a simulated one in virtual time. "
-        "Without it: the embedded simulation.",
+        "Without it: an embedded simulation of a GB300 VM, in real time.",
     ),
 ]
 Urls = Annotated[
@@ -38,7 +38,7 @@ Urls = Annotated[
         "--base-url",
         "--target",
         help="Endpoint, with or without a path prefix and /v1; repeat it for several. sim:PRESET: a simulated one, in "
-        "virtual time. Without it: the embedded simulation.",
+        "virtual time. Without it: an embedded simulation of a GB300 VM, in real time.",
     ),
 ]
 TargetsFile = Annotated[

@@ -9,6 +9,9 @@ from typing import Literal
 
 import msgspec
 
+PHYSICAL = {"preset": "gb300-vm"}
+"""What a run without a URL is held against: a whole machine's physics, not a fixed pace."""
+
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One simulated server. Texts of time are `duration` or `law` (see pace.py): `5ms`, `normal:5ms,1ms`,

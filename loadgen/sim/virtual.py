@@ -6,6 +6,7 @@ is an ordinary folder of results that says *simulated* wherever it names its tar
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import gc
 import heapq
@@ -214,6 +215,7 @@ def execute(
     now = datetime.datetime.now(datetime.UTC).astimezone()
     began = process_time()
     folder = new_folder(settings.out, workload.name, now)
+    settings = dataclasses.replace(settings, embedded={})
     job, header, timetable = prepare(workload, settings, (_found(preset, settings),), simulated=True, folder=folder)
     header = _named(header, preset, settings)
     store.replace(folder / "run.json", heads.encode(header))
