@@ -136,8 +136,9 @@ class Agenda:
             out.append(start)
         return out
 
-    def finished(self, number: int, now_ns: int, ok: bool) -> None:
-        """The slot's request has ended: frees its place and makes the slot after it due. KeyError if not in flight."""
+    def finished(self, number: int, now_ns: int, ok: bool, pause_ns: int = 0) -> None:
+        """The slot's request has ended: frees its place and makes the slot after it due; the next chain of a lane
+        `pause_ns` later. KeyError if not in flight."""
         start = self._flying.pop(number)
         if self._stopped:
             return
@@ -155,8 +156,9 @@ class Agenda:
             return
         span = self.schedule.stages[stage]
         chain = number // self._turns + span.lanes
-        if now_ns < end and (span.chains is None or chain < span.first_chain + span.chains):
-            heapq.heappush(self._heap, (now_ns, chain * self._turns, stage, 0, lane))
+        due = now_ns + pause_ns
+        if due < end and (span.chains is None or chain < span.first_chain + span.chains):
+            heapq.heappush(self._heap, (due, chain * self._turns, stage, 0, lane))
         if span.dynamic:
             self._left[stage] -= 1
             if not self._left[stage] and span is self._span:

@@ -30,12 +30,11 @@ from loadgen.header import Second
 from loadgen.metrics import BIN_NS
 from loadgen.quantiles import Histogram
 from loadgen.record import Place, row, unsent_row
+from loadgen.routes import Routes
 from loadgen.schedule import Schedule
 from loadgen.store import Spool
 
 AHEAD = 2_000  # bodies kept built ahead of a load without end
-DOWN_AFTER = 10
-NO_ANSWER = frozenset(("dns", "connect", "tls", "reset"))
 BURST = 8  # requests started in one turn: a send costs some 20 µs, and reading must not wait for long
 HOLD_NS = 2_000_000  # between two looks at the event loop's own affairs: signals and the progress line
 SECOND_NS = 1_000_000_000
@@ -150,11 +149,9 @@ class Drive:
         self._bodies, self._clients, self._wire, self._spool = bodies, clients, wire, spool
         self._numbers = numbers
         self._sent = [0] * len(schedule.stages)
-        self._turns = schedule.turns
-        self._route = route if route != "auto" else "sticky" if schedule.turns > 1 else "round-robin"
+        self._step = [0 if span.chains is not None else span.lanes * schedule.turns for span in schedule.stages]
+        self._routes = Routes(route, len(clients), schedule.turns, lambda target: clients[target].in_flight)
         self._stop_on_failure = stop_on_failure
-        self._refusals = [0] * len(clients)  # in a row
-        self.down: dict[int, float] = {}
         self._start_ns, self._grace_ns, self._worker, self._run_id = start_ns, grace_ns, worker, run_id
         self._redact = redact
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
@@ -169,6 +166,8 @@ class Drive:
         self._cpu_start_ns = self._cpu_ns
         self.counters = Counters()
         self.interrupted = False
+        self.stopped = False  # because a target stopped answering
+        self._cutting = False  # what is in flight is being ended by us
         self._starting = False  # requests are being started or ended in bulk: a completion must not start more
         wire.hold_ns = hold_ns
         wire.wake = self._wake
@@ -190,6 +189,17 @@ class Drive:
             self._wire.hold_ns = 0
             self._last_words(monotonic_ns())
             loop.set_exception_handler(None)
+
+    @property
+    def down(self) -> dict[int, float]:
+        """Targets that stopped answering, and when they first did, in s from the start."""
+        return {target: round((at - self._start_ns) / SECOND_NS, 3) for target, at in self._routes.down.items()}
+
+    def give_up(self) -> None:
+        """`stop`, because a target stopped answering and the run was asked to end then."""
+        if not self.interrupted:
+            self.stopped = True
+            self.stop()
 
     def stop(self) -> None:
         """Start nothing more; what is in flight may finish within the grace time. A second call leaves at once."""
@@ -242,7 +252,7 @@ class Drive:
         self._sent[start.stage] += 1
         self.counters.sent += 1
         self.counters.in_flight += 1
-        target = self._target(number)
+        target = self._routes.choose(number, monotonic_ns())
         self._flying[number] = (target, None)
         exchange = self._clients[target].send(
             None,
@@ -254,15 +264,6 @@ class Drive:
         )
         if number in self._flying:  # it may have failed at once, for want of a socket
             self._flying[number] = (target, exchange)
-
-    def _target(self, number: int) -> int:
-        """Which target a request goes to: by its number, by its conversation, or where the fewest are in flight."""
-        clients = self._clients
-        if len(clients) == 1:
-            return 0
-        if self._route == "least-in-flight":
-            return min(range(len(clients)), key=lambda i: clients[i].in_flight)
-        return (number if self._route == "round-robin" else number // self._turns) % len(clients)
 
     def _idle(self) -> bool:
         """A moment without traffic: build one body of a load without end ahead. True when there may be more to do."""
@@ -282,32 +283,26 @@ class Drive:
             counters.ok += 1
             if done.first_token >= 0:
                 counters.recent_ttft_ns.append(done.first_token - done.due)
-            self._refusals[target] = 0
+            self._routes.answered(target)
         else:
             counters.failed += 1
-            self._refused(target, done)
+            if not self._cutting and self._routes.failed(target, done, done.done) and self._stop_on_failure:
+                self.give_up()
             text = self._spool.text(self._redact(failure.text))
         place = Place(number, start.request, start.stage, self._worker, target, start.session, start.turn, start.lane)
         self._spool.row(row(place, done, self._start_ns, text=text, built=self._bodies.built(start.stage, number)))
         self._bodies.answered(number, done)
         agenda = self._agenda
-        agenda.finished(number, done.done - self._start_ns, failure is None)
+        pause = 0
+        if failure is not None and (step := self._step[start.stage]):  # of a load without a count, to its next chain
+            pause = self._routes.pause_ns(number - start.turn + step)
+        agenda.finished(number, done.done - self._start_ns, failure is None, pause)
         if self._starting:
             return
         if agenda.next_ns() is not None:
             self._wake(monotonic_ns())
         elif not self._flying:
             self._check_over()
-
-    def _refused(self, target: int, done: Completion) -> None:
-        """A target that fails DOWN_AFTER times in a row without a byte of an answer is down, until it answers again."""
-        if done.http_status or done.failure is None or done.failure.kind not in NO_ANSWER:
-            return
-        self._refusals[target] += 1
-        if self._refusals[target] == DOWN_AFTER and target not in self.down:
-            self.down[target] = round((done.done - self._start_ns) / SECOND_NS, 3)
-            if self._stop_on_failure and not self.interrupted:
-                self.stop()
 
     def _never(self, start: Start) -> None:
         self.counters.dropped += 1
@@ -316,7 +311,7 @@ class Drive:
             start.request,
             start.stage,
             self._worker,
-            self._target(start.number),
+            self._routes.choose(start.number, -1),
             start.session,
             start.turn,
             start.lane,
@@ -353,6 +348,7 @@ class Drive:
             self._never(start._replace(dropped="timeout_total") if start.dropped == "interrupted" else start)
 
     def _cancel_all(self, failure: Failure) -> None:
+        self._cutting = True
         for target, exchange in list(self._flying.values()):
             self._clients[target].cancel(exchange, failure)
 

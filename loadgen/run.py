@@ -54,6 +54,7 @@ class Share:
     prompts_count: int
     late: int  # bodies that were built in the sending loop
     interrupted: bool
+    stopped: bool = False  # because a target stopped answering
     down: dict[int, float] = field(default_factory=dict)  # target -> when it stopped answering, s from the start
 
 
@@ -183,7 +184,8 @@ async def work(
             prompts_total=digest.total,
             prompts_count=digest.count,
             late=bodies.late,
-            interrupted=drive.interrupted,
+            interrupted=drive.interrupted and not drive.stopped,
+            stopped=drive.stopped,
             down=drive.down,
         )
     except TargetUnusable as error:
@@ -260,7 +262,7 @@ def finish(job: Job, header: heads.Header, share: Share, recorder: store.Recorde
     header = msgspec.structs.replace(
         header,
         ended=datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="milliseconds"),
-        state="interrupted" if share.interrupted else "finished",
+        state="stopped" if share.stopped else "interrupted" if share.interrupted else "finished",
         fingerprints=msgspec.structs.replace(header.fingerprints, prompts=fingerprint),
         notes=notes,
     )

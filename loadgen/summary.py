@@ -438,9 +438,10 @@ def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Sec
         *verdict.slo_warnings(summary.goodput),
         *verdict.gap_warning(summary.load, signs.sends - 1),
     )
-    found = tuple(reasons)
+    found = (*reasons, *([_STOPPED] if summary.run.state == "stopped" else []))
     made = Verdict(valid=not found, reasons=found, warnings=warnings, limits=header.limits)
     return msgspec.structs.replace(summary, verdict=made)
 
 
+_STOPPED = "the run ended early, as asked for when a target stops answering (--on-target-failure stop)"
 _CUT_OFF = "the run has no clean end (still running, or killed): this is as far as its records go"

@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import pytest
+from loadgen_sdk.request import Completion, Failure
 
 from loadgen import run, store, targets
 from loadgen.errors import Faults, TargetError
 from loadgen.plan import Endpoint, Settings
+from loadgen.routes import DOWN_AFTER, RETRY_NS, Routes
 from loadgen.sim import embedded
 from loadgen.sim.options import Options
+from loadgen.summary import exit_code
 from loadgen.workload import Overrides, load
 
 QUICK = Options(ttft="2ms", itl="0.2ms")
@@ -105,8 +108,91 @@ def test_one_dies(tmp_path: Path, policy: str) -> None:
     assert any("target two stopped answering" in warning for warning in summary.verdict.warnings)
     if policy == "continue":
         assert (rows[rows["target"] == 0]["status"] == 0).all() and summary.requests.ok == 100
+        assert summary.run.state == "finished"
     else:
         assert summary.requests.cancelled > 0
+        assert summary.run.state == "stopped"
+        assert not summary.verdict.valid and "--on-target-failure stop" in " ".join(summary.verdict.reasons)
+        assert exit_code(summary) == 3
+
+
+@pytest.mark.parametrize(("concurrency", "route"), [("4", "round-robin"), ("4", "least-in-flight"), ("3", "sticky")])
+def test_one_that_is_dead_does_not_drown_the_others(tmp_path: Path, concurrency: str, route: str) -> None:
+    """A refused connection takes no time: lanes that tried again at once would make thousands of failures a second."""
+    with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
+        ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
+        settings = Settings(url=one.url, targets=ends, route=route, out=tmp_path / "out")  # type: ignore[arg-type]
+        made = workload(tmp_path, concurrency=concurrency, duration="1.5s", warmup="0")
+        summary, _ = run.execute(made, settings, on_drive=lambda _: two.stop())
+    alive, dead = summary.targets
+    assert alive.requests.failed == 0 and alive.requests.ok > 50
+    if concurrency == "4":  # lanes that are bound to a target, or may choose
+        assert 10 <= dead.requests.failed < 40
+
+
+def test_when_one_worker_stops_all_do(tmp_path: Path) -> None:
+    """By number all requests to the dead target are the first worker's: the other would go on for the whole minute."""
+    with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
+        ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
+        settings = Settings(url=one.url, targets=ends, on_target_failure="stop", workers=2, out=tmp_path / "out")
+        made = workload(tmp_path, request_rate="20", duration="60s", warmup="0")
+        summary, folder = run.execute(made, settings, on_drive=lambda _: one.stop())
+    rows = store.read(folder).rows
+    assert summary.run.state == "stopped" and summary.requests.cancelled > 900
+    assert set(rows[rows["target"] == 0]["worker"].tolist()) == {0}
+    assert summary.requests.scheduled == len(rows)
+
+
+def failure(kind: str, status: int = 0) -> Completion:
+    return Completion(request=None, due=0, http_status=status, failure=Failure(kind, ""))
+
+
+@pytest.mark.parametrize(
+    ("route", "turns", "chosen"),
+    [
+        ("round-robin", 1, [0, 1, 2, 0, 1, 2]),
+        ("auto", 1, [0, 1, 2, 0, 1, 2]),
+        ("auto", 2, [0, 0, 1, 1, 2, 2]),
+        ("sticky", 3, [0, 0, 0, 1, 1, 1]),
+        ("least-in-flight", 1, [0, 1, 2, 0, 1, 2]),  # all equal: in turn
+    ],
+)
+def test_where_a_request_goes(route: str, turns: int, chosen: list[int]) -> None:
+    routes = Routes(route, 3, turns, lambda _: 7)
+    assert [routes.choose(number, 0) for number in range(6)] == chosen
+
+
+def test_the_least_busy_that_answers_is_chosen() -> None:
+    flying = [5, 0, 3]
+    routes = Routes("least-in-flight", 3, 1, flying.__getitem__)
+    assert routes.choose(0, 0) == 1
+    told = [routes.failed(1, failure("connect"), 100) for _ in range(DOWN_AFTER + 3)]
+    assert told == [False] * (DOWN_AFTER - 1) + [True] + [False] * 3
+    assert routes.down == {1: 100}
+    assert {routes.choose(n, 200) for n in range(9)} == {2}
+    assert [routes.choose(n, 100 + RETRY_NS) for n in range(3)] == [1, 2, 2]  # one looks whether it is back
+    routes.answered(1)
+    assert routes.choose(0, 101 + RETRY_NS) == 1
+    assert routes.down == {1: 100}  # that it was down is not forgotten
+
+
+@pytest.mark.parametrize(
+    ("done", "down"),
+    [
+        (failure("connect"), True),
+        (failure("timeout_stall"), True),
+        (failure("reset", 200), False),  # it had begun to answer
+        (failure("http_5xx", 503), False),
+        (failure("interrupted"), False),
+    ],
+)
+def test_what_counts_as_not_answering(done: Completion, down: bool) -> None:
+    routes = Routes("round-robin", 2, 1, lambda _: 0)
+    for _ in range(DOWN_AFTER):
+        routes.failed(1, done, 0)
+    assert routes.is_down(1) is down
+    assert routes.pause_ns(3) == (RETRY_NS if down else 0)
+    assert routes.pause_ns(2) == 0
 
 
 def test_targets_must_serve_the_same(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from loadgen.run import Job, Share, work
 
 BOARD = "board"
 SHOW_S = 1.0
+STOPPING = b"stopping\n"
 HEAD_START_NS = 200_000_000  # from the last `ready` to instant 0: enough for every worker to read it
 
 
@@ -60,7 +61,7 @@ async def run(
             with contextlib.suppress(BrokenPipeError):  # it is dead already, as its report will show
                 worker.stdin.write(f"{start_ns}\n".encode())
                 worker.stdin.flush()
-        told = await asyncio.gather(*(asyncio.to_thread(_report, worker) for worker in started))
+        told = await asyncio.gather(*(asyncio.to_thread(_report, worker, started) for worker in started))
         total = Share(prompts_total=0, prompts_count=0, late=0, interrupted=False)
         for i, share in enumerate(told):
             total = _add(total, share or _lost(job, timetable, i, workers))
@@ -106,14 +107,21 @@ def _expect_ready(worker: subprocess.Popen[bytes]) -> None:
         raise TargetError(fault["what"], fault.get("where", ""), fault.get("hint", ""))
 
 
-def _report(worker: subprocess.Popen[bytes]) -> Share | None:
+def _report(worker: subprocess.Popen[bytes], all_workers: list[subprocess.Popen[bytes]]) -> Share | None:
+    """What a worker says at its end. That it stops because a target is gone it says at once: then the others stop."""
     assert worker.stdout is not None
-    said = worker.stdout.readline()
+    share = None
+    for said in worker.stdout:
+        if said != STOPPING:
+            told = json.loads(said)
+            share = Share(**{**told, "down": {int(target): at_s for target, at_s in told["down"].items()}})
+        if share is None or share.stopped:
+            for other in all_workers:
+                with contextlib.suppress(BrokenPipeError):
+                    assert other.stdin is not None
+                    os.write(other.stdin.fileno(), STOPPING)
     worker.wait()
-    if not said:
-        return None
-    told = json.loads(said)
-    return Share(**{**told, "down": {int(target): at_s for target, at_s in told["down"].items()}})
+    return share
 
 
 def _add(left: Share, right: Share) -> Share:
@@ -122,7 +130,11 @@ def _add(left: Share, right: Share) -> Share:
         prompts_count=left.prompts_count + right.prompts_count,
         late=left.late + right.late,
         interrupted=left.interrupted or right.interrupted,
-        down={**right.down, **left.down},
+        stopped=left.stopped or right.stopped,
+        down={
+            target: min(one.down[target] for one in (left, right) if target in one.down)
+            for target in {*left.down, *right.down}
+        },
     )
 
 
@@ -170,8 +182,11 @@ def _worker() -> None:
     job, i, workers = pickle.loads(source.read(int.from_bytes(source.read(8), "little")))
 
     async def gate() -> int:
-        print("ready", flush=True)
-        start_ns = int(source.readline())
+        _say(b"ready\n")
+        line = source.readline()
+        if not line:  # another worker could not begin
+            raise ConnectionAbortedError
+        start_ns = int(line)
         await asyncio.sleep(max(0, start_ns - monotonic_ns() - HEAD_START_NS // 2) / 1e9)
         return start_ns
 
@@ -179,27 +194,42 @@ def _worker() -> None:
         """Counters go to the board; and the load ends with the process that asked for it, as the end of stdin tells."""
         loop = asyncio.get_running_loop()
         board = Board(job.folder / "spool" / BOARD, workers)
+        said = False
 
         def show() -> None:
+            nonlocal said
             board.write(i, drive.counters)
+            if drive.stopped and not said:
+                said = True
+                _say(STOPPING)
             loop.call_later(SHOW_S, show)
 
-        def leave() -> None:
+        def told() -> None:
+            if os.read(0, 64):
+                drive.give_up()
+                return
             loop.remove_reader(0)
             drive.stop()
             drive.stop()
 
-        loop.add_reader(0, leave)
+        loop.add_reader(0, told)
         show()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             share = runner.run(work(job, i, workers, gate, begun))
         except Fault as fault:
-            print(json.dumps({"what": fault.what, "where": fault.where, "hint": fault.hint}), flush=True)
+            _say(json.dumps({"what": fault.what, "where": fault.where, "hint": fault.hint}).encode() + b"\n")
             sys.exit(fault.exit_code)
+        except ConnectionAbortedError:
+            return
+    _say(json.dumps(asdict(share)).encode() + b"\n")
+
+
+def _say(line: bytes) -> None:
+    """To the process that started this one, if it is still there."""
     with contextlib.suppress(BrokenPipeError):
-        os.write(1, json.dumps(asdict(share)).encode() + b"\n")
+        os.write(1, line)
 
 
 if __name__ == "__main__":

@@ -126,6 +126,7 @@ def _opening(summary: Summary, paint: Callable[[str, str], str], width: int) -> 
     yield from _wrapped("", [gpus, target.shape, target.region, rtt], width)
     if run.state != "finished":
         words = {"interrupted": "interrupted by the user", "cut_off": "cut off: no clean end was recorded"}
+        words["stopped"] = "ended early: a target stopped answering"
         yield " " * LABEL + paint(words.get(run.state, run.state), "yellow")
 
 
