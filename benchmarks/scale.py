@@ -14,10 +14,14 @@ start instant on (`client.cpu_s`), the recorder's beside it; endpoints are proce
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,8 +29,9 @@ from typing import Any
 
 import rig
 
-from loadgen import run
+from loadgen import run, store
 from loadgen.plan import Endpoint
+from loadgen.quantiles import Histogram
 from loadgen.sim import embedded
 from loadgen.sim.options import Options
 from loadgen.summary import Summary
@@ -36,11 +41,12 @@ from loadgen.workload.overrides import Overrides
 TOKENS_PER_S = 1_000_000
 OPENED_PER_S = 1_000  # streams that begin in a second, until all are open
 BUSY = 0.8  # of each core
+RACK_STREAMS = 6_000  # of one worker: 100,000 over 16
 
 
 def drive(
     *, workers: int, servers: int, streams: int, itl_ms: float, tokens: int, keep: str = "raw", bundle: int = 1,
-    ttft_ms: tuple[float, float] = (500.0, 100.0), **flags: str,
+    ttft_ms: tuple[float, float] = (500.0, 100.0), out: Path | None = None, on_drive: Any = None, **flags: str,
 ) -> tuple[Summary, dict[str, float]]:  # fmt: skip
     """One run; its summary, and what the endpoints used and sent."""
     with ExitStack() as stack, tempfile.TemporaryDirectory() as scratch:
@@ -52,13 +58,14 @@ def drive(
         file.write_text(f"name: scale\nrequests: {{input_tokens: 20, output_tokens: {tokens}}}\n")
         settings = run.Settings(
             url=urls[0], targets=tuple(Endpoint(url=url, name=url) for url in urls) if servers > 1 else (),
-            model="sim", server="trtllm", workers=workers, keep=keep, out=Path(scratch) / "out",
+            model="sim", server="trtllm", workers=workers, keep=keep,
+            out=out or Path(scratch) / "out",
         )  # fmt: skip
         given = {"num_requests": str(streams), "warmup": "0", "seed": "1"} | flags
         if "request_rate" not in flags:
             given["concurrency"] = str(streams)
         before = [rig.stats(url) for url in urls]
-        summary, _ = run.execute(load(str(file), Overrides(**given)), settings)
+        summary, _ = run.execute(load(str(file), Overrides(**given)), settings, on_drive=on_drive)
         after = [rig.stats(url) for url in urls]
         found = {
             "events": sum(b["events"] - a["events"] for a, b in zip(before, after, strict=True)),
@@ -98,24 +105,87 @@ def workers(flags: argparse.Namespace) -> None:
     print(f"- two cores carry {carried:.2f} times one: {rig.verdict(carried, 1.8, most=False)}")
 
 
+class Phases:
+    """Looks at a run from outside: its gaps between events before and after an instant, and the memory of its workers
+    and of their recorder, every few seconds."""
+
+    def __init__(self, folder: Path, split_s: float) -> None:
+        self._folder, self._split_s, self._over = folder, split_s, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.set_up = Histogram()
+        self.peak_bytes = 0
+
+    def begin(self, _: object) -> None:
+        self._thread.start()
+
+    def end(self) -> Histogram:
+        """The gaps from the instant on; call it after the run."""
+        self._over.set()
+        self._thread.join()
+        late = self._gaps()
+        late.counts -= self.set_up.counts
+        return late
+
+    def _watch(self) -> None:
+        began = time.monotonic()
+        split = False
+        while not self._over.wait(2.0):
+            self.peak_bytes = max(self.peak_bytes, _memory())
+            if not split and time.monotonic() > began + self._split_s:
+                split, self.set_up = True, self._gaps()
+
+    def _gaps(self) -> Histogram:
+        whole = Histogram()
+        for file in (self._folder / "flows").glob("w*.gaps.0"):
+            whole.merge(Histogram.from_bytes(file.read_bytes()))
+        return whole
+
+
+def _memory() -> int:
+    """Of all that this process started, and of itself; without the endpoints."""
+    total = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, StopIteration):
+            status = (folder / "status").read_text()
+            ours = int(folder.name) == os.getpid() or f"\nPPid:\t{os.getpid()}\n" in status
+            if ours and b"loadgen.sim.server" not in (folder / "cmdline").read_bytes():
+                total += int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) << 10
+    return total
+
+
+def _late(gaps: Histogram, itl_ns: int) -> list[str]:
+    """Of gaps that should all be `itl_ns`: how many, and how many are longer by 2, 10, 50 and 200 ms."""
+    shares = [gaps.over(itl_ns + ms * 1_000_000) / max(gaps.count, 1) for ms in (2, 10, 50, 200)]
+    return [f"{gaps.count:,}", *(f"{share:.4%}" for share in shares)]
+
+
 def streams(flags: argparse.Namespace) -> None:
-    summary, found = drive(
-        workers=2, servers=2, streams=flags.streams, itl_ms=1000, tokens=flags.seconds + flags.streams // OPENED_PER_S,
-        timeout="1000s", keep=flags.keep, request_rate=str(OPENED_PER_S),
-    )  # fmt: skip
-    requests, mb = summary.requests, (summary.client.peak_rss_bytes or 0) / 1e6
-    print(
-        f"{requests.scheduled:,} streams over 2 workers and 2 endpoints, an event each per second, {flags.seconds} s:"
-    )
-    print(f"{requests.ok:,} ok, {requests.failed} failed, {requests.lost} lost; in flight at most "
-          f"{summary.load.in_flight_max:,}; {summary.inter_chunk_ms.count:,} gaps, p50 {summary.inter_chunk_ms.p50}, "
-          f"p99 {summary.inter_chunk_ms.p99} ms; workers {mb:,.0f} MB, busiest second "
-          f"{summary.client.cpu_share_max or 0:.0%} of a core, {per_event(summary) * 1e6:.1f} µs/event; "
-          f"connect p99 {summary.connect_ms.p99} ms; send lag p99 {summary.send_lag_ms.p99} ms; "
-          f"server CPU {found['server_cpu_s']:.0f} s")  # fmt: skip
-    print("valid" if summary.verdict.valid else f"NOT VALID: {summary.verdict.reasons}")
-    drift = summary.drift
-    print(f"drift: TPOT p99 {drift.tpot_p99}, output {drift.output_per_s}")
+    opening = flags.streams // OPENED_PER_S
+    with tempfile.TemporaryDirectory() as scratch:
+        phases = Phases(Path(scratch) / "out", opening + 3.0)  # what is on disk then is of up to two seconds before
+        summary, found = drive(
+            workers=2, servers=2, streams=flags.streams, itl_ms=1000, tokens=flags.seconds + opening, keep=flags.keep,
+            out=Path(scratch) / "out", on_drive=phases.begin, timeout="2000s", grace="2000s",
+            request_rate=str(OPENED_PER_S),
+        )  # fmt: skip
+        measured = phases.end()
+        shares = [[one.cpu_share for one in store.read(Path(scratch) / "out").seconds if low <= one.t_s < high]
+                  for low, high in ((0, opening), (opening + 3, opening + flags.seconds))]  # fmt: skip
+    requests = summary.requests
+    print(f"{requests.scheduled:,} streams over 2 workers and 2 endpoints, an event each per second, {flags.seconds} s "
+          f"after the {opening} s in which they were opened: {requests.ok:,} ok, {requests.failed} failed, "
+          f"{requests.lost} lost; in flight at most {summary.load.in_flight_max:,}; memory of all but the endpoints "
+          f"{phases.peak_bytes / 1e6:,.0f} MB; {per_event(summary) * 1e6:.1f} µs/event; connect p99 "
+          f"{summary.connect_ms.p99} ms; send lag p50 {summary.send_lag_ms.p50}, p99 {summary.send_lag_ms.p99} ms; "
+          f"stamp error p99 {summary.stamp_error_ms.p99} ms; server CPU {found['server_cpu_s']:.0f} s\n")  # fmt: skip
+    columns = ["", "CPU of a worker, mean", "most", "gaps", "over by 2 ms", "10 ms", "50 ms", "200 ms"]
+    rows = [[name, f"{statistics.fmean(share):.1%}", f"{max(share):.1%}", *_late(gaps, 1_000_000_000)]
+            for name, share, gaps in (("while they open", shares[0], phases.set_up), ("all open", shares[1], measured))
+            if share]  # fmt: skip
+    print(rig.table(columns, rows))
+    print(f"\n- lost or failed: {requests.scheduled - requests.ok}")
+    print(f"- memory: {rig.verdict(phases.peak_bytes / 1e9, 2.0, most=True)} GB")
+    print("- valid" if summary.verdict.valid else f"- NOT VALID: {summary.verdict.reasons}")
 
 
 def cost(flags: argparse.Namespace) -> None:
@@ -139,19 +209,30 @@ def cost(flags: argparse.Namespace) -> None:
 
 
 def million(flags: argparse.Namespace) -> None:
-    rows = []
-    for bundle in (1, 4):
-        costs = []
-        for _ in range(flags.rounds):
-            summary, _ = drive(
-                workers=1, servers=1, streams=600, itl_ms=600 / flags.rate * 1e3, bundle=bundle,
-                tokens=int(flags.seconds * flags.rate / 600),
-            )  # fmt: skip
-            assert summary.client.cpu_s is not None
-            costs.append(summary.client.cpu_s / (summary.tokens.output or 1))
-        value = rig.median(costs)
-        rows.append([f"{bundle} token(s) per event", f"{value * 1e6:.2f}", f"{value * TOKENS_PER_S / BUSY:.1f}"])
-    print(rig.table(["", "µs per token", f"cores at {BUSY:.0%} for a million tokens/s"], rows))
+    """CPU per event falls with the rate, as one look at the sockets finds more to read; so the worker is loaded as the
+    rack would load it, with some thousands of streams, up to what the one core of the endpoint can send."""
+    rows, worst = [], 0.0
+    for bundle, rates in ((1, (10_000, 20_000, 30_000, 40_000)), (4, (10_000,))):
+        for rate in rates:
+            found = []
+            for _ in range(flags.rounds):
+                summary, server = drive(
+                    workers=1, servers=1, streams=RACK_STREAMS, itl_ms=RACK_STREAMS / (rate * bundle) * 1e3, bundle=bundle,
+                    tokens=max(16, int(flags.seconds * rate / RACK_STREAMS)) * bundle, ttft_ms=(1000.0, 300.0),
+                    timeout="600s",
+                )  # fmt: skip
+                assert summary.client.cpu_s is not None
+                busy = summary.client.cpu_s / (summary.window.duration_s or 1)
+                found.append((summary.client.cpu_s / (summary.tokens.output or 1), busy, server["server_cpu_s"]))
+            value, busy, served = sorted(found)[len(found) // 2]
+            cores = value * TOKENS_PER_S / BUSY
+            if bundle == 1 and rate == rates[-1]:
+                worst = cores
+            rows.append([f"{bundle} token(s) per event, {rate:,} events/s", f"{value * 1e6:.2f}", f"{busy:.0%}",
+                         f"{served:.0f}", f"{cores:.1f}"])  # fmt: skip
+    columns = [f"{RACK_STREAMS:,} streams", "µs per token", "of a core", "endpoint CPU-s"]
+    print(rig.table([*columns, f"cores at {BUSY:.0%} for a million tokens/s"], rows))
+    print(f"\n- cores, one token per event: {worst:.1f}: {rig.verdict(worst, 16, most=True)}")
 
 
 MERGE = """
