@@ -202,7 +202,10 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(
         max_batch_size=6, max_num_tokens=64, kv_blocks=blocks, tokens_per_block=16, max_seq_len=320,
         guaranteed=guaranteed, block_reuse=reuse,
     )  # fmt: skip
-    fleet = Fleet(costs=COSTS, limits=limits, speeds=(1.0, 0.8), interval=data.draw(st.integers(1, 5)))
+    apart_ns = data.draw(st.sampled_from((0, 1, 20_000, 10**12)))
+    fleet = Fleet(
+        costs=COSTS, limits=limits, speeds=(1.0, 0.8), interval=data.draw(st.integers(1, 5)), apart_ns=apart_ns
+    )
     waiting = sorted(enumerate(asked), key=lambda item: (item[1][0], item[0]))
     left = {key: tokens for key, (_, _, tokens, _) in waiting}
     doomed = set(data.draw(st.lists(st.integers(0, len(asked) - 1), max_size=4)))
@@ -229,6 +232,26 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(
     assert finished == set(left)
     for replica in fleet.replicas:
         books_are_balanced(replica)
+
+
+def test_the_events_of_an_iteration_leave_one_after_the_other() -> None:
+    def emitted(apart_ns: int) -> list[Any]:
+        fleet = Fleet(costs=COSTS, limits=WIDE, apart_ns=apart_ns)
+        for key in range(10):
+            fleet.submit(key, key, 20, 3)
+        out: list[Any] = []
+        while (due := fleet.next_ns()) is not None:
+            out += fleet.advance(due)
+        return out
+
+    together, apart, slow = emitted(0), emitted(20_000), emitted(10**12)
+    assert [one[:3] for one in together] == [one[:3] for one in apart] == [one[:3] for one in slow]
+    ends = sorted({end for *_, end in together})
+    places = {end: [at for *_, at in together].count(end) for end in ends}
+    assert [at for *_, at in apart] == [end + 20_000 * place for end in ends for place in range(places[end])]
+    for one, at_once in zip(slow, together, strict=True):  # done within half an iteration, however slow
+        length = at_once[3] - max((end for end in ends if end < at_once[3]), default=0)
+        assert at_once[3] <= one[3] < at_once[3] + length / 2
 
 
 # -- closed forms ------------------------------------------------------------------------------------------------
@@ -297,11 +320,12 @@ def test_routing_gives_shares_of_the_speed_without_bunching() -> None:
         order(speeds, "random")
 
 
-def test_a_caller_who_is_late_gets_the_same_timetable() -> None:
+@pytest.mark.parametrize("apart_ns", [0, 20_000])
+def test_a_caller_who_is_late_gets_the_same_timetable(apart_ns: int) -> None:
     """HTTP face: the schedule is absolute, however seldom it is asked."""
 
     def emitted(step_ns: int) -> list[Any]:
-        fleet = Fleet(costs=COSTS, limits=WIDE, speeds=(1.0, 0.9), interval=3)
+        fleet = Fleet(costs=COSTS, limits=WIDE, speeds=(1.0, 0.9), interval=3, apart_ns=apart_ns)
         arrivals = [(i * 7 * MS, i, 40 + i % 90, 5 + i % 40) for i in range(60)]
         out: list[Any] = []
         now = 0

@@ -1,7 +1,7 @@
 """The physical engine behind the face of `pace`: some replicas, told the time by whoever has a clock.
 
-Pure. Iterations follow each other without a gap while there is work, whoever asks and however late; a token is due at
-the end of its iteration.
+Pure. Iterations follow each other without a gap while there is work, whoever asks and however late; a token is there at
+the end of its iteration, and due then or, with `apart_ns`, when those before it have left.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Hashable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from loadgen.sim.engine import NEVER, Costs, Limits, Replica, Request
@@ -16,6 +17,9 @@ from loadgen.sim.pace import Emission
 from loadgen.sim.routing import route
 
 KEPT = 1000  # iterations whose statistics wait to be read, as trtllm-serve keeps them
+
+
+_due = itemgetter(3)  # of an emission
 
 
 class Iteration(NamedTuple):
@@ -37,9 +41,11 @@ class Iteration(NamedTuple):
 
 
 class Fleet:
-    """`submit`, `next_ns`, `advance`, `cancel` as in `Pace`; emissions of an iteration all carry its end.
+    """`submit`, `next_ns`, `advance`, `cancel` as in `Pace`.
 
-    `interval` tokens come at once: the first alone, then every `interval`, then the rest.
+    `interval` tokens come at once: the first alone, then every `interval`, then the rest. The emissions of an iteration
+    are due `apart_ns` after each other, first tokens first, or as much closer as it takes to be done within half an
+    iteration; 0: all at its end.
     """
 
     def __init__(
@@ -50,11 +56,14 @@ class Fleet:
         speeds: Sequence[float] = (1.0,),
         routing: str = "round_robin",
         interval: int = 1,
+        apart_ns: int = 0,
     ) -> None:
         self.limits = limits
         self.replicas = [Replica(costs.at_speed(speed), limits) for speed in speeds]
         self.iterations: deque[Iteration] = deque(maxlen=KEPT)
-        self._interval = interval
+        self._interval, self._apart_ns = interval, apart_ns
+        self._leaving: list[deque[Emission]] = [deque() for _ in speeds]  # of each replica, in order of due
+        self._heads: list[tuple[int, int]] = []  # a heap of (due of its next emission, replica)
         self._next = route(speeds, routing)
         self._ends: list[tuple[int, int]] = []
         self._last = [0] * len(speeds)  # when each replica's last iteration ended
@@ -102,18 +111,54 @@ class Fleet:
         return request
 
     def next_ns(self) -> int | None:
-        """The end of the next iteration; None: nothing is served."""
-        return self._ends[0][0] if self._ends else None
+        """The end of the next iteration, or what is due before it; None: nothing is served."""
+        end = self._ends[0][0] if self._ends else None
+        if not self._heads:
+            return end
+        due = self._heads[0][0]
+        return due if end is None or due < end else end
 
     def advance(self, now_ns: int) -> list[Emission]:
-        """Everything emitted by `now_ns`, in order."""
+        """Everything due by `now_ns`, in order."""
         out: list[Emission] = []
         ends = self._ends
         while ends and ends[0][0] <= now_ns:
             end, at = heapq.heappop(ends)
-            self._finish(at, end, out)
-            self._begin(at, end, out)
+            made: list[Emission] = []
+            length = end - self._begun[at]
+            self._finish(at, end, made)
+            self._begin(at, end, made)
+            if made and self._apart_ns:
+                self._leave(at, end, min(self._apart_ns, length // (2 * len(made))), made)
+            else:
+                out += made
+        heads, several = self._heads, 0
+        while heads and heads[0][0] <= now_ns:
+            several += 1
+            at = heads[0][1]
+            leaving = self._leaving[at]
+            while leaving and leaving[0][3] <= now_ns:
+                out.append(leaving.popleft())
+            if leaving:
+                heapq.heapreplace(heads, (leaving[0][3], at))
+            else:
+                heapq.heappop(heads)
+        if several > 1:
+            out.sort(key=_due)
+        for key, _, finished, _ in out:
+            if finished:
+                del self._requests[key]
         return out
+
+    def _leave(self, at: int, end: int, apart_ns: int, made: list[Emission]) -> None:
+        """Line up what an iteration has brought, behind what is still leaving."""
+        leaving = self._leaving[at]
+        if leaving:
+            end = max(end, leaving[-1][3] + apart_ns)
+        else:
+            heapq.heappush(self._heads, (end, at))
+        for place, (key, tokens, finished, _) in enumerate(made):
+            leaving.append((key, tokens, finished, end + place * apart_ns))
 
     def cancel(self, key: Hashable) -> None:
         """The client is gone: nothing more of `key`. Unknown keys are passed over."""
@@ -124,6 +169,13 @@ class Fleet:
         if request.from_iteration >= 0:
             self._phases[at][request.from_iteration % self._interval].pop(request, None)
         self.replicas[at].cancel(request)
+        if any(emission[0] == key for emission in self._leaving[at]):
+            kept = deque(emission for emission in self._leaving[at] if emission[0] != key)
+            self._leaving[at] = kept
+            self._heads = [(due, one) for due, one in self._heads if one != at]
+            if kept:
+                self._heads.append((kept[0][3], at))
+            heapq.heapify(self._heads)
 
     def _begin(self, at: int, now_ns: int, out: list[Emission]) -> None:
         replica = self.replicas[at]
@@ -141,23 +193,22 @@ class Fleet:
 
     def _finish(self, at: int, end: int, out: list[Emission]) -> None:
         """Emit what an iteration has brought."""
-        replica, interval, requests = self.replicas[at], self._interval, self._requests
+        replica, interval = self.replicas[at], self._interval
         phases = self._phases[at]
         k = replica.iteration
         generating = replica.decoding
         done = replica.finish()
+        started = [request for request in replica.started if request.todo > 1]
+        out += [(request.key, 1, False, end) for request in started]
         for request in done:
             start = request.from_iteration
             phases[start % interval].pop(request, None)
             behind = (k - start) % interval or (interval if k > start else 1)
             out.append((request.key, behind, True, end))
-            requests.pop(request.key, None)
         now = phases[k % interval]
         out += [(request.key, interval, False, end) for request in now]
-        for request in replica.started:
-            if request.todo > 1:
-                now[request] = None
-                out.append((request.key, 1, False, end))
+        for request in started:
+            now[request] = None
         context = (replica.context_requests, replica.context_tokens)
         self.iterations.append(
             Iteration(

@@ -105,6 +105,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     chunked_prefill: bool = True
     block_reuse: bool = True
     stream_interval: int = 1
+    emit_us: float = 0.0  # behind HTTP: between the events of one iteration, which leave one after the other
     source: str = ""
 
 
@@ -284,6 +285,7 @@ def _faults(preset: Preset) -> list[str]:
     counts |= {n: getattr(preset, n) for n in ("vms", "gpus_per_vm", "gpus_per_replica")}
     counts |= {f"server.{n}": getattr(server, n) for n in ("max_batch_size", "tokens_per_block", "stream_interval")}
     counts |= {f"hardware.{n}": getattr(hardware, n).value for n in hardware.__struct_fields__}
+    counts["server.emit_us + 1"] = server.emit_us + 1
     counts["vm_speeds"] = min(preset.vm_speeds, default=1.0)
     counts["assumed_input_tokens"] = preset.assumed_input_tokens.value
     found += [f"{name} must be above 0" for name, value in counts.items() if not value > 0]

@@ -119,7 +119,12 @@ class Server:
         )
         self._per_event = server.stream_interval
         return Fleet(
-            costs=system.costs, limits=limits, speeds=speeds, routing=system.routing, interval=server.stream_interval
+            costs=system.costs,
+            limits=limits,
+            speeds=speeds,
+            routing=system.routing,
+            interval=server.stream_interval,
+            apart_ns=round(server.emit_us * 1e3),
         )
 
     def _open(self) -> None:
@@ -408,6 +413,8 @@ class Server:
         clock = time.monotonic_ns
         for answer, tokens, finished, due in self.pace.advance(now_ns):
             made, connection, event = answer.made, answer.connection, answer.sent
+            if connection.closed or connection.answer is not answer:  # ended since this was planned
+                continue
             if answer.plain and made and tokens == 1 and not finished:
                 data = answer.head + WORDS[answer.digest[made & 63] ^ (made >> 6 & 255)] + answer.tail
                 answer.made = made + 1
@@ -416,8 +423,6 @@ class Server:
                 if every:
                     rows.extend((answer.number, event, due, clock()))
                 connection.write(data)
-                continue
-            if connection.closed or connection.answer is not answer:  # ended by an emission of this very turn
                 continue
             if not made and answer.served is not None:
                 answer.ask.cached_tokens = answer.served.cached
