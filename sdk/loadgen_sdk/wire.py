@@ -39,6 +39,8 @@ TICK_NS = 100_000_000  # housekeeping: timeouts, idle connections
 # kernel timer for every wait costs more than the read, and our timer ends it with the next tick.
 HOLD_POLL_S = 0.001
 LOOK_NS = 500_000  # a load generator looks at its sockets this often, come what may: see `base`
+BUSY_LOOK_NS = 2_000_000  # this often after more than BUSY_READS since the last look: every read is a look by itself,
+BUSY_READS = 4  # and arming a kernel timer costs as much as one
 MAPPING_NS = 5_000  # two clocks read further apart than this (we were preempted) say nothing about each other
 MOST_READY = 1024  # sockets told by one poll
 BACKLOG_LIMIT = 20_000  # reads waiting to be decoded, above which decoding goes first
@@ -145,7 +147,7 @@ class Wire:
         self._to_monotonic = self._polled - time_ns()
         self._wake_at = FOREVER
         self._armed = FOREVER
-        self._look_at = 0
+        self._look_at = self._looked = 0
         self._again = False
         self._in_turn = False
         self.wake: Callable[[int], None] | None = None
@@ -284,7 +286,8 @@ class Wire:
         if monotonic_ns() - now < MAPPING_NS:
             self._to_monotonic = now - wall
         if now > self._look_at - (LOOK_NS >> 1):  # moved ahead of time, so that it does not ring while there is traffic
-            self._look_at = now + LOOK_NS
+            self._look_at = now + (BUSY_LOOK_NS if self.reads - self._looked > BUSY_READS else LOOK_NS)
+            self._looked = self.reads
         if now >= self._wake_at and self.wake is not None:
             self._armed = 0
             self.wake(now)
