@@ -38,7 +38,7 @@ TICK_NS = 100_000_000  # housekeeping: timeouts, idle connections
 # The shortest wait that epoll knows. Without something to do in idle moments the wait has no end of its own: arming a
 # kernel timer for every wait costs more than the read, and our timer ends it with the next tick.
 HOLD_POLL_S = 0.001
-LOOK_NS = 500_000  # a load generator looks at its sockets this often, come what may: see `base`
+LOOK_NS = 1_000_000  # a load generator looks at its sockets this often, come what may: see `base`
 BUSY_LOOK_NS = 2_000_000  # this often after more than BUSY_READS since the last look: every read is a look by itself,
 BUSY_READS = 4  # and arming a kernel timer costs as much as one
 MAPPING_NS = 5_000  # two clocks read further apart than this (we were preempted) say nothing about each other
@@ -307,6 +307,8 @@ class Wire:
         for fd, mask in ready:
             line = lines.get(fd)
             if line is None:
+                if self._armed > self._polled:  # told together with a timer that rang then: who is not told was empty
+                    self._polled = self._armed
                 self._timer.clear()
                 self._armed = 0
                 continue
