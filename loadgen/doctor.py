@@ -28,8 +28,9 @@ from loadgen_sdk.target import Target
 from loadgen_sdk.wire import raise_file_limit
 
 from loadgen import findings, seeds, tokens
-from loadgen.findings import FAULT, TRIAL_TOKENS, Finding, Machine, Trial
+from loadgen.findings import FAULT, OK, TRIAL_TOKENS, Finding, Machine, Trial
 from loadgen.run import Settings
+from loadgen.sim.preset import load
 
 CONNECTS = 5
 PROMPTS = (16, 256)  # content tokens of the two prompts whose counts are compared
@@ -294,6 +295,12 @@ def _ports() -> int | None:
 
 def run(settings: Settings) -> tuple[str, list[Finding]]:
     """Examine, against the embedded endpoint when there is no URL; returns what was examined, in words."""
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    if settings.url is not None and settings.url.startswith("sim:"):
+        preset = load(settings.url.removeprefix("sim:"), "--url sim:")
+        meaning = "it runs within the command, in virtual time: nothing is connected to, and this host does not matter"
+        title = f"doctor: simulated: {preset.name} (virtual time, not a real server), {stamp}"
+        return title, [Finding("target", OK, preset.words, meaning)]
     import uvloop
 
     simulation = None
@@ -314,6 +321,5 @@ def run(settings: Settings) -> tuple[str, list[Finding]]:
         shown = Target.parse(settings.url, api=settings.api).redacted
     except TargetUnusable:
         shown = "the URL"
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
     kind = " (embedded simulation, not a real server)" if simulation is not None else ""
     return f"doctor: {shown}{kind}, {stamp}", found

@@ -14,6 +14,7 @@ from loadgen_sdk.probe import Answer
 from loadgen_sdk.wire import Tls
 
 from loadgen import doctor, findings
+from loadgen.errors import UserError
 from loadgen.findings import FAULT, NOTE, OK, UNKNOWN, WARNING, Finding, Machine, Trial
 from loadgen.run import Settings
 from loadgen.sim.embedded import start
@@ -92,6 +93,13 @@ def test_no_target_is_a_finding_not_an_end(url: str, words: str) -> None:
     assert doctor.failed(found)
     assert words in found[0].found
     assert any(one.check == "cpu" for one in found)
+
+
+def test_a_preset_in_virtual_time_is_named_and_not_connected_to() -> None:
+    title, (only,) = doctor.run(Settings(url="sim:gb300-vm"))
+    assert "simulated: gb300-vm" in title and "4 x GB300" in only.found and not doctor.failed([only])
+    with pytest.raises(UserError, match='unknown preset "nope"'):
+        doctor.run(Settings(url="sim:nope"))
 
 
 VLLM, GENERIC = QUIRKS["vllm"], QUIRKS["generic"]

@@ -215,7 +215,9 @@ def test_the_command_in_virtual_time(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (out / "c8" / "summary.json").stat().st_mtime_ns == before
     assert (out / "sweep.md").read_text() == told.out
     assert exits("report", str(out)) == 0
-    assert "32 in flight" in capsys.readouterr().out and "Pareto" in (out / "report.html").read_text()
+    shown = capsys.readouterr().out
+    assert shown.startswith("SIMULATED, not a real server: simulated: h100x8\n") and "32 in flight" in shown
+    assert "Pareto" in (out / "report.html").read_text()
     assert exits("sweep", "qa", "--url", "sim:h100x8", "--concurrency", "4", "-n", "61", "--out", str(out)) == 2
     assert "with other flags" in capsys.readouterr().err
 

@@ -95,7 +95,8 @@ def render_text(curve: Curve) -> str:
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
-    return "\n".join([*lines, _UNITS, "", *sentences(curve)]).rstrip() + "\n"
+    mark = ["SIMULATED, not a real server: " + curve.target] if any(level.simulated for level in curve.levels) else []
+    return "\n".join([*mark, *lines, _UNITS, "", *sentences(curve)]).rstrip() + "\n"
 
 
 def render_markdown(curve: Curve) -> str:
