@@ -216,8 +216,9 @@ def million(flags: argparse.Namespace) -> None:
         for rate in rates:
             found = []
             for _ in range(flags.rounds):
+                itl_ms = RACK_STREAMS / (rate * bundle) * 1e3
                 summary, server = drive(
-                    workers=1, servers=1, streams=RACK_STREAMS, itl_ms=RACK_STREAMS / (rate * bundle) * 1e3, bundle=bundle,
+                    workers=1, servers=1, streams=RACK_STREAMS, itl_ms=itl_ms, bundle=bundle,
                     tokens=max(16, int(flags.seconds * rate / RACK_STREAMS)) * bundle, ttft_ms=(1000.0, 300.0),
                     timeout="600s",
                 )  # fmt: skip
@@ -240,40 +241,55 @@ import resource, sys, time
 from pathlib import Path
 from loadgen import metrics, store
 from loadgen.quantiles import exact
-began = time.perf_counter()
+began, cpu = time.perf_counter(), time.process_time()
 columns = metrics.Columns(store.Frame([Path(sys.argv[1]) / "requests" / "requests.parquet"]))
 for metric in ("ttft", "tpot", "e2e", "send_lag"):
     exact(metrics.defined(columns.measure(metric)))
-print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+print(time.process_time() - cpu, time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 """
 WHOLE = """
 import resource, sys, time
 from pathlib import Path
 from loadgen import store
-began = time.perf_counter()
+began, cpu = time.perf_counter(), time.process_time()
 store.summary(Path(sys.argv[1]))
-print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+print(time.process_time() - cpu, time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 """
 
 
-def records(folder: Path, count: int) -> None:
-    """A finished run of this many records, of drawn latencies, as 16 workers leave it."""
+def records(folder: Path, count: int, targets: int = 1) -> None:
+    """A finished run of this many records, of drawn latencies, as 16 workers leave it, its first tenth a warm-up."""
     import numpy as np
     import pyarrow.parquet as pq
 
-    from loadgen import header, store
+    from loadgen import header, metrics
     from loadgen.record import ROW, SOURCES
 
-    (folder / "requests").mkdir()
-    stage = header.Stage(name="load", arrival="constant 3,333/s", slots=count)
-    (folder / "run.json").write_bytes(header.encode(header.Header(run="merge", state="finished", stages=(stage,))))
-    draw, writer, block = np.random.default_rng(1), None, 1_000_000
+    (folder / "requests").mkdir(parents=True)
+    (folder / "flows").mkdir()
+    early, gap_ns = count // 10, 300_000
+    made = header.Header(
+        run="merge", state="finished", workers=16,
+        slo=metrics.Slo(terms=(metrics.Term(metric="ttft", limit_ns=450_000_000, quantile=0.99),)),
+        stages=(header.Stage(name="warm-up", arrival="constant 3,333/s", slots=early, measured=False),
+                header.Stage(name="load", arrival="constant 3,333/s", slots=count - early, start_ns=early * gap_ns)),
+        targets=tuple(header.Target(url=f"http://vm-{i:02}", name=f"vm-{i:02}", gpus=4) for i in range(targets)),
+    )  # fmt: skip
+    (folder / "run.json").write_bytes(header.encode(made))
+    draw, writer, block = np.random.default_rng(1), None, min(count, 1_000_000)
+    for stage in (0, 1):
+        gaps = Histogram()
+        gaps.add(draw.lognormal(16.8, 0.3, 100_000).astype(np.int64))
+        (folder / "flows" / f"w0.gaps.{stage}").write_bytes(gaps.to_bytes())
+        bins = np.full(count * gap_ns // metrics.BIN_NS, 7_000, "<i8")
+        (folder / "flows" / f"w0.timeline.{stage}").write_bytes(bins.tobytes())
     for first in range(0, count, block):
         rows = np.zeros(block, ROW)
         rows["slot"] = rows["request"] = np.arange(first, first + block)
         rows["session"] = rows["lane"] = rows["cached_tokens"] = rows["reasoning_tokens"] = rows["text"] = -1
-        rows["worker"] = rows["slot"] % 16
-        rows["due_ns"] = rows["slot"] * 300_000
+        rows["worker"], rows["target"] = rows["slot"] % 16, rows["slot"] % targets
+        rows["stage"] = rows["slot"] >= early
+        rows["due_ns"] = rows["slot"] * gap_ns
         rows["ready_ns"] = rows["sent_ns"] = rows["due_ns"] + draw.integers(20_000, 200_000, block)
         rows["output_tokens"] = rows["output_events"] = rows["asked_output"] = draw.integers(50, 400, block)
         rows["input_tokens"] = rows["built_tokens"] = draw.integers(50, 4000, block)
@@ -292,15 +308,21 @@ def records(folder: Path, count: int) -> None:
 
 def merge(_: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        records(Path(scratch), 10_000_000)
+        ten, rack = Path(scratch) / "ten", Path(scratch) / "rack"
+        records(ten, 10_000_000)
+        records(rack, 2_100_000, targets=18)
         rows = []
-        for what, code in (("TTFT, TPOT, E2E, send lag: exact quantiles", MERGE), ("the whole summary", WHOLE)):
-            done = subprocess.run([sys.executable, "-c", code, scratch], capture_output=True, text=True, check=True)
-            seconds, gb = map(float, done.stdout.split())
-            rows.append([what, f"{seconds:.1f}", f"{gb:.2f}"])
-        print(rig.table(["10 million records", "s", "GB"], rows))
-        seconds, gb = float(rows[0][1]), float(rows[0][2])
-        print(f"\n- {rig.verdict(seconds, 10, most=True)} s; {rig.verdict(gb, 1.5, most=True)} GB")
+        for what, folder, code in (
+            ("10 million: exact quantiles of TTFT, TPOT, E2E and send lag", ten, MERGE),
+            ("10 million: the whole summary", ten, WHOLE),
+            ("2.1 million, 18 targets (a rack for ten minutes): the whole summary", rack, WHOLE),
+        ):
+            done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+            cpu_s, seconds, gb = map(float, done.stdout.split())
+            rows.append([what, f"{cpu_s:.1f}", f"{seconds:.1f}", f"{gb:.2f}"])
+        print(rig.table(["records", "CPU-s", "s", "GB"], rows))
+        cpu_s, gb = float(rows[1][1]), float(rows[1][3])
+        print(f"\n- the whole summary: {rig.verdict(cpu_s, 10, most=True)} CPU-s; {rig.verdict(gb, 1.5, most=True)} GB")
 
 
 def rolling(flags: argparse.Namespace) -> None:

@@ -73,11 +73,14 @@ def of_rows(measured: Columns, steady: Span, tokens_in: Callable[[Span], float |
     places = (due // length).astype(np.int16)
     order = np.argsort(places, kind="stable")
     ends = np.cumsum(np.bincount(places))
-    columns = {metric: measured.measure(metric)[ok][order] for metric in SHOWN}
-    found: list[tuple[int, dict[tuple[str, float], float]]] = []
-    for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-        values = {metric: metrics.defined(columns[metric][start:end]) for metric in SHOWN}
-        found.append((end - start, {part: _at(values[part[0]], part[1]) for part in PARTS if len(values[part[0]])}))
+    starts = [0, *ends[:-1].tolist()]
+    found: list[tuple[int, dict[tuple[str, float], float]]] = [(int(count), {}) for count in np.bincount(places)]
+    for metric in SHOWN:
+        column = measured.measure(metric)[ok][order]
+        for (_, quantiles), start, end in zip(found, starts, ends.tolist(), strict=True):
+            values = metrics.defined(column[start:end])
+            if len(values):
+                quantiles |= {part: _at(values, part[1]) for part in PARTS if part[0] == metric}
     return made(length, found, steady, tokens_in)
 
 

@@ -135,26 +135,29 @@ _KEPT_FIELDS = frozenset(
         "due_ns",
         "sent_ns",
         "first_token_ns",
-        "first_answer_ns",
         "last_token_ns",
         "end_ns",
     ]
 )
-_KEPT_FIELDS |= {"done_ns", "input_tokens", "output_tokens", "reasoning_tokens", "output_events", "first_event_tokens"}
-_KEPT_METRICS = frozenset(("ttft", "tpot", "e2e"))
+_KEPT_FIELDS |= {"input_tokens", "output_tokens", "reasoning_tokens", "output_events", "first_event_tokens"}
+_AT_ONCE = 1_000_000  # rows looked at together where the intermediate results of all would be large
+_KEPT_METRICS = frozenset(("ttft", "tpot"))
 
 
 class Columns:
-    """Rows of a run, or some of them, seen as columns. What is used often is kept, contiguous, once read or derived;
-    all of it would be half a gigabyte for a rack's run.
+    """Rows of a run, or some of them, or some of other columns, seen as columns. What is used often is kept,
+    contiguous, once read or derived; all of it (`keep_all`) would be half a gigabyte for a rack's run.
     """
 
-    __slots__ = ("_chosen", "_kept", "_rows")
+    __slots__ = ("_chosen", "_keep_all", "_kept", "_rows")
 
-    def __init__(self, rows: NDArray[np.void], chosen: NDArray[np.bool_] | None = None) -> None:
+    def __init__(
+        self, rows: NDArray[np.void] | Columns, chosen: NDArray[np.bool_] | None = None, *, keep_all: bool = False
+    ) -> None:
         self._rows = rows
         self._chosen = None if chosen is None or bool(chosen.all()) else np.flatnonzero(chosen)
         self._kept: dict[str, NDArray[np.int64]] = {}
+        self._keep_all = keep_all
 
     def __len__(self) -> int:
         return len(self._rows) if self._chosen is None else len(self._chosen)
@@ -167,7 +170,7 @@ class Columns:
             return np.zeros(0, ROW[field])
         column: NDArray[np.int64] = self._rows[field]
         column = np.ascontiguousarray(column) if self._chosen is None else column[self._chosen]
-        if field in _KEPT_FIELDS:
+        if self._keep_all or field in _KEPT_FIELDS:
             self._kept[field] = column
         return column
 
@@ -195,21 +198,26 @@ UNDEFINED = np.iinfo(np.int64).min
 
 def _between(start: str, end: str) -> Callable[[Columns], NDArray[np.int64]]:
     def measure(columns: Columns) -> NDArray[np.int64]:
-        missing = (columns[start] < 0) | (columns[end] < 0)
-        return np.where(missing, UNDEFINED, columns[end] - columns[start])
+        first, last = columns[start], columns[end]
+        values = last - first
+        values[(first < 0) | (last < 0)] = UNDEFINED
+        return values
 
     return measure
 
 
 def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
     """`measures.streamed_tokens` of every row; -1 where the output was not counted."""
+    if not len(columns) or int(columns["reasoning_tokens"].max()) <= 0:
+        return columns["output_tokens"]
     unstreamed = (columns["reasoning_tokens"] > 0) & (columns["first_token_ns"] == columns["first_answer_ns"])
     n: NDArray[np.int64] = columns["output_tokens"] - np.where(unstreamed, columns["reasoning_tokens"], 0)
     return n
 
 
 def _divided(span: NDArray[np.int64], by: NDArray[np.int64]) -> NDArray[np.int64]:
-    divided: NDArray[np.int64] = np.where((by > 0) & (span != UNDEFINED), span // np.maximum(by, 1), UNDEFINED)
+    divided: NDArray[np.int64] = span // np.maximum(by, 1)
+    divided[(by <= 0) | (span == UNDEFINED)] = UNDEFINED
     return divided
 
 
@@ -225,7 +233,8 @@ def _tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
 
 def _connect(columns: Columns) -> NDArray[np.int64]:
     wait = _between("due_ns", "ready_ns")(columns)
-    return np.where(wait == UNDEFINED, UNDEFINED, np.maximum(wait, 0))
+    wait[(wait < 0) & (wait != UNDEFINED)] = 0
+    return wait
 
 
 def _where_first_token(field: str) -> Callable[[Columns], NDArray[np.int64]]:
@@ -324,16 +333,30 @@ def in_flight(everything: Sequence[Columns], stretch: Span | Window) -> tuple[fl
     if stretch.start_s is None or stretch.end_s is None:
         return None, None
     low, high = round(stretch.start_s * 1e9), round(stretch.end_s * 1e9)
-    sent = [part["sent_ns"] >= 0 for part in everything]
-    starts = np.concatenate([part["sent_ns"][was] for part, was in zip(everything, sent, strict=True)])
-    ends = np.concatenate([part["done_ns"][was] for part, was in zip(everything, sent, strict=True)])
-    ends = np.where(ends < 0, np.maximum(starts, high), ends)
-    busy = np.maximum(np.minimum(ends, high) - np.maximum(starts, low), 0).sum()
-    starts, ends = np.sort(starts), np.sort(ends)
+    found = []
+    for part in everything:
+        sent, done = part["sent_ns"], part["done_ns"]
+        chosen = (sent >= 0) & (sent <= high) & ((done < 0) | (done >= low))  # the others are not in flight in it
+        found.append((sent[chosen], done[chosen]))
+        del sent, done
+    starts, ends = (np.concatenate([pair[i] for pair in found]) for i in (0, 1))
+    del found
+    endless = ends < 0
+    ends[endless] = np.maximum(starts[endless], high)
+    lengths = np.minimum(ends, high)
+    lengths -= np.maximum(starts, low)
+    busy = np.maximum(lengths, 0, out=lengths).sum()
+    del lengths
+    starts.sort()
+    ends.sort()
     at_start = np.searchsorted(starts, low, "right") - np.searchsorted(ends, low, "right")
-    rises = np.flatnonzero((starts >= low) & (starts <= high))
-    levels = rises + 1 - np.searchsorted(ends, starts[rises], "right")
-    return float(busy / (high - low)), int(max(at_start, levels.max(initial=0)))
+    most = int(at_start)
+    first, last = np.searchsorted(starts, low, "left"), np.searchsorted(starts, high, "right")
+    for begin in range(first, last, _AT_ONCE):  # the level right after each start
+        rises = starts[begin : min(begin + _AT_ONCE, last)]
+        levels = np.arange(begin + 1, begin + 1 + len(rises)) - np.searchsorted(ends, rises, "right")
+        most = max(most, int(levels.max()))
+    return float(busy / (high - low)), most
 
 
 def gap_variation(instants_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> float | None:

@@ -72,12 +72,14 @@ def milliseconds(ns: float) -> float:
     return round(ns / 1e6, 6)
 
 
-def exact(values_ns: NDArray[np.int64]) -> Distribution:
-    """The distribution of per-request values: every quantile is `sorted[floor(n * p)]`, an element of the sample."""
+def exact(values_ns: NDArray[np.int64], *, own: bool = False) -> Distribution:
+    """The distribution of per-request values: every quantile is `sorted[floor(n * p)]`, an element of the sample.
+    `own`: the array is the caller's to give away, and is sorted in its place."""
     n = len(values_ns)
     if n == 0:
         return Distribution()
-    ordered = np.sort(values_ns)
+    ordered = values_ns if own else values_ns.copy()
+    ordered.sort()
     return Distribution(
         count=n,
         mean=milliseconds(float(ordered.mean())),

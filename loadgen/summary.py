@@ -18,6 +18,7 @@ from loadgen.header import Fingerprints, Host, Target
 from loadgen.metrics import OK, Columns, Goodput, Limits, Load, Window
 from loadgen.quantiles import Distribution, Histogram, exact
 from loadgen.record import KINDS
+from loadgen.served import Served
 from loadgen.tally import Bytes, Client, Requests, Sessions, Stalls, Tokens
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[TargetSummary, ...]  # empty with a single target
     rack: Rack | None = None  # null with a single target
     drift: Drift = Drift()
+    server: Served | None = None  # what the servers counted; null when no metrics page was read
     kept: str = "raw"  # which rows were kept: raw (all), sample, histogram (none)
 
 
@@ -167,7 +169,8 @@ def summarize(
     """
     measured_stages = np.array([stage.measured for stage in header.stages] or [True])
     is_measured = measured_stages[rows["stage"]]
-    measured, warmup = Columns(rows, is_measured), Columns(rows, ~is_measured)
+    several = len(header.targets) > 1  # each looks at every column
+    measured, warmup = Columns(rows, is_measured, keep_all=several), Columns(rows, ~is_measured, keep_all=several)
     everything = (measured, warmup)
     unrecorded = _unrecorded(header.stages, rows)
     missing = int(unrecorded[measured_stages].sum())
@@ -177,7 +180,7 @@ def summarize(
     arrivals = [stage.arrival for stage in header.stages if stage.measured and stage.arrival]
     load = _load(measured, everything, inside, header, ", then ".join(arrivals))
     tokens = tally.tokens(measured, everything, inside, metrics.steady_events(timeline, inside.steady))
-    targets = tuple(_targets(header, rows, is_measured, inside, texts))
+    targets = tuple(_targets(header, everything, inside, texts))
     goodput = metrics.goodput(measured, everything, header.slo, inside, pooled, missing)
     ok = measured.where(OK)
     sent = measured["sent_ns"] >= 0
@@ -215,12 +218,13 @@ def summarize(
         goodput=goodput,
         sessions=tally.sessions(measured, everything, inside, header.turns),
         client=tally.client(measured, seconds, verdict.busiest(seconds, inside), header.workers),
-        stages=tuple(_stages(header, rows, everything, gaps, timeline, texts, unrecorded)),
+        stages=(),
         targets=targets,
         rack=rack_of(targets, tokens.output_per_s),
         drift=drift.of_rows(measured, inside.steady, tally.tokens_over_time(measured, everything, timeline)),
     )
-    return judged(header, summary, _signs(header, measured), seconds)
+    stages = tuple(_stages(header, rows, everything, gaps, timeline, texts, unrecorded, summary))
+    return judged(header, msgspec.structs.replace(summary, stages=stages), _signs(header, measured), seconds)
 
 
 def exit_code(summary: Summary) -> int:
@@ -231,7 +235,8 @@ def exit_code(summary: Summary) -> int:
 
 
 def _of(columns: Columns, metric: str, chosen: NDArray[np.bool_]) -> Distribution:
-    return exact(metrics.defined(columns.measure(metric)[chosen]))
+    values = columns.measure(metric)
+    return exact(values[chosen & (values != metrics.UNDEFINED)], own=True)
 
 
 def pooled_of(histograms: Iterator[Histogram]) -> Histogram:
@@ -310,11 +315,15 @@ def _stages(
     timeline: Sequence[NDArray[np.int64]],
     texts: Sequence[str],
     unrecorded: NDArray[np.int64],
+    summary: Summary,
 ) -> Iterator[StageSummary]:
     for i, stage in enumerate(header.stages):
         of_kind = everything[0 if stage.measured else 1]
         alone = sum(other.measured == stage.measured for other in header.stages) == 1
-        columns = of_kind if alone else Columns(rows, rows["stage"] == i)
+        if alone and stage.measured:
+            yield _only(stage, of_kind, summary)
+            continue
+        columns = of_kind if alone else Columns(of_kind, of_kind["stage"] == i)
         inside = metrics.window(columns, [columns])
         pooled = gaps[i] if i < len(gaps) else Histogram()
         ok = columns.where(OK)
@@ -336,31 +345,50 @@ def _stages(
         )
 
 
+def _only(stage: Stage, measured: Columns, summary: Summary) -> StageSummary:
+    """The one measured stage: all that is measured, so the summary says it already. But its `window.whole` is its
+    own, without the warm-up before it."""
+    whole = metrics.span(0, int(measured["done_ns"].max(initial=-1)))
+    tokens, rate = summary.tokens, summary.tokens.whole_output_per_s
+    if rate is not None and whole.duration_s and summary.window.whole.duration_s:
+        rate = rate * summary.window.whole.duration_s / whole.duration_s
+    return StageSummary(
+        name=stage.name,
+        arrival=stage.arrival,
+        measured=True,
+        concurrency=stage.concurrency,
+        window=msgspec.structs.replace(summary.window, whole=whole),
+        requests=summary.requests,
+        load=msgspec.structs.replace(summary.load, arrival=stage.arrival),
+        tokens=msgspec.structs.replace(tokens, whole_output_per_s=rate),
+        ttft_ms=summary.ttft_ms,
+        tpot_ms=summary.tpot_ms,
+        inter_chunk_ms=summary.inter_chunk_ms,
+        e2e_ms=summary.e2e_ms,
+        goodput=summary.goodput,
+    )
+
+
 def _targets(
-    header: Header,
-    rows: NDArray[np.void],
-    is_measured: NDArray[np.bool_],
-    inside: Window,
-    texts: Sequence[str],
+    header: Header, everything: tuple[Columns, Columns], inside: Window, texts: Sequence[str]
 ) -> Iterator[TargetSummary]:
     if len(header.targets) < 2:
         return
     for i, target in enumerate(header.targets):
-        of_target = rows["target"] == i
-        columns, warmup = Columns(rows, of_target & is_measured), Columns(rows, of_target & ~is_measured)
-        everything = (columns, warmup)
+        own = [Columns(part, part["target"] == i) for part in everything]
+        columns = own[0]
         ok = columns.where(OK)
         yield TargetSummary(
             target=target,
             requests=tally.requests(columns, texts, 0),
             bytes=tally.bytes(columns),
-            load=_load(columns, everything, inside, header, ""),
-            tokens=tally.tokens(columns, everything, inside, None),
+            load=_load(columns, own, inside, header, ""),
+            tokens=tally.tokens(columns, own, inside, None),
             ttft_ms=_of(columns, "ttft", ok),
             tpot_ms=_of(columns, "tpot", ok),
             e2e_ms=_of(columns, "e2e", ok),
-            goodput=metrics.goodput(columns, everything, header.slo, inside, Histogram()),
-            own_output_per_s=tally.tokens(columns, everything, metrics.window(columns, everything), None).output_per_s,
+            goodput=metrics.goodput(columns, own, header.slo, inside, Histogram()),
+            own_output_per_s=tally.tokens(columns, own, metrics.window(columns, own), None).output_per_s,
         )
 
 
