@@ -5,54 +5,85 @@
 Requests go one at a time, each with a prompt of its own, so that there is no queue on either side. llama-server says
 `timings` in every answer: its TTFT is prompt_ms + one token's share of predicted_ms, its E2E prompt_ms + predicted_ms.
 Dynamo says `nvext.timing` when asked: ttft_ms and total_time_ms from its own receipt of the request. Ours are from the
-send, so the difference holds connection handling and the server's HTTP on top of its own figures.
+send, so the difference holds what the server does outside its own clock (HTTP, JSON, template, tokenizer). A witness
+tells whose it is: the next request of the same shape goes over a bare blocking socket, stamped right after `recv`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import socket
 import statistics
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 import uvloop
 from loadgen_sdk.client import Client
-from loadgen_sdk.request import Completion, Request
+from loadgen_sdk.dialects.body import body
+from loadgen_sdk.request import Request
 
 from loadgen import prompts, run, seeds, tokens
 from loadgen.plan import Settings
 from loadgen.workload import Overrides, load
 
 
-def theirs(done: Completion) -> tuple[float, float] | None:
-    """(TTFT, E2E) in ms as the server tells them, None when it does not."""
-    said = done.server_timing or {}
-    timings: dict[str, Any] = said.get("timings") or {}
+def said(event: dict[str, Any]) -> tuple[float, float] | None:
+    """(TTFT, E2E) in ms as the server tells them in an event, None when it does not."""
+    timings: dict[str, Any] = event.get("timings") or {}
     if timings:
         each = timings["predicted_ms"] / max(timings["predicted_n"], 1)
         return timings["prompt_ms"] + each, timings["prompt_ms"] + timings["predicted_ms"]
-    timing: dict[str, Any] = (said.get("nvext") or {}).get("timing") or {}
+    timing: dict[str, Any] = (event.get("nvext") or {}).get("timing") or {}
     if "ttft_ms" in timing:
         return timing["ttft_ms"], timing["total_time_ms"]
     return None
 
 
-async def measure(url: str, server: str, count: int) -> list[tuple[float, float, float, float]]:
-    """(our TTFT from the send, theirs, our E2E from the send, theirs) in ms, per request."""
+class Row(NamedTuple):
+    """TTFT and E2E in ms from the send, less what the server says of the same request."""
+
+    ttft: float
+    e2e: float
+
+
+def bare(host: str, port: int, path: str, body: bytes) -> Row:
+    """The same over a blocking socket: a new connection, nothing decoded until the answer is over."""
+    head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    pieces: list[tuple[int, bytes]] = []
+    with socket.create_connection((host, port)) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sent = time.monotonic_ns()
+        sock.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        while piece := sock.recv(1 << 16):
+            pieces.append((time.monotonic_ns(), piece))
+    with_text = [at for at, piece in pieces if b'"content":"' in piece and b'"content":""' not in piece]
+    events = [line[6:] for line in b"".join(piece for _, piece in pieces).splitlines() if line.startswith(b"data: {")]
+    told = next(found for event in reversed(events) if (found := said(json.loads(event))))
+    return Row((with_text[0] - sent) / 1e6 - told[0], (with_text[-1] - sent) / 1e6 - told[1])
+
+
+async def measure(url: str, server: str, count: int) -> tuple[list[tuple[float, float]], list[Row], list[Row]]:
+    """What the server says (TTFT and E2E in ms), ours less that, the witness's less that; a row for each request."""
     found = await run.find(Settings(url=url, server=server))
-    workload = load("qa", Overrides(num_requests=str(count), output_tokens="100"))
+    workload = load("qa", Overrides(num_requests=str(2 * count), output_tokens="100"))
     requests = prompts.build(workload, seeds.fresh(), seeds.fresh(), tokens.load(None))
     extra = {"nvext": {"extra_fields": ["timing"]}} if found.server == "dynamo" else None
-    rows = []
+    theirs, ours, witness = [], [], []
+    target = found.target
     async with Client(found.target, model=found.model, quirk=found.quirk, extra_body=extra) as client:
         for number in range(count):
-            built: Request = requests[number]
+            built: Request = requests[2 * number]
             done = await client.complete(built)
-            told = theirs(done)
+            told = said(done.server_timing or {})
             if done.failure is not None or told is None:
                 raise SystemExit(f"request {number}: {done.failure or 'the server tells no timing of its own'}")
-            rows.append(((done.first_token - done.sent) / 1e6, told[0], (done.end - done.sent) / 1e6, told[1]))
-    return rows
+            theirs.append(told)
+            ours.append(Row((done.first_token - done.sent) / 1e6 - told[0], (done.end - done.sent) / 1e6 - told[1]))
+            other = body(requests[2 * number + 1], found.quirk, "chat", found.model, True, extra_body=extra)
+            witness.append(bare(target.host, target.port, f"{target.base}/chat/completions", other))
+    return theirs, ours, witness
 
 
 def main() -> None:
@@ -62,16 +93,17 @@ def main() -> None:
     options.add_argument("--requests", type=int, default=100)
     given = options.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        rows = runner.run(measure(given.url, given.server, given.requests))
-    print(f"{len(rows)} requests, one at a time, from the send; ms\n")
-    print("| metric | ours p50 | server's p50 | difference p50 | difference p95 |\n|---|---:|---:|---:|---:|")
-    for name, ours, said in (("TTFT", 0, 1), ("E2E", 2, 3)):
-        apart = sorted(row[ours] - row[said] for row in rows)
-        print(
-            f"| {name} | {statistics.median(row[ours] for row in rows):.2f} "
-            f"| {statistics.median(row[said] for row in rows):.2f} "
-            f"| {statistics.median(apart):+.2f} | {apart[int(len(apart) * 0.95)]:+.2f} |"
-        )
+        theirs, ours, witness = runner.run(measure(given.url, given.server, given.requests))
+    print(f"{given.requests} requests each, one at a time, from the send; ms, p50 (p95)\n")
+    print("| metric | the server says | this client, more than that | a bare socket, more than that |")
+    print("|---|---:|---:|---:|")
+    for name, column in (("TTFT", 0), ("E2E", 1)):
+        one, two, three = (_shown([row[column] for row in rows]) for rows in (theirs, ours, witness))
+        print(f"| {name} | {one} | {two} | {three} |")
+
+
+def _shown(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({sorted(values)[int(len(values) * 0.95)]:.2f})"
 
 
 if __name__ == "__main__":
