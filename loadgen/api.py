@@ -101,6 +101,14 @@ class Result:
         return exit_code(self.summary)
 
     @cached_property
+    def server(self) -> pa.Table:
+        """What the servers' own metrics pages said: t_s, target, page, name, labels, value, a row whenever a value
+        changed. Empty where no page was read."""
+        from loadgen import store
+
+        return store.server_table(self.folder)
+
+    @cached_property
     def rows(self) -> pa.Table:
         """One row per request, all stages; times in ns from the start of the run. Columns: `loadgen.record.FIELDS`."""
         from loadgen import store
@@ -134,7 +142,7 @@ def run(
     of the workload's arrivals and lengths. flags: those of `loadgen run`, with underscores, in the same spellings:
     request_rate, concurrency, duration, num_requests, warmup, slo, goodput, seed, input_tokens, … and model, server,
     api, api_key (else OPENAI_API_KEY), headers, extra_body, workers, keep, tokenizer, insecure, cacert, cert, key,
-    stream, client, out (default: a new folder in results/).
+    stream, client, server_metrics, out (default: a new folder in results/).
 
     Raises loadgen.errors.Fault or Faults (UserError, TargetError) for whatever stands in the way, TypeError for a flag
     that there is none of. A missed SLO or an invalid measurement is no exception: see `Result`.
@@ -194,7 +202,7 @@ def _read(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
     from loadgen_sdk.dialects.quirks import APIS, NAMES
     from loadgen_sdk.wire import Tls
 
-    from loadgen import targets
+    from loadgen import scrape, targets
     from loadgen.plan import Settings
     from loadgen.workload.overrides import Overrides
 
@@ -223,6 +231,10 @@ def _read(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
         for name in ("cacert", "cert", "key")
         if flags.get(name) is not None and not Path(flags[name]).is_file()
     )
+    if "server_metrics" in rest:
+        asked = rest["server_metrics"]
+        rest["server_metrics"] = (asked,) if isinstance(asked, str) else tuple(asked)
+        faults += filter(None, [scrape.check(rest["server_metrics"])])
     workers = rest.get("workers", 1)
     if workers == "auto":
         rest["workers"] = 0

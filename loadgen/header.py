@@ -101,6 +101,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 1  # of each conversation
     workers: int = 1
     keep: str = "raw"  # which rows are kept: raw (all), sample, histogram (none)
+    server_pages: tuple[str, ...] | None = None  # the servers' own metrics pages that are read; null: not looked for
     host: Host = Host()
     notes: tuple[str, ...] = ()  # warnings known before the first request; they become warnings of the verdict
 

@@ -86,6 +86,7 @@ class Settings:
     region: str = ""
     targets: tuple[Endpoint, ...] = ()
     route: Route = "auto"
+    server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `scrape.places`
     on_target_failure: Literal["continue", "stop"] = "continue"
     command: tuple[str, ...] = ()
     embedded: dict[str, Any] = field(default_factory=PHYSICAL.copy)  # options of the embedded endpoint

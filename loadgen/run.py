@@ -7,6 +7,7 @@ the header, drive (here, or in `fanout`), read everything back, judge. What happ
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import math
 import os
@@ -27,7 +28,7 @@ from loadgen_sdk.target import Target
 from loadgen_sdk.wire import Wire, raise_file_limit
 
 from loadgen import header as heads
-from loadgen import prompts, schedule, store
+from loadgen import prompts, schedule, scrape, store
 from loadgen.bodies import Bodies
 from loadgen.drive import AHEAD, HOLD_NS, Drive, no_collector
 from loadgen.errors import Fault, Faults, TargetError, UserError
@@ -298,17 +299,19 @@ def execute(
     from loadgen.sim import embedded
     from loadgen.sim.options import Options
 
-    simulation = None
     simulated = settings.url is None
-    if simulated:
-        simulation = embedded.start(Options(**settings.embedded))
-        settings = replace(settings, url=simulation.url)
-    try:
+    with contextlib.ExitStack() as ends:
+        if simulated:
+            simulation = embedded.start(Options(**settings.embedded))
+            ends.callback(simulation.stop)
+            settings = replace(settings, url=simulation.url)
         now = datetime.datetime.now(datetime.UTC).astimezone()
         folder = new_folder(settings.out, workload.name, now)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             found = runner.run(find_all(settings))
+            scraper = ends.enter_context(contextlib.closing(scrape.Scraper(folder, settings, found)))
             job, header, timetable = prepare(workload, settings, found, simulated=simulated, folder=folder)
+            header = msgspec.structs.replace(header, server_pages=scraper.pages())
             store.replace(folder / "run.json", heads.encode(header))
             if announce is not None:
                 announce(header, timetable, folder)
@@ -317,20 +320,20 @@ def execute(
                 if job.settings.workers > 1:
                     from loadgen.fanout import local
 
-                    share = runner.run(local.run(job, timetable, job.settings.workers, on_drive))
+                    share = runner.run(local.run(job, timetable, job.settings.workers, on_drive, scraper.begin))
                 else:
 
                     async def gate() -> int:
-                        return monotonic_ns() + SETTLE_NS
+                        start_ns = monotonic_ns() + SETTLE_NS
+                        scraper.begin(start_ns)
+                        return start_ns
 
                     share = runner.run(work(job, 0, 1, gate, on_drive))
             except BaseException:
                 recorder.finish()
                 raise
+        scraper.close()
         return finish(job, header, share, recorder, timetable), folder
-    finally:
-        if simulation is not None:
-            simulation.stop()
 
 
 class _Callable(types.ModuleType):

@@ -11,6 +11,7 @@
     flows/w0.gaps.S, w0.timeline.S      histogram of gaps and events per 10 ms of stage S
     flows/ledger                  without --keep raw: what rows have been folded into (`ledger.Ledger`)
     flows/w0.heat                 gaps of all stages by length, counted about every 2 s: lines of HEAT
+    server.jsonl                 what the servers' metrics pages said (served.Sample), a line whenever a value changed
     summary.json
 
 A worker only ever appends and renames, so that whatever was written is readable after `kill -9`. The Parquet files are
@@ -31,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import header as heads
+from loadgen import served
 from loadgen.errors import UserError
 from loadgen.ledger import Ledger
 from loadgen.metrics import BIN_NS
@@ -248,6 +250,27 @@ def read(folder: Path, *, lazily: bool = False) -> Stored:
     return Stored(header, rows, gaps, timeline, _seconds(folder), texts)
 
 
+def server(folder: Path) -> list[served.Sample]:
+    """What the servers said of themselves, in order of time; empty where no page was read."""
+    found: list[served.Sample] = []
+    file = folder / served.FILE
+    if file.is_file():
+        decoder = msgspec.json.Decoder(served.Sample)
+        with file.open("rb") as lines, contextlib.suppress(msgspec.MsgspecError):  # a last line that was cut off
+            found.extend(map(decoder.decode, lines))
+    return found
+
+
+def server_table(folder: Path) -> Any:
+    """The same as a pyarrow table."""
+    import pyarrow as pa
+
+    found = server(folder)
+    kinds = {"t_s": pa.float64(), "target": pa.int32(), "page": pa.string(), "name": pa.string()}
+    kinds |= {"labels": pa.string(), "value": pa.float64()}
+    return pa.table({name: pa.array([getattr(one, name) for one in found], kind) for name, kind in kinds.items()})
+
+
 def heat(folder: Path) -> NDArray[np.void]:
     """Lines of HEAT of all workers, in order of time; none for a run of before they were kept."""
     parts = [
@@ -342,9 +365,22 @@ def summary(folder: Path) -> Summary:
     stored = read(folder, lazily=merged.exists() and _many(merged))
     ledger = folder / "flows" / LEDGER
     if stored.header.keep == "raw" or not ledger.exists():
-        return summarize(*stored)
+        return with_server(folder, summarize(*stored))
     kept = Ledger.from_bytes(ledger.read_bytes(), stored.header)
-    return soak.summarize(stored.header, kept, stored.gaps, stored.timeline, stored.seconds)
+    return with_server(folder, soak.summarize(stored.header, kept, stored.gaps, stored.timeline, stored.seconds))
+
+
+def with_server(folder: Path, summary: Summary) -> Summary:
+    """The summary beside what the servers said, when they said anything."""
+    whole = summary.window.whole.duration_s
+    rate = summary.tokens.whole_output_per_s
+    said = served.summarize(server(folder), None if whole is None or rate is None else round(whole * rate))
+    if said is None:
+        return summary
+    judged = summary.verdict
+    if warning := served.warning(said):
+        judged = msgspec.structs.replace(judged, warnings=(*judged.warnings, warning))
+    return msgspec.structs.replace(summary, server=said, verdict=judged)
 
 
 def _many(merged: Path) -> bool:

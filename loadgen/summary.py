@@ -18,6 +18,7 @@ from loadgen.header import Fingerprints, Host, Target
 from loadgen.metrics import OK, Columns, Goodput, Limits, Load, Window
 from loadgen.quantiles import Distribution, Histogram, exact
 from loadgen.record import KINDS
+from loadgen.served import Served
 from loadgen.tally import Bytes, Client, Requests, Sessions, Stalls, Tokens
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[TargetSummary, ...]  # empty with a single target
     rack: Rack | None = None  # null with a single target
     drift: Drift = Drift()
+    server: Served | None = None  # what the servers counted; null when no metrics page was read
     kept: str = "raw"  # which rows were kept: raw (all), sample, histogram (none)
 
 

@@ -82,12 +82,12 @@ def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
         summary = machine.load(kept.read_bytes(), str(kept)) if kept.is_file() else store.summary(folder)
         return summary, html.render(summary) if page else None
     stored = store.read(folder)
-    summary = summarize(*stored)
+    summary = store.with_server(folder, summarize(*stored))
     if not page:
         return summary, None
     drawn = figures(*stored, store.heat(folder), store.HEAT_EDGES_NS)
     others = reported(summary, stored.header, stored.rows, stored.gaps)
-    return summary, html.render(summary, stored.header, drawn, others)
+    return summary, html.render(summary, stored.header, drawn, others, store.server(folder))
 
 
 def _levels(named: list[tuple[str, Summary]], page: bool) -> tuple[str, str | None]:

@@ -124,6 +124,7 @@ def run(
     insecure: target.Insecure = False,
     no_stream: target.NoStream = False,
     client: target.Client = "wire",
+    server_metrics: target.ServerMetrics = None,
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
@@ -165,7 +166,7 @@ def run(
             server=server, api=api, headers=header or [], extra_body=extra_body,
             api_key_file=api_key_file, cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure,
             stream=not no_stream, client=client, tokenizer=tokenizer, workers=workers, sources=source, keep=keep,
-            gpus=gpus, shape=shape, region=region, out=out,
+            server_metrics=server_metrics, gpus=gpus, shape=shape, region=region, out=out,
         )  # fmt: skip
     except Faults as found:
         faults += found.faults

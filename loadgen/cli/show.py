@@ -97,6 +97,8 @@ class Show:
                 bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
             note = "" if stage.measured else ", warm-up, not measured"
             say(f"load: {stage.arrival}: {', '.join(b for b in bounds if b)}{note}")
+        if header.server_pages is not None:
+            say(f"server metrics: {', '.join(header.server_pages) or 'none'}")
         for note in header.notes:
             say(f"note: {note}")
         say(f"seed: {header.seed}  results: {folder}")

@@ -98,6 +98,14 @@ Cert = Annotated[Path | None, typer.Option("--cert", help="PEM file of the clien
 CertKey = Annotated[Path | None, typer.Option("--key", help="PEM file of its key, where it is apart.")]
 Insecure = Annotated[bool, typer.Option("--insecure", "-k", help="Do not verify the server's certificate.")]
 NoStream = Annotated[bool, typer.Option("--no-stream", help="Ask for whole answers; TTFT is then the whole answer.")]
+ServerMetrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--server-metrics",
+        help="The servers' own metrics pages, read once a second: auto (where they usually are), off, URLs "
+        "(repeatable), or drain: trtllm-serve's JSON /metrics, which each read empties for everybody.",
+    ),
+]
 Client = Annotated[
     str, typer.Option("--client", help="wire (this project's), or openai: the openai package, for reference.")
 ]
@@ -127,6 +135,7 @@ def settings(
     route: Any = "auto",
     on_target_failure: Any = "continue",
     sources: list[str] | None = None,
+    server_metrics: list[str] | None = None,
     **rest: Any,
 ) -> Settings:
     """The flags that are about the target, checked together. Raises Faults."""
@@ -135,7 +144,7 @@ def settings(
     from loadgen_sdk.dialects.quirks import APIS, NAMES
     from loadgen_sdk.wire import Tls
 
-    from loadgen import targets
+    from loadgen import scrape, targets
     from loadgen.errors import Fault, Faults, UserError
     from loadgen.plan import Endpoint, Settings
 
@@ -151,6 +160,8 @@ def settings(
     one_of(rest.get("keep", "raw"), ("raw", "sample", "histogram"), "--keep")
     one_of(route, ("auto", "round-robin", "least-in-flight", "sticky"), "--route")
     one_of(on_target_failure, ("continue", "stop"), "--on-target-failure")
+    if (fault := scrape.check(server_metrics or ())) is not None:
+        faults.append(fault)
     if targets_file is not None and (urls or url):
         faults.append(UserError("--url and --targets exclude each other", "--targets", "put every url into the file"))
     urls = urls or ([url] if url else [])
@@ -223,6 +234,7 @@ def settings(
         extra_body=body,
         workers=count,
         sources=tuple(sources or ()),
+        server_metrics=tuple(server_metrics or ("auto",)),
         api_key=key,
         tls=tls,
         url=endpoints[0].url if endpoints else urls[0] if urls else None,

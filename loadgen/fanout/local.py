@@ -38,9 +38,14 @@ HEAD_START_NS = 200_000_000  # from the last `ready` to instant 0: enough for ev
 
 
 async def run(
-    job: Job, timetable: schedule.Schedule, workers: int, on_drive: Callable[[Counted], Any] | None = None
+    job: Job,
+    timetable: schedule.Schedule,
+    workers: int,
+    on_drive: Callable[[Counted], Any] | None = None,
+    begin: Callable[[int], None] = lambda start_ns: None,
 ) -> Share:
-    """Run a job on this many worker processes. A worker that dies leaves its unfinished slots as `lost`.
+    """Run a job on this many worker processes. A worker that dies leaves its unfinished slots as `lost`. `begin` is
+    told the start instant as soon as it is set.
 
     Raises TargetError when a worker could not begin. The first SIGINT or SIGTERM is passed on to all (they stop and
     drain), so is the second (they leave).
@@ -56,6 +61,7 @@ async def run(
         if on_drive is not None:
             on_drive(board)
         start_ns = monotonic_ns() + HEAD_START_NS
+        begin(start_ns)
         for worker in started:
             assert worker.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it is dead already, as its report will show

@@ -10,11 +10,12 @@ import shlex
 from html import escape
 from typing import TYPE_CHECKING
 
+from loadgen import served
 from loadgen.quantiles import SUPPORT
 from loadgen.report import numbers as show
 from loadgen.report import page, plots, words
 from loadgen.report.definitions import DEFINITIONS
-from loadgen.report.text import NAMES
+from loadgen.report.text import NAMES, server_says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from loadgen.quantiles import Distribution
     from loadgen.report.figures import Figures
     from loadgen.report.others import Reported
+    from loadgen.served import Sample
     from loadgen.summary import StageSummary, Summary, TargetSummary
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p99_9")
@@ -33,9 +35,10 @@ def render(
     header: Header | None = None,
     figures: Figures | None = None,
     others: Sequence[Reported] = (),
+    said: Sequence[Sample] = (),
 ) -> str:
     """The page. Without `header` and `figures` (only a summary was kept) it has tables and no pictures. `others`: what
-    other tools would have reported of the same rows.
+    other tools would have reported of the same rows; `said`: what the servers said of themselves meanwhile.
     """
     run = summary.run
     sheet = page.Page(f"{run.workload or run.name}: {run.id}", f"loadgen {run.version} report")
@@ -43,6 +46,8 @@ def render(
     _latency(sheet, summary, figures)
     if figures is not None:
         _over_time(sheet, summary, figures)
+    _server(sheet, summary, figures, said)
+    if figures is not None:
         _lengths(sheet, summary, figures)
     _errors(sheet, summary, figures)
     _parts(sheet, summary)
@@ -177,6 +182,21 @@ def _about_latency(summary: Summary, found: Sequence[Distribution]) -> Iterator[
 def _over_time(sheet: page.Page, summary: Summary, figures: Figures) -> None:
     sheet.section("Over time", id="time")
     sheet.charts(plots.over_time(figures, summary))
+
+
+def _server(sheet: page.Page, summary: Summary, figures: Figures | None, said: Sequence[Sample]) -> None:
+    if summary.server is None:
+        return
+    sheet.section("What the server says of itself", id="server")
+    sheet.add(f"<p>{escape(', '.join(server_says(summary.server)))}.</p>")
+    if figures is not None:
+        sheet.charts(plots.server(figures, served.curves(said)))
+    pages = [(one.url, show.count(one.reads), show.count(one.failed)) for one in summary.server.pages]
+    sheet.add(page.table(("metrics page", "reads", "failed"), pages))
+    sheet.add(
+        '<p class="soft">Read about once a second over a connection of its own, by a process of its own. Every series '
+        f"of the pages is in {served.FILE}.</p>"
+    )
 
 
 def _lengths(sheet: page.Page, summary: Summary, figures: Figures) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from loadgen import served
 from loadgen.report import numbers as show
 from loadgen.report.page import COLORS, Axis, Band, Chart, Mark, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from loadgen.report.figures import Bins, Cloud, Figures
     from loadgen.summary import Summary
@@ -155,6 +156,47 @@ def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
         yield lines(title, bins, _log(values), f"per {bins.width_s:g} s, {what}", limits)
     if figures.gaps is not None:
         yield _heat(figures, x)
+
+
+def server(figures: Figures, found: Mapping[str, served.Curve]) -> Iterator[Chart]:
+    """What the servers said along the run, over what the client saw of the same."""
+    x, stages = _time(figures), bands(figures)
+
+    def line(name: str, what: str, color: str) -> tuple[Series, ...]:
+        one = found.get(what)
+        if one is None:
+            return ()
+        points = [(t, value) for t, value in zip(*_thinned(one), strict=True) if 0 <= t <= figures.length_s]
+        ts, values = zip(*points, strict=True) if points else ((), ())
+        return (Series(name=name, x=ts, y=values, color=color),) if points else ()
+
+    def ours(bins: Bins, name: str) -> Series:
+        (values,) = bins.series.values()
+        return Series(name=name, x=_centres(bins, figures.length_s), y=values, color="soft", dash="5 4")
+
+    requests = (*line("running, by the server", served.RUNNING, "c1"), *line("queued there", served.WAITING, "c2"))
+    shares = (*line("KV cache in use", served.KV_USE, "c1"), *line("prefix cache hits", served.HITS, "c3"))
+    tokens = line("by the server", served.OUTPUT, "c1")
+    for title, series, y in (
+        ("Requests in the server", requests, Axis(label="requests", min=0)),
+        ("Output tokens per second, by both", tokens, Axis(label="tokens/s", unit="tokens/s", min=0)),
+        ("Caches of the server", shares, Axis(label="share", format="percent", min=0)),
+    ):
+        if series:
+            beside = [ours(figures.in_flight, "in flight, by the client")] if series is requests else []
+            beside += [ours(figures.output, "by the client")] if series is tokens else []
+            yield Chart(kind="lines", title=title, x=x, y=y, series=(*series, *beside), bands=stages)
+
+
+def _thinned(curve: served.Curve) -> tuple[Sequence[float], Sequence[float]]:
+    """At most MOST_BINS points, each a mean over as many reads as the others."""
+    from loadgen.report.figures import MOST_BINS
+
+    each = -(-len(curve.t_s) // MOST_BINS)
+    groups = range(0, len(curve.t_s), each or 1)
+    t_s = [round(sum(part) / len(part), 4) for i in groups if (part := curve.t_s[i : i + each])]
+    values = [float(f"{sum(part) / len(part):.5g}") for i in groups if (part := curve.values[i : i + each])]
+    return t_s, values
 
 
 def _styles(bins: Bins) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from loadgen.header import Target
     from loadgen.metrics import Goodput, TermResult
+    from loadgen.served import Served
     from loadgen.summary import StageSummary, Summary, TargetSummary
     from loadgen.tally import Requests
 
@@ -245,6 +246,27 @@ def _tokens(summary: Summary, width: int) -> Iterator[str]:
     used += [f"{show.size(client.peak_rss_bytes)} at most"] if client.peak_rss_bytes is not None else []
     traffic = [f"{show.size(summary.bytes.sent)} sent", f"{show.size(summary.bytes.received)} received"]
     yield from _wrapped("Client", [*used, *traffic], width)
+    if summary.server is not None:
+        yield from _wrapped("Server", server_says(summary.server), width)
+
+
+def server_says(served: Served) -> list[str]:
+    """What the servers' metrics pages came to, in phrases: their count of tokens beside the client's first."""
+    said = []
+    theirs, ours = served.output_tokens, served.client_output_tokens
+    if theirs is not None:
+        word = "the client as many"
+        if theirs != ours:
+            word = f"the client {show.count(ours)} ({show.difference(ours, theirs)})"
+        said.append(f"{show.count(theirs)} output tokens by its own count, {word}")
+    if served.running_max is not None:
+        said.append(f"at most {show.count(served.running_max)} running")
+    if served.waiting_max is not None:
+        said.append(f"{show.count(served.waiting_max)} queued")
+    if served.kv_use_max is not None:
+        said.append(f"KV cache {show.percent(served.kv_use_max)} full at most")
+    reads, failed = (sum(getattr(page, name) for page in served.pages) for name in ("reads", "failed"))
+    return [*said, f"{show.count(reads)} reads" + (f", {show.count(failed)} of them failed" if failed else "")]
 
 
 def _parts(summary: Summary) -> Iterator[str]:
