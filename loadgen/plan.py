@@ -31,6 +31,7 @@ from loadgen.workload import Closed, Gamma, Ramp, Replay, Workload, recipe_finge
 
 EVENTS_EACH = 10_000  # output events/s that `auto` gives a worker: about half of what one carries
 LANES_EACH = 64  # of a closed loop, whose rate nobody knows before
+MOST_PER_CORE = 8  # workers: more only take memory (60 to 100 MB each) and each other's time
 Route = Literal["auto", "round-robin", "least-in-flight", "sticky"]
 
 
@@ -237,7 +238,7 @@ def workers(
 
     One where a stage ends with its last completion, since workers do not tell each other of that.
     """
-    cores = cores or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    cores = cores or _cores()
     cores = max(1, cores - 1) if simulated else cores
     if any(span.dynamic for span in timetable.stages[:-1]):
         return 1
@@ -253,6 +254,10 @@ def workers(
     return max(1, min(cores, useful, max_in_flight or cores))
 
 
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cap(max_in_flight: int | None, share: int, shares: int) -> int | None:
     """A worker's part of the in-flight cap; the parts add up to the whole."""
     return None if max_in_flight is None else len(range(share, max_in_flight, shares))
@@ -263,6 +268,9 @@ def _enough(
 ) -> None:
     """Raises Faults where the plan needs more workers, files or ports than there are."""
     faults: list[Fault] = list(headroom.unusable(settings.sources))
+    if settings.workers > MOST_PER_CORE * _cores():
+        what = f"{settings.workers:,} worker processes on {_cores()} core(s)"
+        faults.append(UserError(what, f"--workers {settings.workers}", "--workers auto: a core each, if there is work"))
     most = workload.max_in_flight
     if most is not None and most < settings.workers and any(not span.lanes for span in timetable.stages):
         what = f"{most} requests in flight cannot be spread over {settings.workers} workers"

@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic_ns
@@ -102,26 +102,39 @@ async def find(settings: Settings) -> Found:
 
 
 async def find_all(settings: Settings) -> tuple[Found, ...]:
-    """Probe every endpoint. Raises the faults of all that cannot be used, and one where they do not serve the same."""
+    """Probe every endpoint. Raises the faults of all that cannot be used, or do not serve what the first one does."""
     endpoints = settings.endpoints
     found = await asyncio.gather(*(find(settings.of(one)) for one in endpoints), return_exceptions=True)
-    faults = [one for one in found if isinstance(one, Fault)]
+    faults: list[Fault] = []
+    first: tuple[Endpoint, Found] | None = None
+    for endpoint, one in zip(endpoints, found, strict=True):
+        if isinstance(one, Fault):
+            faults.append(one)
+        elif isinstance(one, BaseException):
+            raise one
+        elif first is None:
+            first = endpoint, one
+        else:
+            faults += _unlike(*first, endpoint, one)
     if len(faults) == 1:
         raise faults[0]
     if faults:
         raise Faults(faults)
-    all_found: list[Found] = []
-    for one in found:
-        if isinstance(one, BaseException):
-            raise one
-        all_found.append(one)
-    first = all_found[0]
-    for endpoint, one in zip(endpoints, all_found, strict=True):
-        if (one.model, one.quirk) != (first.model, first.quirk):
-            what = f"serves {one.model} ({one.server}), but {endpoints[0].shown} serves {first.model} ({first.server})"
-            hint = "one run needs the same model and server behind every target; name it with --model"
-            raise TargetError(what, endpoint.shown, hint)
-    return tuple(all_found)
+    return tuple(one for one in found if not isinstance(one, BaseException))
+
+
+def _unlike(first: Endpoint, wanted: Found, endpoint: Endpoint, found: Found) -> Iterator[TargetError]:
+    """What one target has behind it that the first one has not."""
+    ours, theirs = _served(found), _served(wanted)
+    if (ours, found.quirk) != (theirs, wanted.quirk):
+        what = f"serves {ours} ({found.server}), but {first.shown} serves {theirs} ({wanted.server})"
+        hint = "one run needs the same model and server behind every target; --model names one that all of them list"
+        yield TargetError(what, endpoint.shown, hint)
+
+
+def _served(found: Found) -> str:
+    """The model that answers: by the server's own list, as some answer to any name."""
+    return found.model if found.model in found.models or not found.models else ", ".join(found.models)
 
 
 async def work(

@@ -42,7 +42,7 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> tuple[Endpoint, ...
         raise Faults(
             [*faults, UserError("no targets in it", str(path), "write a list: - {name: vm-01, url: http://...}")]
         )
-    endpoints = []
+    endpoints: list[Endpoint] = []
     names: dict[str, int] = {}
     for i, item in enumerate(listed):
         step = child("targets", i)
@@ -57,10 +57,24 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> tuple[Endpoint, ...
         if endpoint.name in names:
             faults.append(UserError(f"a second target named {endpoint.name!r}", at(item.at), "give each its own name"))
         names[endpoint.name] = i
+        twins = [one.name for one in endpoints if _same(one, endpoint)]
+        if twins:
+            what = f"the same endpoint and key as {twins[0]!r}"
+            faults.append(
+                UserError(what, at(item.values_at["url"]), "name each once: its load would be counted as two")
+            )
         endpoints.append(endpoint)
     if faults:
         raise Faults(faults)
     return tuple(endpoints)
+
+
+def _same(one: Endpoint, other: Endpoint) -> bool:
+    """Whether two targets are one: the same base URL, asked with the same key."""
+    try:
+        return one.api_key == other.api_key and Target.parse(one.url).redacted == Target.parse(other.url).redacted
+    except TargetUnusable:
+        return False
 
 
 def _endpoint(item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fault]) -> Endpoint:

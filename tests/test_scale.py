@@ -188,6 +188,13 @@ def test_too_much_for_this_machine_is_said_before_the_first_request(
     assert not [one for one in received.requests if one.id]
 
 
+def test_a_slip_of_the_key_does_not_take_the_machine(tmp_path: Path) -> None:
+    """5,000 processes of 60 MB each are started by a typing error otherwise."""
+    with embedded.start(QUICK) as server, pytest.raises(Faults, match="5,000 worker processes"):
+        told = run.Settings(url=server.url, model="sim", server="trtllm", workers=5_000, out=tmp_path / "out")
+        run.execute(workload(tmp_path, concurrency="2", num_requests="4"), told)
+
+
 def test_a_cap_smaller_than_the_workers_is_refused(tmp_path: Path) -> None:
     with embedded.start(QUICK) as server, pytest.raises(Faults, match="3 requests in flight"):
         told = run.Settings(url=server.url, model="sim", server="trtllm", workers=4, out=tmp_path / "out")

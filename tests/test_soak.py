@@ -23,6 +23,7 @@ from loadgen.ledger import BINS, Curve, Ledger
 from loadgen.metrics import Slo, Term
 from loadgen.quantiles import Histogram
 from loadgen.record import KINDS, ROW, SOURCES, STATUSES, Place, unsent_row
+from loadgen.report import text
 from loadgen.sim import embedded
 from loadgen.sim.options import Options
 from loadgen.summary import Summary, summarize
@@ -174,8 +175,11 @@ def test_drift_is_found_and_only_what_drifts() -> None:
     assert found.ttft_p99 == pytest.approx((1 + 0.5 * 5 / 6) / (1 + 0.5 / 6) - 1, abs=0.02)
     assert found.output_per_s == pytest.approx(0, abs=0.01)
     assert found.blocks[3].output_per_s == pytest.approx(500, rel=0.01)
+    said = next(line for line in text.render(slower(0.5, 60)).splitlines() if line.startswith("Drift"))
+    assert f"TTFT p50 {(found.ttft_p50 or 0) * 100:+.1f} %" in said
     steady = slower(0.0, 60).drift
     assert (steady.ttft_p50, steady.ttft_p99, steady.tpot_p99) == (0, 0, 0)
+    assert "Drift" not in text.render(slower(0.5, 5))
     short = slower(0.5, 5).drift
     assert short.ttft_p99 is None
     assert len(short.blocks) == 5

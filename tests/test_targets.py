@@ -1,5 +1,6 @@
 """Several endpoints in one run: the file that names them, who gets what, one that dies, and the rack's two totals."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from loadgen_sdk.request import Completion, Failure
 from loadgen import run, store, targets
 from loadgen.errors import Faults, TargetError
 from loadgen.plan import Endpoint, Settings
+from loadgen.report import text
 from loadgen.routes import DOWN_AFTER, RETRY_NS, Routes
 from loadgen.sim import embedded
 from loadgen.sim.options import Options
@@ -38,21 +40,22 @@ def test_a_file_says_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("written", "words"),
     [
         ("- {name: a}\n", ["t.yaml:1:3", "without url"]),
         ("- {url: 'http://h', nme: x}\n", ["t.yaml:1:21", "unknown key 'nme'"]),
         ("- {url: 'ftp://h'}\n", ["t.yaml:1:9"]),
         ("- {name: a, url: 'http://h1'}\n- {name: a, url: 'http://h2'}\n", ["t.yaml:2:3", "second target named 'a'"]),
+        ("- {name: a, url: 'http://h1'}\n- {name: b, url: 'http://h1/v1'}\n", ["t.yaml:2:18", "same endpoint"]),
         ("- {url: 'http://h', gpus: -1}\n- [1]\n", ["t.yaml:1:27", "t.yaml:2:3", "mapping"]),
         ("- {url: 'http://h', api_key_env: NOT_THERE}\n", ["NOT_THERE is not set"]),
         ("targets: []\n", ["no targets"]),
         ("", ["t.yaml"]),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, text: str, words: list[str]) -> None:
+def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, written: str, words: list[str]) -> None:
     file = tmp_path / "t.yaml"
-    file.write_text(text)
+    file.write_text(written)
     with pytest.raises(Faults) as faults:
         targets.load(file, {})
     for word in words:
@@ -89,6 +92,9 @@ def test_routes(tmp_path: Path, route: str) -> None:
     own = [part.own_output_per_s for part in summary.targets]
     assert summary.rack.sum_of_rates_per_s == pytest.approx(sum(rate or 0.0 for rate in own))
     assert summary.rack.single_clock_per_s == summary.tokens.output_per_s
+    lines = text.render(summary).splitlines()
+    totals = [line for line in lines if "each over its own time" in line or "over one clock" in line]
+    assert len(totals) == 2 and len({len(line) for line in totals}) == 1  # named, and one below the other
 
 
 @pytest.mark.parametrize("policy", ["continue", "stop"])
@@ -199,5 +205,19 @@ def test_targets_must_serve_the_same(tmp_path: Path) -> None:
     with embedded.start(QUICK) as one, embedded.start(Options(model="other")) as two:
         ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
         settings = Settings(url=one.url, targets=ends, out=tmp_path / "out")
+        made = workload(tmp_path, concurrency="1", num_requests="1")
         with pytest.raises(TargetError, match="serves other"):
-            run.execute(workload(tmp_path, concurrency="1", num_requests="1"), settings)
+            run.execute(made, settings)
+        with pytest.raises(TargetError, match="serves other"):  # which it would answer for all the same
+            run.execute(made, replace(settings, model="sim"))
+        gone = Endpoint(url="http://127.0.0.1:1", name="three")
+        with pytest.raises(Faults) as faults:
+            run.execute(made, replace(settings, targets=(*ends, gone)))
+    assert "serves other" in str(faults.value) and "nothing listens at 127.0.0.1:1" in str(faults.value)
+
+
+def test_keys_differ_where_the_url_does_not(tmp_path: Path) -> None:
+    """Two tenants of one gateway."""
+    file = tmp_path / "t.yaml"
+    file.write_text("".join(f"- {{name: {key}, url: 'http://h', api_key_env: {key}}}\n" for key in ("A", "B")))
+    assert [one.api_key for one in targets.load(file, {"A": "1", "B": "2"})] == ["1", "2"]

@@ -14,6 +14,7 @@ from loadgen.report import numbers as show
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from loadgen.drift import Drift
     from loadgen.header import Target
     from loadgen.metrics import Goodput, TermResult
     from loadgen.served import Served
@@ -159,12 +160,31 @@ def _counts(summary: Summary, width: int) -> Iterator[str]:
     yield from _wrapped("Load", rates, width)
     offered = f"{show.duration(window.steady.duration_s)} of it with load offered"
     yield from _wrapped("Time", [f"{show.duration(window.duration_s)} measured", offered], width)
+    yield from _drift(summary.drift, width)
     if summary.sessions is not None:
         found = summary.sessions
         p50 = show.duration(None if found.duration_ms.p50 is None else found.duration_ms.p50 / 1000)
         done = f"{show.count(found.ok)} of {show.count(found.count)} conversations ok"
         done += f" (+ {show.count(found.cut)} cut short by the end of the load)" if found.cut else ""
         yield from _wrapped("Tasks", [done, show.rate(found.ok_per_s), f"p50 {p50} each"], width)
+
+
+def _drift(drift: Drift, width: int) -> Iterator[str]:
+    """How the last third of a run was, beside its first: of one that was long enough to have thirds."""
+    shown = [
+        (name, getattr(drift, part))
+        for name, part in (
+            ("TTFT p50", "ttft_p50"),
+            ("p99", "ttft_p99"),
+            ("TPOT p50", "tpot_p50"),
+            ("p99", "tpot_p99"),
+            ("E2E p99", "e2e_p99"),
+            ("output tokens/s", "output_per_s"),
+        )
+    ]
+    parts = [f"{name} {change * 100:+.1f} %" for name, change in shown if change is not None]
+    if parts:
+        yield from _wrapped("Drift", ["last third of the time against the first: " + parts[0], *parts[1:]], width)
 
 
 def _value(distribution: Distribution, quantile: str) -> str:
@@ -292,8 +312,11 @@ def _parts(summary: Summary) -> Iterator[str]:
     if summary.rack is not None:
         rack = summary.rack
         yield "Rack, output tokens/s"
-        yield f"  sum of {rack.targets} rates, each over its own time  {show.quantity(rack.sum_of_rates_per_s)}"
-        yield f"  all tokens over one clock{' ' * 21}{show.quantity(rack.single_clock_per_s)}"
+        totals = [
+            (f"  sum of {rack.targets} rates, each over its own time", show.quantity(rack.sum_of_rates_per_s)),
+            ("  all tokens over one clock", show.quantity(rack.single_clock_per_s)),
+        ]
+        yield from _table(("", ""), totals)[1:]
         figures = (rack.min_per_s, rack.mean_per_s, rack.median_per_s, rack.max_per_s)
         nodes = zip(("min", "mean", "median", "max"), figures, strict=True)
         each = ", ".join(f"{name} {show.quantity(value)}" for name, value in nodes)
