@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import tempfile
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -13,16 +15,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from queueing import rows
+from runs import gaps_of, header
 
-from loadgen import headroom, plan, run, schedule, store
+from loadgen import headroom, plan, recorder, run, schedule, store
 from loadgen.board import Board
 from loadgen.drive import Counters
 from loadgen.errors import Faults
+from loadgen.header import encode
 from loadgen.headroom import Room
+from loadgen.metrics import FAILED
 from loadgen.quantiles import Histogram, exact
+from loadgen.record import KINDS
 from loadgen.sim import embedded
 from loadgen.sim.options import Options
 from loadgen.sim.sendlog import parse_log
+from loadgen.summary import summarize
 from loadgen.workload import Workload, load
 from loadgen.workload.overrides import Overrides
 
@@ -84,6 +92,41 @@ def test_merged_quantiles_are_those_of_the_whole(values: list[int], parts: int) 
         one.add(share)
         together.merge(Histogram.from_bytes(one.to_bytes()))
     assert together.to_bytes() == at_once.to_bytes()
+
+
+@given(
+    seed=some.integers(1, 10**6),
+    count=some.integers(12, 400),
+    workers=some.integers(1, 7),
+    lazily=some.booleans(),
+)
+@settings(max_examples=12, deadline=None)
+def test_files_of_many_workers_say_what_one_would(seed: int, count: int, workers: int, lazily: bool) -> None:
+    """Through all that a record goes through: spool, recorder, one Parquet file, summary. In no order, some failed."""
+    draw = np.random.default_rng(seed)
+    whole = rows(seed, count)
+    failed = draw.random(count) < 0.1
+    whole["status"][failed], whole["kind"][failed], whole["text"][failed] = FAILED, KINDS.index("reset"), 0
+    whole["worker"] = draw.integers(0, workers, count)
+    with tempfile.TemporaryDirectory() as scratch, open(os.devnull) as ended:
+        folder = Path(scratch)
+        told = header("whole", count, workers=workers)
+        (folder / "run.json").write_bytes(encode(told))
+        for worker in range(workers):
+            mine = draw.permutation(whole[whole["worker"] == worker])
+            spool = store.Spool(folder, worker)
+            if (mine["text"] == 0).any():
+                spool.text("gone")
+            spool.row(mine.tobytes())
+            if len(mine):
+                spool.flows(0, *gaps_of(mine))
+            spool.close()
+        recorder.record(folder, ended)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "LAZY_ROWS", 0 if lazily else 1_000_000)
+            merged = store.summary(folder)
+    gaps, timeline = gaps_of(whole)
+    assert merged == summarize(told, whole, [gaps], [timeline], [], ["gone"])
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 20, 21])
