@@ -2,6 +2,7 @@
 
     python benchmarks/scale.py workers      two workers against one: events/s and CPU-seconds per event
     python benchmarks/scale.py streams      20,000 streams at once, opened 1,000/s (--seconds 300: for so long then)
+    python benchmarks/scale.py soak --streams 2000 --seconds 600 --keep raw,histogram      does anything grow?
     python benchmarks/scale.py cost         CPU per event with 10,000 streams against 256, at the same events/s
     python benchmarks/scale.py million      cores for a million streamed tokens a second
     python benchmarks/scale.py merge        10 million records: exact quantiles of all of them, time and memory
@@ -46,7 +47,7 @@ RACK_STREAMS = 6_000  # of one worker: 100,000 over 16
 
 def drive(
     *, workers: int, servers: int, streams: int, itl_ms: float, tokens: int, keep: str = "raw", bundle: int = 1,
-    ttft_ms: tuple[float, float] = (500.0, 100.0), out: Path | None = None, on_drive: Any = None, **flags: str,
+    ttft_ms: tuple[float, float] = (500.0, 100.0), out: Path | None = None, on_drive: Any = None, **flags: str | None,
 ) -> tuple[Summary, dict[str, float]]:  # fmt: skip
     """One run; its summary, and what the endpoints used and sent."""
     with ExitStack() as stack, tempfile.TemporaryDirectory() as scratch:
@@ -61,7 +62,7 @@ def drive(
             model="sim", server="trtllm", workers=workers, keep=keep,
             out=out or Path(scratch) / "out",
         )  # fmt: skip
-        given = {"num_requests": str(streams), "warmup": "0", "seed": "1"} | flags
+        given: dict[str, Any] = {"num_requests": str(streams), "warmup": "0", "seed": "1"} | flags
         if "request_rate" not in flags:
             given["concurrency"] = str(streams)
         before = [rig.stats(url) for url in urls]
@@ -113,7 +114,11 @@ class Phases:
         self._folder, self._split_s, self._over = folder, split_s, threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.set_up = Histogram()
-        self.peak_bytes = 0
+        self.sizes: list[tuple[float, int, int]] = []  # s, bytes of memory, bytes on disk
+
+    @property
+    def peak_bytes(self) -> int:
+        return max((memory for _, memory, _ in self.sizes), default=0)
 
     def begin(self, _: object) -> None:
         self._thread.start()
@@ -130,7 +135,11 @@ class Phases:
         began = time.monotonic()
         split = False
         while not self._over.wait(2.0):
-            self.peak_bytes = max(self.peak_bytes, _memory())
+            on_disk = 0
+            for file in self._folder.rglob("*"):
+                with contextlib.suppress(OSError):  # it went meanwhile
+                    on_disk += file.stat().st_size
+            self.sizes.append((time.monotonic() - began, _memory(), on_disk))
             if not split and time.monotonic() > began + self._split_s:
                 split, self.set_up = True, self._gaps()
 
@@ -188,22 +197,51 @@ def streams(flags: argparse.Namespace) -> None:
     print("- valid" if summary.verdict.valid else f"- NOT VALID: {summary.verdict.reasons}")
 
 
+def soak(flags: argparse.Namespace) -> None:
+    """Hours in minutes: does anything grow? Answers of 50 events, five a second in each of the streams."""
+    rows = []
+    for keep in flags.keep.split(","):
+        with tempfile.TemporaryDirectory() as scratch:
+            phases = Phases(Path(scratch) / "out", 0)
+            summary, _ = drive(
+                workers=1, servers=1, streams=flags.streams, itl_ms=200, tokens=50, keep=keep, ttft_ms=(600.0, 200.0),
+                out=Path(scratch) / "out", on_drive=phases.begin, duration=f"{flags.seconds}s", num_requests=None,
+            )  # fmt: skip
+            phases.end()
+        at, memory, disk = (list(column) for column in zip(*phases.sizes, strict=True))
+        third = next(i for i, t in enumerate(at) if t > flags.seconds / 3)
+        last = next(i for i, t in reversed(list(enumerate(at))) if t < flags.seconds)
+        slopes = [statistics.linear_regression(at[third:last], sizes[third:last]).slope * 3600 / 1e6
+                  for sizes in (memory, disk)]  # fmt: skip
+        rows.append([f"--keep {keep}", f"{summary.requests.ok:,}", f"{summary.inter_chunk_ms.count:,}",
+                     f"{memory[third] / 1e6:.0f}", f"{memory[last] / 1e6:.0f}", f"{slopes[0]:+.1f}",
+                     f"{disk[last] / 1e6:.1f}", f"{slopes[1]:+.1f}"])  # fmt: skip
+        drift = summary.drift
+        print(f"{keep}: {'valid' if summary.verdict.valid else summary.verdict.reasons}; drift of TTFT p99 "
+              f"{drift.ttft_p99}, TPOT p99 {drift.tpot_p99}, output {drift.output_per_s}", flush=True)  # fmt: skip
+    columns = ["", "ok", "events", "MB after a third", "MB at the end", "MB an hour", "disk MB", "disk MB an hour"]
+    print(rig.table([f"{flags.streams:,} streams, {flags.seconds} s", *columns[1:]], rows))
+
+
 def cost(flags: argparse.Namespace) -> None:
+    """As many requests of as many events in the same time: only how many of them are open at once differs."""
     rows, ratios = [], []
+    most = 10_000
+    tokens = max(8, int(flags.seconds * flags.rate / most))
     for _ in range(flags.rounds):
         found = {}
-        for count in (256, 10_000):
+        for count in (256, most):
             itl = count / flags.rate * 1e3
             summary, _ = drive(
-                workers=1, servers=1, streams=count, itl_ms=itl, tokens=max(8, int(flags.seconds * 1e3 / itl)),
-                ttft_ms=(4 * itl, itl), timeout="600s",
+                workers=1, servers=1, streams=count, itl_ms=itl, tokens=tokens,
+                ttft_ms=(2 * itl, itl / 2), timeout="600s", num_requests=str(most),
             )  # fmt: skip
             found[count] = per_event(summary)
-            tokens = summary.inter_chunk_ms.count / max(1, summary.requests.ok)
-            rows.append([f"{count:,} streams, {tokens:.0f} events each", f"{found[count] * 1e6:.2f}",
-                         f"{summary.client.cpu_share_max or 0:.0%}"])  # fmt: skip
-        ratios.append(found[10_000] / found[256])
-    print(rig.table(["", "µs/event", "busiest"], rows))
+            steady = summary.inter_chunk_ms.count / (summary.window.duration_s or 1)
+            rows.append([f"{count:,} streams, {most:,} requests of {tokens} events", f"{steady:,.0f}",
+                         f"{found[count] * 1e6:.2f}", f"{summary.client.cpu_share_max or 0:.0%}"])  # fmt: skip
+        ratios.append(found[most] / found[256])
+    print(rig.table(["", "events/s", "µs/event", "busiest"], rows))
     ratio = rig.median(ratios)
     print(f"\n- 10,000 against 256 streams: {ratio:.2f}: {rig.verdict(ratio, 1.3, most=True)}")
 
@@ -340,7 +378,8 @@ def rolling(flags: argparse.Namespace) -> None:
 
 
 PARTS: dict[str, Any] = {
-    "workers": workers, "streams": streams, "cost": cost, "million": million, "merge": merge, "rolling": rolling,
+    "workers": workers, "streams": streams, "soak": soak, "cost": cost, "million": million, "merge": merge,
+    "rolling": rolling,
 }  # fmt: skip
 
 
