@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.sim.embedded import start
 from loadgen.sim.options import Options
@@ -95,7 +96,8 @@ def measure(name: str, options: Options, streams: int, tokens: int, rounds: int,
     late = ""
     if len(late_us) and not options.flood:
         p50, p99, worst = np.quantile(late_us, (0.5, 0.99, 1.0))
-        late = f"{p50:8.0f} {p99:8.0f} {worst:9.0f}"
+        usual = _usual_p99(np.concatenate([log.planned_ns for log in logs]), late_us)
+        late = f"{p50:8.0f} {p99:8.0f} {usual:8.0f} {worst:9.0f}"
     if several:
         return f"{name:<34} {len(late_us) / wall:9.0f} {'':>12} {'':>12} {'':>6}  {late}"
     events, cpu = after["events"] - before["events"], after["cpu_s"] - before["cpu_s"]
@@ -103,12 +105,19 @@ def measure(name: str, options: Options, streams: int, tokens: int, rounds: int,
     return f"{name:<34} {events / wall:9.0f} {events / cpu:12.0f} {requests / cpu:12.0f} {cpu / wall:6.2f}  {late}"
 
 
+def _usual_p99(planned_ns: NDArray[np.int64], late_us: NDArray[np.float64]) -> float:
+    """p99 of the median 100 ms: what is left when a host that is used by others holds the endpoint up now and then."""
+    order = np.argsort(planned_ns, kind="stable")
+    starts = np.unique(planned_ns[order] // 100_000_000, return_index=True)[1][1:]
+    return float(np.median([np.quantile(part, 0.99) for part in np.split(late_us[order], starts)]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=500, help="tokens per answer")
     tokens = parser.parse_args().tokens
     head = f"{'':<34} {'events/s':>9} {'events/CPU-s':>12} {'req/CPU-s':>12} {'CPU':>6}"
-    print(f"{head}  {'late p50':>8} {'p99 us':>8} {'worst us':>9}")
+    print(f"{head}  {'late p50':>8} {'p99 us':>8} {'usual':>8} {'worst us':>9}")
     spread: dict[str, Any] = {"ttft": "normal:30ms,5ms", "log_events": "all"}
     print(measure("spread, 64 streams at 6 ms", Options(itl="6ms", **spread), 64, tokens, 1, 0.002))
     print(measure("spread, 256 streams at 10 ms", Options(itl="10ms", **spread), 256, tokens, 1, 0.0005))

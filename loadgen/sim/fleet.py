@@ -16,6 +16,7 @@ from loadgen.sim.engine import NEVER, Costs, Limits, Replica, Request
 from loadgen.sim.pace import Emission
 from loadgen.sim.routing import route
 
+BUNCH = 5  # emissions that leave together: a wake-up for each would cost more than the sends
 KEPT = 1000  # iterations whose statistics wait to be read, as trtllm-serve keeps them
 
 
@@ -44,8 +45,8 @@ class Fleet:
     """`submit`, `next_ns`, `advance`, `cancel` as in `Pace`.
 
     `interval` tokens come at once: the first alone, then every `interval`, then the rest. The emissions of an iteration
-    are due `apart_ns` after each other, first tokens first, or as much closer as it takes to be done within half an
-    iteration; 0: all at its end.
+    are due `apart_ns` after each other on average, BUNCH at a time, first tokens first, or as much closer as it takes
+    to be done within half an iteration; 0: all at its end.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Fleet:
         else:
             heapq.heappush(self._heads, (end, at))
         for place, (key, tokens, finished, _) in enumerate(made):
-            leaving.append((key, tokens, finished, end + place * apart_ns))
+            leaving.append((key, tokens, finished, end + (place - place % BUNCH) * apart_ns))
 
     def cancel(self, key: Hashable) -> None:
         """The client is gone: nothing more of `key`. Unknown keys are passed over."""
