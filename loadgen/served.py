@@ -208,11 +208,11 @@ def passing(name: str) -> bool:
 
 def curves(found: Sequence[Sample]) -> dict[str, Curve]:
     """What is known by name along the run: counts are sums over pages and labels, shares means; counters are per
-    second between reads."""
+    second between two reads, at the middle."""
     made = {}
     for what, points in _quantities(found).items():
         if what in _COUNTERS:
-            rates = [(b[0], (b[1] - a[1]) / (b[0] - a[0])) for a, b in pairwise(points) if b[0] > a[0]]
+            rates = [((a[0] + b[0]) / 2, (b[1] - a[1]) / (b[0] - a[0])) for a, b in pairwise(points) if b[0] > a[0]]
             if any(rate for _, rate in rates):
                 made[what] = Curve(*zip(*rates, strict=True))
         else:
@@ -253,8 +253,8 @@ def warning(served: Served) -> str:
     share = disagreement(served)
     if share is None or abs(share) <= AGREE:
         return ""
-    why = "others use it too, or it counts what was thrown away" if share > 0 else "it was started anew, or counts late"
-    told = f"{served.output_tokens:,} output tokens, the client {served.client_output_tokens:,} ({share:+.1%})"
+    why = "others use it, or it counts answers that failed" if share > 0 else "it was started anew, or counts late"
+    told = f"{served.output_tokens:,} output tokens, the client {served.client_output_tokens:,} ({share * 100:+.1f} %)"
     return f"the server's metrics page counts {told}: {why}"
 
 

@@ -250,6 +250,12 @@ def read(folder: Path, *, lazily: bool = False) -> Stored:
     return Stored(header, rows, gaps, timeline, _seconds(folder), texts)
 
 
+def read_lightly(folder: Path) -> Stored:
+    """The same; of millions of rows a `Frame`."""
+    merged = folder / "requests" / MERGED
+    return read(folder, lazily=merged.exists() and _many(merged))
+
+
 def server(folder: Path) -> list[served.Sample]:
     """What the servers said of themselves, in order of time; empty where no page was read."""
     found: list[served.Sample] = []
@@ -361,8 +367,7 @@ def summary(folder: Path) -> Summary:
     from loadgen import soak
     from loadgen.summary import summarize
 
-    merged = folder / "requests" / MERGED
-    stored = read(folder, lazily=merged.exists() and _many(merged))
+    stored = read_lightly(folder)
     ledger = folder / "flows" / LEDGER
     if stored.header.keep == "raw" or not ledger.exists():
         return with_server(folder, summarize(*stored))

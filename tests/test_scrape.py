@@ -125,7 +125,7 @@ def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
     found = sorted([*first, *other], key=lambda one: one.t_s)
     told = served.summarize(found, 100)
     assert told is not None and told.output_tokens == 60
-    assert "counts 60 output tokens, the client 100 (-40.0%)" in served.warning(told)
+    assert "counts 60 output tokens, the client 100 (-40.0 %)" in served.warning(told)
 
 
 def test_where_no_page_answered_nothing_is_said() -> None:

@@ -81,7 +81,7 @@ def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
     if not sides.has_records(folder) and (kept.is_file() or (folder / "run.json").is_file()):
         summary = machine.load(kept.read_bytes(), str(kept)) if kept.is_file() else store.summary(folder)
         return summary, html.render(summary) if page else None
-    stored = store.read(folder)
+    stored = store.read_lightly(folder)
     summary = store.with_server(folder, summarize(*stored))
     if not page:
         return summary, None

@@ -171,8 +171,11 @@ def server(figures: Figures, found: Mapping[str, served.Curve]) -> Iterator[Char
         return (Series(name=name, x=ts, y=values, color=color),) if points else ()
 
     def ours(bins: Bins, name: str) -> Series:
+        """Over as long as there is between two reads, so that both lines are as smooth."""
         (values,) = bins.series.values()
-        return Series(name=name, x=_centres(bins, figures.length_s), y=values, color="soft", dash="5 4")
+        each = max(round(1 / bins.width_s), 1)
+        t_s, means = _means(_centres(bins, figures.length_s), [value or 0.0 for value in values], each)
+        return Series(name=name, x=t_s, y=means, color="soft", dash="5 4")
 
     requests = (*line("running, by the server", served.RUNNING, "c1"), *line("queued there", served.WAITING, "c2"))
     shares = (*line("KV cache in use", served.KV_USE, "c1"), *line("prefix cache hits", served.HITS, "c3"))
@@ -189,14 +192,20 @@ def server(figures: Figures, found: Mapping[str, served.Curve]) -> Iterator[Char
 
 
 def _thinned(curve: served.Curve) -> tuple[Sequence[float], Sequence[float]]:
-    """At most MOST_BINS points, each a mean over as many reads as the others."""
+    """At most MOST_BINS points."""
     from loadgen.report.figures import MOST_BINS
 
-    each = -(-len(curve.t_s) // MOST_BINS)
-    groups = range(0, len(curve.t_s), each or 1)
-    t_s = [round(sum(part) / len(part), 4) for i in groups if (part := curve.t_s[i : i + each])]
-    values = [float(f"{sum(part) / len(part):.5g}") for i in groups if (part := curve.values[i : i + each])]
-    return t_s, values
+    return _means(curve.t_s, curve.values, max(-(-len(curve.t_s) // MOST_BINS), 1))
+
+
+def _means(x: Sequence[float], y: Sequence[float], each: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Means of `each` points after the other."""
+
+    def of(values: Sequence[float]) -> tuple[float, ...]:
+        parts = [values[i : i + each] for i in range(0, len(values), each)]
+        return tuple(float(f"{sum(part) / len(part):.5g}") for part in parts)
+
+    return of(x), of(y)
 
 
 def _styles(bins: Bins) -> Iterator[tuple[str, str]]:
