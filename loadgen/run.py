@@ -57,6 +57,7 @@ class Share:
     interrupted: bool
     stopped: bool = False  # because a target stopped answering
     down: dict[int, float] = field(default_factory=dict)  # target -> when it stopped answering, s from the start
+    notes: tuple[str, ...] = ()  # what was learned of the workers' machines while they ran
 
 
 def run_id(name: str, now: datetime.datetime) -> str:
@@ -270,6 +271,7 @@ def finish(job: Job, header: heads.Header, share: Share, recorder: store.Recorde
     notes = header.notes
     if share.late:
         notes = (*notes, f"{share.late} bodies were built in the sending loop, which can delay sends")
+    notes = (*notes, *share.notes)
     for target, at_s in sorted(share.down.items()):
         name = header.targets[target].name or header.targets[target].url
         notes = (*notes, f"target {name} stopped answering {at_s:.1f} s after the start")

@@ -1,0 +1,71 @@
+"""What the shares of a run add up to, and what is left of a worker that did not live to report its own. It reads and
+appends to the files of that worker; who noticed its end, and how, is `local.py`'s and `ray.py`'s part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen import schedule, store
+from loadgen.bodies import UNKNOWN
+from loadgen.record import ROW, Place, unsent_row
+from loadgen.run import Job, Share
+
+NOTHING = Share(prompts_total=0, prompts_count=0, late=0, interrupted=False)
+
+
+def add(left: Share, right: Share) -> Share:
+    """What two shares report together."""
+    return Share(
+        prompts_total=(left.prompts_total + right.prompts_total) % (1 << 128),
+        prompts_count=left.prompts_count + right.prompts_count,
+        late=left.late + right.late,
+        interrupted=left.interrupted or right.interrupted,
+        stopped=left.stopped or right.stopped,
+        down={
+            target: min(one.down[target] for one in (left, right) if target in one.down)
+            for target in {*left.down, *right.down}
+        },
+        notes=(*left.notes, *right.notes),
+    )
+
+
+def lost(job: Job, timetable: schedule.Schedule, i: int, workers: int, why: str) -> Share:
+    """What a dead worker did not finish: a record `lost` for each of its slots that has none, with `why` as its text.
+    Nothing may write its files any more."""
+    part = schedule.shard(timetable, i, workers)
+    last = store.segments(job.folder, i)[-1].path
+    with last.open("r+b") as file:  # half a row at the end would shift all that follow
+        file.truncate(last.stat().st_size // ROW.itemsize * ROW.itemsize)
+    rows = store.recorded(job.folder, i)
+    seen = set(rows["slot"].tolist())
+    spool = store.Spool(job.folder, i)
+    text = spool.text(why)
+    for number in part.numbers() if part.slots is not None else _under_way(part, rows):
+        if number not in seen:
+            slot = timetable.slot(number)
+            place = Place(number, slot.request, slot.stage, i, 0, slot.session, slot.turn, slot.lane)
+            spool.row(unsent_row(place, slot.due_ns, "worker_died", "lost", UNKNOWN, text))
+    spool.close()
+    return NOTHING
+
+
+def _under_way(part: schedule.Schedule, rows: NDArray[np.void]) -> Iterator[int]:
+    """Of a closed loop without a count: the one slot of each lane that was under way in the last stage reached."""
+    stage = int(rows["stage"].max()) if len(rows) else 0
+    span, turns = part.stages[stage], part.turns
+    last: dict[int, int] = {}
+    for lane, number in zip(rows["lane"].tolist(), rows["slot"].tolist(), strict=True):
+        if number // turns >= span.first_chain:
+            last[lane] = max(number, last.get(lane, -1))
+    for lane in part.own_lanes(span):
+        number = last.get(lane)
+        if number is None:
+            yield (span.first_chain + lane) * turns
+        elif (number + 1) % turns:
+            yield number + 1
+        else:
+            yield (number // turns + span.lanes) * turns
