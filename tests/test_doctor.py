@@ -34,7 +34,7 @@ def examined(options: Options, **settings: Any) -> dict[str, Finding]:
 
 
 def test_a_sound_trtllm_like_endpoint() -> None:
-    found = examined(Options(**FAST))
+    found = examined(Options(ttft="1ms", itl="10ms"))  # slower than a busy machine can bundle
     target = ("name", "connect", "auth", "model", "make", "tokenizer", "usage", "length", "streaming", "keep-alive")
     assert {check: found[check].state for check in target} == dict.fromkeys(target, OK)
     assert "64 of 64" in found["length"].found
