@@ -18,13 +18,13 @@ from loadgen.contract import Contract, Level
 from loadgen.plausible import words
 from loadgen.report import numbers as show
 from loadgen.report.junit import Case
+from loadgen.samples import Missing, Run
 from loadgen.shown import Interval
-from loadgen.yardstick import Held, Measured, Missing, Money, Run, Yardstick, looks
+from loadgen.yardstick import Held, Measured, Money, Yardstick
 
 SCHEMA = 1
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
-FEW_LOOKS = 60
 WARM = 0.2  # share of prompt tokens from cache, from which a cache was warm; cold: metrics.CACHED_SHARE
 NO_ANSWER = "not one of "  # how a verdict on a measurement begins that is about the server
 
@@ -128,12 +128,6 @@ def _level(contract: Contract, level: Level, measured: Mapping[str, Measured], m
     ]
     summaries = [run.summary for run in found.runs]
     notes = [warning for summary in summaries for warning in summary.verdict.warnings if not _ours(warning)]
-    seen = looks(found.runs)
-    if seen is not None and seen[0] < FEW_LOOKS:
-        notes.append(
-            f"this load lasts only {seen[0]:.0f} times as long as a request stays: "
-            "near saturation its figures are those of a start, better than those of a steady state"
-        )
     return LevelVerdict(
         name=level.name,
         verdict=together([term.verdict for term in terms if term.kind == "must"]) if level.must else "PASS",
@@ -211,7 +205,7 @@ def _finite(value: float) -> float | None:
 
 def _against(held: Held, confidence: float) -> tuple[Verdict, str]:
     found, limit = held.found, held.limit
-    span = f"{_ends(found, held.unit)} at {confidence * 100:g} %"
+    span = f"{_ends(found, held.unit)} at {confidence * 100:g} %{f', {held.of}' if held.of else ''}"
     value = "a failed request" if math.isinf(found.value) else figure(found.value, held.unit)
     kept, broken = (
         (found.high <= limit, found.low > limit) if held.at_most else (found.low >= limit, found.high < limit)

@@ -26,9 +26,10 @@ from loadgen.judge import Validation
 from loadgen.plan import Settings, version
 from loadgen.quantiles import Histogram
 from loadgen.report import junit, machine, verdict_page
+from loadgen.samples import Run
 from loadgen.shown import Interval
 from loadgen.summary import Summary
-from loadgen.yardstick import Measured, Money, Run
+from loadgen.yardstick import Measured, Money
 
 if TYPE_CHECKING:
     from loadgen.prices import Prices

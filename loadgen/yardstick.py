@@ -16,33 +16,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import contract as promises
-from loadgen import metrics, shown, uncertainty
+from loadgen import metrics, settled, shown, uncertainty
 from loadgen.contract import tag
 from loadgen.errors import Fault, Faults
-from loadgen.header import Header
-from loadgen.metrics import CANCELLED, OK, Columns, Span
-from loadgen.quantiles import Histogram, support
+from loadgen.metrics import OK, Columns, Span
 from loadgen.report import numbers as show
+from loadgen.samples import (
+    QUEUED,
+    Missing,
+    Run,
+    Sample,
+    Timed,
+    counted,
+    figures,
+    latencies,
+    looks,
+    ordered,
+    settle,
+    size,
+    supported,
+    tail,
+    unsettled,
+)  # fmt: skip
 from loadgen.shown import Interval, Series
-from loadgen.summary import Summary
 
-QUEUED = ("ttft", "ttft_from_sent", "first_answer", "e2e")  # latencies with the wait in a queue in them
-RATE_BATCHES = 20  # of all runs together
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One run as it was recorded. `rows`: `record.ROW` of all stages; `gaps`: of the measured stages, pooled."""
-
-    folder: str
-    header: Header
-    summary: Summary
-    rows: NDArray[np.void]
-    gaps: Histogram
-
-    def columns(self) -> Columns:
-        stages = np.array([stage.measured for stage in self.header.stages] or [True])
-        return Columns(self.rows, stages[self.rows["stage"]])
+RATE_BATCHES = uncertainty.BATCHES  # of all runs together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +58,7 @@ or Faults where no price fits."""
 
 class Held(NamedTuple):
     """A figure against its promise: kept by `at_most` or at least `limit`. `caveat`: why the sample bounds it on one
-    side only."""
+    side only; `of`: which part of the load it is of, where that is not all of it."""
 
     found: Interval
     limit: float
@@ -68,10 +66,7 @@ class Held(NamedTuple):
     unit: str
     sample: int
     caveat: str = ""
-
-
-class Missing(Exception):
-    """Nothing can be said, and why."""
+    of: str = ""
 
 
 class Yardstick:
@@ -82,26 +77,25 @@ class Yardstick:
     ) -> None:
         self.confidence, self.measured, self.runs, self.money = confidence, measured, found.runs, money
         self._columns = [run.columns() for run in found.runs]
-        self._looks = looks(self.runs)
 
     def held(self, term: Any) -> Held:
         """Raises Missing."""
         if isinstance(term, promises.Itl | promises.InterChunk):
             return self._pooled(term)
         if isinstance(term, promises.Latency):
-            values = [latencies(columns, tag(term)) for columns in self._columns]
-            found = self._quantile(values, term.quantile, tag(term))
-            caveat = self._too_few_looks(tag(term), term.quantile)
-            return Held(_scaled(found, 1e-6), term.limit_ns / 1e6, True, "ms", _size(values), caveat)
+            found, sample = self._latency(self.runs, self._columns, tag(term), term.quantile)
+            return Held(_scaled(found, 1e-6), term.limit_ns / 1e6, True, "ms", sample.total, sample.caveat, sample.of)
         match term:
             case promises.Errors():
-                marks = [(columns["status"] != OK)[_counted(columns)].astype(np.float64) for columns in self._columns]
+                marks = [(columns["status"] != OK)[counted(columns)].astype(np.float64) for columns in self._columns]
                 return self._share(marks, term.limit, True)
             case promises.Goodput():
-                marks = [_good(run, columns) for run, columns in zip(self.runs, self._columns, strict=True)]
-                held = self._share(marks, term.share, False)
-                caveat = self._too_few_looks(QUEUED[0], term.share, f"a share of {show.percent(term.share)}")
-                return held._replace(found=held.found._replace(low=0.0), caveat=caveat) if caveat else held
+                what = f"a share of {show.percent(term.share)}"
+                misses = [_misses(run, columns) for run, columns in self._pairs()]
+                sample = settle(self.runs, misses, QUEUED[0], term.share, self.confidence, what)
+                held = self._share([1 - missed for missed in sample.values], term.share, False)
+                low = 0.0 if sample.caveat else held.found.low
+                return held._replace(found=held.found._replace(low=low), caveat=sample.caveat, of=sample.of)
             case promises.Drift():
                 return self._drift(term)
             case promises.Sustained():
@@ -115,10 +109,10 @@ class Yardstick:
             case promises.Cost():
                 return self._cost(term)
         weigh = {"requests": _ok, "good_requests": _good_ends}.get(tag(term)) or _tokens(tag(term) == "tokens_per_gpu")
-        found = self._rate(weigh)
+        found, caveat = self._rate(weigh)
         if isinstance(term, promises.OutputPerGpu | promises.TokensPerGpu):
             found = _scaled(found, 1 / self._gpus())
-        return Held(found, term.rate, False, "/s", self._answered())
+        return Held(found, term.rate, False, "/s", self._answered(), caveat)
 
     def _answered(self) -> int:
         return sum(run.summary.requests.ok for run in self.runs)
@@ -129,35 +123,25 @@ class Yardstick:
             raise Missing("nobody says how many GPUs there are: --gpus")
         return gpus
 
+    def _latency(
+        self, runs: Sequence[Run], columns: Sequence[Columns], metric: str, p: float
+    ) -> tuple[Interval, Sample]:
+        """A latency at a percentile; without an upper end where the runs cannot show that it is not more."""
+        timed = [figures(one, metric) for one in columns]
+        supported([values for _, values in timed], p, metric)
+        sample = settle(runs, timed, metric, p, self.confidence, f"p{p * 100:g}")
+        found = shown.quantile(sample.values, p, self.confidence)
+        return found._replace(high=math.inf) if sample.caveat else found, sample
+
     def _quantile(self, values: Series, p: float, what: str) -> Interval:
-        n, least = _size(values), support(p)
-        if n == 0:
-            raise Missing(f"no request has a {what}")
-        if n < least:
-            raise Missing(f"{n:,} samples; p{p * 100:g} is supported from {least:,}")
+        """The same of a part that was chosen already."""
+        supported(values, p, what)
         found = shown.quantile(values, p, self.confidence)
-        return found._replace(high=math.inf) if self._too_few_looks(what, p) else found
-
-    def _too_few_looks(self, what: str, p: float, of: str = "") -> str:
-        """Why a tail that a queue makes is not bounded from above, though there are requests enough; "" when it is.
-
-        Queues remember for about as long as a request stays, so a load is that many looks at the queue, however many
-        requests it has; that a share 1 - p of the time is bad would go unseen with probability p ** looks.
-        """
-        if what not in QUEUED or self._looks is None:
-            return ""
-        count, length_s = self._looks
-        needed = shown.unseen(p, self.confidence)
-        if count >= needed:
-            return ""
-        stay, wanted = show.duration(length_s / count), show.duration(needed * length_s / count)
-        return (
-            f"requests stay {stay} on average, so this load saw the queue some {count:.0f} times; "
-            f"{of or f'p{p * 100:g}'} needs {needed}: {wanted} of load"
-        )
+        stays = looks(self.runs) if what in QUEUED else None
+        return found._replace(high=math.inf) if stays and tail(stays[0], stays, p, self.confidence, "") else found
 
     def _share(self, marks: Series, limit: float, at_most: bool) -> Held:
-        n = _size(marks)
+        n = size(marks)
         if n == 0:
             raise Missing("no request was counted")
         return Held(_scaled(shown.share(marks, self.confidence), 100), limit * 100, at_most, "%", n)
@@ -172,9 +156,21 @@ class Yardstick:
         found = shown.plain(uncertainty.replications(each, self.confidence))
         return Held(_scaled(found, 1e-6), term.limit_ns / 1e6, True, "ms", self._answered())
 
-    def _rate(self, weigh: _Weigh) -> Interval:
-        parts = self._of_spans([_steady(run, columns) for run, columns in self._pairs()], weigh)
-        return shown.plain(uncertainty.batch_means(parts, batches=len(parts), level=self.confidence))
+    def _rate(self, weigh: _Weigh) -> tuple[Interval, str]:
+        """Per second, after the start-up; without an upper end, and why, where that was not over."""
+        spans = [_steady(run, columns) for run, columns in self._pairs()]
+        begun, caveat = [], ""
+        for (run, columns), span in zip(self._pairs(), spans, strict=True):
+            pieces = _pieces(span, settled.BATCHES)
+            start = settled.rising(np.array([weigh(run, columns, piece) for piece in pieces]))
+            if start is None:
+                caveat = unsettled(span.duration_s or 0.0)
+            begun.append(
+                span if not start else metrics.span((pieces[start].start_s or 0) * 1e9, (span.end_s or 0) * 1e9)
+            )
+        parts = self._of_spans(begun, weigh)
+        found = shown.plain(uncertainty.batch_means(parts, batches=len(parts), level=self.confidence))
+        return (found._replace(high=math.inf) if caveat else found), caveat
 
     def _pairs(self) -> Iterator[tuple[Run, Columns]]:
         return zip(self.runs, self._columns, strict=True)
@@ -209,7 +205,7 @@ class Yardstick:
                 latencies(columns, term.of, metrics.within(columns["due_ns"], span))
                 for columns, span in zip(self._columns, spans, strict=True)
             ]
-            sides.append((self._quantile(values, term.quantile, term.of), _size(values)))
+            sides.append((self._quantile(values, term.quantile, term.of), size(values)))
         found = shown.ratio(sides[1][0], sides[0][0])
         return Held(_less_one(found), term.limit * 100, True, "%", min(size for _, size in sides))
 
@@ -224,7 +220,7 @@ class Yardstick:
             values = [latencies(columns, term.of, columns["target"] == node) for columns in self._columns]
             self._quantile(values, term.quantile, term.of)
             nodes.append(shown.quantile(values, term.quantile, confidence))
-            sizes.append(_size(values))
+            sizes.append(size(values))
         ratios = [shown.ratio(a, b) for a, b in permutations(nodes, 2)]
         found = Interval(*(max(ratio[i] for ratio in ratios) for i in range(3)))
         return Held(_less_one(found), term.limit * 100, True, "%", min(sizes))
@@ -233,18 +229,20 @@ class Yardstick:
         other = self.measured.get(term.level, Measured())
         if not other.runs or other.trouble:
             raise Missing(f"there is no run of {term.level}: {other.trouble or 'it was not run'}")
-        mine = [latencies(columns, term.of) for columns in self._columns]
-        theirs = [latencies(run.columns(), term.of) for run in other.runs]
-        found = shown.ratio(
-            self._quantile(mine, term.quantile, term.of), self._quantile(theirs, term.quantile, term.of)
-        )
-        return Held(_scaled(found, 100), term.limit * 100, True, "%", min(_size(mine), _size(theirs)))
+        theirs = [run.columns() for run in other.runs]
+        over, mine = self._latency(self.runs, self._columns, term.of, term.quantile)
+        under, its = self._latency(other.runs, theirs, term.of, term.quantile)
+        found = _scaled(shown.ratio(over, under), 100)
+        caveat = mine.caveat or (its.caveat and f"{term.level}: {its.caveat}")
+        return Held(found, term.limit * 100, True, "%", min(mine.total, its.total), caveat)
 
     def _cost(self, term: Any) -> Held:
         limit, currency = term.limit
         if self.money is None:
             raise Missing("there are no prices")
-        good = self._rate(_good_ends)
+        good, caveat = self._rate(_good_ends)
+        if caveat:
+            raise Missing(caveat)
         if good.value <= 0:
             raise Missing("no request was good: there is no cost per good one")
         try:
@@ -261,23 +259,6 @@ class Yardstick:
 _Weigh = Callable[[Run, Columns, Span], float]
 
 
-def looks(runs: Sequence[Run]) -> tuple[float, float] | None:
-    """Independent looks at the queue (load time / mean time in the system), and the load time in s, over all runs; None
-    for closed loops, whose number in the system does not wander."""
-    if not runs or any(stage.closed for stage in runs[0].header.stages if stage.measured):
-        return None
-    count = length = 0.0
-    for run in runs:
-        stay_ms, steady_s = run.summary.e2e_ms.mean, run.summary.window.steady.duration_s
-        if stay_ms and steady_s:
-            count, length = count + steady_s / (stay_ms / 1e3), length + steady_s
-    return (count, length) if count else None
-
-
-def _size(values: Series) -> int:
-    return sum(map(len, values))
-
-
 def _scaled(found: Interval, by: float) -> Interval:
     return Interval(found.value * by, found.low * by, found.high * by)
 
@@ -287,29 +268,9 @@ def _less_one(ratio: Interval) -> Interval:
     return Interval(*((end - 1) * 100 for end in ratio))
 
 
-def _counted(columns: Columns) -> NDArray[np.bool_]:
-    counted: NDArray[np.bool_] = columns["status"] != CANCELLED
-    return counted
-
-
-def latencies(columns: Columns, metric: str, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
-    """A metric in ns of every request that has one, in order of due; infinite for those that are not ok."""
-    ok = columns.where(OK)
-    values = columns.measure(metric)
-    kept = _counted(columns) & (~ok | (values != metrics.UNDEFINED))
-    if chosen is not None:
-        kept &= chosen
-    order = np.argsort(columns["due_ns"][kept], kind="stable")
-    found: NDArray[np.float64] = np.where(ok, values, np.inf)[kept][order]
-    return found
-
-
-def _good(run: Run, columns: Columns) -> NDArray[np.float64]:
-    """1 for each request that meets the SLO of the run, in order of due."""
-    kept = _counted(columns)
-    order = np.argsort(columns["due_ns"][kept], kind="stable")
-    marks: NDArray[np.float64] = _meets(run, columns)[kept][order].astype(np.float64)
-    return marks
+def _misses(run: Run, columns: Columns) -> Timed:
+    """1 for each request that does not meet the SLO of the run."""
+    return ordered(columns, counted(columns), (~_meets(run, columns)).astype(np.float64))
 
 
 def _meets(run: Run, columns: Columns) -> NDArray[np.bool_]:

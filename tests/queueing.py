@@ -13,8 +13,8 @@ from loadgen.header import Header, Stage, Target
 from loadgen.metrics import Limits, Slo
 from loadgen.quantiles import Histogram
 from loadgen.record import KINDS, SOURCES, STATUSES
+from loadgen.samples import Run
 from loadgen.summary import summarize
-from loadgen.yardstick import Run
 
 TOKENS = 200
 SLOTS = 32
