@@ -469,7 +469,7 @@ def test_without_a_url_the_embedded_endpoint_is_used_and_named(tmp_path: Path) -
     told = json.loads(out)
     assert told["requests"]["ok"] == told["requests"]["scheduled"] == 40
     assert told["target"]["name"] == "embedded simulation: gb300-vm" and told["target"]["simulated"]
-    assert "SIMULATED" in err
+    assert "SIMULATED" in err and "the model extrapolates" in " ".join(err.split())
     assert "OPENAI_BASE_URL is set and not used" in err
     assert "embedded simulation" in err
     assert KEY not in out + err
