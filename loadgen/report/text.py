@@ -170,7 +170,9 @@ def _counts(summary: Summary, width: int) -> Iterator[str]:
 
 
 def _drift(drift: Drift, width: int) -> Iterator[str]:
-    """How the last third of a run was, beside its first: of one that was long enough to have thirds."""
+    """How the last third of a run was, beside its first; in half a minute it says little but how a run begins."""
+    if (drift.block_s or 0) < 2:
+        return
     shown = [
         (name, getattr(drift, part))
         for name, part in (
