@@ -1,0 +1,42 @@
+"""The Python examples of docs/report.md run on a stored run, each where its library is installed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+
+from loadgen import store
+from loadgen.served import FILE
+
+PAGE = Path(__file__).parent.parent / "docs" / "report.md"
+EXAMPLES = re.findall(r"(?m)^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL)
+LIBRARIES = ["loadgen", "polars", "pandas", "duckdb"]
+
+
+def test_there_is_an_example_of_each_library() -> None:
+    assert [text.split()[1] for text in EXAMPLES] == LIBRARIES
+
+
+@pytest.mark.filterwarnings("default")  # what a library of others says of itself is not ours to mend
+@pytest.mark.parametrize("example", EXAMPLES, ids=LIBRARIES)
+def test_the_examples_run(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(example.split()[1])
+    folder = runs.write(tmp_path / "results" / "RUN")
+    recorder = store.Recorder(folder)
+    assert recorder.finish()
+    store.drop_spool(folder)
+    sample = {"t_s": 0.0, "target": 0, "page": "http://h/metrics", "name": "up", "labels": "", "value": 1.0}
+    (folder / FILE).write_text(json.dumps(sample) + "\n")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    *statements, last = ast.parse(example).body
+    exec(compile(ast.Module(statements, []), str(PAGE), "exec"), names)
+    assert isinstance(last, ast.Expr)
+    shown = repr(eval(compile(ast.Expression(last.value), str(PAGE), "eval"), names))  # as a notebook's cell shows it
+    assert len(shown) > 40
