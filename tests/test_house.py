@@ -142,6 +142,7 @@ def test_pure_rooms_import_no_io(name: str) -> None:
     impure = {"loadgen.drive", "loadgen.run", "loadgen.store", "loadgen.bodies", "loadgen.progress"}
     impure |= {
         "loadgen.sim.server",
+        "loadgen.sim.endpoint",
         "loadgen.sim.embedded",
         "loadgen_sdk.wire",
         "loadgen_sdk.client",
