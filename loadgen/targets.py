@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,14 @@ from loadgen.workload.positions import Map, Seq, Spot, child, read, where
 KEYS = ("name", "url", "api_key_env", "api_key_file", "gpus", "shape", "region")
 
 
-def load(path: Path, env: Mapping[str, str] = os.environ) -> tuple[Endpoint, ...]:
-    """The endpoints of a file: a list, or a mapping with `targets:`. Raises Faults with all that is wrong."""
+NOTHING = Endpoint(url="")
+
+
+def load(path: Path, env: Mapping[str, str] = os.environ, common: Endpoint = NOTHING) -> tuple[Endpoint, ...]:
+    """The endpoints of a file: a list, or a mapping with `targets:`. Raises Faults with all that is wrong.
+
+    `common`: the key, GPUs, shape and region of targets that do not name their own.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -36,7 +43,11 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> tuple[Endpoint, ...
         shift = 1
     else:
         shift = 0
-    top, faults = read(text, str(path), env)
+    try:
+        top, faults = read(text, str(path), env)
+    except Faults as found:
+        raise Faults([_up(fault, shift) for fault in found.faults]) from None
+    faults = [_up(fault, shift) for fault in faults]
     listed = top.get("targets")
     if not isinstance(listed, Seq) or not listed:
         raise Faults(
@@ -53,7 +64,7 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> tuple[Endpoint, ...
         if not isinstance(item, Map):
             faults.append(UserError("a target is a mapping", at(listed.values_at[i]), "write - {name: ..., url: ...}"))
             continue
-        endpoint = _endpoint(item, path, env, at, faults)
+        endpoint = _endpoint(item, path, env, at, faults, common)
         if endpoint.name in names:
             faults.append(UserError(f"a second target named {endpoint.name!r}", at(item.at), "give each its own name"))
         names[endpoint.name] = i
@@ -69,6 +80,12 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> tuple[Endpoint, ...
     return tuple(endpoints)
 
 
+def _up(fault: Fault, lines: int) -> Fault:
+    """A fault told of the text as it was read, where the file has it."""
+    place = re.sub(r":(\d+):", lambda found: f":{int(found[1]) - lines}:", fault.where, count=1)
+    return UserError(fault.what, place, fault.hint)
+
+
 def _same(one: Endpoint, other: Endpoint) -> bool:
     """Whether two targets are one: the same base URL, asked with the same key."""
     try:
@@ -77,7 +94,9 @@ def _same(one: Endpoint, other: Endpoint) -> bool:
         return False
 
 
-def _endpoint(item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fault]) -> Endpoint:
+def _endpoint(
+    item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fault], common: Endpoint
+) -> Endpoint:
     known = f"known: {', '.join(KEYS)}"
     faults += [UserError(f"unknown key {key!r}", at(item.keys_at[key]), known) for key in item if key not in KEYS]
     for key in ("url", "name", "shape", "region"):
@@ -93,21 +112,21 @@ def _endpoint(item: Map, path: Path, env: Mapping[str, str], at: Any, faults: li
     except TargetUnusable as error:
         faults.append(UserError(str(error), at(item.values_at["url"]), error.hint))
         shown = ""
-    gpus = item.get("gpus")
-    if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool) or gpus < 1):
+    gpus = item.get("gpus", common.gpus)
+    if "gpus" in item and (not isinstance(gpus, int) or isinstance(gpus, bool) or gpus < 1):
         faults.append(UserError("gpus is a whole number from 1", at(item.values_at["gpus"]), "write gpus: 4"))
         gpus = None
     return Endpoint(
         url=url,
         name=str(item.get("name") or shown),
-        api_key=_key(item, path, env, at, faults),
+        api_key=_key(item, path, env, at, faults, common.api_key),
         gpus=gpus,
-        shape=str(item.get("shape", "")),
-        region=str(item.get("region", "")),
+        shape=str(item.get("shape", common.shape)),
+        region=str(item.get("region", common.region)),
     )
 
 
-def _key(item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fault]) -> str | None:
+def _key(item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fault], common: str | None) -> str | None:
     """From the variable or the file that the target names; never written into the file itself."""
     if "api_key_env" in item:
         name = str(item["api_key_env"])
@@ -122,7 +141,7 @@ def _key(item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fa
             faults.append(
                 UserError(f"{file}: {error.strerror}", at(item.values_at["api_key_file"]), "a file with the key")
             )
-    return env.get("OPENAI_API_KEY") or None
+    return common or env.get("OPENAI_API_KEY") or None
 
 
 def from_urls(urls: list[str], api_key: str | None, gpus: int | None, shape: str, region: str) -> tuple[Endpoint, ...]:

@@ -37,6 +37,10 @@ def test_a_file_says_all(tmp_path: Path) -> None:
     assert first == Endpoint(url="http://h1:8000", name="a", api_key="k-env", gpus=4, shape="S", region="R")
     assert (second.name, second.api_key, second.gpus) == ("h2:8000", "k-file", None)
     assert "k-env" not in repr(first)
+    common = Endpoint(url="", api_key="k-all", gpus=8, shape="T", region="Q")
+    file.write_text(file.read_text() + "- {name: c, url: 'http://h3'}\n")
+    assert targets.load(file, {"KEY_A": "k-env"}, common)[0] == first
+    assert targets.load(file, {"KEY_A": "k-env"}, common)[2] == replace(common, url="http://h3", name="c")
 
 
 @pytest.mark.parametrize(
@@ -50,6 +54,7 @@ def test_a_file_says_all(tmp_path: Path) -> None:
         ("- {url: 'http://h', gpus: -1}\n- [1]\n", ["t.yaml:1:27", "t.yaml:2:3", "mapping"]),
         ("- {url: 'http://h', api_key_env: NOT_THERE}\n", ["NOT_THERE is not set"]),
         ("targets: []\n", ["no targets"]),
+        ("- {name: a, url: 'http://h'}\n  b: {\n", ["t.yaml:2:3", "not valid YAML"]),
         ("", ["t.yaml"]),
     ],
 )

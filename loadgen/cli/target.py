@@ -211,7 +211,14 @@ def settings(
     endpoints: tuple[Endpoint, ...] = ()
     try:
         if targets_file is not None:
-            endpoints = targets.load(targets_file)
+            common = Endpoint(
+                url="",
+                api_key=key,
+                gpus=rest.get("gpus"),
+                shape=rest.get("shape") or "",
+                region=rest.get("region") or "",
+            )
+            endpoints = targets.load(targets_file, common=common)
         elif len(urls) > 1:
             endpoints = targets.from_urls(
                 urls, key, rest.get("gpus"), rest.get("shape") or "", rest.get("region") or ""
