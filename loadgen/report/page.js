@@ -163,9 +163,9 @@
       for (const tick of this.x.ticks) {
         const x = this.px(tick), word = format(spec.x)(tick, this.x.high), half = word.length * 3.3;
         draw("line", {x1: x, x2: x, y1: bottom, y2: bottom + 4, class: "axis"}, svg);
-        if (x - half < free) continue;
-        free = x + half + 6;
         const anchor = x + half > width ? "end" : "middle";
+        if ((anchor === "end" ? width - 2 * half : x - half) < free) continue;
+        free = x + half + 6;
         draw("text", {x: anchor === "end" ? width : x, y: bottom + 16, "text-anchor": anchor}, svg, word);
       }
       draw("line", {x1: left, x2: right, y1: bottom, y2: bottom, class: "axis"}, svg);
@@ -185,9 +185,9 @@
       const stroke = `var(--${color || "soft"})`;
       if (y !== undefined) {
         if (this.y.place(y) > 1 || this.y.place(y) < 0) return;
-        const at = this.py(y);
+        const at = this.py(y), under = (this.spec.bands || []).length ? this.top + 25 : 0;  // the names of the bands
         draw("line", {x1: this.left, x2: this.right, y1: at, y2: at, stroke, "stroke-dasharray": "6 4"}, this.svg);
-        if (label) draw("text", {x: this.right - 5, y: at - this.top < 26 ? at + 13 : at - 4, "text-anchor": "end", style: `fill:${stroke}`}, this.svg, label);
+        if (label) draw("text", {x: this.right - 5, y: at - this.top < 28 ? Math.max(at + 13, under) : at - 4, "text-anchor": "end", style: `fill:${stroke}`}, this.svg, label);
       } else {
         if (this.x.place(x) > 1.001 || this.x.place(x) < 0) return;
         const at = this.px(x), late = at > (this.left + this.right) / 2;
