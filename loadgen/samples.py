@@ -6,6 +6,7 @@ Pure. Where a start-up ends and how long a server remembers is said in `settled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -51,11 +52,12 @@ class Missing(Exception):
 
 class Sample(NamedTuple):
     """The figures of the settled part of each run, of `total` requests in all. `caveat`: why they cannot show that a
-    promise is kept; `of`: the part of the load, in words."""
+    promise is kept which `bound` does not keep; `of`: the part of the load, in words."""
 
     values: list[NDArray[np.float64]]
     total: int
     caveat: str = ""
+    bound: float = math.inf
     of: str = ""
 
 
@@ -129,10 +131,15 @@ def settle(runs: Sequence[Run], timed: Sequence[Timed], metric: str, p: float, c
         waits = [figures(run.columns(), QUEUED[0]) for run in runs]
         seen = sum(settled.looks(*one, ns, errors=0.0) for one, ns in zip(waits, stay, strict=True))
         alike = sum(settled.looks(*one, ns) for one, ns in zip(cut, stay, strict=True))
-        caveat = tail(min(seen, stays[0]), stays, p, confidence, what) or _memory(alike, LOOKS[metric], stays[1])
+        caveat = tail(min(seen, stays[0]), stays, p, confidence, what)
+        if not caveat:
+            caveat = _memory(alike, LOOKS[metric], stays[1])
+            if alike >= max(shown.unseen(p, confidence), LOOKS[metric] / 2):  # few, but the worst of them was met
+                each = zip(cut, stay, strict=True)
+                sample = sample._replace(bound=max(settled.worst(*one, ns, p) for one, ns in each))
         sample = sample._replace(caveat=caveat)
     starts = [float(due[part.start] - due[0]) for (due, _), part in zip(timed, parts, strict=True) if part.start]
-    return sample._replace(of=f"after {show.duration(max(starts) / 1e9)} of start-up" if starts else "")
+    return sample._replace(of=f"from {show.duration(max(starts) / 1e9)} on" if starts else "")
 
 
 def unsettled(length_s: float) -> str:

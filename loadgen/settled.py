@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import uncertainty
+from loadgen.quantiles import index
 
 BATCHES = 60  # in which a start-up is looked for: of 1.7 % of the load each
 FEWEST = 5  # stretches of one stay, from which their correlation says anything
@@ -71,6 +72,13 @@ def looks(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float
     return len(series) * (1 - r) / (1 + r)
 
 
+def worst(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float, p: float) -> float:
+    """The highest that the p quantile of a stretch of one stay came to."""
+    places = ((due_ns - due_ns[0]) / max(stay_ns, 1.0)).astype(np.int64)
+    _, firsts = np.unique(places, return_index=True)
+    return max(float(np.sort(one)[index(len(one), p)]) for one in np.split(values, firsts[1:]))
+
+
 def _stretches(
     due_ns: NDArray[np.int64], values: NDArray[np.float64], width_ns: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -82,4 +90,4 @@ def _stretches(
     return np.add.reduceat(ranks, firsts) / sizes, firsts
 
 
-__all__ = ["Part", "looks", "part", "rising"]
+__all__ = ["Part", "looks", "part", "rising", "worst"]

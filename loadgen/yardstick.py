@@ -131,7 +131,7 @@ class Yardstick:
         supported([values for _, values in timed], p, metric)
         sample = settle(runs, timed, metric, p, self.confidence, f"p{p * 100:g}")
         found = shown.quantile(sample.values, p, self.confidence)
-        return found._replace(high=math.inf) if sample.caveat else found, sample
+        return found._replace(high=max(found.high, sample.bound)) if sample.caveat else found, sample
 
     def _quantile(self, values: Series, p: float, what: str) -> Interval:
         """The same of a part that was chosen already."""

@@ -46,6 +46,7 @@ def render(found: Validation) -> str:
             )
         ),
     )
+    shared = _shared(found)
     for level in found.levels:
         sheet.section(f"{level.name}: {level.verdict}")
         sheet.add(f'<p class="soft">{escape(_load(level))}</p>')
@@ -53,7 +54,10 @@ def render(found: Validation) -> str:
             sheet.add(page.mark("NOTHING SHOWN", level.trouble, "warn"))
         rows = [_row(term, level.trouble) for term in level.terms]
         sheet.add(page.table(("verdict", "", "promise", "measured"), rows, words=True))
-        sheet.add(page.listed(level.notes, "warn"))
+        sheet.add(page.listed([note for note in level.notes if note not in shared], "warn"))
+    if shared:
+        sheet.section("Said of every level")
+        sheet.add(page.listed(shared, "warn"))
     if found.preflight:
         sheet.section("Seen before the first request")
         sheet.add(page.listed(found.preflight))
@@ -73,6 +77,12 @@ def _words() -> Iterator[tuple[str, str]]:
     yield "must, should", "the verdict is that of the must terms; should terms are told and decide nothing"
 
 
+def _shared(found: Validation) -> list[str]:
+    """Notes that all levels have, if there are several: told once."""
+    notes = [level.notes for level in found.levels]
+    return [note for note in notes[0] if all(note in other for other in notes)] if len(notes) > 1 else []
+
+
 def _load(level: LevelVerdict) -> str:
     parts = [level.workload, level.load, f"{level.ok:,} of {level.requests:,} requests ok", ", ".join(level.runs)]
     return " · ".join(part for part in parts if part)
@@ -87,6 +97,7 @@ def text(found: Validation) -> str:
     lines = [f"contract: {found.contract}   target: {found.target} {found.model}".rstrip()]
     if found.simulated:
         lines.append("SIMULATED, not a real server: this verdict is an exercise")
+    shared = _shared(found)
     for level in found.levels:
         lines += ["", f"{level.name}: {level.verdict}   ({_load(level)})"]
         lines += _wrapped("  ", level.trouble) if level.trouble else []
@@ -94,7 +105,10 @@ def text(found: Validation) -> str:
             lines += _wrapped(f"  {term.verdict:<12}  {term.kind:<6}  ", f"{term.term}")
             lines += _wrapped(" " * 24, term.reason) if term.reason != level.trouble else []
         for note in level.notes:
-            lines += _wrapped("  note: ", note)
+            lines += _wrapped("  note: ", note) if note not in shared else []
+    lines += [""] if shared else []
+    for note in shared:
+        lines += _wrapped("note, of every level: ", note)
     return "\n".join([*lines, "", f"{found.verdict}: {found.sentence}"]) + "\n"
 
 
