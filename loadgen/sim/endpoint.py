@@ -1,9 +1,9 @@
 """The embedded endpoint: an OpenAI-compatible server without a model, one process, one epoll, raw sockets.
 
 It joins pure rooms (dialect: what is said, pace or fleet: when, faults: what goes wrong) with connections and the
-clock, and logs when each event was really sent. No asyncio: every event is one `send` in the turn that finds it due, and
-a loop of one epoll does that with the least between the plan and the kernel. Paths starting with `/_` and the request
-headers `X-Request-Id` (names the request in the log) and `X-Sim-Fault` (see faults.py) exist here only.
+clock, and logs when each event was really sent. No asyncio: every event is one `send` in the turn that finds it due,
+and a loop of one epoll does that with the least between the plan and the kernel. Paths starting with `/_` and the
+request headers `X-Request-Id` (names the request in the log) and `X-Sim-Fault` (see faults.py) exist here only.
 """
 
 from __future__ import annotations
