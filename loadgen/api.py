@@ -202,7 +202,7 @@ def _read(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
     from loadgen_sdk.dialects.quirks import APIS, NAMES
     from loadgen_sdk.wire import Tls
 
-    from loadgen import scrape, targets
+    from loadgen import depot, scrape, targets
     from loadgen.plan import Settings
     from loadgen.workload.overrides import Overrides
 
@@ -236,7 +236,7 @@ def _read(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
         rest["server_metrics"] = (asked,) if isinstance(asked, str) else tuple(asked)
         faults += filter(None, [scrape.check(rest["server_metrics"])])
     workers = rest.get("workers", 1)
-    if workers == "auto":
+    if workers == "auto" or ("workers" not in rest and rest.get("ray") is not None):
         rest["workers"] = 0
     elif not isinstance(workers, int) or workers < 1:
         faults.append(UserError(f"{workers!r} is no number of workers", "workers", "a number from 1, or auto"))
@@ -250,7 +250,8 @@ def _read(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
     if isinstance(headers := rest.get("headers"), Mapping):
         rest["headers"] = tuple(headers.items())
     if rest.get("out") is not None:
-        rest["out"] = Path(rest["out"])
+        out = os.fspath(rest.pop("out"))
+        rest |= {"store": out} if depot.is_url(out) else {"out": Path(out)}
     urls = [] if url is None else [url] if isinstance(url, str) else list(url)
     if urls and rest.get("api_key") is None:
         names = ["OPENAI_API_KEY"]

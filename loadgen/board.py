@@ -34,6 +34,15 @@ class Board:
         block["ttft_ns"][: len(latest)] = latest
         block["ttfts"] = len(latest)
 
+    def block(self, worker: int) -> bytes:
+        """The block of one worker, for a board on another machine."""
+        found: bytes = self._blocks[worker].tobytes()
+        return found
+
+    def paste(self, worker: int, block: bytes) -> None:
+        """Publish what another machine's board has of one worker."""
+        self._blocks[worker] = np.frombuffer(block, _BLOCK)[0]
+
     @property
     def counters(self) -> Counters:
         """All workers together, as of their last second."""

@@ -61,6 +61,29 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}  # of the libraries that matter
 
 
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker on a node of a cluster. Its clock is ahead of the driver's by `offset_ms`, give or take `bound_ms`."""
+
+    worker: int
+    node: str = ""
+    address: str = ""
+    offset_ms: float = 0.0
+    bound_ms: float = 0.0
+    lost: bool = False
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the workers were, when not on this machine. Their starts lie within `start_bound_ms` of the run's instant
+    0, by exchanges with each of them; `drift_ms`: how far a clock had moved against ours at the end, null: not known.
+    """
+
+    address: str = ""  # of Ray, as given
+    nodes: int = 0
+    start_bound_ms: float = 0.0
+    drift_ms: float | None = None
+    workers: tuple[Placed, ...] = ()
+
+
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """What `run.json` holds. Written when the run starts (`state` running) and again when it ends."""
 
@@ -103,6 +126,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     keep: str = "raw"  # which rows are kept: raw (all), sample, histogram (none)
     server_pages: tuple[str, ...] | None = None  # the servers' own metrics pages that are read; null: not looked for
     host: Host = Host()
+    cluster: Cluster | None = None  # null: the workers ran on `host`
     notes: tuple[str, ...] = ()  # warnings known before the first request; they become warnings of the verdict
 
 

@@ -79,9 +79,11 @@ class Settings:
     tls: Tls = field(default_factory=Tls)
     tokenizer: str | None = None
     workers: int = 1  # 0: as many as the plan can use here
+    ray: str | None = None  # address of a Ray cluster for the workers, or auto; None: they run on this machine
     sources: tuple[str, ...] = ()  # local addresses to send from
     keep: Literal["raw", "sample", "histogram"] = "raw"  # which rows
     out: Path | None = None
+    store: str | None = None  # s3://..., az://..., ...: where the finished folder is copied to
     gpus: int | None = None
     shape: str = ""
     region: str = ""
@@ -129,9 +131,16 @@ def plan(job: Job) -> tuple[Schedule, prompts.Prompts, tokens.Tokenizer]:
 
 
 def prepare(
-    workload: Workload, settings: Settings, found: tuple[Found, ...], *, simulated: bool, folder: Path
+    workload: Workload,
+    settings: Settings,
+    found: tuple[Found, ...],
+    *,
+    simulated: bool,
+    folder: Path,
+    cores: int | None = None,
 ) -> tuple[Job, heads.Header, Schedule]:
-    """Everything that is decided before the clock starts, and the header that says so."""
+    """Everything that is decided before the clock starts, and the header that says so. `cores`: of a cluster, where
+    the workers run on one; what its nodes have room for is then not judged here."""
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     salt = seeds.fresh()
     job = Job(
@@ -139,9 +148,11 @@ def prepare(
     )  # fmt: skip
     timetable, requests, tokenizer = plan(job)
     if not settings.workers:
-        settings = replace(settings, workers=workers(timetable, requests, workload.max_in_flight, simulated=simulated))
+        most = workload.max_in_flight
+        useful = workers(timetable, requests, most, simulated=simulated and cores is None, cores=cores or 0)
+        settings = replace(settings, workers=useful)
         job = replace(job, settings=settings)
-    _enough(timetable, workload, settings, found, simulated)
+    _enough(timetable, workload, settings, found, simulated, here=cores is None)
     slo, unjudged = _judged(_slo(workload), settings.stream)
     now = datetime.datetime.now(datetime.UTC).astimezone()
     first = found[0]
@@ -264,25 +275,32 @@ def cap(max_in_flight: int | None, share: int, shares: int) -> int | None:
 
 
 def _enough(
-    timetable: Schedule, workload: Workload, settings: Settings, found: tuple[Found, ...], simulated: bool
+    timetable: Schedule,
+    workload: Workload,
+    settings: Settings,
+    found: tuple[Found, ...],
+    simulated: bool,
+    *,
+    here: bool,
 ) -> None:
-    """Raises Faults where the plan needs more workers, files or ports than there are."""
+    """Raises Faults where the plan needs more workers, files or ports than there are; `here`: on this machine."""
     faults: list[Fault] = list(headroom.unusable(settings.sources))
-    if settings.workers > MOST_PER_CORE * _cores():
+    if here and settings.workers > MOST_PER_CORE * _cores():
         what = f"{settings.workers:,} worker processes on {_cores()} core(s)"
         faults.append(UserError(what, f"--workers {settings.workers}", "--workers auto: a core each, if there is work"))
     most = workload.max_in_flight
     if most is not None and most < settings.workers and any(not span.lanes for span in timetable.stages):
         what = f"{most} requests in flight cannot be spread over {settings.workers} workers"
         faults.append(UserError(what, "--max-in-flight", f"--workers {most} or fewer: each has its part of the cap"))
-    faults += headroom.faults(
-        total=headroom.connections(timetable, most),
-        workers=settings.workers,
-        addresses=[one.target.address for one in found],
-        sources=len(settings.sources),
-        simulated=simulated,
-        room=headroom.room(),
-    )
+    if here:
+        faults += headroom.faults(
+            total=headroom.connections(timetable, most),
+            workers=settings.workers,
+            addresses=[one.target.address for one in found],
+            sources=len(settings.sources),
+            simulated=simulated,
+            room=headroom.room(),
+        )
     if faults:
         raise Faults(faults)
 

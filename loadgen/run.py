@@ -28,7 +28,7 @@ from loadgen_sdk.target import Target
 from loadgen_sdk.wire import Wire, raise_file_limit
 
 from loadgen import header as heads
-from loadgen import prompts, schedule, scrape, store
+from loadgen import depot, prompts, schedule, scrape, store
 from loadgen.bodies import Bodies
 from loadgen.drive import AHEAD, HOLD_NS, Drive, no_collector
 from loadgen.errors import Fault, Faults, TargetError, UserError
@@ -300,12 +300,16 @@ def execute(
     *,
     on_drive: Callable[[Counted], Any] | None = None,
     announce: Callable[[heads.Header, Schedule, Path], None] | None = None,
+    placed: Callable[[heads.Cluster], None] | None = None,
 ) -> tuple[Summary, Path]:
     """The whole of it: one run and its folder. Raises Fault or Faults for whatever stands in its way.
 
-    `on_drive` is called in a running event loop when the load begins, with what has the `counters` of all workers.
+    `on_drive` is called in a running event loop when the load begins, with what has the `counters` of all workers;
+    `placed`, on a cluster, with where they are, shortly before.
     """
     if settings.url is not None and settings.url.startswith("sim:"):
+        if settings.ray is not None:
+            raise UserError(f"{settings.url} runs in virtual time, in one process", "--ray", "leave --ray out")
         from loadgen.sim import virtual
 
         return virtual.execute(workload, settings, settings.url.removeprefix("sim:"), announce=announce)
@@ -320,19 +324,41 @@ def execute(
             simulation = embedded.start(Options(**settings.embedded))
             ends.callback(simulation.stop)
             settings = replace(settings, url=simulation.url)
+        cluster = None
+        if settings.ray is not None:
+            from loadgen.fanout import ray
+
+            cluster = ends.enter_context(ray.connected(settings.ray))
+        away = None if settings.store is None else depot.open(settings.store)
         now = datetime.datetime.now(datetime.UTC).astimezone()
         folder = new_folder(settings.out, workload.name, now)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             found = runner.run(find_all(settings))
             scraper = ends.enter_context(contextlib.closing(scrape.Scraper(folder, settings, found)))
-            job, header, timetable = prepare(workload, settings, found, simulated=simulated, folder=folder)
+            job, header, timetable = prepare(
+                workload, settings, found,
+                simulated=simulated, folder=folder, cores=None if cluster is None else cluster.cores,
+            )  # fmt: skip
+            if cluster is not None:
+                notes = runner.run(cluster.place(job, timetable, simulated=simulated))
+                header = msgspec.structs.replace(header, notes=(*header.notes, *notes))
             header = msgspec.structs.replace(header, server_pages=scraper.pages())
             store.replace(folder / "run.json", heads.encode(header))
             if announce is not None:
                 announce(header, timetable, folder)
             recorder = store.Recorder(folder)
             try:
-                if job.settings.workers > 1:
+                if cluster is not None:
+
+                    def know(where: heads.Cluster) -> None:
+                        nonlocal header
+                        if header.cluster is None and placed is not None:
+                            placed(where)
+                        header = msgspec.structs.replace(header, cluster=where)
+                        store.replace(folder / "run.json", heads.encode(header))
+
+                    share = runner.run(cluster.run(job, timetable, on_drive, scraper.begin, know))
+                elif job.settings.workers > 1:
                     from loadgen.fanout import local
 
                     share = runner.run(local.run(job, timetable, job.settings.workers, on_drive, scraper.begin))
@@ -348,7 +374,10 @@ def execute(
                 recorder.finish()
                 raise
         scraper.close()
-        return finish(job, header, share, recorder, timetable), folder
+        summary = finish(job, header, share, recorder, timetable)
+        if away is not None:
+            away.put(folder)
+        return summary, folder
 
 
 class _Callable(types.ModuleType):

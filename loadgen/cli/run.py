@@ -111,7 +111,8 @@ def run(
     limit: Annotated[
         list[str] | None, typer.Option("--limit", help="Change a limit of the verdict: send_lag_share:10%. Stored.")
     ] = None,
-    workers: target.Workers = "1",
+    workers: target.ManyWorkers = None,
+    ray: target.Ray = None,
     source: target.Sources = None,
     keep: target.Keep = "raw",
     tokenizer: target.Tokenizer = None,
@@ -129,13 +130,14 @@ def run(
     shape: target.Shape = "",
     region: target.Region = "",
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--out",
             "-o",
             "--output-artifact-dir",
             "--result-dir",
-            help="Results folder; without it a new one in results/.",
+            help="Results folder; without it a new one in results/. s3://, az://, gs://, file://...: copied there at "
+            "the end.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of the table.")] = False,
@@ -149,6 +151,7 @@ def run(
     Exit: 0 done and SLO met, 1 SLO missed, 2 wrong usage, 3 unreachable or not valid, 70 bug, 130 interrupted.
     """
     from loadgen.errors import Faults, UserError
+    from loadgen.depot import is_url
     from loadgen.workload.overrides import Overrides, levels
     from loadgen.workload.reading import given as load
 
@@ -166,7 +169,8 @@ def run(
             server=server, api=api, headers=header or [], extra_body=extra_body,
             api_key_file=api_key_file, cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure,
             stream=not no_stream, client=client, tokenizer=tokenizer, workers=workers, sources=source, keep=keep,
-            server_metrics=server_metrics, gpus=gpus, shape=shape, region=region, out=out,
+            server_metrics=server_metrics, gpus=gpus, shape=shape, region=region,
+            out=None if out is None or is_url(out) else Path(out), store=out if out and is_url(out) else None, ray=ray,
         )  # fmt: skip
     except Faults as found:
         faults += found.faults

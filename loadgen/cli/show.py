@@ -14,7 +14,7 @@ from loadgen.report import machine, text
 from loadgen.summary import Summary, exit_code
 
 if TYPE_CHECKING:
-    from loadgen.header import Header
+    from loadgen.header import Cluster, Header
     from loadgen.live import Live
     from loadgen.progress import Counted
     from loadgen.schedule import Schedule
@@ -53,7 +53,8 @@ class Show:
         summaries = []
         for i, workload in enumerate(workloads):
             level = next((stage.arrival.concurrency for stage in workload.stages if stage.measured), i)  # type: ignore[union-attr]
-            summary, _ = self.perform(workload, replace(settings, out=parent / f"c{level}"))
+            store = settings.store and f"{settings.store}/c{level}"
+            summary, _ = self.perform(workload, replace(settings, out=parent / f"c{level}", store=store))
             summaries.append(summary)
             if summary.run.state == "interrupted":
                 break
@@ -75,7 +76,10 @@ class Show:
         if settings.url is None and os.environ.get("OPENAI_BASE_URL"):
             say("note: OPENAI_BASE_URL is set and not used: only --url sends load to a server")
         try:
-            return run.execute(workload, settings, announce=self._announce, on_drive=self._follow)
+            found = run.execute(workload, settings, announce=self._announce, on_drive=self._follow, placed=self._placed)
+            if settings.store is not None:
+                say(f"stored in {settings.store}")
+            return found
         finally:
             if self._progress is not None:
                 self._progress.clear()
@@ -108,6 +112,11 @@ class Show:
             from loadgen.live import Live
 
             self._live = Live(folder)
+
+    def _placed(self, cluster: Cluster) -> None:
+        nodes = ", ".join(dict.fromkeys(f"{one.node} ({one.address})" for one in cluster.workers))
+        say(f"cluster: {len(cluster.workers)} worker(s) on {cluster.nodes} node(s): {nodes}")
+        say(f"start: common to all workers within ±{cluster.start_bound_ms:.3f} ms, by exchanges with their clocks")
 
     @staticmethod
     def _virtual(header: Header) -> bool:

@@ -69,6 +69,18 @@ Api = Annotated[str, typer.Option("--api", "--endpoint-type", help="chat or comp
 Workers = Annotated[
     str, typer.Option("--workers", help="Worker processes on this machine, or auto: as many as the load can use.")
 ]
+ManyWorkers = Annotated[
+    str | None,
+    typer.Option(
+        "--workers",
+        help="Worker processes on this machine (1 without the flag), or auto: as many as the load can use. With --ray: "
+        "on the nodes of the cluster, auto without the flag.",
+    ),
+]
+Ray = Annotated[
+    str | None,
+    typer.Option("--ray", help="Run the workers on a Ray cluster: auto, or HOST:PORT of its head. docs/cluster.md."),
+]
 Keep = Annotated[
     str,
     typer.Option(
@@ -125,7 +137,7 @@ def settings(
     cert: Path | None,
     cert_key: Path | None,
     insecure: bool,
-    workers: str,
+    workers: str | None,
     server: str,
     api: Any,
     client: Any,
@@ -190,6 +202,8 @@ def settings(
                 UserError(f"not a JSON object: {error}", "--extra-body", "write --extra-body '{\"temperature\": 0}'")
             )
     count = 1
+    ray = rest.get("ray")
+    workers = workers or ("auto" if ray is not None else "1")
     if workers == "auto":
         count = 0
     elif workers.isdigit() and int(workers) > 0:
@@ -198,6 +212,8 @@ def settings(
         faults.append(
             UserError(f"{workers!r} is no number of workers", f"--workers {workers}", "a number from 1, or auto")
         )
+    if sources and ray is not None:
+        faults.append(UserError("local addresses differ from node to node", "--source", "leave out --source or --ray"))
     if sources and client == "openai":
         faults.append(UserError("the openai package does not choose its local address", "--source", "--client wire"))
     for flag, path in (("--cacert", cacert), ("--cert", cert), ("--key", cert_key)):
