@@ -270,13 +270,14 @@ class Scraper:
         asked = places(settings, found)
         if not asked:
             return
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "loadgen.scrape", str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the run's affair
-        )
+        with suppress(OSError):  # no room for another process: no page is read
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "loadgen.scrape", str(folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the run's affair
+            )
         tls = settings.tls
         job = Job(places=asked, verify=tls.verify, ca=tls.ca, cert=tls.cert, key=tls.key)
         self._tell(msgspec.json.encode(job) + b"\n")

@@ -18,7 +18,8 @@ from loadgen import scrape, served, store
 from loadgen.cli import main
 from loadgen.errors import Faults
 from loadgen.plan import Endpoint, Settings
-from loadgen.report import html, text
+from loadgen.report import html, plots, text
+from loadgen.report.figures import MOST_BINS, figures
 from loadgen.served import CACHED, HITS, INPUT, KV_USE, OUTPUT, RUNNING, UP, WAITING, Iterations, Sample
 from loadgen.sim import embedded
 from loadgen.sim.options import Options
@@ -126,6 +127,21 @@ def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
     told = served.summarize(found, 100)
     assert told is not None and told.output_tokens == 60
     assert "counts 60 output tokens, the client 100 (-40.0 %)" in served.warning(told)
+
+
+def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
+    stored = store.read(runs.write(tmp_path / "r"))
+    made = figures(*stored)
+    kv = "vllm:kv_cache_usage_perc"
+    found = said(*((t / 4 - 0.5, {TOKENS: 50 * t, RUN: t % 9, kv: t % 10 / 10}) for t in range(1000)))
+    charts = {chart.title: chart for chart in plots.server(made, served.curves(found))}
+    assert list(charts) == ["Requests in the server", "Output tokens per second, by both", "Caches of the server"]
+    tokens, ours = charts["Output tokens per second, by both"].series
+    assert set(tokens.y) == {200} and len(tokens.x) <= MOST_BINS and min(tokens.x) >= 0
+    assert max(tokens.x) <= made.length_s
+    whole = [value for values in made.output.series.values() for value in values]
+    assert sum(v or 0 for v in ours.y) / len(ours.y) == pytest.approx(sum(v or 0 for v in whole) / len(whole), rel=0.1)
+    assert list(plots.server(made, {})) == []
 
 
 def test_where_no_page_answered_nothing_is_said() -> None:
