@@ -1,24 +1,25 @@
 """Runs of one workload at several loads, side by side: the grid of a sweep, its knee, its Pareto front.
 
-Pure: texts and summaries in, values out. Running a sweep is `sweep.py`; showing one is `report/levels.py`.
+Pure: texts and summaries in, values out. Running them is `probes.py`; showing them is `report/levels.py`.
 """
 
 from __future__ import annotations
 
 import re
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
 from loadgen.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from loadgen.summary import Summary
 
 Kind = Literal["concurrency", "request_rate"]
+Name = TypeVar("Name")
 MOST = 200  # levels in one sweep
 
 
@@ -120,7 +121,8 @@ def name(kind: Kind, amount: float) -> str:
 def curve(named: Sequence[tuple[str, Summary]]) -> Curve:
     """The levels of a sweep, or of any folder of runs, in order of load. At least one."""
     levels = sorted((_level(called, summary) for called, summary in named), key=lambda one: (one.amount or 0, one.name))
-    front = _front(levels)
+    # GPUs divide all alike, so throughput stands for that per GPU
+    front = pareto({one.name: (one.output_per_s, one.per_user) for one in levels if one.valid})
     levels = [msgspec.structs.replace(one, front=one.name in front) for one in levels]
     first = named[0][1]
     promised = [f"{t.metric} {t.limit_ms:g} ms at p{t.quantile * 100:g}" for t in first.goodput.slo]
@@ -181,8 +183,12 @@ def knee(levels: Sequence[Level]) -> str:
     return "" if best is sound[-1] else best.name
 
 
-def _front(levels: Sequence[Level]) -> set[str]:
-    """Levels that no other one beats in output tokens/s (per GPU, which divides all alike) and in tokens/s per user."""
-    points = [(one.output_per_s, one.per_user, one.name) for one in levels if one.valid]
-    known = [(x, y, name) for x, y, name in points if x is not None and y is not None]
-    return {name for x, y, name in known if not any((a >= x and b >= y and (a, b) != (x, y)) for a, b, _ in known)}
+def pareto(points: Mapping[Name, tuple[float | None, float | None]]) -> set[Name]:
+    """The points that no other one beats: none is at least as good in both and better in one. Where either is not known
+    a point is not on the front."""
+    known = {name: (x, y) for name, (x, y) in points.items() if x is not None and y is not None}
+    return {
+        name
+        for name, (x, y) in known.items()
+        if not any(a >= x and b >= y and (a, b) != (x, y) for a, b in known.values())
+    }

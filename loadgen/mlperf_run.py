@@ -15,7 +15,7 @@ import numpy as np
 
 from loadgen import mlperf, mlperf_data, mlperf_log, store
 from loadgen.errors import UserError
-from loadgen.record import ROW
+from loadgen.record import ROW, STATUS
 from loadgen.workload import (
     AtLeast,
     Closed,
@@ -120,6 +120,17 @@ def settings_for(data: Data, settings: Settings) -> Settings:
     if data.api is None or settings.api == data.api:
         return settings
     return replace(settings, api="completions")
+
+
+def offline_rate(folder: Path) -> float | None:
+    """Samples/s to expect in Offline, from a short run: those of the middle half of its completions, which leaves out
+    how it began and how the last ones were waited for. None with fewer than four."""
+    columns = read_columns(folder)
+    ended = np.sort(columns["end_ns"][(columns["status"] == STATUS["ok"]) & (columns["end_ns"] >= 0)])
+    low, high = len(ended) // 4, 3 * len(ended) // 4
+    if high <= low or ended[high] <= ended[low]:
+        return None
+    return float((high - low) / ((ended[high] - ended[low]) / 1e9))
 
 
 # -- judging -----------------------------------------------------------------------------------------------------------

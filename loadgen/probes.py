@@ -1,8 +1,8 @@
-"""A folder of runs: probes of a search, one folder each, every outcome appended to `probes.jsonl`.
+"""A load that somebody asks for (a search, a grid of levels), run as a probe into a folder of runs (`shelf.py`).
 
-IO; a search goes on from what was told before. A probe is an ordinary run that may end early: over HTTP the watch looks
-at the records while they come, in virtual time at those of the whole run, look by look, and the run is then made again
-up to where it was decided.
+IO. A probe is an ordinary run that may end early: over HTTP the watch looks at the records while they come, in virtual
+time at those of the whole run, look by look, and the run is then made again up to where it was decided. What the next
+load is, is not decided here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from loadgen import metrics, run, seeds, store
+from loadgen import metrics, run, seeds, shelf, store
 from loadgen.errors import UserError
 from loadgen.record import KIND, ROW
 from loadgen.search import Answer, Ask, Goal, Look, Search, Told, Watch
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 5.0
 MANY = 400_000  # requests: a look at a rack's run is not for nothing
-TOLD = "probes.jsonl"
 ANSWER = "search.json"
-CURVE = "curve.csv"
 S = 1_000_000_000
 BROKEN = tuple(KIND[name] for name in ("dns", "connect", "tls", "reset", "truncated", "http_5xx", "empty"))
 """Failures that a server gives which is gone or ill; a full one answers 429, or late."""
@@ -47,9 +45,15 @@ class Interrupted(Exception):
     """The user stopped a probe."""
 
 
+def called(ask: Ask) -> str:
+    """The folder of a probe."""
+    return f"p{ask.number:02d}-{ask.load:.6g}{'-confirm' if ask.kind == 'confirm' else ''}"
+
+
 @dataclass(slots=True)
 class Probes:
-    """The folder and what has been told. `make(ask)` is the workload of a probe; `seeded`: each gets its own seed."""
+    """The folder, and how a probe is made. `make(ask)` is its workload; `seeded`: each gets its own seed; `watched`: it
+    may end before its length; `name(ask)` is its folder."""
 
     folder: Path
     goal: Goal
@@ -57,41 +61,27 @@ class Probes:
     settings: Settings
     seed: int
     seeded: bool = True
+    watched: bool = True
+    name: Callable[[Ask], str] = called
     execute: Callable[..., tuple[Summary, Path]] = run.execute
-
-    @property
-    def path(self) -> Path:
-        return self.folder / TOLD
-
-    def stored(self) -> list[Told]:
-        """What an earlier part of the same search has told; a line that was cut off is left out."""
-        if not self.path.is_file():
-            return []
-        found = []
-        for line in self.path.read_bytes().splitlines():
-            try:
-                found.append(msgspec.json.decode(line, type=Told))
-            except msgspec.DecodeError:
-                break
-        return found
 
     def run(self, ask: Ask) -> Told:
         """Run one probe and store how it came out. Raises Interrupted, or Fault for what stands in the way."""
         told = self._probe(ask)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
-            file.write(msgspec.json.encode(told) + b"\n")
+        shelf.append(self.folder, told)
         return told
 
     def _probe(self, ask: Ask) -> Told:
         workload = self._workload(ask)
-        name = f"p{ask.number:02d}-{ask.load:.6g}{'-confirm' if ask.kind == 'confirm' else ''}"
-        out = self.folder / name
-        if out.exists():  # of a probe that was interrupted
-            shutil.rmtree(out)
-        settings = replace(self.settings, out=out)
+        settings = replace(self.settings, out=shelf.unused(self.folder, self.name(ask)))
         simulated = settings.url is not None and settings.url.startswith("sim:")
-        if simulated:
+        look: Look | None = None
+        stop_s = 0.0
+        if not self.watched:
+            summary, folder = self.execute(workload, settings)
+            if summary.run.state == "interrupted":
+                raise Interrupted
+        elif simulated:
             summary, folder, look, stop_s = self._virtual(workload, settings, ask)
         else:
             summary, folder, look, stop_s = self._live(workload, settings, ask)
@@ -110,7 +100,7 @@ class Probes:
     def _virtual(self, workload: Workload, settings: Settings, ask: Ask) -> tuple[Summary, Path, Look | None, float]:
         summary, folder = self.execute(workload, settings)
         rows = store.read(folder).rows
-        rows = rows[np.argsort(rows["done_ns"], kind="stable")]
+        rows = _known(rows[np.argsort(rows["done_ns"], kind="stable")])
         due = _due(workload, rows)
         if due is None:
             return summary, folder, None, 0.0
@@ -137,15 +127,15 @@ class Probes:
 
         def on_drive(drive: Any) -> None:
             timetable, folder = planned[0]
-            if not hasattr(drive, "stop") or any(span.lanes for span in timetable.stages):
-                return  # several workers, or a load whose size nobody knows before: watched to its end
+            if not hasattr(drive, "stop") or any(span.lanes for span in timetable.stages) or timetable.turns > 1:
+                return  # several workers, or a load whose size nobody knows before: not watched
 
             async def follow() -> None:
                 watch = self._watch(_measured_due(timetable), ask)
                 tail = Tail(folder)
                 while True:
                     await asyncio.sleep(LOOK_S)
-                    rows = tail.rows()
+                    rows = _known(tail.rows())
                     now = int(rows["done_ns"].max(initial=0))
                     look = watch.look(now, rows)
                     if look.outcome is not None:
@@ -173,7 +163,8 @@ class Probes:
         sent = rows[rows["due_ns"] >= 0]
         spent = summary.window.whole.duration_s or 0.0
         seen_s = stop_s if look is not None and stop_s else _length_s(workload, sent)
-        due = sent["due_ns"] - (sent["due_ns"].min() if len(sent) else 0)
+        begun = sent[sent["turn"] == 0]  # the load of conversations is how many begin
+        due = begun["due_ns"] - (begun["due_ns"].min() if len(begun) else 0)
         offered = float((due < seen_s * S).sum()) / seen_s if seen_s > 0 and not _closed(workload) else ask.load
         full = len(due) if look is None else offered * _length_s(workload, sent)
         ill = _illness(summary, rows)
@@ -183,7 +174,7 @@ class Probes:
             outcome, why = look.outcome, look.why
         else:
             finished = sent[sent["status"] != metrics.CANCELLED]
-            missed = self.goal.misses(finished).sum(axis=1)
+            missed = self.goal.misses(finished).sum(axis=1) if self.goal.names else ()
             allowed = self.goal.allowed(len(finished))
             over = [
                 f"{count:,} of {len(finished):,} requests miss {name}, {max(most, 0):,} allowed"
@@ -200,17 +191,17 @@ class Probes:
             noise=1 / math.sqrt(full) if full > 0 else 0.0,
             why=why,
             folder=folder.name,
-            figures=figures(summary),
+            figures=shelf.figures(summary),
         )
 
     def finish(self, search: Search) -> Answer:
-        """The answer, written with the data of its plots."""
+        """The answer, written with the data of its plots and the capacity that follows."""
         answer = search.answer
-        self.folder.mkdir(parents=True, exist_ok=True)
+        ask = Ask(number=0, load=answer.load or 1.0, kind="probe", early_under=False)
+        shelf.finish(self.folder, search.told, answer, workload=self.make(ask))
         simulated = any(one.figures.get("simulated") for one in search.told)
         stored = {"answer": answer, "simulated": simulated, "goal": list(self.goal.names), "told": search.told}
         store.replace(self.folder / ANSWER, msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n")
-        store.replace(self.folder / CURVE, "\n".join(curve(search.told)).encode() + b"\n")
         return answer
 
 
@@ -233,68 +224,6 @@ class Tail:
         return np.concatenate(parts) if parts else np.zeros(0, ROW)
 
 
-FIGURES = (
-    "simulated",
-    "offered_rps",
-    "completed_rps",
-    "goodput_rps",
-    "output_tokens_per_s",
-    "output_tokens_per_s_per_gpu",
-    "tokens_per_s_per_user",
-    "ttft_p50_ms",
-    "ttft_p99_ms",
-    "tpot_p50_ms",
-    "tpot_p99_ms",
-)
-
-
-def figures(summary: Summary) -> dict[str, float | None]:
-    """What tables and plots show of a probe."""
-    tokens = summary.tokens.steady_output_per_s
-    p50 = summary.tpot_ms.p50
-    values = (
-        float(summary.target.simulated),
-        summary.load.offered_rps,
-        summary.load.steady_completed_rps,
-        summary.goodput.steady_rps,
-        tokens,
-        tokens / summary.target.gpus if tokens is not None and summary.target.gpus else None,
-        1000 / p50 if p50 else None,
-        summary.ttft_ms.p50,
-        summary.ttft_ms.p99,
-        p50,
-        summary.tpot_ms.p99,
-    )
-    return dict(zip(FIGURES, values, strict=True))
-
-
-def curve(told: list[Told]) -> Iterator[str]:
-    """CSV: load against p99s, goodput and throughput, by load; `pareto` marks the points that no other one beats in
-    both tokens/s per GPU (or in all) and tokens/s per user."""
-    front = pareto(told)
-    yield ",".join(("load", "offered", "outcome", "early", "seconds", *FIGURES, "pareto"))
-    for one in sorted(told, key=lambda one: one.ask.load):
-        cells: list[Any] = [one.ask.load, one.offered, one.outcome, int(one.early), one.spent_s]
-        cells += [one.figures.get(name) for name in FIGURES]
-        shown = ("" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells)
-        yield ",".join((*shown, str(int(one.ask.number in front))))
-
-
-def pareto(told: list[Told]) -> set[int]:
-    """Numbers of the probes on the Pareto front of throughput (per GPU where known) and speed per user."""
-    points = []
-    for one in told:
-        wide = one.figures.get("output_tokens_per_s_per_gpu") or one.figures.get("output_tokens_per_s")
-        fast = one.figures.get("tokens_per_s_per_user")
-        if wide and fast and one.outcome != "invalid":
-            points.append((wide, fast, one.ask.number))
-    return {
-        number
-        for wide, fast, number in points
-        if not any((w >= wide and f > fast) or (w > wide and f >= fast) for w, f, _ in points)
-    }
-
-
 # -- small facts -------------------------------------------------------------------------------------------------------
 
 
@@ -302,9 +231,16 @@ def _closed(workload: Workload) -> bool:
     return any(isinstance(stage.arrival, Closed) for stage in workload.stages if stage.measured)
 
 
+def _known(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """Without requests that the end of the run cut off: they say nothing of the load."""
+    known: NDArray[np.void] = rows[(rows["status"] != metrics.CANCELLED) & (rows["done_ns"] >= 0)]
+    return known
+
+
 def _due(workload: Workload, rows: NDArray[np.void]) -> NDArray[np.int64] | None:
-    """The planned instants of an open load: those of its records, since every slot leaves one."""
-    if _closed(workload):
+    """The planned instants of an open load: those of its records, since every slot leaves one. None where how many
+    there will be is not known before: closed loops, conversations."""
+    if _closed(workload) or (rows["turn"] > 0).any():
         return None
     due = np.sort(rows["due_ns"][rows["due_ns"] >= 0])
     return due if len(due) else None
@@ -379,6 +315,3 @@ def probing(workload: Workload, length_ns: int) -> Workload:
     law = stage.arrival if isinstance(stage.arrival, Closed) else Poisson(rate=1.0)
     one = stage.model_copy(update={"arrival": law, "duration_ns": length_ns, "count": None, "at_least": None})
     return workload.model_copy(update={"stages": (one,)})
-
-
-__all__ = ["Interrupted", "Probes", "Tail", "curve", "figures", "loaded", "pareto", "probing"]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Outcome = Literal["over", "under", "invalid"]
-Kind = Literal["bracket", "probe", "confirm"]
+Kind = Literal["bracket", "probe", "confirm", "level"]  # a level: of a grid that somebody gave
 
 PRECISION = 0.02
 SURE = 0.90  # that the answer lies within the precision, before it is confirmed

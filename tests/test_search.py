@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen import mlperf, probes, run, search, seeds
+from loadgen import mlperf, probes, run, search, seeds, shelf
 from loadgen.metrics import Slo, Term
 from loadgen.record import KIND, ROW, STATUS
 from loadgen.search import Ask, Goal, Search, Told, Watch
@@ -276,15 +276,17 @@ def test_probes_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None
     told = [runs.run(_ask(20.0)), runs.run(_ask(4000.0, 1))]
     assert [one.outcome for one in told] == ["under", "over"]
     assert told[1].early and told[1].spent_s < 60
-    assert runs.stored() == told
+    assert shelf.told(tmp_path) == told
     assert (tmp_path / told[0].folder / "summary.json").is_file()
-    with runs.path.open("ab") as file:
+    with (tmp_path / shelf.TOLD).open("ab") as file:
         file.write(b'{"ask": {"numb')  # cut off
-    assert runs.stored() == told
+    assert shelf.told(tmp_path) == told
+    shelf.append(tmp_path, told[0])  # on a line of its own
+    assert shelf.told(tmp_path) == told
     asking = search.resume(Search(low=1, high=10_000, start=20), told)
     answer = runs.finish(asking)
     assert answer.held == 20
-    lines = (tmp_path / probes.CURVE).read_text().splitlines()
+    lines = (tmp_path / shelf.CURVE).read_text().splitlines()
     assert len(lines) == 3
     assert lines[1].startswith("20,")
 
@@ -316,15 +318,6 @@ def test_loads_change_what_they_should() -> None:
     changed = probes.loaded(warm, 5.0)
     assert [stage.arrival.rate for stage in changed.stages] == [1.0, 5.0]  # type: ignore[union-attr]
     assert len(probes.probing(warm, 9 * S).stages) == 1
-
-
-def test_pareto() -> None:
-    def point(number: int, wide: float, fast: float) -> Told:
-        values = {"output_tokens_per_s": wide, "tokens_per_s_per_user": fast}
-        told = Told(ask=_ask(1.0, number), outcome="under", early=False, spent_s=1, offered=1, noise=0.1)
-        return msgspec.structs.replace(told, figures=values)
-
-    assert probes.pareto([point(0, 10, 5), point(1, 20, 3), point(2, 9, 4), point(3, 20, 2)]) == {0, 1}
 
 
 def test_the_watch_of_mlperf_terms() -> None:

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from queueing import rows
 
-from loadgen import levels, sides, store, sweep
+from loadgen import capacity, levels, shelf, sides, store
 from loadgen.cli import main
 from loadgen.errors import UserError
 from loadgen.header import Fingerprints, Stage
 from loadgen.levels import Level
 from loadgen.report import levels as shown
+from loadgen.search import Ask, Told
 
 
 def exits(*arguments: str) -> int:
@@ -113,7 +114,7 @@ def test_the_knee_is_where_throughput_over_latency_is_largest() -> None:
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=8))
 def test_the_front_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
     found = [level(f"c{i + 1}", float(x), 1.0, float(y)) for i, (x, y) in enumerate(points)]
-    front = levels._front(found)
+    front = levels.pareto({one.name: (one.output_per_s, one.per_user) for one in found})
     assert front
     for one, (x, y) in zip(found, points, strict=True):
         beaten = any(a >= x and b >= y and (a > x or b > y) for a, b in points)
@@ -146,29 +147,28 @@ def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
 # -- the folder ----------------------------------------------------------------------------------------------------
 
 
-def plan(**changed: object) -> sweep.Plan:
-    told = {
-        "kind": "concurrency",
-        "workload": "qa",
-        "source_text": "x",
-        "target": "t",
-        "flags": {},
-        "levels": ("c4", "c8"),
-    }
-    return sweep.Plan(**{**told, **changed})  # type: ignore[arg-type]
+def plan(**changed: object) -> shelf.Plan:
+    told = {"by": "sweep", "kind": "concurrency", "workload": "qa", "source_text": "x", "target": "t", "flags": {}}
+    return shelf.Plan(**{**told, **changed})  # type: ignore[arg-type]
 
 
-def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def told(number: int, folder: str, outcome: str = "under") -> Told:
+    ask = Ask(number=number, load=float(number + 1), kind="level", early_under=False)
+    return Told(ask=ask, outcome=outcome, early=False, spent_s=1, offered=1, noise=0.1, folder=folder)  # type: ignore[arg-type]
+
+
+def test_a_folder_goes_on_where_it_stopped(tmp_path: Path) -> None:
     folder = tmp_path / "s"
-    assert sweep.begin(folder, plan()) == frozenset()
-    runs.write(sweep.level(folder, "c4"), rows(1, 20))
-    (folder / "c4" / "summary.json").write_text("{}")
-    runs.write(sweep.level(folder, "c8"), rows(1, 20), state="running")  # killed in its middle
-    assert sweep.begin(folder, plan(levels=("c4", "c8", "c16"))) == {"c4"}
-    assert not sweep.level(folder, "c8").exists()
-    assert [path.name[:3] for path in (folder / "unfinished").iterdir()] == ["c8-"]
-    assert sweep.begin(folder, plan()) == {"c4"}, "levels that were added stay in the plan"
-    assert json.loads((folder / "sweep.json").read_text())["levels"] == ["c4", "c8", "c16"]
+    assert shelf.begin(folder, plan()) == []
+    for name in ("c1", "c2", "c3"):
+        (folder / name).mkdir()
+        (folder / name / "summary.json").write_text("{}")
+    done = [told(0, "c1"), told(1, "c2", "invalid"), told(2, "c3"), told(3, "gone")]
+    for one in done:
+        shelf.append(folder, one)
+    assert shelf.begin(folder, plan()) == [done[0], done[2]], "not what was invalid, nor what is not there any more"
+    assert not shelf.unused(folder, "c2").exists()
+    assert [path.name[:3] for path in (folder / "unfinished").iterdir()] == ["c2-"]
 
 
 @pytest.mark.parametrize(
@@ -176,26 +176,27 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     [
         ({"target": "other"}, "another sweep was begun here, with other target"),
         ({"source_text": "y"}, "with other workload"),
-        ({"flags": {"seed": "1"}}, "with other flags"),
+        ({"flags": {"seed": "1"}}, "with other flags .seed: none there, 1 here."),
+        ({"by": "search"}, "another sweep was begun here, with other command"),
     ],
 )
-def test_another_sweep_does_not_go_on(tmp_path: Path, changed: dict[str, object], said: str) -> None:
-    sweep.begin(tmp_path / "s", plan())
+def test_another_one_does_not_go_on(tmp_path: Path, changed: dict[str, object], said: str) -> None:
+    shelf.begin(tmp_path / "s", plan())
     with pytest.raises(UserError, match=said):
-        sweep.begin(tmp_path / "s", plan(**changed))
+        shelf.begin(tmp_path / "s", plan(**changed))
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     runs.write(tmp_path / "r", rows(1, 20))
-    with pytest.raises(UserError, match="holds no sweep"):
-        sweep.begin(tmp_path / "r", plan())
+    with pytest.raises(UserError, match="holds runs, and no sweep"):
+        shelf.begin(tmp_path / "r", plan())
     (tmp_path / "s").mkdir()
-    (tmp_path / "s" / "sweep.json").write_text('{"schema": 9}')
+    (tmp_path / "s" / "plan.json").write_text('{"schema": 9}')
     with pytest.raises(UserError, match="newer loadgen"):
-        sweep.begin(tmp_path / "s", plan())
-    (tmp_path / "s" / "sweep.json").write_text('{"schema": 1}')
-    with pytest.raises(UserError, match="not the plan of a sweep"):
-        sweep.begin(tmp_path / "s", plan())
+        shelf.begin(tmp_path / "s", plan())
+    (tmp_path / "s" / "plan.json").write_text('{"schema": 1}')
+    with pytest.raises(UserError, match="not the plan of a search or sweep"):
+        shelf.begin(tmp_path / "s", plan())
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
@@ -233,6 +234,34 @@ def test_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ("sweep", "qa", "--url", "sim:h100x8", "-n", "50", "--warmup", "0", "--out", str(out))
     assert exits(*common, "--request-rate", "0.5,1,2", "--json") == 0
     assert [one["name"] for one in json.loads(capsys.readouterr().out)["levels"]] == ["r0.5", "r1", "r2"]
+
+
+def test_what_a_search_leaves_is_priced_and_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Search and sweep write a capacity of the same recipe; `loadgen cost` and `loadgen capacity` take both folders."""
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(
+        "currency: USD\nrented:\n  - {provider: x, shape: four, gpu: GB200, gpus: 4, per_gpu_hour: 10.50, as_of: 2026-01, source: y}\n"
+    )
+    common = ["--target", "sim:gb200-vm", "--gpus", "4", "--shape", "four", "--slo", "tpot:40ms:p95", "-d", "20s"]
+    found = ["search", "qa", *common, "--low", "60", "--high", "240", "--precision", "0.1", "--seed", "5"]
+    assert exits(*found, "--out", str(tmp_path / "a")) == 0
+    levels = ["sweep", "qa", *common, "--request-rate", "60,120,240", "--seed", "5", "--warmup", "0"]
+    assert exits(*levels, "--out", str(tmp_path / "b")) == 0
+    a, b = (capacity.load((tmp_path / name / capacity.FILE).read_bytes()) for name in "ab")
+    assert (a.method, b.method) == ("search", "sweep")
+    assert a.recipe == b.recipe != ""
+    for one in (a, b):
+        assert one.low_per_s is not None and one.high_per_s is not None
+        assert one.low_per_s < one.rate_per_s < one.high_per_s
+    assert a.evidence.endswith("-confirm") and b.evidence in ("r60", "r120")
+    assert b.low_per_s <= a.rate_per_s <= b.high_per_s  # type: ignore[operator]
+    capsys.readouterr()
+    assert exits("cost", str(tmp_path / "a"), str(tmp_path / "b"), "--prices", str(prices)) == 0
+    told = capsys.readouterr().out
+    assert "capacity by search" in told and "capacity by sweep" in told
+    assert "not comparable" not in told
+    assert exits("capacity", "--users", "5000", "--profile", "qa", "--results", str(tmp_path / "a")) == 0
+    assert "SIMULATED" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flags", [(), ("--concurrency", "1", "--request-rate", "1"), ("--concurrency", "2,1")])

@@ -76,6 +76,8 @@ def server(
     cacert: target.CaCert = None,
     insecure: target.Insecure = False,
     gpus: target.Gpus = None,
+    shape: target.Shape = "",
+    region: target.Region = "",
     out: Out = None,
     as_json: AsJson = False,
 ) -> int:
@@ -110,6 +112,8 @@ def interactive(
     cacert: target.CaCert = None,
     insecure: target.Insecure = False,
     gpus: target.Gpus = None,
+    shape: target.Shape = "",
+    region: target.Region = "",
     out: Out = None,
     as_json: AsJson = False,
 ) -> int:
@@ -142,12 +146,14 @@ def offline(
     cacert: target.CaCert = None,
     insecure: target.Insecure = False,
     gpus: target.Gpus = None,
+    shape: target.Shape = "",
+    region: target.Region = "",
     out: Out = None,
     as_json: AsJson = False,
 ) -> int:
     """The Offline scenario: one query of all samples, tokens per second until the last one is done.
 
-    Without --target-qps the query has one pass of the data set: give the expected rate so that it lasts 600 s.
+    Without --target-qps one pass of the data set is run first, to size the query so that it lasts 600 s.
     Exit: 0 VALID, 3 too short or incomplete.
     """
     return _offline(locals())
@@ -171,7 +177,8 @@ def _read(scenario: Scenario, flags: dict[str, Any]) -> tuple[Test, Settings]:
             url=flags["url"], model=flags["model"], server=flags["server_name"], api=flags["api"],
             headers=flags["header"] or [], extra_body=flags["extra_body"], api_key_file=flags["api_key_file"],
             cacert=flags["cacert"], cert=None, cert_key=None, insecure=flags["insecure"], stream=True, client="wire",
-            tokenizer=flags["tokenizer"], workers=flags["workers"], gpus=flags["gpus"], shape="", region="", out=None,
+            tokenizer=flags["tokenizer"], workers=flags["workers"], gpus=flags["gpus"], shape=flags["shape"],
+            region=flags["region"], out=None,
         )  # fmt: skip
     except Faults as found:
         faults += found.faults
@@ -222,6 +229,7 @@ def _limited(scenario: Scenario, flags: dict[str, Any]) -> int:
 
 def _offline(flags: dict[str, Any]) -> int:
     from loadgen import mlperf_run
+    from loadgen.errors import INTERRUPTED
 
     asked, settings = _read("offline", flags)
     folder = _folder(asked, flags)
@@ -230,7 +238,37 @@ def _offline(flags: dict[str, Any]) -> int:
     lanes = flags["concurrency"]
     if lanes is None and not (settings.url or "").startswith("sim:"):
         lanes = mlperf_run.LANES
-    return _once(asked, data, settings, folder, flags["target_qps"] or 1.0, flags, lanes)
+    qps = flags["target_qps"]
+    if qps is None:
+        qps = _expected(asked, data, settings, folder, lanes)
+        if qps is None:
+            return INTERRUPTED
+    return _once(asked, data, settings, folder, qps, flags, lanes)
+
+
+def _expected(asked: Test, data: Data, settings: Settings, folder: Path, lanes: int | None) -> float | None:
+    """Samples/s to size the query by, from one pass of the data set; None when the user stopped it."""
+    from dataclasses import replace
+
+    from loadgen import mlperf_run
+    from loadgen.cli.show import Show, say
+    from loadgen.errors import UserError
+
+    say("no --target-qps: one pass of the data set first, to size the query by")
+    trial = mlperf_run.workload(asked, data, qps=1e-9, lanes=lanes)
+    out = folder.with_name(f"{folder.name}-trial")
+    number = 1
+    while out.exists():
+        number += 1
+        out = folder.with_name(f"{folder.name}-trial-{number}")
+    summary, made = Show(as_json=False).perform(trial, replace(settings, out=out))
+    if summary.run.state == "interrupted":
+        return None
+    qps = mlperf_run.offline_rate(made)
+    if qps is None:
+        raise UserError("the trial pass says nothing of the rate", str(made), "give --target-qps: expected samples/s")
+    say(f"expected: {qps:,.4g} samples/s, from {made}")
+    return qps
 
 
 def _once(
@@ -266,7 +304,7 @@ def _peak(asked: Test, data: Data, settings: Settings, folder: Path, qps: float 
     """The search for the highest VALID rate, by the official seeds; then the result of its confirmation."""
     from dataclasses import replace
 
-    from loadgen import metrics, mlperf_run, probes, store
+    from loadgen import metrics, mlperf_run, probes, shelf, store
     from loadgen.cli.search import perform
     from loadgen.cli.show import say
     from loadgen.mlperf import DISCLOSURE
@@ -294,7 +332,15 @@ def _peak(asked: Test, data: Data, settings: Settings, folder: Path, qps: float 
     )
     precision = 0.01 if asked.scenario == "server" else 0.03
     asking = Search(low=0.01, high=1e6, start=qps or 10.0, precision=precision)
-    code = perform(asking, runs, unit=" queries/s", as_json=False)
+    plan = shelf.Plan(
+        by="search",
+        kind="request_rate",
+        workload=f"mlperf {asked.benchmark} {asked.scenario}",
+        source_text=f"round {asked.round}, {asked.min_duration_ns / 1e9:g} s, {asked.samples} samples\n",
+        target=", ".join(endpoint.shown for endpoint in settings.endpoints),
+        flags={"data": data.name},
+    )
+    code = perform(asking, runs, plan, unit=" queries/s", as_json=False)
     confirmed = [one for one in asking.told if one.ask.kind == "confirm" and one.outcome == "under"]
     if not confirmed:
         return code

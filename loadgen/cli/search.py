@@ -13,6 +13,7 @@ from loadgen.cli import target
 if TYPE_CHECKING:
     from loadgen.probes import Probes
     from loadgen.search import Answer, Search
+    from loadgen.shelf import Plan
 
 
 def search(
@@ -56,6 +57,8 @@ def search(
     cert_key: target.CertKey = None,
     insecure: target.Insecure = False,
     gpus: target.Gpus = None,
+    shape: target.Shape = "",
+    region: target.Region = "",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the search.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print search.json instead of the table.")] = False,
 ) -> int:
@@ -66,10 +69,10 @@ def search(
     import math
     from datetime import datetime
 
-    from loadgen import probes, seeds, units
+    from loadgen import probes, seeds, shelf, units
     from loadgen.errors import Fault, Faults, UserError
     from loadgen.plan import _slo
-    from loadgen.run import new_folder
+    from loadgen.run import run_id
     from loadgen.search import Goal, Search
     from loadgen.workload import Closed, Overrides, load
 
@@ -80,7 +83,7 @@ def search(
         settings = target.settings(
             url=url, model=model, server=server, api=api, headers=header or [], extra_body=extra_body,
             api_key_file=api_key_file, cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure, stream=True,
-            client="wire", tokenizer=tokenizer, workers=workers, gpus=gpus, shape="", region="", out=None,
+            client="wire", tokenizer=tokenizer, workers=workers, gpus=gpus, shape=shape, region=region, out=None,
         )  # fmt: skip
     except Faults as found:
         faults += found.faults
@@ -109,14 +112,14 @@ def search(
         faults.append(UserError(f"it {wrong}", "--duration, --max-time", wrong.hint))
     if low and high and low >= high:
         faults.append(UserError("the lowest load is not below the highest", f"--low {low:g} --high {high:g}", ""))
-    if resume is not None and not (resume / probes.TOLD).is_file():
-        faults.append(UserError("no search to go on with", f"--resume {resume}", f"a folder with {probes.TOLD}"))
+    if resume is not None and not (resume / shelf.PLAN).is_file():
+        faults.append(UserError("no search to go on with", f"--resume {resume}", f"a folder with {shelf.PLAN}"))
     if faults or settings is None or made is None:
         raise Faults(faults)
     promised = _slo(made)
     assert promised is not None
     plain = probes.probing(made, length_ns)
-    folder = resume or new_folder(out, f"search-{made.name}", datetime.now().astimezone())
+    folder = resume or out or Path("results") / run_id(f"search-{made.name}", datetime.now().astimezone())
     least = 1.0 if closed else low or min(first, 1e-3)
     runs = probes.Probes(
         folder=folder,
@@ -135,17 +138,29 @@ def search(
         most_s=most_s,
         whole=closed or any(isinstance(stage.arrival, Closed) for stage in plain.stages),
     )
-    return perform(asking, runs, unit=" in flight" if closed else "/s", as_json=as_json)
+    plan = shelf.Plan(
+        by="search",
+        kind="concurrency" if closed else "request_rate",
+        workload=workload,
+        source_text=made.source_text,
+        target=", ".join(endpoint.shown for endpoint in settings.endpoints),
+        flags={"slo": str(made.slo), "duration": f"{length_ns / 1e9:g} s", "limit": ", ".join(limit or ())},
+    )
+    return perform(asking, runs, plan, unit=" in flight" if closed else "/s", as_json=as_json)
 
 
-def perform(asking: Search, runs: Probes, *, unit: str, as_json: bool) -> int:
+def perform(asking: Search, runs: Probes, plan: Plan, *, unit: str, as_json: bool) -> int:
     """Ask, run, tell until there is nothing more to ask; then the answer. Goes on from what the folder has."""
+    from loadgen import shelf
     from loadgen.cli.show import say
     from loadgen.probes import Interrupted
     from loadgen.report import search as text
     from loadgen.search import resume
 
-    resume(asking, [one for one in runs.stored() if one.outcome != "invalid"])  # what was not valid is tried again
+    before = shelf.begin(runs.folder, plan)
+    resume(asking, before)
+    if before:
+        say(f"going on with {runs.folder}: {len(before)} probes are done")
     simulated = (runs.settings.url or "sim:").startswith("sim:")
     if simulated:
         say("SIMULATED: no real server is measured")

@@ -11,7 +11,6 @@ from loadgen.cli import target
 
 if TYPE_CHECKING:
     from loadgen.run import Settings
-    from loadgen.summary import Summary
     from loadgen.workload import Workload
 
 PER_LANE = 5  # requests of a closed-loop level, at least, for each lane
@@ -95,7 +94,7 @@ def sweep(
     )  # fmt: skip
     faults: list[Fault] = []
     settings: Settings | None = None
-    grid: dict[str, Workload] = {}
+    grid: dict[float, Workload] = {}
     kind: levels.Kind = "concurrency" if concurrency is not None else "request_rate"
     try:
         settings = target.settings(
@@ -112,7 +111,7 @@ def sweep(
             raise UserError("one kind of levels is needed", "loadgen sweep", hint)
         flag, text = ("--concurrency", concurrency) if concurrency else ("--request-rate", request_rate)
         for amount in levels.grid(text or "", flag, kind):
-            grid[levels.name(kind, amount)] = _level(workload, overrides, kind, amount)
+            grid[amount] = _level(workload, overrides, kind, amount)
     except Faults as found:
         faults += found.faults
     except UserError as fault:
@@ -140,7 +139,7 @@ def _level(name: str, overrides: Any, kind: str, amount: float) -> Workload:
 
 def _run(
     name: str,
-    grid: dict[str, Workload],
+    grid: dict[float, Workload],
     kind: Any,
     overrides: Any,
     settings: Settings,
@@ -149,45 +148,63 @@ def _run(
     as_json: bool,
     as_markdown: bool,
 ) -> int:
-    from dataclasses import asdict, replace
+    from dataclasses import asdict
     from datetime import datetime
 
     import msgspec
 
-    from loadgen import run, sides, store, sweep
+    from loadgen import levels, metrics, probes, run, seeds, shelf, sides, store
     from loadgen.cli.show import Show, say
     from loadgen.errors import INTERRUPTED, OK, UNSOUND
-    from loadgen.levels import curve
+    from loadgen.plan import _slo
     from loadgen.report import levels as shown
+    from loadgen.search import Ask, Goal, Search, resume
 
     first = next(iter(grid.values()))
-    started = datetime.now().astimezone()
-    parent = settings.out or Path("results") / run.run_id(f"sweep-{first.name}", started)
-    plan = sweep.Plan(
+    parent = settings.out or Path("results") / run.run_id(f"sweep-{first.name}", datetime.now().astimezone())
+    plan = shelf.Plan(
+        by="sweep",
         kind=kind,
         workload=name,
         source_text=first.source_text,
-        target=settings.url or "embedded simulation",
+        target=", ".join(endpoint.shown for endpoint in settings.endpoints),
         flags={field: str(value) for field, value in asdict(overrides).items() if value not in (None, ())},
-        levels=tuple(grid),
     )
-    done = sweep.begin(parent, plan)
+    told = shelf.begin(parent, plan)
+    done = {one.folder for one in told}
     if done:
-        say(f"going on with {parent}: {len(done & set(grid))} of {len(grid)} levels are done")
-    show = Show(as_json=False, plain=plain)
-    summaries: dict[str, Summary] = {}
+        count = sum(levels.name(kind, amount) in done for amount in grid)
+        say(f"going on with {parent}: {count} of {len(grid)} levels are done")
+    runs = probes.Probes(
+        folder=parent,
+        goal=Goal(slo=_slo(first) or metrics.Slo(terms=())),
+        make=lambda ask: grid[ask.load],
+        settings=settings,
+        seed=first.seed if first.seed is not None else seeds.fresh(),
+        seeded=first.seed is None,
+        watched=False,
+        name=lambda ask: levels.name(kind, ask.load),
+        execute=Show(as_json=False, plain=plain).perform,
+    )
     interrupted = False
-    for level, workload in grid.items():
-        if level in done:
-            continue
-        say(f"level {level}")
-        summary, _ = show.perform(workload, replace(settings, out=sweep.level(parent, level)))
-        if summary.run.state == "interrupted":
-            interrupted = True
-            break
-    for folder in sorted(filter(sides.is_run, parent.glob("*/"))):
-        summaries[folder.name] = sides.run(folder).summary
-    found = curve(list(summaries.items()))
+    try:
+        for amount in grid:
+            level = levels.name(kind, amount)
+            if level not in done:
+                say(f"level {level}")
+                number = max((one.ask.number for one in told), default=-1) + 1
+                told.append(runs.run(Ask(number=number, load=amount, kind="level", early_under=False)))
+    except probes.Interrupted:
+        interrupted = True
+    loads = sorted(one.ask.load for one in told) or [1.0]
+    answer = resume(
+        Search(low=loads[0], high=loads[-1], start=loads[0]), [one for one in told if one.outcome != "invalid"]
+    ).answer
+    shelf.finish(parent, told, answer, workload=first)
+    summaries = {folder.name: sides.run(folder).summary for folder in sorted(filter(sides.is_run, parent.glob("*/")))}
+    if not summaries:
+        return INTERRUPTED
+    found = levels.curve(list(summaries.items()))
     store.replace(parent / "sweep.md", shown.render_markdown(found).encode())
     store.replace(parent / "report.html", shown.render_html(found).encode())
     if as_json:
