@@ -61,6 +61,9 @@ def keep(scenario: str, out: Path, into: Path) -> dict[str, Any]:
     for name in SEARCHED:
         if (out / name).is_file():
             shutil.copy(out / name, folder / name)
+    if (out / "capacity.json").is_file():
+        capacity = json.loads((out / "capacity.json").read_text()) | {"evidence": "."}  # that run's summary is here
+        (folder / "capacity.json").write_text(json.dumps(capacity, indent=2) + "\n")
     summary = json.loads((folder / "summary.json").read_text())
     summary["run"]["command"] = ["loadgen", *arguments(scenario, PRESET)]  # as one would type it
     summary["run"]["host"]["name"] = ""
