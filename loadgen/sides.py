@@ -5,13 +5,14 @@ What cannot be compared is said here: a folder that is no run, runs that are no 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from loadgen import store
 from loadgen.compare import Run, Side
 from loadgen.errors import Faults, UserError
 from loadgen.report import machine
-from loadgen.summary import summarize
+from loadgen.summary import Summary, summarize
 
 LEFT_BY_OTHERS = (
     "profile_export_aiperf.json",
@@ -70,6 +71,31 @@ def _side(path: Path, name: str) -> Side:
             f"not repeats of one run: {', '.join(recipes.values())} have different recipes", str(path), hint
         )
     return Side(name=name, runs=runs)
+
+
+def of_one_work(folder: Path, found: Sequence[tuple[str, Summary]]) -> None:
+    """Raises UserError for runs that are no levels of one load: other requests, another model, another promise."""
+    (first, base), *others = found
+    for name, summary in others:
+        unlike = [
+            what
+            for what, a, b in (
+                ("workload", base.run.workload, summary.run.workload),
+                ("model", base.target.model, summary.target.model),
+                ("API", (base.run.api, base.run.stream), (summary.run.api, summary.run.stream)),
+                ("SLO", _promise(base), _promise(summary)),
+            )
+            if a != b
+        ]
+        if unlike:
+            what = f"runs of different work in one folder: {first} and {name} differ in {', '.join(unlike)}"
+            raise UserError(
+                what, str(folder), f"name one of them: {folder / first}; or hold them side by side: compare"
+            )
+
+
+def _promise(summary: Summary) -> list[tuple[str, float, float]]:
+    return [(term.metric, term.quantile, term.limit_ms) for term in summary.goodput.slo]
 
 
 def by_another_tool(path: Path) -> Path | None:

@@ -40,7 +40,7 @@ from loadgen.quantiles import Histogram, bucket
 from loadgen.record import FIELDS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from loadgen.summary import Summary
 
@@ -389,9 +389,7 @@ def with_server(folder: Path, summary: Summary) -> Summary:
 
 
 def _many(merged: Path) -> bool:
-    import pyarrow.parquet as pq
-
-    return int(pq.ParquetFile(merged).metadata.num_rows) > LAZY_ROWS
+    return len(Frame([merged])) > LAZY_ROWS
 
 
 # -- Parquet -----------------------------------------------------------------------------------------------------
@@ -438,7 +436,9 @@ class Frame:
     def __init__(self, files: list[Path], only: Sequence[str] | None = None) -> None:
         import pyarrow.parquet as pq
 
-        self._files = [pq.ParquetFile(file) for file in files]
+        self._paths = files
+        with self._readable(0):
+            self._files = [pq.ParquetFile(file) for file in files]
         self._length: int = sum(file.metadata.num_rows for file in self._files)
         self._names = set(self._files[0].schema_arrow.names if only is None else only)
         self._texts: list[str] | None = None if "text" in self._names else []
@@ -453,14 +453,28 @@ class Frame:
             return values
         texts: dict[str, int] = {}
         at = 0
-        for file in self._files:
+        for i, file in enumerate(self._files):
             for group in range(file.num_row_groups):
-                column = file.read_row_group(group, columns=[name]).column(0).combine_chunks()
+                with self._readable(i):
+                    column = file.read_row_group(group, columns=[name]).column(0).combine_chunks()
                 values[at : at + len(column)] = _numbers(name, column, texts)
                 at += len(column)
         if name == "text":
             self._texts = list(texts)
         return values
+
+    @contextlib.contextmanager
+    def _readable(self, first: int) -> Iterator[None]:
+        """Raises UserError for a file that is damaged."""
+        import pyarrow as pa
+
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            where = self._paths[first] if len(self._paths) == 1 or first else self._paths[0].parent
+            said = str(error).partition(".")[0]
+            hint = "copy the run's folder again; summary.json, if it is there, still holds its figures"
+            raise UserError(f"records that cannot be read: {said}", str(where), hint) from None
 
     @property
     def texts(self) -> list[str]:

@@ -15,12 +15,13 @@ from queueing import fail, rows
 
 from loadgen import store
 from loadgen.cli import main
-from loadgen.header import Header, Stage, Target
+from loadgen.header import Fingerprints, Header, Stage, Target
 from loadgen.metrics import UNDEFINED, Columns
 from loadgen.quantiles import Histogram, support
 from loadgen.report import figures as drawn
 from loadgen.report import html, page, words
 from loadgen.report.others import reported
+from loadgen.served import FILE, UP, Sample
 from loadgen.summary import Summary, summarize
 
 S = 1_000_000_000
@@ -28,9 +29,10 @@ S = 1_000_000_000
 
 def page_of(folder: Path) -> str:
     stored = store.read(folder)
-    summary = summarize(*stored)
+    summary = store.with_server(folder, summarize(*stored))
     made = drawn.figures(*stored, store.heat(folder), store.HEAT_EDGES_NS)
-    return html.render(summary, stored.header, made, reported(summary, stored.header, stored.rows, stored.gaps))
+    others = reported(summary, stored.header, stored.rows, stored.gaps)
+    return html.render(summary, stored.header, made, others, store.server(folder))
 
 
 def summary_of(found: np.ndarray, **changed: object) -> Summary:
@@ -274,6 +276,24 @@ def test_what_is_no_run_gets_a_sentence(
     assert said in capsys.readouterr().err
 
 
+def test_records_that_are_damaged_and_runs_that_are_mixed_get_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = runs.write(tmp_path / "both" / "a")
+    runs.write(tmp_path / "both" / "b", workload="other", fingerprints=Fingerprints(recipe="0"), slo=None)
+    assert exits("report", str(tmp_path / "both")) == 2
+    assert "runs of different work in one folder: a and b differ in workload, SLO" in capsys.readouterr().err
+    recorder = store.Recorder(one)
+    assert recorder.finish()
+    store.drop_spool(one)
+    file = one / "requests" / store.MERGED
+    whole = file.read_bytes()
+    for damaged in (whole[:300], b"", whole[:2000] + bytes(4000) + whole[6000:]):
+        file.write_bytes(damaged)
+        assert exits("report", str(one)) == 2
+        assert "records that cannot be read" in capsys.readouterr().err
+
+
 # -- in a browser --------------------------------------------------------------------------------------------------
 
 
@@ -301,6 +321,12 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Stage(name="load", arrival="poisson 10/s", slots=600, start_ns=boundary),
     )
     folder = runs.write(tmp_path_factory.mktemp("page") / "r", found, stages=stages)
+    said = ((t, name, value) for t in range(70) for name, value in (
+        ("vllm:num_requests_running", t % 9), ("vllm:num_requests_waiting", t % 4),
+        ("vllm:kv_cache_usage_perc", t / 70), ("vllm:generation_tokens_total", 2000 * t), (UP, 1.0),
+    ))  # fmt: skip
+    samples = (Sample(t_s=t, target=0, page="http://h/metrics", name=n, labels="", value=v) for t, n, v in said)
+    (folder / FILE).write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in samples))
     path = folder / "report.html"
     path.write_text(page_of(folder))
     return path
@@ -315,10 +341,24 @@ def test_a_browser_has_no_complaint_and_every_chart_is_drawn(browser: Browser, s
             "[...document.querySelectorAll('figure')].map(f => [f.querySelector('figcaption').textContent, "
             "[...f.querySelectorAll('path, circle, rect')].filter(n => n.getBoundingClientRect().width > 1).length])"
         )
-        assert len(marks) >= 12
+        assert len(marks) >= 15
         assert [title for title, count in marks if count == 0] == []
         wide = browser.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         assert wide <= 0, "the page is wider than the window"
+
+
+def test_no_word_in_a_chart_lies_over_another(browser: Browser, shown: Path) -> None:
+    for looks in ({}, {"width": 390, "height": 844}):
+        browser.look(**looks)
+        browser.open(shown)
+        over = browser.evaluate(
+            "[...document.querySelectorAll('figure')].flatMap(f => { const found = [...f.querySelectorAll('svg text')]"
+            ".filter(t => t.textContent).map(t => [t.textContent, t.getBoundingClientRect()]); "
+            "return found.flatMap(([a, p], i) => found.slice(i + 1).filter(([b, q]) => Math.min(p.right, q.right) - "
+            "Math.max(p.left, q.left) > 2 && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 4)"
+            ".map(([b]) => f.querySelector('figcaption').textContent + ': ' + a + ' / ' + b)); })"
+        )
+        assert over == []
 
 
 def test_letters_are_readable_on_a_phone(browser: Browser, shown: Path) -> None:

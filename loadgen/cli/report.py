@@ -47,7 +47,9 @@ def report(
     summaries = [summary for summary, _ in read]
     page = read[0][1]
     if several and len({summary.fingerprints.recipe for summary in summaries}) > 1:
-        told, page = _levels([(one.name, summary) for one, summary in zip(several, summaries, strict=True)], wanted)
+        named = [(one.name, summary) for one, summary in zip(several, summaries, strict=True)]
+        sides.of_one_work(folder, named)
+        told, page = _levels(named, wanted)
     elif several:
         told = text.render_levels(summaries, color=color)
     else:
