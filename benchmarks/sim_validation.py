@@ -1,6 +1,6 @@
 """The simulator held against what is published: `python benchmarks/sim_validation.py [--fit] [--quick]`.
 
-Virtual time, about five minutes of CPU. Prints Markdown: what was fitted, what is predicted and scored, what is only
+Virtual time, about a quarter of an hour of CPU. Prints Markdown: what was fitted, what is predicted and scored, what is only
 listed and why, how much each prediction depends on each constant, upper bounds against published rates, the two
 routings of the rack, and what a simulated rack costs to compute. Published figures are those of `loadgen.reference`.
 """
@@ -278,7 +278,7 @@ def offline_table() -> None:
     table(("run", "preset", "GPUs", "published tok/s/GPU", "model", "off by", ""), rows)
 
 
-def latency_table() -> list[tuple[reference.Latency, Preset]]:
+def latency_table() -> list[tuple[reference.Latency, Preset, float]]:
     print("## Latency at published rates\n")
     rows, scores, kept = [], [], []
     for row in reference.latency().rows:
@@ -288,7 +288,6 @@ def latency_table() -> list[tuple[reference.Latency, Preset]]:
         assumed = assumed_of(system)
         found = serve(system, row.gpus, row.target_qps, row.tokens_per_request, assumed)
         load = row.target_qps / capacity(system, row.gpus, row.tokens_per_request)
-        kept.append((row, system))
 
         def tpot(rate: float, s: Preset = system, r: reference.Latency = row, a: Assumed = assumed) -> float:
             return serve(s, r.gpus, rate, r.tokens_per_request, a).tpot_p50_ms
@@ -302,6 +301,7 @@ def latency_table() -> list[tuple[reference.Latency, Preset]]:
         name = f"{row.run} {row.scenario} {row.target_qps:g}/s"
         rows.append((name, f"{load:.0%}", *(f"{p:g} → {m:.3g}" for p, m in pairs), f"{found.sequences:,.0f}"))
         scores.append(_score(name, row, found, load, at))
+        kept.append((row, system, at))
     head = ("published → model", "load / model's capacity", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "latency p50 s",
             "p99", "sequences")  # fmt: skip
     table(head, rows)
@@ -334,55 +334,82 @@ def _score(name: str, row: reference.Latency, found: Found, load: float, at: flo
 Change = Callable[[Preset, Assumed], tuple[Preset, Assumed]]
 
 
-def sensitivity_table(kept: Sequence[tuple[reference.Latency, Preset]]) -> None:
-    print("## Sensitivity\n")
-    print("Change of TTFT p50 / TPOT p50 / latency p50, in %, when one constant is 5 % larger (all others as they are,")
-    print("nothing fitted again). Close to saturation they are large: that is the knife edge.\n")
-    hardware = ("compute_share", "bandwidth_share", "overhead_ms", "memory_gib")
+def changes() -> list[tuple[str, Change]]:
+    """Each constant 5 % larger, all others as they are."""
 
     def larger(name: str) -> Change:
         return lambda s, a: (with_constants(s, **{name: getattr(s.hardware, name).value * 1.05}), a)
 
-    changes: list[tuple[str, Change]] = [(name, larger(name)) for name in hardware]
-    changes += [
+    return [
+        *((name, larger(name)) for name in ("compute_share", "bandwidth_share", "overhead_ms", "memory_gib")),
         ("max_num_tokens", lambda s, a: (with_constants(s, max_num_tokens=int(s.server.max_num_tokens * 1.05)), a)),
         ("reserve_gib", lambda s, a: (with_constants(s, reserve_gib=s.server.reserve_gib * 1.05), a)),
         ("input tokens", lambda s, a: (s, Assumed(a.input_tokens * 1.05, a.sigma_in, a.sigma_out))),
         ("input spread", lambda s, a: (s, Assumed(a.input_tokens, a.sigma_in * 1.05, a.sigma_out))),
         ("output spread", lambda s, a: (s, Assumed(a.input_tokens, a.sigma_in, a.sigma_out * 1.05))),
     ]
-    rows = []
-    for row, system in kept:
+
+
+def sensitivity_tables(kept: Sequence[tuple[reference.Latency, Preset, float]]) -> None:
+    print("## Sensitivity\n")
+    print("Change in %, when one constant is 5 % larger (all others as they are, nothing fitted again). Close to")
+    print("saturation latencies change a lot: that is the knife edge. The rate that shows a given TPOT does not.\n")
+    names = [name for name, _ in changes()]
+    middle: list[tuple[str, ...]] = []
+    tail: list[tuple[str, ...]] = []
+    rates: list[tuple[str, ...]] = []
+    for row, system, at in kept:
         assumed = assumed_of(system)
+        tokens = row.tokens_per_request
+        base = serve(system, row.gpus, row.target_qps, tokens, assumed)
+        of_row: tuple[list[str], list[str], list[str]] = ([], [], [])
+        for _, change in changes():
+            changed, asked = change(system, assumed)
+            new = serve(changed, row.gpus, row.target_qps, tokens, asked)
+            for cells, quantile in zip(of_row, ("p50", "p99"), strict=False):
+                cells.append(
+                    " / ".join(
+                        _moved(getattr(new, name), getattr(base, name))
+                        for name in (f"ttft_{quantile}_ms", f"tpot_{quantile}_ms", f"latency_{quantile}_s")
+                    )
+                )
 
-        def figures(s: Preset, a: Assumed, r: reference.Latency = row) -> tuple[float, float, float]:
-            found = serve(s, r.gpus, r.target_qps, r.tokens_per_request, a)
-            return found.ttft_p50_ms, found.tpot_p50_ms, found.latency_p50_s
+            def tpot(
+                rate: float, s: Preset = changed, r: reference.Latency = row, a: Assumed = asked, t: float = tokens
+            ) -> float:
+                return serve(s, r.gpus, rate, t, a).tpot_p50_ms
 
-        base = figures(system, assumed)
-        cells = []
-        for _, change in changes:
-            new = figures(*change(system, assumed))
-            cells.append(" / ".join(f"{(n / b - 1) * 100:+.0f}" for n, b in zip(new, base, strict=True)))
-        rows.append((f"{row.run} {row.scenario} {row.target_qps:g}/s", *cells))
-    table(("+5 %", *(name for name, _ in changes)), rows)
+            of_row[2].append(_moved(bisect(tpot, row.tpot_p50_ms, at * 0.9, at * 1.1, 6), at))
+        for rows, cells in zip((middle, tail, rates), of_row, strict=True):
+            rows.append((f"{row.run} {row.scenario} {row.target_qps:g}/s", *cells))
+    for title, rows in (
+        ("TTFT / TPOT / latency, p50", middle),
+        ("TTFT / TPOT / latency, p99", tail),
+        ("rate at published TPOT p50", rates),
+    ):
+        table((title, *names), rows)
 
 
-def peak(system: Preset, tokens: float, scenario: str) -> tuple[float, Found]:
-    """Tokens per second and GPU at the highest rate that keeps both p99 limits, and what it shows there."""
-    limit = next(r for r in reference.limits().rows if (r.benchmark, r.scenario) == ("llama2-70b", scenario))
-    gpus = system.gpus
-    assumed = assumed_of(system)
-    low, high, best = 0.0, capacity(system, gpus, tokens) * 1.1, None
-    for _ in range(9):
+def _moved(new: float, base: float) -> str:
+    return f"{(new / base - 1) * 100:+.0f}"
+
+
+def peak(system: Preset, tokens: float, scenario: str, assumed: Assumed, low: float, high: float, steps: int) -> float:
+    """The highest rate between these that keeps both p99 limits; the lower one where none does."""
+    limit = limits_of(scenario)
+
+    def misses(rate: float) -> float:
+        found = serve(system, system.gpus, rate, tokens, assumed)
+        return float(found.ttft_p99_ms > limit.ttft_p99_ms or found.tpot_p99_ms > limit.tpot_p99_ms)
+
+    for _ in range(steps):
         rate = (low + high) / 2
-        found = serve(system, gpus, rate, tokens, assumed)
-        if found.ttft_p99_ms <= limit.ttft_p99_ms and found.tpot_p99_ms <= limit.tpot_p99_ms:
-            low, best = rate, found
-        else:
-            high = rate
-    assert best is not None
-    return low * tokens / gpus, best
+        low, high = (low, rate) if misses(rate) else (rate, high)
+    return low
+
+
+def limits_of(scenario: str) -> reference.Limit:
+    return next(r for r in reference.limits().rows if (r.benchmark, r.scenario) == ("llama2-70b", scenario))
 
 
 def throughput_table() -> None:
@@ -394,12 +421,19 @@ def throughput_table() -> None:
         "keeps the p99 limits in it, an upper bound of the model. Slack: what published p99s leave of their limits.\n"
     )
     slack = {(OF_RUN[r.run], r.scenario, r.run): r for r in reference.latency().rows if r.run in OF_RUN}
-    rows = []
+    rows, moved = [], []
     of_system = {"H100": "h100x8", "H200": "h200x8", "GB300": "gb300-vm", "GB200": "gb200-vm", "B200": "b200x8"}
     for name, scenario in ((n, s) for n in of_system.values() for s in ("Server", "Interactive")):
         system = presets.load(name)
         tokens = 274.35 if system.generation == "blackwell" else 293.6
-        most, found = peak(system, tokens, scenario)
+        assumed, limit = assumed_of(system), limits_of(scenario)
+        most = peak(system, tokens, scenario, assumed, 0.0, capacity(system, system.gpus, tokens) * 1.1, 9)
+        found = serve(system, system.gpus, most, tokens, assumed)
+        cells = []
+        for _, change in changes():
+            changed, asked = change(system, assumed)
+            cells.append(_moved(peak(changed, tokens, scenario, asked, most * 0.88, most * 1.12, 6), most))
+        moved.append((f"{name} {scenario}", *cells))
         published = []
         for row in reference.mlperf().rows:
             kind = next((of for part, of in of_system.items() if part in row.system and "B300 1" not in row.system), "")
@@ -407,15 +441,17 @@ def throughput_table() -> None:
             if kind == name and value is not None:
                 published.append(f"{row.submitter} {value / row.gpus:,.0f}")
         left = [
-            f"{run}: TTFT {1 - r.ttft_p99_ms / lim.ttft_p99_ms:.0%}, TPOT {1 - r.tpot_p99_ms / lim.tpot_p99_ms:.0%}"
-            for (of, kind, run), r in slack.items() if (of, kind) == (name, scenario)
-            for lim in reference.limits().rows if (lim.benchmark, lim.scenario) == ("llama2-70b", scenario)
-        ]  # fmt: skip
+            f"{run}: TTFT {1 - r.ttft_p99_ms / limit.ttft_p99_ms:.0%}, TPOT {1 - r.tpot_p99_ms / limit.tpot_p99_ms:.0%}"
+            for (of, kind, run), r in slack.items()
+            if (of, kind) == (name, scenario)
+        ]
         at = f"{found.ttft_p99_ms:,.0f} / {found.tpot_p99_ms:.0f}"
         shown = "; ".join(published) or "none", "; ".join(left) or "not published"
-        rows.append((name, scenario, f"{most:,.0f}", at, *shown))
+        rows.append((name, scenario, f"{most * tokens / system.gpus:,.0f}", at, *shown))
     head = ("system", "scenario", "model's peak tok/s/GPU", "p99 TTFT / TPOT ms there", "published tok/s/GPU", "slack")
     table(head, rows)
+    print("Change of the peak in %, when one constant is 5 % larger:\n")
+    table(("peak", *(name for name, _ in changes())), moved)
 
 
 def rack_tables() -> None:
@@ -457,7 +493,7 @@ def main() -> None:
     offline_table()
     kept = latency_table()
     if not asked.quick:
-        sensitivity_table(kept)
+        sensitivity_tables(kept)
         throughput_table()
         rack_tables()
 
