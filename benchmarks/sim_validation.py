@@ -1,6 +1,6 @@
 """The simulator held against what is published: `python benchmarks/sim_validation.py [--fit] [--quick]`.
 
-Virtual time, about a quarter of an hour of CPU. Prints Markdown: what was fitted, what is predicted and scored, what is only
+Virtual time, some 15 minutes of CPU. Prints Markdown: what was fitted, what is predicted and scored, what is only
 listed and why, how much each prediction depends on each constant, upper bounds against published rates, the two
 routings of the rack, and what a simulated rack costs to compute. Published figures are those of `loadgen.reference`.
 """
