@@ -6,6 +6,7 @@
     python benchmarks/scale.py cost         CPU per event with 10,000 streams against 256, at the same events/s
     python benchmarks/scale.py million      cores for a million streamed tokens a second
     python benchmarks/scale.py merge        10 million records: exact quantiles of all of them, time and memory
+    python benchmarks/scale.py ray          two workers on a Ray cluster against two local ones
     python benchmarks/scale.py rolling      send lag of a load whose bodies are built while it runs
 
 Whole runs as a user has them: worker processes, recorder, files. CPU is what the workers measure of themselves from the
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import rig
+import scale_ray
 
 from loadgen import run, store
 from loadgen.plan import Endpoint
@@ -47,7 +49,8 @@ RACK_STREAMS = 6_000  # of one worker: 100,000 over 16
 
 def drive(
     *, workers: int, servers: int, streams: int, itl_ms: float, tokens: int, keep: str = "raw", bundle: int = 1,
-    ttft_ms: tuple[float, float] = (500.0, 100.0), out: Path | None = None, on_drive: Any = None, **flags: str | None,
+    ttft_ms: tuple[float, float] = (500.0, 100.0), out: Path | None = None, on_drive: Any = None,
+    ray: str | None = None, **flags: str | None,
 ) -> tuple[Summary, dict[str, float]]:  # fmt: skip
     """One run; its summary, and what the endpoints used and sent."""
     with ExitStack() as stack, tempfile.TemporaryDirectory() as scratch:
@@ -59,7 +62,7 @@ def drive(
         file.write_text(f"name: scale\nrequests: {{input_tokens: 20, output_tokens: {tokens}}}\n")
         settings = run.Settings(
             url=urls[0], targets=tuple(Endpoint(url=url, name=url) for url in urls) if servers > 1 else (),
-            model="sim", server="trtllm", workers=workers, keep=keep,
+            model="sim", server="trtllm", workers=workers, keep=keep, ray=ray,
             out=out or Path(scratch) / "out",
         )  # fmt: skip
         given: dict[str, Any] = {"num_requests": str(streams), "warmup": "0", "seed": "1"} | flags
@@ -377,9 +380,13 @@ def rolling(flags: argparse.Namespace) -> None:
     print(rig.table(["bodies built", "send lag p50 ms", "p99", "max", "late"], rows))
 
 
+def ray(flags: argparse.Namespace) -> None:
+    scale_ray.compare(flags, drive, per_event)
+
+
 PARTS: dict[str, Any] = {
     "workers": workers, "streams": streams, "soak": soak, "cost": cost, "million": million, "merge": merge,
-    "rolling": rolling,
+    "rolling": rolling, "ray": ray,
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from time import monotonic, monotonic_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import loadgen_sdk
 
@@ -49,7 +49,6 @@ class Facts(NamedTuple):
     same: dict[str, str]
     loopback: str
     room: headroom.Room
-    niceness: int
     files: dict[str, str]
 
 
@@ -84,7 +83,6 @@ def facts(paths: Sequence[str]) -> Facts:
         },
         loopback=_loopback(),
         room=headroom.room(),
-        niceness=os.getpriority(os.PRIO_PROCESS, 0),
         files={path: _digest(Path(path)) for path in paths},
     )
 
@@ -132,9 +130,10 @@ class Courier:
         """This machine's monotonic clock, ns."""
         return monotonic_ns()
 
-    async def facts(self, paths: Sequence[str]) -> Facts:
-        """Of this machine."""
-        return facts(paths)
+    async def facts(self, paths: Sequence[str]) -> dict[str, Any]:
+        """Of this machine, in plain types: the driver's loadgen may be another one, and is to find that out."""
+        found = facts(paths)
+        return found._asdict() | {"room": (found.room.files, found.room.ports)}
 
     async def start(self, i: int, workers: int, *job: bytes) -> None:
         """Start the worker: its share, and the pickled job in pieces. It says READY in `take` when it is."""

@@ -99,6 +99,7 @@ class _Member:
     lost_at: float = 0.0
     offset: clocks.Offset = field(default=clocks.Offset(0, 0))
     drift_ns: int | None = None
+    niceness: int = 0  # of the worker process
 
     @property
     def where(self) -> str:
@@ -205,12 +206,19 @@ class Cluster:
 
     async def _facts(self, member: _Member, files: Sequence[str]) -> Facts | Fault:
         try:
-            found: Facts = await asyncio.wait_for(member.courier.facts.remote(files), BEGUN_S)
-            return found
+            told = await asyncio.wait_for(member.courier.facts.remote(files), BEGUN_S)
+            files_open, ports = told.get("room", (None, None))
+            return Facts(
+                host=told.get("host", ""),
+                same=told.get("same", {}),
+                loopback=told.get("loopback", ""),
+                room=headroom.Room(files=files_open, ports=ports),
+                files=told.get("files", {}),
+            )
         except Exception as error:  # whatever kept an actor from living: Ray has a dozen
-            told = [line for line in str(error).splitlines() if "Error" in line] or [type(error).__name__]
+            said = [line for line in str(error).splitlines() if "Error" in line] or [type(error).__name__]
             hint = f"the same loadgen in the Python that Ray was started with on {member.where}"
-            return UserError(f"a node cannot run a worker: {told[-1].strip()[:300]}", member.where, hint)
+            return UserError(f"a node cannot run a worker: {said[-1].strip()[:300]}", member.where, hint)
 
     def _too_little(self, job: Job, timetable: schedule.Schedule) -> Iterator[Fault]:
         """Files and ports that a node lacks for the workers on it."""
@@ -364,6 +372,7 @@ class Cluster:
         """Raises TargetError for a worker that is lost before the start."""
         try:
             member.offset = await asyncio.wait_for(self._offset(member), LOST_S)
+            member.niceness = await asyncio.wait_for(member.courier.niceness.remote(), LOST_S)
         except Exception as error:
             what = f"worker {member.i} was lost before the start: {type(error).__name__}"
             raise TargetError(what, member.where) from None
@@ -410,6 +419,12 @@ class Cluster:
             yield f"the common start is sure only within ±{told.start_bound_ms:.1f} ms, limit {limit:g} ms"
         if told.drift_ms is not None and told.drift_ms > limit:
             yield f"the nodes' clocks drifted by up to {told.drift_ms:.1f} ms during the run, limit {limit:g} ms"
+        nice = sorted({member.where for member in self._members if member.niceness > 0})
+        if nice:
+            yield (
+                f"workers on {', '.join(nice)} stand back for other processes, as Ray starts them: set "
+                "RAY_worker_niceness=0 before `ray start`"
+            )
         if late_ns > 0:
             yield f"the last worker was told the start {late_ns / 1e6:.0f} ms after it"
         for member in self._members:

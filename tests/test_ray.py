@@ -1,0 +1,328 @@
+"""A cluster: the same load on nodes as on one machine, a common start, a lost node, and what is refused before a start.
+
+One real Ray cluster of three nodes on this machine for the whole file; the last test takes one of them away.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from loadgen import header, plan, run, store
+from loadgen.errors import Faults, UserError
+from loadgen.fanout import clocks, courier
+from loadgen.quantiles import exact
+from loadgen.sim import embedded
+from loadgen.sim.options import Options
+from loadgen.sim.sendlog import parse_log
+from loadgen.workload import Workload, load
+from loadgen.workload.overrides import Overrides
+
+pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
+SECRET = "sk-never-written-4711"
+QUICK = Options(ttft="5ms", itl="0.2ms", log_bodies=True)
+
+
+def workload(folder: Path, **flags: str) -> Workload:
+    file = folder / "w.yaml"
+    file.write_text("name: many\nrequests: {input_tokens: 8, output_tokens: 4}\n")
+    return load(str(file), Overrides(**({"seed": "7", "warmup": "0"} | flags)))
+
+
+# -- clocks --------------------------------------------------------------------------------------------------------
+
+ways = some.lists(some.tuples(some.integers(0, 10**8), some.integers(0, 10**8)), min_size=1, max_size=30)
+
+
+@given(ahead=some.integers(-(10**15), 10**15), ways=ways)
+@settings(max_examples=200, deadline=None)
+def test_the_truth_is_within_the_bound(ahead: int, ways: list[tuple[int, int]]) -> None:
+    exchanges, now = [], 10**12
+    for there, back in ways:
+        exchanges.append(clocks.Asked(now, now + there + ahead, now + there + back))
+        now += there + back + 1
+    found = clocks.offset(exchanges)
+    assert abs(found.ns - ahead) <= found.bound_ns
+    assert found.bound_ns <= min(there + back for there, back in ways) // 2 + 1  # never worse than NTP's
+    assert abs(found.there(5) - (5 + ahead)) <= found.bound_ns
+
+
+def test_clocks_that_contradict_themselves_are_read_by_the_quickest_answer() -> None:
+    found = clocks.offset([clocks.Asked(0, 1000, 10), clocks.Asked(20, 9000, 400)])
+    assert found == clocks.Offset(995, 5)
+
+
+# -- files on their way ----------------------------------------------------------------------------------------------
+
+
+def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_path: Path) -> None:
+    """Half the answers are lost; what arrives in the end is what was written, as long as it may still change."""
+    from loadgen.quantiles import Histogram
+    from loadgen.record import ROW
+
+    there, here = tmp_path / "there", tmp_path / "here"
+    sender = courier.Courier()
+    sender._folder, sender._i = there, 0
+    spool = store.Spool(there, 0)
+    sender._board = courier.Board(there / "spool" / "board", 1)
+    copy = courier.Copy(here, 0)
+    histogram, draw = Histogram(), np.random.default_rng(1)
+    bins = np.zeros(0, np.int64)
+    for step in range(60):
+        rows = np.zeros(3, ROW)
+        rows["text"] = spool.text(f"error {step}")
+        spool.row(rows.tobytes())
+        histogram.add(draw.integers(1, 10**9, 5))
+        bins = np.concatenate([bins, draw.integers(0, 9, 150)])
+        first = max(0, len(bins) - 1_000)
+        bins[first:] += 1
+        spool.flows(0, histogram, bins[first:], first)
+        if step % 3:
+            spool.flush()
+        taken = _now(sender.take(dict(copy.have), 0))
+        if step % 2:
+            copy.add(taken.pieces)
+            texts = store.worker_texts(here, 0)
+            found = store._whole_rows(here / "spool" / "w0.rows")
+            assert (found["text"] < len(texts)).all()
+    spool.close()
+    copy.add(_now(sender.take(dict(copy.have), 0)).pieces)
+    files = {path.relative_to(there) for path in there.rglob("*") if path.is_file() and path.name != "board"}
+    assert len(files) == 6
+    for file in files:
+        assert (here / file).read_bytes() == (there / file).read_bytes(), file
+
+
+def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from loadgen.record import ROW
+
+    monkeypatch.setattr(store, "SEGMENT_ROWS", 10)
+    monkeypatch.setattr(courier, "TAKE_BYTES", 7 * ROW.itemsize)
+    there, here = tmp_path / "there", tmp_path / "here"
+    sender = courier.Courier()
+    sender._folder, sender._i = there, 0
+    spool = store.Spool(there, 0)
+    sender._board = courier.Board(there / "spool" / "board", 1)
+    for number in range(35):
+        row = np.zeros(1, ROW)
+        row["slot"] = number
+        spool.row(row.tobytes())
+        spool.flush()
+    spool.close()
+    copy = courier.Copy(here, 0)
+    more = True
+    while more:
+        taken = _now(sender.take(dict(copy.have), 0))
+        copy.add(taken.pieces)
+        more = taken.more
+    assert store.recorded(here, 0)["slot"].tolist() == list(range(35))
+    _now(sender.take(dict(copy.have), 0))
+    assert len(store.segments(there, 0)) == 1 < len(store.segments(here, 0))
+
+
+def _now(call: Any) -> Any:
+    """The value of a coroutine that waits for nothing."""
+    try:
+        call.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it waited")
+
+
+# -- a place for the results -----------------------------------------------------------------------------------------
+
+
+def test_the_folder_is_in_the_store_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    import loadgen
+
+    made = {"name": "s", "requests": {"input_tokens": 8, "output_tokens": 4}}
+    flags: dict[str, Any] = {"request_rate": "50", "num_requests": "10", "warmup": "0", "seed": "1"}
+    with embedded.start(QUICK) as server:
+        flags |= {"url": server.url, "model": "sim", "server": "trtllm", "out": f"file://{tmp_path}/bucket/run-1"}
+        result = loadgen.run(made, **flags)
+        there = tmp_path / "bucket" / "run-1"
+        assert {path.name for path in there.rglob("*.*")} >= {"run.json", "summary.json", "requests.parquet"}
+        assert store.read(there).rows.tobytes() == store.read(result.folder).rows.tobytes()
+        with pytest.raises(UserError, match="a run already"):
+            loadgen.run(made, **flags)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [("nonsense://x/y", "nonsense"), ("az://container/run", "adlfs"), ("file:///proc/no/run", "written")],
+)
+def test_a_place_that_cannot_be_written_is_told_before_the_first_request(url: str, said: str) -> None:
+    from loadgen import depot
+
+    with pytest.raises(UserError) as caught:
+        depot.open(url)
+    assert said in str(caught.value)
+
+
+def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from loadgen.fanout import ray as cluster
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError) as caught, cluster.connected("auto"):
+        pass
+    assert "pip install 'loadgen[ray]'" in caught.value.hint
+
+
+@pytest.mark.parametrize("differing", ["loadgen", "Python", "numpy"])
+def test_nodes_must_be_alike(differing: str, tmp_path: Path) -> None:
+    from loadgen.fanout import ray as cluster
+
+    data = tmp_path / "data.jsonl"
+    data.write_text("{}")
+    ours = courier.facts([str(data)])
+    assert list(cluster._unlike(ours, courier.facts([str(data)]), "node")) == []
+    (fault,) = cluster._unlike(ours, ours._replace(same=ours.same | {differing: "other"}), "node")
+    assert differing in fault.what
+    (fault,) = cluster._unlike(ours, ours._replace(files={str(data): ""}), "node")
+    assert "no such file" in fault.what
+    data.write_text("[]")
+    (fault,) = cluster._unlike(ours, courier.facts([str(data)]), "node")
+    assert "another file" in fault.what
+
+
+# -- a real cluster --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """Three nodes of a CPU each; torn down whatever happens."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        from ray.cluster_utils import Cluster
+
+        scratch = tempfile.mkdtemp(prefix="lg", dir="/tmp")  # short: sockets lie in it
+        patch.setenv("TMPDIR", scratch)  # of the nodes, and so of their workers
+        (Path(scratch) / "ray").mkdir()
+        small = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80_000_000}
+        made = Cluster(initialize_head=True, head_node_args=small | {"temp_dir": f"{scratch}/ray"})
+        try:
+            for _ in range(2):
+                made.add_node(**small)
+            yield made
+        finally:
+            made.shutdown()
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def told(nodes: Any, url: str | None, out: Path, workers: int = 3, **more: Any) -> run.Settings:
+    where: dict[str, Any] = {} if url is None else {"url": url, "model": "sim", "server": "trtllm", "api_key": SECRET}
+    return run.Settings(ray=nodes.address, workers=workers, out=out, **(where | more))
+
+
+def test_a_cluster_sends_what_one_machine_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: Any) -> None:
+    """That 1, 2 and 7 local workers send the same is held in test_scale."""
+    monkeypatch.setattr("loadgen.plan.seeds.fresh", lambda: 12345)  # the salt of all
+    seen: list[Any] = []
+    for workers in (1, 3):
+        with embedded.start(QUICK) as server:
+            asked = told(nodes, server.url, tmp_path / str(workers), workers)
+            asked = asked if workers == 3 else replace(asked, ray=None)
+            summary, out = run.execute(workload(tmp_path, request_rate="100", num_requests="60"), asked)
+            received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+        rows = store.read(out).rows
+        rows = rows[np.argsort(rows["slot"])]
+        assert summary.requests.ok == summary.requests.scheduled == len(rows)
+        assert sorted(set(rows["worker"].tolist())) == list(range(workers))
+        assert summary.ttft_ms == exact(rows["first_token_ns"] - rows["due_ns"])
+        bodies = Counter(one.body_sha256 for one in received.requests if one.id)
+        seen.append((bodies, rows["due_ns"].tolist(), rows["slot"].tolist(), summary.fingerprints, summary.bytes.sent))
+    assert seen[0] == seen[1]
+    _placed(out)
+    assert not (out / "spool").exists()
+    assert SECRET.encode() not in b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
+
+
+def _placed(out: Path) -> None:
+    """A worker on each node; and the clocks being one clock, the truth is within the bound."""
+    cluster = header.decode((out / "run.json").read_bytes()).cluster
+    assert cluster is not None
+    assert cluster.nodes == len(cluster.workers) == 3
+    assert cluster.drift_ms is not None
+    assert cluster.start_bound_ms == max(one.bound_ms for one in cluster.workers) > 0
+    for one in cluster.workers:
+        assert abs(one.offset_ms) <= one.bound_ms + 1e-3
+
+
+def test_what_cannot_be_is_told_before_the_first_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: Any
+) -> None:
+    made = workload(tmp_path, request_rate="50", num_requests="20")
+    with embedded.start(QUICK) as server:
+        with pytest.raises(UserError, match="4 workers need a CPU each"):
+            run.execute(made, told(nodes, server.url, tmp_path / "a", workers=4))
+        with pytest.raises(UserError, match="no Ray cluster answers"):
+            run.execute(made, run.Settings(url=server.url, ray="127.0.0.1:9", out=tmp_path / "b"))
+    monkeypatch.setattr(courier, "_loopback", lambda: "another machine")
+    with monkeypatch.context() as patch, pytest.raises(Faults) as caught:
+        patch.setattr(plan, "version", lambda: "9.9")
+        run.execute(made, told(nodes, None, tmp_path / "c", workers=1))
+    assert "embedded simulation" in str(caught.value)
+    assert "9.9" in str(caught.value)
+    with embedded.start(QUICK) as server:
+        summary, _ = run.execute(made, told(nodes, server.url, tmp_path / "d", workers=1))
+    assert summary.requests.ok == 20
+    assert any("loopback address" in warning for warning in summary.verdict.warnings)
+
+
+def test_a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None:
+    """Killed outright in the middle of a run: its records up to then are here, and the rest of its slots are lost."""
+    victim = list(nodes.worker_nodes)[-1]
+
+    def kill(_: object) -> None:
+        threading.Timer(3.0, nodes.remove_node, (victim,), {"allow_graceful": False}).start()
+
+    with embedded.start(QUICK) as server:
+        asked = told(nodes, server.url, tmp_path / "out")
+        summary, out = run.execute(workload(tmp_path, request_rate="60", duration="5s"), asked, on_drive=kill)
+        received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
+    told_of = header.decode((out / "run.json").read_bytes())
+    assert told_of.cluster is not None
+    (gone,) = [one.worker for one in told_of.cluster.workers if one.lost]
+    rows = store.read(out).rows
+    own = rows[rows["worker"] == gone]
+    kept, lost = own[own["status"] == 0], own[own["status"] == 4]
+    assert len(rows) == len(set(rows["slot"].tolist())) == summary.requests.scheduled
+    assert summary.requests.lost == len(lost) > 0
+    assert summary.requests.ok == len(rows) - len(lost)
+    assert len(kept) > 0
+    sent = {int(one.id.rpartition("-")[2]) for one in received.requests if one.id}
+    finished = sent & set(own["slot"].tolist())
+    assert len(finished) - len(kept) <= 2 * 20 + 5  # what it did within its last two seconds
+    assert not summary.verdict.valid
+    assert f"worker {gone} died: the rest of its requests are lost" in summary.verdict.reasons
+    (note,) = [note for note in told_of.notes if "was lost" in note]
+    assert float(note.partition(", seen ")[2].partition(" s ")[0]) < 15
+
+
+def test_no_key_is_written_by_ray(nodes: Any) -> None:
+    """After all that ran before on this cluster."""
+    folder = Path(nodes.head_node.get_session_dir_path())
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_nothing_is_left_on_the_nodes(nodes: Any) -> None:
+    """But for what a killed one could not take away."""
+    scratch = Path(nodes.head_node.get_temp_dir_path()).parent
+    assert len(list(scratch.glob("loadgen-*-w*"))) == 1
