@@ -18,8 +18,8 @@ from loadgen.cli import main
 from loadgen.header import Fingerprints, Header, Stage, Target
 from loadgen.metrics import UNDEFINED, Columns
 from loadgen.quantiles import Histogram, support
+from loadgen.report import curves, html, page, words
 from loadgen.report import figures as drawn
-from loadgen.report import html, page, words
 from loadgen.report.others import reported
 from loadgen.served import FILE, UP, Sample
 from loadgen.summary import Summary, summarize
@@ -107,19 +107,19 @@ def test_a_number_on_too_few_samples_is_marked() -> None:
 
 def test_a_curve_goes_as_far_as_its_samples_carry() -> None:
     for n in (11, 64, 662, 6636):
-        share = 1 - 10 ** -drawn.carried(n)
+        share = 1 - 10 ** -curves.carried(n)
         assert support(share - 1e-6) <= n < support(share + 2e-3 * (1 - share))
-    assert drawn.carried(1) == 0
+    assert curves.carried(1) == 0
 
 
 def test_a_curve_is_made_of_samples() -> None:
     values = np.random.default_rng(1).integers(1_000_000, 9_000_000, 500)
-    found = drawn.curve("x", values)
+    found = curves.curve("x", values)
     assert found is not None
     assert {round(ms * 1e6, -3) for ms in found.ms} <= {float(f"{v:.4g}") for v in values.tolist()}
     assert found.ms[-1] == pytest.approx(values.max() / 1e6, rel=1e-3)
     assert list(found.ms) == sorted(found.ms)
-    assert drawn.curve("x", np.full(3, UNDEFINED)) is None
+    assert curves.curve("x", np.full(3, UNDEFINED)) is None
 
 
 def test_in_flight_is_the_exact_mean_of_each_bin() -> None:

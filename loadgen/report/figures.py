@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from loadgen import metrics
 from loadgen.metrics import BIN_NS, OK, UNDEFINED, Columns
-from loadgen.quantiles import Histogram, index, support
+from loadgen.quantiles import Histogram, index
 from loadgen.record import KINDS
+from loadgen.report.curves import Curve, curve, curve_of_histogram, round_to, rounded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -32,19 +32,6 @@ FULL_BIN = 100  # and a p99
 STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400)
 
 Values = tuple[float | None, ...]
-
-
-class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """A percentile curve. `nines` are -log10(1 - p): 1 is p90, 2 is p99; the last point is the largest sample.
-
-    `carried` is the last place that `count` samples can carry (`quantiles.support`); beyond it, the curve is anecdote.
-    """
-
-    name: str
-    count: int
-    nines: tuple[float, ...]
-    ms: tuple[float, ...]
-    carried: float
 
 
 class Bins(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +124,7 @@ def figures(
         "send_lag": curve("send lag", every.measure("send_lag")[sent & is_measured]),
     }
     return Figures(
-        length_s=_round(length_s, 6),
+        length_s=round_to(length_s, 6),
         stages=tuple(_parts(header, rows, length_s)),
         curves={name: found for name, found in curves.items() if found is not None},
         ttft=quantiles_over_time(every["due_ns"], ttft, ok, length_s),
@@ -153,58 +140,6 @@ def figures(
         asked_by_output=_asked(every, chosen),
         gaps=None if heat is None or heat_edges_ns is None else gap_heat(heat, heat_edges_ns, length_s),
     )
-
-
-# -- curves --------------------------------------------------------------------------------------------------------
-
-
-def carried(count: int) -> float:
-    """The highest place, in nines, that `count` samples can carry: the largest p with support(p) <= count."""
-    if count < support(0.01):
-        return 0.0
-    low, high = 0.01, 1 - 1e-12
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if support(middle) <= count else (low, middle)
-    return int(_nines(low) * 1e4) / 1e4  # down
-
-
-def curve(name: str, values_ns: NDArray[np.int64]) -> Curve | None:
-    """The percentile curve of per-request values, each point an element of the sample; None when there is none."""
-    values = np.sort(metrics.defined(values_ns))
-    if len(values) == 0:
-        return None
-    return _curve(name, len(values), lambda p: float(values[index(len(values), p)]), float(values[-1]))
-
-
-def curve_of_histogram(name: str, histogram: Histogram) -> Curve | None:
-    """The same from a histogram, within its bound."""
-    count = histogram.count
-    if count == 0:
-        return None
-    sums = np.cumsum(histogram.counts)
-
-    def at(p: float) -> float:
-        return histogram.middle(int(np.searchsorted(sums, index(count, p), side="right")))
-
-    return _curve(name, count, at, float(histogram.largest_ns))
-
-
-def _curve(name: str, count: int, at: Callable[[float], float], largest: float) -> Curve:
-    end = max(float(np.log10(count)), 0.3)
-    places = np.unique(np.concatenate((np.linspace(0, 0.3, 12), np.linspace(0.3, end, 90))))[:-1]
-    values = [at(1 - 10 ** -float(place)) for place in places]
-    return Curve(
-        name=name,
-        count=count,
-        nines=_rounded([*places, end], 4),
-        ms=_rounded([value / 1e6 for value in (*values, largest)], 4),
-        carried=carried(count),
-    )
-
-
-def _nines(p: float) -> float:
-    return -float(np.log10(1 - p))
 
 
 # -- over time -----------------------------------------------------------------------------------------------------
@@ -244,7 +179,7 @@ def _bins(step: float, series: dict[str, list[float | None]]) -> Bins:
     return Bins(
         width_s=step,
         series={
-            name: tuple(None if value is None else _round(value, 4) for value in values)
+            name: tuple(None if value is None else round_to(value, 4) for value in values)
             for name, values in series.items()
         },
     )
@@ -268,8 +203,8 @@ def _parts(header: Header, rows: NDArray[np.void], length_s: float) -> Iterator[
         yield Part(
             name=stage.name or f"stage {i + 1}",
             arrival=stage.arrival,
-            start_s=_round(start, 5),
-            end_s=_round(min(max(end, start), length_s), 5),
+            start_s=round_to(start, 5),
+            end_s=round_to(min(max(end, start), length_s), 5),
             measured=stage.measured,
         )
 
@@ -406,7 +341,7 @@ def gap_heat(lines: NDArray[np.void], edges_ns: NDArray[np.int64], length_s: flo
         (int(i), int(j), int(total[i, low + j])) for i, j in zip(*np.nonzero(total[:, low:high]), strict=True)
     )
     edges = np.append(edges_ns, edges_ns[-1] * 2)[low : high + 1] / 1e6
-    return Heat(width_s=step, edges_ms=_rounded(edges, 4), cells=cells)
+    return Heat(width_s=step, edges_ms=rounded(edges, 4), cells=cells)
 
 
 # -- pairs ---------------------------------------------------------------------------------------------------------
@@ -427,7 +362,7 @@ def cloud(
     ends_x = float(xs.min()), float(xs.max())
     ends_y = float(ys.min()), float(ys.max())
     if len(xs) <= MOST_POINTS:
-        pairs = zip(_rounded(xs, 4), _rounded(ys, 4), strict=True)
+        pairs = zip(rounded(xs, 4), rounded(ys, 4), strict=True)
         return Cloud(count=len(xs), points=tuple(pairs), x=ends_x, y=ends_y, log_y=spread)
     up = np.log10(ys) if spread else ys
     across = _cells(xs, CELLS[0])
@@ -450,11 +385,3 @@ def _asked(every: Columns, chosen: NDArray[np.bool_]) -> Cloud | None:
     if not (every["asked_output"][known] != every["output_tokens"][known]).any():
         return None
     return cloud(every["asked_output"].astype(np.int64), every["output_tokens"].astype(np.int64), known, 1)
-
-
-def _round(value: float, digits: int) -> float:
-    return float(f"{value:.{digits}g}")
-
-
-def _rounded(values: Sequence[float] | NDArray[np.float64], digits: int) -> tuple[float, ...]:
-    return tuple(_round(float(value), digits) for value in values)
