@@ -63,7 +63,8 @@ def test_the_same_bodies_without_building_them_ahead(
         assert sorted(after.rows[name].tolist()) == sorted(before.rows[name].tolist()), name
     if turns != REAL and "max_in_flight" not in flags:
         late = [note for note in summary.verdict.warnings if "bodies were built" in note]
-        assert sum(int(note.split()[0]) for note in late) < 10  # on a machine that does other things too
+        built_late = sum(int(note.split()[0]) for note in late)
+        assert built_late < summary.requests.scheduled / 2  # few, but this machine does other things too
 
 
 def test_a_load_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
