@@ -231,7 +231,7 @@ def test_a_trace_brings_its_shared_beginnings(tmp_path: Path) -> None:
         for i, (n, hashes) in enumerate([(1500, [1, 2, 3]), (1200, [1, 2, 4]), (600, [1, 5]), (1024, [6, 7])])
     ]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    text = "requests: {trace: t.jsonl}\nstages: [{arrival: {poisson: 2/s}, count: 8}]"
+    text = "requests: {trace: t.jsonl}\nstages: [{arrival: {constant: 2/s}, count: 8}]"
     _, folder = ran(workload(tmp_path, text), tmp_path, f"sim:{_single(tmp_path)}")
     rows = np.sort(store.read(folder).rows, order="slot")
     assert rows["input_tokens"].tolist() == [1500, 1200, 600, 1024] * 2 and (rows["output_tokens"] == 5).all()
