@@ -392,16 +392,7 @@ _ANY_TERM: TypeAdapter[Any] = TypeAdapter(Term)
 
 
 def _read(text: str, label: str, env: Mapping[str, str]) -> tuple[Map, list[Fault]]:
-    try:
-        return read(text, label, env)
-    except Faults as faults:
-        raise Faults([_ours(one) for one in faults.faults]) from None
-
-
-def _ours(one: Fault) -> Fault:
-    """What the reader of YAML says of a workload, said of a contract."""
-    hint = _EXAMPLE if one.hint.startswith("the smallest workload") else one.hint.replace("workload", "contract")
-    return UserError(one.what.replace("workload", "contract"), one.where, hint)
+    return read(text, label, env, kind="contract", smallest=_EXAMPLE)
 
 
 def shipped() -> dict[str, Path]:

@@ -36,6 +36,7 @@ CERTIFICATE_DAYS = 14
 TIMER_LATE_MS = 1.0  # p99 of a 1 ms timer, from which an idle host delays sends
 FILES = 4096  # open files that leave room for a few thousand connections
 WIDTH = 110
+HOST = ("clock", "timer", "cpu", "files", "proxy")  # checks that are about this machine
 GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "xen")
 
 
@@ -190,6 +191,9 @@ def forced(quirk: Quirk, with_force: Trial, free: Trial, tried: str = "") -> Fin
         return Finding("length", UNKNOWN, f"{fields} sent, no count came back", meaning)
     natural = "" if free.failure or free.output is None else f", {free.output} when left to end by itself"
     words = f"{fields or 'max_tokens alone'}: {with_force.output} of {asked} tokens came{natural}"
+    if with_force.output > asked:
+        meaning = "more than max_tokens allows: one of the two is not true, and TPOT and tokens per second rest on it"
+        return Finding("length", WARNING, words, meaning, "give --tokenizer, and compare the counts")
     if with_force.output != asked:
         meaning = "output lengths are not those of the workload: E2E and tokens per second depend on the model's mood"
         return Finding("length", WARNING, words, meaning, "look at output token counts before comparing two servers")

@@ -78,7 +78,7 @@ def parse(
     env: Mapping[str, str] = os.environ,
 ) -> Prices:
     """`load` of a text that was read. Pure but for the defaults of `today` and `env`."""
-    top, faults = _read(text, label, env)
+    top, faults = read(text, label, env, kind="price file", smallest=f"like {EXAMPLE}")
     source = Source(file=label, folder=Path(), faults=faults)
     try:
         written = Written.model_validate(top, context=source)
@@ -116,24 +116,8 @@ def parse(
     )
 
 
-def _read(text: str, label: str, env: Mapping[str, str]) -> tuple[Map, list[Fault]]:
-    """The workload's reader; what it says of workloads is said of prices."""
-    try:
-        return read(text, label, env)
-    except Faults as faults:
-        ours = [
-            UserError(one.what.replace("a workload", "a price file"), one.where, _ours(one.hint))
-            for one in faults.faults
-        ]
-        raise Faults(ours) from None
-
-
 def _hinted(one: Fault) -> Fault:
     return one if one.hint else UserError(one.what, one.where, f"like {EXAMPLE}")
-
-
-def _ours(hint: str) -> str:
-    return f"like {EXAMPLE}" if "workload" in hint else hint
 
 
 def _text(file: Path) -> str:

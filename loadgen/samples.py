@@ -134,7 +134,7 @@ def settle(runs: Sequence[Run], timed: Sequence[Timed], metric: str, p: float, c
         caveat = tail(min(seen, stays[0]), stays, p, confidence, what)
         if not caveat:
             caveat = _memory(alike, LOOKS[metric], stays[1])
-            if alike >= max(shown.unseen(p, confidence), LOOKS[metric] / 2):  # few, but the worst of them was met
+            if alike >= max(shown.unseen(p, confidence), LOOKS[metric] * 0.75):  # few, but the worst of them was met
                 each = zip(cut, stay, strict=True)
                 sample = sample._replace(bound=max(settled.worst(*one, ns, p) for one, ns in each))
         sample = sample._replace(caveat=caveat)

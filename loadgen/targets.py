@@ -44,7 +44,9 @@ def load(path: Path, env: Mapping[str, str] = os.environ, common: Endpoint = NOT
     else:
         shift = 0
     try:
-        top, faults = read(text, str(path), env)
+        top, faults = read(
+            text, str(path), env, kind="targets file", smallest="write a list: - {name: vm-01, url: http://...}"
+        )
     except Faults as found:
         raise Faults([_up(fault, shift) for fault in found.faults]) from None
     faults = [_up(fault, shift) for fault in faults]

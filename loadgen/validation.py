@@ -65,7 +65,9 @@ def run(
     if checked.contract.prices:
         (folder / PRICES).write_bytes((checked.folder / checked.contract.prices).read_bytes())
     say(f"folder: {folder}")
-    settings = replace(settings, gpus=settings.gpus or checked.contract.gpus)
+    gpus = checked.contract.gpus  # as --gpus: of each endpoint that does not say its own
+    targets = tuple(replace(one, gpus=one.gpus or gpus) for one in settings.targets)
+    settings = replace(settings, gpus=settings.gpus or gpus, targets=targets)
     found = _preflight(settings, folder, say)
     faults = [f"{one.check}: {one.found}" for one in found if one.state == FAULT]
     trouble: dict[str, str] = {}
@@ -170,10 +172,15 @@ def _preflight(settings: Settings, folder: Path, say: Callable[[str], None]) -> 
         return []
     from loadgen import doctor, findings
 
-    everything, kept = [], []
+    everything: list[Finding] = []
+    kept = []
     for endpoint in settings.endpoints:
         title, found = doctor.run(settings if not endpoint.url else settings.of(endpoint))
         kept.append({"title": title, "findings": found})
+        if len(settings.endpoints) > 1:  # each by its name, this host once
+            here = [] if everything else [one for one in found if one.check in findings.HOST]
+            there = [one for one in found if one.check not in findings.HOST]
+            found = [msgspec.structs.replace(one, check=f"{one.check} of {endpoint.shown}") for one in there] + here
         everything += found
         if any(one.state in (FAULT, WARNING) for one in found):
             say(findings.render(title, [one for one in found if one.state in (FAULT, WARNING)]).rstrip())

@@ -111,6 +111,7 @@ VLLM, GENERIC = QUIRKS["vllm"], QUIRKS["generic"]
         (findings.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=3)), OK, "exactly the length"),
         (findings.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=64)), OK, "did not have to prove"),
         (findings.forced(VLLM, Trial(asked=64, output=9), Trial(asked=64, output=3)), WARNING, "not those of the"),
+        (findings.forced(VLLM, Trial(asked=64, output=71), Trial(asked=64, output=71)), WARNING, "not true"),
         (findings.forced(GENERIC, Trial(asked=64, output=64), Trial(output=64)), NOTE, "nothing forces"),
         (findings.forced(VLLM, Trial(asked=64), Trial()), UNKNOWN, "no count"),
         (findings.forced(GENERIC, Trial(failure="http_4xx: no"), Trial(), "ignore_eos"), WARNING, "on trial"),

@@ -71,7 +71,8 @@ def _words() -> Iterator[tuple[str, str]]:
     yield "FAIL", "the whole interval breaks it"
     yield (
         "INCONCLUSIVE",
-        "the interval holds the promise, the sample is too small for the percentile, data is missing, "
+        "the interval holds the promise, the sample is too small for the percentile, the load was too short to "
+        "have left its start-up or to have seen what its queue can do, data is missing, "
         "the load generator was the limit, or the run was not valid",
     )
     yield "must, should", "the verdict is that of the must terms; should terms are told and decide nothing"

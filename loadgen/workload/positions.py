@@ -62,8 +62,15 @@ def where(file: str, spot: Spot, path: str) -> str:
     return f"{file}:{spot.line}:{spot.column}" + (f" ({path})" if path else "")
 
 
-def read(text: str, file: str, env: Mapping[str, str]) -> tuple[Map, list[Fault]]:
+SMALLEST = "the smallest workload: name: truth, and requests: {input_tokens: 150, output_tokens: 200}"
+
+
+def read(
+    text: str, file: str, env: Mapping[str, str], *, kind: str = "workload", smallest: str = SMALLEST
+) -> tuple[Map, list[Fault]]:
     """The top mapping of `text` and the faults found on the way (repeated keys, unset variables).
+
+    `kind` and `smallest`: what messages call the file, and an example of one.
 
     Raises `Faults` with one fault where there is nothing to go on with: a syntax error, no mapping at the top.
     """
@@ -71,17 +78,16 @@ def read(text: str, file: str, env: Mapping[str, str]) -> tuple[Map, list[Fault]
         _refuse_depth(text, file)
         root = yaml.compose(text, Loader=Loader)
     except yaml.MarkedYAMLError as error:
-        raise Faults([_syntax(error, text, file)]) from None
+        raise Faults([_syntax(error, text, file, kind)]) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position] if isinstance(error.position, int) else ""
         spot = Spot(before.count("\n") + 1, len(before) - before.rfind("\n"))
-        hint = "a workload is plain text in YAML"
+        hint = f"a {kind} is plain text in YAML"
         raise Faults([UserError("a character that YAML does not allow", where(file, spot, ""), hint)]) from None
     if not isinstance(root, yaml.MappingNode):
         spot = Spot(1, 1) if root is None else _spot(root)
-        what = "the file is empty" if root is None else "the top of a workload must be a mapping (key: value)"
-        hint = "the smallest workload: name: truth, and requests: {input_tokens: 150, output_tokens: 200}"
-        raise Faults([UserError(what, where(file, spot, ""), hint)])
+        what = "the file is empty" if root is None else f"the top of a {kind} must be a mapping (key: value)"
+        raise Faults([UserError(what, where(file, spot, ""), smallest)])
     faults: list[Fault] = []
     walk = _Walk(file, env, faults.append)
     top = walk.value(root, "", 0)
@@ -107,7 +113,7 @@ def _spot(node: yaml.Node) -> Spot:
     return Spot(node.start_mark.line + 1, node.start_mark.column + 1, text)
 
 
-def _syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> Fault:
+def _syntax(error: yaml.MarkedYAMLError, text: str, file: str, kind: str) -> Fault:
     mark = error.problem_mark or error.context_mark
     spot = Spot(mark.line + 1, mark.column + 1) if mark else Spot(1, 1)
     lines = text.splitlines()
@@ -116,7 +122,7 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> Fault:
     if "\t" in line[: spot.column]:
         hint = "YAML does not allow tabs for indentation: use spaces"
     elif "single document" in f"{error.context} {error.problem}":
-        hint = "one workload per file: remove the second document (---)"
+        hint = f"one {kind} per file: remove the second document (---)"
     elif "mapping values are not allowed" in str(error.problem):
         hint = "put a value that contains a colon in quotes, or check the indentation of the line"
     elif "${" in line and ("{" in line.replace("${", "")):
