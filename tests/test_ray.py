@@ -182,6 +182,19 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     assert "pip install 'loadgen[ray]'" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [("127.0.0.1:9", "no Ray cluster answers"), ("ray://host:10001", "ray job submit"), ("host", "HOST:6379")],
+)
+def test_an_address_without_a_cluster_is_told_at_once(address: str, said: str) -> None:
+    from loadgen.fanout import ray as cluster
+
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
+    with pytest.raises(UserError) as caught, cluster.connected(address):
+        pass
+    assert said in str(caught.value)
+
+
 @pytest.mark.parametrize("differing", ["loadgen", "Python", "numpy"])
 def test_nodes_must_be_alike(differing: str, tmp_path: Path) -> None:
     from loadgen.fanout import ray as cluster
@@ -224,6 +237,16 @@ def nodes() -> Iterator[Any]:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def joined(nodes: Any) -> Iterator[Any]:
+    """The same, joined already, as a Python program inside a cluster has it."""
+    import ray
+
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+    yield nodes
+    ray.shutdown()
+
+
 def told(nodes: Any, url: str | None, out: Path, workers: int = 3, **more: Any) -> run.Settings:
     where: dict[str, Any] = {} if url is None else {"url": url, "model": "sim", "server": "trtllm", "api_key": SECRET}
     return run.Settings(ray=nodes.address, workers=workers, out=out, **(where | more))
@@ -264,36 +287,33 @@ def _placed(out: Path) -> None:
 
 
 def test_what_cannot_be_is_told_before_the_first_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joined: Any
 ) -> None:
     made = workload(tmp_path, request_rate="50", num_requests="20")
-    with embedded.start(QUICK) as server:
-        with pytest.raises(UserError, match="4 workers need a CPU each"):
-            run.execute(made, told(nodes, server.url, tmp_path / "a", workers=4))
-        with pytest.raises(UserError, match="no Ray cluster answers"):
-            run.execute(made, run.Settings(url=server.url, ray="127.0.0.1:9", out=tmp_path / "b"))
+    with embedded.start(QUICK) as server, pytest.raises(UserError, match="4 workers need a CPU each"):
+        run.execute(made, told(joined, server.url, tmp_path / "a", workers=4))
     monkeypatch.setattr(courier, "_loopback", lambda: "another machine")
     with monkeypatch.context() as patch, pytest.raises(Faults) as caught:
         patch.setattr(plan, "version", lambda: "9.9")
-        run.execute(made, told(nodes, None, tmp_path / "c", workers=1))
+        run.execute(made, told(joined, None, tmp_path / "c", workers=1))
     assert "embedded simulation" in str(caught.value)
     assert "9.9" in str(caught.value)
     with embedded.start(QUICK) as server:
-        summary, _ = run.execute(made, told(nodes, server.url, tmp_path / "d", workers=1))
+        summary, _ = run.execute(made, told(joined, server.url, tmp_path / "d", workers=1))
     assert summary.requests.ok == 20
     assert any("loopback address" in warning for warning in summary.verdict.warnings)
 
 
-def test_a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None:
+def test_a_lost_node_leaves_what_it_had_finished(tmp_path: Path, joined: Any) -> None:
     """Killed outright in the middle of a run: its records up to then are here, and the rest of its slots are lost."""
-    victim = list(nodes.worker_nodes)[-1]
+    victim = list(joined.worker_nodes)[-1]
 
     def kill(_: object) -> None:
-        threading.Timer(3.0, nodes.remove_node, (victim,), {"allow_graceful": False}).start()
+        threading.Timer(2.0, joined.remove_node, (victim,), {"allow_graceful": False}).start()
 
     with embedded.start(QUICK) as server:
-        asked = told(nodes, server.url, tmp_path / "out")
-        summary, out = run.execute(workload(tmp_path, request_rate="60", duration="5s"), asked, on_drive=kill)
+        asked = told(joined, server.url, tmp_path / "out")
+        summary, out = run.execute(workload(tmp_path, request_rate="60", duration="4s"), asked, on_drive=kill)
         received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
     told_of = header.decode((out / "run.json").read_bytes())
     assert told_of.cluster is not None
