@@ -19,6 +19,7 @@ PURE = {
     "loadgen.compare",
     "loadgen.conditions",
     "loadgen.arrivals",
+    "loadgen.fanout.clocks",
     "loadgen.findings",
     "loadgen.header",
     "loadgen.judge",

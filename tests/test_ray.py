@@ -345,4 +345,4 @@ def test_no_key_is_written_by_ray(nodes: Any) -> None:
 def test_nothing_is_left_on_the_nodes(nodes: Any) -> None:
     """But for what a killed one could not take away."""
     scratch = Path(nodes.head_node.get_temp_dir_path()).parent
-    assert len(list(scratch.glob("loadgen-*-w*"))) == 1
+    assert len(list(scratch.glob("loadgen-*-w*"))) <= 1
