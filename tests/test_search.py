@@ -291,6 +291,21 @@ def test_probes_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None
     assert lines[1].startswith("20,")
 
 
+def test_the_load_of_conversations_is_how_many_begin(tmp_path: Path) -> None:
+    from loadgen.workload import load
+
+    made = probes.probing(load("agentic"), 60 * S)
+    runs = _probes(tmp_path)
+    runs.goal, runs.make = (
+        Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),))),
+        lambda ask: probes.loaded(made, ask.load),
+    )
+    told = runs.run(_ask(4.0))
+    assert told.outcome == "over" and not told.early  # how many requests there will be is not known before
+    assert told.offered == pytest.approx(4.0, rel=0.4)
+    assert told.figures["offered_rps"] > 1.9 * 4.0  # type: ignore[operator]
+
+
 def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:
     def dying(workload: Workload, given: Any, **flags: Any) -> Any:
         from loadgen import store

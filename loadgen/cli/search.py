@@ -11,6 +11,7 @@ import typer
 from loadgen.cli import target
 
 if TYPE_CHECKING:
+    from loadgen.metrics import Slo
     from loadgen.probes import Probes
     from loadgen.search import Answer, Search
     from loadgen.shelf import Plan
@@ -144,9 +145,16 @@ def search(
         workload=workload,
         source_text=made.source_text,
         target=", ".join(endpoint.shown for endpoint in settings.endpoints),
-        flags={"slo": str(made.slo), "duration": f"{length_ns / 1e9:g} s", "limit": ", ".join(limit or ())},
+        flags={"slo": _words(promised), "duration": f"{length_ns / 1e9:g} s"}
+        | ({"limit": ", ".join(limit)} if limit else {}),
     )
     return perform(asking, runs, plan, unit=" in flight" if closed else "/s", as_json=as_json)
+
+
+def _words(slo: Slo) -> str:
+    """ttft p99 2000 ms, tpot p99 200 ms."""
+    terms = [f"{term.metric} p{term.quantile * 100:g} {term.limit_ns / 1e6:g} ms" for term in slo.terms]
+    return ", ".join([*terms, *([f"goodput {slo.goodput_share:.6g}"] if slo.goodput_share is not None else [])])
 
 
 def perform(asking: Search, runs: Probes, plan: Plan, *, unit: str, as_json: bool) -> int:
