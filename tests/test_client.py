@@ -384,6 +384,7 @@ def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: Embedded) -> No
             turns: list[int] = []
             client.wire.tick = lambda now: turns.append(client.wire.turns)
             client.wire.hold_ns = hold_ns
+            client.wire.awaited.add(None)  # somebody without a first token
             client.wire.wake_at(FOREVER)
 
             def most() -> int:

@@ -351,6 +351,8 @@ class Client:
         line.busy = exchange
         exchange.line = line
         exchange.reused = line.served > 0
+        exchange.awaited = self.wire.awaited
+        exchange.awaited.add(exchange)
         exchange.sent = self.wire.send(line, (exchange.head, exchange.payload))
         exchange.bytes_sent += len(exchange.head) + len(exchange.payload)
 
@@ -369,6 +371,7 @@ class Client:
     def _tell(self, exchange: Exchange) -> None:
         exchange.line = None
         exchange.payload = b""
+        self.wire.awaited.discard(exchange)
         self.in_flight -= 1
         exchange.tell()
 

@@ -19,6 +19,7 @@ class Exchange:
     """One request's life. The client sets `ready`, `sent`, `bytes_sent`, calls `arrived` and `ended`, then `tell`."""
 
     __slots__ = (
+        "awaited",
         "bytes_received",
         "bytes_sent",
         "client_lag",
@@ -77,6 +78,7 @@ class Exchange:
         self.keep_headers = keep_headers
         self.sink = sink
         self.line: object | None = None  # the connection, while it has one
+        self.awaited: set[object] | None = None  # where it stands while it is without its first output
         self.over = False
         self.done = NEVER
         self.failure: Failure | None = None
@@ -122,6 +124,8 @@ class Exchange:
                             reading.take(events, stamp, since, self._unsure(len(events), len(pieces)))
                             if reading.first_token >= 0:
                                 self.client_lag = read - stamp
+                                if self.awaited is not None:
+                                    self.awaited.discard(self)
                         else:
                             reading.take(events, stamp, base)
                         self.progress = read

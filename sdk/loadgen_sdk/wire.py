@@ -6,7 +6,8 @@ decoding never keeps a packet waiting for long. Nothing here knows HTTP.
 
 A stamp's limits (metrics.md): packets that wait in the receive queue are merged and carry the *newest* stamp. So each
 read is handed over with `base`, the last instant at which the socket was known to be empty; the truth lies between.
-While a load runs it looks at least every LOOK_NS, so that two events in one packet are not unsure by a whole wait.
+A load generator that awaits a first token looks every LOOK_NS, so that two events in one packet are not unsure by a
+whole wait.
 """
 
 from __future__ import annotations
@@ -133,8 +134,9 @@ class Wire:
     `hold_ns` above 0 stays that long in our own poll while there is traffic (a load generator's privilege: going back
     to the event loop costs as much as a read); 0 shares the loop with other tasks after every turn.
     `wake` is called with the time when the instant given to `wake_at` has come (again and again until it is moved);
-    `tick` about every TICK_NS. `idle` is called
-    when HOLD_POLL_S have passed without traffic, and again while it says true.
+    `tick` about every TICK_NS. `idle` is called when HOLD_POLL_S have passed without traffic, and again while it says
+    true. `awaited` holds who is without its first output: while there is one, and `hold_ns` is set, nobody sleeps for
+    longer than LOOK_NS.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -154,6 +156,7 @@ class Wire:
         self.tick: Callable[[int], None] | None = None
         self.idle: Callable[[], bool] | None = None
         self.hold_ns = 0
+        self.awaited: set[object] = set()
         self.turns = self.reads = 0
         self._poll.register(self._timer.fileno(), select.EPOLLIN)
         loop.add_reader(self._poll.fileno(), self._turn)
@@ -243,7 +246,7 @@ class Wire:
 
     def _arm(self) -> None:
         at = min(self._wake_at, self._tick_at)
-        if self._look_at < at and self.hold_ns and self._lines:
+        if self._look_at < at and self.awaited and self.hold_ns:
             at = self._look_at
         if at != self._armed:
             self._armed = at
