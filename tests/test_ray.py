@@ -1,6 +1,7 @@
 """A cluster: the same load on nodes as on one machine, a common start, a lost node, and what is refused before a start.
 
-One real Ray cluster of three nodes on this machine for the whole file; the last test takes one of them away.
+One real Ray cluster of three nodes on this machine, in one test, so that there is never a second one beside it: its
+parts are the functions before it, and the last of them takes a node away.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from loadgen.sim.sendlog import parse_log
 from loadgen.workload import Workload, load
 from loadgen.workload.overrides import Overrides
 
-pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
 SECRET = "sk-never-written-4711"
 QUICK = Options(ttft="5ms", itl="0.2ms", log_bodies=True)
 
@@ -215,7 +215,7 @@ def test_nodes_must_be_alike(differing: str, tmp_path: Path) -> None:
 # -- a real cluster --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def nodes() -> Iterator[Any]:
     """Three nodes of a CPU each; torn down whatever happens."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
@@ -237,22 +237,12 @@ def nodes() -> Iterator[Any]:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def joined(nodes: Any) -> Iterator[Any]:
-    """The same, joined already, as a Python program inside a cluster has it."""
-    import ray
-
-    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
-    yield nodes
-    ray.shutdown()
-
-
 def told(nodes: Any, url: str | None, out: Path, workers: int = 3, **more: Any) -> run.Settings:
     where: dict[str, Any] = {} if url is None else {"url": url, "model": "sim", "server": "trtllm", "api_key": SECRET}
     return run.Settings(ray=nodes.address, workers=workers, out=out, **(where | more))
 
 
-def test_a_cluster_sends_what_one_machine_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: Any) -> None:
+def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: Any) -> None:
     """That 1, 2 and 7 local workers send the same is held in test_scale."""
     monkeypatch.setattr("loadgen.plan.seeds.fresh", lambda: 12345)  # the salt of all
     seen: list[Any] = []
@@ -286,33 +276,33 @@ def _placed(out: Path) -> None:
         assert abs(one.offset_ms) <= one.bound_ms + 1e-3
 
 
-def test_what_cannot_be_is_told_before_the_first_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joined: Any
+def _what_cannot_be_is_told_before_the_first_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: Any
 ) -> None:
     made = workload(tmp_path, request_rate="50", num_requests="20")
     with embedded.start(QUICK) as server, pytest.raises(UserError, match="4 workers need a CPU each"):
-        run.execute(made, told(joined, server.url, tmp_path / "a", workers=4))
+        run.execute(made, told(nodes, server.url, tmp_path / "a", workers=4))
     monkeypatch.setattr(courier, "_loopback", lambda: "another machine")
     with monkeypatch.context() as patch, pytest.raises(Faults) as caught:
         patch.setattr(plan, "version", lambda: "9.9")
-        run.execute(made, told(joined, None, tmp_path / "c", workers=1))
+        run.execute(made, told(nodes, None, tmp_path / "c", workers=1))
     assert "embedded simulation" in str(caught.value)
     assert "9.9" in str(caught.value)
     with embedded.start(QUICK) as server:
-        summary, _ = run.execute(made, told(joined, server.url, tmp_path / "d", workers=1))
+        summary, _ = run.execute(made, told(nodes, server.url, tmp_path / "d", workers=1))
     assert summary.requests.ok == 20
     assert any("loopback address" in warning for warning in summary.verdict.warnings)
 
 
-def test_a_lost_node_leaves_what_it_had_finished(tmp_path: Path, joined: Any) -> None:
+def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None:
     """Killed outright in the middle of a run: its records up to then are here, and the rest of its slots are lost."""
-    victim = list(joined.worker_nodes)[-1]
+    victim = list(nodes.worker_nodes)[-1]
 
     def kill(_: object) -> None:
-        threading.Timer(2.0, joined.remove_node, (victim,), {"allow_graceful": False}).start()
+        threading.Timer(2.0, nodes.remove_node, (victim,), {"allow_graceful": False}).start()
 
     with embedded.start(QUICK) as server:
-        asked = told(joined, server.url, tmp_path / "out")
+        asked = told(nodes, server.url, tmp_path / "out")
         summary, out = run.execute(workload(tmp_path, request_rate="60", duration="4s"), asked, on_drive=kill)
         received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
     told_of = header.decode((out / "run.json").read_bytes())
@@ -334,7 +324,7 @@ def test_a_lost_node_leaves_what_it_had_finished(tmp_path: Path, joined: Any) ->
     assert float(note.partition(", seen ")[2].partition(" s ")[0]) < 15
 
 
-def test_no_key_is_written_by_ray(nodes: Any) -> None:
+def _no_key_is_written_by_ray(nodes: Any) -> None:
     """After all that ran before on this cluster."""
     folder = Path(nodes.head_node.get_session_dir_path())
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -342,7 +332,27 @@ def test_no_key_is_written_by_ray(nodes: Any) -> None:
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
-def test_nothing_is_left_on_the_nodes(nodes: Any) -> None:
+def _nothing_is_left_on_the_nodes(nodes: Any) -> None:
     """But for what a killed one could not take away."""
     scratch = Path(nodes.head_node.get_temp_dir_path()).parent
     assert len(list(scratch.glob("loadgen-*-w*"))) <= 1
+
+
+def test_on_a_real_cluster(tmp_path: Path, nodes: Any) -> None:
+    import ray
+
+    def folder(name: str) -> Path:
+        (tmp_path / name).mkdir()
+        return tmp_path / name
+
+    with pytest.MonkeyPatch.context() as patch:
+        _a_cluster_sends_what_one_machine_sends(folder("same"), patch, nodes)
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")  # as a program inside a cluster has it
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            _what_cannot_be_is_told_before_the_first_request(folder("refused"), patch, nodes)
+        _a_lost_node_leaves_what_it_had_finished(folder("lost"), nodes)
+    finally:
+        ray.shutdown()
+    _no_key_is_written_by_ray(nodes)
+    _nothing_is_left_on_the_nodes(nodes)
