@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loadgen import mlperf, mlperf_log, mlperf_run, prompts, seeds, tokens
+from loadgen import mlperf, mlperf_log, mlperf_rules, mlperf_run, prompts, seeds, tokens
 from loadgen.errors import UserError
 
 if TYPE_CHECKING:
     from loadgen_sdk.probe import Found
     from loadgen_sdk.request import Completion
 
-    from loadgen.mlperf import Result, Test
+    from loadgen.mlperf import Result
+    from loadgen.mlperf_rules import Test
     from loadgen.mlperf_run import Data
     from loadgen.plan import Settings
 
@@ -180,7 +181,7 @@ def _perform(
     carrier = Carrier(lg, asked, requests, (lanes or mlperf_run.LANES) if offline else None)
     opened = threading.Event()
     trouble: list[BaseException] = []
-    planned = None if offline else mlperf.schedule(asked, qps).offsets
+    planned = None if offline else mlperf_rules.schedule(asked, qps).offsets
 
     async def serve() -> None:
         from loadgen_sdk.client import Client
@@ -202,7 +203,7 @@ def _perform(
         carrier.client, carrier.loop = client, asyncio.get_running_loop()
         try:
             await client.open(32)
-            carrier.build(mlperf.offline_samples(asked, qps) if planned is None else len(planned))
+            carrier.build(mlperf_rules.offline_samples(asked, qps) if planned is None else len(planned))
         except BaseException as error:
             trouble.append(error)
         finally:

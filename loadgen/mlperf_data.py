@@ -16,7 +16,7 @@ import numpy as np
 
 from loadgen import pickles, seeds
 from loadgen.errors import Faults, UserError
-from loadgen.mlperf import Benchmark, Test
+from loadgen.mlperf_rules import Benchmark, Test
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgen.errors import UserError
-from loadgen.mlperf import DISCLOSURE, PERCENTILES, Check, Result, Spread, Test
+from loadgen.mlperf import DISCLOSURE, PERCENTILES, Check, Result, Spread
+from loadgen.mlperf_rules import Test
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

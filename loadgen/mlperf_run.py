@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen import mlperf, mlperf_data, mlperf_log, store
+from loadgen import mlperf, mlperf_data, mlperf_log, mlperf_rules, store
 from loadgen.errors import UserError
 from loadgen.record import ROW, STATUS
 from loadgen.workload import (
@@ -53,9 +53,9 @@ class Data(NamedTuple):
     api: str | None  # the API that the prompts need; None: any
 
 
-def synthetic(asked: mlperf.Test, *, mean_input: float | None = None, mean_output: float | None = None) -> Data:
+def synthetic(asked: mlperf_rules.Test, *, mean_input: float | None = None, mean_output: float | None = None) -> Data:
     """The synthetic set, in LoadGen's order of issue: lengths repeat in every pass, texts never do."""
-    found = mlperf.rules().benchmarks[asked.benchmark]
+    found = mlperf_rules.rules().benchmarks[asked.benchmark]
     lengths = mlperf_data.synthetic(found, benchmark=asked.benchmark, mean_input=mean_input, mean_output=mean_output)
     order = mlperf_data.issue_order(asked)
 
@@ -65,12 +65,12 @@ def synthetic(asked: mlperf.Test, *, mean_input: float | None = None, mean_outpu
     return Data(Synthetic(input_tokens=listed(lengths.input), output_tokens=listed(lengths.output)), lengths.name, None)
 
 
-def official(asked: mlperf.Test, path: Path, folder: Path) -> tuple[Data, mlperf.Test]:
+def official(asked: mlperf_rules.Test, path: Path, folder: Path) -> tuple[Data, mlperf_rules.Test]:
     """The user's file, as requests in LoadGen's order beside the results; and the test with as many samples as it has.
 
     Answers end where the model ends them, at the rules' maximum at the latest; greedy, as in the reference.
     """
-    found = mlperf.rules().benchmarks[asked.benchmark]
+    found = mlperf_rules.rules().benchmarks[asked.benchmark]
     file = mlperf_data.read(path, found, benchmark=asked.benchmark)
     asked = replace(asked, samples=len(file.samples), min_queries=min(asked.min_queries, len(file.samples)))
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def official(asked: mlperf.Test, path: Path, folder: Path) -> tuple[Data, mlperf
     return Data(FromFile(path=out.resolve()), file.name, "completions" if file.tokens else None), asked
 
 
-def workload(asked: mlperf.Test, data: Data, *, qps: float, lanes: int | None = None) -> Workload:
+def workload(asked: mlperf_rules.Test, data: Data, *, qps: float, lanes: int | None = None) -> Workload:
     """The test as a workload. Server and Interactive: Poisson arrivals by the round's seed and LoadGen's stop rule.
 
     Offline: the samples of LoadGen's one query (`qps` is the expected rate), all due at once, or with `lanes` so many
@@ -91,7 +91,7 @@ def workload(asked: mlperf.Test, data: Data, *, qps: float, lanes: int | None = 
     slo = None
     if asked.scenario == "offline":
         law: Any = Constant(rate=float("inf")) if lanes is None else Closed(concurrency=lanes)
-        stage = Stage(name="load", arrival=law, duration_ns=None, count=mlperf.offline_samples(asked, qps))
+        stage = Stage(name="load", arrival=law, duration_ns=None, count=mlperf_rules.offline_samples(asked, qps))
     else:
         least = AtLeast(duration_ns=asked.min_duration_ns, count=asked.min_queries, passes_of=asked.samples)
         stage = Stage(name="load", arrival=Poisson(rate=qps), duration_ns=None, at_least=least)
@@ -177,7 +177,7 @@ def _plain(name: str, column: Any) -> NDArray[Any]:
     return made
 
 
-def judge(folder: Path, asked: mlperf.Test, summary: Summary, *, data_name: str, qps: float) -> mlperf.Result:
+def judge(folder: Path, asked: mlperf_rules.Test, summary: Summary, *, data_name: str, qps: float) -> mlperf.Result:
     """The result of a finished run; written into its folder with LoadGen's two log files."""
     columns = read_columns(folder)
     chosen = columns["stage"] == _measured(summary)
@@ -194,17 +194,17 @@ def judge(folder: Path, asked: mlperf.Test, summary: Summary, *, data_name: str,
     return result
 
 
-def cautions(asked: mlperf.Test) -> list[str]:
+def cautions(asked: mlperf_rules.Test) -> list[str]:
     """What a reader must know of the test itself."""
     notes = []
-    if asked.min_duration_ns < mlperf.rules().min_duration_s * 10**9:
+    if asked.min_duration_ns < mlperf_rules.rules().min_duration_s * 10**9:
         notes.append("a minimum duration below the rules' 600 s: good for a trial, for nothing else")
-    if asked.samples < mlperf.rules().benchmarks[asked.benchmark].samples:
+    if asked.samples < mlperf_rules.rules().benchmarks[asked.benchmark].samples:
         notes.append(f"a data set of {asked.samples:,} samples is smaller than the rules': for a trial only")
     return [*notes, *([asked.note] if asked.note else [])]
 
 
-def write(folder: Path, result: mlperf.Result, asked: mlperf.Test, *, sut: str, version: str) -> None:
+def write(folder: Path, result: mlperf.Result, asked: mlperf_rules.Test, *, sut: str, version: str) -> None:
     """`mlperf.json` and LoadGen's two log files."""
     store.replace(folder / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     mlperf_log.write(folder, result, asked, sut=sut, version=version)

@@ -16,20 +16,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen import mlperf, mlperf_data
+from loadgen import mlperf_data, mlperf_rules
 from loadgen.errors import Faults, UserError
 
 DATA = Path(__file__).parent / "data"
-LLAMA = mlperf.rules().benchmarks["llama2-70b"]
+LLAMA = mlperf_rules.rules().benchmarks["llama2-70b"]
 
 
 def read(path: Path) -> mlperf_data.File:
     return mlperf_data.read(path, LLAMA, benchmark="llama2-70b")
 
 
-@pytest.mark.parametrize("benchmark", mlperf.rules().benchmarks)
+@pytest.mark.parametrize("benchmark", mlperf_rules.rules().benchmarks)
 def test_synthetic_sets_have_the_published_size_means_and_maxima(benchmark: str) -> None:
-    found = mlperf.rules().benchmarks[benchmark]
+    found = mlperf_rules.rules().benchmarks[benchmark]
     made = mlperf_data.synthetic(found, benchmark=benchmark)
     assert len(made.input) == len(made.output) == found.samples
     assert round(float(made.output.mean()), 2) == found.mean_output
@@ -49,7 +49,7 @@ def test_the_mean_output_of_a_published_row_can_be_asked() -> None:
 
 def test_order_of_issue_is_loadgens() -> None:
     """The first samples that the official LoadGen 6.0.17 issued with 600 samples and the seeds of v6.1."""
-    asked = dataclasses.replace(mlperf.test("llama2-70b", "server", "v6.1"), samples=600)
+    asked = dataclasses.replace(mlperf_rules.test("llama2-70b", "server", "v6.1"), samples=600)
     order = mlperf_data.issue_order(asked)
     assert order[:10] == [13, 556, 333, 533, 227, 202, 435, 350, 225, 458]
     assert sorted(order) == list(range(600))

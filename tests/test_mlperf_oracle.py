@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from loadgen import mlperf, mlperf_log
+from loadgen import mlperf, mlperf_log, mlperf_rules
 
 lg = pytest.importorskip("mlperf_loadgen", reason="needs the optional package mlcommons-loadgen")
 
 SAMPLES = 300
 BASE = dataclasses.replace(
-    mlperf.test("llama2-70b", "server"), samples=SAMPLES, min_duration_ns=400_000_000, min_queries=100
+    mlperf_rules.test("llama2-70b", "server"), samples=SAMPLES, min_duration_ns=400_000_000, min_queries=100
 )
 TOO_LONG_NS = 3_600 * 10**9
 
@@ -34,7 +34,7 @@ class Official(NamedTuple):
 
 
 def official(
-    folder: Any, asked: mlperf.Test, qps: float, *, one_token: bool = False, read: Any = None, **settings: Any
+    folder: Any, asked: mlperf_rules.Test, qps: float, *, one_token: bool = False, read: Any = None, **settings: Any
 ) -> Official:
     """Run LoadGen's Server scenario; query i of the run gets 2 + i % 9 tokens, every 50th one with `one_token`."""
     wanted = lg.TestSettings()
@@ -97,13 +97,13 @@ def _trace(folder: Any, tokens: list[int]) -> mlperf.Trace:
 def test_offline(tmp_path: Any) -> None:
     """One query of whole passes: samples and tokens per second until the last one is done."""
     asked = dataclasses.replace(
-        mlperf.test("llama2-70b", "offline"), samples=SAMPLES, min_duration_ns=10_000_000, min_queries=SAMPLES
+        mlperf_rules.test("llama2-70b", "offline"), samples=SAMPLES, min_duration_ns=10_000_000, min_queries=SAMPLES
     )
     qps = 50_000.0
     settings = {"scenario": lg.TestScenario.Offline, "offline_expected_qps": qps}
     found = official(tmp_path, dataclasses.replace(asked, ttft_ns=1, tpot_ns=1), qps, read=_offline_trace, **settings)
     ours = mlperf.reduce(found.trace, asked)
-    assert ours.queries == found.log.queries == mlperf.offline_samples(asked, qps) == 600
+    assert ours.queries == found.log.queries == mlperf_rules.offline_samples(asked, qps) == 600
     assert found.log.latency == ours.latency
     assert ours.completed_tokens_per_s is not None
     assert found.log.tokens_per_s == float(f"{ours.completed_tokens_per_s:.6g}")
@@ -123,7 +123,7 @@ def _offline_trace(folder: Any, tokens: list[int]) -> mlperf.Trace:
     return mlperf.Trace(none, none, latency, np.array(tokens, np.int64))
 
 
-def _agree(found: Official, asked: mlperf.Test, *, lenient: bool = False) -> mlperf.Result:
+def _agree(found: Official, asked: mlperf_rules.Test, *, lenient: bool = False) -> mlperf.Result:
     """Everything that LoadGen prints, equal to the nanosecond."""
     ours = mlperf.reduce(found.trace, asked, lenient=lenient)
     log = found.log
@@ -159,7 +159,7 @@ def passing(tmp_path_factory: pytest.TempPathFactory) -> Official:
 
 
 def test_schedule(passing: Official) -> None:
-    planned = mlperf.schedule(BASE, 2000.0)
+    planned = mlperf_rules.schedule(BASE, 2000.0)
     assert passing.log.detail["generated_query_count"] == len(planned.offsets)
     assert passing.log.detail["generated_query_duration"] == planned.end_ns
     # the trace has thousandths of a microsecond, counted from another origin
@@ -168,7 +168,7 @@ def test_schedule(passing: Official) -> None:
 
 def _exact(found: Official) -> Official:
     """With the scheduled instants of the schedule, which the trace has only to its last printed digit."""
-    planned = mlperf.schedule(BASE, 2000.0).offsets[: len(found.trace.due_ns)]
+    planned = mlperf_rules.schedule(BASE, 2000.0).offsets[: len(found.trace.due_ns)]
     return found._replace(trace=found.trace._replace(due_ns=planned))
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadgen import harness, mlperf, mlperf_log, mlperf_run, run, schedule
+from loadgen import harness, mlperf, mlperf_log, mlperf_rules, mlperf_run, run, schedule
 from loadgen.cli import main
 from loadgen.errors import UserError
 from loadgen.workload import Closed
 
-SERVER = mlperf.test("llama2-70b", "server")
+SERVER = mlperf_rules.test("llama2-70b", "server")
 SMALL = dataclasses.replace(SERVER, samples=300, min_queries=100, min_duration_ns=5 * 10**9)
 
 
@@ -26,7 +26,7 @@ def _small_data(folder: Path, rows: int = 300) -> Path:
 
 
 def test_the_workload_of_an_official_run_has_its_schedule() -> None:
-    asked = mlperf.test("llama2-70b", "server", "v5.1")
+    asked = mlperf_rules.test("llama2-70b", "server", "v5.1")
     planned = schedule.build(mlperf_run.workload(asked, mlperf_run.synthetic(asked), qps=182.0), 5).stages[0]
     assert (planned.chains, planned.length_ns) == (122880, 675012366669)
 
@@ -36,7 +36,7 @@ def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
 
     data = mlperf_run.synthetic(SERVER)
     requests = prompts.build(mlperf_run.workload(SERVER, data, qps=1.0), 1, 2, tokens.load())
-    lengths = mlperf_data.synthetic(mlperf.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
+    lengths = mlperf_data.synthetic(mlperf_rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
     first = mlperf_data.issue_order(SERVER)[0]
     one, again = requests[0], requests[SERVER.samples]
     assert (one.input_tokens, one.max_tokens) == (lengths.input[first], lengths.output[first])
@@ -44,7 +44,7 @@ def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
     assert one.prompt != again.prompt
 
 
-def _judged(folder: Path, qps: float, asked: mlperf.Test = SMALL) -> mlperf.Result:
+def _judged(folder: Path, qps: float, asked: mlperf_rules.Test = SMALL) -> mlperf.Result:
     data = mlperf_run.synthetic(SERVER)
     settings = run.Settings(url="sim:gb200-vm", out=folder)
     summary, where = run.execute(mlperf_run.workload(asked, data, qps=qps), settings)
@@ -73,7 +73,9 @@ def test_the_columns_of_a_verdict_are_those_of_the_rows(tmp_path: Path) -> None:
 
 
 def test_offline_over_lanes_counts_from_the_start(tmp_path: Path) -> None:
-    asked = dataclasses.replace(mlperf.test("llama2-70b", "offline"), samples=300, min_queries=300, min_duration_ns=1)
+    asked = dataclasses.replace(
+        mlperf_rules.test("llama2-70b", "offline"), samples=300, min_queries=300, min_duration_ns=1
+    )
     data = mlperf_run.synthetic(SERVER)
     made = mlperf_run.workload(asked, data, qps=1.0, lanes=16)
     assert made.stages[0].arrival == Closed(concurrency=16)
@@ -174,7 +176,7 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     settings = run.Settings(out=tmp_path / "run", embedded={"ttft": "20ms", "flood": True})
     result, _ = harness.perform(asked, data, settings, qps=40.0)
     log = mlperf_log.read(tmp_path / "run")
-    planned = mlperf.schedule(asked, 40.0)
+    planned = mlperf_rules.schedule(asked, 40.0)
     assert result.queries == log.queries == len(planned.offsets)
     assert log.detail["generated_query_duration"] == planned.end_ns
     assert not log.unofficial

@@ -11,7 +11,7 @@ import typer
 from loadgen.cli import target
 
 if TYPE_CHECKING:
-    from loadgen.mlperf import Scenario, Test
+    from loadgen.mlperf_rules import Scenario, Test
     from loadgen.mlperf_run import Data
     from loadgen.plan import Settings
     from loadgen.search import Ask
@@ -161,13 +161,13 @@ def offline(
 
 def _read(scenario: Scenario, flags: dict[str, Any]) -> tuple[Test, Settings]:
     """The test and the settings, every fault at once."""
-    from loadgen import mlperf
+    from loadgen import mlperf_rules
     from loadgen.errors import Fault, Faults, UserError
 
     faults: list[Fault] = []
     asked = settings = None
     try:
-        asked = mlperf.test(
+        asked = mlperf_rules.test(
             flags["benchmark"], scenario, flags["round_name"], min_duration_s=flags["min_duration"] or 0
         )
     except UserError as fault:
