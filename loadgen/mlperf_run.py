@@ -6,6 +6,7 @@ ordinary run (`run.execute`); what the rules say of its records is `mlperf.reduc
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -122,15 +123,22 @@ def settings_for(data: Data, settings: Settings) -> Settings:
     return replace(settings, api="completions")
 
 
-def offline_rate(folder: Path) -> float | None:
-    """Samples/s to expect in Offline, from a short run: those of the middle half of its completions, which leaves out
-    how it began and how the last ones were waited for. None with fewer than four."""
+def offline_rate(folder: Path) -> tuple[float, float] | None:
+    """Samples/s to expect in Offline, and how long the trial took, s, from a short run; None when it ended nothing.
+
+    The rate of the middle half of its completions, which leaves out how it began and how the last ones were waited for,
+    but at most half as much again as that of the whole trial: answers that were all made in one batch end together.
+    """
     columns = read_columns(folder)
     ended = np.sort(columns["end_ns"][(columns["status"] == STATUS["ok"]) & (columns["end_ns"] >= 0)])
-    low, high = len(ended) // 4, 3 * len(ended) // 4
-    if high <= low or ended[high] <= ended[low]:
+    if not len(ended) or ended[-1] <= 0:
         return None
-    return float((high - low) / ((ended[high] - ended[low]) / 1e9))
+    length_s = float(ended[-1] - columns["due_ns"].min()) / 1e9
+    whole = len(ended) / length_s
+    low, high = len(ended) // 4, 3 * len(ended) // 4
+    between_s = float(ended[high] - ended[low]) / 1e9
+    middle = (high - low) / between_s if between_s > 0 else math.inf
+    return min(max(middle, whole), 1.5 * whole), length_s
 
 
 # -- judging -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadgen import harness, mlperf, mlperf_log, mlperf_rules, mlperf_run, run, schedule
+from loadgen import capacity, harness, mlperf, mlperf_log, mlperf_rules, mlperf_run, run, schedule
 from loadgen.cli import main
 from loadgen.errors import UserError
 from loadgen.workload import Closed
@@ -136,6 +136,31 @@ def test_the_command_prints_the_verdict_and_the_disclosure(tmp_path: Path, capsy
     assert out.startswith("SIMULATED")
     assert "VALID" in out
     assert "not verified by MLCommons" in " ".join(out.split())
+
+
+def test_offline_without_a_rate_measures_one_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The query is sized by a trial pass, so that it is long enough and not many times so."""
+    flags = ["--min-duration", "60", "--dataset", str(_small_data(tmp_path, 800)), "--target", "sim:gb200-vm"]
+    assert _exit(["mlperf", "offline", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")]) == 0
+    told = capsys.readouterr()
+    assert "one pass of the data set first" in told.err
+    result = mlperf_run.read(tmp_path / "o")
+    assert result.valid and result.queries > 800
+    assert 60 <= result.queries / (result.whole_samples_per_s or 1) < 120
+    assert (tmp_path / "o-trial-1" / "summary.json").is_file()
+
+
+def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--min-duration", "30", "--dataset", str(_small_data(tmp_path, 50)), "--target", "sim:gb200-vm"]
+    flags += ["--find-peak", "--target-qps", "150"]
+    assert _exit(["mlperf", "interactive", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")]) == 0
+    found = capacity.load((tmp_path / "o" / capacity.FILE).read_bytes())
+    result = mlperf_run.read(tmp_path / "o")
+    assert found.low_per_s is not None and found.high_per_s is not None
+    assert found.low_per_s < found.rate_per_s < found.high_per_s
+    assert found.evidence.endswith("-confirm") and result.target_qps == pytest.approx(found.rate_per_s, rel=0.1)
+    assert _exit(["mlperf", "server", "-b", "llama2-70b", *flags, "--resume", str(tmp_path / "o")]) == 2
+    assert "another search was begun here" in capsys.readouterr().err
 
 
 def test_search_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
