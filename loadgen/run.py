@@ -27,8 +27,8 @@ from loadgen_sdk.probe import Found, probe
 from loadgen_sdk.target import Target
 from loadgen_sdk.wire import Wire, raise_file_limit
 
-from loadgen import header as heads
 from loadgen import depot, prompts, schedule, scrape, store
+from loadgen import header as heads
 from loadgen.bodies import Bodies
 from loadgen.drive import AHEAD, HOLD_NS, Drive, no_collector
 from loadgen.errors import Fault, Faults, TargetError, UserError

@@ -240,7 +240,8 @@ def test_what_a_search_leaves_is_priced_and_planned(tmp_path: Path, capsys: pyte
     """Search and sweep write a capacity of the same recipe; `loadgen cost` and `loadgen capacity` take both folders."""
     prices = tmp_path / "prices.yaml"
     prices.write_text(
-        "currency: USD\nrented:\n  - {provider: x, shape: four, gpu: GB200, gpus: 4, per_gpu_hour: 10.50, as_of: 2026-01, source: y}\n"
+        "currency: USD\nrented:\n  - {provider: x, shape: four, gpu: GB200, gpus: 4, per_gpu_hour: 10.50,"
+        " as_of: 2026-01, source: y}\n"
     )
     common = ["--target", "sim:gb200-vm", "--gpus", "4", "--shape", "four", "--slo", "tpot:40ms:p95", "-d", "20s"]
     found = ["search", "qa", *common, "--low", "60", "--high", "240", "--precision", "0.1", "--seed", "5"]

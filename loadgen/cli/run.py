@@ -150,8 +150,8 @@ def run(
 
     Exit: 0 done and SLO met, 1 SLO missed, 2 wrong usage, 3 unreachable or not valid, 70 bug, 130 interrupted.
     """
-    from loadgen.errors import Faults, UserError
     from loadgen.depot import is_url
+    from loadgen.errors import Faults, UserError
     from loadgen.workload.overrides import Overrides, levels
     from loadgen.workload.reading import given as load
 
