@@ -9,23 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import Literal
 
 import msgspec
 
+from loadgen import uncertainty
 from loadgen.errors import UserError
 from loadgen.header import refuse_newer
 
 SCHEMA = 1
 FILE = "capacity.json"
-
-# Student's t at 97.5 %, by degrees of freedom from 1 to 30; from there on the value of 30 is too wide by 4 % at most.
-_T975 = """
-12.706 4.303 3.182 2.776 2.571 2.447 2.365 2.306 2.262 2.228 2.201 2.179 2.160 2.145 2.131 2.120 2.110 2.101 2.093
-2.086 2.080 2.074 2.069 2.064 2.060 2.056 2.052 2.048 2.045 2.042
-"""
-STUDENT = tuple(map(float, _T975.split()))
 CONFIDENCE = 0.95
 
 
@@ -87,11 +80,7 @@ class Interval:
 def replications(values: Sequence[float]) -> Interval:
     """The mean of independent repeats and Student's 95 % interval of it; no interval from one value. Ends below zero
     are cut to the smallest value seen: a rate is positive."""
-    mid = fmean(values)
+    found = uncertainty.replications(values, CONFIDENCE)
     if len(values) < 2:
-        return Interval(mid=mid)
-    degrees = len(values) - 1
-    t = STUDENT[min(degrees, len(STUDENT)) - 1]
-    half = t * stdev(values) / math.sqrt(len(values))
-    low = mid - half
-    return Interval(mid=mid, low=low if low > 0 else min(values), high=mid + half)
+        return Interval(mid=found.value)
+    return Interval(mid=found.value, low=found.low if found.low > 0 else min(values), high=found.high)

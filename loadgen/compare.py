@@ -289,12 +289,9 @@ def _known(side: Side, one: Metric, repeated: bool) -> tuple[Known | None, str]:
 
 
 def _gap(a: Known, b: Known) -> Known:
-    """The difference of two independent figures, degrees of freedom by Welch and Satterthwaite."""
-    variance = a.error**2 + b.error**2
-    if variance == 0:
-        return Known(b.value - a.value, 0.0, a.freedom + b.freedom)
-    freedom = variance**2 / (a.error**4 / a.freedom + b.error**4 / b.freedom)
-    return Known(b.value - a.value, math.sqrt(variance), freedom)
+    """The difference of two independent figures."""
+    freedom = uncertainty.welch(a.error**2, a.freedom, b.error**2, b.freedom)
+    return Known(b.value - a.value, math.hypot(a.error, b.error), freedom)
 
 
 def _chance(gap: Known) -> float:

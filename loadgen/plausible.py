@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen import contract as promises
-from loadgen import shown
+from loadgen import uncertainty
 from loadgen.contract import Draft, Level, Planned, tag
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.quantiles import name as percentile
@@ -281,9 +281,9 @@ def needed(term: Any, confidence: float) -> int:
     """Requests that a term cannot do without, at best: LoadGen's need for a percentile; for a share, as many as show
     it when not one misses."""
     if isinstance(term, promises.Errors):
-        return shown.faultless(term.limit, confidence)
+        return uncertainty.faultless(term.limit, confidence)
     if isinstance(term, promises.Goodput):
-        return shown.faultless(1 - term.share, confidence)
+        return uncertainty.faultless(1 - term.share, confidence)
     quantile = getattr(term, "quantile", None)
     return support(quantile) if quantile is not None else RATES_NEED
 

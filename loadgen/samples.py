@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen import metrics, settled, shown, uncertainty
+from loadgen import metrics, settled, uncertainty
 from loadgen.header import Header
 from loadgen.metrics import CANCELLED, OK, Columns
 from loadgen.quantiles import Histogram, support
@@ -134,7 +134,7 @@ def settle(runs: Sequence[Run], timed: Sequence[Timed], metric: str, p: float, c
         caveat = tail(min(seen, stays[0]), stays, p, confidence, what)
         if not caveat:
             caveat = _memory(alike, LOOKS[metric], stays[1])
-            if alike >= max(shown.unseen(p, confidence), LOOKS[metric] * 0.75):  # few, but the worst of them was met
+            if alike >= max(uncertainty.unseen(p, confidence), LOOKS[metric] * 0.75):  # few, but they met the worst
                 each = zip(cut, stay, strict=True)
                 sample = sample._replace(bound=max(settled.worst(*one, ns, p) for one, ns in each))
         sample = sample._replace(caveat=caveat)
@@ -166,7 +166,7 @@ def tail(seen: float, stays: tuple[float, float], p: float, confidence: float, w
     However many requests a load has, it saw the queue anew only so often; that a share 1 - p of the time is bad would
     go unseen with probability p ** seen.
     """
-    needed = shown.unseen(p, confidence)
+    needed = uncertainty.unseen(p, confidence)
     if seen >= needed:
         return ""
     count, length_s = stays

@@ -113,9 +113,8 @@ def _rank_error(values: NDArray[np.float64], p: float, blocks: int) -> float:
     ordered = np.sort(values)
     middle = ordered[index(len(values), p)]
     share = uncertainty.batch_means((values > middle).astype(np.float64), batches=blocks)
-    half = share.half_width / uncertainty.t_quantile(0.5 + share.level / 2, blocks - 1)
     n = len(values)
-    low, high = index(n, max(p - half, 0.0)), index(n, min(p + half, 1.0))
+    low, high = index(n, max(p - share.error, 0.0)), index(n, min(p + share.error, 1.0))
     return float(math.log(ordered[high]) - math.log(ordered[low])) / 2
 
 
@@ -124,8 +123,7 @@ def _by_means(values: NDArray[np.float64]) -> Known | None:
     widest = max(found, key=lambda interval: interval.half_width)
     if not math.isfinite(widest.half_width):
         return None
-    t = uncertainty.t_quantile(0.5 + widest.level / 2, widest.count - 1)
-    return Known(float(values.mean()), widest.half_width / t, widest.count - 1)
+    return Known(float(values.mean()), widest.error, widest.count - 1)
 
 
 def marks(columns: Columns, good: NDArray[np.bool_]) -> NDArray[np.float64]:

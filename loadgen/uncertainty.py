@@ -1,4 +1,4 @@
-"""The one room for intervals: replications, batch means, block bootstrap, ratios; and where a start-up transient ends.
+"""The one room for intervals: replications, batch means, block bootstrap, shares, ratios; where a start-up ends.
 
 Pure. Values within a run are correlated (requests share a queue and a batch), so nothing here treats them as coin
 flips: a run is cut into batches long against that correlation, or is one value among replications. An interval that
@@ -8,6 +8,7 @@ the data cannot support is (-inf, inf), never a guess.
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 LEVEL = 0.95
 BATCHES = 20  # more make the batches short against the correlation, fewer the quantile of t large (Schmeiser 1982)
 RESAMPLES = 2000
+
+Ends = tuple[float, float, float]  # a value, and the low and high end of its interval
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,12 +40,30 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     def half_width(self) -> float:
         return (self.high - self.low) / 2
 
+    @property
+    def error(self) -> float:
+        """The standard error that half the width is Student's quantile of, at count - 1 degrees of freedom."""
+        return self.half_width / t_quantile(0.5 + self.level / 2, self.count - 1)
+
     def excludes(self, value: float) -> bool:
         """Whether the interval lies wholly on one side of `value`."""
         return value < self.low or value > self.high
 
 
-# -- Student's t -------------------------------------------------------------------------------------------------------
+# -- Student's t and the normal law ------------------------------------------------------------------------------------
+
+
+def z_quantile(level: float) -> float:
+    """Standard deviations of a normal law that enclose `level` of it."""
+    return NormalDist().inv_cdf((1 + level) / 2)
+
+
+def welch(var_a: float, freedom_a: float, var_b: float, freedom_b: float) -> float:
+    """Degrees of freedom of a difference whose two variances are estimates (Welch 1947, Satterthwaite 1946)."""
+    total = var_a + var_b
+    if total <= 0:
+        return freedom_a + freedom_b
+    return total**2 / (var_a**2 / freedom_a + var_b**2 / freedom_b)
 
 
 def t_quantile(p: float, freedom: float) -> float:
@@ -188,11 +209,8 @@ def ratio(above: ArrayLike, below: ArrayLike, *, paired: bool = False, level: fl
     a, b = float(up.mean()), float(down.mean())
     a_var, b_var = float(up.var(ddof=1)) / n, float(down.var(ddof=1)) / m
     shared = float(np.cov(up, down, ddof=1)[0, 1]) / n if paired else 0.0
-    freedom: float = n - 1
-    if not paired:  # Welch and Satterthwaite, for the variance of the difference at the ratio found
-        scale = (a / b) ** 2 if b else 1.0
-        total = a_var + scale * b_var
-        freedom = total**2 / (a_var**2 / (n - 1) + (scale * b_var) ** 2 / (m - 1)) if total > 0 else n + m - 2
+    scale = (a / b) ** 2 if b else 1.0  # for the variance of the difference at the ratio found
+    freedom = float(n - 1) if paired else welch(a_var, n - 1, scale * b_var, m - 1)
     t = t_quantile(0.5 + level / 2, freedom)
     # All x with (a - x b)^2 <= t^2 (a_var - 2 x shared + x^2 b_var): a quadratic in x
     q2, q1, q0 = b * b - t * t * b_var, a * b - t * t * shared, a * a - t * t * a_var
@@ -202,6 +220,61 @@ def ratio(above: ArrayLike, below: ArrayLike, *, paired: bool = False, level: fl
         return Interval(value=value, low=-math.inf, high=math.inf, level=level, count=min(n, m), method="ratio")
     low, high = (q1 - math.sqrt(root)) / q2, (q1 + math.sqrt(root)) / q2
     return Interval(value=value, low=low, high=high, level=level, count=min(n, m), method="ratio")
+
+
+def quotient(over: Ends, under: Ends) -> Ends:
+    """`over / under` of two independent positive things, from the intervals of each (MOVER on the logarithms: Zou and
+    Donner 2008), which need not be symmetric."""
+    (value, low, high), (base, base_low, base_high) = over, under
+    if not (0 < base < math.inf and 0 < value < math.inf):
+        return math.nan, 0.0, math.inf
+
+    def log(x: float) -> float:
+        return math.log(x) if x > 0 else -math.inf
+
+    middle = math.log(value / base)
+    down = math.hypot(log(value) - log(low), log(base_high) - log(base))
+    up = math.hypot(log(high) - log(value), log(base) - log(base_low))
+    return math.exp(middle), math.exp(middle - down), math.exp(middle + up) if up < 700 else math.inf
+
+
+# -- shares ------------------------------------------------------------------------------------------------------------
+
+
+def wilson(p: float, n: float, level: float = LEVEL) -> tuple[float, float]:
+    """The interval of a share p among n independent ones (Wilson 1927)."""
+    if n <= 0:
+        return 0.0, 1.0
+    z = z_quantile(level)
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def worth(marks: Sequence[NDArray[np.float64]], level: float = LEVEL) -> float:
+    """How many independent 0/1 marks would show their mean as surely as these do, an array per run in order of time; at
+    most as many as there are.
+
+    From the half widths of the batch means of each run: z^2 p (1 - p) / h^2.
+    """
+    n = sum(map(len, marks))
+    p = float(np.concatenate(marks).mean())
+    half = math.hypot(*(len(run) / n * batch_means(run, level=level).half_width for run in marks if len(run)))
+    if half == 0 or p in (0.0, 1.0):
+        return float(n)
+    return min(float(n), z_quantile(level) ** 2 * p * (1 - p) / half**2)
+
+
+def faultless(limit: float, level: float = LEVEL) -> int:
+    """Requests from which Wilson's interval shows that less than `limit` miss, when not one does."""
+    z = z_quantile(level)
+    return math.ceil(z * z * (1 - limit) / limit)
+
+
+def unseen(p: float, level: float = LEVEL) -> int:
+    """Independent looks from which a state that holds for 1 - p of the time would not go unseen, at the confidence of
+    one side of a two-sided interval."""
+    return math.ceil(math.log((1 - level) / 2) / math.log(p))
 
 
 # -- the start-up transient --------------------------------------------------------------------------------------------

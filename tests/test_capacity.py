@@ -69,7 +69,7 @@ def test_any_bytes_are_a_capacity_or_a_named_fault(data: bytes):
 def test_repeats_have_students_interval():
     found = replications([9.0, 10.0, 11.0, 10.0])
     assert found.mid == 10
-    assert found.high == pytest.approx(10 + 3.182 * (2 / 3) ** 0.5 / 2)
+    assert found.high == pytest.approx(10 + 3.1824463 * (2 / 3) ** 0.5 / 2)
     assert replications([4.0]) == Interval(mid=4.0)
     assert (replications([0.1, 10.0]).low or 0) == 0.1  # a rate is positive
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from queueing import fail, rows, run
 
-from loadgen import judge, shown, validation
+from loadgen import judge, shown, uncertainty, validation
 from loadgen import run as runs
 from loadgen.cli import main
 from loadgen.contract import load, parse, shipped
@@ -347,7 +347,7 @@ def test_intervals_of_samples() -> None:
     wide = shown.quantile([held], 0.5, 0.95)
     assert wide.high - wide.low > 5 * (median.high - median.low)
     assert shown.share([np.zeros(1000)], 0.95).high == pytest.approx(0.0038, abs=1e-4)
-    assert shown.faultless(0.0038, 0.95) == pytest.approx(1007, abs=5)
+    assert uncertainty.faultless(0.0038, 0.95) == pytest.approx(1007, abs=5)
     assert shown.ratio(Interval(2, 1.9, 2.1), Interval(1, 0.9, 1.1)).low == pytest.approx(1.79, abs=0.01)
     assert shown.ratio(Interval(2, 1.9, 2.1), Interval(1, -np.inf, 1.1)).high == np.inf
 

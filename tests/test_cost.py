@@ -364,7 +364,7 @@ def test_repeats_give_the_rate_its_interval(tmp_path: Path):
     cost = one.costs[GOOD]
     assert one.basis.label == "at this load, 3 repeats"
     assert cost and cost.low and cost.high and cost.total == Decimal("0.001")
-    half = 4.303 / 3**0.5  # Student's t with 2 degrees of freedom, standard deviation 1
+    half = 4.30265273 / 3**0.5  # Student's t with 2 degrees of freedom, standard deviation 1
     assert float(cost.low) == pytest.approx(0.02 / (20 + half), rel=1e-6)
     assert float(cost.high) == pytest.approx(0.02 / (20 - half), rel=1e-6)
 

@@ -91,6 +91,45 @@ def test_ratio_covers_the_truth() -> None:
     assert covered >= 180
 
 
+def test_welch_of_a_worked_example() -> None:
+    """Two samples of 10, variances of the mean 1 and 4: 25 / (1/9 + 16/9)."""
+    assert uncertainty.welch(1.0, 9, 4.0, 9) == pytest.approx(25 / (17 / 9))
+    assert uncertainty.welch(0.0, 9, 0.0, 9) == 18
+
+
+def test_the_error_of_an_interval_is_that_of_its_mean() -> None:
+    assert uncertainty.replications([10.0, 12.0, 14.0, 16.0, 18.0]).error == pytest.approx(math.sqrt(2))
+
+
+def test_wilson_of_a_worked_example() -> None:
+    """Newcombe (1998), table I: 81 of 263, and 0 of 20."""
+    assert uncertainty.wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert uncertainty.wilson(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert uncertainty.wilson(0.5, 0) == (0.0, 1.0)
+    n = uncertainty.faultless(0.01)
+    assert uncertainty.wilson(0.0, n)[1] <= 0.01 < uncertainty.wilson(0.0, n - 1)[1]
+
+
+def test_correlated_marks_are_worth_less_than_their_number() -> None:
+    marks = [np.repeat((seeds.stream(1, "marks").random(400) < 0.2).astype(float), 50)]
+    worth = uncertainty.worth(marks)
+    assert 150 < worth < 1000, "20,000 marks in stretches of 50 equal ones: 400 by nature"
+    assert uncertainty.worth([np.zeros(30)]) == 30
+
+
+def test_a_quotient_of_intervals_covers_the_truth() -> None:
+    """Of two means, exponential values: skewed, as latencies are."""
+    rng, covered = seeds.stream(2, "quotient"), 0
+    for _ in range(200):
+        over = uncertainty.replications(rng.exponential(2.0, 40))
+        under = uncertainty.replications(rng.exponential(1.0, 40))
+        _, low, high = uncertainty.quotient((over.value, over.low, over.high), (under.value, under.low, under.high))
+        covered += low <= 2.0 <= high
+    assert 184 <= covered <= 198
+    assert uncertainty.quotient((1.0, 0.9, math.inf), (1.0, 0.9, 1.1))[2] == math.inf
+    assert math.isnan(uncertainty.quotient((0.0, 0.0, 1.0), (1.0, 0.9, 1.1))[0])
+
+
 def test_transient() -> None:
     rng = seeds.stream(1, "transient")
     rise = 100 * (1 - np.exp(-np.arange(60) / 4.0)) + rng.normal(0, 1, 60)
