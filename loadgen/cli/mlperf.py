@@ -52,8 +52,10 @@ app = typer.Typer(
 )
 
 
-@app.command()
-def server(
+@app.command("interactive", help="As server, with Interactive's tighter limits: LoadGen knows no other difference.")
+@app.command("server")
+def limited(
+    context: typer.Context,
     benchmark: Benchmark,
     url: target.Url = None,
     target_qps: TargetQps = None,
@@ -85,40 +87,7 @@ def server(
 
     Exit: 0 VALID, 1 a limit missed, 3 too short, too few, incomplete or not a sound measurement.
     """
-    return _limited("server", locals())
-
-
-@app.command()
-def interactive(
-    benchmark: Benchmark,
-    url: target.Url = None,
-    target_qps: TargetQps = None,
-    find_peak: FindPeak = False,
-    resume: Resume = None,
-    round_name: RoundName = None,
-    dataset: Dataset = None,
-    mean_output: MeanOutput = None,
-    mean_input: MeanInput = None,
-    min_duration: MinDuration = None,
-    harness: Harness = "own",
-    model: target.Model = None,
-    server_name: target.Server = "auto",
-    api: target.Api = "chat",
-    workers: target.Workers = "1",
-    tokenizer: target.Tokenizer = None,
-    extra_body: target.ExtraBody = None,
-    header: target.Header = None,
-    api_key_file: target.ApiKeyFile = None,
-    cacert: target.CaCert = None,
-    insecure: target.Insecure = False,
-    gpus: target.Gpus = None,
-    shape: target.Shape = "",
-    region: target.Region = "",
-    out: Out = None,
-    as_json: AsJson = False,
-) -> int:
-    """The Interactive scenario: LoadGen's Server with tighter limits. Exit codes as for server."""
-    return _limited("interactive", locals())
+    return _limited("interactive" if context.info_name == "interactive" else "server", locals())
 
 
 @app.command()
