@@ -75,6 +75,8 @@ def test_levels_are_one_line_each() -> None:
     assert head.index("TTFT p99") + len("TTFT p99") == levels[1].index("~1,652") + len("~1,652")
     assert "ms" in units
     assert note.startswith("~")
+    simulated = replace(RAG, target=replace(RAG.target, simulated=True))
+    assert text.render_levels([API, simulated]).startswith("SIMULATED")
 
 
 @pytest.mark.parametrize(

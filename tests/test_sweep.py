@@ -141,6 +141,7 @@ def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
     assert found.best == "c16"
     text, pasted = shown.render_text(found), shown.render_markdown(found)
     assert text.splitlines()[1].startswith("4 in flight") and "highest within the SLO" in text
+    assert "capacity may be far higher" in text, "no level above the best one was tried"
     assert pasted.count("\n| ") == 5 and "Highest level within the SLO" in pasted
 
 

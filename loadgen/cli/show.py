@@ -49,19 +49,23 @@ class Show:
         """One level after the other, and a table of them all."""
         from datetime import datetime
 
+        from loadgen.levels import curve
+        from loadgen.report import levels as table
+
         parent = run.new_folder(settings.out, workloads[0].name, datetime.now().astimezone())
-        summaries = []
+        named = []
         for i, workload in enumerate(workloads):
             level = next((stage.arrival.concurrency for stage in workload.stages if stage.measured), i)  # type: ignore[union-attr]
             store = settings.store and f"{settings.store}/c{level}"
             summary, _ = self.perform(workload, replace(settings, out=parent / f"c{level}", store=store))
-            summaries.append(summary)
+            named.append((f"c{level}", summary))
             if summary.run.state == "interrupted":
                 break
+        summaries = [summary for _, summary in named]
         if self._as_json:
             sys.stdout.buffer.write(b"[" + b",\n".join(machine.dump(summary).strip() for summary in summaries) + b"]\n")
         else:
-            print(text.render_levels(summaries, color=_color()))
+            print(table.render_text(curve(named)), end="", flush=True)  # as `loadgen report` of the folder
             say(f"results in {parent}")
         return max(exit_code(summary) for summary in summaries)
 

@@ -61,6 +61,8 @@ def sentences(curve: Curve) -> Iterator[str]:
             best = by_name[curve.best]
             rates = f"{show.rate(best.requests_per_s)}, {show.rate(best.output_per_s)} output tokens"
             yield f"Highest level within the SLO ({curve.slo}): {best.load}, {rates}."
+            if best is curve.levels[-1]:
+                yield "It is the highest level that was tried: the capacity may be far higher; add levels above it."
         else:
             yield f"No level kept the SLO ({curve.slo})."
     if curve.knee:

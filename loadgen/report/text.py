@@ -73,13 +73,14 @@ def render_levels(summaries: Sequence[Summary], *, color: bool = False) -> str:
         for summary in summaries
     ]
     lines = _table(head, rows)
+    mark = ["SIMULATED, not a real server"] if any(summary.target.simulated for summary in summaries) else []
     for i, summary in enumerate(summaries):
         if not summary.verdict.valid:
             lines[i + 1] += "  " + paint("INVALID", "red")
         elif summary.goodput.met is False:
             lines[i + 1] += "  " + paint("SLO missed", "yellow")
     needs = _footnote([d for s in summaries for d in (s.ttft_ms, s.tpot_ms, s.e2e_ms)], ("p50", "p99"))
-    return "\n".join([*lines, "latencies in ms; tokens/s: output, all requests together", *needs]) + "\n"
+    return "\n".join([*mark, *lines, "latencies in ms; tokens/s: output, all requests together", *needs]) + "\n"
 
 
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1"}
