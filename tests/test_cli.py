@@ -1,5 +1,8 @@
 """The command line: wrong usage is an error and never a bug; flags are spread as the field writes them."""
 
+import subprocess
+import sys
+
 import pytest
 
 from loadgen import cli
@@ -57,6 +60,14 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 )  # fmt: skip
 def test_spread(given: list[str], spread: list[str]) -> None:
     assert cli.spread(given) == spread
+
+
+def test_one_endpoint_is_not_silently_chosen_of_two() -> None:
+    given = ["search", "qa", "--slo", "ttft:1s", "--url", "http://127.0.0.1:1", "-u", "http://127.0.0.1:2"]
+    code = "from loadgen.cli import main; main()"
+    ended = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "takes one endpoint" in ended.stderr
 
 
 def test_dry_run_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:

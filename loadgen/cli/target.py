@@ -16,6 +16,7 @@ import typer
 if TYPE_CHECKING:
     from loadgen.plan import Settings
 
+_URL_FLAGS = ("--url", "-u", "--base-url", "--target")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
 
@@ -176,6 +177,10 @@ def settings(
         faults.append(fault)
     if targets_file is not None and (urls or url):
         faults.append(UserError("--url and --targets exclude each other", "--targets", "put every url into the file"))
+    if url and sum(flag in _URL_FLAGS for flag in (argument.partition("=")[0] for argument in sys.argv)) > 1:
+        faults.append(
+            UserError("this command takes one endpoint", "--url", "several: loadgen run, or one address for all")
+        )
     urls = urls or ([url] if url else [])
     pairs = []
     for text in headers:
