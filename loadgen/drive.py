@@ -328,6 +328,7 @@ class Drive:
     def _finish(self) -> None:
         if not self._over.done():
             self._over.set_result(None)
+            self._wire.hold_ns = 0  # the loop has its say at once
 
     def _behind(self, now: int) -> bool:
         """Something is due that has not been started yet: late or not, it is sent first."""

@@ -397,6 +397,25 @@ def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: Embedded) -> No
     assert run(work(0, 2)) < 5  # an application's client sleeps instead
 
 
+def test_a_backlog_leaves_the_loop_to_others(endpoint: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much is waiting to be decoded, a callback of the loop waits for one pass or two, not for a pile of them."""
+    monkeypatch.setattr("loadgen_sdk.wire.SLICE_NS", 0)  # the backlog grows as on a machine that is too slow
+
+    async def work() -> int:
+        async with client_of(endpoint.url) as client:
+            await client.open(100)
+            load = asyncio.gather(*(client.complete(request(40)) for _ in range(100)))
+            most = 0
+            while not load.done():
+                before = client.wire.turns
+                await asyncio.sleep(0)
+                most = max(most, client.wire.turns - before)
+            assert not any(one.failure for one in await load)
+            return most
+
+    assert run(work()) <= 3
+
+
 class TwoAddresses(asyncio.SelectorEventLoop):
     """A resolver that knows two addresses of every host, of which the first refuses."""
 

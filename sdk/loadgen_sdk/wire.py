@@ -257,7 +257,6 @@ class Wire:
     def _turn(self) -> None:
         if self._poll.closed:  # a turn that was still to come when all was shut
             return
-        self._again = False
         self._in_turn = True
         poll, backlog = self._poll.poll, self._backlog
         try:
@@ -267,7 +266,7 @@ class Wire:
             while True:
                 before, self._polled = self._polled, asked
                 asked = now = self._pass(ready, before)
-                if now >= until:
+                if now >= until or not self.hold_ns:
                     break
                 self._arm()
                 ready = poll(0 if backlog else HOLD_POLL_S if self.idle is not None else -1, MOST_READY)
@@ -279,7 +278,13 @@ class Wire:
             self._arm()
             if backlog and not self._again:
                 self._again = True
-                self._loop.call_soon(self._turn)
+                self._loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        """The turn that a backlog asked for. Only here is the next one allowed: turns that the poll asks for come in
+        between, and were each of them to queue one more, the loop's own callbacks would wait for all of them."""
+        self._again = False
+        self._turn()
 
     def _pass(self, ready: list[tuple[int, int]], before: int) -> int:
         """Start what is due, read what is ready, decode for a slice; `before`: the poll before the one that told it."""
