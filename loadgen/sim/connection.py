@@ -176,7 +176,10 @@ class Connection:
     # Writing
 
     def write(self, data: bytes) -> None:
-        """Hand `data` to the kernel now, or keep it in order behind what is kept already."""
+        """Hand `data` to the kernel now, or keep it in order behind what is kept already.
+
+        Who reads too slowly is cut when there is more to say: one page of any length is no fault of its reader.
+        """
         if self.closed:
             return
         kept = self._kept
@@ -192,11 +195,11 @@ class Connection:
                 return
             self._kept = kept = bytearray(data[taken:])
             self.owner.watch_writable(self, True)
-        else:
-            kept += data
-        if len(kept) > self.owner.buffer_bytes:
+        elif len(kept) > self.owner.buffer_bytes:
             self.owner.slow_readers += 1
             self.reset()
+        else:
+            kept += data
 
     def writable(self) -> None:
         """The socket takes bytes again."""
