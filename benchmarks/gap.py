@@ -38,7 +38,7 @@ def arguments(scenario: str, preset: str) -> list[str]:
 def run(scenario: str, preset: str, scratch: Path) -> Path:
     """The command, and the folder of the run whose result it printed."""
     out = scratch / scenario
-    command = [sys.executable, "-c", "from loadgen.cli import main; main()"]
+    command = [sys.executable, "-m", "loadgen"]
     command += [*arguments(scenario, preset), "--out", str(out)]
     done = subprocess.run(command, check=False)
     if done.returncode not in (0, 1) or not (out / "mlperf.json").is_file():

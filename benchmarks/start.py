@@ -27,7 +27,7 @@ FEW, MANY = 100, 10_000  # requests
 def loadgen() -> list[str]:
     """The command beside this interpreter, or the same thing through it."""
     beside = Path(sys.executable).with_name("loadgen")
-    return [str(beside)] if beside.exists() else [sys.executable, "-c", "from loadgen.cli import main; main()"]
+    return [str(beside)] if beside.exists() else [sys.executable, "-m", "loadgen"]
 
 
 def once(requests: int, input_tokens: int, lanes: int) -> dict[str, float]:

@@ -50,6 +50,12 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         assert flag in text
 
 
+def test_the_command_without_its_script() -> None:
+    done = subprocess.run([sys.executable, "-m", "loadgen", "run", "nope"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (USAGE, "")
+    assert "--> nope" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("given", "spread"),
     [

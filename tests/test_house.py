@@ -160,7 +160,7 @@ def test_the_sdk_never_imports_the_generator() -> None:
 
 def test_nobody_imports_the_command_line() -> None:
     for name in modules():
-        if not name.startswith("loadgen.cli"):
+        if not name.startswith("loadgen.cli") and name != "loadgen.__main__":
             assert not {found for found in ours(name) if found.startswith("loadgen.cli")}, name
 
 

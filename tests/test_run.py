@@ -234,7 +234,7 @@ def cli(folder: Path, *flags: str, env: dict[str, str] | None = None) -> subproc
     """`loadgen run` as a user starts it."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "AZURE_"))}
     return subprocess.Popen(
-        [sys.executable, "-c", "from loadgen.cli import main; main()", "run", file(folder), "--warmup", "0", "--out",
+        [sys.executable, "-m", "loadgen", "run", file(folder), "--warmup", "0", "--out",
          str(folder / "out"), *flags],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, env=clean | (env or {}),
     )  # fmt: skip
@@ -342,7 +342,7 @@ def test_killed_it_leaves_a_readable_folder(tmp_path: Path, endpoint: Embedded, 
     assert len(old) > 20 or workers == "2"  # each takes some 7 ms, so all these were finished two seconds before
     _, out, err = ended(
         subprocess.Popen(
-            [sys.executable, "-c", "from loadgen.cli import main; main()", "report", str(tmp_path / "out")],
+            [sys.executable, "-m", "loadgen", "report", str(tmp_path / "out")],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )

@@ -183,7 +183,7 @@ def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path)
 
     with start(Options(ttft="3ms", itl="1ms")) as endpoint:
         asyncio.run(application(endpoint.url))
-        run = [sys.executable, "-c", "from loadgen.cli import main; main()", "run", "--trace", str(path)]
+        run = [sys.executable, "-m", "loadgen", "run", "--trace", str(path)]
         command = [*run, "--url", endpoint.url, "--out", str(tmp_path / "replay"), "--seed", "1"]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         assert ended.returncode in (0, 3), ended.stderr  # 3: a machine too busy for a sound measurement

@@ -247,7 +247,7 @@ def test_an_unknown_preset_is_a_fault_not_a_folder(tmp_path: Path) -> None:
 
 def test_the_command_says_simulated_in_its_first_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "loadgen", "run", "qa", "--target", TARGET, "--out", str(tmp_path / "out")]
-    command[1:3] = ["-c", "from loadgen.cli import main; main()"]
+    command[1:3] = ["-m", "loadgen"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "SIMULATED" in done.stdout.splitlines()[0] and "SIMULATED" in done.stderr.splitlines()[0]
