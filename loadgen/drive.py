@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import resource
 import signal
 import threading
@@ -57,6 +58,26 @@ class Sender(Protocol):
 
     @property
     def in_flight(self) -> int: ...
+
+
+class Waiting:
+    """How long this thread has been ready to run while others had its core: Linux counts it, elsewhere it is None."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        except OSError:
+            self._file = -1
+
+    def ns(self) -> int | None:
+        return int(os.pread(self._file, 64, 0).split()[1]) if self._file >= 0 else None
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 class Counters:
@@ -164,6 +185,8 @@ class Drive:
         self._second_from = start_ns
         self._cpu_ns = process_time_ns()
         self._cpu_start_ns = self._cpu_ns
+        self._waiting: Waiting | None = None  # while it runs
+        self._waited_ns: int | None = None
         self.counters = Counters()
         self.interrupted = False
         self.stopped = False  # because a target stopped answering
@@ -179,6 +202,8 @@ class Drive:
         """From the start instant to the last record. Raises whatever a bug in a callback raised."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._bug)
+        self._waiting = Waiting()
+        self._waited_ns = self._waiting.ns()
         try:
             self._arm()
             self._check_over()
@@ -188,6 +213,7 @@ class Drive:
             self._wire.wake = self._wire.tick = self._wire.idle = None
             self._wire.hold_ns = 0
             self._last_words(monotonic_ns())
+            self._waiting.close()
             loop.set_exception_handler(None)
 
     @property
@@ -377,6 +403,8 @@ class Drive:
     def _sample(self, now: int) -> None:
         cpu = process_time_ns()
         span = now - self._second_from
+        waited_before, self._waited_ns = self._waited_ns, None if self._waiting is None else self._waiting.ns()
+        waited = None if waited_before is None or self._waited_ns is None else self._waited_ns - waited_before
         counters = self.counters
         self._spool.second(
             Second(
@@ -384,6 +412,7 @@ class Drive:
                 worker=self._worker,
                 span_s=round(span / SECOND_NS, 3),
                 cpu_share=round((cpu - self._cpu_ns) / span, 4) if span else 0.0,
+                waited_share=round(waited / span, 4) if span and waited is not None else None,
                 cpu_s=round((cpu - self._cpu_start_ns) / SECOND_NS, 4),
                 peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 in_flight=counters.in_flight,

@@ -137,6 +137,7 @@ class Second(msgspec.Struct, frozen=True, kw_only=True):
     worker: int = 0
     span_s: float = 1.0  # length of the sample; only those of 0.9 s and more are full seconds
     cpu_share: float = 0.0  # of one core
+    waited_share: float | None = None  # of the sample: ready to run, while others had the core (Linux)
     cpu_s: float = 0.0
     peak_rss_bytes: int = 0
     in_flight: int = 0

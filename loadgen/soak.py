@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen import drift, metrics, tally, verdict
+from loadgen import drift, metrics, tally
 from loadgen.ledger import Cell, Ledger
 from loadgen.metrics import Goodput, Load, Span, TermResult, Window, per_second, span
 from loadgen.quantiles import SUPPORT, Distribution, Histogram, index, milliseconds, name, support
@@ -331,16 +331,9 @@ def _sessions(ledger: Ledger, cell: Cell, everything: Sequence[Cell], inside: Wi
 
 
 def _client(cell: Cell, header: Header, inside: Window, seconds: Sequence[Second]) -> tally.Client:
-    cpu_s, peak = tally.used(seconds)
-    busiest = verdict.busiest(seconds, inside)
     answered = cell.sums.get("answered", 0)
-    return tally.Client(
-        cpu_s=cpu_s,
-        peak_rss_bytes=peak,
-        workers=header.workers,
-        cpu_share_max=None if busiest is None else busiest.cpu_share,
-        kernel_stamp_share=cell.sums["kernel_stamps"] / answered if answered else None,
-    )
+    stamped = cell.sums["kernel_stamps"] / answered if answered else None
+    return tally.used(seconds, inside, header.workers, stamped)
 
 
 def _stages(

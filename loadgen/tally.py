@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen import metrics
+from loadgen import metrics, verdict
 from loadgen.ledger import Curve
 from loadgen.metrics import CANCELLED, DROPPED, FAILED, LOST, OK, Columns, Span, Window
 from loadgen.quantiles import Distribution, exact, milliseconds
@@ -105,12 +105,14 @@ class Stalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
-    """What the load generator itself used, all workers together; `cpu_share_max` is of one worker, of one core."""
+    """What the load generator itself used, all workers together; `cpu_share_max` and `waited_share_max` are of one
+    worker, of one core."""
 
     cpu_s: float | None
     peak_rss_bytes: int | None
     workers: int
     cpu_share_max: float | None
+    waited_share_max: float | None = None
     kernel_stamp_share: float | None
 
 
@@ -326,27 +328,28 @@ def sessions(measured: Columns, everything: Sequence[Columns], inside: Window, t
     )
 
 
-def client(measured: Columns, seconds: Sequence[Second], busiest: Second | None, workers: int) -> Client:
+def client(measured: Columns, seconds: Sequence[Second], inside: Window, workers: int) -> Client:
     """What all workers used together, from the samples that each took of itself."""
-    cpu_s, peak = used(seconds)
     arrived = measured["first_token_ns"] >= 0
-    return Client(
-        cpu_s=cpu_s,
-        peak_rss_bytes=peak,
-        workers=workers,
-        cpu_share_max=None if busiest is None else busiest.cpu_share,
-        kernel_stamp_share=float(measured["kernel_stamp"][arrived].mean()) if arrived.any() else None,
-    )
+    return used(seconds, inside, workers, float(measured["kernel_stamp"][arrived].mean()) if arrived.any() else None)
 
 
-def used(seconds: Sequence[Second]) -> tuple[float | None, int | None]:
-    """CPU-seconds and peak memory of all workers together; None without samples."""
+def used(seconds: Sequence[Second], inside: Window, workers: int, kernel_stamp_share: float | None) -> Client:
+    """CPU-seconds and peak memory of all workers together, the fullest second of one; None without samples."""
     cpu_s: dict[int, float] = {}
     peak: dict[int, int] = {}
     for second in seconds:
         cpu_s[second.worker] = max(cpu_s.get(second.worker, 0.0), second.cpu_s)
         peak[second.worker] = max(peak.get(second.worker, 0), second.peak_rss_bytes)
-    return (sum(cpu_s.values()), sum(peak.values())) if seconds else (None, None)
+    busiest, most_waited = verdict.busiest(seconds, inside), verdict.most_waited(seconds, inside)
+    return Client(
+        cpu_s=sum(cpu_s.values()) if seconds else None,
+        peak_rss_bytes=sum(peak.values()) if seconds else None,
+        workers=workers,
+        cpu_share_max=None if busiest is None else busiest.cpu_share,
+        waited_share_max=None if most_waited is None else most_waited.waited_share,
+        kernel_stamp_share=kernel_stamp_share,
+    )
 
 
 def prompt_disagreement(columns: Columns, template_tokens: int | None) -> float | None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from loadgen.quantiles import Distribution
 
 IDLE_SHARE = 0.5  # of a core: a worker that never used more was late for reasons outside it
+WAITED_SHARE = 0.1  # of a second without the core that it was ready to run on: reason enough to be late
 FULL_SECOND_S = 0.9  # a sample this long counts as a full second
 
 
@@ -39,11 +40,20 @@ def share(value: float) -> str:
 
 def busiest(seconds: Sequence[Second], window: Window) -> Second | None:
     """The full second inside the measured window in which a worker used most CPU."""
+    return max(_inside(seconds, window), key=lambda second: second.cpu_share, default=None)
+
+
+def most_waited(seconds: Sequence[Second], window: Window) -> Second | None:
+    """The full second inside the measured window in which others most kept a worker off its core; None: not known."""
+    known = (second for second in _inside(seconds, window) if second.waited_share is not None)
+    return max(known, key=lambda second: second.waited_share or 0.0, default=None)
+
+
+def _inside(seconds: Sequence[Second], window: Window) -> list[Second]:
     if window.start_s is None or window.end_s is None:
-        return None
+        return []
     low, high = window.start_s, window.end_s
-    inside = [s for s in seconds if s.span_s >= FULL_SECOND_S and s.t_s - s.span_s >= low and s.t_s <= high]
-    return max(inside, key=lambda second: second.cpu_share, default=None)
+    return [s for s in seconds if s.span_s >= FULL_SECOND_S and s.t_s - s.span_s >= low and s.t_s <= high]
 
 
 def reasons(
@@ -54,6 +64,7 @@ def reasons(
     send_lag: Distribution,
     stamp_error: Distribution,
     busiest: Second | None,
+    most_waited: Second | None,
     counted: int,
     ok: int,
     unsound: int,
@@ -70,7 +81,12 @@ def reasons(
         yield f"not one of {counted} requests succeeded"
     scale, called = (ttft.p50, "TTFT p50") if ttft.p50 is not None else (e2e.p50, "E2E p50")
     remedy = "lower the load or add workers"
-    if busiest is not None and busiest.cpu_share < IDLE_SHARE:
+    if most_waited is not None and (kept := most_waited.waited_share or 0.0) > WAITED_SHARE:
+        remedy = (
+            f"other processes kept worker {most_waited.worker} off its core for {share(kept)} of the second up to "
+            f"{most_waited.t_s:.0f} s: stop them, or use a host of its own"
+        )
+    elif busiest is not None and busiest.cpu_share < IDLE_SHARE:
         remedy = (
             f"this process used at most {share(busiest.cpu_share)} of a core, so something else on this host kept it "
             "waiting: stop that, or use a host of its own"

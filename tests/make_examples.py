@@ -76,7 +76,14 @@ def seen(rows: NDArray[np.void], stages: int) -> tuple[list[Histogram], list[NDA
 
 def samples(until_s: int, workers: int, share: float) -> list[Second]:
     return [
-        Second(t_s=t + 1.0, worker=w, cpu_share=share, cpu_s=share * (t + 1), peak_rss_bytes=90_000_000 + 10_000 * t)
+        Second(
+            t_s=t + 1.0,
+            worker=w,
+            cpu_share=share,
+            waited_share=0.001 * (t % 8),
+            cpu_s=share * (t + 1),
+            peak_rss_bytes=90_000_000 + 10_000 * t,
+        )
         for t in range(until_s)
         for w in range(workers)
     ]

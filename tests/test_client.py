@@ -398,7 +398,7 @@ def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: Embedded) -> No
 
 
 def test_a_backlog_leaves_the_loop_to_others(endpoint: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much is waiting to be decoded, a callback of the loop waits for one pass or two, not for a pile of them."""
+    """However much is waiting to be decoded, a callback of the loop waits for a pass or two, not for a pile of them."""
     monkeypatch.setattr("loadgen_sdk.wire.SLICE_NS", 0)  # the backlog grows as on a machine that is too slow
 
     async def work() -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic_ns
+from time import monotonic_ns, process_time_ns
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from loadgen_sdk.wire import Wire
 
 from loadgen import prompts, schedule, tokens
 from loadgen.bodies import Bodies
-from loadgen.drive import Drive
+from loadgen.drive import Drive, Waiting
 from loadgen.header import Header, Stage, encode
 from loadgen.record import KINDS, STATUSES
 from loadgen.store import Spool, Stored, read
@@ -282,6 +284,26 @@ def test_once_interrupted_the_grace_time_is_all_that_is_left(tmp_path: Path) -> 
     stored, _, _, drive = run(tmp_path, made, at_ten)
     assert drive.interrupted
     assert outcomes(stored) == {("cancelled", "interrupted"): 1000}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux counts it")
+def test_time_that_others_had_our_core_is_counted() -> None:
+    cores = os.sched_getaffinity(0)
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    waiting = Waiting()
+    try:
+        for process in (0, other.pid):
+            os.sched_setaffinity(process, {min(cores)})
+        begun, before = process_time_ns(), waiting.ns()
+        assert before is not None
+        while (now := waiting.ns()) is not None and now < before + 10_000_000:
+            assert process_time_ns() - begun < 20 * SECOND_NS, "two that share a core, and neither ever waited"
+    finally:
+        other.kill()
+        other.wait()
+        waiting.close()
+        os.sched_setaffinity(0, cores)
+    assert waiting.ns() is None
 
 
 def test_a_bug_in_a_callback_ends_the_run_and_what_was_recorded_stays(tmp_path: Path) -> None:

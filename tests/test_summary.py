@@ -290,6 +290,23 @@ def test_each_limit_from_both_sides(
 
 
 @pytest.mark.parametrize(
+    ("cpu_share", "waited_share", "remedy"),
+    [
+        (0.7, None, "add workers"),
+        (0.7, 0.1, "add workers"),
+        (0.7, 0.11, "other processes kept worker 3 off its core for 11.0 % of the second up to 5 s"),
+        (0.4, 0.0, "this process used at most 40.0 % of a core"),
+        (0.4, 0.5, "other processes kept worker 3 off its core for 50.0 %"),
+    ],
+)
+def test_why_it_was_late(cpu_share: float, waited_share: float | None, remedy: str) -> None:
+    second = Second(t_s=5.0, worker=3, cpu_share=cpu_share, waited_share=waited_share)
+    s = judged({"sent_ns": (10, LATE + 6 * MS)}, [second, Second(t_s=7.0, cpu_share=0.1, waited_share=0.0)])
+    assert remedy in s.verdict.reasons[0]
+    assert s.client.waited_share_max == (0.0 if waited_share is None else waited_share)
+
+
+@pytest.mark.parametrize(
     ("change", "header", "warning"),
     [
         ({"output_source": (3, SOURCES.index("tokenizer"))}, {}, "usage is missing in 3 of 1000"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from loadgen.quantiles import SUPPORT, Distribution
 from loadgen.report import numbers as show
+from loadgen.verdict import WAITED_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -266,6 +267,8 @@ def _tokens(summary: Summary, width: int) -> Iterator[str]:
     used += (
         [f"busiest second {show.percent(client.cpu_share_max)} of a core"] if client.cpu_share_max is not None else []
     )
+    if client.waited_share_max is not None and client.waited_share_max > WAITED_SHARE:
+        used.append(f"kept off it by others for {show.percent(client.waited_share_max)} of one")
     used += [f"{show.size(client.peak_rss_bytes)} at most"] if client.peak_rss_bytes is not None else []
     traffic = [f"{show.size(summary.bytes.sent)} sent", f"{show.size(summary.bytes.received)} received"]
     yield from _wrapped("Client", [*used, *traffic], width)
