@@ -91,6 +91,8 @@ async def _target(settings: Settings, tell: Callable[[Finding], None]) -> None:
     tell(findings.usage(found, settings.stream))
     trials = await _trials(settings, found, words)
     tell(findings.forced(found.quirk, trials.forced, trials.free, trials.tried))
+    if settings.stream and (first := findings.first_token([trials.forced, trials.free])):
+        tell(first)
     if settings.stream:
         tell(findings.streaming(trials.forced if not trials.forced.failure else trials.free))
     tell(findings.cache(trials.again, round(PROMPTS[1] * (found.token_ratio or 1))))
@@ -225,6 +227,7 @@ async def _one(settings: Settings, client: Client, text: str, asked: int, exact:
         cached=done.usage.cached,
         instants_ns=tuple(instants),
         sent_ns=done.sent,
+        head_ns=done.first_byte,
         reused=done.reused,
         kernel_stamp=done.kernel_stamp,
         headers=done.headers or {},

@@ -33,6 +33,9 @@ LUMP = 8  # events per arrival from which a stream came in lumps, however quick 
 QUICK_MS = 1.0  # a token: below, events can meet in one arrival by chance
 SKEW_S = 2.0  # of two wall clocks; a Date header has whole seconds
 CERTIFICATE_DAYS = 14
+LATE_MS = (
+    500.0  # to the first token of a short question on an idle server, from which something else than work takes it
+)
 TIMER_LATE_MS = 1.0  # p99 of a 1 ms timer, from which an idle host delays sends
 FILES = 4096  # open files that leave room for a few thousand connections
 WIDTH = 110
@@ -59,6 +62,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     cached: int | None = None
     instants_ns: tuple[int, ...] = ()
     sent_ns: int = 0
+    head_ns: int = 0  # the response head came
     reused: bool = False
     kernel_stamp: bool = False
     headers: Mapping[str, str] = {}
@@ -233,6 +237,27 @@ def streaming(trial: Trial) -> Finding:
         meaning = "events arrive together: something holds them back, so gaps are its rhythm, and TTFT may be late"
         return Finding("streaming", WARNING, words, meaning, "look for a buffering proxy (nginx: proxy_buffering off)")
     return Finding("streaming", OK, words, "token by token: TTFT, TPOT and ITL mean what they say")
+
+
+def first_token(trials: Sequence[Trial]) -> Finding | None:
+    """How long a short question waits for its first token, without load: the quickest. None where no token came."""
+    waits = [(one.instants_ns[0] - one.sent_ns, one.head_ns - one.sent_ns) for one in trials if one.instants_ns]
+    if not waits:
+        return None
+    total_ms, head_ms = (ns / 1e6 for ns in min(waits))
+    words = f"{show.quantity(total_ms)} ms to the first token of a short question"
+    if total_ms < LATE_MS:
+        return Finding("first token", OK, words, "no TTFT under load can be expected below it")
+    if head_ms > 0.8 * total_ms:
+        words += f", {show.quantity(head_ms)} ms of it before the head of the answer"
+        meaning = "not even the head comes sooner: a queue, a gateway or a model being woken holds every request back"
+        return Finding(
+            "first token", WARNING, words, meaning + ", and every TTFT holds it", "ask again, then see its log"
+        )
+    meaning = "the head comes at once and the token late: other load, a slow prefill or a stream that is held back"
+    return Finding(
+        "first token", WARNING, words, meaning + "; every TTFT holds it", "make sure that nobody else uses it"
+    )
 
 
 def usage(found: Found, streamed: bool) -> Finding:

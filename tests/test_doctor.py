@@ -35,7 +35,8 @@ def examined(options: Options, **settings: Any) -> dict[str, Finding]:
 
 def test_a_sound_trtllm_like_endpoint() -> None:
     found = examined(Options(ttft="1ms", itl="10ms"))  # slower than a busy machine can bundle
-    target = ("name", "connect", "auth", "model", "make", "tokenizer", "usage", "length", "streaming", "keep-alive")
+    target = ("name", "connect", "auth", "model", "make", "tokenizer", "usage", "length", "first token", "streaming")
+    target = (*target, "keep-alive")
     assert {check: found[check].state for check in target} == dict.fromkeys(target, OK)
     assert "64 of 64" in found["length"].found
     assert "emptied by each reader" in found["metrics"].meaning
@@ -60,12 +61,22 @@ def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
         (Options(stream_interval=8, **FAST), "streaming", "tokens per event"),
         (Options(flood=True, ttft="1ms"), "streaming", "arrive together"),
         (Options(faults="connection_close", **FAST), "keep-alive", "closed after each answer"),
+        (Options(faults="slow_first_byte@600ms", **FAST), "first token", "not even the head comes sooner"),
+        (Options(ttft="600ms", itl="0.2ms"), "first token", "the head comes at once"),
     ],
 )
 def test_faulty_endpoints(options: Options, check: str, words: str) -> None:
     found = examined(options)[check]
     assert found.state == WARNING
     assert words in f"{found.found} {found.meaning}"
+
+
+@pytest.mark.parametrize("fault", ["truncate", "engine_error", "reset_after"])
+def test_an_answer_that_breaks_off_is_not_taken_for_tls(fault: str) -> None:
+    found = examined(Options(faults=fault, **FAST))["target"]
+    assert found.state == FAULT
+    assert "in the middle of an answer" in found.advice
+    assert "https" not in found.advice
 
 
 def test_tls_is_told_apart(tmp_path: Path) -> None:

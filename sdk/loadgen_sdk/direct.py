@@ -15,6 +15,15 @@ from .probe import Answer, Headers
 from .target import Target
 
 MAX_BODY_BYTES = 4 << 20
+_BROKE = "the server, or a proxy before it, gave up in the middle of an answer: see their logs"
+
+
+def _cut_short(target: Target, method: str, size: int) -> TargetUnusable:
+    """The other side closed. Who has sent part of an answer speaks our protocol; who has sent nothing may want TLS."""
+    if size:
+        return TargetUnusable(f"{target.address} closed the connection in the middle of its answer to {method}", _BROKE)
+    hint = "see the server's log" if target.tls else "does it want https:// ?"
+    return TargetUnusable(f"{target.address} closed the connection without an answer to {method}", hint)
 
 
 class Direct:
@@ -51,10 +60,7 @@ class Direct:
                     data = await reader.read(1 << 16)
                     if not data:
                         if not response.end_of_file():
-                            raise TargetUnusable(
-                                f"{target.address} closed the connection before its answer to {method} was whole",
-                                "see the server's log" if target.tls else "does it want https:// ?",
-                            )
+                            raise _cut_short(target, method, size)
                         break
                     pieces += response.feed(data)
                     size += len(data)
@@ -71,7 +77,8 @@ class Direct:
                 "is the server stuck or overloaded?",
             ) from None
         except OSError as error:
-            raise TargetUnusable(f"{target.address}: {error.strerror or 'the connection broke'}", "") from None
+            hint = _BROKE if size else ""
+            raise TargetUnusable(f"{target.address}: {error.strerror or 'the connection broke'}", hint) from None
         finally:
             writer.transport.abort()
         return Answer(response.status, response.headers, b"".join(pieces))
