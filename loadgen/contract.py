@@ -360,6 +360,11 @@ def parse(text: str, label: str, env: Mapping[str, str] = os.environ) -> Contrac
     return contract
 
 
+def plain(value: Any) -> str | None:
+    """What a word of the file is read as: a bare number is one too."""
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+
+
 def _drafts(top: Map, source: Source) -> list[Draft]:
     """Each level as far as it can be understood, so that one slip of the pen does not hide what else is wrong."""
     levels = top.get("levels")
@@ -384,7 +389,7 @@ def _draft(index: int, raw: Map, source: Source) -> Draft:
                 terms.append((which, place, _ANY_TERM.validate_python(written, context=source)))
             except ValidationError:
                 continue
-    name, workload = (raw.get(key) if isinstance(raw.get(key), str) else None for key in ("name", "workload"))
+    name, workload = (plain(raw.get(key)) for key in ("name", "workload"))
     return Draft(index=index, name=name or "", workload=workload, level=level, terms=tuple(terms))
 
 

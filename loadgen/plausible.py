@@ -54,7 +54,7 @@ def check(
     says = _Says(top, file)
     names: dict[str, int] = {}
     for draft in drafts:
-        if draft.name in names:
+        if draft.name and draft.name in names:
             says.fault(("levels", draft.index, "name"), f'two levels are called "{draft.name}"', "give each its own")
         names.setdefault(draft.name, draft.index)
     _prices(says, folder)
@@ -79,8 +79,8 @@ def _confidence(top: Map) -> float:
 
 
 def _prices(says: _Says, folder: Path) -> None:
-    name = says.top.get("prices")
-    if not isinstance(name, str):
+    name = promises.plain(says.top.get("prices"))
+    if name is None:
         return
     from loadgen import pricefile
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen import metrics, settled, uncertainty
+from loadgen import metrics, settled, shown, uncertainty
 from loadgen.header import Header
 from loadgen.metrics import CANCELLED, OK, Columns
 from loadgen.quantiles import Histogram, support
@@ -122,14 +122,14 @@ def settle(runs: Sequence[Run], timed: Sequence[Timed], metric: str, p: float, c
     cut = [(due[part.start : part.end], one[part.start : part.end])
            for (due, one), part in zip(timed, parts, strict=True)]  # fmt: skip
     sample = Sample([values for _, values in cut], sum(len(values) for _, values in timed))
-    stays = looks(runs)
+    stays = looks(runs) if waits(runs, metric) else None
     if not all(part.settled for part in parts):
         lengths = [float(due[-1] - due[0]) / 1e9 for due, _ in timed if len(due)]
         return sample._replace(caveat=unsettled(max(lengths, default=0.0)))
-    if stays is not None and metric in QUEUED and not (metric == "e2e" and _no_wait(runs)):
+    if stays is not None:
         stay = [_stay_s(run) * 1e9 for run in runs]
-        waits = [figures(run.columns(), QUEUED[0]) for run in runs]
-        seen = sum(settled.looks(*one, ns, errors=0.0) for one, ns in zip(waits, stay, strict=True))
+        first = [figures(run.columns(), QUEUED[0]) for run in runs]
+        seen = sum(settled.looks(*one, ns, errors=0.0) for one, ns in zip(first, stay, strict=True))
         alike = sum(settled.looks(*one, ns) for one, ns in zip(cut, stay, strict=True))
         caveat = tail(min(seen, stays[0]), stays, p, confidence, what)
         if not caveat:
@@ -175,6 +175,24 @@ def tail(seen: float, stays: tuple[float, float], p: float, confidence: float, w
         f"requests stay {show.duration(length_s / count)} on average, so this load saw the queue some {seen:.0f} "
         f"times; {what} needs {needed}: {wanted}"
     )
+
+
+def together(values: Series, p: float, confidence: float, length_s: float) -> str:
+    """Why a tail is not bounded from above though there are requests enough: what lies beyond it came in a few
+    stretches of the load, which was `length_s` long. "" when it is bounded."""
+    worth, needed = shown.known(values, p, confidence), uncertainty.unseen(p, confidence)
+    if worth >= needed or needed <= shown.LEAST_WORTH:
+        return ""
+    wanted = f"about {show.duration(length_s * needed / worth)} of load" if worth > 0 else "a much longer load"
+    return (
+        f"the slowest came together, in a few stretches of {show.duration(length_s)}: {size(values):,} requests are "
+        f"worth some {worth:.0f} that do not share their fate; p{p * 100:g} needs {needed}: {wanted}"
+    )
+
+
+def waits(runs: Sequence[Run], metric: str) -> bool:
+    """Whether the wait in a queue is a part of the figure that counts."""
+    return metric in QUEUED and not (metric == "e2e" and _no_wait(runs))
 
 
 def _no_wait(runs: Sequence[Run]) -> bool:

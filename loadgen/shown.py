@@ -41,24 +41,39 @@ def above(values: Series, p: float) -> list[NDArray[np.float64]]:
     return [(run > middle).astype(np.float64) for run in values]
 
 
+def known(values: Series, p: float, confidence: float) -> float:
+    """How many independent values would show the quantile as surely as the sample does."""
+    return uncertainty.worth(above(values, p), confidence)
+
+
 def quantile(values: Series, p: float, confidence: float) -> Interval:
     """`sorted[floor(n * p)]`, and the sample's own values at the ends of the share's interval around p (Woodruff 1952).
 
-    Values may be infinite (requests that failed). An end is infinite where the interval reaches past the sample. A
-    sample worth fewer than LEAST_WORTH independent ones shows no more than its own range.
+    Values may be infinite (requests that failed). An end is infinite where the interval reaches past the sample, and
+    where the sample is worth so few independent values that all of them could lie on one side of the quantile: its own
+    extreme is then no bound. One worth fewer than LEAST_WORTH shows no more than its own range.
     """
     ordered = np.sort(np.concatenate(values))
     n = len(ordered)
-    known = uncertainty.worth(above(values, p), confidence)
-    if known < LEAST_WORTH:
-        return Interval(float(ordered[index(n, p)]), float(ordered[0]), float(ordered[-1]))
-    low, high = uncertainty.wilson(p, known, confidence)
-    first, last = math.floor(n * low), math.ceil(n * high)
+    worth = known(values, p, confidence)
+    if worth < LEAST_WORTH:
+        worth, first, last = LEAST_WORTH, 0, n - 1
+    else:
+        low, high = uncertainty.wilson(p, worth, confidence)
+        first, last = math.floor(n * low) or -1, math.ceil(n * high)
     return Interval(
         float(ordered[index(n, p)]),
-        float(ordered[first]) if n * low >= 1 else -math.inf,
-        float(ordered[last]) if last < n else math.inf,
+        float(ordered[first]) if first >= 0 and worth >= uncertainty.unseen(1 - p, confidence) else -math.inf,
+        float(ordered[last]) if last < n and worth >= uncertainty.unseen(p, confidence) else math.inf,
     )
+
+
+def tolerance(values: Series, p: float, confidence: float) -> float:
+    """An upper end for a quantile whose tail a few stretches made, and which slow swings move, no queue: what share p
+    of batches as these stays below, the logarithms of their own quantiles taken for normal."""
+    batches = [batch for run in values for batch in np.array_split(run, uncertainty.BATCHES) if len(batch)]
+    found = np.array([np.sort(batch)[index(len(batch), p)] for batch in batches])
+    return math.exp(min(uncertainty.tolerance(np.log(np.maximum(found, 1.0)), p, confidence), 700.0))
 
 
 def ratio(over: Interval, under: Interval) -> Interval:

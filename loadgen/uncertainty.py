@@ -151,6 +151,26 @@ def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEV
     )
 
 
+def tolerance(values: ArrayLike, p: float, level: float = LEVEL) -> float:
+    """The upper end for the p quantile of the law that values in order of time come from, if that is a normal one.
+
+    A tolerance limit (Natrella 1963, section 2-2), its n reduced for the correlation of neighbours, and the variance
+    raised for what correlated values hide of it. inf where too few are left.
+    """
+    data = np.asarray(values, float)
+    n = len(data)
+    if n < 3 or not np.isfinite(data).all():
+        return math.inf
+    wider = inflation(data)
+    worth, sure, reach = n / wider, z_quantile(level), NormalDist().inv_cdf(p)
+    a = 1 - sure**2 / (2 * (worth - 1)) if worth > 1 else 0.0
+    if a <= 0:
+        return math.inf
+    b = reach**2 - sure**2 / worth
+    factor = (reach + math.sqrt(max(reach**2 - a * b, 0.0))) / a
+    return float(data.mean() + factor * math.sqrt(data.var() * n / (n - wider)))
+
+
 def inflation(values: NDArray[np.float64]) -> float:
     """By how much the correlation of neighbours makes the variance of a mean larger: (1 + r) / (1 - r), at least 1."""
     r = correlation(values)
@@ -255,14 +275,30 @@ def worth(marks: Sequence[NDArray[np.float64]], level: float = LEVEL) -> float:
     """How many independent 0/1 marks would show their mean as surely as these do, an array per run in order of time; at
     most as many as there are.
 
-    From the half widths of the batch means of each run: z^2 p (1 - p) / h^2.
+    The variance of their batch means over that of independent marks is the size of the clusters in which the rarer
+    come. What it is above 1 was itself seen but a few times: it is widened for Student's t of the batches, and by
+    (k + 1) / k, k the batches with a rarer mark, since sum(m^2) / sum(m) of k exponential sizes is k / (k + 1) of the
+    truth. One bad minute does not say how long bad minutes are.
     """
     n = sum(map(len, marks))
     p = float(np.concatenate(marks).mean())
-    half = math.hypot(*(len(run) / n * batch_means(run, level=level).half_width for run in marks if len(run)))
-    if half == 0 or p in (0.0, 1.0):
+    if p in (0.0, 1.0):
         return float(n)
-    return min(float(n), z_quantile(level) ** 2 * p * (1 - p) / half**2)
+    runs = [run for run in marks if len(run)]
+    if min(map(len, runs)) < 2:
+        return 0.0
+    found = [batch_means(run, level=level) for run in runs]
+    error = math.hypot(*(len(run) / n * one.error for run, one in zip(runs, found, strict=True)))
+    cluster = max(1.0, error**2 * n / (p * (1 - p)))
+    seen = sum(_with(run, 1.0 if p <= 0.5 else 0.0) for run in runs)
+    t = t_quantile(0.5 + level / 2, sum(one.count - 1 for one in found))
+    return n / (1 + (cluster - 1) * (1 + 1 / max(seen, 1)) * (t / z_quantile(level)) ** 2)
+
+
+def _with(marks: NDArray[np.float64], wanted: float) -> int:
+    """The batches that hold a wanted mark."""
+    batches = np.arange(len(marks)) * min(BATCHES, len(marks)) // len(marks)
+    return len(np.unique(batches[marks == wanted]))
 
 
 def faultless(limit: float, level: float = LEVEL) -> int:

@@ -36,7 +36,9 @@ from loadgen.samples import (
     size,
     supported,
     tail,
+    together,
     unsettled,
+    waits,
 )  # fmt: skip
 from loadgen.shown import Interval, Series
 
@@ -130,15 +132,26 @@ class Yardstick:
         timed = [figures(one, metric) for one in columns]
         supported([values for _, values in timed], p, metric)
         sample = settle(runs, timed, metric, p, self.confidence, f"p{p * 100:g}")
-        found = shown.quantile(sample.values, p, self.confidence)
-        return found._replace(high=max(found.high, sample.bound)) if sample.caveat else found, sample
+        if sample.caveat:
+            found = shown.quantile(sample.values, p, self.confidence)
+            return found._replace(high=max(found.high, sample.bound)), sample
+        length_s = sum(float(due[-1] - due[0]) / 1e9 for due, _ in timed if len(due))
+        found, caveat = _bounded(sample.values, p, self.confidence, length_s, waits(runs, metric))
+        if caveat and math.isfinite(found.high):
+            sample = sample._replace(of=", ".join(filter(None, (sample.of, "upper end by how far it swung"))))
+        return found, sample._replace(caveat=caveat)
 
-    def _quantile(self, values: Series, p: float, what: str) -> Interval:
-        """The same of a part that was chosen already."""
+    def _quantile(
+        self, values: Series, p: float, what: str, length_s: float, confidence: float
+    ) -> tuple[Interval, str]:
+        """The same of a part that was chosen already, and lasted so long; and why it has no upper end."""
         supported(values, p, what)
-        found = shown.quantile(values, p, self.confidence)
-        stays = looks(self.runs) if what in QUEUED else None
-        return found._replace(high=math.inf) if stays and tail(stays[0], stays, p, self.confidence, "") else found
+        queued = waits(self.runs, what)
+        if queued and (stays := looks(self.runs)):
+            seen = stays[0] * length_s / stays[1]
+            if caveat := tail(seen, (seen, length_s), p, confidence, f"p{p * 100:g}"):
+                return shown.quantile(values, p, confidence)._replace(high=math.inf), caveat
+        return _bounded(values, p, confidence, length_s, queued)
 
     def _share(self, marks: Series, limit: float, at_most: bool) -> Held:
         n = size(marks)
@@ -205,9 +218,12 @@ class Yardstick:
                 latencies(columns, term.of, metrics.within(columns["due_ns"], span))
                 for columns, span in zip(self._columns, spans, strict=True)
             ]
-            sides.append((self._quantile(values, term.quantile, term.of), size(values)))
-        found = shown.ratio(sides[1][0], sides[0][0])
-        return Held(_less_one(found), term.limit * 100, True, "%", min(size for _, size in sides))
+            length_s = len(self.runs) * term.window_ns / 1e9
+            found, caveat = self._quantile(values, term.quantile, term.of, length_s, self.confidence)
+            sides.append((found, caveat and f"in a window {caveat}", size(values)))
+        ratio = shown.ratio(sides[1][0], sides[0][0])
+        caveat = sides[0][1] or sides[1][1]
+        return Held(_less_one(ratio), term.limit * 100, True, "%", min(size for *_, size in sides), caveat)
 
     def _nodes(self, term: Any) -> Held:
         count = len(self.runs[0].header.targets)
@@ -215,15 +231,18 @@ class Yardstick:
             raise Missing("there was one target: nothing to compare between nodes")
         pairs = count * (count - 1) / 2
         confidence = 1 - (1 - self.confidence) / pairs  # Bonferroni: all pairs hold together
-        nodes, sizes = [], []
+        nodes, sizes, caveats = [], [], []
+        length_s = sum(run.summary.window.steady.duration_s or 0.0 for run in self.runs)
         for node in range(count):
             values = [latencies(columns, term.of, columns["target"] == node) for columns in self._columns]
-            self._quantile(values, term.quantile, term.of)
-            nodes.append(shown.quantile(values, term.quantile, confidence))
+            one, caveat = self._quantile(values, term.quantile, term.of, length_s, confidence)
+            nodes.append(one)
+            caveats.append(caveat and f"node {node + 1}: {caveat}")
             sizes.append(size(values))
         ratios = [shown.ratio(a, b) for a, b in permutations(nodes, 2)]
         found = Interval(*(max(ratio[i] for ratio in ratios) for i in range(3)))
-        return Held(_less_one(found), term.limit * 100, True, "%", min(sizes))
+        caveat = next(filter(None, caveats), "")
+        return Held(_less_one(found), term.limit * 100, True, "%", min(sizes), caveat)
 
     def _against(self, term: Any) -> Held:
         other = self.measured.get(term.level, Measured())
@@ -257,6 +276,16 @@ class Yardstick:
 
 
 _Weigh = Callable[[Run, Columns, Span], float]
+
+
+def _bounded(values: Series, p: float, confidence: float, length_s: float, queued: bool) -> tuple[Interval, str]:
+    """A quantile, and why the sample alone does not bound it from above. What has no wait in it is bounded all the same
+    by how far the batches of the load swing; a wait is nothing or long, and follows no such law."""
+    found = shown.quantile(values, p, confidence)
+    caveat = together(values, p, confidence, length_s)
+    if caveat and not queued:
+        found = found._replace(high=max(found.value, shown.tolerance(values, p, confidence)))
+    return found, caveat
 
 
 def _scaled(found: Interval, by: float) -> Interval:

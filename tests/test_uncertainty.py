@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -115,6 +116,31 @@ def test_correlated_marks_are_worth_less_than_their_number() -> None:
     worth = uncertainty.worth(marks)
     assert 150 < worth < 1000, "20,000 marks in stretches of 50 equal ones: 400 by nature"
     assert uncertainty.worth([np.zeros(30)]) == 30
+
+
+def test_marks_that_come_in_few_clusters_say_little_of_how_large_these_are() -> None:
+    alone, once, often = np.zeros(6000), np.zeros(6000), np.zeros(6000)
+    alone[3000], once[3000:3060] = 1, 1
+    for start in range(0, 6000, 300):
+        often[start : start + 3] = 1
+    assert uncertainty.worth([alone]) == pytest.approx(6000, rel=0.01), "a single one is no cluster"
+    assert 30 < uncertainty.worth([once]) < 60, "not the 100 that 60 marks in one piece would be by nature"
+    assert uncertainty.worth([often]) == 6000, "evenly spread"
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.5])
+def test_the_tolerance_limit_of_values_that_remember(memory: float) -> None:
+    """Of a normal law, 20 values each: the limit is below the true p99 in at most about 2.5 of 100."""
+    below = 0
+    for seed in range(400):
+        draw = seeds.stream(seed, "tolerance").normal(size=20)
+        values = [draw[0]]
+        for one in draw[1:]:
+            values.append(memory * values[-1] + math.sqrt(1 - memory**2) * one)
+        below += uncertainty.tolerance(values, 0.99) < NormalDist().inv_cdf(0.99)
+    assert below <= (16 if memory == 0 else 24)
+    assert uncertainty.tolerance([1.0, 2.0], 0.99) == math.inf
+    assert uncertainty.tolerance(np.arange(20.0), 0.99) == math.inf, "one long rise is one value"
 
 
 def test_a_quotient_of_intervals_covers_the_truth() -> None:

@@ -51,6 +51,7 @@ _KINDS = {
     "model_type": ("must be a mapping (key: value)", ""),
     "model_attributes_type": ("must be a mapping (key: value)", ""),
     "tuple_type": ("must be a list", "start each item with a dash"),
+    "string_pattern_mismatch": ("has characters that do not go here", "letters, digits, and . _ - after the first"),
     "int_type": ("must be a whole number", "without quotes and unit"),
     "float_type": ("must be a number", "without quotes and unit"),
     "finite_number": ("must be finite", ""),
@@ -67,7 +68,9 @@ def fault(error: Any, top: Map, file: str) -> Fault:
     spot, path, holder = locate(top, loc)
     text = spot.text if len(spot.text) <= LONGEST_SHOWN else spot.text[:LONGEST_SHOWN] + "..."
     shown = f'"{text}" ' if text else f"{path} " if path else ""
-    if loc and isinstance(loc[-1], int) and isinstance(holder, str):  # the file of a column: no place of its own
+    if (
+        loc and isinstance(loc[-1], int) and isinstance(holder, str) and kind != NOTHING_FITS
+    ):  # the file of a column: no place of its own
         shown = f'value {loc[-1] + 1} in "{text}" '
     if error["input"] is None and not spot.text and kind != "missing":
         return UserError(f"{path} has no value", where(file, spot, path), _example(path.rpartition(".")[2]))
@@ -78,7 +81,7 @@ def fault(error: Any, top: Map, file: str) -> Fault:
         known = choices.split(", ")
         if isinstance(holder, Map) and len(holder) > 1:
             what = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
-            hint = f"its parameters go inside, {_example(noun + ' inside')}; known: {', '.join(known)}"
+            hint = f"its parameters go inside, {_example(noun + ' inside', known)}"
             return UserError(f"{what} has one key, not {len(holder)}", where(file, spot, path), hint)
         if isinstance(holder, Map) and holder:
             word = next(iter(holder))
@@ -113,6 +116,8 @@ def _example(key: str, known: list[str] | None = None) -> str:
         "delay": "2s, or {uniform: {min: 1s, max: 3s}}",
         "arrival inside": "arrival: {gamma: {rate: 10/s, burstiness: 0.5}}",
         "length inside": "{normal: {mean: 300, stddev: 50}}",
+        "term": "{ttft: 2s}, or {ttft: {limit: 2s, at: p95}}",
+        "term inside": "{ttft: {limit: 2s, at: p95}}",
         "delay inside": "{normal: {mean: 2s, stddev: 500ms}}",
         "stages": "stages: [{arrival: {poisson: 10/s}, duration: 30s}]",
         "tool_result_tokens": "tool_result_tokens: 500",
