@@ -241,6 +241,8 @@ def figure(value: float, unit: str) -> str:
 
 
 def _ends(found: Interval, unit: str) -> str:
+    if found.low == math.inf:
+        return "failed requests throughout"
     low = figure(found.low, unit) if math.isfinite(found.low) else "any"
     high = figure(found.high, unit) if math.isfinite(found.high) else "any"
     return f"{low} to {high}"

@@ -220,8 +220,8 @@ class Yardstick:
             ]
             length_s = len(self.runs) * term.window_ns / 1e9
             found, caveat = self._quantile(values, term.quantile, term.of, length_s, self.confidence)
-            sides.append((found, caveat and f"in a window {caveat}", size(values)))
-        ratio = shown.ratio(sides[1][0], sides[0][0])
+            sides.append((found, caveat and f"in a window {caveat} in each", size(values)))
+        ratio = _over(sides[1][0], sides[0][0], "the first window")
         caveat = sides[0][1] or sides[1][1]
         return Held(_less_one(ratio), term.limit * 100, True, "%", min(size for *_, size in sides), caveat)
 
@@ -239,6 +239,8 @@ class Yardstick:
             nodes.append(one)
             caveats.append(caveat and f"node {node + 1}: {caveat}")
             sizes.append(size(values))
+        if failed := [f"node {node + 1}" for node, one in enumerate(nodes) if math.isinf(one.value)]:
+            raise Missing(f"too many requests failed at {', '.join(failed)}: no p{term.quantile * 100:g} to compare")
         ratios = [shown.ratio(a, b) for a, b in permutations(nodes, 2)]
         found = Interval(*(max(ratio[i] for ratio in ratios) for i in range(3)))
         caveat = next(filter(None, caveats), "")
@@ -251,7 +253,7 @@ class Yardstick:
         theirs = [run.columns() for run in other.runs]
         over, mine = self._latency(self.runs, self._columns, term.of, term.quantile)
         under, its = self._latency(other.runs, theirs, term.of, term.quantile)
-        found = _scaled(shown.ratio(over, under), 100)
+        found = _scaled(_over(over, under, term.level), 100)
         caveat = mine.caveat or (its.caveat and f"{term.level}: {its.caveat}")
         return Held(found, term.limit * 100, True, "%", min(mine.total, its.total), caveat)
 
@@ -286,6 +288,16 @@ def _bounded(values: Series, p: float, confidence: float, length_s: float, queue
     if caveat and not queued:
         found = found._replace(high=max(found.value, shown.tolerance(values, p, confidence)))
     return found, caveat
+
+
+def _over(found: Interval, under: Interval, what: str) -> Interval:
+    """`found / under`; infinite where that is a failed request. Raises Missing where `under`, that of `what`, is."""
+    if math.isinf(under.value):
+        raise Missing(f"so many requests of {what} failed that there is no latency to compare with")
+    if math.isinf(found.value):  # quotients of logarithms know no infinite value: the ends, each at its own confidence
+        low = max(found.low, 0.0) / under.high if math.isfinite(under.high) else 0.0
+        return Interval(math.inf, low, math.inf)
+    return shown.ratio(found, under)
 
 
 def _scaled(found: Interval, by: float) -> Interval:

@@ -274,6 +274,19 @@ def test_a_soak_that_gets_slower_is_seen() -> None:
     assert judged("{drift: {of: tpot, at: p50, limit: 15%, window: 2m}}", slower).verdict == FAIL
 
 
+def test_windows_in_which_requests_failed_are_compared_or_said_to_have_nothing() -> None:
+    drift = "{drift: {of: tpot, at: p95, limit: 15%, window: 2m}}"
+    early, late = rows(5, 4000, 8.0), rows(5, 4000, 8.0)
+    fail(late[2000:], 0.3)
+    fail(early[:2000], 0.3)
+    broken = judged(drift, late)
+    assert (broken.verdict, broken.value) == (FAIL, None)
+    assert "a failed request (failed requests throughout" in broken.reason
+    nothing = judged(drift, early)
+    assert nothing.verdict == INCONCLUSIVE
+    assert "of the first window failed" in nothing.reason
+
+
 def test_repeats_give_pooled_gaps_an_interval() -> None:
     text = "name: c\nlevels:\n  - {name: load, workload: qa, repeats: 3, must: [{itl: {limit: 16ms, at: p50}}]}\n"
     contract = parse(text, "c.yaml", {})
