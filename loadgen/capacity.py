@@ -28,7 +28,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     `rate_per_s` is the offered rate of what `unit` says, by everything behind the endpoint together. `low_per_s` and
     `high_per_s` are its interval at `confidence`; null when it has none. `evidence` is the folder, relative to this
     file, of the run whose summary shows what a request is at that rate. `recipe` is the fingerprint of what was asked,
-    without the rate: equal for two searches for the same thing.
+    without the rate: equal for two searches for the same thing. `lower_bound`: no load that was tried was too high, so
+    the capacity is at least this.
     """
 
     schema: int = SCHEMA
@@ -36,6 +37,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     low_per_s: float | None = None
     high_per_s: float | None = None
     confidence: float = CONFIDENCE
+    lower_bound: bool = False
     unit: Literal["requests", "conversations"] = "requests"
     method: Literal["search", "sweep", "repeats"]
     recipe: str = ""

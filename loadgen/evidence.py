@@ -45,5 +45,10 @@ def notes(evidence: Evidence) -> Iterator[str]:
         yield "INVALID measurement: " + "; ".join(sorted(reasons)) + "; an invalid run has no good requests"
     if any(one.goodput.met is False for one in summaries):
         yield "the run behind the capacity missed its SLO" if evidence.capacity else "the SLO was missed at this load"
+    if evidence.capacity is not None and evidence.capacity.lower_bound:
+        yield (
+            "the highest load that was tried still kept the SLO: the capacity is at least this; a cost and a number of "
+            "machines that follow from it are at most what stands here"
+        )
     if summaries[0].goodput.met is None:
         yield "no SLO: nothing says which requests were good"

@@ -121,6 +121,7 @@ class Measured:
     name: str
     folder: str
     basis: str  # "capacity by search", "at this load"
+    lower_bound: bool = False  # a capacity whose end was not found
     rate: Interval
     noun: str  # what an interaction is: "good requests", "requests", "conversations", "successful tasks"
     gpus: int
@@ -158,6 +159,7 @@ def measured(evidence: Evidence, gpus: int) -> Measured:
         noun=noun,
         gpus=gpus,
         response_s=(answer_ms or 0.0) / 1e3,
+        lower_bound=found is not None and found.lower_bound,
         workload=summary.run.workload,
     )
 

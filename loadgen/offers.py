@@ -122,6 +122,9 @@ def differences(a: Offer, b: Offer) -> tuple[tuple[str, ...], tuple[str, ...]]:
         apart.append("one is simulated")
     if a.basis.is_capacity != b.basis.is_capacity and not (_by_token(a) or _by_token(b)):
         apart.append("one at its capacity, one at a load of its own")
+    floors = [each.name for each in (a, b) if _is_floor(each)]
+    if floors:
+        apart.append(f"only a lower bound of the capacity is known ({', '.join(floors)})")
     if a.basis.confidence != b.basis.confidence and None not in (a.basis.confidence, b.basis.confidence):
         apart.append(f"confidence of the intervals ({a.basis.confidence:g}, {b.basis.confidence:g})")
     notes += [f"{each.name} is not a valid measurement" for each in (a, b) if not each.evidence.valid]
@@ -132,6 +135,12 @@ def differences(a: Offer, b: Offer) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if one.rtt_ms is not None and other.rtt_ms is not None and abs(one.rtt_ms - other.rtt_ms) > 5:
         notes.append(f"connect time {one.rtt_ms:.1f} and {other.rtt_ms:.1f} ms is inside TTFT")
     return tuple(apart), tuple(notes)
+
+
+def _is_floor(one: Offer) -> bool:
+    """Whether a rate is in its price that may be far higher."""
+    found = one.evidence.capacity
+    return found is not None and found.lower_bound and not _by_token(one)
 
 
 def _recipes(a: Offer, b: Offer) -> tuple[str, str]:
@@ -317,7 +326,8 @@ def _break_even(rent: Offer, by_token: Offer, unit: str) -> BreakEven | None:
     what = _PLURAL[unit]
     per_day = fixed / (theirs.total - marginal) if theirs.total > marginal else None
     at = "at their capacity" if rent.basis.is_capacity else "at the measured load (not their capacity)"
-    limit = f"they carry {carries:,.0f} a day {at}"
+    least = "at least " if _is_floor(rent) else ""
+    limit = f"they carry {least}{carries:,.0f} a day {at}"
     if per_day is None:
         word = f"never: what each of the {what} adds on the machines alone costs more than paying by the token"
     elif per_day > carries:

@@ -145,8 +145,9 @@ def highest(folder: Path, told: Sequence[Told], answer: Answer, *, workload: Wor
     """The capacity that these runs are evidence of; None without an SLO, a load that held at full length, or when full
     runs failed where they should have passed.
 
-    The load and its interval are the answer's; the evidence is the highest confirmed run, else the highest that held to
-    its end. In a closed loop the rate is what that run completed: the interval is one of lanes, so the rate has none.
+    A lower bound when no run was over. The load and its interval are the answer's; the evidence is the highest
+    confirmed run, else the highest that held to its end. In a closed loop the rate is what that run completed: the
+    interval is one of lanes, so the rate has none.
     """
     whole = [one for one in told if one.outcome == "under" and not one.early]
     best = max(whole, key=lambda one: (one.ask.kind == "confirm", one.ask.load), default=None)
@@ -162,12 +163,15 @@ def highest(folder: Path, told: Sequence[Told], answer: Answer, *, workload: Wor
         rate = best.figures.get("completed_rps")
         if not rate:
             return None
-        return capacity.Capacity(rate_per_s=rate, method=by, recipe=recipe, evidence=best.folder)
+        return capacity.Capacity(
+            rate_per_s=rate, lower_bound=answer.missed is None, method=by, recipe=recipe, evidence=best.folder
+        )
     ends = answer.interval
     return capacity.Capacity(
         rate_per_s=answer.load,
         low_per_s=min(ends.low, answer.load) if ends else None,
         high_per_s=max(ends.high, answer.load) if ends else None,
+        lower_bound=answer.missed is None,
         unit="conversations" if summary.sessions is not None else "requests",
         method=by,
         recipe=recipe,

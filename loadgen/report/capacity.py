@@ -39,9 +39,9 @@ def _measured(found: Evidence | None, measured: Measured | None, plan: Plan | No
         return
     mark = "SIMULATED, " if found.simulated else ""
     yield f"From a run under the SLO: {mark}{measured.name}"
-    words = (
-        f"{measured.basis}: {_span(measured.rate)} {measured.noun}/s of {measured.workload} on {measured.gpus} GPUs, "
-    )
+    least = "at least " if measured.lower_bound else ""
+    words = f"{measured.basis}: {least}{_span(measured.rate)} {measured.noun}/s of {measured.workload}"
+    words += f" on {measured.gpus} GPUs, "
     words += f"SLO: {slo_words(found.summary)}; mean answer {measured.response_s:.3g} s; from {measured.folder}"
     yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     for note in notes(found):

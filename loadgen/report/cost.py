@@ -114,7 +114,8 @@ def measured(offer: Offer) -> str:
     work = summary.run.workload or summary.run.name
     limits = slo_words(summary)
     if capacity is not None:
-        rate = f"{show.quantity(capacity.rate_per_s)} {capacity.unit}/s"
+        least = "at least " if capacity.lower_bound else ""
+        rate = f"{least}{show.quantity(capacity.rate_per_s)} {capacity.unit}/s"
         if capacity.low_per_s is not None and capacity.high_per_s is not None:
             ends = f"{show.quantity(capacity.low_per_s)} to {show.quantity(capacity.high_per_s)}"
             rate += f" ({capacity.confidence * 100:g} % interval {ends})"
