@@ -5,6 +5,7 @@ file. IO. For eyes only: nothing that is reported comes from here, and a reader 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,13 @@ _BLOCK = np.dtype([*((name, "<i8") for name in NUMBERS), ("ttfts", "<i8"), ("ttf
 
 
 class Board:
-    """Counters of several workers: each writes its own block, `counters` is their sum."""
+    """Counters of several workers: each writes its own block, `counters` is their sum.
 
-    def __init__(self, path: Path, workers: int) -> None:
+    `stop`, where the workers are on this machine, asks all of them to start nothing more, as `Drive.stop` does.
+    """
+
+    def __init__(self, path: Path, workers: int, stop: Callable[[], None] | None = None) -> None:
+        self.stop = stop
         with path.open("a+b") as file:
             file.truncate(_BLOCK.itemsize * workers)
             self._map = mmap.mmap(file.fileno(), 0)

@@ -197,6 +197,7 @@ def _perform(
             timeout_ns=mlperf_run.WAIT_NS,
             stall_timeout_ns=mlperf_run.STALL_NS,
             tls=settings.tls,
+            sources=settings.sources,
             keep_text=False,
             ahead=True,
         )

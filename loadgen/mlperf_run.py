@@ -43,6 +43,7 @@ STALL_NS = 900 * 1_000_000_000
 RESULT = "mlperf.json"
 REQUESTS = "mlperf_requests.jsonl"
 COLUMNS = ("slot", "stage", "status", "due_ns", "first_token_ns", "end_ns", "output_tokens")
+MANY_PASSES = 10  # of the data set in the minimum duration: the rest of one lengthens the run by a tenth at most
 LANES = 1024  # in flight in Offline over HTTP, per target, unless it is said
 
 
@@ -114,6 +115,14 @@ def workload(asked: mlperf_rules.Test, data: Data, *, qps: float, lanes: int | N
         stall_timeout_ns=STALL_NS,
         source_text=f"# made by loadgen mlperf: {asked.benchmark} {asked.scenario}, round {asked.round}\n",
     )
+
+
+def probe(asked: mlperf_rules.Test, qps: float) -> mlperf_rules.Test:
+    """The test as a search probes it at this rate: without the rest of the last pass where a pass is short beside the
+    minimum duration, else at the official length. What builds up for minutes would make a run of several times the
+    length fail at a rate that short probes hold."""
+    passes = qps * asked.min_duration_ns / 1e9 / asked.samples
+    return replace(asked, samples=1) if passes >= MANY_PASSES else asked
 
 
 def settings_for(data: Data, settings: Settings) -> Settings:
@@ -194,7 +203,9 @@ def judge(folder: Path, asked: mlperf_rules.Test, summary: Summary, *, data_name
     origin = int(columns["due_ns"].min()) if len(columns["due_ns"]) else 0
     traced = mlperf.trace(columns, max(origin, 0), one_query=asked.scenario == "offline")
     simulated = summary.target.simulated
-    notes = [f"served by {summary.target.name or summary.target.url} ({summary.target.model})"]
+    names = [part.target.name or part.target.url for part in summary.targets]
+    served = f"{len(names)} targets: {', '.join(names)}" if names else summary.target.name or summary.target.url
+    notes = [f"served by {served} ({summary.target.model})"]
     notes += [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
     notes += cautions(asked)
     result = mlperf.reduce(traced, asked, dataset=data_name, target_qps=qps, notes=notes, simulated=simulated)

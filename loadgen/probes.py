@@ -8,12 +8,14 @@ load is, is not decided here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -127,21 +129,22 @@ class Probes:
 
         def on_drive(drive: Any) -> None:
             timetable, folder = planned[0]
-            if not hasattr(drive, "stop") or any(span.lanes for span in timetable.stages) or timetable.turns > 1:
-                return  # several workers, or a load whose size nobody knows before: not watched
+            if drive.stop is None or any(span.lanes for span in timetable.stages) or timetable.turns > 1:
+                return  # a cluster, or a load whose size nobody knows before: not watched
 
             async def follow() -> None:
                 watch = self._watch(_measured_due(timetable), ask)
-                tail = Tail(folder)
-                while True:
-                    await asyncio.sleep(LOOK_S)
-                    rows = _known(tail.rows())
-                    now = int(rows["done_ns"].max(initial=0))
-                    look = watch.look(now, rows)
-                    if look.outcome is not None:
-                        decided.append((look, now / S))
-                        drive.stop()
-                        return
+                with contextlib.closing(Tail(folder)) as tail:
+                    while True:
+                        await asyncio.sleep(LOOK_S)
+                        rows = _known(tail.rows())
+                        now = int(rows["done_ns"].max(initial=0))
+                        look = watch.look(now, rows)
+                        if look.outcome is not None:
+                            decided.append((look, now / S))
+                            if now < int(watch.due_ns[-1]):  # else there is nothing left to start
+                                drive.stop()
+                            return
 
             tasks.append(asyncio.get_running_loop().create_task(follow()))
 
@@ -206,22 +209,31 @@ class Probes:
 
 
 class Tail:
-    """The rows of a run as its workers append them."""
+    """The rows of a run as its workers append them. Files stay open: the recorder takes away those that are full."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._parts: dict[Path, NDArray[np.void]] = {}
+        self._open: dict[Path, BinaryIO] = {}
+        self._parts: list[NDArray[np.void]] = []
 
     def rows(self) -> NDArray[np.void]:
         """All so far, each worker's in the order of their end."""
-        for file in sorted(self._folder.glob("spool/w*.rows")):
-            have = self._parts.get(file, np.zeros(0, ROW))
-            count = file.stat().st_size // ROW.itemsize - len(have)
-            if count > 0:
-                new = np.fromfile(file, ROW, count, offset=len(have) * ROW.itemsize)
-                self._parts[file] = np.concatenate([have, new])
-        parts = list(self._parts.values())
-        return np.concatenate(parts) if parts else np.zeros(0, ROW)
+        for path in sorted(self._folder.glob("spool/w*.rows")):
+            if path not in self._open:
+                with contextlib.suppress(FileNotFoundError):
+                    self._open[path] = path.open("rb")
+        for file in self._open.values():
+            data = file.read()
+            whole = len(data) - len(data) % ROW.itemsize
+            file.seek(whole - len(data), os.SEEK_CUR)  # half a row is read again
+            if whole:
+                self._parts.append(np.frombuffer(data[:whole], ROW))
+        self._parts = [np.concatenate(self._parts)] if self._parts else [np.zeros(0, ROW)]
+        return self._parts[0]
+
+    def close(self) -> None:
+        for file in self._open.values():
+            file.close()
 
 
 # -- small facts -------------------------------------------------------------------------------------------------------

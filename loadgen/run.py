@@ -66,11 +66,17 @@ def run_id(name: str, now: datetime.datetime) -> str:
     return f"{plain}-{now:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
 
 
-def new_folder(out: Path | None, name: str, now: datetime.datetime) -> Path:
-    """`out` itself when given and unused, else a new folder under `results/`."""
+def unused(out: Path | None, name: str, now: datetime.datetime) -> Path:
+    """`out` itself when given and without a run, else another name beside it or under `results/`. Makes nothing."""
     folder = out if out is not None else Path("results") / run_id(name, now)
     if (folder / "run.json").exists():
         folder = folder.with_name(f"{folder.name}-{now:%Y%m%d-%H%M%S}")
+    return folder
+
+
+def new_folder(out: Path | None, name: str, now: datetime.datetime) -> Path:
+    """The same, made."""
+    folder = unused(out, name, now)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -331,7 +337,9 @@ def execute(
             cluster = ends.enter_context(ray.connected(settings.ray))
         away = None if settings.store is None else depot.open(settings.store)
         now = datetime.datetime.now(datetime.UTC).astimezone()
-        folder = new_folder(settings.out, workload.name, now)
+        folder = unused(settings.out, workload.name, now)
+        ends.enter_context(store.nothing_left(folder))
+        folder.mkdir(parents=True, exist_ok=True)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             found = runner.run(find_all(settings))
             scraper = ends.enter_context(contextlib.closing(scrape.Scraper(folder, settings, found)))

@@ -305,7 +305,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Where a search stands. `load` None: not even the lowest load holds (`reason` "none"), or nothing is known yet.
 
     reason: "" not finished; "found" precise and confirmed; "none"; "highest" the highest load allowed holds;
-    "unconfirmed"; "probes", "time", "invalid", "interrupted": stopped with what it knew.
+    "unconfirmed"; "probes", "time", "invalid", "gone" (no endpoint any more), "interrupted": stopped with what it knew.
     """
 
     load: float | None

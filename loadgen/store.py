@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 
 from loadgen import header as heads
 from loadgen import served
-from loadgen.errors import UserError
+from loadgen.errors import Fault, Faults, UserError
 from loadgen.ledger import Ledger
 from loadgen.metrics import BIN_NS
 from loadgen.quantiles import Histogram, bucket
@@ -175,6 +176,22 @@ def replace(path: Path, data: bytes) -> None:
     scratch = path.with_name(path.name + ".new")
     scratch.write_bytes(data)
     scratch.replace(path)
+
+
+@contextlib.contextmanager
+def nothing_left(folder: Path) -> Iterator[None]:
+    """While inside, a fault that comes before the first run began (a dead target, say) takes what was made in the
+    folder with it. What was there before is left alone."""
+    there = folder.exists()
+    empty = not there or (folder.is_dir() and not any(folder.iterdir()))
+    try:
+        yield
+    except (Fault, Faults):
+        if empty and not any(folder.rglob("run.json")):
+            shutil.rmtree(folder, ignore_errors=True)
+            if there:
+                folder.mkdir()
+        raise
 
 
 class Segment(NamedTuple):

@@ -69,7 +69,7 @@ def test_spread(given: list[str], spread: list[str]) -> None:
 
 
 def test_one_endpoint_is_not_silently_chosen_of_two() -> None:
-    given = ["search", "qa", "--slo", "ttft:1s", "--url", "http://127.0.0.1:1", "-u", "http://127.0.0.1:2"]
+    given = ["doctor", "--url", "http://127.0.0.1:1", "-u", "http://127.0.0.1:2"]
     code = "from loadgen.cli import main; main()"
     ended = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")

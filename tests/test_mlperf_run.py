@@ -13,9 +13,12 @@ import pytest
 from loadgen import capacity, harness, mlperf, mlperf_log, mlperf_rules, mlperf_run, run, schedule
 from loadgen.cli import main
 from loadgen.errors import UserError
+from loadgen.sim import embedded
+from loadgen.sim.options import Options
 from loadgen.workload import Closed
 
 SERVER = mlperf_rules.test("llama2-70b", "server")
+QUICK = Options(ttft="2ms", itl="0.02ms")
 SMALL = dataclasses.replace(SERVER, samples=300, min_queries=100, min_duration_ns=5 * 10**9)
 
 
@@ -180,6 +183,52 @@ def test_an_slo_that_no_rate_meets_says_so(tmp_path: Path, capsys: pytest.Captur
     flags = ["--slo", "ttft:1ms", "--low", "1", "--high", "2", "--start", "1", "--duration", "20s"]
     assert _exit(["search", "qa", *flags, "--target", "sim:gb200-vm", "--out", str(tmp_path)]) == 1
     assert "no load holds" in capsys.readouterr().out
+
+
+def test_a_probe_is_as_long_as_the_run_that_confirms_it() -> None:
+    """What builds up for minutes passes in a run of 30 s: such a peak was never confirmed."""
+    trial = dataclasses.replace(SERVER, min_duration_ns=30 * 10**9)
+    assert mlperf_run.probe(trial, 300.0) == trial  # a pass takes 82 s
+    assert mlperf_run.probe(SERVER, 182.0) == SERVER
+    assert mlperf_run.probe(SERVER, 3450.0).samples == 1  # 84 passes: the rest of the last one is nothing
+
+
+def test_a_search_that_finds_no_endpoint_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dead = ["--url", "http://127.0.0.1:1", "--out", str(tmp_path / "o")]
+    small = ["-b", "llama2-70b", "--dataset", str(_small_data(tmp_path, 30))]
+    for command in (
+        ["mlperf", "server", *small, "--find-peak"],
+        ["mlperf", "offline", *small],
+        ["search", "qa", "--slo", "ttft:1s"],
+        ["sweep", "qa", "-c", "1,2"],
+    ):
+        assert _exit([*command, *dead]) == 3
+        assert "nothing listens" in capsys.readouterr().err
+        assert [one.name for one in tmp_path.iterdir()] == ["set.jsonl"]
+
+
+def test_several_endpoints_are_one_system(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows of each, both totals of them, and one verdict; the disclosure once, in the first lines."""
+    flags = ["-b", "llama2-70b", "--dataset", str(_small_data(tmp_path, 40)), "--min-duration", "1"]
+    with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
+        urls = ["--url", one.url, "--url", two.url, "--server-metrics", "off", "--workers", "2"]
+        code = _exit(["mlperf", "server", *flags, *urls, "--target-qps", "60", "--out", str(tmp_path / "s")])
+        told = capsys.readouterr()
+        offline = [*flags, *urls, "--target-qps", "60", "-c", "3", "--out", str(tmp_path / "f")]
+        assert _exit(["mlperf", "offline", *offline]) in (0, 3)
+        assert "6 in flight" in capsys.readouterr().err  # three per target
+        assert _exit(["mlperf", "server", *flags, *urls, "--target-qps", "60", "--harness", "loadgen"]) == 2
+        refused = capsys.readouterr().err
+    assert code in (1, 3)  # 80 queries are too few for early stopping; on a busy host the sender was late besides
+    result = mlperf_run.read(tmp_path / "s")
+    assert result.resolved == 80
+    lines = told.out.splitlines()
+    assert sum(line.split()[1:3] == ["40", "0"] for line in lines if line.startswith("http://")) == 2
+    assert "sum of 2 rates" in told.out and "over one clock" in told.out
+    assert (told.out + told.err).count("registered and unregistered") == 1
+    assert "registered and unregistered" in " ".join(lines[:4])
+    assert any(note.startswith("served by 2 targets: http://") for note in result.notes)
+    assert "drives one endpoint, 2 were given" in refused and "not from 2" in refused and "metrics" not in refused
 
 
 # -- the official LoadGen ----------------------------------------------------------------------------------------------

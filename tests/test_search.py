@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from loadgen import mlperf, probes, run, search, seeds, shelf
 from loadgen.metrics import Slo, Term
 from loadgen.record import KIND, ROW, STATUS
 from loadgen.search import Ask, Goal, Search, Told, Watch
+from loadgen.sim import embedded
+from loadgen.sim.options import Options
 from loadgen.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload
 
 S = 1_000_000_000
@@ -323,6 +326,54 @@ def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:
     told = _probes(tmp_path, execute=dying).run(_ask(20.0))
     assert told.outcome == "invalid"
     assert "gone or ill" in told.why
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_probe_over_sockets_ends_early_in_all_workers(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "LOOK_S", 0.2)
+    with embedded.start(Options(ttft="50ms", itl="1ms")) as one:
+        runs = _probes(tmp_path)
+        runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1_000_000),)))
+        runs.settings = run.Settings(url=one.url, workers=workers, server_metrics=("off",))
+        told = runs.run(_ask(40.0))
+    assert (told.outcome, told.early) == ("over", True) or told.outcome == "invalid"  # a busy host's sender is late
+    assert told.spent_s < 20  # of 60
+
+
+def test_rows_are_seen_though_their_file_is_gone(tmp_path: Path) -> None:
+    """The recorder takes away a full file, perhaps before its last rows were looked at."""
+    (tmp_path / "spool").mkdir()
+    rows = np.zeros(5, ROW)
+    rows["slot"] = np.arange(5)
+    data, first = rows.tobytes(), tmp_path / "spool" / "w0.rows"
+    with first.open("wb", buffering=0) as file, contextlib.closing(probes.Tail(tmp_path)) as tail:
+        assert len(tail.rows()) == 0
+        file.write(data[: 2 * ROW.itemsize + 7])
+        assert tail.rows()["slot"].tolist() == [0, 1]
+        file.write(data[2 * ROW.itemsize + 7 : 4 * ROW.itemsize])
+        first.unlink()
+        (tmp_path / "spool" / "w0.4.rows").write_bytes(data[4 * ROW.itemsize :])
+        assert tail.rows()["slot"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_an_endpoint_that_is_gone_between_probes_leaves_what_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from loadgen.cli.search import perform
+    from loadgen.errors import TargetError
+
+    def once(workload: Workload, given: Any, **flags: Any) -> Any:
+        if (tmp_path / shelf.TOLD).exists():
+            raise TargetError("nothing listens", "there")
+        return run.execute(workload, given, **flags)
+
+    asking = Search(low=1, high=1e4, start=20)
+    plan = shelf.Plan(by="search", kind="request_rate", workload="x", source_text="", target="t", flags={})
+    assert perform(asking, _probes(tmp_path, execute=once), plan, unit="/s", as_json=False) == 3
+    told = capsys.readouterr()
+    assert "could not be reached any more" in told.out and "at least 20" in told.out and "nothing listens" in told.err
 
 
 def test_loads_change_what_they_should() -> None:

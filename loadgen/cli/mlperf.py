@@ -11,6 +11,7 @@ import typer
 from loadgen.cli import target
 
 if TYPE_CHECKING:
+    from loadgen.errors import Fault
     from loadgen.mlperf_rules import Scenario, Test
     from loadgen.mlperf_run import Data
     from loadgen.plan import Settings
@@ -57,7 +58,10 @@ app = typer.Typer(
 def limited(
     context: typer.Context,
     benchmark: Benchmark,
-    url: target.Url = None,
+    url: target.Urls = None,
+    targets: target.TargetsFile = None,
+    route: target.RouteTo = "auto",
+    on_target_failure: target.OnTargetFailure = "continue",
     target_qps: TargetQps = None,
     find_peak: FindPeak = False,
     resume: Resume = None,
@@ -68,15 +72,19 @@ def limited(
     min_duration: MinDuration = None,
     harness: Harness = "own",
     model: target.Model = None,
-    server_name: target.Server = "auto",
+    server: target.Server = "auto",
     api: target.Api = "chat",
     workers: target.Workers = "1",
+    source: target.Sources = None,
     tokenizer: target.Tokenizer = None,
     extra_body: target.ExtraBody = None,
     header: target.Header = None,
     api_key_file: target.ApiKeyFile = None,
     cacert: target.CaCert = None,
+    cert: target.Cert = None,
+    cert_key: target.CertKey = None,
     insecure: target.Insecure = False,
+    server_metrics: target.ServerMetrics = None,
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
@@ -93,7 +101,10 @@ def limited(
 @app.command()
 def offline(
     benchmark: Benchmark,
-    url: target.Url = None,
+    url: target.Urls = None,
+    targets: target.TargetsFile = None,
+    route: target.RouteTo = "auto",
+    on_target_failure: target.OnTargetFailure = "continue",
     target_qps: ExpectedQps = None,
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", "-c", min=1, help="In flight over HTTP, per target (default 1024).")
@@ -105,15 +116,19 @@ def offline(
     min_duration: MinDuration = None,
     harness: Harness = "own",
     model: target.Model = None,
-    server_name: target.Server = "auto",
+    server: target.Server = "auto",
     api: target.Api = "chat",
     workers: target.Workers = "1",
+    source: target.Sources = None,
     tokenizer: target.Tokenizer = None,
     extra_body: target.ExtraBody = None,
     header: target.Header = None,
     api_key_file: target.ApiKeyFile = None,
     cacert: target.CaCert = None,
+    cert: target.Cert = None,
+    cert_key: target.CertKey = None,
     insecure: target.Insecure = False,
+    server_metrics: target.ServerMetrics = None,
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
@@ -131,7 +146,7 @@ def offline(
 def _read(scenario: Scenario, flags: dict[str, Any]) -> tuple[Test, Settings]:
     """The test and the settings, every fault at once."""
     from loadgen import mlperf_rules
-    from loadgen.errors import Fault, Faults, UserError
+    from loadgen.errors import Faults, UserError
 
     faults: list[Fault] = []
     asked = settings = None
@@ -142,22 +157,37 @@ def _read(scenario: Scenario, flags: dict[str, Any]) -> tuple[Test, Settings]:
     except UserError as fault:
         faults.append(fault)
     try:
-        settings = target.settings(
-            url=flags["url"], model=flags["model"], server=flags["server_name"], api=flags["api"],
-            headers=flags["header"] or [], extra_body=flags["extra_body"], api_key_file=flags["api_key_file"],
-            cacert=flags["cacert"], cert=None, cert_key=None, insecure=flags["insecure"], stream=True, client="wire",
-            tokenizer=flags["tokenizer"], workers=flags["workers"], gpus=flags["gpus"], shape=flags["shape"],
-            region=flags["region"], out=None,
-        )  # fmt: skip
+        settings = target.given(flags, stream=True, client="wire", out=None)
     except Faults as found:
         faults += found.faults
     if flags["harness"] not in ("own", "loadgen"):
         faults.append(UserError(f"unknown harness {flags['harness']!r}", "--harness", "known: own, loadgen"))
+    if flags["harness"] == "loadgen":
+        faults += _not_with_the_official_loadgen(flags, settings)
     if flags["dataset"] is not None and (flags["mean_output"] or flags["mean_input"]):
         faults.append(UserError("the means are of the synthetic set", "--dataset", "leave --mean-output out"))
     if faults or asked is None or settings is None:
         raise Faults(faults)
     return asked, settings
+
+
+def _not_with_the_official_loadgen(flags: dict[str, Any], settings: Settings | None) -> list[Fault]:
+    """It issues from one process to one endpoint, at a rate that it is given."""
+    from loadgen.errors import UserError
+
+    wrong = []
+    if settings is not None and len(settings.endpoints) > 1:
+        wrong.append((f"it drives one endpoint, {len(settings.endpoints)} were given", "one address for all of them"))
+    if flags["workers"] not in ("1", "auto"):
+        wrong.append((f"it issues from one process, not from {flags['workers']}", "leave --workers out"))
+    if flags.get("find_peak"):
+        wrong.append(("it tests one rate and searches none", "--find-peak first, then --target-qps with what it found"))
+    if flags["server_metrics"] not in (None, ["off"]):
+        wrong.append(("the servers' metrics are not read beside it", "leave --server-metrics out"))
+    return [
+        UserError(f"the official LoadGen: {what}", "--harness loadgen", f"{hint}; or --harness own")
+        for what, hint in wrong
+    ]
 
 
 def _data(asked: Test, flags: dict[str, Any], folder: Path) -> tuple[Data, Test]:
@@ -170,16 +200,17 @@ def _data(asked: Test, flags: dict[str, Any], folder: Path) -> tuple[Data, Test]
 
 
 def _folder(asked: Test, flags: dict[str, Any]) -> Path:
+    """Where the results go. Nothing is made yet."""
     from datetime import datetime
 
-    from loadgen.run import new_folder
+    from loadgen.run import unused
 
-    return new_folder(flags["out"], f"mlperf-{asked.benchmark}-{asked.scenario}", datetime.now().astimezone())
+    return unused(flags["out"], f"mlperf-{asked.benchmark}-{asked.scenario}", datetime.now().astimezone())
 
 
 def _limited(scenario: Scenario, flags: dict[str, Any]) -> int:
     """Server and Interactive."""
-    from loadgen import mlperf_run
+    from loadgen import mlperf_run, store
     from loadgen.errors import UserError
 
     asked, settings = _read(scenario, flags)
@@ -189,30 +220,33 @@ def _limited(scenario: Scenario, flags: dict[str, Any]) -> int:
     if flags["resume"] is not None and not peak:
         raise UserError("only a search can be resumed", "--resume", "give --find-peak as well")
     folder = flags["resume"] or _folder(asked, flags)
-    data, asked = _data(asked, flags, folder)
-    settings = mlperf_run.settings_for(data, settings)
-    if peak:
-        return _peak(asked, data, settings, folder, qps, flags)
-    return _once(asked, data, settings, folder, qps, flags)
+    with store.nothing_left(folder):
+        data, asked = _data(asked, flags, folder)
+        settings = mlperf_run.settings_for(data, settings)
+        if peak:
+            return _peak(asked, data, settings, folder, qps, flags)
+        return _once(asked, data, settings, folder, qps, flags)
 
 
 def _offline(flags: dict[str, Any]) -> int:
-    from loadgen import mlperf_run
+    from loadgen import mlperf_run, store
     from loadgen.errors import INTERRUPTED
 
     asked, settings = _read("offline", flags)
     folder = _folder(asked, flags)
-    data, asked = _data(asked, flags, folder)
-    settings = mlperf_run.settings_for(data, settings)
-    lanes = flags["concurrency"]
-    if lanes is None and not (settings.url or "").startswith("sim:"):
-        lanes = mlperf_run.LANES
-    qps = flags["target_qps"]
-    if qps is None:
-        qps = _expected(asked, data, settings, folder, lanes)
+    with store.nothing_left(folder):
+        data, asked = _data(asked, flags, folder)
+        settings = mlperf_run.settings_for(data, settings)
+        lanes = flags["concurrency"]
+        if lanes is None and not (settings.url or "").startswith("sim:"):
+            lanes = mlperf_run.LANES
+        lanes = lanes and lanes * len(settings.endpoints)
+        qps = flags["target_qps"]
         if qps is None:
-            return INTERRUPTED
-    return _once(asked, data, settings, folder, qps, flags, lanes)
+            qps = _expected(asked, data, settings, folder, lanes)
+            if qps is None:
+                return INTERRUPTED
+        return _once(asked, data, settings, folder, qps, flags, lanes)
 
 
 def _expected(asked: Test, data: Data, settings: Settings, folder: Path, lanes: int | None) -> float | None:
@@ -226,11 +260,11 @@ def _expected(asked: Test, data: Data, settings: Settings, folder: Path, lanes: 
 
     say("no --target-qps: one pass of the data set first, to size the query by")
     short = replace(asked, min_duration_ns=asked.min_duration_ns // 5)
-    qps = 1e-9
+    qps, show = 1e-9, Show(as_json=False)
     for number in range(1, 4):
         out = _beside(folder, f"trial-{number}")
         workload = mlperf_run.workload(short, data, qps=qps, lanes=lanes)
-        summary, made = Show(as_json=False).perform(workload, replace(settings, out=out))
+        summary, made = show.perform(workload, replace(settings, out=out))
         if summary.run.state == "interrupted":
             return None
         found = mlperf_run.offline_rate(made)
@@ -263,10 +297,8 @@ def _once(
 
     from loadgen import mlperf_run
     from loadgen.cli.show import Show, say
-    from loadgen.mlperf import DISCLOSURE
 
-    say(DISCLOSURE)
-    say(f"data: {data.name}")
+    say(f"MLPerf-style, unofficial; data: {data.name}")
     if flags["harness"] == "loadgen":
         from loadgen import harness
 
@@ -280,25 +312,22 @@ def _once(
 
 def _peak(asked: Test, data: Data, settings: Settings, folder: Path, qps: float | None, flags: dict[str, Any]) -> int:
     """The search for the highest VALID rate, by the official seeds; then the result of its confirmation."""
-    from dataclasses import replace
-
     from loadgen import metrics, mlperf_run, probes, shelf, store
     from loadgen.cli.search import perform
     from loadgen.cli.show import say
     from loadgen.mlperf import DISCLOSURE
     from loadgen.search import Goal, Search
 
-    say(DISCLOSURE)
-    say(f"data: {data.name}")
+    say(f"MLPerf-style, unofficial; data: {data.name}")
     assert asked.ttft_ns is not None and asked.tpot_ns is not None
     terms = (
         metrics.Term(metric="ttft", limit_ns=asked.ttft_ns, quantile=asked.percentile),
         metrics.Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns, quantile=asked.percentile),
     )
-    short = replace(asked, samples=1)  # a probe need not end with a whole pass; its confirmation does
 
     def make(ask: Ask) -> Workload:
-        return mlperf_run.workload(asked if ask.kind == "confirm" else short, data, qps=ask.load)
+        length = asked if ask.kind == "confirm" else mlperf_run.probe(asked, ask.load)
+        return mlperf_run.workload(length, data, qps=ask.load)
 
     runs = probes.Probes(
         folder=folder,
@@ -308,8 +337,14 @@ def _peak(asked: Test, data: Data, settings: Settings, folder: Path, qps: float 
         seed=asked.seeds.schedule >> 11,
         seeded=False,
     )
+    start = qps or 10.0
+    if (pass_s := asked.samples / start) > asked.min_duration_ns / 1e9:
+        say(
+            f"a run ends with a whole pass of the {asked.samples:,} samples: {pass_s:,.0f} s at {start:g}/s, whatever "
+            "the minimum duration; for a shorter trial a --dataset of fewer rows"
+        )
     precision = 0.01 if asked.scenario == "server" else 0.03
-    asking = Search(low=0.01, high=1e6, start=qps or 10.0, precision=precision)
+    asking = Search(low=0.01, high=1e6, start=start, precision=precision)
     plan = shelf.Plan(
         by="search",
         kind="request_rate",
@@ -321,6 +356,8 @@ def _peak(asked: Test, data: Data, settings: Settings, folder: Path, qps: float 
     code = perform(asking, runs, plan, unit=" queries/s", as_json=False)
     confirmed = [one for one in asking.told if one.ask.kind == "confirm" and one.outcome == "under"]
     if not confirmed:
+        if not flags["as_json"]:
+            print(DISCLOSURE)
         return code
     best = max(confirmed, key=lambda one: one.ask.load)
     inside = folder / best.folder
@@ -337,11 +374,12 @@ def _print(result: Any, folder: Path, gpus: int | None, as_json: bool, sound: bo
     from loadgen.cli.show import say
     from loadgen.errors import INTERRUPTED, UNSOUND
     from loadgen.report import mlperf as text
+    from loadgen.report.text import parts
 
     if as_json:
         sys.stdout.write((folder / "mlperf.json").read_text())
     else:
-        print(text.render(result, gpus=gpus), end="")
+        print(text.render(result, gpus=gpus, parts=() if summary is None else parts(summary)), end="")
         say(f"results in {folder}, with LoadGen's log files")
     if summary is not None and summary.run.state == "interrupted":
         return INTERRUPTED

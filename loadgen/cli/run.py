@@ -164,13 +164,9 @@ def run(
     faults: list[Any] = []
     settings = None
     try:
-        settings = target.settings(
-            urls=url, targets_file=targets, route=route, on_target_failure=on_target_failure, model=model,
-            server=server, api=api, headers=header or [], extra_body=extra_body,
-            api_key_file=api_key_file, cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure,
-            stream=not no_stream, client=client, tokenizer=tokenizer, workers=workers, sources=source, keep=keep,
-            server_metrics=server_metrics, gpus=gpus, shape=shape, region=region,
-            out=None if out is None or is_url(out) else Path(out), store=out if out and is_url(out) else None, ray=ray,
+        settings = target.given(
+            locals(), stream=not no_stream, client=client, keep=keep, ray=ray,
+            out=None if out is None or is_url(out) else Path(out), store=out if out and is_url(out) else None,
         )  # fmt: skip
     except Faults as found:
         faults += found.faults

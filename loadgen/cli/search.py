@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 def search(
     workload: Annotated[str, typer.Argument(help="A workload file, or the name of a packaged one.")],
-    url: target.Url = None,
+    url: target.Urls = None,
+    targets: target.TargetsFile = None,
+    route: target.RouteTo = "auto",
+    on_target_failure: target.OnTargetFailure = "continue",
     slo: Annotated[
         list[str] | None, typer.Option("--slo", help="ttft:2s, tpot:200ms:p95, goodput:99%. Repeatable.")
     ] = None,
@@ -49,6 +52,7 @@ def search(
     server: target.Server = "auto",
     api: target.Api = "chat",
     workers: target.Workers = "1",
+    source: target.Sources = None,
     tokenizer: target.Tokenizer = None,
     extra_body: target.ExtraBody = None,
     header: target.Header = None,
@@ -57,6 +61,7 @@ def search(
     cert: target.Cert = None,
     cert_key: target.CertKey = None,
     insecure: target.Insecure = False,
+    server_metrics: target.ServerMetrics = None,
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
@@ -81,11 +86,7 @@ def search(
     settings = made = None
     length_ns, most_s = 0, math.inf
     try:
-        settings = target.settings(
-            url=url, model=model, server=server, api=api, headers=header or [], extra_body=extra_body,
-            api_key_file=api_key_file, cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure, stream=True,
-            client="wire", tokenizer=tokenizer, workers=workers, gpus=gpus, shape=shape, region=region, out=None,
-        )  # fmt: skip
+        settings = target.given(locals(), stream=True, client="wire", out=None)
     except Faults as found:
         faults += found.faults
     if over not in ("rate", "concurrency"):
@@ -158,9 +159,18 @@ def _words(slo: Slo) -> str:
 
 
 def perform(asking: Search, runs: Probes, plan: Plan, *, unit: str, as_json: bool) -> int:
-    """Ask, run, tell until there is nothing more to ask; then the answer. Goes on from what the folder has."""
+    """Ask, run, tell until there is nothing more to ask; then the answer. Goes on from what the folder has; a fault
+    before the first probe leaves no folder."""
+    from loadgen import store
+
+    with store.nothing_left(runs.folder):
+        return _performed(asking, runs, plan, unit=unit, as_json=as_json)
+
+
+def _performed(asking: Search, runs: Probes, plan: Plan, *, unit: str, as_json: bool) -> int:
     from loadgen import shelf
     from loadgen.cli.show import say
+    from loadgen.errors import TargetError
     from loadgen.probes import Interrupted
     from loadgen.report import search as text
     from loadgen.search import resume
@@ -172,6 +182,8 @@ def perform(asking: Search, runs: Probes, plan: Plan, *, unit: str, as_json: boo
     simulated = (runs.settings.url or "sim:").startswith("sim:")
     if simulated:
         say("SIMULATED: no real server is measured")
+    elif (several := len(runs.settings.endpoints)) > 1:
+        say(f"load over {several} targets: every rate is that of all of them together")
     say(f"search in {runs.folder}: {', '.join(runs.goal.names)}")
     try:
         while (ask := asking.ask()) is not None:
@@ -179,6 +191,11 @@ def perform(asking: Search, runs: Probes, plan: Plan, *, unit: str, as_json: boo
             told = runs.run(ask)
             asking.tell(told)
             say(text.told(told))
+    except TargetError as gone:
+        if not asking.told:
+            raise
+        say(str(gone))
+        asking.stop("gone")
     except (KeyboardInterrupt, Interrupted):
         asking.stop("interrupted")
     answer = runs.finish(asking)
@@ -198,6 +215,7 @@ def code(answer: Answer) -> int:
         "found": errors.OK,
         "highest": errors.OK,
         "invalid": errors.UNSOUND,
+        "gone": errors.UNSOUND,
         "interrupted": errors.INTERRUPTED,
     }
     return int(endings.get(answer.reason, errors.SLO_MISSED))

@@ -54,11 +54,15 @@ def sweep(
         str | None, typer.Option("--seed", help="The same for every level; without it each draws its own.")
     ] = None,
     limit: Annotated[list[str] | None, typer.Option("--limit", help="Change a limit of the verdict.")] = None,
-    url: target.Url = None,
+    url: target.Urls = None,
+    targets: target.TargetsFile = None,
+    route: target.RouteTo = "auto",
+    on_target_failure: target.OnTargetFailure = "continue",
     model: target.Model = None,
     server: target.Server = "auto",
     api: target.Api = "chat",
     workers: target.Workers = "1",
+    source: target.Sources = None,
     tokenizer: target.Tokenizer = None,
     extra_body: target.ExtraBody = None,
     header: target.Header = None,
@@ -69,6 +73,7 @@ def sweep(
     insecure: target.Insecure = False,
     no_stream: target.NoStream = False,
     client: target.Client = "wire",
+    server_metrics: target.ServerMetrics = None,
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
@@ -83,7 +88,10 @@ def sweep(
 
     Exit: 0, 2 wrong usage, 3 unreachable or no level is valid, 130 interrupted.
     """
-    from loadgen import levels
+    from dataclasses import replace
+    from datetime import datetime
+
+    from loadgen import levels, run, store
     from loadgen.errors import Fault, Faults, UserError
     from loadgen.workload.overrides import Overrides
 
@@ -97,12 +105,7 @@ def sweep(
     grid: dict[float, Workload] = {}
     kind: levels.Kind = "concurrency" if concurrency is not None else "request_rate"
     try:
-        settings = target.settings(
-            url=url, model=model, server=server, api=api, headers=header or [], extra_body=extra_body,
-            api_key_file=api_key_file, cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure,
-            stream=not no_stream, client=client, tokenizer=tokenizer, workers=workers, gpus=gpus,
-            shape=shape, region=region, out=out,
-        )  # fmt: skip
+        settings = target.given(locals(), stream=not no_stream, client=client, out=out)
     except Faults as found:
         faults += found.faults
     try:
@@ -118,7 +121,11 @@ def sweep(
         faults.append(fault)
     if faults or settings is None:
         raise Faults(faults)
-    return _run(workload, grid, kind, overrides, settings, plain=plain, as_json=as_json, as_markdown=as_markdown)
+    name = run.run_id(f"sweep-{next(iter(grid.values())).name}", datetime.now().astimezone())
+    parent = settings.out or Path("results") / name
+    settings = replace(settings, out=parent)
+    with store.nothing_left(parent):
+        return _run(workload, grid, kind, overrides, settings, plain=plain, as_json=as_json, as_markdown=as_markdown)
 
 
 def _level(name: str, overrides: Any, kind: str, amount: float) -> Workload:
@@ -149,11 +156,10 @@ def _run(
     as_markdown: bool,
 ) -> int:
     from dataclasses import asdict
-    from datetime import datetime
 
     import msgspec
 
-    from loadgen import levels, metrics, probes, run, seeds, shelf, sides, store
+    from loadgen import levels, metrics, probes, seeds, shelf, sides, store
     from loadgen.cli.show import Show, say
     from loadgen.errors import INTERRUPTED, OK, UNSOUND
     from loadgen.plan import _slo
@@ -161,7 +167,8 @@ def _run(
     from loadgen.search import Ask, Goal, Search, resume
 
     first = next(iter(grid.values()))
-    parent = settings.out or Path("results") / run.run_id(f"sweep-{first.name}", datetime.now().astimezone())
+    parent = settings.out
+    assert parent is not None
     plan = shelf.Plan(
         by="sweep",
         kind=kind,

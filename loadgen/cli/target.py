@@ -1,6 +1,7 @@
 """The flags about the target, the same for every command that talks to one, and their reading into `Settings`.
 
-Types for signatures (`url: target.Url = None`) and one function; what is wrong with the flags is told all at once.
+Types for signatures (`url: target.Urls = None`) and their reading: `given` for a command that drives load, `settings`
+below it; what is wrong with the flags is told all at once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from loadgen.plan import Settings
 
 _URL_FLAGS = ("--url", "-u", "--base-url", "--target")
@@ -127,6 +130,21 @@ Gpus = Annotated[
 ]
 Shape = Annotated[str, typer.Option("--shape", help="Its machine shape, as in a price list.")]
 Region = Annotated[str, typer.Option("--region", help="Its region.")]
+
+
+def given(flags: Mapping[str, Any], **rest: Any) -> Settings:
+    """`settings` from the parameters of a command (its `locals()`), for all that drive load: one endpoint or several.
+
+    `rest`: what only some of them have. Raises Faults.
+    """
+    same = (
+        "route", "on_target_failure", "model", "server", "api", "workers", "tokenizer", "extra_body", "api_key_file",
+        "cacert", "cert", "cert_key", "insecure", "server_metrics", "gpus", "shape", "region",
+    )  # fmt: skip
+    return settings(
+        urls=flags["url"], targets_file=flags["targets"], headers=flags["header"] or [], sources=flags["source"],
+        **{name: flags[name] for name in same}, **rest,
+    )  # fmt: skip
 
 
 def settings(

@@ -36,9 +36,9 @@ async def run(
     drain), so is the second (they leave).
     """
     (job.folder / "spool").mkdir(exist_ok=True)
-    board = Board(job.folder / "spool" / worker.BOARD, workers)
     data = pickle.dumps(job)
     started = [worker.start(data, i, workers) for i in range(workers)]
+    board = Board(job.folder / "spool" / worker.BOARD, workers, stop=lambda: _pass_on(started, signal.SIGINT))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, _pass_on, started, number)

@@ -1,6 +1,6 @@
 """An MLPerf-style result as text: what was tested, VALID or INVALID with each reason, every figure that LoadGen prints.
 
-Pure: a `Result` in, a string out. The first line says SIMULATED where it was, the last ones carry the disclosure.
+Pure: a `Result` in, a string out. The first line says SIMULATED where it was, the next ones carry the disclosure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from loadgen.mlperf import PERCENTILES
 from loadgen.report import numbers as show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from loadgen.mlperf import Result, Spread
 
@@ -20,15 +20,17 @@ WIDTH = 100
 NAMES = {"server": "Server", "interactive": "Interactive", "offline": "Offline"}
 
 
-def render(result: Result, *, gpus: int | None = None, width: int = WIDTH) -> str:
-    """The whole report, ending in a newline."""
-    return "\n".join(_lines(result, gpus, width)) + "\n"
+def render(result: Result, *, gpus: int | None = None, parts: Iterable[str] = (), width: int = WIDTH) -> str:
+    """The whole report, ending in a newline. `parts`: lines about each of several targets (`report.text.parts`)."""
+    return "\n".join(_lines(result, gpus, tuple(parts), width)) + "\n"
 
 
-def _lines(result: Result, gpus: int | None, width: int) -> Iterator[str]:
+def _lines(result: Result, gpus: int | None, parts: tuple[str, ...], width: int) -> Iterator[str]:
     mark = "SIMULATED, not a real system: " if result.simulated else ""
     rate = f", target {show.rate(result.target_qps)}" if result.target_qps else ""
     yield f"{mark}MLPerf-style (unofficial) {NAMES[result.scenario]} · {result.benchmark} · round {result.round}{rate}"
+    yield from textwrap.wrap(result.disclosure, width)
+    yield ""
     yield from textwrap.wrap(f"Data       {result.dataset}", width, subsequent_indent=" " * 11)
     length = f"{result.scheduled_s:,.3f} s scheduled, {result.min_duration_s:g} s needed"
     if result.scenario == "offline":
@@ -51,6 +53,9 @@ def _lines(result: Result, gpus: int | None, width: int) -> Iterator[str]:
     yield ""
     yield from _table(result)
     yield ""
+    if parts:
+        yield from parts
+        yield ""
     if result.checks:
         for check in result.checks:
             value = "a query that never completed" if check.value_ns is None else f"{check.value_ns / 1e6:,.3f} ms"
@@ -68,7 +73,6 @@ def _lines(result: Result, gpus: int | None, width: int) -> Iterator[str]:
         yield "  - VALID for LoadGen at exactly a limit; the submission checker asks for less than the limit"
     for note in result.notes:
         yield from textwrap.wrap(note, width, initial_indent="  note: ", subsequent_indent="    ")
-    yield from textwrap.wrap(result.disclosure, width)
 
 
 def _table(result: Result) -> Iterator[str]:

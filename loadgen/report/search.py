@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from loadgen.report import numbers as show
@@ -11,16 +12,20 @@ if TYPE_CHECKING:
 
     from loadgen.search import Answer, Ask, Goal, Told
 
+WIDTH = 100
 KINDS = {"bracket": "looking for a bracket", "probe": "probe", "confirm": "confirmation at full length"}
 ENDINGS = {
     "": "not finished",
     "found": "found, and confirmed by a run at full length from empty",
     "none": "no load holds: not even the lowest probe did",
     "highest": "the highest load allowed holds: give a larger --high",
-    "unconfirmed": "not confirmed: runs at full length failed where they should pass",
+    "unconfirmed": "not confirmed: runs at full length failed where they should pass. Either the server does not come "
+    "back to the same state between runs, or what builds up takes longer than a probe: search again, with longer ones "
+    "(--duration; of mlperf --min-duration)",
     "probes": "stopped: so many probes were allowed and no more",
     "time": "stopped: the time allowed is used up",
     "invalid": "stopped: a probe was not a valid measurement",
+    "gone": "stopped: the endpoint could not be reached any more",
     "interrupted": "interrupted",
 }
 
@@ -75,7 +80,8 @@ def _lines(answer: Answer, told: Sequence[Told], goal: Goal, unit: str, simulate
     spent = answer.spent_s - answer.confirming_s
     confirming = f"{show.duration(answer.confirming_s)} confirming"
     yield f"Spent      {show.duration(spent)} in {answer.probes} probes, {confirming}"
-    yield f"Ended      {ENDINGS.get(answer.reason, answer.reason)}"
+    ended = f"Ended      {ENDINGS.get(answer.reason, answer.reason)}"
+    yield from textwrap.wrap(ended, WIDTH, subsequent_indent=" " * 11)
     bad = next((one for one in told if one.outcome == "invalid"), None)
     if bad is not None:
         yield f"           probe {bad.ask.number}: {bad.why}"

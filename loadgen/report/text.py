@@ -38,7 +38,7 @@ def render(summary: Summary, *, color: bool = False, width: int = WIDTH) -> str:
         _counts(summary, width),
         _latency(summary),
         _tokens(summary, width),
-        _parts(summary),
+        parts(summary),
         _slo(summary.goodput, paint, width),
         _errors(summary.requests, width),
         _verdict(summary, paint, width),
@@ -295,8 +295,8 @@ def server_says(served: Served) -> list[str]:
     return [*said, f"{show.count(reads)} reads" + (f", {show.count(failed)} of them failed" if failed else "")]
 
 
-def _parts(summary: Summary) -> Iterator[str]:
-    """Stages when several are measured, targets when there are several."""
+def parts(summary: Summary) -> Iterator[str]:
+    """Stages when several are measured; targets, and both totals of them, when there are several."""
     head = ("", "ok", "failed", "requests/s", "output tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
 
     def row(name: str, part: StageSummary | TargetSummary) -> tuple[str, ...]:
