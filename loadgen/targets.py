@@ -37,7 +37,9 @@ def load(path: Path, env: Mapping[str, str] = os.environ, common: Endpoint = NOT
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Faults([UserError(f"cannot be read: {error}", str(path), "give a YAML list of targets")]) from None
+        why = (error.strerror or "").lower() if isinstance(error, OSError) else "it is not UTF-8 text"
+        hint = "give a YAML list: - {name: vm-01, url: http://...}"
+        raise Faults([UserError(f"cannot read the targets: {why}", f"--targets {path}", hint)]) from None
     if text.lstrip().startswith("-"):  # the reader wants a mapping at the top
         text = "targets:\n" + text
         shift = 1

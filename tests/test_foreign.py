@@ -273,6 +273,11 @@ def test_an_official_mlperf_log_stands_beside_our_runs(tmp_path: Path, capsys: p
     assert found.figures["ttft_ms.p99"] == 1.5 and found.notes[0] == "MLPerf Server, VALID"
     assert exits("compare", str(runs.write(tmp_path / "r", rows(1, 50))), str(tmp_path)) == 0
     assert "MLPerf LoadGen" in capsys.readouterr().out
+    line = {"key": "result_invalid_reason", "value": "Increase the duration."}
+    (tmp_path / "mlperf_log_detail.txt").write_text(f":::MLLOG {json.dumps(line)}\n")
+    assert exits("report", str(log)) == 0
+    told = capsys.readouterr().out
+    assert "Increase the duration.\n" in told and ".." not in told
 
 
 OFFICIAL = """================================================

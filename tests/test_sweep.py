@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -230,6 +231,31 @@ def test_every_lane_gets_its_requests(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [one["ok"] for one in json.loads(capsys.readouterr().out)["levels"]] == [240, 500]
 
 
+def test_a_note_is_said_once_and_an_end_that_was_not_reached_is_a_lower_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(
+        "currency: USD\nrented:\n  - {provider: x, shape: eight, gpu: H100, gpus: 8, per_gpu_hour: 2,"
+        " as_of: 2026-01, source: y}\n"
+    )
+    out = str(tmp_path / "s")
+    flags = ["--slo", "ttft:60s", "--gpus", "8", "--shape", "eight", "--warmup", "0", "-n", "60"]
+    assert exits("sweep", "qa", "--url", "sim:h100x8", *flags, "--request-rate", "1,2,4", "--out", out) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == len(set(said)) and sum(line.startswith("note: ") for line in said) >= 1
+    assert sum(line.startswith("load: ") for line in said) == 3
+    assert capacity.load((tmp_path / "s" / capacity.FILE).read_bytes()).lower_bound
+    assert exits("cost", out, "--prices", str(prices)) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "at least 4.00 requests/s" in told and "that follow from it are at most" in told
+    shutil.copytree(out, tmp_path / "again")
+    assert exits("cost", out, str(tmp_path / "again"), "--prices", str(prices)) == 0
+    assert "only a lower bound of the capacity is known (s, again)" in " ".join(capsys.readouterr().out.split())
+    assert exits("capacity", "--profile", "qa", "--users", "100", "--results", out) == 0
+    assert "at least 4.00 requests/s" in " ".join(capsys.readouterr().out.split())
+
+
 def test_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "s"
     common = ("sweep", "qa", "--url", "sim:h100x8", "-n", "50", "--warmup", "0", "--out", str(out))
@@ -253,6 +279,7 @@ def test_what_a_search_leaves_is_priced_and_planned(tmp_path: Path, capsys: pyte
     assert (a.method, b.method) == ("search", "sweep")
     assert a.recipe == b.recipe != ""
     for one in (a, b):
+        assert not one.lower_bound
         assert one.low_per_s is not None and one.high_per_s is not None
         assert one.low_per_s < one.rate_per_s < one.high_per_s
     assert a.evidence.endswith("-confirm") and b.evidence in ("r60", "r120")

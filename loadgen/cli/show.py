@@ -34,6 +34,7 @@ class Show:
         self._plain = plain
         self._progress: Progress | None = None
         self._live: Live | None = None
+        self._said: set[str] = set()
 
     def one(self, workload: Workload, settings: run.Settings) -> int:
         """A single run."""
@@ -78,7 +79,7 @@ class Show:
     def perform(self, workload: Workload, settings: run.Settings) -> tuple[Summary, Path]:
         """One run with its conversation on stderr; prints no answer."""
         if settings.url is None and os.environ.get("OPENAI_BASE_URL"):
-            say("note: OPENAI_BASE_URL is set and not used: only --url sends load to a server")
+            self._once("note: OPENAI_BASE_URL is set and not used: only --url sends load to a server")
         try:
             found = run.execute(workload, settings, announce=self._announce, on_drive=self._follow, placed=self._placed)
             if settings.store is not None:
@@ -96,9 +97,9 @@ class Show:
         where = target.url
         if target.simulated:
             where = f"{target.name} (a SIMULATED server, not a measurement of any real one)"
-        say(f"target: {where}, model {target.model}, server {target.server}, api {header.api}")
+        self._once(f"target: {where}, model {target.model}, server {target.server}, api {header.api}")
         for other in others:
-            say(f"        {other.name or other.url}")
+            self._once(f"        {other.name or other.url}")
         for stage in header.stages:
             bounds = [f"{stage.slots:,} requests" if stage.slots is not None else ""]
             if stage.end_ns is not None:
@@ -106,9 +107,9 @@ class Show:
             note = "" if stage.measured else ", warm-up, not measured"
             say(f"load: {stage.arrival}: {', '.join(b for b in bounds if b)}{note}")
         if header.server_pages is not None:
-            say(f"server metrics: {', '.join(header.server_pages) or 'none'}")
+            self._once(f"server metrics: {', '.join(header.server_pages) or 'none'}")
         for note in header.notes:
-            say(f"note: {note}")
+            self._once(f"note: {note}")
         say(f"seed: {header.seed}  results: {folder}")
         if self._plain or not sys.stderr.isatty():
             self._progress = Progress(timetable.slots, timetable.horizon_ns, plain=self._plain)
@@ -116,6 +117,12 @@ class Show:
             from loadgen.live import Live
 
             self._live = Live(folder)
+
+    def _once(self, line: str) -> None:
+        """What every level would say alike."""
+        if line not in self._said:
+            self._said.add(line)
+            say(line)
 
     def _placed(self, cluster: Cluster) -> None:
         nodes = ", ".join(dict.fromkeys(f"{one.node} ({one.address})" for one in cluster.workers))

@@ -57,7 +57,7 @@ def loadgen_log(where: str) -> Result:
         {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "latency"},
         target=log.sut,
         load=f"{log.scenario} {log.target_qps:g}/s" if log.target_qps else log.scenario,
-        notes=(*notes, *log.reasons),
+        notes=(*notes, *(reason.rstrip(". ") for reason in log.reasons)),
     )
 
 
