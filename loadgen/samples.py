@@ -145,7 +145,7 @@ def settle(runs: Sequence[Run], timed: Sequence[Timed], metric: str, p: float, c
 def unsettled(length_s: float) -> str:
     return (
         f"after {show.duration(length_s / 2)} of load the start-up was not over, so what a steady load gives was not "
-        "seen: a longer load, or a warm-up stage of that length before it"
+        "seen: a longer load, or a warm-up stage longer than that before it"
     )
 
 

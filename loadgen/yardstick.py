@@ -138,7 +138,7 @@ class Yardstick:
         length_s = sum(float(due[-1] - due[0]) / 1e9 for due, _ in timed if len(due))
         found, caveat = _bounded(sample.values, p, self.confidence, length_s, waits(runs, metric))
         if caveat and math.isfinite(found.high):
-            sample = sample._replace(of=", ".join(filter(None, (sample.of, "upper end by how far it swung"))))
+            sample = sample._replace(of=", ".join(filter(None, (sample.of, "upper end from the spread of its swings"))))
         return found, sample._replace(caveat=caveat)
 
     def _quantile(

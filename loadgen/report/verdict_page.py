@@ -5,6 +5,7 @@ Pure: a `Validation` in, a string out. Every figure was made in `judge.py`.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
 from html import escape
@@ -18,6 +19,18 @@ MEANING = {
     FAIL: "at least one promise was broken, as surely as the contract asks",
     INCONCLUSIVE: "at least one promise could be neither shown nor refuted: neither a pass nor a failure",
 }
+TERMS = {
+    "ttft": "time from the instant a request was due to its first token",
+    "ttft_from_sent": "time from the first byte sent to the first token",
+    "first_answer": "time from the instant a request was due to the first token that is no reasoning",
+    "tpot": "time per output token after the first",
+    "itl": "time between one token and the next, all of a run pooled",
+    "e2e": "time from the instant a request was due to the end of its answer",
+    "max_gap": "the longest silence within an answer",
+    "goodput": "share of requests that meet every limit of the contract's slo",
+    "good_requests": "requests per second that meet every limit of the contract's slo",
+}
+_UNITS = re.compile(r"([0-9]) (ms|s|min|h|%)(?![\w])")
 KIND = {PASS: "good", FAIL: "bad", INCONCLUSIVE: "warn"}
 WIDTH = 110
 
@@ -53,7 +66,7 @@ def render(found: Validation) -> str:
         if level.trouble:
             sheet.add(page.mark("NOTHING SHOWN", level.trouble, "warn"))
         rows = [_row(term, level.trouble) for term in level.terms]
-        sheet.add(page.table(("verdict", "", "promise", "measured"), rows, words=True))
+        sheet.add(_coloured(page.table(("verdict", "", "promise", "measured"), rows, words=True)))
         sheet.add(page.listed([note for note in level.notes if note not in shared], "warn"))
     if shared:
         sheet.section("Said of every level")
@@ -62,11 +75,18 @@ def render(found: Validation) -> str:
         sheet.section("Seen before the first request")
         sheet.add(page.listed(found.preflight))
     sheet.section("What the words mean")
-    sheet.add(page.listed((f"{word}: {meaning}" for word, meaning in _words())))
+    sheet.add(page.listed((f"{word}: {meaning}" for word, meaning in _words(found))))
     return sheet.render()
 
 
-def _words() -> Iterator[tuple[str, str]]:
+def _coloured(table: str) -> str:
+    """The verdicts of a table as they are above it, and no unit on another line than its number."""
+    for word, kind in KIND.items():
+        table = table.replace(f"<td>{word}</td>", f'<td class="{kind}"><b>{word}</b></td>')
+    return _UNITS.sub("\\1\u00a0\\2", table)
+
+
+def _words(found: Validation) -> Iterator[tuple[str, str]]:
     yield "PASS", "the whole interval of the measured figure keeps the promise"
     yield "FAIL", "the whole interval breaks it"
     yield (
@@ -76,6 +96,12 @@ def _words() -> Iterator[tuple[str, str]]:
         "the load generator was the limit, or the run was not valid",
     )
     yield "must, should", "the verdict is that of the must terms; should terms are told and decide nothing"
+    told = " ".join(term.term for level in found.levels for term in level.terms)
+    for word, meaning in TERMS.items():
+        if re.search(rf"\b{word}\b", told):
+            yield word, meaning
+    if re.search(r"\bp[0-9]", told):
+        yield "p50, p99", "so many of 100 requests are at or below it; one that failed is above every limit"
 
 
 def _shared(found: Validation) -> list[str]:
