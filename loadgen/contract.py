@@ -327,7 +327,7 @@ def load(path: Path, *, gpus: int | None = None, env: Mapping[str, str] = os.env
 
     file = _find(path)
     label = str(path) if file == path else str(file)
-    text = _text(file, str(path))
+    text = text_of(file, str(path))
     top, found = _read(text, label, env)
     source = Source(file=label, folder=file.parent, faults=found)
     contract = None
@@ -412,7 +412,8 @@ def _find(path: Path) -> Path:
     return path if path.is_file() else shipped().get(str(path), path)
 
 
-def _text(file: Path, as_given: str) -> str:
+def text_of(file: Path, as_given: str) -> str:
+    """The text of a contract file. Raises Faults for what is none."""
     hint = f"the path of a YAML file, or one of {', '.join(shipped())}"
     try:
         data = file.read_bytes() if file.stat().st_size <= 1 << 20 else b"\xff"

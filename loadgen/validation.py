@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 CONTRACT, PRICES, DOCTOR, VERDICT = "contract.yaml", "prices.yaml", "doctor.json", "verdict.json"
 PAGE, JUNIT, MANIFEST, PLACE = "verdict.html", "junit.xml", "manifest.sha256", "target.json"
 
+_AS_HANDED = "take the folder as it was handed over; whoever holds the manifest can tell which file is the true one"
+
 Perform = Callable[..., tuple[Summary, Path]]
 """`run.execute`, or the same with a live view around it: (workload, settings) -> (summary, folder)."""
 
@@ -105,10 +107,12 @@ def again(folder: Path) -> Validation:
         raise UserError(what, str(folder), "give the folder that `loadgen validate` named")
     changed = verify(folder)
     if changed:
-        hint = "take the folder as it was handed over; whoever holds the manifest can tell which file is the true one"
-        raise Faults([UserError(what, str(folder / name), hint) for name, what in changed.items()])
-    contract = promises.parse((folder / CONTRACT).read_text(encoding="utf-8"), str(folder / CONTRACT))
-    place = msgspec.json.decode((folder / PLACE).read_bytes(), type=_Place)
+        raise Faults([UserError(what, str(folder / name), _AS_HANDED) for name, what in changed.items()])
+    contract = promises.parse(promises.text_of(folder / CONTRACT, str(folder / CONTRACT)), str(folder / CONTRACT))
+    try:
+        place = msgspec.json.decode((folder / PLACE).read_bytes(), type=_Place)
+    except msgspec.DecodeError as error:
+        raise UserError(f"not a file of a validation: {error}", str(folder / PLACE), _AS_HANDED) from None
     return _verdict(folder, contract, place)
 
 
@@ -147,7 +151,8 @@ def _verdict(folder: Path, contract: Contract, place: _Place) -> Validation:
 
 
 def _measured(folder: Path, level: str, trouble: dict[str, str]) -> Measured:
-    runs = sorted((folder / level).glob("r*/run.json"), key=lambda path: int(path.parent.name[1:]))
+    there = [path for path in (folder / level).glob("r*/run.json") if path.parent.name[1:].isdecimal()]
+    runs = sorted(there, key=lambda path: int(path.parent.name[1:]))
     return Measured(
         runs=tuple(read_run(path.parent, folder) for path in runs if (path.parent / "summary.json").is_file()),
         trouble=trouble.get(level, ""),
@@ -268,6 +273,8 @@ def verify(folder: Path) -> dict[str, str]:
         lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
     except OSError:
         return {MANIFEST: "there is no manifest: nothing vouches for this folder"}
+    except UnicodeDecodeError:
+        return {MANIFEST: "not a manifest: it is no text"}
     said = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     there = _sums(folder)
     changed = {name: "gone" for name in said if name not in there}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -451,6 +452,30 @@ def test_a_contract_in_virtual_time(tmp_path: Path, limit: str, verdict: str, co
     with pytest.raises(Faults) as raised:
         validation.again(folder)
     assert {fault.what for fault in raised.value.faults} == {"changed", "gone"}
+
+
+def test_a_folder_whose_manifest_was_made_anew_still_shows_no_traceback(tmp_path: Path) -> None:
+    """Everything that `again` reads, spoilt one after the other, each vouched for by a manifest of its own."""
+    _, folder = carry(tmp_path, CARRIED.replace("LIMIT", "60ms").replace("3000", "700"), url="sim:gb300-vm")
+    (folder / "steady" / "rX").mkdir()
+    (folder / "steady" / "rX" / "run.json").write_text("no run of ours")
+    spoilt = ("steady/r1/summary.json", "steady/r1/run.json", "target.json", "contract.yaml", "manifest.sha256")
+    for name in ("", *spoilt):
+        if name:
+            (folder / name).write_bytes(b"\xff\xfe not this")
+        if name != "manifest.sha256":
+            sums = [
+                f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder).as_posix()}\n"
+                for path in sorted(folder.rglob("*"))
+                if path.is_file() and path.name != "manifest.sha256"
+            ]
+            (folder / "manifest.sha256").write_text("".join(sums))
+        if not name:
+            assert validation.again(folder).levels[0].runs == ("steady/r1",)
+            continue
+        with pytest.raises((UserError, Faults)) as raised:
+            validation.again(folder)
+        assert Path(name).name in str(raised.value)
 
 
 PRICES = """\
