@@ -27,8 +27,9 @@ from loadgen_sdk.request import Completion, Request
 from loadgen_sdk.target import Target
 from loadgen_sdk.wire import raise_file_limit
 
-from loadgen import findings, seeds, tokens
-from loadgen.findings import FAULT, OK, TRIAL_TOKENS, Finding, Machine, Trial
+from loadgen import findings, hosts, seeds, tokens
+from loadgen.findings import FAULT, OK, TRIAL_TOKENS, Finding, Trial
+from loadgen.hosts import Machine
 from loadgen.run import Settings
 from loadgen.sim.preset import load
 
@@ -49,7 +50,7 @@ async def examine(settings: Settings) -> list[Finding]:
     except TargetUnusable as error:
         meaning = "no request of a load would succeed" if found else "there is nothing to ask"
         found.append(Finding("target", FAULT, _clean(settings, str(error)), meaning, _clean(settings, error.hint)))
-    return [*found, *findings.host(await machine())]
+    return [*found, *hosts.host(await machine())]
 
 
 def failed(found: list[Finding]) -> bool:

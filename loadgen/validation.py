@@ -175,7 +175,7 @@ def _preflight(settings: Settings, folder: Path, say: Callable[[str], None]) -> 
     """The doctor's findings for every endpoint, kept; a simulation in virtual time has nothing to be examined."""
     if settings.url is not None and settings.url.startswith("sim:"):
         return []
-    from loadgen import doctor, findings
+    from loadgen import doctor, findings, hosts
 
     everything: list[Finding] = []
     kept = []
@@ -183,8 +183,8 @@ def _preflight(settings: Settings, folder: Path, say: Callable[[str], None]) -> 
         title, found = doctor.run(settings if not endpoint.url else settings.of(endpoint))
         kept.append({"title": title, "findings": found})
         if len(settings.endpoints) > 1:  # each by its name, this host once
-            here = [] if everything else [one for one in found if one.check in findings.HOST]
-            there = [one for one in found if one.check not in findings.HOST]
+            here = [] if everything else [one for one in found if one.check in hosts.HOST]
+            there = [one for one in found if one.check not in hosts.HOST]
             found = [msgspec.structs.replace(one, check=f"{one.check} of {endpoint.shown}") for one in there] + here
         everything += found
         if any(one.state in (FAULT, WARNING) for one in found):

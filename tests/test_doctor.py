@@ -15,7 +15,8 @@ from loadgen_sdk.wire import Tls
 
 from loadgen import doctor, findings
 from loadgen.errors import UserError
-from loadgen.findings import FAULT, NOTE, OK, UNKNOWN, WARNING, Finding, Machine, Trial
+from loadgen.findings import FAULT, NOTE, OK, UNKNOWN, WARNING, Finding, Trial
+from loadgen.hosts import Machine, host
 from loadgen.run import Settings
 from loadgen.sim.embedded import start
 from loadgen.sim.options import Options
@@ -179,4 +180,4 @@ def test_rate_limits_are_read_from_heads() -> None:
     ],
 )
 def test_hosts_that_cannot_measure_well(machine: Machine, check: str) -> None:
-    assert {one.check for one in findings.host(machine) if one.state == WARNING} == {check}
+    assert {one.check for one in host(machine) if one.state == WARNING} == {check}

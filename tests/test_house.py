@@ -21,6 +21,7 @@ PURE = {
     "loadgen.arrivals",
     "loadgen.fanout.clocks",
     "loadgen.findings",
+    "loadgen.hosts",
     "loadgen.header",
     "loadgen.judge",
     "loadgen.lengths",
