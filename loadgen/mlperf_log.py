@@ -59,7 +59,9 @@ def _summary(result: Result, asked: Test, sut: str) -> Iterator[str]:
     yield DISCLOSURE
     if result.simulated:
         yield "SIMULATED: no real system was measured."
+    yield f"Test: {result.benchmark} {result.scenario}, limits and seeds of round {result.round}"
     yield f"Dataset: {result.dataset}"
+    yield from (f"Note: {note}" for note in result.notes)
     yield from (RULE, "MLPerf Results Summary", RULE)
     yield f"SUT name : {sut}"
     yield f"Scenario : {'Offline' if offline else 'Server'}"

@@ -64,6 +64,9 @@ def test_a_simulated_run_is_judged_and_says_what_it_is(tmp_path: Path) -> None:
     log = mlperf_log.read(tmp_path)
     assert (log.ttft, log.tpot, log.unofficial) == (result.ttft, result.tpot, True)
     assert log.sut.startswith("SIMULATED")
+    begin = (tmp_path / mlperf_log.SUMMARY).read_text().partition("=====")[0]
+    assert "llama2-70b server, limits and seeds of round" in begin
+    assert all(note in begin for note in result.notes)
 
 
 def test_the_columns_of_a_verdict_are_those_of_the_rows(tmp_path: Path) -> None:

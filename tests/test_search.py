@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from loadgen import mlperf, probes, run, search, seeds, shelf
 from loadgen.metrics import Slo, Term
 from loadgen.record import KIND, ROW, STATUS
+from loadgen.report import search as text
 from loadgen.search import Ask, Goal, Search, Told, Watch
 from loadgen.sim import embedded
 from loadgen.sim.options import Options
@@ -214,6 +215,16 @@ def test_an_invalid_probe_ends_the_search_with_what_it_knows() -> None:
     assert (asking.ask(), asking.answer.reason, asking.answer.held) == (None, "invalid", 10)
 
 
+def test_what_is_not_known_is_not_called_none() -> None:
+    said = {}
+    for outcome in ("over", "invalid"):
+        asking = Search(low=5, high=10, start=5)
+        _tell(asking, outcome)
+        lines = text.render(asking.answer, asking.told, GOAL, unit="/s", simulated=False).splitlines()
+        said[outcome] = next(line for line in lines if line.startswith("Load "))
+    assert said == {"over": "Load       none", "invalid": "Load       not known"}
+
+
 @pytest.mark.parametrize(("limits", "reason"), [({"most_probes": 2}, "probes"), ({"most_s": 150.0}, "time")])
 def test_limits(limits: dict[str, Any], reason: str) -> None:
     asking = Search(low=1, high=1000, start=10, **limits)
@@ -338,6 +349,7 @@ def test_a_probe_over_sockets_ends_early_in_all_workers(
         runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1_000_000),)))
         runs.settings = run.Settings(url=one.url, workers=workers, server_metrics=("off",))
         told = runs.run(_ask(40.0))
+    assert told.figures["simulated"]
     assert (told.outcome, told.early) == ("over", True) or told.outcome == "invalid"  # a busy host's sender is late
     assert told.spent_s < 20  # of 60
 

@@ -199,6 +199,7 @@ def _performed(asking: Search, runs: Probes, plan: Plan, *, unit: str, as_json: 
     except (KeyboardInterrupt, Interrupted):
         asking.stop("interrupted")
     answer = runs.finish(asking)
+    simulated = simulated or any(one.figures.get("simulated") for one in asking.told)
     if as_json:
         sys.stdout.write((runs.folder / "search.json").read_text())
     else:

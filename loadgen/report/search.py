@@ -73,8 +73,10 @@ def _lines(answer: Answer, told: Sequence[Told], goal: Goal, unit: str, simulate
         yield f"Load       {answer.load:.4g}{unit} (95 % interval {low:.4g} to {high:.4g}): half of all runs pass there"
     elif answer.load is not None:
         yield f"Load       at least {answer.load:.4g}{unit}"
-    else:
+    elif answer.reason == "none":
         yield "Load       none"
+    else:
+        yield "Load       not known"
     if answer.confirmed is not None:
         yield f"Confirmed  {answer.confirmed:.4g}{unit}: a run at full length from empty met every term"
     spent = answer.spent_s - answer.confirming_s
