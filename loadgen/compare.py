@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from loadgen.header import Header
     from loadgen.summary import Summary
 
+UNLIKE = "not the same work"
 POWER = 0.9  # with which the smallest detectable change would be found
 
 Word = Literal["better", "worse", "no difference seen", "cannot tell"]
@@ -98,7 +99,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a comparison says. `same_work`: null where a side has no fingerprint."""
+    """Everything that a comparison says. `same_work`: null where a side has no fingerprint. `simulated`: the sides
+    that say nothing about hardware."""
 
     sides: tuple[str, ...]
     runs: tuple[int, ...]
@@ -108,6 +110,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float
     notes: tuple[str, ...]
     valid: bool
+    simulated: tuple[str, ...]  # sides of which a run was against a simulated server
     differences: tuple[Difference, ...]
 
 
@@ -128,7 +131,7 @@ def compare(
         invalid = [side.name for side in (first, other) if any(not run.summary.verdict.valid for run in side.runs)]
         why = "figures only, defined otherwise" if first.told or other.told else ""
         if unlike and not anyway:
-            why = "not the same work"
+            why = UNLIKE
         elif invalid:
             why = f"{' and '.join(invalid)} {'is' if len(invalid) == 1 else 'are'} not valid"
         differences += _judged(first, other, chosen, also, confidence, why)
@@ -143,6 +146,7 @@ def compare(
         confidence=confidence,
         notes=tuple(_notes(sides)),
         valid=all(run.summary.verdict.valid for side in sides for run in side.runs),
+        simulated=tuple(side.name for side in sides if any(run.summary.target.simulated for run in side.runs)),
         differences=tuple(differences),
     )
 
@@ -188,9 +192,6 @@ def _notes(sides: Sequence[Side]) -> list[str]:
                 notes.append(f"{name} {words.get(run.summary.run.state, run.summary.run.state)}")
             if run.rows is None:
                 notes.append(f"{name} has no records, only a summary: nothing can be told from it alone")
-    simulated = [side.name for side in sides if any(run.summary.target.simulated for run in side.runs)]
-    if simulated:
-        notes.append(f"SIMULATED: {'every side' if len(simulated) == len(sides) else ', '.join(simulated)}")
     for what, values in (
         ("models", [{run.summary.target.model for run in side.runs} for side in sides if side.runs]),
         ("versions of loadgen", [{run.summary.run.version for run in side.runs} for side in sides if side.runs]),

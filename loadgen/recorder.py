@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import header as heads
-from loadgen import store
+from loadgen import seen, store
 from loadgen.ledger import Ledger
 from loadgen.record import ROW
 from loadgen.store import Segment
@@ -108,7 +108,8 @@ class Fold:
     """Rows into a ledger, and some of them into a sample."""
 
     def __init__(self, folder: Path, header: heads.Header) -> None:
-        self._folder, self._ledger = folder, Ledger(header)
+        self._folder, self._header, self._ledger = folder, header, Ledger(header)
+        self._seen: dict[int, NDArray[np.void]] = {}  # by worker
         self._sampled = header.keep == "sample"
         self._sample: list[tuple[int, NDArray[np.void]]] = []  # worker, rows
         self._one_in = 1
@@ -116,8 +117,7 @@ class Fold:
 
     def take(self, segment: Segment, start: int, rows: NDArray[np.void]) -> None:
         self._ledger.add(rows, store.worker_texts(self._folder, segment.worker))
-        with (self._folder / "spool" / f"w{segment.worker}.seen").open("ab") as file:
-            file.write(store.seen(rows).tobytes())
+        self._see(segment.worker, rows)
         if self._sampled:
             self._sample.append((segment.worker, self._chosen(rows)))
             while sum(len(some) for _, some in self._sample) > SAMPLE_ROWS:
@@ -125,6 +125,12 @@ class Fold:
                 self._sample = [(worker, self._chosen(some)) for worker, some in self._sample]
         if monotonic() > self._saved + SAVE_SECONDS:
             self._save()
+
+    def _see(self, worker: int, rows: NDArray[np.void]) -> None:
+        """Which slots these are of stays, should the worker die: see `seen.py`."""
+        known, new = self._seen.get(worker, np.zeros(0, seen.RUN)), seen.of(rows, self._header)
+        self._seen[worker] = seen.joined(np.concatenate((known, new)), self._header.turns)
+        store.replace(self._folder / "spool" / f"w{worker}.seen", self._seen[worker].tobytes())
 
     def _chosen(self, rows: NDArray[np.void]) -> NDArray[np.void]:
         """One in so many, by the number of the slot alone: whatever happened to it has no say."""

@@ -5,7 +5,7 @@
     sample/requests.parquet       with --keep sample: some of them, in the place of all
     spool/w0.rows                 binary rows (record.ROW) as the worker appends them, then w0.N.rows from row N on; the
                                   recorder takes away those that it has read to the end
-    spool/w0.seen                 without --keep raw: which slots were in rows that are gone (SEEN)
+    spool/w0.seen                 without --keep raw: which slots were in rows that are gone (seen.RUN)
     spool/w0.texts                error texts, a JSON string per line; a row's `text` is the line's number
     spool/w0.seconds              a JSON line per second (header.Second)
     flows/w0.gaps.S, w0.timeline.S      histogram of gaps and events per 10 ms of stage S
@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import header as heads
-from loadgen import served
+from loadgen import seen, served
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.ledger import Ledger
 from loadgen.metrics import BIN_NS
@@ -50,7 +50,6 @@ LAZY_ROWS = 1_000_000  # from here on a summary is made from columns, not from r
 LEDGER = "ledger"
 SEGMENT_ROWS = 100_000  # of a file of the spool: 20 MB
 DIFFERENT_TEXTS = 10_000  # of errors that a worker writes down; later ones are counted without their words
-SEEN = np.dtype([("slot", "<i8"), ("stage", "<i2"), ("lane", "<i4")])
 NAMES = {
     "status": STATUSES,
     "kind": KINDS,
@@ -211,27 +210,20 @@ def segments(folder: Path, worker: int | None = None) -> list[Segment]:
     return sorted(one for one in found if worker is None or one.worker == worker)
 
 
-def recorded(folder: Path, worker: int) -> NDArray[np.void]:
-    """Which slots (SEEN) have a row of this worker, in whatever file; it must have stopped writing."""
-    parts = [np.zeros(0, SEEN)]
+def recorded(folder: Path, worker: int, header: heads.Header) -> NDArray[np.void]:
+    """Which slots have a row of this worker, in whatever file, as runs (seen.RUN), some of them perhaps twice; it must
+    have stopped writing."""
+    parts = [np.zeros(0, seen.RUN)]
     for segment in segments(folder, worker):
-        rows = _whole_rows(segment.path)  # before what holds those that are gone by then
-        parts.append(seen(rows))
+        rows = _whole_rows(segment.path)  # read before what holds those that are gone by then
+        parts.append(seen.of(rows, header))
     gone = folder / "spool" / f"w{worker}.seen"
     if gone.exists():
-        parts.append(np.frombuffer(_whole(gone.read_bytes(), SEEN.itemsize), SEEN))
+        parts.append(np.frombuffer(gone.read_bytes(), seen.RUN))
     files = sorted((folder / "requests").glob(f"w{worker}-*.parquet"))
     if files:
-        parts.append(seen(from_parquet(files, SEEN.names)[0]))
+        parts.append(seen.of(from_parquet(files, ("slot", "stage", "lane"))[0], header))
     return np.concatenate(parts)
-
-
-def seen(rows: NDArray[np.void]) -> NDArray[np.void]:
-    """Which slots these rows are of, as SEEN."""
-    found = np.zeros(len(rows), SEEN)
-    for name in SEEN.names or ():
-        found[name] = rows[name]
-    return found
 
 
 # -- reading back ------------------------------------------------------------------------------------------------

@@ -102,8 +102,10 @@ def test_what_is_not_the_same_work_is_not_judged() -> None:
     )
     assert found.same_work is False and found.unlike == ("workload: chat against rag",)
     assert {one.word for one in found.differences} == {"cannot tell"}
-    assert {one.why for one in found.differences} == {"not the same work"}
+    assert {one.why for one in found.differences} == {compare.UNLIKE}
     assert all(one.change is not None for one in found.differences)
+    for shown in (compared.render_text(found), compared.render_markdown(found)):
+        assert " ".join(shown.split()).count("not the same work") == 1
     asked = compare.compare(
         [side("a", rows(1, 300)), side("b", slower(rows(2, 300), 2), fingerprints=other)], anyway=True
     )
@@ -349,3 +351,14 @@ def test_the_command_takes_folders_of_repeats(tmp_path: Path, capsys: pytest.Cap
             runs.write(tmp_path / name / f"r{seed}", rows(seed, 60))
     assert exits("compare", str(tmp_path / "a"), str(tmp_path / "b")) == 0
     assert "by repeated runs on every side" in capsys.readouterr().out
+
+
+def test_what_is_simulated_says_so_first() -> None:
+    from loadgen.header import Target
+
+    a, b = side("a", rows(1, 200), targets=(Target(simulated=True),)), side("b", rows(2, 200))
+    found = compare.compare([a, b])
+    assert found.simulated == ("a",)
+    assert "(SIMULATED: a)" in compared.render_text(found).splitlines()[0]
+    assert "(SIMULATED: a)" in compared.render_markdown(found).splitlines()[0]
+    assert any("SIMULATED" in case.name for case in compared.cases(found, ()))

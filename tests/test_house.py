@@ -36,6 +36,7 @@ PURE = {
     "loadgen.report.verdict_page",
     "loadgen.samples",
     "loadgen.schedule",
+    "loadgen.seen",
     "loadgen.settled",
     "loadgen.shown",
     "loadgen.sim.answer",

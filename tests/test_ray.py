@@ -25,6 +25,7 @@ from hypothesis import strategies as some
 from loadgen import header, plan, run, store
 from loadgen.errors import Faults, UserError
 from loadgen.fanout import clocks, courier
+from loadgen.header import Header
 from loadgen.quantiles import exact
 from loadgen.sim import embedded
 from loadgen.sim.options import Options
@@ -128,7 +129,7 @@ def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path, monkeypat
         taken = _now(sender.take(dict(copy.have), 0))
         copy.add(taken.pieces)
         more = taken.more
-    assert store.recorded(here, 0)["slot"].tolist() == list(range(35))
+    assert store.recorded(here, 0, Header())["first"].tolist() == list(range(35))
     _now(sender.take(dict(copy.have), 0))
     assert len(store.segments(there, 0)) == 1 < len(store.segments(here, 0))
 

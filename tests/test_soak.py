@@ -267,11 +267,11 @@ def test_segments_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     spool.close()
     assert taken == 24
     assert sorted(store.read(tmp_path).rows["slot"].tolist()) == list(range(28))
-    assert sorted(store.recorded(tmp_path, 3)["slot"].tolist()) == list(range(28))
+    assert sorted(store.recorded(tmp_path, 3, Header())["first"].tolist()) == list(range(28))
     again = store.Spool(tmp_path, 3)  # of a worker that died: its file goes on
     again.row(unsent_row(Place(28, 0, 0, 3, 0, -1, 0, -1), 5, "worker_died", "lost", UNKNOWN))
     again.close()
-    assert sorted(store.recorded(tmp_path, 3)["slot"].tolist()) == list(range(29))
+    assert sorted(store.recorded(tmp_path, 3, Header())["first"].tolist()) == list(range(29))
 
 
 def test_a_sample_is_of_all_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

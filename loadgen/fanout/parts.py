@@ -5,15 +5,18 @@ appends to the files of that worker; who noticed its end, and how, is `local.py`
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen import schedule, store
+from loadgen import header as heads
+from loadgen import schedule, seen, store
 from loadgen.bodies import UNKNOWN
 from loadgen.record import ROW, Place, unsent_row
 from loadgen.run import Job, Share
 
+AT_ONCE = 100_000  # slots that are looked up together
 NOTHING = Share(prompts_total=0, prompts_count=0, late=0, interrupted=False)
 
 
@@ -40,25 +43,27 @@ def lost(job: Job, timetable: schedule.Schedule, i: int, workers: int, why: str)
     last = store.segments(job.folder, i)[-1].path
     with last.open("r+b") as file:  # half a row at the end would shift all that follow
         file.truncate(last.stat().st_size // ROW.itemsize * ROW.itemsize)
-    rows = store.recorded(job.folder, i)
-    seen = set(rows["slot"].tolist())
+    path = job.folder / "run.json"
+    runs = store.recorded(job.folder, i, heads.decode(path.read_bytes(), str(path)))
     spool = store.Spool(job.folder, i)
     text = spool.text(why)
-    for number in part.numbers() if part.slots is not None else _under_way(part, rows):
-        if number not in seen:
+    expected = part.numbers() if part.slots is not None else iter(sorted(_under_way(part, runs)))
+    while numbers := list(islice(expected, AT_ONCE)):
+        for number in np.array(numbers)[~seen.among(runs, np.array(numbers))].tolist():
             slot = timetable.slot(number)
             place = Place(number, slot.request, slot.stage, i, 0, slot.session, slot.turn, slot.lane)
             spool.row(unsent_row(place, slot.due_ns, "worker_died", "lost", UNKNOWN, text))
+        spool.flush()
     spool.close()
     return NOTHING
 
 
-def _under_way(part: schedule.Schedule, rows: NDArray[np.void]) -> Iterator[int]:
+def _under_way(part: schedule.Schedule, runs: NDArray[np.void]) -> Iterator[int]:
     """Of a closed loop without a count: the one slot of each lane that was under way in the last stage reached."""
-    stage = int(rows["stage"].max()) if len(rows) else 0
+    stage = int(runs["stage"].max()) if len(runs) else 0
     span, turns = part.stages[stage], part.turns
     last: dict[int, int] = {}
-    for lane, number in zip(rows["lane"].tolist(), rows["slot"].tolist(), strict=True):
+    for lane, number in zip(runs["lane"].tolist(), runs["last"].tolist(), strict=True):
         if number // turns >= span.first_chain:
             last[lane] = max(number, last.get(lane, -1))
     for lane in part.own_lanes(span):

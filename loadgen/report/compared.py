@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from loadgen.compare import UNLIKE
 from loadgen.conditions import interval
 from loadgen.report import markdown
 from loadgen.report import numbers as show
@@ -22,17 +23,20 @@ _COLOURS = {"better": "32", "worse": "31"}
 
 def render_text(found: Comparison, outcomes: Sequence[Outcome] = (), *, color: bool = False) -> str:
     """Sides, whether their work is the same, one table per other side, what stands behind it, conditions."""
-    lines = [f"{'Compare':<{LABEL}}{found.sides[0]} with {', '.join(found.sides[1:])}"]
+    lines = _said("Compare", f"{found.sides[0]} with {', '.join(found.sides[1:])}{_mark_simulated(found)}")
     lines += _said("Work", _work(found))
     lines += _said("Judged", found.scope)
     for side in found.sides[1:]:
         here = [one for one in found.differences if one.side == side]
         head = ("metric", found.sides[0], side, "change", f"interval, {found.confidence:.0%}", "seen from", "")
-        rows = _columns(head, [_row(one) for one in here])
+        shared = _shared(here)
+        rows = _columns(head, [_row(one, shared) for one in here])
         for i, one in enumerate(here, 1):
             if color and one.word in _COLOURS:
                 rows[i] = rows[i][: -len(one.word)] + f"\x1b[{_COLOURS[one.word]}m{one.word}\x1b[0m"
         lines += ["", *rows]
+        if shared:
+            lines += _paragraph(_unjudged(shared))
     lines += ["", *_paragraph(_legend(found))]
     if found.notes:
         lines += ["", "Notes", *(line for note in found.notes for line in _bullet(note))]
@@ -46,10 +50,15 @@ def render_text(found: Comparison, outcomes: Sequence[Outcome] = (), *, color: b
 
 def render_markdown(found: Comparison, outcomes: Sequence[Outcome] = ()) -> str:
     """The same, for pasting."""
-    parts = [f"**{found.sides[0]}** with {', '.join(f'**{side}**' for side in found.sides[1:])}: {_work(found)}.\n"]
+    others = ", ".join(f"**{side}**" for side in found.sides[1:])
+    parts = [f"**{found.sides[0]}** with {others}{_mark_simulated(found)}. Work: {_work(found)}.\n"]
     for side in found.sides[1:]:
+        here = [one for one in found.differences if one.side == side]
+        shared = _shared(here)
         head = ("metric", found.sides[0], side, "change", f"interval, {found.confidence:.0%}", "seen from", "")
-        parts.append(markdown.table(head, [_row(one) for one in found.differences if one.side == side]))
+        parts.append(markdown.table(head, [_row(one, shared) for one in here]))
+        if shared:
+            parts.append(_unjudged(shared) + "\n")
     parts.append(_legend(found) + "\n")
     parts.append(f"Judged {found.scope}.\n")
     if found.notes:
@@ -61,6 +70,8 @@ def render_markdown(found: Comparison, outcomes: Sequence[Outcome] = ()) -> str:
 
 def cases(found: Comparison, outcomes: Sequence[Outcome]) -> Iterator[Case]:
     """A case for each condition; without conditions one for each difference, none of which can fail."""
+    if found.simulated:
+        yield Case(name=_mark_simulated(found).strip(" ()"), group="loadgen compare", outcome="passed")
     if not found.valid:
         reasons = "\n".join(note for note in found.notes if "not valid" in note)
         yield Case(name="measurements are valid", group="loadgen compare", outcome="error", text=reasons)
@@ -79,6 +90,24 @@ def _work(found: Comparison) -> str:
     if found.same_work:
         return "the same: equal recipe fingerprints"
     return f"NOT the same: {'; '.join(found.unlike)}"
+
+
+def _mark_simulated(found: Comparison) -> str:
+    if not found.simulated:
+        return ""
+    which = "" if len(found.simulated) == len(found.sides) else f": {', '.join(found.simulated)}"
+    return f" (SIMULATED{which})"
+
+
+def _shared(rows: Sequence[Difference]) -> str:
+    """The reason why none of them is judged, where it is one reason."""
+    reasons = {one.why for one in rows}
+    return reasons.pop() if len(rows) > 1 and len(reasons) == 1 else ""
+
+
+def _unjudged(why: str) -> str:
+    hint = "; --anyway judges all the same" if why == UNLIKE else ""
+    return f"None of them is judged: {why}{hint}."
 
 
 def _legend(found: Comparison) -> str:
@@ -114,8 +143,11 @@ def _columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def _row(one: Difference) -> tuple[str, ...]:
+def _row(one: Difference, shared: str = "") -> tuple[str, ...]:
+    """`shared`: the reason that is said once for all rows."""
     word = f"{one.word}: {one.why}" if one.word == "cannot tell" and one.why else one.word
+    if shared:
+        word = ""
     return (
         ", ".join(filter(None, (one.name, one.unit))),
         _figure(one, one.before),
