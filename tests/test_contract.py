@@ -454,6 +454,32 @@ def test_a_contract_in_virtual_time(tmp_path: Path, limit: str, verdict: str, co
     assert {fault.what for fault in raised.value.faults} == {"changed", "gone"}
 
 
+SOAK = """\
+name: soak
+slo: {tpot: 50ms}
+levels:
+  - name: shift
+    workload: qa
+    rate: 4/s
+    duration: 60m
+    must:
+      - drift: {of: tpot, at: p99, limit: 15%, window: 20m}
+      - drift: {of: e2e, at: p50, limit: 15%, window: 20m}
+      - sustained: {share: 80%, window: 20m}
+      - goodput: 97%
+    should:
+      - drift: {of: ttft, at: p99, limit: 15%, window: 20m}
+"""
+
+
+def test_an_hour_of_soak_in_virtual_time(tmp_path: Path) -> None:
+    found, _ = carry(tmp_path, SOAK, url="sim:gb300-vm")
+    assert found.verdict == PASS, verdict_page.text(found)
+    (ttft,) = (term for term in found.levels[0].terms if term.kind == "should")
+    assert ttft.verdict == INCONCLUSIVE
+    assert ttft.reason.endswith("of load in each"), "twenty minutes see a queue some 120 times, p99 needs 368"
+
+
 def test_a_folder_whose_manifest_was_made_anew_still_shows_no_traceback(tmp_path: Path) -> None:
     """Everything that `again` reads, spoilt one after the other, each vouched for by a manifest of its own."""
     _, folder = carry(tmp_path, CARRIED.replace("LIMIT", "60ms").replace("3000", "700"), url="sim:gb300-vm")
