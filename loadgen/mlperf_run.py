@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen import mlperf, mlperf_data, mlperf_log, mlperf_rules, store
+from loadgen import metrics, mlperf, mlperf_data, mlperf_log, mlperf_rules, probes, shelf, store
 from loadgen.errors import UserError
 from loadgen.record import ROW, STATUS
+from loadgen.search import Ask, Goal, Search
 from loadgen.workload import (
     AtLeast,
     Closed,
@@ -125,6 +126,41 @@ def probe(asked: mlperf_rules.Test, qps: float) -> mlperf_rules.Test:
     return replace(asked, samples=1) if passes >= MANY_PASSES else asked
 
 
+def peak(
+    asked: mlperf_rules.Test, data: Data, settings: Settings, folder: Path, start: float
+) -> tuple[Search, probes.Probes, shelf.Plan]:
+    """The search for the highest rate whose official run is VALID, by the official seeds: what is asked, how a probe of
+    it is run, and what makes it the same search."""
+    assert asked.ttft_ns is not None and asked.tpot_ns is not None
+    terms = (
+        metrics.Term(metric="ttft", limit_ns=asked.ttft_ns, quantile=asked.percentile),
+        metrics.Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns, quantile=asked.percentile),
+    )
+
+    def make(ask: Ask) -> Workload:
+        length = asked if ask.kind == "confirm" else probe(asked, ask.load)
+        return workload(length, data, qps=ask.load)
+
+    runs = probes.Probes(
+        folder=folder,
+        goal=Goal(slo=metrics.Slo(terms=terms), mlperf=True),
+        make=make,
+        settings=settings,
+        seed=asked.seeds.schedule >> 11,
+        seeded=False,
+    )
+    plan = shelf.Plan(
+        by="search",
+        kind="request_rate",
+        workload=f"mlperf {asked.benchmark} {asked.scenario}",
+        source_text=f"round {asked.round}, {asked.min_duration_ns / 1e9:g} s, {asked.samples} samples\n",
+        target=", ".join(endpoint.shown for endpoint in settings.endpoints),
+        flags={"data": data.name},
+    )
+    precision = 0.01 if asked.scenario == "server" else 0.03
+    return Search(low=0.01, high=1e6, start=start, precision=precision), runs, plan
+
+
 def settings_for(data: Data, settings: Settings) -> Settings:
     """The settings that the data need: token ids go to the completions API."""
     if data.api is None or settings.api == data.api:
@@ -196,12 +232,7 @@ def _plain(name: str, column: Any) -> NDArray[Any]:
 
 def judge(folder: Path, asked: mlperf_rules.Test, summary: Summary, *, data_name: str, qps: float) -> mlperf.Result:
     """The result of a finished run; written into its folder with LoadGen's two log files."""
-    columns = read_columns(folder)
-    chosen = columns["stage"] == _measured(summary)
-    if not chosen.all():
-        columns = {name: column[chosen] for name, column in columns.items()}
-    origin = int(columns["due_ns"].min()) if len(columns["due_ns"]) else 0
-    traced = mlperf.trace(columns, max(origin, 0), one_query=asked.scenario == "offline")
+    traced = _traced(folder, asked, summary)
     simulated = summary.target.simulated
     names = [part.target.name or part.target.url for part in summary.targets]
     served = f"{len(names)} targets: {', '.join(names)}" if names else summary.target.name or summary.target.url
@@ -211,6 +242,27 @@ def judge(folder: Path, asked: mlperf_rules.Test, summary: Summary, *, data_name
     result = mlperf.reduce(traced, asked, dataset=data_name, target_qps=qps, notes=notes, simulated=simulated)
     write(folder, result, asked, sut=summary.target.name or summary.target.url, version=summary.run.version)
     return result
+
+
+def again(folder: Path, summary: Summary) -> mlperf.Result:
+    """The result of a stored run, worked out once more from its records; nothing is written. Raises UserError."""
+    before = read(folder)
+    scenario: Any = before.scenario
+    asked = mlperf_rules.test(before.benchmark, scenario, before.round, min_duration_s=before.min_duration_s)
+    asked = replace(asked, min_queries=before.min_queries)
+    return mlperf.reduce(
+        _traced(folder, asked, summary), asked, dataset=before.dataset, target_qps=before.target_qps,
+        notes=before.notes, simulated=before.simulated,
+    )  # fmt: skip
+
+
+def _traced(folder: Path, asked: mlperf_rules.Test, summary: Summary) -> mlperf.Trace:
+    columns = read_columns(folder)
+    chosen = columns["stage"] == _measured(summary)
+    if not chosen.all():
+        columns = {name: column[chosen] for name, column in columns.items()}
+    origin = int(columns["due_ns"].min()) if len(columns["due_ns"]) else 0
+    return mlperf.trace(columns, max(origin, 0), one_query=asked.scenario == "offline")
 
 
 def cautions(asked: mlperf_rules.Test) -> list[str]:

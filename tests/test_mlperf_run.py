@@ -142,6 +142,12 @@ def test_the_command_prints_the_verdict_and_the_disclosure(tmp_path: Path, capsy
     assert out.startswith("SIMULATED")
     assert "VALID" in out
     assert "not verified by MLCommons" in " ".join(out.split())
+    assert _exit(["mlperf", "verdict", str(tmp_path / "o")]) == 0
+    assert capsys.readouterr().out == out
+    stored = msgspec.structs.replace(mlperf_run.read(tmp_path / "o"), tokens=1)
+    (tmp_path / "o" / mlperf_run.RESULT).write_bytes(msgspec.json.encode(stored))
+    assert _exit(["mlperf", "verdict", str(tmp_path / "o")]) == 3
+    assert "one of the two was changed" in capsys.readouterr().err
 
 
 def test_offline_without_a_rate_measures_one_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,6 +171,10 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert found.low_per_s is not None and found.high_per_s is not None
     assert found.low_per_s < found.rate_per_s < found.high_per_s
     assert found.evidence.endswith("-confirm") and result.target_qps == pytest.approx(found.rate_per_s, rel=0.1)
+    capsys.readouterr()
+    again = ["mlperf", "interactive", "-b", "llama2-70b", *flags, "--resume", str(tmp_path / "o"), "--json"]
+    assert _exit(again) == 0  # nothing is left to ask
+    assert json.loads(capsys.readouterr().out)["target_qps"] == result.target_qps
     assert _exit(["mlperf", "server", "-b", "llama2-70b", *flags, "--resume", str(tmp_path / "o")]) == 2
     assert "another search was begun here" in capsys.readouterr().err
 

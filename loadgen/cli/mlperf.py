@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from loadgen.mlperf_rules import Scenario, Test
     from loadgen.mlperf_run import Data
     from loadgen.plan import Settings
-    from loadgen.search import Ask
-    from loadgen.workload import Workload
 
 Benchmark = Annotated[str, typer.Option("--benchmark", "-b", help="llama2-70b, llama3.1-8b, ... (see docs/mlperf.md).")]
 RoundName = Annotated[str | None, typer.Option("--round", help="Of the rules: its limits and seeds. v5.1, v6.1.")]
@@ -141,6 +139,40 @@ def offline(
     Exit: 0 VALID, 3 too short or incomplete.
     """
     return _offline(locals())
+
+
+@app.command()
+def verdict(
+    folder: Annotated[Path, typer.Argument(help="Of a run of loadgen mlperf; of a search, that of its confirmation.")],
+    as_json: AsJson = False,
+) -> int:
+    """The verdict of a stored run again, from its records. Nothing is written.
+
+    Exit: as of the run; 3 when it differs from the stored one.
+    """
+    import msgspec
+
+    from loadgen import mlperf_run
+    from loadgen.cli.show import say
+    from loadgen.errors import UNSOUND, UserError
+    from loadgen.report import machine
+    from loadgen.report import mlperf as text
+    from loadgen.report.text import parts
+
+    stored = mlperf_run.read(folder)
+    file = folder / "summary.json"
+    if not file.is_file():
+        raise UserError("no records of a run there", str(file), "the folder of the run itself, like p07-182-confirm")
+    summary = machine.load(file.read_bytes(), str(file))
+    result = mlperf_run.again(folder, summary)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+    else:
+        print(text.render(result, gpus=summary.target.gpus, parts=parts(summary)), end="")
+    if result != stored:
+        say("the records do not give the result that is stored beside them: one of the two was changed")
+        return UNSOUND
+    return int(result.exit_code if summary.verdict.valid else UNSOUND)
 
 
 def _read(scenario: Scenario, flags: dict[str, Any]) -> tuple[Test, Settings]:
@@ -312,62 +344,34 @@ def _once(
 
 def _peak(asked: Test, data: Data, settings: Settings, folder: Path, qps: float | None, flags: dict[str, Any]) -> int:
     """The search for the highest VALID rate, by the official seeds; then the result of its confirmation."""
-    from loadgen import metrics, mlperf_run, probes, shelf, store
+    from loadgen import mlperf_run, probes, store
     from loadgen.cli.search import perform
     from loadgen.cli.show import say
     from loadgen.mlperf import DISCLOSURE
-    from loadgen.search import Goal, Search
+    from loadgen.summary import summarize
 
     say(f"MLPerf-style, unofficial; data: {data.name}")
-    assert asked.ttft_ns is not None and asked.tpot_ns is not None
-    terms = (
-        metrics.Term(metric="ttft", limit_ns=asked.ttft_ns, quantile=asked.percentile),
-        metrics.Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns, quantile=asked.percentile),
-    )
-
-    def make(ask: Ask) -> Workload:
-        length = asked if ask.kind == "confirm" else mlperf_run.probe(asked, ask.load)
-        return mlperf_run.workload(length, data, qps=ask.load)
-
-    runs = probes.Probes(
-        folder=folder,
-        goal=Goal(slo=metrics.Slo(terms=terms), mlperf=True),
-        make=make,
-        settings=settings,
-        seed=asked.seeds.schedule >> 11,
-        seeded=False,
-    )
     start = qps or 10.0
     if (pass_s := asked.samples / start) > asked.min_duration_ns / 1e9:
         say(
             f"a run ends with a whole pass of the {asked.samples:,} samples: {pass_s:,.0f} s at {start:g}/s, whatever "
             "the minimum duration; for a shorter trial a --dataset of fewer rows"
         )
-    precision = 0.01 if asked.scenario == "server" else 0.03
-    asking = Search(low=0.01, high=1e6, start=start, precision=precision)
-    plan = shelf.Plan(
-        by="search",
-        kind="request_rate",
-        workload=f"mlperf {asked.benchmark} {asked.scenario}",
-        source_text=f"round {asked.round}, {asked.min_duration_ns / 1e9:g} s, {asked.samples} samples\n",
-        target=", ".join(endpoint.shown for endpoint in settings.endpoints),
-        flags={"data": data.name},
-    )
-    code = perform(asking, runs, plan, unit=" queries/s", as_json=False)
+    as_json = flags["as_json"]
+    asking, runs, plan = mlperf_run.peak(asked, data, settings, folder, start)
+    code = perform(asking, runs, plan, unit=" queries/s", as_json=False, silent=as_json)
     confirmed = [one for one in asking.told if one.ask.kind == "confirm" and one.outcome == "under"]
     if not confirmed:
-        if not flags["as_json"]:
-            print(DISCLOSURE)
+        print((folder / probes.ANSWER).read_text() if as_json else DISCLOSURE)
         return code
     best = max(confirmed, key=lambda one: one.ask.load)
     inside = folder / best.folder
-    from loadgen.summary import summarize
-
     summary = summarize(*store.read(inside))
     result = mlperf_run.judge(inside, asked, summary, data_name=data.name, qps=best.ask.load)
     mlperf_run.write(folder, result, asked, sut=summary.target.name or summary.target.url, version=summary.run.version)
-    print()
-    return max(code, _print(result, inside, summary.target.gpus, flags["as_json"], summary.verdict.valid, summary))
+    if not as_json:
+        print()
+    return max(code, _print(result, inside, summary.target.gpus, as_json, summary.verdict.valid, summary))
 
 
 def _print(result: Any, folder: Path, gpus: int | None, as_json: bool, sound: bool = True, summary: Any = None) -> int:

@@ -158,16 +158,16 @@ def _words(slo: Slo) -> str:
     return ", ".join([*terms, *([f"goodput {slo.goodput_share:.6g}"] if slo.goodput_share is not None else [])])
 
 
-def perform(asking: Search, runs: Probes, plan: Plan, *, unit: str, as_json: bool) -> int:
+def perform(asking: Search, runs: Probes, plan: Plan, *, unit: str, as_json: bool, silent: bool = False) -> int:
     """Ask, run, tell until there is nothing more to ask; then the answer. Goes on from what the folder has; a fault
-    before the first probe leaves no folder."""
+    before the first probe leaves no folder. `silent`: no answer on stdout."""
     from loadgen import store
 
     with store.nothing_left(runs.folder):
-        return _performed(asking, runs, plan, unit=unit, as_json=as_json)
+        return _performed(asking, runs, plan, unit, as_json, silent)
 
 
-def _performed(asking: Search, runs: Probes, plan: Plan, *, unit: str, as_json: bool) -> int:
+def _performed(asking: Search, runs: Probes, plan: Plan, unit: str, as_json: bool, silent: bool) -> int:
     from loadgen import shelf
     from loadgen.cli.show import say
     from loadgen.errors import TargetError
@@ -200,7 +200,9 @@ def _performed(asking: Search, runs: Probes, plan: Plan, *, unit: str, as_json: 
         asking.stop("interrupted")
     answer = runs.finish(asking)
     simulated = simulated or any(one.figures.get("simulated") for one in asking.told)
-    if as_json:
+    if silent:
+        say(f"search in {runs.folder}: {text.ENDINGS.get(answer.reason, answer.reason)}")
+    elif as_json:
         sys.stdout.write((runs.folder / "search.json").read_text())
     else:
         print(text.render(answer, asking.told, runs.goal, unit=unit, simulated=simulated), end="")
