@@ -18,7 +18,7 @@ from loadgen.errors import Fault, Faults, UserError
 from loadgen.quantiles import name as percentile
 from loadgen.quantiles import support
 from loadgen.report import numbers as show
-from loadgen.workload import Closed, Ramp, Replay, Slo, Synthetic, Workload
+from loadgen.workload import Closed, Poisson, Ramp, Replay, Slo, Synthetic, Workload
 from loadgen.workload import load as load_workload
 from loadgen.workload.faults import locate
 from loadgen.workload.overrides import Overrides
@@ -288,6 +288,16 @@ def needed(term: Any, confidence: float) -> int:
     return support(quantile) if quantile is not None else RATES_NEED
 
 
+def alike(share: float, confidence: float) -> int:
+    """Requests of each of two windows from which their ratio, when it is 1, is shown to be more than `share`, though
+    Poisson arrivals make the two differ: z * sqrt(2 / n) below 1 - share."""
+    return math.ceil(2 * (uncertainty.z_quantile(confidence) / (1 - share)) ** 2)
+
+
+def _by_chance(workload: Workload) -> bool:
+    return all(isinstance(stage.arrival, Poisson) for stage in workload.stages if stage.measured)
+
+
 def _samples(draft: Draft, plan: Planned, confidence: float, says: _Says) -> None:
     level = plan.level
     for which, j, term in draft.terms:
@@ -309,6 +319,8 @@ def _samples(draft: Draft, plan: Planned, confidence: float, says: _Says) -> Non
         if windowed and plan.rate is not None:
             n = int(plan.rate * term.window_ns / 1e9)
         least = needed(term, confidence)
+        if isinstance(term, promises.Sustained) and _by_chance(plan.workload):
+            least = max(least, alike(term.share, confidence))
         if n < least:
             scope = (
                 "each window has" if windowed else f"{level.repeats} runs have" if level.repeats > 1 else "there are"

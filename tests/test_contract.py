@@ -122,6 +122,10 @@ LEVEL = "name: c\nlevels:\n  - name: a\n    workload: qa\n"
         (LEVEL + "    must: [{ttft: 2s, tpot: 3ms}]\n", "a term has one key, not 2"),
         (LEVEL + "    must: [{ttft: {limit: 2s, at: p101}}]\n", "is not a percentile"),
         (LEVEL + "    must: [{sustained: {share: 120%, window: 1m}}]\n", "more than 100%"),
+        (
+            LEVEL + "    rate: 10/s\n    duration: 10m\n    must: [{sustained: {share: 95%, window: 5m}}]\n",
+            "needs 3,074 requests to be shown at all, each window has 3,000",
+        ),
         (LEVEL + "\tmust: []\n", "not valid YAML"),
         ("name: c\nlevels: []\n---\nname: d\n", "another document"),
         ("name: a\0b\nlevels: []\n", "a character that YAML does not allow"),
