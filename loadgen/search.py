@@ -355,9 +355,23 @@ class Search:
         if not isinstance(bounds, tuple):
             return self._next(bounds, "bracket")
         belief = self._belief(bounds)
+        end = self._at_an_end(belief)
+        if end is not None:
+            return self._next(end, "bracket")
         if self._precise(belief):
             return self._next(self._confirmable(belief), "confirm")
         return self._next(belief.quantile(0.5), "probe")
+
+    def _at_an_end(self, belief: Belief) -> float | None:
+        """The end of a given bracket at which all probes so far point, to be asked itself: what is searched for may lie
+        outside."""
+        middle = belief.quantile(0.5)
+        near = max(self.precision * middle, 1.5 if self.whole else 0.0)
+        if self._highest("over") is None and middle + near >= self.high:
+            return self.high
+        if self._highest("under") is None and middle - near <= self.low:
+            return self.low
+        return None
 
     def _next(self, load: float, kind: Kind) -> Ask:
         load = min(max(load, self.low), self.high)
@@ -444,7 +458,7 @@ class Search:
         interval = None
         load = held
         bounds = self._bracket()
-        if isinstance(bounds, tuple) and self._sound and reason != "none":
+        if isinstance(bounds, tuple) and missed is not None and reason != "none":
             interval = self._belief(bounds).interval()
             load = interval.value
         return Answer(

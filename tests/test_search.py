@@ -208,6 +208,22 @@ def test_the_highest_load_holds() -> None:
     assert (asking.ask(), asking.answer.reason, asking.answer.held) == (None, "highest", 16)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "reason", "load", "last"), [("under", "highest", 20, 20), ("over", "none", None, 5)]
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_point_outside_a_given_bracket_is_not_placed_inside(
+    outcome: str, reason: str, load: float | None, last: float, whole: bool
+) -> None:
+    asking = Search(low=5, high=20, whole=whole)
+    while (ask := asking.ask()) is not None:
+        assert ask.kind != "confirm"
+        _tell(asking, outcome)
+    answer = asking.answer
+    assert (answer.reason, answer.load, answer.interval) == (reason, load, None)
+    assert asking.told[-1].ask.load == last and len(asking.told) < 12
+
+
 def test_an_invalid_probe_ends_the_search_with_what_it_knows() -> None:
     asking = Search(low=1, high=1000, start=10)
     _tell(asking, "under")

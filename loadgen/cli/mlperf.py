@@ -242,7 +242,7 @@ def _folder(asked: Test, flags: dict[str, Any]) -> Path:
 
 def _limited(scenario: Scenario, flags: dict[str, Any]) -> int:
     """Server and Interactive."""
-    from loadgen import mlperf_run, store
+    from loadgen import mlperf_run, shelf, store
     from loadgen.errors import UserError
 
     asked, settings = _read(scenario, flags)
@@ -251,6 +251,8 @@ def _limited(scenario: Scenario, flags: dict[str, Any]) -> int:
         raise UserError("no rate", "--target-qps", "give --target-qps 182, or --find-peak")
     if flags["resume"] is not None and not peak:
         raise UserError("only a search can be resumed", "--resume", "give --find-peak as well")
+    if flags["resume"] is not None and not (flags["resume"] / shelf.PLAN).is_file():
+        raise UserError("no search to go on with", f"--resume {flags['resume']}", f"a folder with {shelf.PLAN}")
     folder = flags["resume"] or _folder(asked, flags)
     with store.nothing_left(folder):
         data, asked = _data(asked, flags, folder)

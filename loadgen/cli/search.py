@@ -132,8 +132,8 @@ def search(
     )
     bracketed = low is not None and high is not None
     asking = Search(
-        low=max(1.0, low or 1.0) if closed else least,
-        high=high or 1e6,
+        low=float(math.ceil(max(1.0, low or 1.0))) if closed else least,
+        high=float(max(1, math.floor(high or 1e6))) if closed else high or 1e6,
         start=None if bracketed else first,
         precision=precision,
         most_probes=max_probes,

@@ -27,7 +27,7 @@ def render(result: Result, *, gpus: int | None = None, parts: Iterable[str] = ()
 
 def _lines(result: Result, gpus: int | None, parts: tuple[str, ...], width: int) -> Iterator[str]:
     mark = "SIMULATED, not a real system: " if result.simulated else ""
-    rate = f", target {show.rate(result.target_qps)}" if result.target_qps else ""
+    rate = f", target {result.target_qps:,.6g}/s" if result.target_qps else ""
     yield f"{mark}MLPerf-style (unofficial) {NAMES[result.scenario]} · {result.benchmark} · round {result.round}{rate}"
     yield from textwrap.wrap(result.disclosure, width)
     yield ""
