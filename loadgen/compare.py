@@ -45,6 +45,8 @@ SHOWN = (
     "goodput.share",
 )
 """What is compared without being asked for; each where both sides have it."""
+TOLD = ("tokens.output_per_s", "load.completed_rps")
+"""And beside another tool's figures."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +125,7 @@ def compare(
     not valid, is shown and not judged.
     """
     first = sides[0]
-    told = ("tokens.output_per_s", "load.completed_rps") if any(side.told for side in sides) else ()
+    told = TOLD if any(side.told for side in sides) else ()
     chosen = [found for path in dict.fromkeys((*SHOWN, *told, *also)) if (found := metric(path)) is not None]
     differences: list[Difference] = []
     for other in sides[1:]:
@@ -183,6 +185,9 @@ def _notes(sides: Sequence[Side]) -> list[str]:
     notes: list[str] = []
     for side in sides:
         notes += [f"{side.name}: {note}" for note in side.notes]
+        missing = [one.name for path in (*SHOWN, *TOLD) if path not in side.told and (one := metric(path))]
+        if side.told and missing:
+            notes.append(f"{side.name} does not say: {'; '.join(missing)}")
         for run in side.runs:
             name = side.name if len(side.runs) == 1 else f"{side.name}/{run.name}"
             if not run.summary.verdict.valid:

@@ -28,16 +28,17 @@ def render_text(found: Comparison, outcomes: Sequence[Outcome] = (), *, color: b
     lines += _said("Judged", found.scope)
     for side in found.sides[1:]:
         here = [one for one in found.differences if one.side == side]
-        head = ("metric", found.sides[0], side, "change", f"interval, {found.confidence:.0%}", "seen from", "")
         shared = _shared(here)
-        rows = _columns(head, [_row(one, shared) for one in here])
+        head, cells = _table(found, side, here, shared)
+        rows = _columns((*head, ""), [(*row, "") for row in cells]) if shared else _columns(head, cells)
         for i, one in enumerate(here, 1):
             if color and one.word in _COLOURS:
                 rows[i] = rows[i][: -len(one.word)] + f"\x1b[{_COLOURS[one.word]}m{one.word}\x1b[0m"
         lines += ["", *rows]
         if shared:
             lines += _paragraph(_unjudged(shared))
-    lines += ["", *_paragraph(_legend(found))]
+    if _judging(found):
+        lines += ["", *_paragraph(_legend(found))]
     if found.notes:
         lines += ["", "Notes", *(line for note in found.notes for line in _bullet(note))]
     if outcomes:
@@ -55,12 +56,12 @@ def render_markdown(found: Comparison, outcomes: Sequence[Outcome] = ()) -> str:
     for side in found.sides[1:]:
         here = [one for one in found.differences if one.side == side]
         shared = _shared(here)
-        head = ("metric", found.sides[0], side, "change", f"interval, {found.confidence:.0%}", "seen from", "")
-        parts.append(markdown.table(head, [_row(one, shared) for one in here]))
+        parts.append(markdown.table(*_table(found, side, here, shared)))
         if shared:
             parts.append(_unjudged(shared) + "\n")
-    parts.append(_legend(found) + "\n")
-    parts.append(f"Judged {found.scope}.\n")
+    if _judging(found):
+        parts.append(_legend(found) + "\n")
+    parts.append(f"Judged: {found.scope}.\n")
     if found.notes:
         parts.append("\n".join(f"- {note}" for note in found.notes) + "\n")
     if outcomes:
@@ -143,11 +144,22 @@ def _columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def _row(one: Difference, shared: str = "") -> tuple[str, ...]:
-    """`shared`: the reason that is said once for all rows."""
-    word = f"{one.word}: {one.why}" if one.word == "cannot tell" and one.why else one.word
+def _judging(found: Comparison) -> bool:
+    return any(one.low is not None for one in found.differences)
+
+
+def _table(
+    found: Comparison, side: str, rows: Sequence[Difference], shared: str
+) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Its head and its rows; where no row is judged, without what a judgement says."""
     if shared:
-        word = ""
+        return ("metric", found.sides[0], side, "change"), [_row(one)[:4] for one in rows]
+    head = ("metric", found.sides[0], side, "change", f"interval, {found.confidence:.0%}", "seen from", "")
+    return head, [_row(one) for one in rows]
+
+
+def _row(one: Difference) -> tuple[str, ...]:
+    word = f"{one.word}: {one.why}" if one.word == "cannot tell" and one.why else one.word
     return (
         ", ".join(filter(None, (one.name, one.unit))),
         _figure(one, one.before),
