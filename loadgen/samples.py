@@ -134,7 +134,8 @@ def settle(runs: Sequence[Run], timed: Sequence[Timed], metric: str, p: float, c
         caveat = tail(min(seen, stays[0]), stays, p, confidence, what)
         if not caveat:
             caveat = _memory(alike, LOOKS[metric], stays[1])
-            if alike >= max(uncertainty.unseen(p, confidence), LOOKS[metric] * 0.75):  # few, but they met the worst
+            few = 0.0 if _no_wait(runs) else LOOKS[metric] * 0.75  # where nothing waited, it is a batch that swings
+            if alike >= max(uncertainty.unseen(p, confidence), few):  # but they met the worst
                 each = zip(cut, stay, strict=True)
                 sample = sample._replace(bound=max(settled.worst(*one, ns, p) for one, ns in each))
         sample = sample._replace(caveat=caveat)
