@@ -74,7 +74,7 @@ def places(settings: Settings, found: Sequence[Found]) -> tuple[Place, ...]:
     urls = [one for one in asked if one not in WORDS]
     if urls:
         return tuple(_named(url, i if len(urls) == len(found) else None, settings, found) for i, url in enumerate(urls))
-    made = []
+    made: list[Place] = []
     for i, one in enumerate(found):
         paths = served.AUTO.get(one.server, ())
         if "drain" in asked and one.server == "trtllm":
@@ -82,10 +82,13 @@ def places(settings: Settings, found: Sequence[Found]) -> tuple[Place, ...]:
         if paths:
             target = one.target
             root = f"{'https' if target.tls else 'http'}://{target.address}{target.root}"
+            shown = tuple(root + path for path in paths)
+            if any(place.shown == shown for place in made):
+                continue  # the same server under another key: its page is read once
             made.append(
                 Place(
                     target=i, host=target.host, port=target.port, tls=target.tls, headers=_headers(settings, i, one),
-                    paths=tuple(target.beside(path) for path in paths), shown=tuple(root + path for path in paths),
+                    paths=tuple(target.beside(path) for path in paths), shown=shown,
                     drains="drain" in asked,
                 )
             )  # fmt: skip

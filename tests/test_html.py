@@ -204,6 +204,8 @@ def test_what_comes_from_outside_cannot_become_markup(tmp_path: Path) -> None:
 def test_a_run_of_nothing_still_has_a_page(tmp_path: Path) -> None:
     text = html.render(summary_of_rows(rows(1, 0)), None, drawn.figures(Header(), rows(1, 0)))
     assert "INVALID" in text
+    assert "there is nothing to draw" in text and "no length is known" in text
+    assert "- of memory" not in text and ">-, -" not in text
     assert Histogram().distribution().count == 0
 
 

@@ -44,7 +44,8 @@ def export(
             out.write_bytes(data)
         except OSError as error:
             raise UserError(f"cannot be written: {error.strerror}", f"--out {out}") from None
-        print(f"written: {out}", file=sys.stderr)
+        simulated = any(target.simulated for target in stored.header.targets)
+        print(f"written: {out}{' (of a SIMULATED server: its format cannot say so)' * simulated}", file=sys.stderr)
     return OK
 
 

@@ -81,10 +81,17 @@ def _first_screen(sheet: page.Page, summary: Summary) -> None:
                 ("Server", ", ".join(filter(None, (target.server, gpus, target.shape, target.region)))),
                 ("Load", load.arrival),
                 ("Requests", _counts(summary)),
-                ("When", f"{run.started.replace('T', ' ')}, {show.duration(window.whole.duration_s)} in all"),
+                (
+                    "When",
+                    ", ".join(
+                        filter(None, (run.started.replace("T", " "), _lasted(window.whole.duration_s, "in all")))
+                    ),
+                ),
                 (
                     "Measured",
-                    f"{show.duration(window.duration_s)}, {show.duration(window.steady.duration_s)} under load",
+                    ", ".join(
+                        filter(None, (_lasted(window.duration_s), _lasted(window.steady.duration_s, "under load")))
+                    ),
                 ),
                 ("Made by", f"loadgen {run.version} on {run.host.name or 'an unnamed host'}"),
                 ("Seed", "" if run.seed is None else str(run.seed)),
@@ -94,6 +101,10 @@ def _first_screen(sheet: page.Page, summary: Summary) -> None:
     )
     if summary.verdict.warnings:
         sheet.add('<h3 class="warn" style="margin-top:16px">Warnings</h3>', page.listed(summary.verdict.warnings))
+
+
+def _lasted(duration_s: float | None, what: str = "") -> str:
+    return "" if duration_s is None else f"{show.duration(duration_s)} {what}".rstrip()
 
 
 def _counts(summary: Summary) -> str:
@@ -181,6 +192,9 @@ def _about_latency(summary: Summary, found: Sequence[Distribution]) -> Iterator[
 
 def _over_time(sheet: page.Page, summary: Summary, figures: Figures) -> None:
     sheet.section("Over time", id="time")
+    if summary.window.whole.duration_s is None:
+        sheet.add("<p>No request left a record: there is nothing to draw.</p>")
+        return
     sheet.charts(plots.over_time(figures, summary))
 
 
@@ -202,6 +216,9 @@ def _server(sheet: page.Page, summary: Summary, figures: Figures | None, said: S
 def _lengths(sheet: page.Page, summary: Summary, figures: Figures) -> None:
     sheet.section("Lengths and cache", id="lengths")
     tokens = summary.tokens
+    if tokens.output is None:
+        sheet.add("<p>No request came back whole: no length is known.</p>")
+        return
     said = [f"{show.count(tokens.input)} prompt tokens and {show.count(tokens.output)} output tokens in all."]
     by = {"server": "the server", "tokenizer": "the model's tokenizer", "estimate": "an estimate", "events": "events"}
     sources = [by.get(tag, "nobody") for tag in tokens.sources.output]
@@ -298,10 +315,11 @@ def _client(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
     sheet.section("The load generator itself", id="client")
     client = summary.client
     busy = f", the busiest second {show.percent(client.cpu_share_max)} of a core" if client.cpu_share_max else ""
-    used = f"{client.workers} worker{'s' if client.workers != 1 else ''}, {show.quantity(client.cpu_s)} CPU-s{busy}"
+    used = f"{client.workers} worker{'s' if client.workers != 1 else ''}"
+    if client.cpu_s is not None:
+        used += f", {show.quantity(client.cpu_s)} CPU-s{busy}, {show.size(client.peak_rss_bytes)} of memory at most"
     traffic = f"{show.size(summary.bytes.sent)} sent, {show.size(summary.bytes.received)} received"
-    memory = f"{show.size(client.peak_rss_bytes)} of memory at most"
-    sheet.add(f"<p>{escape(f'{used}, {memory}; {traffic}.')}</p>")
+    sheet.add(f"<p>{escape(f'{used}; {traffic}.')}</p>")
     rows = [
         ("Connect", summary.connect_ms),
         ("Send lag", summary.send_lag_ms),
