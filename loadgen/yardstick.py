@@ -285,7 +285,8 @@ def _bounded(values: Series, p: float, confidence: float, length_s: float, queue
     by how far the batches of the load swing; a wait is nothing or long, and follows no such law."""
     found = shown.quantile(values, p, confidence)
     caveat = together(values, p, confidence, length_s)
-    if caveat and not queued:
+    swings = caveat or shown.known(values, p, confidence) < shown.LEAST_WORTH  # its range may hold a failed request
+    if swings and not queued and math.isinf(found.high):
         found = found._replace(high=max(found.value, shown.tolerance(values, p, confidence)))
     return found, caveat
 
