@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 EVERY_S = 0.5
 RECENT_S = 10.0
 TARGETS = 24  # rows of targets on one screen
+ABOVE = 14  # lines above them
 BAR = 60  # columns
 
 
@@ -191,7 +192,7 @@ class View:
             return []
         ttft = recent.measure("ttft")
         found = []
-        for i, target in enumerate(self._header.targets[:TARGETS]):
+        for i, target in enumerate(self._header.targets):
             mine = ok & (recent["target"] == i)
             name = target.name or target.url
             found.append(Node(name, float(mine.sum()) / span, int(self._failed[i]), _exact(ttft[mine])))
@@ -212,8 +213,9 @@ def _pooled(histogram: Histogram) -> tuple[float | None, float | None]:
 # -- drawing -------------------------------------------------------------------------------------------------------
 
 
-def draw(picture: Picture) -> Any:
-    """A picture as something that rich prints; some ten lines, fit for 60 columns."""
+def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
+    """A picture as something that rich prints; some ten lines and those of the targets, the worst off first where not
+    all have room."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -227,19 +229,21 @@ def draw(picture: Picture) -> Any:
     head.append(f"{show.duration(picture.elapsed_s)}{left}, {show.count(picture.done)}{total} done", style="not bold")
     parts: list[Any] = [head]
     if picture.planned:
-        full = min(round(BAR * picture.done / picture.planned), BAR)
-        parts.append(Text.assemble(("━" * full, "green"), ("━" * (BAR - full), "dim")))
+        bar = min(BAR, width)
+        full = min(round(bar * picture.done / picture.planned), bar)
+        parts.append(Text.assemble(("━" * full, "green"), ("━" * (bar - full), "dim")))
     rates = Table.grid(padding=(0, 2))
     offered = f"{show.rate(picture.offered)} offered, " if picture.offered is not None else ""
     rates.add_row("load", f"{offered}{show.rate(picture.sent)} sent, {show.rate(picture.completed)} completed")
     rates.add_row("in flight", f"{show.count(picture.in_flight)},  {show.rate(picture.tokens)} output tokens")
     rates.add_row("", "")
-    rates.add_row("ms, p50 / p99", f"{'last 10 s':<20}since the start", style="dim")
+    column, since = (20, "since the start") if width >= BAR else (12, "since start")
+    rates.add_row("ms, p50 / p99", f"{'last 10 s':<{column}}{since}", style="dim")
     for name, spread in (("TTFT", picture.ttft), ("TPOT", picture.tpot)):
-        rates.add_row(name, f"{pair(spread.recent):<20}{pair(spread.all)}")
+        rates.add_row(name, f"{pair(spread.recent):<{column}}{pair(spread.all)}")
     if picture.good_all is not None:
         style = "green" if picture.good_all >= 0.99 else "yellow"
-        good = f"{show.percent(picture.good_recent):<20}{show.percent(picture.good_all)}"
+        good = f"{show.percent(picture.good_recent):<{column}}{show.percent(picture.good_all)}"
         rates.add_row("within SLO", Text(good, style=style))
     busy = picture.cpu is not None and picture.cpu > metrics.CPU_SHARE
     own = f"CPU {show.percent(picture.cpu)} of a core, send lag p99 {show.milliseconds(picture.send_lag_p99)} ms, "
@@ -253,9 +257,15 @@ def draw(picture: Picture) -> Any:
         nodes = Table(box=None, padding=(0, 2, 0, 0))
         for title in ("target", "ok/s", "failed", "TTFT p50 / p99"):
             nodes.add_column(title, justify="left" if title == "target" else "right", header_style="dim")
-        for node in picture.nodes:
+        room = max(min(TARGETS, height - ABOVE), 3)
+        shown = list(picture.nodes)
+        if len(shown) > room:
+            shown = sorted(picture.nodes, key=lambda node: (node.failed, node.ttft[1] or 0.0), reverse=True)[: room - 1]
+        for node in shown:
             nodes.add_row(node.name, show.quantity(node.ok_per_s), show.count(node.failed), pair(node.ttft))
         parts.append(nodes)
+        if len(shown) < len(picture.nodes):
+            parts.append(Text(f"and {len(picture.nodes) - len(shown)} more, none of them worse", style="dim"))
     return Group(*parts)
 
 
@@ -324,7 +334,7 @@ def follow(folder: Path, stop: Any) -> None:
             if seen_s:
                 now_s = seen_s + monotonic() - seen_at
                 events = tail.events(now_s - RECENT_S - 2, now_s - 2)
-                screen.update(draw(view.picture(now_s, events)), refresh=True)
+                screen.update(draw(view.picture(now_s, events), *screen.console.size), refresh=True)
 
 
 class Live:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import runs
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from loadgen import store
 from loadgen.header import Second, Stage, Target
-from loadgen.live import RECENT_S, Live, Tail, View, draw
+from loadgen.live import RECENT_S, Live, Node, Tail, View, draw
 from loadgen.metrics import Slo, Term
 from loadgen.quantiles import BOUND, SUPPORT
 from loadgen.summary import summarize
@@ -135,6 +136,19 @@ def test_the_tail_waits_for_the_other_half(tmp_path: Path) -> None:
     assert tail.events(1.0, 2.0) == pytest.approx(counts[100:200].sum())
     store.drop_spool(folder)
     assert len(tail.rows()) == 0 and tail.seconds() == []
+
+
+def test_a_small_screen_shows_the_worst_and_wraps_nothing_that_is_drawn() -> None:
+    nodes = tuple(Node(f"node{i:02}", 1.0, int(i == 29), (float(i), float(i))) for i in range(30))
+    view = View(runs.header("r", 100))
+    view.add(rows(4, 100))
+    console = Console(record=True, width=40, file=io.StringIO())
+    console.print(draw(msgspec.structs.replace(view.picture(20.0), nodes=nodes), 40, 24))
+    lines = console.export_text().splitlines()
+    assert sum("node" in line for line in lines) == 9 and "and 21 more, none of them worse" in lines[-1]
+    assert next(line for line in lines if "node" in line).startswith("node29")
+    assert sum("━" in line for line in lines) <= 1
+    assert any("last 10 s   since start" in line for line in lines)
 
 
 def test_the_process_draws_and_leaves(tmp_path: Path) -> None:

@@ -168,6 +168,13 @@ def asked(url: str, server: str, *words: str) -> tuple[scrape.Place, ...]:
     return scrape.places(settings, [found])
 
 
+def test_a_server_under_two_keys_has_one_page() -> None:
+    urls = ("http://h:8000/v1", "http://h:8000/v1", "http://h:8000/other/v1", "http://h:8001/v1")
+    settings = Settings(url=urls[0], targets=tuple(Endpoint(url=url, api_key=str(i)) for i, url in enumerate(urls)))
+    found: list[Any] = [types.SimpleNamespace(target=Target.parse(url), server="vllm") for url in urls]
+    assert [place.target for place in scrape.places(settings, found)] == [0, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("server", "words", "paths"),
     [
