@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 EVERY_S = 0.5
 RECENT_S = 10.0
 TARGETS = 24  # rows of targets on one screen
-ABOVE = 14  # lines above them
+ABOVE, WRAPPED = 14, 4  # lines above them; more of them on a screen narrower than the bar
 BAR = 60  # columns
 
 
@@ -257,7 +257,7 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
         nodes = Table(box=None, padding=(0, 2, 0, 0))
         for title in ("target", "ok/s", "failed", "TTFT p50 / p99"):
             nodes.add_column(title, justify="left" if title == "target" else "right", header_style="dim")
-        room = max(min(TARGETS, height - ABOVE), 3)
+        room = max(min(TARGETS, height - ABOVE - WRAPPED * (width < BAR)), 3)
         shown = list(picture.nodes)
         if len(shown) > room:
             shown = sorted(picture.nodes, key=lambda node: (node.failed, node.ttft[1] or 0.0), reverse=True)[: room - 1]
