@@ -253,6 +253,30 @@ def test_answers_that_end_it(answer: list[Any], words: str, hint: str) -> None:
     assert KEY not in f"{caught.value} {caught.value.hint}"
 
 
+class Shaky(InMemory):
+    """Refuses the first requests to generate."""
+
+    def __init__(self, answers: dict[str, list[Any]], times: int, status: int) -> None:
+        super().__init__(answers)
+        self.times, self.status = times, status
+
+    async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> Answer:
+        answer = await super().exchange(method, path, headers, body)
+        if body and self.times:
+            self.times -= 1
+            return Answer(self.status, {}, b"out of luck")
+        return answer
+
+
+def test_a_server_that_fails_now_and_then_is_asked_again() -> None:
+    server = Shaky(healthy(), 3, 500)
+    assert any("3 probing requests failed before" in warning for warning in server.probe(model="tiny").warnings)
+    with pytest.raises(TargetUnusable, match="500: out of luck"):
+        Shaky(healthy(), 8, 500).probe(model="tiny")
+    with pytest.raises(TargetUnusable, match="429: out of luck"):  # asking again is what it complains of
+        Shaky(healthy(), 1, 429).probe(model="tiny")
+
+
 def test_without_a_key_the_hint_is_to_give_one() -> None:
     with pytest.raises(TargetUnusable) as caught:
         InMemory(healthy(models=[401, JSON, '{"error":"Unauthorized"}'])).probe()

@@ -100,6 +100,7 @@ SIGNS = (
 _LATE = ("health", "props", "openapi")  # asked only when the list of models did not settle it
 _BESIDE = {"version": "/version", "health": "/health", "props": "/props", "openapi": "/openapi.json"}
 _HOSTS = (("api.openai.com", "openai"),)
+TRIES = 4  # of a generation that fails on the server's side: one that fails half of them is refused once in eight runs
 
 
 async def probe(
@@ -168,6 +169,8 @@ async def probe(
     exact = None if free or not usage else usages[1].output == ASKED_TOKENS
     bundle = _bundle(long, usages[1]) if stream else None
     warnings += _warnings(quirk, usage, exact, usages[1], bundle)
+    if asking.failures:
+        warnings.append(f"{len(asking.failures)} probing requests failed before one went well: {asking.failures[0]}")
     return Found(
         target=target,
         server=name,
@@ -191,6 +194,10 @@ class _OtherLimit(Exception):
     """The server wants the other spelling of the output limit."""
 
 
+class _Failed(TargetUnusable):
+    """A request failed as the next one may not: a server that fails now and then is to be measured, not refused."""
+
+
 class _Asking:
     """The questions of one probe, and what to say when an answer rules the target out."""
 
@@ -198,6 +205,7 @@ class _Asking:
         self.target, self._exchange, self._headers = target, exchange, headers
         self._secrets = (api_key, *(value for _, value in headers))
         self._keyed = bool(api_key or target.basic)
+        self.failures: list[str] = []  # of generations that were tried again
 
     async def get(self, path: str) -> Answer:
         return await self._exchange("GET", path, (("Accept", "application/json"), *self._headers), b"")
@@ -230,7 +238,24 @@ class _Asking:
         stream: bool,
         extra_body: Mapping[str, Any] | None,
     ) -> Reading:
-        """Generate `tokens` tokens after `text`. Raises TargetUnusable unless the answer is ok as a load's must be."""
+        """Generate `tokens` tokens after `text`. Raises TargetUnusable unless an answer is ok as a load's must be."""
+        for _ in range(TRIES - 1):
+            try:
+                return await self._generate(quirk, model, models, text, tokens, stream, extra_body)
+            except _Failed as error:
+                self.failures.append(str(error))
+        return await self._generate(quirk, model, models, text, tokens, stream, extra_body)
+
+    async def _generate(
+        self,
+        quirk: Quirk,
+        model: str,
+        models: tuple[str, ...],
+        text: str,
+        tokens: int,
+        stream: bool,
+        extra_body: Mapping[str, Any] | None,
+    ) -> Reading:
         chat = self.target.api == "chat"
         request = Request(
             id="probe",
@@ -263,7 +288,7 @@ class _Asking:
             reading.take([answer.body], 0, 0)
         if failure := reading.judge(True, False, streamed):
             said = self._clean(failure.text)
-            raise TargetUnusable(f"a probe of {tokens} tokens failed: {failure.kind}: {said}", "see the server's log")
+            raise _Failed(f"a probe of {tokens} tokens failed: {failure.kind}: {said}", "see the server's log")
         return reading
 
     def refuse(self, answer: Answer, model: str, models: tuple[str, ...]) -> NoReturn:
@@ -295,7 +320,7 @@ class _Asking:
             hint = "give the URL it leads to"
         else:
             hint = "see the server's log"
-        raise TargetUnusable(words, hint)
+        raise (_Failed if status >= 500 else TargetUnusable)(words, hint)
 
     def _clean(self, text: str) -> str:
         return self.target.redact(text, *self._secrets).strip()
