@@ -221,7 +221,8 @@ class Agenda:
         if span.lanes:
             last = span.lanes if span.chains is None else min(span.lanes, span.chains)
             for lane in range(schedule.part, last, schedule.parts):
-                heapq.heappush(self._heap, (start_ns, (span.first_chain + lane) * self._turns, index, 0, lane))
+                due = start_ns + span.begins_ns(lane)
+                heapq.heappush(self._heap, (due, (span.first_chain + lane) * self._turns, index, 0, lane))
         else:
             self._offsets = schedule.own_offsets(span)
             self._chain = span.first_chain + schedule.part - schedule.parts

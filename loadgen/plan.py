@@ -406,7 +406,8 @@ def _stage(workload: Workload, timetable: Schedule, index: int) -> heads.Stage:
 def words(arrival: Any) -> str:
     """An arrival law as one says it."""
     if isinstance(arrival, Closed):
-        return f"{arrival.concurrency} in flight (closed loop)"
+        ramp = f", begun over {arrival.ramp_ns / 1e9:g} s" if arrival.ramp_ns else ""
+        return f"{arrival.concurrency} in flight (closed loop{ramp})"
     if isinstance(arrival, Ramp):
         return f"ramp {arrival.from_rate:g}/s to {arrival.to_rate:g}/s"
     if isinstance(arrival, Gamma):

@@ -89,6 +89,11 @@ class StageSpan:
     lanes: int
     offsets: Ints  # of the chains, from the start of the stage
     turns: int
+    ramp_ns: int = 0  # over which lanes begin, evenly
+
+    def begins_ns(self, lane: Any) -> Any:
+        """When a lane (or each of an array of them) sends its first request, from the start of the stage."""
+        return self.ramp_ns * lane // self.lanes
 
     @property
     def offered_rps(self) -> float | None:
@@ -255,6 +260,7 @@ def build(workload: Workload, seed: int) -> Schedule:
             lanes=lanes,
             offsets=offsets,
             turns=count,
+            ramp_ns=getattr(stage.arrival, "ramp_ns", 0),
         )
         spans.append(span)
         start = None if start is None or span.dynamic or length is None else start + length
@@ -312,7 +318,7 @@ def _lines(schedule: Schedule, span: StageSpan, j: int, n: int, keep: NDArray[np
     due = np.full((n, turns), -1, np.int64)
     after = number - 1
     if span.lanes:
-        due[:, 0] = np.where(chain < span.lanes, start, -1)
+        due[:, 0] = np.where(chain < span.lanes, start + span.begins_ns(chain), -1)
         after[:, 0] = np.where(chain < span.lanes, -1, number[:, 0] - span.lanes * turns + turns - 1)
     else:
         due[:, 0] = start + span.offsets[chain]

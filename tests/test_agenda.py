@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from timetables import MS, S, closed, constant, gamma, poisson, workload
 
 from loadgen.agenda import Agenda, Start
-from loadgen.schedule import Schedule, build, shard
+from loadgen.schedule import Schedule, build, fingerprint, shard
 
 Service = Callable[[Start], tuple[int, bool]]  # how long a request takes, and whether it is ok
 
@@ -89,7 +89,12 @@ bounded_stages = st.lists(
     st.one_of(
         st.builds(lambda rate, count: constant(rate, count=count), st.sampled_from([5.0, 40.0]), st.integers(1, 30)),
         st.builds(lambda rate, s: poisson(rate, duration_ns=s * S), st.sampled_from([3.0, 20.0]), st.integers(1, 3)),
-        st.builds(lambda lanes, count: closed(lanes, count=count), st.integers(1, 9), st.integers(1, 40)),
+        st.builds(
+            lambda lanes, count, ramp: closed(lanes, ramp * MS, count=count),
+            st.integers(1, 9),
+            st.integers(1, 40),
+            st.sampled_from([0, 1, 700, 5_000]),
+        ),
     ),
     min_size=1,
     max_size=3,
@@ -228,6 +233,22 @@ def test_a_closed_loop_with_a_duration_ends_there_and_schedules_only_what_it_rea
     both = workload(closed(3, count=100, duration_ns=S), closed(2, count=100, duration_ns=S))  # nor with a count
     stopped = drive(Agenda(build(both, 1)), lasting(100 * MS), stop_ns=S // 2)
     assert len(stopped.all) == 15
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_lanes_begin_one_after_the_other(parts: int) -> None:
+    schedule = build(workload(constant(2.0, duration_ns=S), closed(4, 200 * MS, duration_ns=S)), 1)
+    begun: dict[int, int] = {}
+    for part in range(parts):
+        run = drive(Agenda(shard(schedule, part, parts)), lasting(300 * MS))
+        for start in run.sent:
+            if start.lane >= 0:
+                begun.setdefault(start.lane, start.due_ns)
+    assert begun == {0: S, 1: S + 50 * MS, 2: S + 100 * MS, 3: S + 150 * MS}
+    slots = [slot for slot in schedule if slot.stage == 1 and slot.due_ns >= 0] if schedule.slots else []
+    assert [slot.due_ns for slot in slots] in ([], list(begun.values()))
+    at_once = workload(constant(2.0, duration_ns=S), closed(4, duration_ns=S))
+    assert fingerprint(schedule) != fingerprint(build(at_once, 1))
 
 
 @pytest.mark.parametrize("failing", [False, True])

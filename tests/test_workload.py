@@ -178,6 +178,12 @@ BAD = [  # a line put after name and requests (lines 1 and 2), its place, what i
     ("stages: [{arrival: {closed: 2}, count: '9'}]", "3:40 (stages[0].count)", "must be a whole number", "quotes"),
     ("stages: [{arrival: {closed: 2}, warmup: 3}]", "3:41 (stages[0].warmup)", "must be true or false", ""),
     ("stages: [{arrival: {closed: 2}}]", "3:10 (stages[0])", "never ends", "--duration"),
+    (
+        "stages: [{arrival: {closed: {concurrency: 2, ramp: 3s}}, duration: 3s}]",
+        "3:10 (stages[0])",
+        "ends after 3 s, before all its lanes have begun",
+        "less than that; it is 3 s",
+    ),
     ("stages: [{arrival: {constant: inf}, duration: 3s}]", "3:10 (stages[0])", "everything at once", "--num-requests"),
     (
         "stages: [{arrival: {closed: 2}, count: 1, warmup: true}]",
@@ -386,6 +392,13 @@ def short(workload: Workload) -> list[Any]:
         ({"request_rate": "7"}, [("warm-up", Poisson(rate=7), None, 8), ("load", Poisson(rate=7), 30, None)]),
         ({"concurrency": 3, "duration": "5s", "num_requests": 9, "warmup": 0}, [("load", Closed(concurrency=3), 5, 9)]),
         (
+            {"concurrency": 3, "concurrency_ramp": "1.5", "duration": 5, "warmup": 2},
+            [
+                ("warm-up", Closed(concurrency=3, ramp_ns=3 * S // 2), 2, None),
+                ("load", Closed(concurrency=3, ramp_ns=3 * S // 2), 5, None),
+            ],
+        ),
+        (
             {"request_rate": "inf", "num_requests": 50},
             [("warm-up", Poisson(rate=4), None, 8), ("load", Constant(rate=math.inf), None, 50)],
         ),
@@ -462,6 +475,7 @@ def test_flags_change_the_rest_and_nothing_else(tmp_path: Path) -> None:
         ({"limit": ("cpu:5%",)}, "--limit cpu:5%"),
         ({"concurrency": 2, "request_rate": 3}, "--concurrency 2 --request-rate"),
         ({"concurrency": 2, "burstiness": 3}, "--concurrency 2 --burstiness"),
+        ({"concurrency_ramp": "2s", "request_rate": 3, "duration": 9}, "--concurrency-ramp 2s"),
         ({"goodput": ("goodput:99%",), "request_rate": 1, "duration": 1}, "--slo goodput:0.99"),
     ],
     ids=str,
@@ -511,6 +525,14 @@ def test_equal_recipes_have_equal_fingerprints(tmp_path: Path) -> None:
         STAGES + "slo: {ttft: 2s, at: p95}\n",
         STAGES.replace("duration", "measured: true, count: 5, duration"),
     ]
+    closed = STAGES.replace("poisson: 10/s", "closed: 4")
+    assert closed != STAGES
+    spelt = [
+        closed.replace("closed: 4", f"closed: {{concurrency: 4{ramp}}}") for ramp in ("", ", ramp: 0", ", ramp: 2s")
+    ]
+    lanes = [recipe_fingerprint(of(text, tmp_path), "server") for text in (closed, *spelt)]
+    assert lanes[0] == lanes[1] == lanes[2] != lanes[3]
+    assert of(closed, tmp_path, Overrides(concurrency_ramp="2s")).stages == of(spelt[2], tmp_path).stages
     prints = [recipe_fingerprint(of(text, tmp_path), "server") for text in other]
     assert len({base, recipe_fingerprint(of(STAGES, tmp_path), "events"), *prints}) == len(other) + 2
 
@@ -625,6 +647,7 @@ def test_the_schema_takes_the_shipped(path: Path) -> None:
 
 # What only `load` can see: names given twice, meaning across keys, sums, files, what flags could still supply.
 BEYOND = (
+    "before all its lanes",
     "twice",
     "no term",
     "never ends",

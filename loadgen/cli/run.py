@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 LOAD, TARGET, REQUESTS, CONTROL, OUTPUT = "Load", "Target", "Requests", "Control", "Output"
 
 
+ConcurrencyRamp = Annotated[
+    str | None,
+    typer.Option(
+        "--concurrency-ramp",
+        "--concurrency-ramp-duration",
+        help="Closed loop: lanes begin one after the other, evenly over this time; without it all at once.",
+    ),
+]
+
+
 def run(
     workload: Annotated[
         str | None,
@@ -54,6 +64,7 @@ def run(
             help="Closed loop: lanes. A list (1,2,4,8) runs one level after the other.",
         ),
     ] = None,
+    concurrency_ramp: ConcurrencyRamp = None,
     max_in_flight: Annotated[
         str | None,
         typer.Option("--max-in-flight", help="Open loop: a start above this many in flight is dropped and counted."),
@@ -157,6 +168,7 @@ def run(
 
     overrides = Overrides(
         request_rate=request_rate, burstiness=burstiness, max_in_flight=max_in_flight, num_requests=num_requests,
+        concurrency_ramp=concurrency_ramp,
         duration=duration, warmup=warmup, num_warmups=num_warmups, grace=grace, timeout=timeout,
         stall_timeout=stall_timeout, slo=tuple(slo or ()), goodput=tuple(goodput or ()), input_tokens=input_tokens,
         output_tokens=output_tokens, seed=seed, schedule_seed=schedule_seed, limit=tuple(limit or ()),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loadgen.cli import target
+from loadgen.cli.run import ConcurrencyRamp
 
 if TYPE_CHECKING:
     from loadgen.run import Settings
@@ -27,6 +28,7 @@ def sweep(
     request_rate: Annotated[
         str | None, typer.Option("--request-rate", "--rate", help="Open loop: 1,2,5,10 or 2,4,...,20 per second.")
     ] = None,
+    concurrency_ramp: ConcurrencyRamp = None,
     num_requests: Annotated[
         str | None,
         typer.Option(
@@ -96,9 +98,9 @@ def sweep(
     from loadgen.workload.overrides import Overrides
 
     overrides = Overrides(
-        num_requests=num_requests, duration=duration, warmup=warmup, grace=grace, timeout=timeout,
-        slo=tuple(slo or ()), goodput=tuple(goodput or ()), input_tokens=input_tokens, output_tokens=output_tokens,
-        seed=seed, limit=tuple(limit or ()),
+        concurrency_ramp=concurrency_ramp, num_requests=num_requests, duration=duration, warmup=warmup, grace=grace,
+        timeout=timeout, slo=tuple(slo or ()), goodput=tuple(goodput or ()), input_tokens=input_tokens,
+        output_tokens=output_tokens, seed=seed, limit=tuple(limit or ()),
     )  # fmt: skip
     faults: list[Fault] = []
     settings: Settings | None = None

@@ -105,6 +105,8 @@ def _stages(workload: Written, flags: Flags, faults: list[Fault], file: str, top
         stages = _under(law, stages)
     elif flags.burstiness is not None:
         stages = [_burstier(stage, flags.burstiness, faults) for stage in stages]
+    if flags.concurrency_ramp is not None and flags.concurrency is None:
+        stages = _ramped(stages, flags.concurrency_ramp, faults)
     if flags.duration is not None or flags.num_requests is not None:
         bounds = {"duration_ns": flags.duration, "count": flags.num_requests, "at_least": None}
         stages = [stage.model_copy(update=bounds) if stage.measured else stage for stage in stages]
@@ -124,7 +126,7 @@ def _law(flags: Flags, faults: list[Fault]) -> Constant | Poisson | Gamma | Clos
         faults.append(UserError(what, f"--concurrency {lanes} {other}", "to cap an open loop: --max-in-flight"))
         return None
     if lanes is not None:
-        return Closed(concurrency=lanes)
+        return Closed(concurrency=lanes, ramp_ns=flags.concurrency_ramp or 0)
     if rate is None:
         return None
     if math.isinf(rate):
@@ -159,6 +161,18 @@ def _under(law: Constant | Poisson | Gamma | Closed, stages: list[Stage]) -> lis
         elif stage is measured[0]:
             result.append(one)
     return result if measured else [*result, one]
+
+
+def _ramped(stages: list[Stage], ramp_ns: int, faults: list[Fault]) -> list[Stage]:
+    """The closed loops of the file with another ramp."""
+    if not any(isinstance(stage.arrival, Closed) for stage in stages):
+        what = "only the lanes of a closed loop begin one after the other"
+        faults.append(UserError(what, f"--concurrency-ramp {ramp_ns / 1e9:g}s", "give --concurrency 8 as well"))
+    return [
+        stage.model_copy(update={"arrival": stage.arrival.model_copy(update={"ramp_ns": ramp_ns})})
+        if isinstance(stage.arrival, Closed) else stage
+        for stage in stages
+    ]  # fmt: skip
 
 
 def _burstier(stage: Stage, burstiness: float, faults: list[Fault]) -> Stage:
@@ -261,4 +275,8 @@ def _boundless(stages: list[Stage], file: str, top: Map) -> list[Fault]:
         elif stage.duration_ns is None and stage.count is None and stage.at_least is None:
             what = f'stage "{stage.name}" never ends: it has neither duration nor count'
             faults.append(UserError(what, where(file, spot, path), _BOUND_HINT))
+        elif isinstance(law := stage.arrival, Closed) and stage.duration_ns and law.ramp_ns >= stage.duration_ns:
+            what = f'stage "{stage.name}" ends after {stage.duration_ns / 1e9:g} s, before all its lanes have begun'
+            hint = f"a ramp (--concurrency-ramp) of less than that; it is {law.ramp_ns / 1e9:g} s"
+            faults.append(UserError(what, where(file, spot, path), hint))
     return faults

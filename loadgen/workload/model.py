@@ -196,11 +196,13 @@ class Ramp(Tagged):
 
 
 class Closed(Tagged):
-    """`concurrency` lanes, each sending its next request when its last one is done."""
+    """`concurrency` lanes, each sending its next request when its last one is done; lanes begin one after the other,
+    evenly over `ramp`, by default all at once."""
 
     tag = "closed"
     short = "concurrency"
     concurrency: Annotated[int, Strict(), Field(ge=1, le=1_000_000)]
+    ramp_ns: Annotated[Duration, Field(validation_alias="ramp")] = 0
 
 
 class Replay(Tagged):
@@ -479,6 +481,8 @@ def _recipe(workload: Workload, count_source: str) -> dict[str, Any]:
         written["law"] = stage.arrival.tag
         if isinstance(stage.arrival, Replay):
             written["arrival"]["trace"]["file"] = _digest(stage.arrival.file)
+        if isinstance(stage.arrival, Closed) and not stage.arrival.ramp_ns:  # it is what it was before there were ramps
+            del written["arrival"]["closed"]["ramp_ns"]
     recipe["count_source"] = count_source
     return recipe
 

@@ -36,6 +36,7 @@ class Overrides:
     request_rate: Text = None  # 10, 10/s, 600/min, inf
     burstiness: Text = None
     concurrency: Text = None  # one level; the command line splits 1,2,4 with `levels`
+    concurrency_ramp: Text = None
     max_in_flight: Text = None
     num_requests: Text = None
     duration: Text = None
@@ -60,6 +61,7 @@ class Flags:
     request_rate: float | None = None
     burstiness: float | None = None
     concurrency: int | None = None
+    concurrency_ramp: int | None = None
     max_in_flight: int | None = None
     num_requests: int | None = None
     duration: int | None = None
@@ -223,6 +225,7 @@ _READ: dict[str, Callable[[str], Any]] = {
     "request_rate": _rate,
     "burstiness": _positive,
     "concurrency": _count(1),
+    "concurrency_ramp": _seconds,
     "max_in_flight": _count(1),
     "num_requests": _count(1),
     "duration": _some_seconds,
