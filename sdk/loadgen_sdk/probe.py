@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple, NoReturn
 
@@ -145,7 +146,7 @@ async def probe(
     async def readings(quirk: Quirk) -> list[Reading]:
         results = await asyncio.gather(
             *(
-                asking.generate(quirk, chosen, models, text, tokens, stream, extra_body)
+                asking.again(partial(asking.generate, quirk, chosen, models, text, tokens, stream, extra_body))
                 for (text, _), tokens in zip(samples, (1, ASKED_TOKENS), strict=True)
             ),
             return_exceptions=True,  # both to their end, so that the same one is always the error shown
@@ -228,6 +229,15 @@ class _Asking:
         found = re.search(r"pinned to '([^']+)'", error_text(answer.body)) if answer.status == 400 else None
         return found[1] if found else ""
 
+    async def again(self, ask: Callable[[], Awaitable[Reading]]) -> Reading:
+        """Ask up to TRIES times, as long as it fails as the next one may not."""
+        for _ in range(TRIES - 1):
+            try:
+                return await ask()
+            except _Failed as error:
+                self.failures.append(str(error))
+        return await ask()
+
     async def generate(
         self,
         quirk: Quirk,
@@ -238,24 +248,7 @@ class _Asking:
         stream: bool,
         extra_body: Mapping[str, Any] | None,
     ) -> Reading:
-        """Generate `tokens` tokens after `text`. Raises TargetUnusable unless an answer is ok as a load's must be."""
-        for _ in range(TRIES - 1):
-            try:
-                return await self._generate(quirk, model, models, text, tokens, stream, extra_body)
-            except _Failed as error:
-                self.failures.append(str(error))
-        return await self._generate(quirk, model, models, text, tokens, stream, extra_body)
-
-    async def _generate(
-        self,
-        quirk: Quirk,
-        model: str,
-        models: tuple[str, ...],
-        text: str,
-        tokens: int,
-        stream: bool,
-        extra_body: Mapping[str, Any] | None,
-    ) -> Reading:
+        """Generate `tokens` tokens after `text`. Raises TargetUnusable unless the answer is ok as a load's must be."""
         chat = self.target.api == "chat"
         request = Request(
             id="probe",
