@@ -63,16 +63,23 @@ class Sender(Protocol):
 class Waiting:
     """How long this thread has been ready to run while others had its core: Linux counts it, elsewhere it is None."""
 
-    __slots__ = ("_file",)
+    __slots__ = ("_before", "_file")
 
     def __init__(self) -> None:
         try:
             self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         except OSError:
             self._file = -1
+        self._before = self.ns()
 
     def ns(self) -> int | None:
+        """In all."""
         return int(os.pread(self._file, 64, 0).split()[1]) if self._file >= 0 else None
+
+    def since(self) -> int | None:
+        """Since this was last asked, or since it was made."""
+        before, self._before = self._before, self.ns()
+        return None if before is None or self._before is None else self._before - before
 
     def close(self) -> None:
         if self._file >= 0:
@@ -186,7 +193,6 @@ class Drive:
         self._cpu_ns = process_time_ns()
         self._cpu_start_ns = self._cpu_ns
         self._waiting: Waiting | None = None  # while it runs
-        self._waited_ns: int | None = None
         self.counters = Counters()
         self.interrupted = False
         self.stopped = False  # because a target stopped answering
@@ -203,7 +209,6 @@ class Drive:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._bug)
         self._waiting = Waiting()
-        self._waited_ns = self._waiting.ns()
         try:
             self._arm()
             self._check_over()
@@ -403,8 +408,7 @@ class Drive:
     def _sample(self, now: int) -> None:
         cpu = process_time_ns()
         span = now - self._second_from
-        waited_before, self._waited_ns = self._waited_ns, None if self._waiting is None else self._waiting.ns()
-        waited = None if waited_before is None or self._waited_ns is None else self._waited_ns - waited_before
+        waited = self._waiting.since() if self._waiting is not None else None
         counters = self.counters
         self._spool.second(
             Second(
