@@ -111,10 +111,9 @@ def append(folder: Path, one: Told) -> None:
     """The next line, alone on it whatever was cut off before."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / TOLD
-    torn = path.is_file() and not path.read_bytes().endswith(b"\n")
-    whole = path.read_bytes().rpartition(b"\n")[0] + b"\n" if torn else b""
-    if torn:
-        store.replace(path, whole if whole != b"\n" else b"")
+    before = path.read_bytes() if path.is_file() else b""
+    if not before.endswith(b"\n"):
+        store.replace(path, before[: before.rfind(b"\n") + 1])
     with path.open("ab") as file:
         file.write(msgspec.json.encode(one) + b"\n")
 
