@@ -154,7 +154,7 @@ def peak(
         kind="request_rate",
         workload=f"mlperf {asked.benchmark} {asked.scenario}",
         source_text=f"round {asked.round}, {asked.min_duration_ns / 1e9:g} s, {asked.samples} samples\n",
-        target=", ".join(endpoint.shown for endpoint in settings.endpoints),
+        target=settings.shown,
         flags={"data": data.name},
     )
     precision = 0.01 if asked.scenario == "server" else 0.03

@@ -102,6 +102,11 @@ class Settings:
         only = Endpoint(url=self.url or "", api_key=self.api_key, gpus=self.gpus, shape=self.shape, region=self.region)
         return (only,)
 
+    @property
+    def shown(self) -> str:
+        """All of them in words, without secrets."""
+        return ", ".join(endpoint.shown for endpoint in self.endpoints)
+
     def of(self, endpoint: Endpoint) -> Settings:
         """These settings for one of its endpoints alone."""
         return replace(self, url=endpoint.url, api_key=endpoint.api_key, targets=())
@@ -221,8 +226,7 @@ def describe(workload: Workload, settings: Settings) -> str:
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     timetable = schedule.build(workload, seed)
     requests = prompts.build(workload, seed, 0, tokens.load(settings.tokenizer))
-    shown = ", ".join(endpoint.shown for endpoint in settings.endpoints)
-    lines = [f"workload: {workload.name}", f"target: {shown}", f"seed: {seed}"]
+    lines = [f"workload: {workload.name}", f"target: {settings.shown}", f"seed: {seed}"]
     for index in range(len(timetable.stages)):
         stage = _stage(workload, timetable, index)
         bounds = [f"{stage.slots:,} requests"] if stage.slots is not None else []

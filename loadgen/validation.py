@@ -93,8 +93,7 @@ def run(
                 interrupted = True
                 break
     warnings = tuple(f"{one.check}: {one.found}" for one in found if one.state in (FAULT, WARNING))
-    shown = ", ".join(endpoint.shown for endpoint in settings.endpoints)
-    place = _Place(shown, started, _now(), interrupted, trouble, warnings)
+    place = _Place(settings.shown, started, _now(), interrupted, trouble, warnings)
     (folder / PLACE).write_bytes(msgspec.json.format(msgspec.json.encode(place)) + b"\n")
     return _judged(folder, checked.contract, place), folder
 

@@ -145,7 +145,7 @@ def search(
         kind="concurrency" if closed else "request_rate",
         workload=workload,
         source_text=made.source_text,
-        target=", ".join(endpoint.shown for endpoint in settings.endpoints),
+        target=settings.shown,
         flags={"slo": _words(promised), "duration": f"{length_ns / 1e9:g} s"}
         | ({"limit": ", ".join(limit)} if limit else {}),
     )

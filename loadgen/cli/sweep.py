@@ -176,7 +176,7 @@ def _run(
         kind=kind,
         workload=name,
         source_text=first.source_text,
-        target=", ".join(endpoint.shown for endpoint in settings.endpoints),
+        target=settings.shown,
         flags={field: str(value) for field, value in asdict(overrides).items() if value not in (None, ())},
     )
     told = shelf.begin(parent, plan)
