@@ -22,6 +22,10 @@ import uvloop
 from loadgen import header as heads
 from loadgen import run, store
 from loadgen.drive import Drive
+from loadgen.plan import Settings, prepare
+from loadgen.probing import find
+from loadgen.recorder import Recorder
+from loadgen.single import work
 from loadgen.workload import Overrides, load
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -47,14 +51,14 @@ def _drive(url: str, folder: Path, requests: dict[str, Any], flags: dict[str, An
     file = folder / "bench.yaml"
     file.write_text(f"name: bench\nrequests: {requests}\n".replace("'", ""))
     workload = load(str(file), Overrides(**flags))
-    settings = run.Settings(url=url)
+    settings = Settings(url=url)
     window = rig.Window()
     seen: list[Drive] = []
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(run.find(settings))
-        job, header, timetable = run.prepare(workload, settings, (found,), simulated=False, folder=folder)
+        found = runner.run(find(settings))
+        job, header, timetable = prepare(workload, settings, (found,), simulated=False, folder=folder)
         store.replace(folder / "run.json", heads.encode(header))
-        recorder = store.Recorder(folder)
+        recorder = Recorder(folder)
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         recorded = [0.0]
         started: list[int] = []
@@ -72,7 +76,7 @@ def _drive(url: str, folder: Path, requests: dict[str, Any], flags: dict[str, An
             loop.call_at(loop.time() + run.SETTLE_NS / 1e9 * 0.9, window.begin)
             return start
 
-        share = runner.run(run.work(job, 0, 1, gate, seen.append))
+        share = runner.run(work(job, 0, 1, gate, seen.append))
         window.end()
         recorder_cpu = sum(_cpu_of(int(pid)) for pid in children) - recorded[0]
     summary = run.finish(job, header, share, recorder, timetable)

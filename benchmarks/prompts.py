@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import msgspec
 
 from loadgen import prompts, tokens
+from loadgen.build_prompts import build
 from loadgen.workload import Fixed, Synthetic, Turns, Uniform
 
 START = """if True:
@@ -57,7 +58,7 @@ def main() -> None:
     print(f"{'prompts':36}{'ms / 1,000 tokens':>20}{'us / request':>15}{'us / digest':>15}")
     for name, shape in shapes.items():
         requests = Synthetic.model_construct(**{"output_tokens": Fixed(value=500), **shape})
-        made = prompts.build(SimpleNamespace(requests=requests), 1, 2, tokenizer)
+        made = build(SimpleNamespace(requests=requests), 1, 2, tokenizer)
         total, n = 0, 0
         while total < 200_000:
             total, n = total + made.asked_input(n), n + 1

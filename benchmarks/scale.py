@@ -32,8 +32,8 @@ from typing import Any
 import rig
 import scale_ray
 
-from loadgen import run, store
-from loadgen.plan import Endpoint
+from loadgen import run, single, store
+from loadgen.plan import Endpoint, Settings
 from loadgen.quantiles import Histogram
 from loadgen.sim import embedded
 from loadgen.sim.options import Options
@@ -60,7 +60,7 @@ def drive(
         urls = [stack.enter_context(embedded.start(options)).url for _ in range(servers)]
         file = Path(scratch) / "w.yaml"
         file.write_text(f"name: scale\nrequests: {{input_tokens: 20, output_tokens: {tokens}}}\n")
-        settings = run.Settings(
+        settings = Settings(
             url=urls[0], targets=tuple(Endpoint(url=url, name=url) for url in urls) if servers > 1 else (),
             model="sim", server="trtllm", workers=workers, keep=keep, ray=ray,
             out=out or Path(scratch) / "out",
@@ -291,9 +291,9 @@ print(time.process_time() - cpu, time.perf_counter() - began, resource.getrusage
 WHOLE = """
 import resource, sys, time
 from pathlib import Path
-from loadgen import store
+from loadgen import run_folder
 began, cpu = time.perf_counter(), time.process_time()
-store.summary(Path(sys.argv[1]))
+run_folder.summary(Path(sys.argv[1]))
 print(time.process_time() - cpu, time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 """
 
@@ -303,15 +303,16 @@ def records(folder: Path, count: int, targets: int = 1) -> None:
     import numpy as np
     import pyarrow.parquet as pq
 
-    from loadgen import header, metrics
-    from loadgen.record import ROW, SOURCES
+    from loadgen import header
+    from loadgen.record import BIN_NS, ROW, SOURCES
+    from loadgen.slo import Slo, Term
 
     (folder / "requests").mkdir(parents=True)
     (folder / "flows").mkdir()
     early, gap_ns = count // 10, 300_000
     made = header.Header(
         run="merge", state="finished", workers=16,
-        slo=metrics.Slo(terms=(metrics.Term(metric="ttft", limit_ns=450_000_000, quantile=0.99),)),
+        slo=Slo(terms=(Term(metric="ttft", limit_ns=450_000_000, quantile=0.99),)),
         stages=(header.Stage(name="warm-up", arrival="constant 3,333/s", slots=early, measured=False),
                 header.Stage(name="load", arrival="constant 3,333/s", slots=count - early, start_ns=early * gap_ns)),
         targets=tuple(header.Target(url=f"http://vm-{i:02}", name=f"vm-{i:02}", gpus=4) for i in range(targets)),
@@ -322,7 +323,7 @@ def records(folder: Path, count: int, targets: int = 1) -> None:
         gaps = Histogram()
         gaps.add(draw.lognormal(16.8, 0.3, 100_000).astype(np.int64))
         (folder / "flows" / f"w0.gaps.{stage}").write_bytes(gaps.to_bytes())
-        bins = np.full(count * gap_ns // metrics.BIN_NS, 7_000, "<i8")
+        bins = np.full(count * gap_ns // BIN_NS, 7_000, "<i8")
         (folder / "flows" / f"w0.timeline.{stage}").write_bytes(bins.tobytes())
     for first in range(0, count, block):
         rows = np.zeros(block, ROW)
@@ -369,7 +370,7 @@ def merge(_: argparse.Namespace) -> None:
 def rolling(flags: argparse.Namespace) -> None:
     rows = []
     for most in (1 << 40, 0):
-        run.MOST_AHEAD = most
+        single.MOST_AHEAD = most
         summary, _ = drive(
             workers=1, servers=1, streams=1, itl_ms=20, tokens=10, request_rate=str(flags.rate / 100),
             num_requests=str(int(flags.seconds * flags.rate / 100)), input_tokens="1500",

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loadgen import metrics, mlperf_data, mlperf_rules, schedule, search, seeds, uncertainty
+from loadgen import mlperf_data, mlperf_rules, schedule, search, seeds, uncertainty
 from loadgen.sim import preset as presets
 from loadgen.sim import virtual
+from loadgen.slo import Slo, Term
 from loadgen.workload import Fixed, Poisson, Stage, Synthetic, Workload
 
 S = 1_000_000_000
@@ -47,11 +48,11 @@ def world(name: str, scenario: Any) -> World:
     asked = mlperf_rules.test("llama2-70b", scenario)
     assert asked.ttft_ns is not None and asked.tpot_ns is not None
     terms = (
-        metrics.Term(metric="ttft", limit_ns=asked.ttft_ns),
-        metrics.Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns),
+        Term(metric="ttft", limit_ns=asked.ttft_ns),
+        Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns),
     )
     lengths = mlperf_data.synthetic(mlperf_rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
-    return World(presets.load(name), search.Goal(slo=metrics.Slo(terms=terms)), lengths, PRECISION[scenario])
+    return World(presets.load(name), search.Goal(slo=Slo(terms=terms)), lengths, PRECISION[scenario])
 
 
 def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any]:

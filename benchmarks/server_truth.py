@@ -24,8 +24,10 @@ from loadgen_sdk.client import Client
 from loadgen_sdk.dialects.body import body
 from loadgen_sdk.request import Request
 
-from loadgen import prompts, run, seeds, tokens
+from loadgen import seeds, tokens
+from loadgen.build_prompts import build
 from loadgen.plan import Settings
+from loadgen.probing import find
 from loadgen.workload import Overrides, load
 
 
@@ -66,9 +68,9 @@ def bare(host: str, port: int, path: str, body: bytes) -> Row:
 
 async def measure(url: str, server: str, count: int) -> tuple[list[tuple[float, float]], list[Row], list[Row]]:
     """What the server says (TTFT and E2E in ms), ours less that, the witness's less that; a row for each request."""
-    found = await run.find(Settings(url=url, server=server))
+    found = await find(Settings(url=url, server=server))
     workload = load("qa", Overrides(num_requests=str(2 * count), output_tokens="100"))
-    requests = prompts.build(workload, seeds.fresh(), seeds.fresh(), tokens.load(None))
+    requests = build(workload, seeds.fresh(), seeds.fresh(), tokens.load(None))
     extra = {"nvext": {"extra_fields": ["timing"]}} if found.server == "dynamo" else None
     theirs, ours, witness = [], [], []
     target = found.target

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import reference, schedule
-from loadgen.metrics import BIN_NS
+from loadgen.record import BIN_NS
 from loadgen.sim import preset as presets
 from loadgen.sim.preset import Constant, Preset
 from loadgen.sim.virtual import Course, simulate

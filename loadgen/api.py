@@ -160,14 +160,14 @@ def run(
 
 def load(folder: str | os.PathLike[str]) -> Result:
     """A stored run, judged again from its records. Raises UserError for a folder that holds none."""
-    from loadgen import store
+    from loadgen import run_folder, store
     from loadgen.report import machine
 
     path = Path(folder)
     kept = path / "summary.json"
     if kept.is_file() and not store.has_rows(path):
         return Result(machine.load(kept.read_bytes(), str(kept)), path)
-    return Result(store.summary(path), path)
+    return Result(run_folder.summary(path), path)
 
 
 def _workload(workload: Any, trace: Any, overrides: Overrides) -> Workload:

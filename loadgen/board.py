@@ -7,6 +7,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -57,3 +58,10 @@ class Board:
         for block in self._blocks:
             total.recent_ttft_ns.extend(block["ttft_ns"][: int(block["ttfts"])].tolist())
         return total
+
+
+class Counted(Protocol):
+    """A Drive, or the board of several workers."""
+
+    @property
+    def counters(self) -> Counters: ...

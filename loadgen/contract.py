@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, Tag, TypeAdapter, ValidationError, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, Tag, ValidationError, ValidationInfo
 
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.units import Wrong
@@ -320,35 +320,11 @@ class Draft:
     terms: tuple[tuple[str, int, Any], ...]
 
 
-def load(path: Path, *, gpus: int | None = None, env: Mapping[str, str] = os.environ) -> Checked:
-    """The checked contract of a file, or of a shipped one's bare name. Raises Faults with everything that is wrong:
-    shape, units, unknown terms and workloads, contradictions, samples that cannot support what they are to show."""
-    from loadgen import plausible
-
-    file = _find(path)
-    label = str(path) if file == path else str(file)
-    text = text_of(file, str(path))
-    top, found = _read(text, label, env)
-    source = Source(file=label, folder=file.parent, faults=found)
-    contract = None
-    try:
-        contract = Contract.model_validate(top, context=source)
-    except ValidationError as error:
-        source.faults.extend(fault(item, top, label) for item in error.errors(include_url=False))
-    drafts = _drafts(top, Source(file=label, folder=file.parent))
-    planned, here, elsewhere = plausible.check(drafts, top, label, file.parent, gpus=gpus, env=env)
-    faults = in_order([*source.faults, *here]) + elsewhere
-    if faults or contract is None:
-        raise Faults(faults)
-    levels = tuple(replace(plan, level=level) for plan, level in zip(planned, contract.levels, strict=True))
-    return Checked(contract=contract, levels=levels, text=text, file=label, folder=file.parent)
-
-
 def parse(text: str, label: str, env: Mapping[str, str] = os.environ) -> Contract:
     """The contract of a text that was checked before, for runs that are there already: shape and units alone.
 
     Raises Faults."""
-    top, found = _read(text, label, env)
+    top, found = read_text(text, label, env)
     source = Source(file=label, folder=Path(), faults=found)
     try:
         contract = Contract.model_validate(top, context=source)
@@ -365,38 +341,7 @@ def plain(value: Any) -> str | None:
     return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
 
 
-def _drafts(top: Map, source: Source) -> list[Draft]:
-    """Each level as far as it can be understood, so that one slip of the pen does not hide what else is wrong."""
-    levels = top.get("levels")
-    return [_draft(i, raw, source) for i, raw in enumerate(levels or ()) if isinstance(raw, Map)]
-
-
-def _draft(index: int, raw: Map, source: Source) -> Draft:
-    frame = Map(raw.at)
-    frame.path, frame.keys_at, frame.values_at = raw.path, raw.keys_at, raw.values_at
-    known = set(Level.keys()) - {"must", "should"}
-    frame.update((key, value) for key, value in raw.items() if key in known)
-    level = None
-    try:
-        level = Level.model_validate(frame, context=source)
-    except ValidationError:
-        pass
-    terms = []
-    for which in ("must", "should"):
-        listed = raw.get(which)
-        for place, written in enumerate(listed if isinstance(listed, list) else ()):
-            try:
-                terms.append((which, place, _ANY_TERM.validate_python(written, context=source)))
-            except ValidationError:
-                continue
-    name, workload = (plain(raw.get(key)) for key in ("name", "workload"))
-    return Draft(index=index, name=name or "", workload=workload, level=level, terms=tuple(terms))
-
-
-_ANY_TERM: TypeAdapter[Any] = TypeAdapter(Term)
-
-
-def _read(text: str, label: str, env: Mapping[str, str]) -> tuple[Map, list[Fault]]:
+def read_text(text: str, label: str, env: Mapping[str, str]) -> tuple[Map, list[Fault]]:
     return read(text, label, env, kind="contract", smallest=_EXAMPLE)
 
 
@@ -408,7 +353,7 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def _find(path: Path) -> Path:
+def find(path: Path) -> Path:
     return path if path.is_file() else shipped().get(str(path), path)
 
 

@@ -30,7 +30,7 @@ from loadgen_sdk.wire import raise_file_limit
 from loadgen import findings, hosts, seeds, tokens
 from loadgen.findings import FAULT, OK, TRIAL_TOKENS, Finding, Trial
 from loadgen.hosts import Machine
-from loadgen.run import Settings
+from loadgen.plan import Settings
 from loadgen.sim.preset import load
 
 CONNECTS = 5

@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 from loadgen.agenda import Agenda, Start
 from loadgen.bodies import Bodies
 from loadgen.header import Second
-from loadgen.metrics import BIN_NS
 from loadgen.quantiles import Histogram
-from loadgen.record import Place, row, unsent_row
+from loadgen.record import BIN_NS, Place, row, unsent_row
 from loadgen.routes import Routes
 from loadgen.schedule import Schedule
 from loadgen.store import Spool

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loadgen import mlperf
+from loadgen.early_stopping import allowed
 from loadgen.foreign import COUNTS
 from loadgen.metrics import FAILED, LOST
 from loadgen.quantiles import index
@@ -302,7 +302,7 @@ def _series(values: NDArray[np.float64], *, early: bool) -> dict[str, Any] | Non
         "percentiles": {f"{p:.1f}": float(ordered[index(n, p / 100)]) for p in _PERCENTILES},
     }
     if early:
-        over = {p: mlperf.allowed(n, p / 100) for p in _PERCENTILES if p >= 50}
+        over = {p: allowed(n, p / 100) for p in _PERCENTILES if p >= 50}
         found["early_stopping_percentiles"] = {
             f"{p:.1f}": float(ordered[n - t]) if t >= 1 else None for p, t in over.items()
         }

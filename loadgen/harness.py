@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loadgen import mlperf, mlperf_log, mlperf_rules, mlperf_run, prompts, seeds, tokens
+from loadgen import build_prompts, mlperf, mlperf_rules, mlperf_run, prompts, seeds, tokens
 from loadgen.errors import UserError
+from loadgen.foreign.loadgen_log import Log, read
+from loadgen.loadgen_spread import PERCENTILES
 
 if TYPE_CHECKING:
     from loadgen_sdk.probe import Found
@@ -167,16 +169,16 @@ def perform(
 def _perform(
     lg: Any, asked: Test, data: Data, settings: Settings, qps: float, lanes: int | None, simulated: bool
 ) -> tuple[Result, int | None]:
-    from loadgen import run
+    from loadgen.probing import find
 
     folder = settings.out
     assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
     loop = asyncio.new_event_loop()
-    found = loop.run_until_complete(run.find(settings))
+    found = loop.run_until_complete(find(settings))
     tokenizer = tokens.load(settings.tokenizer)
     workload = mlperf_run.workload(asked, data, qps=qps, lanes=lanes)
-    requests = prompts.build(workload, seeds.fresh(), seeds.fresh(), tokenizer, found.template_tokens or 0)
+    requests = build_prompts.build(workload, seeds.fresh(), seeds.fresh(), tokenizer, found.template_tokens or 0)
     offline = asked.scenario == "offline"
     carrier = Carrier(lg, asked, requests, (lanes or mlperf_run.LANES) if offline else None)
     opened = threading.Event()
@@ -184,9 +186,9 @@ def _perform(
     planned = None if offline else mlperf_rules.schedule(asked, qps).offsets
 
     async def serve() -> None:
-        from loadgen_sdk.client import Client
+        from loadgen_sdk.pool import Pool
 
-        client = Client(
+        client = Pool(
             found.target,
             model=found.model,
             quirk=found.quirk,
@@ -248,7 +250,7 @@ def _result(
     """Ours by the kernel's stamps, and what LoadGen says, in notes."""
     from loadgen.plan import version
 
-    log = mlperf_log.read(folder)
+    log = read(folder)
     trace, late_ns = _trace(carrier, planned)
     notes = [f"served by {found.target.redacted} ({found.model}); queries issued by the official LoadGen"]
     notes += mlperf_run.cautions(asked)
@@ -286,14 +288,14 @@ def _trace(carrier: Carrier, planned: Any) -> tuple[mlperf.Trace, int]:
     return trace, int(np.quantile(late, 0.99)) if n else 0
 
 
-def _beside(log: mlperf_log.Log, ours: Result) -> list[str]:
+def _beside(log: Log, ours: Result) -> list[str]:
     """LoadGen's own figures next to ours, and the difference: what Python took to tell it."""
     notes = [f"LoadGen's own result: {'VALID' if log.valid else 'INVALID'}"]
     notes += [f"LoadGen: {reason}" for reason in log.reasons]
     for name, theirs, own in (("TTFT", log.ttft, ours.ttft), ("TPOT", log.tpot, ours.tpot)):
         if theirs is None or own is None:
             continue
-        place = mlperf.PERCENTILES.index(0.99)
+        place = PERCENTILES.index(0.99)
         left, right = theirs.percentiles[place], own.percentiles[place]
         if left is not None and right is not None:
             notes.append(

@@ -8,8 +8,9 @@ from __future__ import annotations
 import msgspec
 
 from loadgen.errors import UserError
-from loadgen.metrics import Limits, Slo
+from loadgen.limits import Limits
 from loadgen.record import SCHEMA
+from loadgen.slo import Slo
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):

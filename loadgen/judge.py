@@ -17,7 +17,6 @@ from loadgen import metrics
 from loadgen.contract import Contract, Level
 from loadgen.plausible import words
 from loadgen.report import numbers as show
-from loadgen.report.junit import Case
 from loadgen.samples import Missing, Run
 from loadgen.shown import Interval
 from loadgen.yardstick import Held, Measured, Money, Yardstick
@@ -246,18 +245,3 @@ def _ends(found: Interval, unit: str) -> str:
     low = figure(found.low, unit) if math.isfinite(found.low) else "any"
     high = figure(found.high, unit) if math.isfinite(found.high) else "any"
     return f"{low} to {high}"
-
-
-def cases(validation: Validation) -> list[Case]:
-    """The terms as test cases: an undecided one, and a should that does not hold, is skipped with its reason."""
-    found = []
-    for level in validation.levels:
-        for term in level.terms:
-            outcome: Literal["passed", "failed", "skipped"] = "skipped"
-            if term.verdict == PASS:
-                outcome = "passed"
-            elif term.verdict == FAIL and term.kind == "must":
-                outcome = "failed"
-            message = f"{term.verdict}: {term.reason}"
-            found.append(Case(group=level.name, name=f"{term.kind} {term.term}", outcome=outcome, text=message))
-    return found

@@ -17,9 +17,10 @@ import numpy as np
 
 from loadgen import header as heads
 from loadgen import metrics
-from loadgen.metrics import BIN_NS, CANCELLED, OK, UNDEFINED, Columns
+from loadgen.limits import CPU_SHARE
+from loadgen.metrics import CANCELLED, OK, UNDEFINED, Columns
 from loadgen.quantiles import Histogram, index
-from loadgen.record import KINDS, ROW
+from loadgen.record import BIN_NS, KINDS, ROW
 from loadgen.report import numbers as show
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
         style = "green" if picture.good_all >= 0.99 else "yellow"
         good = f"{show.percent(picture.good_recent):<{column}}{show.percent(picture.good_all)}"
         rates.add_row("within SLO", Text(good, style=style))
-    busy = picture.cpu is not None and picture.cpu > metrics.CPU_SHARE
+    busy = picture.cpu is not None and picture.cpu > CPU_SHARE
     own = f"CPU {show.percent(picture.cpu)} of a core, send lag p99 {show.milliseconds(picture.send_lag_p99)} ms, "
     own += f"client lag p99 {show.milliseconds(picture.client_lag_p99)} ms"
     rates.add_row("generator", Text(own, style="bold red" if busy else ""))

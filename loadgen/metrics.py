@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 
 from loadgen.quantiles import SUPPORT, Histogram, index, milliseconds, name, support
-from loadgen.record import ROW, STATUSES
+from loadgen.record import BIN_NS, ROW, STATUSES
+from loadgen.slo import Slo, Term
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +22,6 @@ if TYPE_CHECKING:
 
 OK, FAILED, DROPPED, CANCELLED, LOST = range(len(STATUSES))
 
-# Limits of the verdict: beyond one of them a run is INVALID. `Limits` lets a run change them, and stores the change.
-SEND_LAG_SHARE = 0.05  # p99 send lag, of TTFT p50
-STAMP_ERROR_SHARE = 0.05  # p99 stamp error, of TTFT p50
-CPU_SHARE = 0.90  # of one core, of a worker, over any full second of the measured window
-FAILURE_SHARE = 0.01  # failed + lost, of all that were to be sent
 
 # Limits of the warnings: beyond one of them a run stays valid, and says so.
 COUNT_DISAGREEMENT = 0.02  # between two counts of the same tokens
@@ -35,32 +31,6 @@ GAP_VARIATION = 0.10  # between the planned and the real coefficient of variatio
 GAPS_NEEDED = 30  # fewer send gaps than this say nothing about their variation
 ITL_TOKENS_PER_EVENT = 0.01  # events that carry a further token, before inter-chunk gaps are no longer ITL
 STALL_NS = 1_000_000_000  # a gap between output events that a reader notices as a standstill
-
-BIN_NS = 10_000_000  # of the timeline of output events
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of the verdict that a run was judged by, as shares (0.05 is 5 %)."""
-
-    send_lag_share: float = SEND_LAG_SHARE
-    stamp_error_share: float = STAMP_ERROR_SHARE
-    cpu_share: float = CPU_SHARE
-    failure_share: float = FAILURE_SHARE
-
-
-class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """One promise: `metric` (a key of TERMS) is at most `limit_ns` at `quantile` (0.99 is p99)."""
-
-    metric: str
-    limit_ns: int
-    quantile: float = 0.99
-
-
-class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """What was promised: every term at its own quantile and, if asked for, the share of requests that meet them all."""
-
-    terms: tuple[Term, ...] = ()
-    goodput_share: float | None = None
 
 
 class TermResult(msgspec.Struct, frozen=True, kw_only=True):

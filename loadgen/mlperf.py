@@ -7,14 +7,14 @@ Results are "MLPerf-style, unofficial": `DISCLOSURE` is printed with each of the
 
 from __future__ import annotations
 
-import functools
-import math
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
+from loadgen.early_stopping import needed
 from loadgen.errors import OK, SLO_MISSED, UNSOUND
+from loadgen.loadgen_spread import PERCENTILES, Spread
 from loadgen.quantiles import index
 from loadgen.record import STATUS
 
@@ -30,57 +30,8 @@ DISCLOSURE = (
     "unregistered trademarks of MLCommons Association; see https://mlcommons.org for the official results."
 )
 
-PERCENTILES = (0.50, 0.90, 0.95, 0.97, 0.99, 0.999)
 UNRESOLVED = 1 << 62
 """The latency of a query that never completed: over every limit."""
-
-
-# -- early stopping ----------------------------------------------------------------------------------------------------
-
-
-def at_most(n: int, t: int, q: float) -> float:
-    """P[Binomial(n, q) <= t], by the terms from t downwards, which fall fast where this is small. `t` < n."""
-    log_term = (
-        math.lgamma(n + 1) - math.lgamma(t + 1) - math.lgamma(n - t + 1) + t * math.log(q) + (n - t) * math.log1p(-q)
-    )
-    total = term = 1.0
-    for k in range(t, 0, -1):
-        term *= k / (n - k + 1) * (1 - q) / q
-        total += term
-        if term < total * 1e-17:
-            break
-    return min(1.0, math.exp(log_term) * total)
-
-
-@functools.lru_cache(maxsize=4096)
-def needed(t: int, p: float = 0.99, c: float = 0.99) -> int:
-    """Queries from which `t` over the limit still pass: h + t for the smallest h where
-    P[Binomial(h + t, 1 - p) <= t] < 1 - c.
-
-    Source: loadgen/early_stopping.cc (`MinPassingQueriesFinder`).
-    """
-    low = math.ceil(t * p / (1 - p)) if t else 0  # fewer than that, and t is not even below the expectation
-    high = max(1, low)
-    while at_most(high + t, t, 1 - p) >= 1 - c:
-        low, high = high + 1, 2 * high
-    while low < high:
-        h = (low + high) // 2
-        if at_most(h + t, t, 1 - p) < 1 - c:
-            high = h
-        else:
-            low = h + 1
-    return low + t
-
-
-def allowed(n: int, p: float = 0.99, c: float = 0.99) -> int:
-    """The most that may be over the limit among `n` queries; -1 when even none is too few to tell."""
-    if needed(0, p, c) > n:
-        return -1
-    low, high = 0, max(1, int(n * (1 - p)) + 1)
-    while low < high:
-        t = (low + high + 1) // 2
-        low, high = (t, high) if needed(t, p, c) <= n else (low, t - 1)
-    return low
 
 
 # -- a run, reduced ----------------------------------------------------------------------------------------------------
@@ -94,19 +45,6 @@ class Trace(NamedTuple):
     ttft_ns: NDArray[np.int64]
     latency_ns: NDArray[np.int64]
     tokens: NDArray[np.int64]
-
-
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """A distribution as LoadGen prints it: whole ns, the mean truncated, `percentiles` in the order of PERCENTILES.
-
-    None where a percentile falls on a query that never completed.
-    """
-
-    count: int
-    min: int | None
-    max: int | None
-    mean: int | None
-    percentiles: tuple[int | None, ...]
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen import metrics, mlperf, mlperf_data, mlperf_log, mlperf_rules, probes, shelf, store
+from loadgen import mlperf, mlperf_data, mlperf_log, mlperf_rules, probes, shelf, slo, store
 from loadgen.errors import UserError
 from loadgen.record import ROW, STATUS
 from loadgen.search import Ask, Goal, Search
@@ -133,8 +133,8 @@ def peak(
     it is run, and what makes it the same search."""
     assert asked.ttft_ns is not None and asked.tpot_ns is not None
     terms = (
-        metrics.Term(metric="ttft", limit_ns=asked.ttft_ns, quantile=asked.percentile),
-        metrics.Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns, quantile=asked.percentile),
+        slo.Term(metric="ttft", limit_ns=asked.ttft_ns, quantile=asked.percentile),
+        slo.Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns, quantile=asked.percentile),
     )
 
     def make(ask: Ask) -> Workload:
@@ -143,7 +143,7 @@ def peak(
 
     runs = probes.Probes(
         folder=folder,
-        goal=Goal(slo=metrics.Slo(terms=terms), mlperf=True),
+        goal=Goal(slo=slo.Slo(terms=terms), mlperf=True),
         make=make,
         settings=settings,
         seed=asked.seeds.schedule >> 11,

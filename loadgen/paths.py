@@ -13,6 +13,10 @@ from loadgen.quantiles import QUANTILES
 if TYPE_CHECKING:
     from loadgen.summary import Summary
 
+NAMES = {"ttft": "TTFT", "tpot": "TPOT", "tpot_mlperf": "TPOT (MLPerf)", "e2e": "E2E", "itl": "ITL"}
+NAMES |= {"ttft_from_sent": "TTFT from sent", "first_answer": "First answer", "inter_chunk": "Gap between events"}
+NAMES |= {"max_gap": "Largest gap"}
+
 
 class Metric(NamedTuple):
     """Something to compare. `better`: -1 lower is, +1 higher is, 0 neither. `per_request`: its name in
@@ -32,8 +36,6 @@ SHARES = ("ok_share", "goodput.share", "tokens.cached_share", "tokens.length_mis
 def metric(path: str) -> Metric | None:
     """The metric of a path as in `summary.json` (`ttft_ms.p99`, `tokens.output_per_s`), also `ok_share`; None if there
     is no such number."""
-    from loadgen.report.text import NAMES
-
     first, _, last = path.partition(".")
     measure = first.removesuffix("_ms")
     if first.endswith("_ms") and measure in (*metrics.TERMS, "connect", "send_lag", "client_lag", "stamp_error"):

@@ -24,9 +24,13 @@ from loadgen_sdk.wire import Tls
 
 from loadgen import header as heads
 from loadgen import headroom, metrics, prompts, schedule, seeds, tokens
+from loadgen.build_prompts import build
 from loadgen.errors import Fault, Faults, UserError
+from loadgen.limits import Limits
 from loadgen.schedule import Schedule
+from loadgen.scrape import Asked
 from loadgen.sim.options import PHYSICAL
+from loadgen.slo import Slo, Term
 from loadgen.workload import Closed, Gamma, Ramp, Replay, Workload, recipe_fingerprint
 
 EVENTS_EACH = 10_000  # output events/s that `auto` gives a worker: about half of what one carries
@@ -107,6 +111,12 @@ class Settings:
         """All of them in words, without secrets."""
         return ", ".join(endpoint.shown for endpoint in self.endpoints)
 
+    @property
+    def pages(self) -> Asked:
+        """The servers' own metrics pages to read."""
+        keys = tuple(endpoint.api_key for endpoint in self.endpoints)
+        return Asked(self.server_metrics, keys, self.headers, self.tls)
+
     def of(self, endpoint: Endpoint) -> Settings:
         """These settings for one of its endpoints alone."""
         return replace(self, url=endpoint.url, api_key=endpoint.api_key, targets=())
@@ -130,7 +140,7 @@ def plan(job: Job) -> tuple[Schedule, prompts.Prompts, tokens.Tokenizer]:
     tokenizer = tokens.load(job.settings.tokenizer)
     return (
         schedule.build(job.workload, job.seed),
-        prompts.build(job.workload, job.seed, job.salt, tokenizer, job.found[0].template_tokens or 0),
+        build(job.workload, job.seed, job.salt, tokenizer, job.found[0].template_tokens or 0),
         tokenizer,
     )
 
@@ -192,7 +202,7 @@ def prepare(
         api=settings.api,
         stream=settings.stream,
         slo=slo,
-        limits=metrics.Limits(**workload.limits.model_dump()),
+        limits=Limits(**workload.limits.model_dump()),
         stages=tuple(_stage(workload, timetable, i) for i in range(len(timetable.stages))),
         fingerprints=heads.Fingerprints(
             recipe=recipe_fingerprint(workload, source), timetable=schedule.fingerprint(timetable)
@@ -225,7 +235,7 @@ def describe(workload: Workload, settings: Settings) -> str:
     """What a run would do, without touching the network: load, sizes, fingerprints."""
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     timetable = schedule.build(workload, seed)
-    requests = prompts.build(workload, seed, 0, tokens.load(settings.tokenizer))
+    requests = build(workload, seed, 0, tokens.load(settings.tokenizer))
     lines = [f"workload: {workload.name}", f"target: {settings.shown}", f"seed: {seed}"]
     for index in range(len(timetable.stages)):
         stage = _stage(workload, timetable, index)
@@ -346,22 +356,22 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _slo(workload: Workload) -> metrics.Slo | None:
+def _slo(workload: Workload) -> Slo | None:
     slo = workload.slo
     if slo is None:
         return None
-    terms = tuple(metrics.Term(metric=t.metric, limit_ns=t.limit_ns, quantile=t.quantile) for t in slo.terms)
-    return metrics.Slo(terms=terms, goodput_share=slo.goodput_share)
+    terms = tuple(Term(metric=t.metric, limit_ns=t.limit_ns, quantile=t.quantile) for t in slo.terms)
+    return Slo(terms=terms, goodput_share=slo.goodput_share)
 
 
-def _judged(slo: metrics.Slo | None, stream: bool) -> tuple[metrics.Slo | None, list[str]]:
+def _judged(slo: Slo | None, stream: bool) -> tuple[Slo | None, list[str]]:
     """The SLO without the terms that answers in one piece cannot have, and a note about those."""
     if slo is None or stream:
         return slo, []
     without = tuple(term for term in slo.terms if term.metric not in metrics.NEED_A_STREAM)
     names = ", ".join(term.metric for term in slo.terms if term.metric in metrics.NEED_A_STREAM)
     notes = [f"SLO terms not judged: {names}: answers that are not streamed have none"] if names else []
-    kept = metrics.Slo(terms=without, goodput_share=slo.goodput_share)
+    kept = Slo(terms=without, goodput_share=slo.goodput_share)
     return (kept if without or kept.goodput_share is not None else None), notes
 
 

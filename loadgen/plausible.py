@@ -7,7 +7,7 @@ levels name, and nothing else.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +48,26 @@ class _Says:
 
 
 def check(
-    drafts: Sequence[Draft], top: Map, file: str, folder: Path, *, gpus: int | None, env: Mapping[str, str]
+    drafts: Sequence[Draft],
+    top: Map,
+    file: str,
+    folder: Path,
+    *,
+    gpus: int | None,
+    env: Mapping[str, str],
+    load_prices: Callable[[Path], object],
 ) -> tuple[list[Planned], list[Fault], list[Fault]]:
-    """The plan of each level that has one; faults in the contract, and faults in the files it names."""
+    """The plan of each level that has one; faults in the contract, and faults in the files it names.
+
+    `load_prices` reads a price file, or raises Fault or Faults.
+    """
     says = _Says(top, file)
     names: dict[str, int] = {}
     for draft in drafts:
         if draft.name and draft.name in names:
             says.fault(("levels", draft.index, "name"), f'two levels are called "{draft.name}"', "give each its own")
         names.setdefault(draft.name, draft.index)
-    _prices(says, folder)
+    _prices(says, folder, load_prices)
     planned = []
     for draft in drafts:
         plan = _plan(draft, folder, says, env)
@@ -78,14 +88,12 @@ def _confidence(top: Map) -> float:
         return CONFIDENCE
 
 
-def _prices(says: _Says, folder: Path) -> None:
+def _prices(says: _Says, folder: Path, load_prices: Callable[[Path], object]) -> None:
     name = promises.plain(says.top.get("prices"))
     if name is None:
         return
-    from loadgen import pricefile
-
     try:
-        pricefile.load(folder / name)
+        load_prices(folder / name)
     except Faults as faults:
         says.elsewhere.extend(faults.faults)
     except Fault as fault:

@@ -8,19 +8,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from time import monotonic_ns
-from typing import Protocol, TextIO
+from typing import TextIO
 
+from loadgen.board import Counted
 from loadgen.drive import Counters
 
 EVERY_S = 0.5
 LINE_EVERY_S = 10.0  # where a line cannot be written over
-
-
-class Counted(Protocol):
-    """A Drive, or the board of several workers."""
-
-    @property
-    def counters(self) -> Counters: ...
 
 
 class Progress:

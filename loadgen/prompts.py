@@ -47,21 +47,6 @@ class Prompts(Protocol):
         """What the user should know about the first `n` requests."""
 
 
-def build(workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0) -> Prompts:
-    """Return the requests of a workload. `seed` decides lengths and choices, seed and salt together the text.
-
-    template_tokens: what the server adds to a prompt; only a trace's lengths, which contain it, want to know.
-    """
-    if hasattr(workload.requests, "trace"):
-        from loadgen.replay import TracePrompts
-        from loadgen.traces import read
-
-        return TracePrompts(read(workload.requests.trace), seed, salt, tokenizer, template_tokens)
-    if hasattr(workload.requests, "path"):
-        return FilePrompts(workload.requests, seed, tokenizer)
-    return SyntheticPrompts(workload.requests, seed, salt, tokenizer)
-
-
 class SyntheticPrompts:
     """Prompts of exact length, made of words that are one token each.
 

@@ -73,6 +73,8 @@ _LETTER = {"i8": "q", "i4": "i", "i2": "h", "u1": "B"}
 pack = struct.Struct("<" + "".join(_LETTER[code] for _, code, _ in FIELDS)).pack
 """Values in the order of FIELDS -> the bytes of one ROW."""
 
+BIN_NS = 10_000_000  # of the timeline of output events
+
 
 class Place(NamedTuple):
     """Which slot a record is of, in the order of the first fields of FIELDS."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import subprocess
 import sys
 from pathlib import Path
 from time import monotonic
@@ -30,6 +31,21 @@ SAVE_SECONDS = 20.0  # between two copies of the ledger on disk
 MERGE_ROWS = 1_000_000  # rows per row group of the merged file
 SAMPLE_ROWS = 100_000  # of --keep sample: at least half as many, once there were that many
 _SCATTER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: multiples of it lie evenly
+
+
+class Recorder:
+    """The process that turns rows into Parquet, or folds them, while a run goes. `finish` waits until all is done."""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "loadgen.recorder", str(folder)], stdin=subprocess.PIPE, start_new_session=True
+        )
+
+    def finish(self) -> bool:
+        """True when every row is in Parquet, or folded; the caller may then drop the spool."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self._process.wait() == 0
 
 
 class Keeping(Protocol):

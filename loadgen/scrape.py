@@ -17,7 +17,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from io import RawIOBase
 from pathlib import Path
 from time import monotonic, monotonic_ns, process_time, sleep
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loadgen_sdk.probe import Found
-
-    from loadgen.plan import Settings
+    from loadgen_sdk.wire import Tls
 
 EVERY_S = 1.0
 CPU_SHARE = 0.05  # of one core, that reading and parsing may take: many long pages are read less often
@@ -66,18 +65,26 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
 
 
-def places(settings: Settings, found: Sequence[Found]) -> tuple[Place, ...]:
-    """The pages that the settings ask for. The key of a target goes to pages on its own host and port, nowhere else."""
-    asked = settings.server_metrics
-    if "off" in asked:
+class Asked(NamedTuple):
+    """Which pages a run reads, and with what: `pages` as `--server-metrics` has them, a key (or None) per target."""
+
+    pages: tuple[str, ...]
+    keys: tuple[str | None, ...]
+    headers: tuple[tuple[str, str], ...]
+    tls: Tls
+
+
+def places(asked: Asked, found: Sequence[Found]) -> tuple[Place, ...]:
+    """The pages that are asked for. The key of a target goes to pages on its own host and port, nowhere else."""
+    if "off" in asked.pages:
         return ()
-    urls = [one for one in asked if one not in WORDS]
+    urls = [one for one in asked.pages if one not in WORDS]
     if urls:
-        return tuple(_named(url, i if len(urls) == len(found) else None, settings, found) for i, url in enumerate(urls))
+        return tuple(_named(url, i if len(urls) == len(found) else None, asked, found) for i, url in enumerate(urls))
     made: list[Place] = []
     for i, one in enumerate(found):
         paths = served.AUTO.get(one.server, ())
-        if "drain" in asked and one.server == "trtllm":
+        if "drain" in asked.pages and one.server == "trtllm":
             paths = ("/metrics",)
         if paths:
             target = one.target
@@ -87,9 +94,9 @@ def places(settings: Settings, found: Sequence[Found]) -> tuple[Place, ...]:
                 continue  # the same server under another key: its page is read once
             made.append(
                 Place(
-                    target=i, host=target.host, port=target.port, tls=target.tls, headers=_headers(settings, i, one),
+                    target=i, host=target.host, port=target.port, tls=target.tls, headers=_headers(asked, i, one),
                     paths=tuple(target.beside(path) for path in paths), shown=shown,
-                    drains="drain" in asked,
+                    drains="drain" in asked.pages,
                 )
             )  # fmt: skip
     return tuple(made)
@@ -113,7 +120,7 @@ def check(asked: Sequence[str]) -> UserError | None:
     return None
 
 
-def _named(url: str, target: int | None, settings: Settings, found: Sequence[Found]) -> Place:
+def _named(url: str, target: int | None, asked: Asked, found: Sequence[Found]) -> Place:
     import base64
     from urllib.parse import unquote
 
@@ -121,7 +128,7 @@ def _named(url: str, target: int | None, settings: Settings, found: Sequence[Fou
     host, tls = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if tls else 80)
     own = next((i for i, one in enumerate(found) if (one.target.host, one.target.port) == (host, port)), None)
-    headers = _headers(settings, own, found[own]) if own is not None else {}
+    headers = _headers(asked, own, found[own]) if own is not None else {}
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
         headers = {**headers, "Authorization": f"Basic {base64.b64encode(pair).decode()}"}
@@ -139,12 +146,12 @@ def _named(url: str, target: int | None, settings: Settings, found: Sequence[Fou
     )
 
 
-def _headers(settings: Settings, target: int, found: Found) -> dict[str, str]:
-    key = settings.of(settings.endpoints[target]).api_key
+def _headers(asked: Asked, target: int, found: Found) -> dict[str, str]:
+    key = asked.keys[target]
     made = {"Authorization": f"Bearer {key}"} if key else {}
     if found.target.basic:
         made["Authorization"] = found.target.basic
-    return {**made, **dict(settings.headers)}
+    return {**made, **dict(asked.headers)}
 
 
 # -- the process ---------------------------------------------------------------------------------------------------
@@ -267,11 +274,11 @@ def follow(folder: Path, source: RawIOBase, said: IO[bytes]) -> None:
 class Scraper:
     """The process that reads the pages of a run, from the command that started the run; none where nothing is read."""
 
-    def __init__(self, folder: Path, settings: Settings, found: Sequence[Found]) -> None:
-        self._off = "off" in settings.server_metrics
+    def __init__(self, folder: Path, asked: Asked, found: Sequence[Found]) -> None:
+        self._off = "off" in asked.pages
         self._process: subprocess.Popen[bytes] | None = None
-        asked = places(settings, found)
-        if not asked:
+        pages = places(asked, found)
+        if not pages:
             return
         with suppress(OSError):  # no room for another process: no page is read
             self._process = subprocess.Popen(
@@ -281,8 +288,8 @@ class Scraper:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is the run's affair
             )
-        tls = settings.tls
-        job = Job(places=asked, verify=tls.verify, ca=tls.ca, cert=tls.cert, key=tls.key)
+        tls = asked.tls
+        job = Job(places=pages, verify=tls.verify, ca=tls.ca, cert=tls.cert, key=tls.key)
         self._tell(msgspec.json.encode(job) + b"\n")
 
     def pages(self) -> tuple[str, ...] | None:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen import metrics, mlperf, uncertainty
-from loadgen.metrics import Columns, Slo
+from loadgen import early_stopping, metrics, uncertainty
+from loadgen.metrics import Columns
 from loadgen.quantiles import support
+from loadgen.slo import Slo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,7 +63,10 @@ class Goal:
         """Per name, the most misses that `n` requests allow; -1 when even none is too few."""
         most = [n - 1 - min(int(n * term.quantile), n - 1) for term in self.slo.terms]
         if self.mlperf:
-            most = [min(one, mlperf.allowed(n, term.quantile)) for one, term in zip(most, self.slo.terms, strict=True)]
+            most = [
+                min(one, early_stopping.allowed(n, term.quantile))
+                for one, term in zip(most, self.slo.terms, strict=True)
+            ]
         if self.slo.goodput_share is not None:
             most.append(n - math.ceil(self.slo.goodput_share * n - 1e-9))
         return tuple(most)

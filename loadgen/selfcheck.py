@@ -369,6 +369,9 @@ def _drive(url: str, workload: Workload, folder: Path) -> _Drove:
     from loadgen import header as heads
     from loadgen import run as runs
     from loadgen import store
+    from loadgen.plan import Settings, prepare
+    from loadgen.probing import find
+    from loadgen.single import work
 
     starts: list[int] = []
 
@@ -377,12 +380,12 @@ def _drive(url: str, workload: Workload, folder: Path) -> _Drove:
         starts.append(monotonic_ns() + runs.SETTLE_NS)
         return starts[0]
 
-    settings = runs.Settings(url=url)
+    settings = Settings(url=url)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(runs.find(settings))
-        job, header, _ = runs.prepare(workload, settings, (found,), simulated=True, folder=folder)
+        found = runner.run(find(settings))
+        job, header, _ = prepare(workload, settings, (found,), simulated=True, folder=folder)
         store.replace(folder / "run.json", heads.encode(header))
-        runner.run(runs.work(job, 0, 1, gate))
+        runner.run(work(job, 0, 1, gate))
     end_ns = monotonic_ns()
     stored = store.read(folder)
     return _Drove(rows=stored.rows, summary=summarize(*stored), run_id=job.run_id, start_ns=starts[0], end_ns=end_ns)

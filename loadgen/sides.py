@@ -5,10 +5,11 @@ What cannot be compared is said here: a folder that is no run, runs that are no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from loadgen import store
+from loadgen import run_folder, store
 from loadgen.compare import Run, Side
 from loadgen.errors import Faults, UserError
 from loadgen.report import machine
@@ -24,13 +25,28 @@ LEFT_BY_OTHERS = (
 """The file in a folder of another tool that holds its figures."""
 
 
-def read(paths: list[Path]) -> list[Side]:
-    """One side each, named by as much of its path as tells them apart. Raises Faults with everything that is wrong."""
+class Reported(Protocol):
+    """What another tool has reported, as its reader leaves it: figures by path, and how it counts."""
+
+    @property
+    def tool(self) -> str: ...
+    @property
+    def counts(self) -> str: ...
+    @property
+    def figures(self) -> Mapping[str, float]: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+
+def read(paths: list[Path], read_other: Callable[[Path], Reported]) -> list[Side]:
+    """One side each, named by as much of its path as tells them apart. Raises Faults with everything that is wrong.
+
+    `read_other` reads a file of another tool. Raises UserError."""
     faults = []
     sides = []
     for path, name in zip(paths, names(paths), strict=True):
         try:
-            sides.append(_side(path, name))
+            sides.append(_side(path, name, read_other))
         except UserError as fault:
             faults.append(fault)
     if faults:
@@ -48,12 +64,12 @@ def names(paths: list[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def _side(path: Path, name: str) -> Side:
+def _side(path: Path, name: str, read_other: Callable[[Path], Reported]) -> Side:
     other = by_another_tool(path)
     if other is not None:
-        from loadgen import foreign
-
-        return foreign.side(foreign.read(other), name)
+        told = read_other(other)
+        notes = (f"figures of {told.tool}: {told.counts}", *told.notes)
+        return Side(name=name, told=dict(told.figures), notes=notes)
     if is_run(path):
         return Side(name=name, runs=(run(path),))
     folders = sorted(filter(is_run, path.glob("*/"))) if path.is_dir() else []
@@ -115,7 +131,7 @@ def run(folder: Path) -> Run:
     """A run as far as it got; of one that kept its summary alone, that. Raises UserError."""
     path = folder / "summary.json"
     if not has_records(folder) and (path.is_file() or (folder / "run.json").is_file()):
-        kept = machine.load(path.read_bytes(), str(path)) if path.is_file() else store.summary(folder)
+        kept = machine.load(path.read_bytes(), str(path)) if path.is_file() else run_folder.summary(folder)
         return Run(name=folder.name, summary=kept)
     stored = store.read(folder)
     return Run(name=folder.name, summary=summarize(*stored), header=stored.header, rows=stored.rows)

@@ -23,8 +23,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -35,15 +33,12 @@ from numpy.typing import NDArray
 from loadgen import header as heads
 from loadgen import seen, served
 from loadgen.errors import Fault, Faults, UserError
-from loadgen.ledger import Ledger
-from loadgen.metrics import BIN_NS
 from loadgen.quantiles import Histogram, bucket
-from loadgen.record import FIELDS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
+from loadgen.record import BIN_NS, FIELDS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadgen.summary import Summary
 
 MERGED = "requests.parquet"
 LAZY_ROWS = 1_000_000  # from here on a summary is made from columns, not from rows in memory
@@ -371,32 +366,6 @@ def has_rows(folder: Path) -> bool:
     return any((folder / "requests").glob("*.parquet")) or any(folder.glob("spool/*.rows"))
 
 
-def summary(folder: Path) -> Summary:
-    """What is true of a run, from its rows or from what they were folded into. Raises UserError as `read` does."""
-    from loadgen import soak
-    from loadgen.summary import summarize
-
-    stored = read_lightly(folder)
-    ledger = folder / "flows" / LEDGER
-    if stored.header.keep == "raw" or not ledger.exists():
-        return with_server(folder, summarize(*stored))
-    kept = Ledger.from_bytes(ledger.read_bytes(), stored.header)
-    return with_server(folder, soak.summarize(stored.header, kept, stored.gaps, stored.timeline, stored.seconds))
-
-
-def with_server(folder: Path, summary: Summary) -> Summary:
-    """The summary beside what the servers said, when they said anything."""
-    whole = summary.window.whole.duration_s
-    rate = summary.tokens.whole_output_per_s
-    said = served.summarize(server(folder), None if whole is None or rate is None else round(whole * rate))
-    if said is None:
-        return summary
-    judged = summary.verdict
-    if warning := served.warning(said):
-        judged = msgspec.structs.replace(judged, warnings=(*judged.warnings, warning))
-    return msgspec.structs.replace(summary, server=said, verdict=judged)
-
-
 def _many(merged: Path) -> bool:
     return len(Frame([merged])) > LAZY_ROWS
 
@@ -512,21 +481,6 @@ def _numbers(name: str, column: Any, texts: dict[str, int]) -> NDArray[Any]:
     else:
         numbers = (column.fill_null(-1) if column.null_count else column).to_numpy(zero_copy_only=False)
     return numbers
-
-
-class Recorder:
-    """The process that turns rows into Parquet, or folds them, while a run goes. `finish` waits until all is done."""
-
-    def __init__(self, folder: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "loadgen.recorder", str(folder)], stdin=subprocess.PIPE, start_new_session=True
-        )
-
-    def finish(self) -> bool:
-        """True when every row is in Parquet, or folded; the caller may then drop the spool."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        return self._process.wait() == 0
 
 
 def drop_spool(folder: Path) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 from loadgen import drift, metrics, tally, verdict
 from loadgen.drift import Drift
 from loadgen.header import Fingerprints, Host, Target
-from loadgen.metrics import OK, Columns, Goodput, Limits, Load, Window
+from loadgen.limits import Limits
+from loadgen.metrics import OK, Columns, Goodput, Load, Window
 from loadgen.quantiles import Distribution, Histogram, exact
 from loadgen.record import KINDS
 from loadgen.served import Served

@@ -26,6 +26,7 @@ from loadgen.judge import Validation
 from loadgen.plan import Settings, version
 from loadgen.quantiles import Histogram
 from loadgen.report import junit, machine, verdict_page
+from loadgen.report.verdict_page import cases
 from loadgen.samples import Run
 from loadgen.shown import Interval
 from loadgen.summary import Summary
@@ -119,7 +120,7 @@ def _judged(folder: Path, contract: Contract, place: _Place) -> Validation:
     validation = _verdict(folder, contract, place)
     store.replace(folder / VERDICT, msgspec.json.format(msgspec.json.encode(validation)) + b"\n")
     store.replace(folder / PAGE, verdict_page.render(validation).encode())
-    store.replace(folder / JUNIT, junit.render(contract.name, judge.cases(validation)).encode())
+    store.replace(folder / JUNIT, junit.render(contract.name, cases(validation)).encode())
     store.replace(folder / MANIFEST, _manifest(folder).encode())
     return validation
 

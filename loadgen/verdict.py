@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import loadgen.errors as codes
 from loadgen import metrics
+from loadgen.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from loadgen.header import Second
-    from loadgen.metrics import Goodput, Limits, Load, Window
+    from loadgen.limits import Limits
+    from loadgen.metrics import Goodput, Load, Window
     from loadgen.quantiles import Distribution
 
 IDLE_SHARE = 0.5  # of a core: a worker that never used more was late for reasons outside it
@@ -114,7 +116,7 @@ def reasons(
 
 def changed(limits: Limits) -> Iterator[str]:
     """A warning for each limit that is not the default one."""
-    defaults = metrics.Limits()
+    defaults = Limits()
     for field in defaults.__struct_fields__:
         value, default = getattr(limits, field), getattr(defaults, field)
         if value != default:

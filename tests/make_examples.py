@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.header import Fingerprints, Header, Host, Second, Stage, Target
-from loadgen.metrics import BIN_NS, Slo, Term
 from loadgen.quantiles import Histogram
-from loadgen.record import FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
+from loadgen.record import BIN_NS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 from loadgen.report import machine
+from loadgen.slo import Slo, Term
 from loadgen.summary import Summary, summarize
 
 DATA = Path(__file__).parent / "data"

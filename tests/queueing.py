@@ -10,10 +10,11 @@ from make_examples import MS, S, blank, stream
 from numpy.typing import NDArray
 
 from loadgen.header import Header, Stage, Target
-from loadgen.metrics import Limits, Slo
+from loadgen.limits import Limits
 from loadgen.quantiles import Histogram
 from loadgen.record import KINDS, SOURCES, STATUSES
 from loadgen.samples import Run
+from loadgen.slo import Slo
 from loadgen.summary import summarize
 
 TOKENS = 200

@@ -11,8 +11,9 @@ from queueing import TOKENS, rows
 from loadgen import header as heads
 from loadgen import store
 from loadgen.header import Fingerprints, Header, Host, Second, Stage, Target
-from loadgen.metrics import BIN_NS, Slo, Term
 from loadgen.quantiles import Histogram
+from loadgen.record import BIN_NS
+from loadgen.slo import Slo, Term
 
 S = 1_000_000_000
 

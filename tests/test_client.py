@@ -21,11 +21,12 @@ import msgspec
 import pytest
 import trustme
 import uvloop
-from loadgen_sdk.client import CONNECT_NS, Client, Event
+from loadgen_sdk.client import Client, Event
 from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.errors import RequestFailed, TargetUnusable
 from loadgen_sdk.exchange import Exchange
+from loadgen_sdk.pool import CONNECT_NS
 from loadgen_sdk.request import Completion, Failure, Request
 from loadgen_sdk.target import Target
 from loadgen_sdk.wire import FOREVER, Tls, Wire

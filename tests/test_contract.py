@@ -19,13 +19,14 @@ from queueing import fail, rows, run
 from loadgen import judge, shown, uncertainty, validation
 from loadgen import run as runs
 from loadgen.cli import main
-from loadgen.contract import load, parse, shipped
+from loadgen.contract import parse, shipped
 from loadgen.errors import Faults, UserError
 from loadgen.judge import FAIL, INCONCLUSIVE, PASS, Judgement, Validation
-from loadgen.metrics import Slo, Term
+from loadgen.load_contract import load
 from loadgen.plan import Settings
 from loadgen.report import verdict_page
 from loadgen.shown import Interval
+from loadgen.slo import Slo, Term
 from loadgen.yardstick import Measured
 
 ALL_WRONG = """\

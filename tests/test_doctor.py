@@ -17,7 +17,7 @@ from loadgen import doctor, findings
 from loadgen.errors import UserError
 from loadgen.findings import FAULT, NOTE, OK, UNKNOWN, WARNING, Finding, Trial
 from loadgen.hosts import Machine, host
-from loadgen.run import Settings
+from loadgen.plan import Settings
 from loadgen.sim.embedded import start
 from loadgen.sim.options import Options
 

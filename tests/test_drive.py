@@ -19,8 +19,9 @@ import uvloop
 from loadgen_sdk.request import Completion, Failure, Usage
 from loadgen_sdk.wire import Wire
 
-from loadgen import prompts, schedule, tokens
+from loadgen import schedule, tokens
 from loadgen.bodies import Bodies
+from loadgen.build_prompts import build
 from loadgen.drive import Drive, Waiting
 from loadgen.header import Header, Stage, encode
 from loadgen.record import KINDS, STATUSES
@@ -110,7 +111,7 @@ def run(
     async def work() -> tuple[Paper, schedule.Schedule, Drive]:
         timetable = schedule.build(made, 7)
         client = Paper(answer)
-        requests = prompts.build(made, 7, 1, tokens.load(None))
+        requests = build(made, 7, 1, tokens.load(None))
         bodies = Bodies(
             requests, lambda request: str(request.messages or request.prompt).encode(), len(timetable.stages)
         )

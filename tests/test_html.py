@@ -18,9 +18,11 @@ from loadgen.cli import main
 from loadgen.header import Fingerprints, Header, Stage, Target
 from loadgen.metrics import UNDEFINED, Columns
 from loadgen.quantiles import Histogram, support
+from loadgen.recorder import Recorder
 from loadgen.report import curves, html, page, words
 from loadgen.report import figures as drawn
 from loadgen.report.others import reported
+from loadgen.run_folder import with_server
 from loadgen.served import FILE, UP, Sample
 from loadgen.summary import Summary, summarize
 
@@ -29,7 +31,7 @@ S = 1_000_000_000
 
 def page_of(folder: Path) -> str:
     stored = store.read(folder)
-    summary = store.with_server(folder, summarize(*stored))
+    summary = with_server(folder, summarize(*stored))
     made = drawn.figures(*stored, store.heat(folder), store.HEAT_EDGES_NS)
     others = reported(summary, stored.header, stored.rows, stored.gaps)
     return html.render(summary, stored.header, made, others, store.server(folder))
@@ -285,7 +287,7 @@ def test_records_that_are_damaged_and_runs_that_are_mixed_get_a_sentence(
     runs.write(tmp_path / "both" / "b", workload="other", fingerprints=Fingerprints(recipe="0"), slo=None)
     assert exits("report", str(tmp_path / "both")) == 2
     assert "runs of different work in one folder: a and b differ in workload, SLO" in capsys.readouterr().err
-    recorder = store.Recorder(one)
+    recorder = Recorder(one)
     assert recorder.finish()
     store.drop_spool(one)
     file = one / "requests" / store.MERGED

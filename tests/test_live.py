@@ -19,8 +19,8 @@ from rich.console import Console
 from loadgen import store
 from loadgen.header import Second, Stage, Target
 from loadgen.live import RECENT_S, Live, Node, Tail, View, draw
-from loadgen.metrics import Slo, Term
 from loadgen.quantiles import BOUND, SUPPORT
+from loadgen.slo import Slo, Term
 from loadgen.summary import summarize
 
 S = 1_000_000_000

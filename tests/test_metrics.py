@@ -9,9 +9,10 @@ from make_examples import blank
 from numpy.typing import NDArray
 
 from loadgen import metrics
-from loadgen.metrics import BIN_NS, Columns, Slo, Span, Term
+from loadgen.metrics import Columns, Span
 from loadgen.quantiles import Histogram
-from loadgen.record import STATUSES
+from loadgen.record import BIN_NS, STATUSES
+from loadgen.slo import Slo, Term
 
 S = 1_000_000_000
 instant = st.one_of(st.just(-1), st.integers(0, 10**12))

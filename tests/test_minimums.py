@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen import arrivals, prompts, schedule, tokens
+from loadgen import arrivals, schedule, tokens
+from loadgen.build_prompts import build
 from loadgen.errors import Faults
 from loadgen.workload import Overrides, load, recipe_fingerprint
 
@@ -37,7 +38,7 @@ def test_the_timetable_meets_both_minimums_in_whole_passes(file: Path) -> None:
 
 
 def test_listed_lengths_come_in_order_as_pairs_and_again(file: Path) -> None:
-    made = prompts.build(load(str(file)), 3, 4, tokens.load())
+    made = build(load(str(file)), 3, 4, tokens.load())
     assert [(made[i].input_tokens, made[i].max_tokens) for i in range(5)] == [
         (10, 5), (20, 6), (30, 7), (10, 5), (20, 6)
     ]  # fmt: skip

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen import mlperf, mlperf_log, mlperf_rules
+from loadgen.early_stopping import allowed, needed
 from loadgen.errors import UserError
+from loadgen.foreign.loadgen_log import parse, read
 from loadgen.mlperf import Reply, Trace
 
 MS = 1_000_000
@@ -40,9 +42,9 @@ def test_last_query_of_the_first_official_run() -> None:
     ("t", "n"), [(0, 459), (1, 662), (2, 838), (5, 1307), (10, 2010), (11, 2144), (100, 12571), (1000, 107569)]
 )
 def test_queries_needed_for_so_many_over_the_limit(t: int, n: int) -> None:
-    assert mlperf.needed(t) == n
-    assert mlperf.allowed(n) == t
-    assert mlperf.allowed(n - 1) == t - 1
+    assert needed(t) == n
+    assert allowed(n) == t
+    assert allowed(n - 1) == t - 1
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_queries_needed_for_so_many_over_the_limit(t: int, n: int) -> None:
     [(458, -1), (600, 0), (1000, 2), (5000, 33), (24576, 209), (49152, 440), (100000, 927), (245760, 2343)],
 )
 def test_most_that_may_be_over_the_limit(n: int, t: int) -> None:
-    assert mlperf.allowed(n) == t
+    assert allowed(n) == t
 
 
 LIMITS = [  # benchmark, scenario, TTFT ms, TPOT ms
@@ -146,7 +148,7 @@ def test_early_stopping_fails_where_the_percentile_passes() -> None:
     result = mlperf.reduce(run, SMALL)
     check = result.check("ttft")
     assert (check.met, check.early_stopping_met, check.over) == (True, False, 9)
-    assert check.more == mlperf.needed(9) - 1000
+    assert check.more == needed(9) - 1000
     assert (result.valid, result.exit_code) == (False, 1)
     assert f"{check.more:,} more queries" in result.reasons[0].text
 
@@ -254,7 +256,7 @@ def _generation_1(text: str) -> str:
 def test_a_written_log_reads_back(generation: int) -> None:
     result, summary, detail = _written(ttft=3 * S, latency=4 * S)
     assert summary.startswith("MLPerf-style, unofficial")
-    log = mlperf_log.parse(_generation_1(summary) if generation == 1 else summary, detail)
+    log = parse(_generation_1(summary) if generation == 1 else summary, detail)
     assert log.generation == generation
     assert (log.latency, log.ttft, log.tpot) == (result.latency, result.ttft, result.tpot)
     assert log.tokens_per_s == pytest.approx(result.completed_tokens_per_s, abs=0.01)
@@ -267,14 +269,14 @@ def test_a_simulated_log_says_so(tmp_path: Path) -> None:
     result = mlperf.reduce(trace(1000), SMALL, simulated=True)
     summary, detail = mlperf_log.write(tmp_path, result, SMALL, sut="rack", version="1")
     assert "SIMULATED" in summary.read_text().splitlines()[1]
-    assert mlperf_log.read(tmp_path).sut == "SIMULATED rack"
+    assert read(tmp_path).sut == "SIMULATED rack"
     assert "unofficial" in detail.read_text().splitlines()[0]
 
 
 @given(st.text(max_size=300))
 def test_any_other_text_is_refused_by_name(text: str) -> None:
     with pytest.raises(UserError):
-        mlperf_log.parse(text)
+        parse(text)
 
 
 @given(st.data())
@@ -283,7 +285,7 @@ def test_damaged_logs_never_raise_anything_else(data: st.DataObject) -> None:
     cut, place = data.draw(st.integers(0, len(summary))), data.draw(st.integers(0, len(detail)))
     noise = data.draw(st.text(max_size=20))
     try:
-        mlperf_log.parse(summary[:cut] + noise + summary[cut:], detail[:place] + noise)
-        mlperf_log.parse(summary[:cut] + noise, detail[place:])
+        parse(summary[:cut] + noise + summary[cut:], detail[:place] + noise)
+        parse(summary[:cut] + noise, detail[place:])
     except UserError:
         pass

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from loadgen import mlperf, mlperf_log, mlperf_rules
+from loadgen.foreign import loadgen_log
+from loadgen.foreign.loadgen_log import Log
 
 lg = pytest.importorskip("mlperf_loadgen", reason="needs the optional package mlcommons-loadgen")
 
@@ -28,7 +30,7 @@ TOO_LONG_NS = 3_600 * 10**9
 class Official(NamedTuple):
     """What LoadGen has made of a run, and the run itself."""
 
-    log: mlperf_log.Log
+    log: Log
     text: str
     trace: mlperf.Trace
 
@@ -70,7 +72,7 @@ def official(
     worker.join()
     lg.DestroyQSL(qsl)
     lg.DestroySUT(sut)
-    log = mlperf_log.read(folder)
+    log = loadgen_log.read(folder)
     return Official(log, (folder / mlperf_log.SUMMARY).read_text(), (read or _trace)(folder, tokens))
 
 

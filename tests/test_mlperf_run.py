@@ -13,6 +13,8 @@ import pytest
 from loadgen import capacity, harness, mlperf, mlperf_log, mlperf_rules, mlperf_run, run, schedule
 from loadgen.cli import main
 from loadgen.errors import UserError
+from loadgen.foreign.loadgen_log import read
+from loadgen.plan import Settings
 from loadgen.sim import embedded
 from loadgen.sim.options import Options
 from loadgen.workload import Closed
@@ -35,10 +37,11 @@ def test_the_workload_of_an_official_run_has_its_schedule() -> None:
 
 
 def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
-    from loadgen import mlperf_data, prompts, tokens
+    from loadgen import mlperf_data, tokens
+    from loadgen.build_prompts import build
 
     data = mlperf_run.synthetic(SERVER)
-    requests = prompts.build(mlperf_run.workload(SERVER, data, qps=1.0), 1, 2, tokens.load())
+    requests = build(mlperf_run.workload(SERVER, data, qps=1.0), 1, 2, tokens.load())
     lengths = mlperf_data.synthetic(mlperf_rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
     first = mlperf_data.issue_order(SERVER)[0]
     one, again = requests[0], requests[SERVER.samples]
@@ -49,7 +52,7 @@ def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
 
 def _judged(folder: Path, qps: float, asked: mlperf_rules.Test = SMALL) -> mlperf.Result:
     data = mlperf_run.synthetic(SERVER)
-    settings = run.Settings(url="sim:gb200-vm", out=folder)
+    settings = Settings(url="sim:gb200-vm", out=folder)
     summary, where = run.execute(mlperf_run.workload(asked, data, qps=qps), settings)
     return mlperf_run.judge(where, asked, summary, data_name=data.name, qps=qps)
 
@@ -61,7 +64,7 @@ def test_a_simulated_run_is_judged_and_says_what_it_is(tmp_path: Path) -> None:
     assert any("below the rules' 600 s" in note for note in result.notes)
     stored = mlperf_run.read(tmp_path)
     assert stored == result
-    log = mlperf_log.read(tmp_path)
+    log = read(tmp_path)
     assert (log.ttft, log.tpot, log.unofficial) == (result.ttft, result.tpot, True)
     assert log.sut.startswith("SIMULATED")
     begin = (tmp_path / mlperf_log.SUMMARY).read_text().partition("=====")[0]
@@ -85,7 +88,7 @@ def test_offline_over_lanes_counts_from_the_start(tmp_path: Path) -> None:
     data = mlperf_run.synthetic(SERVER)
     made = mlperf_run.workload(asked, data, qps=1.0, lanes=16)
     assert made.stages[0].arrival == Closed(concurrency=16)
-    summary, folder = run.execute(made, run.Settings(url="sim:gb200-vm", out=tmp_path))
+    summary, folder = run.execute(made, Settings(url="sim:gb200-vm", out=tmp_path))
     result = mlperf_run.judge(folder, asked, summary, data_name=data.name, qps=1.0)
     assert (result.queries, result.valid) == (300, True)
     assert result.latency.max is not None
@@ -252,7 +255,7 @@ INSTALLED = importlib.util.find_spec("mlperf_loadgen") is not None
 @pytest.mark.skipif(INSTALLED, reason="about a machine without the package")
 def test_without_the_package_the_harness_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not installed") as caught:
-        harness.perform(SMALL, mlperf_run.synthetic(SERVER), run.Settings(out=tmp_path), qps=1.0)
+        harness.perform(SMALL, mlperf_run.synthetic(SERVER), Settings(out=tmp_path), qps=1.0)
     assert "loadgen[mlperf]" in caught.value.hint
 
 
@@ -260,9 +263,9 @@ def test_without_the_package_the_harness_says_what_to_install(tmp_path: Path) ->
 def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     asked = dataclasses.replace(SERVER, min_duration_ns=10**9, min_queries=20)
     data, asked = mlperf_run.official(asked, _small_data(tmp_path, 20), tmp_path)
-    settings = run.Settings(out=tmp_path / "run", embedded={"ttft": "20ms", "flood": True})
+    settings = Settings(out=tmp_path / "run", embedded={"ttft": "20ms", "flood": True})
     result, _ = harness.perform(asked, data, settings, qps=40.0)
-    log = mlperf_log.read(tmp_path / "run")
+    log = read(tmp_path / "run")
     planned = mlperf_rules.schedule(asked, 40.0)
     assert result.queries == log.queries == len(planned.offsets)
     assert log.detail["generated_query_duration"] == planned.end_ns
@@ -270,4 +273,4 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     assert result.resolved == result.queries
     assert result.ttft is not None and log.ttft is not None
     assert any("by LoadGen's stamps" in note for note in result.notes)
-    assert mlperf_log.read(tmp_path / "run" / harness.OWN).unofficial
+    assert read(tmp_path / "run" / harness.OWN).unofficial

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from test_tokens import train
 
 from loadgen import lengths, prompts, tokens, workload
+from loadgen.build_prompts import build
 from loadgen.workload import Empirical, Fixed, FromFile, LogNormal, Normal, Synthetic, Turns, Uniform
 
 CL100K = tokens.load(None)
@@ -22,7 +23,7 @@ UNIFORM = Uniform(min=0, max=400)
 def built(seed=1, salt=2, tokenizer=CL100K, **requests):
     requests = {"input_tokens": Fixed(value=50), "output_tokens": Fixed(value=20), **requests}
     model = FromFile if "path" in requests else Synthetic
-    return prompts.build(SimpleNamespace(requests=model.model_construct(**requests)), seed, salt, tokenizer)
+    return build(SimpleNamespace(requests=model.model_construct(**requests)), seed, salt, tokenizer)
 
 
 def talk(count=4, tool=500, history="scripted"):
@@ -116,12 +117,12 @@ def test_the_system_message_is_the_same_for_all():
 
 @pytest.mark.parametrize(("name", "prompt_and_answers"), [("qa", 650), ("rag", 2502), ("summarization", 2500)])
 def test_packaged_workloads_have_the_published_size(name, prompt_and_answers):
-    made = prompts.build(workload.load(str(WORKLOADS / f"{name}.yaml")), 1, 2, CL100K)
+    made = build(workload.load(str(WORKLOADS / f"{name}.yaml")), 1, 2, CL100K)
     assert {true_count(made[number]) + made[number].max_tokens for number in range(20)} == {prompt_and_answers}
 
 
 def test_an_agentic_task_is_10_000_tokens_re_sent_history_included():
-    made = prompts.build(workload.load(str(WORKLOADS / "agentic.yaml")), 1, 2, CL100K)
+    made = build(workload.load(str(WORKLOADS / "agentic.yaml")), 1, 2, CL100K)
     for task in (0, 1, 77):
         requests = [made[task * 4 + turn] for turn in range(4)]
         assert sum(true_count(request) + request.max_tokens for request in requests) == 10_000

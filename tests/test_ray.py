@@ -26,6 +26,7 @@ from loadgen import header, plan, run, store
 from loadgen.errors import Faults, UserError
 from loadgen.fanout import clocks, courier
 from loadgen.header import Header
+from loadgen.plan import Settings
 from loadgen.quantiles import exact
 from loadgen.sim import embedded
 from loadgen.sim.options import Options
@@ -238,9 +239,9 @@ def nodes() -> Iterator[Any]:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def told(nodes: Any, url: str | None, out: Path, workers: int = 3, **more: Any) -> run.Settings:
+def told(nodes: Any, url: str | None, out: Path, workers: int = 3, **more: Any) -> Settings:
     where: dict[str, Any] = {} if url is None else {"url": url, "model": "sim", "server": "trtllm", "api_key": SECRET}
-    return run.Settings(ray=nodes.address, workers=workers, out=out, **(where | more))
+    return Settings(ray=nodes.address, workers=workers, out=out, **(where | more))
 
 
 def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: Any) -> None:

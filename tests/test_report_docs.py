@@ -12,6 +12,7 @@ import pytest
 import runs
 
 from loadgen import store
+from loadgen.recorder import Recorder
 from loadgen.served import FILE
 
 PAGE = Path(__file__).parent.parent / "docs" / "report.md"
@@ -28,7 +29,7 @@ def test_there_is_an_example_of_each_library() -> None:
 def test_the_examples_run(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(example.split()[1])
     folder = runs.write(tmp_path / "results" / "RUN")
-    recorder = store.Recorder(folder)
+    recorder = Recorder(folder)
     assert recorder.finish()
     store.drop_spool(folder)
     sample = {"t_s": 0.0, "target": 0, "page": "http://h/metrics", "name": "up", "labels": "", "value": 1.0}

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from loadgen import rolling, run, store
+from loadgen import rolling, run, single, store
+from loadgen.plan import Settings
 from loadgen.sim import embedded
 from loadgen.sim.options import Options
 from loadgen.sim.sendlog import parse_log
@@ -26,7 +27,7 @@ def go(folder: Path, turns: str = "", on_drive: Any = None, **flags: str) -> tup
     file.write_text(f"name: many\nrequests: {{input_tokens: {length}, output_tokens: 4{turns}}}\n")
     made = load(str(file), Overrides(**({"seed": "7", "warmup": "0"} | flags)))
     with embedded.start(Options(ttft="8ms", itl="0.2ms", log_bodies=True)) as server:
-        told = run.Settings(url=server.url, model="sim", server="trtllm", out=folder / "out")
+        told = Settings(url=server.url, model="sim", server="trtllm", out=folder / "out")
         summary, out = run.execute(made, told, on_drive=on_drive)
         received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
     return summary, Counter(one.body_sha256 for one in received.requests if one.id), store.read(out)
@@ -53,7 +54,7 @@ def test_the_same_bodies_without_building_them_ahead(
     monkeypatch.setattr("loadgen.plan.seeds.fresh", lambda: 12345)
     monkeypatch.setattr(rolling, "WINDOW", 150 if "max_in_flight" in flags else 20)
     ahead, wanted, before = go(tmp_path / "ahead", turns, **flags)
-    monkeypatch.setattr(run, "MOST_AHEAD", 10)
+    monkeypatch.setattr(single, "MOST_AHEAD", 10)
     summary, received, after = go(tmp_path / "rolling", turns, **flags)
     assert received == wanted or "max_in_flight" in flags
     assert sum(received.values()) > 20
@@ -68,7 +69,7 @@ def test_the_same_bodies_without_building_them_ahead(
 
 
 def test_a_load_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "LONG_NS", 0)
+    monkeypatch.setattr(single, "LONG_NS", 0)
     summary, received, _ = go(tmp_path, concurrency="20", duration="1.5s")
     assert summary.requests.ok > 200
     assert len(received) == summary.requests.ok
@@ -76,7 +77,7 @@ def test_a_load_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_only_so_much_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "MOST_AHEAD", 10)
+    monkeypatch.setattr(single, "MOST_AHEAD", 10)
     monkeypatch.setattr(rolling, "WINDOW", 30)
     most: list[int] = []
     original = rolling.Rolling.body
@@ -92,7 +93,7 @@ def test_only_so_much_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "MOST_AHEAD", 10)
+    monkeypatch.setattr(single, "MOST_AHEAD", 10)
     monkeypatch.setattr(rolling, "WINDOW", 30)
 
     def kill(_: Any) -> None:

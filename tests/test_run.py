@@ -22,6 +22,7 @@ import pytest
 from loadgen import run, store
 from loadgen.drive import Drive
 from loadgen.errors import Faults, TargetError, UserError
+from loadgen.plan import Settings
 from loadgen.record import KINDS, ROW, STATUSES
 from loadgen.report import text
 from loadgen.sim.embedded import Embedded, start
@@ -59,7 +60,7 @@ def go(
 ) -> tuple[Summary, Stored]:
     flags = {"seed": "7", "warmup": "0"} | flags
     made = load(file(folder, more), Overrides(**flags))
-    told = run.Settings(**({"url": url, "model": "sim", "server": "trtllm", "out": folder / "out"} | (settings or {})))
+    told = Settings(**({"url": url, "model": "sim", "server": "trtllm", "out": folder / "out"} | (settings or {})))
     summary, out = run.execute(made, told, on_drive=on_drive)
     stored = store.read(out)
     assert not (out / "spool").exists()

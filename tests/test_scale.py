@@ -18,13 +18,14 @@ from hypothesis import strategies as some
 from queueing import rows
 from runs import gaps_of, header
 
-from loadgen import headroom, plan, recorder, run, schedule, store
+from loadgen import headroom, plan, recorder, run, run_folder, schedule, store
 from loadgen.board import Board
 from loadgen.drive import Counters
 from loadgen.errors import Faults
 from loadgen.header import encode
 from loadgen.headroom import Room
 from loadgen.metrics import FAILED
+from loadgen.plan import Settings
 from loadgen.quantiles import Histogram, exact
 from loadgen.record import KINDS
 from loadgen.sim import embedded
@@ -63,7 +64,7 @@ def test_one_two_and_seven_workers_send_the_same(
         folder = tmp_path / str(workers)
         folder.mkdir()
         with embedded.start(QUICK) as server:
-            told = run.Settings(url=server.url, model="sim", server="trtllm", workers=workers, out=folder / "out")
+            told = Settings(url=server.url, model="sim", server="trtllm", workers=workers, out=folder / "out")
             summary, out = run.execute(workload(folder, turns, **flags), told)
             received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
         rows = store.read(out).rows
@@ -124,7 +125,7 @@ def test_files_of_many_workers_say_what_one_would(seed: int, count: int, workers
         recorder.record(folder, ended)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(store, "LAZY_ROWS", 0 if lazily else 1_000_000)
-            merged = store.summary(folder)
+            merged = run_folder.summary(folder)
     gaps, timeline = gaps_of(whole)
     assert merged == summarize(told, whole, [gaps], [timeline], [], ["gone"])
 
@@ -139,7 +140,7 @@ def test_the_parts_of_the_cap_are_the_cap(most: int, workers: int) -> None:
 
 def test_the_cap_holds_over_workers(tmp_path: Path) -> None:
     with embedded.start(Options(ttft="10s")) as server:
-        told = run.Settings(url=server.url, model="sim", server="trtllm", workers=2, out=tmp_path / "out")
+        told = Settings(url=server.url, model="sim", server="trtllm", workers=2, out=tmp_path / "out")
         made = workload(tmp_path, request_rate="inf", num_requests="40", max_in_flight="5", grace="0.2s")
         summary, _ = run.execute(made, told)
     assert summary.requests.dropped == 35
@@ -163,10 +164,11 @@ def test_the_cap_holds_over_workers(tmp_path: Path) -> None:
     ],
 )
 def test_auto(tmp_path: Path, flags: dict[str, str], simulated: bool, expected: int) -> None:
-    from loadgen import prompts, tokens
+    from loadgen import tokens
+    from loadgen.build_prompts import build
 
     made = workload(tmp_path, **flags)
-    requests = prompts.build(made, 7, 1, tokens.load(None))
+    requests = build(made, 7, 1, tokens.load(None))
     found = plan.workers(schedule.build(made, 7), requests, made.max_in_flight, simulated=simulated, cores=8)
     assert found == expected
 
@@ -218,7 +220,7 @@ def test_too_much_for_this_machine_is_said_before_the_first_request(
 ) -> None:
     monkeypatch.setattr(headroom, "room", lambda: Room(files=100, ports=50))
     with embedded.start(QUICK) as server:
-        told = run.Settings(
+        told = Settings(
             url=server.url, model="sim", server="trtllm", workers=2, sources=("203.0.113.9",), out=tmp_path / "out"
         )
         with pytest.raises(Faults) as caught:
@@ -234,13 +236,13 @@ def test_too_much_for_this_machine_is_said_before_the_first_request(
 def test_a_slip_of_the_key_does_not_take_the_machine(tmp_path: Path) -> None:
     """5,000 processes of 60 MB each are started by a typing error otherwise."""
     with embedded.start(QUICK) as server, pytest.raises(Faults, match="5,000 worker processes"):
-        told = run.Settings(url=server.url, model="sim", server="trtllm", workers=5_000, out=tmp_path / "out")
+        told = Settings(url=server.url, model="sim", server="trtllm", workers=5_000, out=tmp_path / "out")
         run.execute(workload(tmp_path, concurrency="2", num_requests="4"), told)
 
 
 def test_a_cap_smaller_than_the_workers_is_refused(tmp_path: Path) -> None:
     with embedded.start(QUICK) as server, pytest.raises(Faults, match="3 requests in flight"):
-        told = run.Settings(url=server.url, model="sim", server="trtllm", workers=4, out=tmp_path / "out")
+        told = Settings(url=server.url, model="sim", server="trtllm", workers=4, out=tmp_path / "out")
         run.execute(workload(tmp_path, request_rate="50", num_requests="20", max_in_flight="3"), told)
 
 
@@ -257,7 +259,7 @@ def _loopback(address: str) -> bool:
 def test_it_sends_from_the_addresses_named(tmp_path: Path) -> None:
     with embedded.start(QUICK) as server:
         port = server.url.rpartition(":")[2]
-        told = run.Settings(
+        told = Settings(
             url=server.url, model="sim", server="trtllm", sources=("127.0.0.2", "127.0.0.3"), out=tmp_path / "out"
         )
         seen: list[str] = []
@@ -292,7 +294,7 @@ def test_the_board_adds_up(tmp_path: Path) -> None:
 def test_several_workers_can_be_followed(tmp_path: Path) -> None:
     seen: list[Any] = []
     with embedded.start(QUICK) as server:
-        told = run.Settings(url=server.url, model="sim", server="trtllm", workers=2, out=tmp_path / "out")
+        told = Settings(url=server.url, model="sim", server="trtllm", workers=2, out=tmp_path / "out")
         made = workload(tmp_path, request_rate="100", duration="2.5s")
         _, out = run.execute(made, told, on_drive=seen.append)
     (board,) = seen

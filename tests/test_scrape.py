@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from loadgen_sdk.target import Target
 
 import loadgen
-from loadgen import scrape, served, store
+from loadgen import run_folder, scrape, served, store
 from loadgen.cli import main
 from loadgen.errors import Faults
 from loadgen.plan import Endpoint, Settings
@@ -165,14 +165,14 @@ KEY = "sk-very-secret-key"
 def asked(url: str, server: str, *words: str) -> tuple[scrape.Place, ...]:
     settings = Settings(url=url, targets=(Endpoint(url=url, api_key=KEY),), server_metrics=words or ("auto",))
     found: Any = types.SimpleNamespace(target=Target.parse(url), server=server)
-    return scrape.places(settings, [found])
+    return scrape.places(settings.pages, [found])
 
 
 def test_a_server_under_two_keys_has_one_page() -> None:
     urls = ("http://h:8000/v1", "http://h:8000/v1", "http://h:8000/other/v1", "http://h:8001/v1")
     settings = Settings(url=urls[0], targets=tuple(Endpoint(url=url, api_key=str(i)) for i, url in enumerate(urls)))
     found: list[Any] = [types.SimpleNamespace(target=Target.parse(url), server="vllm") for url in urls]
-    assert [place.target for place in scrape.places(settings, found)] == [0, 2, 3]
+    assert [place.target for place in scrape.places(settings.pages, found)] == [0, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_stored_run_is_read_with_what_the_server_said_even_cut_off(tmp_path: P
     lines = said((0.0, {TOKENS: 0, RUN: 1, "vllm:kv_cache_usage_perc": 0.25}), (2.0, {TOKENS: 10}))
     data = b"".join(json.dumps({f: getattr(x, f) for f in x.__struct_fields__}).encode() + b"\n" for x in lines)
     (folder / served.FILE).write_bytes(data[:-9])
-    summary = store.summary(folder)
+    summary = run_folder.summary(folder)
     assert summary.server is not None and summary.server.kv_use_max == 0.25
     assert any("metrics page counts" in warning for warning in summary.verdict.warnings) == (
         summary.server.output_tokens is not None

@@ -14,13 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen import mlperf, probes, run, search, seeds, shelf
-from loadgen.metrics import Slo, Term
+from loadgen import probes, run, search, seeds, shelf
+from loadgen.early_stopping import allowed
+from loadgen.plan import Settings
 from loadgen.record import KIND, ROW, STATUS
 from loadgen.report import search as text
 from loadgen.search import Ask, Goal, Search, Told, Watch
 from loadgen.sim import embedded
 from loadgen.sim.options import Options
+from loadgen.slo import Slo, Term
 from loadgen.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload
 
 S = 1_000_000_000
@@ -82,7 +84,7 @@ def replace_term(term: Term, quantile: float) -> Term:
 
 
 def test_early_stopping_and_goodput_allow_what_they_say() -> None:
-    assert Goal(slo=Slo(terms=(TTFT,)), mlperf=True).allowed(24576) == (mlperf.allowed(24576),)
+    assert Goal(slo=Slo(terms=(TTFT,)), mlperf=True).allowed(24576) == (allowed(24576),)
     assert Goal(slo=Slo(terms=(TTFT,)), mlperf=True).allowed(400) == (-1,)
     assert Goal(slo=Slo(terms=(TTFT,), goodput_share=0.95)).allowed(1000) == (9, 50)
 
@@ -291,7 +293,7 @@ def _probes(folder: Path, **changed: Any) -> probes.Probes:
         folder=folder,
         goal=Goal(slo=Slo(terms=(term,))),
         make=lambda ask: _workload(ask.load),
-        settings=run.Settings(url="sim:gb200-vm"),
+        settings=Settings(url="sim:gb200-vm"),
         seed=7,
         **changed,
     )
@@ -363,7 +365,7 @@ def test_a_probe_over_sockets_ends_early_in_all_workers(
     with embedded.start(Options(ttft="50ms", itl="1ms")) as one:
         runs = _probes(tmp_path)
         runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1_000_000),)))
-        runs.settings = run.Settings(url=one.url, workers=workers, server_metrics=("off",))
+        runs.settings = Settings(url=one.url, workers=workers, server_metrics=("off",))
         told = runs.run(_ask(40.0))
     assert told.figures["simulated"]
     assert (told.outcome, told.early) == ("over", True) or told.outcome == "invalid"  # a busy host's sender is late

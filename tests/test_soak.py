@@ -16,16 +16,17 @@ from make_examples import blank, stream
 from numpy.typing import NDArray
 from test_summary import HEADER, hand_rows
 
-from loadgen import drift, recorder, run, soak, store
+from loadgen import drift, recorder, run, run_folder, soak, store
 from loadgen.bodies import UNKNOWN
 from loadgen.header import Header, Second, Stage, Target, encode
 from loadgen.ledger import BINS, Curve, Ledger
-from loadgen.metrics import Slo, Term
+from loadgen.plan import Settings
 from loadgen.quantiles import Histogram
 from loadgen.record import KINDS, ROW, SOURCES, STATUSES, Place, unsent_row
 from loadgen.report import text
 from loadgen.sim import embedded
 from loadgen.sim.options import Options
+from loadgen.slo import Slo, Term
 from loadgen.summary import Summary, summarize
 from loadgen.workload import load
 from loadgen.workload.overrides import Overrides
@@ -212,7 +213,7 @@ def go(folder: Path, server: embedded.Embedded, keep: str, workers: int = 1, **f
         "name: long\nrequests: {input_tokens: 8, output_tokens: 4, turns: {count: 2, tool_result_tokens: 3}}\n"
     )
     made = load(str(file), Overrides(**({"seed": "7", "warmup": "20req", "slo": ("ttft:60s",)} | flags)))
-    told = run.Settings(
+    told = Settings(
         url=server.url, model="sim", server="trtllm", out=folder / "out", keep=keep, workers=workers, route="sticky"
     )
     return run.execute(made, told)
@@ -238,7 +239,7 @@ def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
     if keep == "sample":
         rows, _ = store.from_parquet([out / "sample" / "requests.parquet"])
         assert sorted(rows["slot"].tolist()) == list(range(340))
-    again = store.summary(out)
+    again = run_folder.summary(out)
     assert again.requests == summary.requests
     assert again.ttft_ms == summary.ttft_ms
     if keep == "raw":
@@ -291,7 +292,7 @@ def test_a_sample_is_of_all_and_bounded(tmp_path: Path, monkeypatch: pytest.Monk
     assert 500 <= len(slots) <= 1000
     counts = np.bincount(slots // 1000, minlength=10)
     assert counts.min() > len(slots) / 10 * 0.6  # from everywhere
-    assert store.summary(tmp_path).requests.scheduled == 10_000
+    assert run_folder.summary(tmp_path).requests.scheduled == 10_000
 
 
 def test_a_worker_that_dies_without_rows_kept(tmp_path: Path) -> None:
@@ -309,9 +310,7 @@ def test_a_worker_that_dies_without_rows_kept(tmp_path: Path) -> None:
         file = folder / "w.yaml"
         file.write_text("name: long\nrequests: {input_tokens: 8, output_tokens: 4}\n")
         made = load(str(file), Overrides(seed="7", warmup="0", request_rate="100", num_requests="300"))
-        told = run.Settings(
-            url=server.url, model="sim", server="trtllm", out=folder / "out", keep="histogram", workers=2
-        )
+        told = Settings(url=server.url, model="sim", server="trtllm", out=folder / "out", keep="histogram", workers=2)
         summary, _ = run.execute(made, told, on_drive=kill)
     requests = summary.requests
     assert requests.scheduled == 300

@@ -10,6 +10,7 @@ from loadgen import header, store
 from loadgen.errors import UserError
 from loadgen.quantiles import Histogram
 from loadgen.record import FIELDS, ROW, Built, Place, row, unsent_row
+from loadgen.recorder import Recorder
 
 
 def completion(i: int) -> Completion:
@@ -52,7 +53,7 @@ def words(stored: store.Stored) -> list[str]:
 def test_spool_and_parquet_hold_the_same(tmp_path: Path) -> None:
     written(tmp_path)
     spooled = store.read(tmp_path)
-    recorder = store.Recorder(tmp_path)
+    recorder = Recorder(tmp_path)
     assert recorder.finish()
     store.drop_spool(tmp_path)
     assert [file.name for file in (tmp_path / "requests").iterdir()] == ["requests.parquet"]
@@ -89,7 +90,7 @@ def test_half_a_row_at_the_end_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "spool" / "w0.rows"
     file.write_bytes(file.read_bytes()[:-7])
     assert len(store.read(tmp_path).rows) == 50
-    recorder = store.Recorder(tmp_path)
+    recorder = Recorder(tmp_path)
     assert recorder.finish()
     assert len(store.from_parquet(list((tmp_path / "requests").glob("*.parquet")))[0]) == 50
 

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from loadgen import verdict
 from loadgen.errors import UserError
 from loadgen.header import Header, Second, Stage, Target, decode, decode_seconds, encode
-from loadgen.metrics import Limits, Slo, Term
+from loadgen.limits import Limits
 from loadgen.quantiles import Histogram
 from loadgen.record import KINDS, SOURCES, STATUSES
 from loadgen.report import machine
+from loadgen.slo import Slo, Term
 from loadgen.summary import Summary, exit_code, summarize
 
 MS = 1_000_000

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen import arrivals, schedule, tokens, traces
+from loadgen.build_prompts import build
 from loadgen.errors import Fault, Faults
-from loadgen.prompts import build
 from loadgen.replay import TracePrompts
 from loadgen.workload import FromTrace, Overrides, Replay, load, of_trace, recipe_fingerprint
 

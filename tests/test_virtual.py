@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from loadgen import schedule, store
 from loadgen.errors import UserError
-from loadgen.metrics import BIN_NS
 from loadgen.plan import Settings
 from loadgen.quantiles import Histogram, bucket
-from loadgen.record import KIND, STATUS
+from loadgen.record import BIN_NS, KIND, STATUS
 from loadgen.run import execute
 from loadgen.sim.engine import Costs, Limits
 from loadgen.sim.fleet import Fleet

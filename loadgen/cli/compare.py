@@ -40,7 +40,7 @@ def compare(
     import msgspec
 
     from loadgen import compare as comparison
-    from loadgen import conditions, sides
+    from loadgen import conditions, foreign, sides
     from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
     from loadgen.report import compared
     from loadgen.report.junit import render
@@ -50,7 +50,7 @@ def compare(
     level = _confidence(confidence)
     wanted = conditions.read(fail_on or ())
     found = comparison.compare(
-        sides.read(results), also=[one.metric for one in wanted], confidence=level, anyway=anyway
+        sides.read(results, foreign.read), also=[one.metric for one in wanted], confidence=level, anyway=anyway
     )
     outcomes = list(conditions.hold(wanted, found, beyond_noise=beyond_noise))
     if as_json:

@@ -73,18 +73,19 @@ def _natural(folder: Path) -> tuple[int, str]:
 
 def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
     """The summary and, if wanted, the page: from the records, or from `summary.json` where only that was kept."""
-    from loadgen import sides, store
+    from loadgen import run_folder, sides, store
     from loadgen.report import html, machine
     from loadgen.report.figures import figures
     from loadgen.report.others import reported
+    from loadgen.run_folder import with_server
     from loadgen.summary import summarize
 
     kept = folder / "summary.json"
     if not sides.has_records(folder) and (kept.is_file() or (folder / "run.json").is_file()):
-        summary = machine.load(kept.read_bytes(), str(kept)) if kept.is_file() else store.summary(folder)
+        summary = machine.load(kept.read_bytes(), str(kept)) if kept.is_file() else run_folder.summary(folder)
         return summary, html.render(summary) if page else None
     stored = store.read_lightly(folder)
-    summary = store.with_server(folder, summarize(*stored))
+    summary = with_server(folder, summarize(*stored))
     if not page:
         return summary, None
     drawn = figures(*stored, store.heat(folder), store.HEAT_EDGES_NS)

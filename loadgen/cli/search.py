@@ -11,10 +11,10 @@ import typer
 from loadgen.cli import target
 
 if TYPE_CHECKING:
-    from loadgen.metrics import Slo
     from loadgen.probes import Probes
     from loadgen.search import Answer, Search
     from loadgen.shelf import Plan
+    from loadgen.slo import Slo
 
 
 def search(

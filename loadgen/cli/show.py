@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loadgen import run
+from loadgen.plan import Settings, describe
 from loadgen.progress import Progress
 from loadgen.report import machine, text
 from loadgen.summary import Summary, exit_code
 
 if TYPE_CHECKING:
+    from loadgen.board import Counted
     from loadgen.header import Cluster, Header
     from loadgen.live import Live
-    from loadgen.progress import Counted
     from loadgen.schedule import Schedule
     from loadgen.workload import Workload
 
@@ -36,7 +37,7 @@ class Show:
         self._live: Live | None = None
         self._said: set[str] = set()
 
-    def one(self, workload: Workload, settings: run.Settings) -> int:
+    def one(self, workload: Workload, settings: Settings) -> int:
         """A single run."""
         summary, folder = self.perform(workload, settings)
         if self._as_json:
@@ -46,7 +47,7 @@ class Show:
             say(f"results in {folder}")
         return exit_code(summary)
 
-    def levels(self, workloads: list[Workload], settings: run.Settings) -> int:
+    def levels(self, workloads: list[Workload], settings: Settings) -> int:
         """One level after the other, and a table of them all."""
         from datetime import datetime
 
@@ -70,13 +71,13 @@ class Show:
             say(f"results in {parent}")
         return max(exit_code(summary) for summary in summaries)
 
-    def plans(self, workloads: list[Workload], settings: run.Settings) -> int:
+    def plans(self, workloads: list[Workload], settings: Settings) -> int:
         """What would be sent."""
         for workload in workloads:
-            print(run.describe(workload, settings))
+            print(describe(workload, settings))
         return 0
 
-    def perform(self, workload: Workload, settings: run.Settings) -> tuple[Summary, Path]:
+    def perform(self, workload: Workload, settings: Settings) -> tuple[Summary, Path]:
         """One run with its conversation on stderr; prints no answer."""
         if settings.url is None and os.environ.get("OPENAI_BASE_URL"):
             self._once("note: OPENAI_BASE_URL is set and not used: only --url sends load to a server")

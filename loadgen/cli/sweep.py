@@ -11,7 +11,7 @@ from loadgen.cli import target
 from loadgen.cli.run import ConcurrencyRamp
 
 if TYPE_CHECKING:
-    from loadgen.run import Settings
+    from loadgen.plan import Settings
     from loadgen.workload import Workload
 
 PER_LANE = 5  # requests of a closed-loop level, at least, for each lane
@@ -161,12 +161,13 @@ def _run(
 
     import msgspec
 
-    from loadgen import levels, metrics, probes, seeds, shelf, sides, store
+    from loadgen import levels, probes, seeds, shelf, sides, store
     from loadgen.cli.show import Show, say
     from loadgen.errors import INTERRUPTED, OK, UNSOUND
     from loadgen.plan import _slo
     from loadgen.report import levels as shown
     from loadgen.search import Ask, Goal, Search, resume
+    from loadgen.slo import Slo
 
     first = next(iter(grid.values()))
     parent = settings.out
@@ -186,7 +187,7 @@ def _run(
         say(f"going on with {parent}: {count} of {len(grid)} levels are done")
     runs = probes.Probes(
         folder=parent,
-        goal=Goal(slo=_slo(first) or metrics.Slo(terms=())),
+        goal=Goal(slo=_slo(first) or Slo(terms=())),
         make=lambda ask: grid[ask.load],
         settings=settings,
         seed=first.seed if first.seed is not None else seeds.fresh(),

@@ -51,9 +51,9 @@ def validate(
 
     Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 INCONCLUSIVE, 70 bug, 130 interrupted.
     """
-    from loadgen import contract as promises
     from loadgen import judge, validation
     from loadgen.errors import OK, Faults
+    from loadgen.load_contract import load
 
     if contract.is_dir():
         found = validation.again(contract)
@@ -71,7 +71,7 @@ def validate(
     except Faults as several:
         faults += several.faults
     try:
-        checked = promises.load(contract, gpus=gpus)
+        checked = load(contract, gpus=gpus)
     except Faults as several:
         faults += several.faults
     if faults or settings is None or checked is None:

@@ -16,10 +16,10 @@ from time import monotonic_ns
 from typing import Any
 
 from loadgen import schedule
-from loadgen.board import Board
+from loadgen.board import Board, Counted
 from loadgen.fanout import parts, worker
-from loadgen.progress import Counted
-from loadgen.run import Job, Share
+from loadgen.plan import Job
+from loadgen.single import Share
 
 
 async def run(

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from loadgen import header as heads
 from loadgen import schedule, seen, store
 from loadgen.bodies import UNKNOWN
+from loadgen.plan import Job
 from loadgen.record import ROW, Place, unsent_row
-from loadgen.run import Job, Share
+from loadgen.single import Share
 
 AT_ONCE = 100_000  # slots that are looked up together
 NOTHING = Share(prompts_total=0, prompts_count=0, late=0, interrupted=False)

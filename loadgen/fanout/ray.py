@@ -23,12 +23,12 @@ from typing import Any
 
 from loadgen import header as heads
 from loadgen import headroom, schedule
-from loadgen.board import Board
+from loadgen.board import Board, Counted
 from loadgen.errors import Fault, Faults, TargetError, UserError
 from loadgen.fanout import clocks, courier, parts, worker
 from loadgen.fanout.courier import Copy, Courier, Facts
-from loadgen.progress import Counted
-from loadgen.run import Job, Share
+from loadgen.plan import Job
+from loadgen.single import Share
 from loadgen.workload import Replay
 
 POLL_S = 0.5  # between two questions for what is new: what a lost node had finished is on disk here up to then

@@ -22,7 +22,8 @@ from time import monotonic_ns
 from loadgen.board import Board
 from loadgen.drive import Drive
 from loadgen.errors import Fault, TargetError
-from loadgen.run import Job, Share, work
+from loadgen.plan import Job
+from loadgen.single import Share, work
 
 BOARD = "board"
 SHOW_S = 1.0

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from loadgen.compare import Side
 from loadgen.errors import UserError
 from loadgen.foreign.aiperf import aiperf, records
 from loadgen.foreign.bench_serving import sglang, vllm
@@ -22,13 +21,7 @@ from loadgen.foreign.inference_perf import inference_perf
 from loadgen.foreign.mlcommons import endpoints, loadgen_log
 from loadgen.foreign.result import COUNTS, WITH_FIRST, Result
 
-__all__ = ["COUNTS", "WITH_FIRST", "Result", "parse", "read", "side"]
-
-
-def side(result: Result, name: str) -> Side:
-    """As something to compare."""
-    notes = (f"figures of {result.tool}: {result.counts}", *result.notes)
-    return Side(name=name, told=dict(result.figures), notes=notes)
+__all__ = ["COUNTS", "WITH_FIRST", "Result", "parse", "read"]
 
 
 def read(path: Path) -> Result:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loadgen.foreign.result import Result, counted, numbers, result, statistics
 
 if TYPE_CHECKING:
-    from loadgen.mlperf import Spread
+    from loadgen.loadgen_spread import Spread
 
 
 def endpoints(value: dict[str, Any], where: str) -> Result:
@@ -38,9 +38,9 @@ def endpoints(value: dict[str, Any], where: str) -> Result:
 
 
 def loadgen_log(where: str) -> Result:
-    from loadgen import mlperf_log
+    from loadgen.foreign.loadgen_log import read
 
-    log = mlperf_log.read(Path(where))
+    log = read(Path(where))
     figures: dict[str, float] = {}
     for ours, spread in (("ttft_ms", log.ttft), ("tpot_ms", log.tpot), ("e2e_ms", log.latency)):
         if spread is not None:
@@ -62,7 +62,7 @@ def loadgen_log(where: str) -> Result:
 
 
 def _of_log(spread: Spread) -> dict[str, Any]:
-    from loadgen.mlperf import PERCENTILES
+    from loadgen.loadgen_spread import PERCENTILES
 
     percentiles = {f"{p * 100:.1f}": value for p, value in zip(PERCENTILES, spread.percentiles, strict=False)}
     return {"mean": spread.mean, "min": spread.min, "max": spread.max, "percentiles": percentiles}

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from loadgen.metrics import BIN_NS, OK, UNDEFINED, Columns
+from loadgen.metrics import OK, UNDEFINED, Columns
 from loadgen.quantiles import Histogram, index
-from loadgen.record import KINDS
+from loadgen.record import BIN_NS, KINDS
 from loadgen.report.curves import Curve, curve, curve_of_histogram, round_to, rounded
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from loadgen import served
+from loadgen.paths import NAMES
 from loadgen.quantiles import SUPPORT
 from loadgen.report import numbers as show
 from loadgen.report import page, plots, words
 from loadgen.report.definitions import DEFINITIONS
-from loadgen.report.text import NAMES, server_says
+from loadgen.report.text import server_says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,13 +8,14 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from loadgen.mlperf import PERCENTILES
+from loadgen.loadgen_spread import PERCENTILES
 from loadgen.report import numbers as show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from loadgen.mlperf import Result, Spread
+    from loadgen.loadgen_spread import Spread
+    from loadgen.mlperf import Result
 
 WIDTH = 100
 NAMES = {"server": "Server", "interactive": "Interactive", "offline": "Offline"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from loadgen.paths import NAMES
 from loadgen.quantiles import SUPPORT, Distribution
 from loadgen.report import numbers as show
 from loadgen.verdict import WAITED_SHARE
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 WIDTH = 100
 LABEL = 11  # of the left column
 SHOWN = ("p50", "p90", "p95", "p99")  # p99.9 and least are in the JSON
-NAMES = {"ttft": "TTFT", "tpot": "TPOT", "tpot_mlperf": "TPOT (MLPerf)", "e2e": "E2E", "itl": "ITL"}
-NAMES |= {"ttft_from_sent": "TTFT from sent", "first_answer": "First answer", "inter_chunk": "Gap between events"}
-NAMES |= {"max_gap": "Largest gap"}
 
 
 def render(summary: Summary, *, color: bool = False, width: int = WIDTH) -> str:

@@ -9,10 +9,12 @@ import re
 import textwrap
 from collections.abc import Iterator
 from html import escape
+from typing import Literal
 
 from loadgen.judge import FAIL, INCONCLUSIVE, PASS, Judgement, LevelVerdict, Validation
 from loadgen.report import numbers as show
 from loadgen.report import page
+from loadgen.report.junit import Case
 
 MEANING = {
     PASS: "every promise was kept, as surely as the contract asks",
@@ -141,3 +143,18 @@ def text(found: Validation) -> str:
 
 def _wrapped(lead: str, sentence: str) -> list[str]:
     return textwrap.wrap(sentence, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead))
+
+
+def cases(validation: Validation) -> list[Case]:
+    """The terms as test cases: an undecided one, and a should that does not hold, is skipped with its reason."""
+    found = []
+    for level in validation.levels:
+        for term in level.terms:
+            outcome: Literal["passed", "failed", "skipped"] = "skipped"
+            if term.verdict == PASS:
+                outcome = "passed"
+            elif term.verdict == FAIL and term.kind == "must":
+                outcome = "failed"
+            message = f"{term.verdict}: {term.reason}"
+            found.append(Case(group=level.name, name=f"{term.kind} {term.term}", outcome=outcome, text=message))
+    return found

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from loadgen.paths import NAMES
 from loadgen.report import numbers as show
-from loadgen.report.text import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

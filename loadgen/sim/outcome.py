@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.metrics import BIN_NS
 from loadgen.quantiles import SIZE, Histogram, bucket
-from loadgen.record import FINISH, KIND, ROW, SOURCE, STATUS
+from loadgen.record import BIN_NS, FINISH, KIND, ROW, SOURCE, STATUS
 from loadgen.schedule import Schedule
 
 Ints = NDArray[np.int64]

@@ -30,8 +30,8 @@ from loadgen.sim.sizes import Sizes, of_file, of_trace, of_workload
 
 if TYPE_CHECKING:
     from loadgen.header import Header
+    from loadgen.plan import Settings
     from loadgen.prompts import Prompts
-    from loadgen.run import Settings
     from loadgen.schedule import Schedule
     from loadgen.summary import Summary
     from loadgen.workload import Workload

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .blocking import BlockingClient as BlockingClient
-    from .calls import Event as Event
     from .client import Client as Client
+    from .client import Event as Event
     from .errors import ClientError as ClientError
     from .errors import RequestFailed as RequestFailed
     from .errors import TargetUnusable as TargetUnusable
@@ -43,7 +43,7 @@ _ROOMS = {
     "ClientError": "errors",
     "Completion": "request",
     "Content": "measurement",
-    "Event": "calls",
+    "Event": "client",
     "Failure": "request",
     "Measurement": "measurement",
     "OpenTelemetry": "telemetry",

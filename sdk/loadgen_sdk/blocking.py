@@ -14,8 +14,7 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-from .calls import LEFT, Askable, Event
-from .client import Client
+from .client import LEFT, Askable, Client, Event
 from .errors import ClientError
 from .measurement import latest_measurement, tell_latest
 from .request import Completion

@@ -1,53 +1,228 @@
-"""The client: requests in, measured completions out, over a pool of kept-alive connections to one endpoint.
+"""The client of an application: its calls, throttled, retried while nothing was delivered, and measured.
 
-`Client.send` is the generator's way (a callback, no task, no future); `stream` and `complete` are an application's.
-HTTP meaning lives in `exchange.py` and `dialects/`, sockets in `wire.py`; here is only which connection carries what.
+One attempt is `Pool.send`, the generator's own way; here is only what stands around it. Instants are the kernel's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from time import monotonic_ns
-from typing import Any
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextvars import copy_context
+from time import monotonic_ns, time_ns
+from typing import Any, NamedTuple
 
-from . import calls
-from .calls import Askable, Event
 from .conduct import Observers, conduct
-from .dialects.body import body as make_body
 from .dialects.quirks import QUIRKS, Api, Quirk
 from .dialects.reader import Flow
-from .errors import TargetUnusable, WrongUse
-from .exchange import Exchange, OnDone
-from .http1 import head
-from .measurement import Prices
+from .errors import RequestFailed, WrongUse
+from .measurement import Attempt, Content, Prices, Status, from_completion
+from .pool import STALL_TIMEOUT_NS, TIMEOUT_NS, Pool
+from .prompt_text import estimated_tokens
 from .request import Completion, Failure, Request
-from .retry import Retry
+from .retry import Retry, retry_after_s
 from .shapes import ShapeRecorder
 from .target import Target
-from .throttle import Throttle
-from .wire import TICK_NS, Line, Tls, Wire, raise_file_limit, resolve
+from .throttle import Permit, Throttle
+from .wire import Tls, Wire
 
-SPARE = 2  # idle connections kept open ahead of need
-OPEN_PER_TICK = 32  # pace at which further ones are opened ahead of need
-CONNECT_NS = 10_000_000_000  # for one address; then the next one is tried
-MAKING = ("connecting", "handshake")
-KEEP_ALIVE_MARGIN_S = 1.0  # below the server's own idle limit
+LEFT = "the loop over the stream was left"
+"""The message of a cancellation that is no wish of the application's, but how another thread leaves a loop."""
+
+_LEFT = Failure("interrupted", "the caller stopped listening")
 
 
-class Client:
-    """One endpoint, one model, one API. Create it inside a running event loop; `open` before the first send.
+class Event(NamedTuple):
+    """One output event as an application sees it: its text, its reasoning text, and when it arrived (monotonic ns)."""
 
-    Applications give a URL: what is not said of model and server is then found out by a probe when it opens, texts and
-    headers are kept, and `stream` and `complete` are throttled, retried and measured as `on_measurement`, `prices`,
-    `throttle`, `retry`, `record` and `keep_content` say (see `instrument`). The generator gives Target and quirk.
+    text: str
+    reasoning: str
+    at_ns: int
 
-    `timeout_ns` bounds a request from its due instant, `stall_timeout_ns` the silence between two events of a stream
-    (comments do not count as a sign of life). `ahead`: while requests are sent, connections are opened ahead of need,
-    as an open loop wants it; else only for a request that finds none idle. The host is resolved once, in `open`.
-    `sources`: local addresses to connect from, in turn; each has local ports of its own.
+
+Askable = Request | str | Sequence[dict[str, Any]]
+"""What can be asked: a whole Request, a text, or the messages of a chat."""
+
+
+def as_request(asked: Askable) -> Request:
+    """`asked` as a Request; a text or messages without a limit on the answer's length. Raises WrongUse."""
+    if isinstance(asked, Request):
+        return asked
+    name = secrets.token_hex(8)
+    if isinstance(asked, str):
+        return Request(id=name, messages=[{"role": "user", "content": asked}], exact_output=False)
+    if (
+        not isinstance(asked, str)
+        and isinstance(asked, Sequence)
+        and asked
+        and all(isinstance(message, dict) for message in asked)
+    ):
+        return Request(id=name, messages=[*asked], exact_output=False)
+    raise WrongUse(f"cannot ask a {type(asked).__name__}", 'give a text, messages ([{"role": …}]), or a Request')
+
+
+async def stream(client: Client, asked: Askable) -> AsyncGenerator[Event, None]:
+    """See `Client.stream`."""
+    call = _Call(client, as_request(asked))
+    while True:
+        await call.begin()
+        queue: asyncio.Queue[Event | Completion] = asyncio.Queue()
+
+        def sink(text: str, reasoning: str, at: int, put: Any = queue.put_nowait) -> None:
+            put(Event(text, reasoning, at))
+
+        exchange = client.send(
+            call.request, client.prepare(call.request), monotonic_ns(), queue.put_nowait, call.flow, sink=sink
+        )
+        completion, delivered = None, False
+        try:
+            while completion is None:
+                item = await queue.get()
+                if isinstance(item, Completion):
+                    completion = item
+                else:
+                    delivered = True
+                    yield item
+        except BaseException as error:
+            client.cancel(exchange, _LEFT)
+            while completion is None:  # there is one now, behind whatever was not listened to
+                item = queue.get_nowait()
+                completion = item if isinstance(item, Completion) else None
+            call.given_up(completion, error)
+            raise
+        if call.ended(completion, delivered):
+            if failure := completion.failure:
+                raise RequestFailed(failure.kind, failure.text, failure.http_status)
+            return
+
+
+async def complete(client: Client, asked: Askable) -> Completion:
+    """See `Client.complete`."""
+    call = _Call(client, as_request(asked))
+    while True:
+        await call.begin()
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+
+        def done(completion: Completion, future: asyncio.Future[Completion] = future) -> None:
+            if not future.done():
+                future.set_result(completion)
+            elif future.cancelled():
+                call.given_up(completion, asyncio.CancelledError())
+
+        exchange = client.send(call.request, client.prepare(call.request), monotonic_ns(), done, call.flow)
+        try:
+            completion = await future
+        except BaseException:
+            client.cancel(exchange, _LEFT)
+            raise
+        if call.ended(completion, False):
+            return completion
+
+
+class _Call:
+    """One call: its attempts so far, and its one measurement at the end."""
+
+    def __init__(self, client: Client, request: Request) -> None:
+        self.started, self.started_unix_ns = monotonic_ns(), time_ns()
+        self.client, self.request, self.manner = client, request, client.conduct
+        self.context = copy_context() if self.manner.observers else None
+        self.arguments = {"messages": request.messages, "prompt": request.prompt, "max_tokens": request.max_tokens}
+        record = self.manner.record
+        self.sighting = record.begin(self.started, self.arguments) if record is not None else None
+        if self.manner.retry is not None:
+            self.manner.retry.begun()
+        self.attempts: list[Attempt] = []
+        self.attempt_started = self.started
+        self.permit: Permit | None = None
+        self.wait_s = 0.0  # before the next attempt
+        self.flow = Flow()
+
+    async def begin(self) -> None:
+        """Before an attempt: back off after the last one, open the client if nobody has, wait for the throttle."""
+        try:
+            if self.wait_s:
+                await asyncio.sleep(self.wait_s)
+            if not self.client.is_open:
+                await self.client.open()
+            throttle = self.manner.throttle
+            if throttle is not None:
+                tokens = estimated_tokens(self.arguments) if throttle.counts_tokens else 0
+                self.permit = await throttle.acquire(key=self.client.key, model=self.client.model, tokens=tokens)
+        except BaseException as error:
+            unusable = isinstance(error, Exception)
+            failure = Failure("connect", self.client.target.redact(str(error))) if unusable else _LEFT
+            never = Completion(request=self.request, due=self.started, done=monotonic_ns(), failure=failure)
+            self._tell(never, "failed" if unusable else "cancelled")
+            raise
+        self.flow = Flow()
+        self.attempt_started = monotonic_ns()
+
+    def ended(self, completion: Completion, delivered: bool) -> bool:
+        """An attempt is over, and with it the call, which is then told of; else there is to be another one."""
+        failure, headers = completion.failure, completion.headers or {}
+        refused = failure is not None and failure.http_status in (429, 503)
+        self._give_back(completion, refused)
+        wait_s = None
+        if failure is not None and self.manner.retry is not None:
+            asked = retry_after_s(headers)
+            made = len(self.attempts) + 1
+            wait_s = self.manner.retry.wait_s(made, failure, asked_s=asked, delivered=delivered)
+        waited = 0 if wait_s is None else int(wait_s * 1e9)
+        self.attempts.append(
+            Attempt(started=self.attempt_started, ended=completion.done, failure=failure, waited_ns=waited)
+        )
+        self.wait_s = wait_s or 0.0
+        if wait_s is None:
+            self._tell(completion, "ok" if failure is None else "failed")
+        return wait_s is None
+
+    def given_up(self, completion: Completion, error: BaseException) -> None:
+        """The caller has left."""
+        self._give_back(completion, False)
+        failure = completion.failure
+        self.attempts.append(Attempt(started=self.attempt_started, ended=completion.done, failure=failure))
+        cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt) and LEFT not in error.args
+        status: Status = "ok" if failure is None else "cancelled" if cancelled else "abandoned"
+        self._tell(completion, status)
+
+    def _give_back(self, completion: Completion, refused: bool) -> None:
+        permit, self.permit = self.permit, None
+        if permit is None:
+            return
+        permit.heed(completion.headers or {}, refused=refused)
+        usage = completion.usage
+        known = usage.input is not None and usage.output is not None
+        permit.done((usage.input or 0) + (usage.output or 0) if known else 0 if refused else None)
+
+    def _tell(self, completion: Completion, status: Status) -> None:
+        client, manner, request = self.client, self.manner, self.request
+        content = None
+        if manner.keep_content:
+            sent = request.messages if request.messages is not None else request.prompt
+            content = Content(input=sent, output=completion.text or "")
+        measurement = from_completion(
+            completion,
+            api=client.target.api,
+            streamed=client.streams,
+            status=status,
+            started=self.started,
+            started_unix_ns=self.started_unix_ns,
+            instants=tuple(self.flow.instants),
+            attempts=tuple(self.attempts),
+            model=client.model,
+            server=client.target.address,
+            prices=manner.prices,
+            content=content,
+        )
+        manner.tell(measurement, self.context, self.sighting)
+
+
+class Client(Pool):
+    """One endpoint, one model, one API. Create it inside a running event loop; it opens with its first call.
+
+    Give a URL: what is not said of model and server is found out by a probe when it opens, texts and headers are kept,
+    and `stream` and `complete` are throttled, retried and measured as `on_measurement`, `prices`, `throttle`, `retry`,
+    `record` and `keep_content` say (see `instrument`). The rest is as in `Pool`.
     """
 
     def __init__(
@@ -62,8 +237,8 @@ class Client:
         api_key: str | None = None,
         headers: tuple[tuple[str, str], ...] = (),
         extra_body: Mapping[str, Any] | None = None,
-        timeout_ns: int = 600 * 1_000_000_000,
-        stall_timeout_ns: int = 120 * 1_000_000_000,
+        timeout_ns: int = TIMEOUT_NS,
+        stall_timeout_ns: int = STALL_TIMEOUT_NS,
         tls: Tls | None = None,
         keep_text: bool | None = None,
         keep_headers: bool | None = None,
@@ -86,61 +261,27 @@ class Client:
                 raise WrongUse(f"unknown server {server!r}", f"known: auto, {', '.join(QUIRKS)}")
             quirk = quirk or QUIRKS[server]
         self._unknown = (server, api_key, headers) if quirk is None or not model else None
-        quirk = quirk or QUIRKS["generic"]
-        self.target, self.model, self.quirk = target, model or "", quirk
+        self.conduct = conduct(on_measurement, prices, throttle, retry, record, keep_content)
+        super().__init__(
+            target,
+            model=model or "",
+            quirk=quirk or QUIRKS["generic"],
+            stream=stream,
+            api_key=api_key,
+            headers=headers,
+            extra_body=extra_body,
+            timeout_ns=timeout_ns,
+            stall_timeout_ns=stall_timeout_ns,
+            tls=tls,
+            keep_text=by_url if keep_text is None else keep_text,
+            keep_headers=by_url if keep_headers is None else keep_headers,
+            continuous_usage=continuous_usage,
+            ahead=ahead,
+            sources=sources,
+            wire=wire,
+        )
         self.key = api_key or ""
         self.streams = stream
-        self.conduct = conduct(on_measurement, prices, throttle, retry, record, keep_content)
-        self._stream_on = stream
-        self._extra_body = extra_body
-        self._continuous_usage = continuous_usage
-        self._ahead = ahead
-        self._sources = tuple(sources)
-        self._timeout_ns = timeout_ns
-        self._stall_ns = stall_timeout_ns
-        self._keep_text = by_url if keep_text is None else keep_text
-        self._keep_headers = by_url if keep_headers is None else keep_headers
-        self._tls: ssl.SSLContext | None = (tls or Tls()).context() if target.tls else None
-        self._owns_wire = wire is None
-        try:
-            self.wire = wire or Wire(asyncio.get_running_loop())
-        except RuntimeError:
-            raise WrongUse(
-                "a Client lives in an event loop, and none is running", "make it inside a coroutine, or BlockingClient"
-            ) from None
-        if self._owns_wire:
-            self.wire.tick = self.tick
-        accept = "text/event-stream" if stream else "application/json"
-        self._head = head(
-            "POST",
-            target.path,
-            [
-                ("Host", target.host_header),
-                *target.auth(api_key),
-                ("Content-Type", "application/json"),
-                ("Accept", accept),
-                ("User-Agent", "loadgen"),
-                *headers,
-            ],
-        )
-        self._reuse_ns = int(quirk.reuse_s * 1e9)
-        self._addresses: list[tuple[int, tuple[object, ...]]] = []
-        self._best = 0  # index of the address that worked last
-        self._refusing: set[int] = set()  # addresses that refused since one last worked
-        self._idle: deque[Line] = deque()
-        self._connecting: deque[Line] = deque()
-        self._spares = 0  # connecting ahead of need
-        self._wanted_spares = SPARE
-        self._sent_this_tick = 0
-        self._busiest_tick = 0
-        self._by_due: deque[Exchange] = deque()
-        self._by_silence: deque[Exchange] = deque()
-        self._opened: asyncio.Future[None] | None = None
-        self._open_left = 0
-        self.in_flight = 0
-        self.connections_opened = 0
-
-    # -- life ----------------------------------------------------------------------------------------------------
 
     async def open(self, connections: int = 0) -> None:
         """Resolve the host, find out what nobody said of it, and open this many connections.
@@ -149,33 +290,7 @@ class Client:
         """
         if self._unknown is not None:
             await self._learn(*self._unknown)
-        try:
-            self._addresses = await resolve(self.target.host, self.target.port)
-        except OSError as error:
-            raise TargetUnusable(
-                f"cannot resolve {self.target.host!r}: {error.strerror}", "check the host name"
-            ) from None
-        if not connections:
-            return
-        raise_file_limit(connections + 64)
-        self._wanted_spares = connections
-        self._refusing.clear()
-        self._open_left = connections
-        self._opened = asyncio.get_running_loop().create_future()
-        for _ in range(min(connections, OPEN_PER_TICK * 4)):
-            self._open_spare()
-        borrowed = self.wire.tick is None  # a wire that is shared has no housekeeping before its owner runs
-        if borrowed:
-            self.wire.tick = self.tick
-        try:
-            await asyncio.wait_for(self._opened, 30)
-        except TimeoutError:
-            raise TargetUnusable(f"connecting to {self.target.redacted} took more than 30 s", "is it up?") from None
-        finally:
-            if borrowed:
-                self.wire.tick = None
-            self._opened = None
-            self._wanted_spares = SPARE
+        await super().open(connections)
 
     async def _learn(self, server: str, api_key: str | None, headers: tuple[tuple[str, str], ...]) -> None:
         from .direct import Direct
@@ -197,20 +312,6 @@ class Client:
         self._reuse_ns = int(found.quirk.reuse_s * 1e9)
         self._unknown = None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether `open` has been."""
-        return bool(self._addresses)
-
-    def close(self) -> None:
-        """Drop every connection; requests in flight end without a word."""
-        if self._owns_wire:
-            self.wire.shut()
-            return
-        for line in self._idle:
-            self.wire.close(line)
-        self._idle.clear()
-
     async def __aenter__(self) -> Client:
         await self.open()
         return self
@@ -218,72 +319,13 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    # -- requests ------------------------------------------------------------------------------------------------
-
-    def prepare(self, request: Request) -> bytes:
-        """The body of this request for this endpoint; build it ahead of the send."""
-        return make_body(
-            request,
-            self.quirk,
-            self.target.api,
-            self.model,
-            self._stream_on,
-            extra_body=self._extra_body,
-            continuous_usage=self._continuous_usage,
-        )
-
-    def send(
-        self,
-        request: Request | None,
-        body: bytes,
-        due: int,
-        on_done: OnDone,
-        flow: Flow,
-        *,
-        name: str = "",
-        sink: Callable[[str, str, int], None] | None = None,
-    ) -> Exchange:
-        """Send now; `on_done` gets the Completion, always, once. `due` is the planned instant (monotonic ns).
-
-        `name` is sent as X-Request-Id; `sink` is called with (text, reasoning, instant) for each output event.
-        """
-        exchange = Exchange(
-            request,
-            b"%sX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n"
-            % (self._head, (name or (request.id if request else "")).encode("latin-1", "replace"), len(body)),
-            body,
-            due,
-            on_done,
-            flow,
-            stream=self._stream_on,
-            keep_text=self._keep_text,
-            keep_headers=self._keep_headers,
-            sink=sink,
-        )
-        exchange.deadline = due + self._timeout_ns
-        self.in_flight += 1
-        self._sent_this_tick += 1
-        self._by_due.append(exchange)
-        self._by_silence.append(exchange)
-        self._dispatch(exchange)
-        return exchange
-
-    def cancel(self, exchange: Exchange, failure: Failure) -> None:
-        """End a request now, its connection with it; `on_done` hears of it."""
-        if exchange.over:
-            return
-        line = exchange.line
-        if isinstance(line, Line):
-            self.wire.close(line)
-        self._end(exchange, monotonic_ns(), failure)
-
     async def stream(self, request: Askable) -> AsyncGenerator[Event, None]:
         """Output events as they arrive, of a Request, a text or messages; opens the client when nobody has.
 
         Raises RequestFailed when the request is not ok, after what did arrive. A failure before the first event is
         retried as `retry` allows. Leaving the loop ends the request and its connection.
         """
-        events = calls.stream(self, request)
+        events = stream(self, request)
         try:
             async for event in events:
                 yield event
@@ -295,201 +337,4 @@ class Client:
 
         A failure is retried as `retry` allows, even one that came in the middle: nothing of it was delivered.
         """
-        return await calls.complete(self, request)
-
-    # -- which connection carries what ---------------------------------------------------------------------------
-
-    def _dispatch(self, exchange: Exchange) -> None:
-        idle = self._idle
-        while idle:
-            line = idle.pop()
-            if line.closed:
-                continue
-            if monotonic_ns() - line.idle_since > self._reuse_ns:
-                self.wire.close(line)
-                continue
-            exchange.ready = monotonic_ns()
-            self._write(line, exchange)
-            return
-        self._connect(exchange)
-
-    def _connect(self, exchange: Exchange | None) -> None:
-        """A new connection, for this request or (None) ahead of need."""
-        while True:
-            tries = exchange.tries if exchange is not None else 0
-            if tries >= len(self._addresses):
-                if exchange is not None:
-                    self._end(exchange, monotonic_ns(), Failure("connect", "no address of the host could be connected"))
-                return
-            index = (self._best + tries) % len(self._addresses)
-            if exchange is not None:
-                exchange.tries += 1
-            try:
-                source = self._sources[self.connections_opened % len(self._sources)] if self._sources else ""
-                line = self.wire.open(self._addresses[index], index, self, self._tls, self.target.host, source)
-            except OSError as error:
-                if exchange is None:
-                    self._refused(index, "connect", error.strerror or str(error))
-                    return
-                if exchange.tries >= len(self._addresses):
-                    self._end(exchange, monotonic_ns(), Failure("connect", error.strerror or str(error)))
-                    return
-                continue
-            self.connections_opened += 1
-            self._connecting.append(line)
-            line.busy = exchange
-            if exchange is None:
-                self._spares += 1
-            else:
-                exchange.line = line
-            return
-
-    def _open_spare(self) -> None:
-        self._connect(None)
-
-    def _write(self, line: Line, exchange: Exchange) -> None:
-        line.busy = exchange
-        exchange.line = line
-        exchange.reused = line.served > 0
-        exchange.awaited = self.wire.awaited
-        exchange.awaited.add(exchange)
-        exchange.sent = self.wire.send(line, (exchange.head, exchange.payload))
-        exchange.bytes_sent += len(exchange.head) + len(exchange.payload)
-
-    def _rest(self, line: Line) -> None:
-        """An answer is over and its connection may serve again."""
-        line.busy = None
-        line.served += 1
-        line.idle_since = monotonic_ns()
-        self._idle.append(line)
-
-    def _end(self, exchange: Exchange, at: int, failure: Failure) -> None:
-        exchange.done = at
-        exchange.failure = failure
-        self._tell(exchange)
-
-    def _tell(self, exchange: Exchange) -> None:
-        exchange.line = None
-        exchange.payload = b""
-        self.wire.awaited.discard(exchange)
-        self.in_flight -= 1
-        exchange.tell()
-
-    # -- what the wire tells -------------------------------------------------------------------------------------
-
-    def connected(self, line: Line, at: int) -> None:
-        exchange = line.busy
-        self._best = line.address
-        self._refusing.clear()
-        if isinstance(exchange, Exchange):
-            exchange.ready = at
-            self._write(line, exchange)
-            return
-        self._spares -= 1
-        line.idle_since = at
-        self._idle.append(line)
-        if self._opened is not None:
-            self._open_left -= 1
-            if self._open_left <= 0 and not self._opened.done():
-                self._opened.set_result(None)
-            elif self._spares + len(self._idle) < self._wanted_spares:
-                self._open_spare()
-
-    def failed(self, line: Line, kind: str, text: str) -> None:
-        exchange = line.busy
-        line.busy = None
-        if isinstance(exchange, Exchange):
-            if exchange.tries < len(self._addresses) and kind == "connect":
-                self._connect(exchange)
-            else:
-                self._end(exchange, monotonic_ns(), Failure(kind, text))
-        else:
-            self._spares -= 1
-            self._refused(line.address, kind, text)
-
-    def _refused(self, address: int, kind: str, text: str) -> None:
-        """A connection ahead of need could not be made; while the pool is being opened, the next address may do."""
-        self._refusing.add(address)
-        left = [i for i in range(len(self._addresses)) if i not in self._refusing]
-        if left:
-            self._best = left[0]
-        if self._opened is None or self._opened.done():
-            return
-        if left and kind == "connect":
-            self._open_spare()
-        else:
-            self._opened.set_exception(TargetUnusable(f"cannot connect to {self.target.redacted}: {text}", "is it up?"))
-
-    def arrived(self, line: Line, data: bytes, stamp: int, read: int, base: int, kernel: bool) -> None:
-        exchange = line.busy
-        if not isinstance(exchange, Exchange):  # bytes that nobody asked for
-            self.wire.close(line)
-            return
-        if exchange.arrived(data, stamp, read, base, kernel):
-            response = exchange.response
-            if response.complete and response.reusable and not line.out:
-                if response.uses_left is not None and response.uses_left <= 1:
-                    self.wire.close(line)
-                else:
-                    if response.idle_limit_s is not None:
-                        bound = int(max(0.5, response.idle_limit_s - KEEP_ALIVE_MARGIN_S) * 1e9)
-                        self._reuse_ns = min(self._reuse_ns, bound)
-                    self._rest(line)
-            else:
-                self.wire.close(line)
-            self._tell(exchange)  # after the connection is free: the next request of its lane wants it
-
-    def closed(self, line: Line, stamp: int, reset: str) -> None:
-        exchange = line.busy
-        line.busy = None
-        if not isinstance(exchange, Exchange):
-            return
-        if exchange.reused and not exchange.bytes_received and not exchange.resent:
-            exchange.resent += 1
-            exchange.fresh()
-            exchange.tries = 0
-            self._connect(exchange)  # a fresh connection, the original due
-            return
-        exchange.ended(stamp, reset)
-        self._tell(exchange)
-
-    # -- housekeeping --------------------------------------------------------------------------------------------
-
-    def tick(self, now: int) -> None:
-        """Timeouts, idle connections, connections ahead of need: about every TICK_NS."""
-        by_due = self._by_due
-        while by_due and (by_due[0].over or by_due[0].deadline <= now):
-            exchange = by_due.popleft()
-            if not exchange.over:
-                waited = self._timeout_ns / 1e9
-                self.cancel(exchange, Failure("timeout_total", f"not finished {waited:g} s after it was due"))
-        if len(by_due) > 2 * self.in_flight + 1000:
-            self._by_due = deque(exchange for exchange in by_due if not exchange.over)
-        if len(self._by_silence) > 2 * self.in_flight + 1000:  # else those that are over stay for half a stall time
-            self._by_silence = deque(exchange for exchange in self._by_silence if not exchange.over)
-        by_silence = self._by_silence  # looked through once in half a stall time, a few each tick
-        for _ in range(len(by_silence) * 2 * TICK_NS // self._stall_ns + 1 if by_silence else 0):
-            exchange = by_silence.popleft()
-            if exchange.over:
-                continue
-            if not exchange.progress or now - exchange.progress < self._stall_ns:
-                by_silence.append(exchange)
-            else:
-                self.cancel(exchange, Failure("timeout_stall", f"no event for {self._stall_ns / 1e9:g} s"))
-            if not by_silence:
-                break
-        connecting = self._connecting
-        while connecting and (connecting[0].state not in MAKING or now - connecting[0].since > CONNECT_NS):
-            line = connecting.popleft()
-            if line.state in MAKING:
-                self.wire.give_up(line, "connect", f"no answer within {CONNECT_NS / 1e9:g} s")
-        idle = self._idle
-        while idle and (idle[0].closed or now - idle[0].idle_since > self._reuse_ns):
-            line = idle.popleft()
-            self.wire.close(line)
-        self._busiest_tick = max(self._sent_this_tick, self._busiest_tick * 7 // 8)
-        self._sent_this_tick = 0
-        if self._ahead and self._opened is None and self._busiest_tick:
-            missing = max(SPARE, self._busiest_tick) - len(idle) - self._spares
-            for _ in range(min(missing, OPEN_PER_TICK)):
-                self._open_spare()
+        return await complete(self, request)

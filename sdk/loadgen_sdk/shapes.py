@@ -22,9 +22,9 @@ from typing import Any
 
 import msgspec
 
-from .conduct import CHARS_PER_TOKEN, message_text, texts
 from .errors import WrongUse
 from .measurement import Measurement
+from .prompt_text import CHARS_PER_TOKEN, message_text, texts
 
 BLOCK_BYTES = 512  # of prompt text under one hash: some 128 tokens
 REMEMBERED = 65_536  # calls whose next turn is recognised

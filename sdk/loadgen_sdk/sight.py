@@ -11,8 +11,9 @@ from contextvars import Context, copy_context
 from time import monotonic_ns, time_ns
 from typing import Any
 
-from .conduct import Conduct, estimated_tokens
+from .conduct import Conduct
 from .measurement import Api, Attempt, Content, Measurement, Status, price_of, timings
+from .prompt_text import estimated_tokens
 from .request import NEVER, Failure
 from .retry import retry_after_s
 from .shapes import Sighting
