@@ -17,13 +17,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen import compare, schedule
-from loadgen.header import Fingerprints, Header, Stage, Target
-from loadgen.sim.preset import load as preset
-from loadgen.sim.virtual import simulate
-from loadgen.summary import summarize
+from loadgen.compare import comparison
+from loadgen.execution.backends.virtual import simulate
+from loadgen.metrics.summary import summarize
+from loadgen.results.manifest import Fingerprints, Header, Stage, Target
+from loadgen.schedule import timetable
+from loadgen.sim.presets.preset import load as preset
 from loadgen.workload import load
-from loadgen.workload.overrides import Overrides
+from loadgen.workload.flags import Overrides
 
 BATCH = 64  # sequences at once: small, so that 2,000 requests are several minutes of load
 INSTANTS = (
@@ -45,7 +46,7 @@ def rows(rate: str, seed: int, n: int) -> NDArray[np.void]:
     answers = np.clip(draw.lognormal(np.log(250), 0.5, n), 2, 1000).astype(int).tolist()
     workload = load("qa", Overrides(request_rate=rate, num_requests=str(n), warmup="0"))
     made, _ = simulate(
-        schedule.build(workload, seed),
+        timetable.build(workload, seed),
         lambda number: (prompts[number], answers[number], ()),
         costs=found.costs,
         limits=replace(found.limits, max_batch_size=BATCH),
@@ -62,7 +63,7 @@ def slower(found: NDArray[np.void], by: float) -> NDArray[np.void]:
     return scaled
 
 
-def side(name: str, found: NDArray[np.void]) -> compare.Side:
+def side(name: str, found: NDArray[np.void]) -> comparison.Side:
     header = Header(
         run=name,
         state="finished",
@@ -72,7 +73,7 @@ def side(name: str, found: NDArray[np.void]) -> compare.Side:
     )
     summary = summarize(header, found)
     summary = msgspec.structs.replace(summary, verdict=msgspec.structs.replace(summary.verdict, valid=True))
-    return compare.Side(name=name, runs=(compare.Run(name=name, summary=summary, header=header, rows=found),))
+    return comparison.Side(name=name, runs=(comparison.Run(name=name, summary=summary, header=header, rows=found),))
 
 
 def main() -> None:
@@ -92,8 +93,8 @@ def main() -> None:
     for pair in range(args.pairs):
         a, b = rows(rate, 2 * pair + 1, n), rows(rate, 2 * pair + 2, n)
         before = side("A", a)
-        same = compare.compare([before, side("B", b)])
-        shifted = compare.compare([before, side("B", slower(b, 1.1))])
+        same = comparison.compare([before, side("B", b)])
+        shifted = comparison.compare([before, side("B", slower(b, 1.1))])
         quiet += all(one.word not in ("better", "worse") for one in same.differences)
         for one in same.differences:
             wrong[one.metric] = wrong.get(one.metric, 0) + (one.word in ("better", "worse"))

@@ -27,17 +27,17 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from queueing import rows, run
 
-from loadgen.contract import parse
-from loadgen.judge import levels
-from loadgen.metrics import Columns
-from loadgen.plan import Settings
-from loadgen.quantiles import index
-from loadgen.samples import Run, latencies
-from loadgen.sim import virtual
-from loadgen.validation import read_run
+from loadgen.contracts.evaluate import Measured
+from loadgen.contracts.run import read_run
+from loadgen.contracts.schema import parse
+from loadgen.contracts.steady_samples import Run, latencies
+from loadgen.contracts.verdict import levels
+from loadgen.execution.backends import virtual
+from loadgen.execution.plan import Settings
+from loadgen.metrics.columns import Columns
+from loadgen.stats.quantiles import index
 from loadgen.workload import load
-from loadgen.workload.overrides import Overrides
-from loadgen.yardstick import Measured
+from loadgen.workload.flags import Overrides
 
 TERMS = (("tpot", 50), ("e2e", 50), ("ttft", 50), ("tpot", 95), ("e2e", 95), ("tpot", 99), ("e2e", 99), ("ttft", 99))
 LONG = 400_000

@@ -21,9 +21,9 @@ import numpy as np
 import rig
 from numpy.typing import NDArray
 
-from loadgen.sim.embedded import Embedded, start
-from loadgen.sim.options import Options
-from loadgen.sim.sendlog import parse_log, read_log
+from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log, read_log
 
 END = b"0\r\n\r\n"
 REQUEST = (

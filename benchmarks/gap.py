@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from loadgen import reference
+from loadgen.mlperf import published
 
 PRESET = "gb300-rack"
 KEPT = ("mlperf.json", "mlperf_log_summary.txt", "mlperf_log_detail.txt", "summary.json")
@@ -119,7 +119,7 @@ def table(results: dict[str, dict[str, Any]]) -> list[str]:
     made = {name: found["completed_tokens_per_s"] for name, found in results.items()}
     cells = " | ".join(f"{made[name]:,.0f}" if name in made else "-" for name in ("offline", "server", "interactive"))
     lines.append(f"| **GB300 rack, SIMULATED** | this folder, by `sim:{PRESET}`, not a measurement | 72 | {cells} |")
-    for row in reference.mlperf().rows:
+    for row in published.mlperf().rows:
         near = any(word in f"{row.submitter} {row.system}" for word in ("GB300", "GB200", "B200"))
         if near and row.offline:
             figures = (row.offline, row.server, row.interactive)
@@ -130,7 +130,7 @@ def table(results: dict[str, dict[str, Any]]) -> list[str]:
 
 def page(results: dict[str, dict[str, Any]]) -> str:
     """README.md of the folder."""
-    clock = reference.rack(reference.nodes().rows).single_clock
+    clock = published.rack(published.nodes().rows).single_clock
     rates = [
         f"| {name} | {found['target_qps']:,.6g} | {found['queries']:,} | {found['completed_tokens_per_s']:,.0f} | "
         f"{found['completed_tokens_per_s'] / 72:,.0f} | {found['whole_tokens_per_s']:,.0f} | "

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import rig
 
-from loadgen import store
+from loadgen.results import store
 
 WARM_NS = 500_000_000
 TOKENS, ITL_MS = 200, 10
@@ -62,7 +62,7 @@ def drive(rate: float, tokens: int, seconds: float) -> list[str]:
 def timers(count: int) -> dict[str, list[int]]:
     """Lateness in ns of `count` instants some 2 ms apart, each timer alone in a uvloop loop."""
     import uvloop
-    from loadgen_sdk.wire import FOREVER, Wire
+    from loadgen_sdk.transport.wire import FOREVER, Wire
 
     steps = np.random.default_rng(1).integers(500_000, 4_000_000, count).tolist()
 

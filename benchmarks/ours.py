@@ -19,13 +19,13 @@ import numpy as np
 import rig
 import uvloop
 
-from loadgen import header as heads
-from loadgen import run, store
-from loadgen.drive import Drive
-from loadgen.plan import Settings, prepare
-from loadgen.probing import find
-from loadgen.recorder import Recorder
-from loadgen.single import work
+from loadgen.execution import run
+from loadgen.execution.backends.single import work
+from loadgen.execution.compactor import Recorder
+from loadgen.execution.driver import Drive
+from loadgen.execution.plan import Settings, prepare
+from loadgen.execution.probing import find
+from loadgen.results import manifest, store
 from loadgen.workload import Overrides, load
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -57,7 +57,7 @@ def _drive(url: str, folder: Path, requests: dict[str, Any], flags: dict[str, An
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         found = runner.run(find(settings))
         job, header, timetable = prepare(workload, settings, (found,), simulated=False, folder=folder)
-        store.replace(folder / "run.json", heads.encode(header))
+        store.replace(folder / "run.json", manifest.encode(header))
         recorder = Recorder(folder)
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         recorded = [0.0]

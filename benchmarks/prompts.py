@@ -16,8 +16,9 @@ from types import SimpleNamespace
 
 import msgspec
 
-from loadgen import prompts, tokens
-from loadgen.build_prompts import build
+from loadgen.requests import prompts
+from loadgen.requests import tokenizer as tokens
+from loadgen.requests.build import build
 from loadgen.workload import Fixed, Synthetic, Turns, Uniform
 
 START = """if True:

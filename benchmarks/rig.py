@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgen.sim import embedded
-from loadgen.sim.options import Options
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
 
 HERE = Path(__file__).parent
 SATURATED = 0.85  # of a core: a server busier than this shapes what its clients see

@@ -32,14 +32,16 @@ from typing import Any
 import rig
 import scale_ray
 
-from loadgen import run, single, store
-from loadgen.plan import Endpoint, Settings
-from loadgen.quantiles import Histogram
-from loadgen.sim import embedded
-from loadgen.sim.options import Options
-from loadgen.summary import Summary
+from loadgen.execution import run
+from loadgen.execution.backends import single
+from loadgen.execution.plan import Endpoint, Settings
+from loadgen.metrics.summary import Summary
+from loadgen.results import store
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
+from loadgen.stats.quantiles import Histogram
 from loadgen.workload import load
-from loadgen.workload.overrides import Overrides
+from loadgen.workload.flags import Overrides
 
 TOKENS_PER_S = 1_000_000
 OPENED_PER_S = 1_000  # streams that begin in a second, until all are open
@@ -303,21 +305,21 @@ def records(folder: Path, count: int, targets: int = 1) -> None:
     import numpy as np
     import pyarrow.parquet as pq
 
-    from loadgen import header
-    from loadgen.record import BIN_NS, ROW, SOURCES
+    from loadgen.results import manifest
+    from loadgen.results.record import BIN_NS, ROW, SOURCES
     from loadgen.slo import Slo, Term
 
     (folder / "requests").mkdir(parents=True)
     (folder / "flows").mkdir()
     early, gap_ns = count // 10, 300_000
-    made = header.Header(
+    made = manifest.Header(
         run="merge", state="finished", workers=16,
         slo=Slo(terms=(Term(metric="ttft", limit_ns=450_000_000, quantile=0.99),)),
-        stages=(header.Stage(name="warm-up", arrival="constant 3,333/s", slots=early, measured=False),
-                header.Stage(name="load", arrival="constant 3,333/s", slots=count - early, start_ns=early * gap_ns)),
-        targets=tuple(header.Target(url=f"http://vm-{i:02}", name=f"vm-{i:02}", gpus=4) for i in range(targets)),
+        stages=(manifest.Stage(name="warm-up", arrival="constant 3,333/s", slots=early, measured=False),
+                manifest.Stage(name="load", arrival="constant 3,333/s", slots=count - early, start_ns=early * gap_ns)),
+        targets=tuple(manifest.Target(url=f"http://vm-{i:02}", name=f"vm-{i:02}", gpus=4) for i in range(targets)),
     )  # fmt: skip
-    (folder / "run.json").write_bytes(header.encode(made))
+    (folder / "run.json").write_bytes(manifest.encode(made))
     draw, writer, block = np.random.default_rng(1), None, min(count, 1_000_000)
     for stage in (0, 1):
         gaps = Histogram()

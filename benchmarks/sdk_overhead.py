@@ -97,9 +97,9 @@ def own_call(create: Callable[..., Any]) -> Callable[[], float]:
 
 
 def stubs(told: list[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    from loadgen_sdk.conduct import Conduct
-    from loadgen_sdk.instrumentation import _blocking
-    from loadgen_sdk.sight import Setting
+    from loadgen_sdk.app.instrumentation import _blocking
+    from loadgen_sdk.app.observed_call import Setting
+    from loadgen_sdk.app.policy import Conduct
     from openai.types.chat import ChatCompletion
 
     made = ChatCompletion.model_validate(ANSWER)
@@ -139,9 +139,9 @@ class Chunks:
 
 
 def per_chunk(measured: bool) -> Callable[[], float]:
-    from loadgen_sdk.conduct import Conduct
-    from loadgen_sdk.instrumentation import _Watch
-    from loadgen_sdk.sight import Setting, Sight
+    from loadgen_sdk.app.instrumentation import _Watch
+    from loadgen_sdk.app.observed_call import Setting, Sight
+    from loadgen_sdk.app.policy import Conduct
 
     chunks = Chunks()
 
@@ -158,9 +158,9 @@ def per_chunk(measured: bool) -> Callable[[], float]:
 
 
 def per_chunk_async(measured: bool, runner: asyncio.Runner) -> Callable[[], float]:
-    from loadgen_sdk.conduct import Conduct
-    from loadgen_sdk.instrumentation import _WatchAsync
-    from loadgen_sdk.sight import Setting, Sight
+    from loadgen_sdk.app.instrumentation import _WatchAsync
+    from loadgen_sdk.app.observed_call import Setting, Sight
+    from loadgen_sdk.app.policy import Conduct
 
     chunks = Chunks()
 

@@ -22,10 +22,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loadgen import mlperf_data, mlperf_rules, schedule, search, seeds, uncertainty
-from loadgen.sim import preset as presets
-from loadgen.sim import virtual
+from loadgen import seeds
+from loadgen.execution.backends import virtual
+from loadgen.mlperf import dataset, rules
+from loadgen.schedule import timetable
+from loadgen.search import load_search
+from loadgen.sim.presets import preset as presets
 from loadgen.slo import Slo, Term
+from loadgen.stats import intervals
 from loadgen.workload import Fixed, Poisson, Stage, Synthetic, Workload
 
 S = 1_000_000_000
@@ -39,20 +43,20 @@ class World(NamedTuple):
     """A preset under a benchmark's limits."""
 
     preset: Any
-    goal: search.Goal
-    lengths: mlperf_data.Lengths
+    goal: load_search.Goal
+    lengths: dataset.Lengths
     precision: float
 
 
 def world(name: str, scenario: Any) -> World:
-    asked = mlperf_rules.test("llama2-70b", scenario)
+    asked = rules.test("llama2-70b", scenario)
     assert asked.ttft_ns is not None and asked.tpot_ns is not None
     terms = (
         Term(metric="ttft", limit_ns=asked.ttft_ns),
         Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns),
     )
-    lengths = mlperf_data.synthetic(mlperf_rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
-    return World(presets.load(name), search.Goal(slo=Slo(terms=terms)), lengths, PRECISION[scenario])
+    lengths = dataset.synthetic(rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
+    return World(presets.load(name), load_search.Goal(slo=Slo(terms=terms)), lengths, PRECISION[scenario])
 
 
 def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any]:
@@ -62,7 +66,7 @@ def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any
     size = len(inputs)
     stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=round(length_s * S))
     one: Any = Fixed[int](value=1)
-    planned = schedule.build(
+    planned = timetable.build(
         Workload(name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,)), seed
     )
     made, _ = virtual.simulate(
@@ -80,10 +84,10 @@ def passes(where: World, due: Any, rows: Any) -> bool:
     return all(count <= most for count, most in zip(missed, where.goal.allowed(len(due)), strict=True))
 
 
-def probe(where: World, ask: search.Ask, seed: int) -> search.Told:
+def probe(where: World, ask: load_search.Ask, seed: int) -> load_search.Told:
     """One probe, watched every LOOK_S seconds, with the drain of what it had in flight when it was decided."""
     due, rows = run(where, ask.load, seed, FULL_S)
-    watch = search.Watch(where.goal, due, early_under=ask.early_under)
+    watch = load_search.Watch(where.goal, due, early_under=ask.early_under)
     outcome, why, early, spent_s, now = None, "", False, 0.0, 0
     full_ns = int(rows["done_ns"].max())
     for now in range(LOOK_S * S, full_ns, LOOK_S * S):
@@ -99,7 +103,9 @@ def probe(where: World, ask: search.Ask, seed: int) -> search.Told:
     seen_s = min(now / S, FULL_S) if early else FULL_S
     offered = float((due < seen_s * S).sum()) / seen_s
     noise = 1 / math.sqrt(len(due))
-    return search.Told(ask=ask, outcome=outcome, early=early, spent_s=spent_s, offered=offered, noise=noise, why=why)
+    return load_search.Told(
+        ask=ask, outcome=outcome, early=early, spent_s=spent_s, offered=offered, noise=noise, why=why
+    )
 
 
 def bracket(guess: float, seed: int) -> tuple[float, float]:
@@ -108,9 +114,9 @@ def bracket(guess: float, seed: int) -> tuple[float, float]:
     return low, 4 * low
 
 
-def searched(where: World, guess: float, seed: int) -> tuple[search.Search, list[search.Told]]:
+def searched(where: World, guess: float, seed: int) -> tuple[load_search.Search, list[load_search.Told]]:
     low, high = bracket(guess, seed)
-    found = search.Search(low=low, high=high, precision=where.precision)
+    found = load_search.Search(low=low, high=high, precision=where.precision)
     while (ask := found.ask()) is not None:
         found.tell(probe(where, ask, seeds.derived(seed, "probe", ask.number)))
     return found, found.told
@@ -151,7 +157,7 @@ def truth(where: World, guess: float, count: int) -> tuple[float, float, list[tu
     best, at = -math.inf, (0.0, 0.0)
     for sigma in np.geomspace(5e-4, 0.05, 60):
         for theta in np.linspace(rates.min(), rates.max(), 1200):
-            p = np.clip(search._phi((theta - rates) / sigma), 1e-9, 1 - 1e-9)
+            p = np.clip(load_search._phi((theta - rates) / sigma), 1e-9, 1 - 1e-9)
             likelihood = float((hits * np.log(p) + (count - hits) * np.log(1 - p)).sum())
             if likelihood > best:
                 best, at = likelihood, (math.exp(theta), float(sigma))
@@ -165,7 +171,7 @@ def knee(where: World, around: float) -> float:
         due, rows = run(where, rate, 77, 2400)
         edges = np.arange(600, 2400, 30) * S
         flying = np.searchsorted(due, edges, "right") - np.searchsorted(rows["done_ns"], edges, "right")
-        more, _ = uncertainty.growth(flying.astype(float), len(flying))
+        more, _ = intervals.growth(flying.astype(float), len(flying))
         if more < 0.2 * flying.mean():
             return rate
         rate /= 1.01

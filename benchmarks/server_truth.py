@@ -20,14 +20,15 @@ import time
 from typing import Any, NamedTuple
 
 import uvloop
-from loadgen_sdk.client import Client
+from loadgen_sdk.app.client import Client
 from loadgen_sdk.dialects.body import body
 from loadgen_sdk.request import Request
 
-from loadgen import seeds, tokens
-from loadgen.build_prompts import build
-from loadgen.plan import Settings
-from loadgen.probing import find
+from loadgen import seeds
+from loadgen.execution.plan import Settings
+from loadgen.execution.probing import find
+from loadgen.requests import tokenizer
+from loadgen.requests.build import build
 from loadgen.workload import Overrides, load
 
 
@@ -70,7 +71,7 @@ async def measure(url: str, server: str, count: int) -> tuple[list[tuple[float, 
     """What the server says (TTFT and E2E in ms), ours less that, the witness's less that; a row for each request."""
     found = await find(Settings(url=url, server=server))
     workload = load("qa", Overrides(num_requests=str(2 * count), output_tokens="100"))
-    requests = build(workload, seeds.fresh(), seeds.fresh(), tokens.load(None))
+    requests = build(workload, seeds.fresh(), seeds.fresh(), tokenizer.load(None))
     extra = {"nvext": {"extra_fields": ["timing"]}} if found.server == "dynamo" else None
     theirs, ours, witness = [], [], []
     target = found.target

@@ -20,11 +20,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen import reference, schedule
-from loadgen.record import BIN_NS
-from loadgen.sim import preset as presets
-from loadgen.sim.preset import Constant, Preset
-from loadgen.sim.virtual import Course, simulate
+from loadgen.execution.backends.virtual import Course, simulate
+from loadgen.mlperf import published as reference
+from loadgen.results.record import BIN_NS
+from loadgen.schedule import timetable
+from loadgen.sim.presets import preset as presets
+from loadgen.sim.presets.preset import Constant, Preset
 from loadgen.workload import Constant as Evenly
 from loadgen.workload import Fixed, Poisson, Stage, Synthetic, Workload
 
@@ -123,7 +124,7 @@ def run(system: Preset, gpus: int, arrival: Evenly | Poisson, n: int, tokens: fl
     speeds = (system.speeds * repeat)[: gpus // system.gpus_per_replica]
     began = time.process_time()
     made, course = simulate(
-        schedule.build(workload, 1),
+        timetable.build(workload, 1),
         lambda number: (into[number], out[number], ()),
         costs=system.costs,
         limits=system.limits,

@@ -17,7 +17,7 @@ from pathlib import Path
 import rig
 import tree
 
-from loadgen.sim.sendlog import parse_log
+from loadgen.sim.server.send_log import parse_log
 
 WALL_S, CPU_S, PER_1000_TOKENS_MS, EXIT_S = 1.0, 0.6, 0.2, 0.5
 LONG = 10_000  # prompt tokens of the second length

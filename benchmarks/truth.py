@@ -17,9 +17,9 @@ from typing import Any
 
 import rig
 
-from loadgen import store
-from loadgen.selfcheck import Truth, truth
-from loadgen.sim.sendlog import read_log
+from loadgen.preflight.selfcheck import Truth, truth
+from loadgen.results import store
+from loadgen.sim.server.send_log import read_log
 
 TOKENS, ITL_MS = 200, 10
 LIMITS = {10_000: (0.2, 1.0), 25_000: (0.3, 2.0)}  # ms: of TTFT p50, p99

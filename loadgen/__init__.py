@@ -11,11 +11,7 @@ __all__ = ["Result", "load", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "run":
-        from importlib import import_module
-
-        return import_module("loadgen.run")  # a room that can be called: see its end
-    if name in ("Result", "load"):
+    if name in __all__:
         from loadgen import api
 
         return getattr(api, name)

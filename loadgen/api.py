@@ -19,13 +19,13 @@ from loadgen.errors import Fault, Faults, UserError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from loadgen.metrics import Goodput, Load
-    from loadgen.plan import Settings
-    from loadgen.quantiles import Distribution
-    from loadgen.summary import Summary, Verdict
-    from loadgen.tally import Requests, Tokens
+    from loadgen.execution.plan import Settings
+    from loadgen.metrics.blocks import Requests, Tokens
+    from loadgen.metrics.columns import Goodput, Load
+    from loadgen.metrics.summary import Summary, Verdict
+    from loadgen.stats.quantiles import Distribution
     from loadgen.workload import Workload
-    from loadgen.workload.overrides import Overrides
+    from loadgen.workload.flags import Overrides
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Result:
     @property
     def exit_code(self) -> int:
         """What `loadgen run` would have ended with: 0, 1 SLO missed, 3 not valid, 130 interrupted."""
-        from loadgen.summary import exit_code
+        from loadgen.metrics.summary import exit_code
 
         return exit_code(self.summary)
 
@@ -104,14 +104,14 @@ class Result:
     def server(self) -> pa.Table:
         """What the servers' own metrics pages said: t_s, target, page, name, labels, value, a row whenever a value
         changed. Empty where no page was read."""
-        from loadgen import store
+        from loadgen.results import store
 
         return store.server_table(self.folder)
 
     @cached_property
     def rows(self) -> pa.Table:
         """One row per request, all stages; times in ns from the start of the run. Columns: `loadgen.record.FIELDS`."""
-        from loadgen import store
+        from loadgen.results import store
 
         stored = store.read(self.folder)
         table: pa.Table = store.to_table(stored.rows, stored.texts)
@@ -147,11 +147,11 @@ def run(
     Raises loadgen.errors.Fault or Faults (UserError, TargetError) for whatever stands in the way, TypeError for a flag
     that there is none of. A missed SLO or an invalid measurement is no exception: see `Result`.
     """
-    from loadgen.run import execute
+    from loadgen.execution.run import execute
 
     if asyncio._get_running_loop() is not None:
         hint = "in async code: await asyncio.to_thread(loadgen.run, ...)"
-        raise UserError("loadgen.run blocks, and an event loop is running here", "loadgen.run", hint)
+        raise UserError("loadgen.run blocks, and an event loop is running here", "loadgen.execution.run", hint)
     overrides, settings = _read(url, flags)
     checked = _workload(workload, trace, overrides)
     summary, folder = execute(checked, settings)
@@ -160,35 +160,36 @@ def run(
 
 def load(folder: str | os.PathLike[str]) -> Result:
     """A stored run, judged again from its records. Raises UserError for a folder that holds none."""
-    from loadgen import run_folder, store
-    from loadgen.report import machine
+    from loadgen import run_folder
+    from loadgen.metrics import summary_json
+    from loadgen.results import store
 
     path = Path(folder)
     kept = path / "summary.json"
     if kept.is_file() and not store.has_rows(path):
-        return Result(machine.load(kept.read_bytes(), str(kept)), path)
+        return Result(summary_json.load(kept.read_bytes(), str(kept)), path)
     return Result(run_folder.summary(path), path)
 
 
 def _workload(workload: Any, trace: Any, overrides: Overrides) -> Workload:
     from loadgen.workload import Workload
-    from loadgen.workload.overrides import given
-    from loadgen.workload.reading import given as read
-    from loadgen.workload.reading import of_mapping
+    from loadgen.workload.flags import given
+    from loadgen.workload.loading import given as read
+    from loadgen.workload.loading import of_mapping
 
     if isinstance(workload, Workload):
         if trace is not None or (changed := given(overrides)):
             what = "a trace" if trace is not None else ", ".join(changed)
             hint = "give the file or a mapping, or change the Workload with model_copy"
-            raise UserError(f"a checked Workload is not changed by {what}", "loadgen.run", hint)
+            raise UserError(f"a checked Workload is not changed by {what}", "loadgen.execution.run", hint)
         return workload
     if isinstance(workload, Mapping):
         if trace is not None:
-            raise UserError("a mapping and a trace", "loadgen.run", "give one of them, or a workload's file")
+            raise UserError("a mapping and a trace", "loadgen.execution.run", "give one of them, or a workload's file")
         return of_mapping(workload, overrides)
     if workload is not None and not isinstance(workload, str | os.PathLike):
         hint = "give a file, a packaged name, a mapping or a Workload"
-        raise UserError(f"a {type(workload).__name__} is no workload", "loadgen.run", hint)
+        raise UserError(f"a {type(workload).__name__} is no workload", "loadgen.execution.run", hint)
     return read(
         None if workload is None else os.fspath(workload), None if trace is None else os.fspath(trace), overrides
     )
@@ -200,11 +201,13 @@ _MANY = ("slo", "goodput", "limit")
 def _read(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
     """The flags as the two things they are about. Raises TypeError and Faults."""
     from loadgen_sdk.dialects.quirks import APIS, NAMES
-    from loadgen_sdk.wire import Tls
+    from loadgen_sdk.transport.wire import Tls
 
-    from loadgen import depot, scrape, targets
-    from loadgen.plan import Settings
-    from loadgen.workload.overrides import Overrides
+    from loadgen.execution import targets
+    from loadgen.execution.plan import Settings
+    from loadgen.results import object_store
+    from loadgen.server_metrics import scraper
+    from loadgen.workload.flags import Overrides
 
     changes = {field.name for field in fields(Overrides)}
     about = {field.name for field in fields(Settings)} - {"url", "targets", "command", "tls"}
@@ -234,7 +237,7 @@ def _read(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
     if "server_metrics" in rest:
         asked = rest["server_metrics"]
         rest["server_metrics"] = (asked,) if isinstance(asked, str) else tuple(asked)
-        faults += filter(None, [scrape.check(rest["server_metrics"])])
+        faults += filter(None, [scraper.check(rest["server_metrics"])])
     workers = rest.get("workers", 1)
     if workers == "auto" or ("workers" not in rest and rest.get("ray") is not None):
         rest["workers"] = 0
@@ -251,7 +254,7 @@ def _read(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
         rest["headers"] = tuple(headers.items())
     if rest.get("out") is not None:
         out = os.fspath(rest.pop("out"))
-        rest |= {"store": out} if depot.is_url(out) else {"out": Path(out)}
+        rest |= {"store": out} if object_store.is_url(out) else {"out": Path(out)}
     urls = [] if url is None else [url] if isinstance(url, str) else list(url)
     if urls and rest.get("api_key") is None:
         names = ["OPENAI_API_KEY"]
@@ -262,5 +265,5 @@ def _read(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
         rest["targets"] = targets.from_urls(
             urls, rest.get("api_key"), rest.get("gpus"), rest.get("shape", ""), rest.get("region", "")
         )
-    settings = Settings(url=urls[0] if urls else None, command=("loadgen.run",), **rest)
+    settings = Settings(url=urls[0] if urls else None, command=("loadgen.execution.run",), **rest)
     return Overrides(**overrides), settings

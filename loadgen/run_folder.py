@@ -6,10 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen import served, soak
-from loadgen.ledger import Ledger
-from loadgen.store import LEDGER, read_lightly, server
-from loadgen.summary import Summary, summarize
+from loadgen.metrics import folded_summary
+from loadgen.metrics.accumulator import Ledger
+from loadgen.metrics.summary import Summary, summarize
+from loadgen.results.store import LEDGER, read_lightly, server
+from loadgen.server_metrics import series
 
 
 def summary(folder: Path) -> Summary:
@@ -20,17 +21,19 @@ def summary(folder: Path) -> Summary:
     if stored.header.keep == "raw" or not ledger.exists():
         return with_server(folder, summarize(*stored))
     kept = Ledger.from_bytes(ledger.read_bytes(), stored.header)
-    return with_server(folder, soak.summarize(stored.header, kept, stored.gaps, stored.timeline, stored.seconds))
+    return with_server(
+        folder, folded_summary.summarize(stored.header, kept, stored.gaps, stored.timeline, stored.seconds)
+    )
 
 
 def with_server(folder: Path, summary: Summary) -> Summary:
     """The summary beside what the servers said, when they said anything."""
     whole = summary.window.whole.duration_s
     rate = summary.tokens.whole_output_per_s
-    said = served.summarize(server(folder), None if whole is None or rate is None else round(whole * rate))
+    said = series.summarize(server(folder), None if whole is None or rate is None else round(whole * rate))
     if said is None:
         return summary
     judged = summary.verdict
-    if warning := served.warning(said):
+    if warning := series.warning(said):
         judged = msgspec.structs.replace(judged, warnings=(*judged.warnings, warning))
     return msgspec.structs.replace(summary, server=said, verdict=judged)

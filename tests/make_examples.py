@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.header import Fingerprints, Header, Host, Second, Stage, Target
-from loadgen.quantiles import Histogram
-from loadgen.record import BIN_NS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
-from loadgen.report import machine
+from loadgen.metrics import summary_json
+from loadgen.metrics.summary import Summary, summarize
+from loadgen.results.manifest import Fingerprints, Header, Host, Second, Stage, Target
+from loadgen.results.record import BIN_NS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 from loadgen.slo import Slo, Term
-from loadgen.summary import Summary, summarize
+from loadgen.stats.quantiles import Histogram
 
 DATA = Path(__file__).parent / "data"
 MS, S = 1_000_000, 1_000_000_000
@@ -237,4 +237,4 @@ EXAMPLES = {"summary_example_rag_gpus.json": rented_gpus, "summary_example_qa_ap
 if __name__ == "__main__":
     DATA.mkdir(exist_ok=True)
     for name, make in EXAMPLES.items():
-        (DATA / name).write_bytes(machine.dump(make()))
+        (DATA / name).write_bytes(summary_json.dump(make()))

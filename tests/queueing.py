@@ -9,13 +9,13 @@ import numpy as np
 from make_examples import MS, S, blank, stream
 from numpy.typing import NDArray
 
-from loadgen.header import Header, Stage, Target
+from loadgen.contracts.steady_samples import Run
 from loadgen.limits import Limits
-from loadgen.quantiles import Histogram
-from loadgen.record import KINDS, SOURCES, STATUSES
-from loadgen.samples import Run
+from loadgen.metrics.summary import summarize
+from loadgen.results.manifest import Header, Stage, Target
+from loadgen.results.record import KINDS, SOURCES, STATUSES
 from loadgen.slo import Slo
-from loadgen.summary import summarize
+from loadgen.stats.quantiles import Histogram
 
 TOKENS = 200
 SLOTS = 32

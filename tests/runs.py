@@ -8,12 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from queueing import TOKENS, rows
 
-from loadgen import header as heads
-from loadgen import store
-from loadgen.header import Fingerprints, Header, Host, Second, Stage, Target
-from loadgen.quantiles import Histogram
-from loadgen.record import BIN_NS
+from loadgen.results import manifest, store
+from loadgen.results.manifest import Fingerprints, Header, Host, Second, Stage, Target
+from loadgen.results.record import BIN_NS
 from loadgen.slo import Slo, Term
+from loadgen.stats.quantiles import Histogram
 
 S = 1_000_000_000
 
@@ -61,7 +60,7 @@ def write(
     """A folder that `store.read` reads, as a worker leaves it."""
     found = rows(1, 300) if found is None else found
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_bytes(heads.encode(header(folder.name, len(found), **changed)))
+    (folder / "run.json").write_bytes(manifest.encode(header(folder.name, len(found), **changed)))
     spool = store.Spool(folder, 0)
     for text in texts:
         spool.text(text)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timetables import MS, S, closed, constant, gamma, poisson, workload
 
-from loadgen.agenda import Agenda, Start
-from loadgen.schedule import Schedule, build, fingerprint, shard
+from loadgen.schedule.dispatcher import Agenda, Start
+from loadgen.schedule.timetable import Schedule, build, fingerprint, shard
 
 Service = Callable[[Start], tuple[int, bool]]  # how long a request takes, and whether it is ok
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen import arrivals
-from loadgen.arrivals import Arrivals
+from loadgen.schedule import arrivals
+from loadgen.schedule.arrivals import Arrivals
 
 ORACLE = json.loads((Path(__file__).parent / "data" / "loadgen_oracle.json").read_text())["poisson_schedule"]
 SEED = ORACLE["seed_v5.1"]["schedule"]

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.capacity import Capacity, Interval, dump, load, replications
 from loadgen.cli.capacity import capacity as command
+from loadgen.cost.capacity_planning import fleet, measured, plan
+from loadgen.cost.evidence import Evidence
 from loadgen.errors import Faults, UserError
-from loadgen.evidence import Evidence
-from loadgen.fleet import fleet, measured, plan
-from loadgen.report import machine
+from loadgen.metrics import summary_json
+from loadgen.results.capacity import Capacity, Interval, dump, load, replications
 
 DATA = Path(__file__).parent / "data"
-RAG = machine.load((DATA / "summary_example_rag_gpus.json").read_bytes())
+RAG = summary_json.load((DATA / "summary_example_rag_gpus.json").read_bytes())
 GOOD = {"schema": 1, "rate_per_s": 20.0, "low_per_s": 19.0, "high_per_s": 21.5, "method": "search", "recipe": "r"}
 
 
@@ -110,7 +110,7 @@ def test_a_single_run_counts_its_good_requests_at_its_load_and_a_capacity_its_ra
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "summary.json").write_bytes(machine.dump(RAG))
+    (tmp_path / "summary.json").write_bytes(summary_json.dump(RAG))
     (tmp_path / "capacity.json").write_bytes(json.dumps(GOOD).encode())
     return tmp_path
 
@@ -149,7 +149,7 @@ def test_a_run_under_the_slo_stands_beside_it(folder: Path, capsys: pytest.Captu
 
 def test_a_simulated_run_is_called_so_first(folder: Path, capsys: pytest.CaptureFixture[str]):
     simulated = msgspec.structs.replace(RAG, target=msgspec.structs.replace(RAG.target, simulated=True))
-    (folder / "summary.json").write_bytes(machine.dump(simulated))
+    (folder / "summary.json").write_bytes(summary_json.dump(simulated))
     assert command("rag", results=folder, think="30s", gpus_per_vm=4, vms_per_rack=18) == 0
     assert "From a run under the SLO: SIMULATED, " in capsys.readouterr().out
 

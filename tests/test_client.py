@@ -21,19 +21,19 @@ import msgspec
 import pytest
 import trustme
 import uvloop
-from loadgen_sdk.client import Client, Event
+from loadgen_sdk.app.client import Client, Event
 from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.errors import RequestFailed, TargetUnusable
-from loadgen_sdk.exchange import Exchange
-from loadgen_sdk.pool import CONNECT_NS
 from loadgen_sdk.request import Completion, Failure, Request
-from loadgen_sdk.target import Target
-from loadgen_sdk.wire import FOREVER, Tls, Wire
+from loadgen_sdk.transport.exchange import Exchange
+from loadgen_sdk.transport.pool import CONNECT_NS
+from loadgen_sdk.transport.target import Target
+from loadgen_sdk.transport.wire import FOREVER, Tls, Wire
 
-from loadgen.sim.embedded import Embedded, start
-from loadgen.sim.faults import NAMES
-from loadgen.sim.options import Options
+from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.faults import NAMES
+from loadgen.sim.server.options import Options
 
 FAST = {"ttft": "2ms", "itl": "0.2ms"}
 TOKENS = 6
@@ -401,7 +401,7 @@ def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: Embedded) -> No
 
 def test_a_backlog_leaves_the_loop_to_others(endpoint: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much is waiting to be decoded, a callback of the loop waits for a pass or two, not for a pile of them."""
-    monkeypatch.setattr("loadgen_sdk.wire.SLICE_NS", 0)  # the backlog grows as on a machine that is too slow
+    monkeypatch.setattr("loadgen_sdk.transport.wire.SLICE_NS", 0)  # the backlog grows as on a machine that is too slow
 
     async def work() -> int:
         async with client_of(endpoint.url) as client:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from loadgen_sdk.clock import LoopTimer, TimerFd, timer
+from loadgen_sdk.transport.clock import LoopTimer, TimerFd, timer
 
 MS = 1_000_000
 HOUR = 3_600_000 * MS

@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from queueing import fail, rows
 
-from loadgen import compare, conditions, paths, spread
 from loadgen.cli import main
-from loadgen.compare import Difference, Run, Side
+from loadgen.compare import block_errors, comparison, thresholds
+from loadgen.compare.block_errors import Known
+from loadgen.compare.comparison import Difference, Run, Side
 from loadgen.errors import Faults
-from loadgen.header import Fingerprints
-from loadgen.report import compared, junit, machine, markdown
-from loadgen.spread import Known
-from loadgen.summary import summarize
+from loadgen.metrics import registry, summary_json
+from loadgen.metrics.summary import summarize
+from loadgen.report import compare as compared
+from loadgen.report import junit, markdown
+from loadgen.results.manifest import Fingerprints
 
 EXAMPLE = Path(__file__).parent / "data" / "summary_example_rag_gpus.json"
 INSTANTS = (
@@ -56,7 +58,7 @@ def side(name: str, *found: NDArray[np.void], **changed: object) -> Side:
 
 
 def words(*sides: Side, **how: object) -> dict[str, str]:
-    found = compare.compare(sides, **how)  # type: ignore[arg-type]
+    found = comparison.compare(sides, **how)  # type: ignore[arg-type]
     return {one.metric: one.word for one in found.differences}
 
 
@@ -71,7 +73,7 @@ def exits(*arguments: str) -> int:
 
 
 def test_two_of_the_same_show_no_difference() -> None:
-    found = compare.compare([side("a", rows(11, 1000)), side("b", rows(12, 1000))])
+    found = comparison.compare([side("a", rows(11, 1000)), side("b", rows(12, 1000))])
     assert found.same_work is True and found.valid
     assert {one.word for one in found.differences} == {"no difference seen"}
     assert all(one.low is not None and one.low <= 0 <= (one.high or 0) for one in found.differences)
@@ -89,7 +91,7 @@ def test_a_large_shift_is_found_and_named_rightly() -> None:
 def test_failures_are_a_difference_of_shares() -> None:
     bad = rows(12, 1000)
     fail(bad, 0.009)  # under the limit of the verdict
-    few = compare.compare([side("a", rows(11, 1000)), side("b", bad)])
+    few = comparison.compare([side("a", rows(11, 1000)), side("b", bad)])
     share = next(one for one in few.differences if one.metric == "ok_share")
     assert share.absolute and share.change == pytest.approx(-0.009, abs=0.006)
     assert share.detectable is not None and 0.005 < share.detectable < 0.05
@@ -97,16 +99,16 @@ def test_failures_are_a_difference_of_shares() -> None:
 
 def test_what_is_not_the_same_work_is_not_judged() -> None:
     other = Fingerprints(recipe="another")
-    found = compare.compare(
+    found = comparison.compare(
         [side("a", rows(1, 300)), side("b", slower(rows(2, 300), 2), fingerprints=other, workload="rag")]
     )
     assert found.same_work is False and found.unlike == ("workload: chat against rag",)
     assert {one.word for one in found.differences} == {"cannot tell"}
-    assert {one.why for one in found.differences} == {compare.UNLIKE}
+    assert {one.why for one in found.differences} == {comparison.UNLIKE}
     assert all(one.change is not None for one in found.differences)
     for shown in (compared.render_text(found), compared.render_markdown(found)):
         assert " ".join(shown.split()).count("not the same work") == 1
-    asked = compare.compare(
+    asked = comparison.compare(
         [side("a", rows(1, 300)), side("b", slower(rows(2, 300), 2), fingerprints=other)], anyway=True
     )
     assert "worse" in {one.word for one in asked.differences}
@@ -115,12 +117,14 @@ def test_what_is_not_the_same_work_is_not_judged() -> None:
 def test_what_is_not_valid_is_not_judged() -> None:
     bad = rows(2, 300)
     fail(bad, 0.2)
-    found = compare.compare([side("a", rows(1, 300)), side("b", bad)])
+    found = comparison.compare([side("a", rows(1, 300)), side("b", bad)])
     assert not found.valid and {one.why for one in found.differences} == {"b is not valid"}
 
 
 def test_too_few_samples_cannot_tell() -> None:
-    found = {one.metric: one for one in compare.compare([side("a", rows(1, 300)), side("b", rows(2, 300))]).differences}
+    found = {
+        one.metric: one for one in comparison.compare([side("a", rows(1, 300)), side("b", rows(2, 300))]).differences
+    }
     assert found["ttft_ms.p99"].why == "300 samples, p99 needs 662"
     assert found["ttft_ms.p50"].word == "no difference seen"
 
@@ -130,7 +134,7 @@ def test_repeats_speak_as_whole_runs() -> None:
     shifts = (0.8, 1.0, 1.25)
     one = side("a", *(slower(rows(i, 700), by) for i, by in enumerate(shifts)))
     other = side("b", *(slower(rows(i + 5, 700), by) for i, by in enumerate(reversed(shifts))))
-    found = compare.compare([one, other])
+    found = comparison.compare([one, other])
     assert found.scope == "by repeated runs on every side"
     assert "worse" not in words(one, other).values() and "better" not in words(one, other).values()
     far = side("c", *(slower(rows(i + 5, 700), by * 3) for i, by in enumerate(shifts)))
@@ -140,16 +144,16 @@ def test_repeats_speak_as_whole_runs() -> None:
 
 
 def test_a_summary_alone_has_no_interval() -> None:
-    summary = machine.load(EXAMPLE.read_bytes())
+    summary = summary_json.load(EXAMPLE.read_bytes())
     kept = Side(name="kept", runs=(Run(name="kept", summary=summary),))
-    found = compare.compare([kept, kept])
+    found = comparison.compare([kept, kept])
     assert {one.word for one in found.differences} == {"cannot tell"}
     assert any("no records" in note for note in found.notes)
 
 
 def test_figures_of_another_tool_are_shown_and_not_judged() -> None:
     told = Side(name="other", told={"ttft_ms.p50": 500.0, "tokens.output_per_s": 900.0}, notes=("figures of other",))
-    found = compare.compare([side("a", rows(1, 300)), told])
+    found = comparison.compare([side("a", rows(1, 300)), told])
     assert {one.metric for one in found.differences} == {"ttft_ms.p50", "tokens.output_per_s"}
     assert {one.word for one in found.differences} == {"cannot tell"} and found.same_work is None
 
@@ -167,12 +171,12 @@ def test_figures_of_another_tool_are_shown_and_not_judged() -> None:
     ],
 )
 def test_holm(chances: list[float | None], levels: list[float]) -> None:
-    assert compare._holm(chances, 0.05) == pytest.approx(levels)
+    assert comparison._holm(chances, 0.05) == pytest.approx(levels)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
 def test_holm_rejects_what_the_step_down_rejects(chances: list[float]) -> None:
-    levels = compare._holm(chances, 0.05)
+    levels = comparison._holm(chances, 0.05)
     expected = set()
     for place, i in enumerate(sorted(range(len(chances)), key=lambda i: (chances[i], i))):
         if chances[i] > 0.05 / (len(chances) - place):
@@ -182,10 +186,10 @@ def test_holm_rejects_what_the_step_down_rejects(chances: list[float]) -> None:
 
 
 def test_the_gap_of_two_figures() -> None:
-    gap = compare._gap(Known(1.0, 0.3, 19), Known(2.0, 0.4, 9))
+    gap = comparison._gap(Known(1.0, 0.3, 19), Known(2.0, 0.4, 9))
     assert (gap.value, gap.error) == pytest.approx((1.0, 0.5))
     assert gap.freedom == pytest.approx(0.5**4 / (0.3**4 / 19 + 0.4**4 / 9))
-    assert compare._chance(Known(0.0, 0.0, 9)) == 1.0 and compare._chance(Known(1.0, 0.0, 9)) == 0.0
+    assert comparison._chance(Known(0.0, 0.0, 9)) == 1.0 and comparison._chance(Known(1.0, 0.0, 9)) == 0.0
 
 
 def test_the_error_of_a_quantile_is_that_of_its_sampling() -> None:
@@ -194,8 +198,8 @@ def test_the_error_of_a_quantile_is_that_of_its_sampling() -> None:
     n, sigma = 4000, 0.3
     truth = math.sqrt(math.pi / 2) * sigma / math.sqrt(n)
     values = draw.lognormal(15, sigma, n)
-    assert spread._quantile_error(values, 0.5)[0] == pytest.approx(truth, rel=0.7)
-    ranks = [spread._rank_error(draw.lognormal(15, sigma, n), 0.5, 20) for _ in range(20)]
+    assert block_errors._quantile_error(values, 0.5)[0] == pytest.approx(truth, rel=0.7)
+    ranks = [block_errors._rank_error(draw.lognormal(15, sigma, n), 0.5, 20) for _ in range(20)]
     assert np.mean(ranks) == pytest.approx(truth, rel=0.2)
 
 
@@ -204,20 +208,20 @@ def test_what_hangs_together_has_a_larger_error() -> None:
     steps = np.repeat(draw.normal(0, 0.3, 40), 50)
     tied = np.exp(15 + steps + draw.normal(0, 0.05, 2000))
     free = draw.permutation(tied)
-    assert spread._quantile_error(tied, 0.5)[0] > 2.5 * spread._quantile_error(free, 0.5)[0]
+    assert block_errors._quantile_error(tied, 0.5)[0] > 2.5 * block_errors._quantile_error(free, 0.5)[0]
 
 
 # -- paths and conditions ------------------------------------------------------------------------------------------
 
 
 def test_every_path_names_a_number_of_the_summary() -> None:
-    summary = machine.load(EXAMPLE.read_bytes())
-    for path in paths.paths():
-        assert paths.metric(path) is not None
-        value = paths.figure(summary, path)
+    summary = summary_json.load(EXAMPLE.read_bytes())
+    for path in registry.paths():
+        assert registry.metric(path) is not None
+        value = registry.figure(summary, path)
         assert value is None or math.isfinite(value), path
-    assert paths.figure(summary, "ttft_ms.p99") == summary.ttft_ms.p99
-    assert paths.metric("ttft_ms.p98") is None and paths.metric("run.id") is None
+    assert registry.figure(summary, "ttft_ms.p99") == summary.ttft_ms.p99
+    assert registry.metric("ttft_ms.p98") is None and registry.metric("run.id") is None
 
 
 def difference(**told: object) -> Difference:
@@ -242,25 +246,25 @@ def difference(**told: object) -> Difference:
     ],
 )
 def test_conditions(text: str, before: float | None, after: float, failed: bool | None) -> None:
-    (condition,) = conditions.read([text])
+    (condition,) = thresholds.read([text])
     change = after / before - 1 if before else None
-    found = compare.compare([side("a", rows(1, 20)), side("b", rows(2, 20))])
+    found = comparison.compare([side("a", rows(1, 20)), side("b", rows(2, 20))])
     one = difference(before=before, after=after, change=change)
-    (outcome,) = conditions.hold([condition], msgspec.structs.replace(found, differences=(one,)))
+    (outcome,) = thresholds.hold([condition], msgspec.structs.replace(found, differences=(one,)))
     assert outcome.failed is failed
 
 
 def test_conditions_on_shares_are_in_points() -> None:
-    (below, loss) = conditions.read(["goodput.share < 99%", "ok_share < -0.5%"])
+    (below, loss) = thresholds.read(["goodput.share < 99%", "ok_share < -0.5%"])
     assert (below.kind, below.limit) == ("value", 0.99)
     assert (loss.kind, loss.limit) == ("difference", -0.005)
 
 
 @pytest.mark.parametrize(("low", "failed"), [(0.06, True), (0.04, False), (None, False)])
 def test_beyond_noise_asks_for_the_whole_interval(low: float | None, failed: bool) -> None:
-    (condition,) = conditions.read(["ttft_ms.p99 > +5%"])
+    (condition,) = thresholds.read(["ttft_ms.p99 > +5%"])
     one = difference(before=100.0, after=110.0, change=0.1, low=low, high=None if low is None else 0.2)
-    assert conditions._held(condition, one, beyond_noise=True).failed is failed
+    assert thresholds._held(condition, one, beyond_noise=True).failed is failed
 
 
 @pytest.mark.parametrize(
@@ -274,7 +278,7 @@ def test_beyond_noise_asks_for_the_whole_interval(low: float | None, failed: boo
 )
 def test_conditions_that_are_none(text: str, said: str) -> None:
     with pytest.raises(Faults) as faults:
-        conditions.read([text, "nonsense"])
+        thresholds.read([text, "nonsense"])
     assert said in str(faults.value) and "nonsense" in str(faults.value)
 
 
@@ -282,11 +286,11 @@ def test_conditions_that_are_none(text: str, said: str) -> None:
 
 
 def test_text_markdown_and_junit_say_the_same() -> None:
-    found = compare.compare(
+    found = comparison.compare(
         [side("a", rows(11, 1000)), side("b", slower(rows(12, 1000), 1.3))], also=["load.achieved_rps"]
     )
     outcomes = list(
-        conditions.hold(conditions.read(["tpot_ms.p50 > +5%", "e2e_ms.p50 > 1h".replace("1h", "9999s")]), found)
+        thresholds.hold(thresholds.read(["tpot_ms.p50 > +5%", "e2e_ms.p50 > 1h".replace("1h", "9999s")]), found)
     )
     plain, pasted = compared.render_text(found, outcomes), compared.render_markdown(found, outcomes)
     for one in found.differences:
@@ -354,10 +358,10 @@ def test_the_command_takes_folders_of_repeats(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_what_is_simulated_says_so_first() -> None:
-    from loadgen.header import Target
+    from loadgen.results.manifest import Target
 
     a, b = side("a", rows(1, 200), targets=(Target(simulated=True),)), side("b", rows(2, 200))
-    found = compare.compare([a, b])
+    found = comparison.compare([a, b])
     assert found.simulated == ("a",)
     assert "(SIMULATED: a)" in compared.render_text(found).splitlines()[0]
     assert "(SIMULATED: a)" in compared.render_markdown(found).splitlines()[0]

@@ -16,18 +16,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from queueing import fail, rows, run
 
-from loadgen import judge, shown, uncertainty, validation
-from loadgen import run as runs
 from loadgen.cli import main
-from loadgen.contract import parse, shipped
+from loadgen.contracts import run as validation
+from loadgen.contracts import verdict as judge
+from loadgen.contracts.evaluate import Measured
+from loadgen.contracts.load import load
+from loadgen.contracts.schema import parse, shipped
+from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Judgement, Validation
 from loadgen.errors import Faults, UserError
-from loadgen.judge import FAIL, INCONCLUSIVE, PASS, Judgement, Validation
-from loadgen.load_contract import load
-from loadgen.plan import Settings
-from loadgen.report import verdict_page
-from loadgen.shown import Interval
+from loadgen.execution import run as runs
+from loadgen.execution.plan import Settings
+from loadgen.report import validation as verdict_page
 from loadgen.slo import Slo, Term
-from loadgen.yardstick import Measured
+from loadgen.stats import intervals, quantile_interval
+from loadgen.stats.quantile_interval import Interval
 
 ALL_WRONG = """\
 name: bad
@@ -407,17 +409,19 @@ def test_the_verdict_of_many() -> None:
 def test_intervals_of_samples() -> None:
     draw = np.random.default_rng(3)
     values = draw.exponential(1.0, 20_000)
-    median = shown.quantile([values], 0.5, 0.95)
+    median = quantile_interval.quantile([values], 0.5, 0.95)
     assert median.low < np.log(2) < median.high
     assert median.high - median.low < 0.06
-    assert shown.quantile([values[:30]], 0.99, 0.95).high == np.inf, "past the end of the sample there is no bound"
+    assert quantile_interval.quantile([values[:30]], 0.99, 0.95).high == np.inf, (
+        "past the end of the sample there is no bound"
+    )
     held = np.repeat(draw.exponential(1.0, 200), 100)  # in hundreds that are equal: worth 200, not 20,000
-    wide = shown.quantile([held], 0.5, 0.95)
+    wide = quantile_interval.quantile([held], 0.5, 0.95)
     assert wide.high - wide.low > 5 * (median.high - median.low)
-    assert shown.share([np.zeros(1000)], 0.95).high == pytest.approx(0.0038, abs=1e-4)
-    assert uncertainty.faultless(0.0038, 0.95) == pytest.approx(1007, abs=5)
-    assert shown.ratio(Interval(2, 1.9, 2.1), Interval(1, 0.9, 1.1)).low == pytest.approx(1.79, abs=0.01)
-    assert shown.ratio(Interval(2, 1.9, 2.1), Interval(1, -np.inf, 1.1)).high == np.inf
+    assert quantile_interval.share([np.zeros(1000)], 0.95).high == pytest.approx(0.0038, abs=1e-4)
+    assert intervals.faultless(0.0038, 0.95) == pytest.approx(1007, abs=5)
+    assert quantile_interval.ratio(Interval(2, 1.9, 2.1), Interval(1, 0.9, 1.1)).low == pytest.approx(1.79, abs=0.01)
+    assert quantile_interval.ratio(Interval(2, 1.9, 2.1), Interval(1, -np.inf, 1.1)).high == np.inf
 
 
 # -- carried out -------------------------------------------------------------------------------------------------

@@ -19,24 +19,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import pricefile, prices
-from loadgen import results as folders_of
-from loadgen.capacity import Capacity
-from loadgen.capacity import dump as dump_capacity
 from loadgen.cli.cost import cost as command
-from loadgen.cost import GOOD, OUTPUT, REQUEST, TASK, TOTAL, UNITS, Cost, Offer, offer
+from loadgen.cost import inputs, price_file, prices
+from loadgen.cost.comparison import Comparison, compare, differences
+from loadgen.cost.evidence import Evidence
+from loadgen.cost.unit_cost import GOOD, OUTPUT, REQUEST, TASK, TOTAL, UNITS, Cost, Offer, offer
 from loadgen.errors import Faults, UserError
-from loadgen.evidence import Evidence
-from loadgen.offers import Comparison, compare, differences
-from loadgen.quantiles import Distribution
+from loadgen.metrics import summary_json
+from loadgen.metrics.blocks import Sessions
+from loadgen.metrics.summary import Summary
 from loadgen.report import cost as report
-from loadgen.report import machine
-from loadgen.summary import Summary
-from loadgen.tally import Sessions
+from loadgen.results.capacity import Capacity
+from loadgen.results.capacity import dump as dump_capacity
+from loadgen.stats.quantiles import Distribution
 
 DATA = Path(__file__).parent / "data"
-GPUS = machine.load((DATA / "summary_example_rag_gpus.json").read_bytes())
-API = machine.load((DATA / "summary_example_qa_api.json").read_bytes())
+GPUS = summary_json.load((DATA / "summary_example_rag_gpus.json").read_bytes())
+API = summary_json.load((DATA / "summary_example_qa_api.json").read_bytes())
 TODAY = date(2026, 11, 21)
 PARTS_ROUNDED = Decimal("3e-12")  # each of up to three parts, to 1e-12
 
@@ -54,7 +53,7 @@ def book(*entries: str, currency: str = "USD") -> prices.Prices:
         kinds[kind].append(f"  - {{{fields}, as_of: 2026-11-01, source: test}}")
     lines = [f"currency: {currency}"]
     lines += [line for kind, items in kinds.items() if items for line in (f"{kind}:", *items)]
-    return pricefile.parse("\n".join(lines), "prices.yaml", today=TODAY, env={})
+    return price_file.parse("\n".join(lines), "prices.yaml", today=TODAY, env={})
 
 
 def rent(per_hour: str, gpus: int = 4, **more: str) -> str:
@@ -358,8 +357,8 @@ def test_repeats_give_the_rate_its_interval(tmp_path: Path):
     for i, per_s in enumerate((19.0, 20.0, 21.0)):
         (tmp_path / "r" / str(i)).mkdir(parents=True)
         run = changed(GPUS, load={"steady_completed_rps": per_s}, goodput={"steady_rps": per_s})
-        (tmp_path / "r" / str(i) / "summary.json").write_bytes(machine.dump(run))
-    (found,) = folders_of.read([tmp_path / "r"])
+        (tmp_path / "r" / str(i) / "summary.json").write_bytes(summary_json.dump(run))
+    (found,) = inputs.read([tmp_path / "r"])
     one = offer(found, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1))
     cost = one.costs[GOOD]
     assert one.basis.label == "at this load, 3 repeats"
@@ -411,7 +410,7 @@ def results(tmp_path: Path) -> Path:
     }
     for name, (summary, capacity) in summaries.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "summary.json").write_bytes(machine.dump(summary))
+        (tmp_path / name / "summary.json").write_bytes(summary_json.dump(summary))
         if capacity is not None:
             (tmp_path / name / "capacity.json").write_bytes(dump_capacity(capacity))
     (tmp_path / "prices.yaml").write_text(
@@ -497,9 +496,9 @@ def test_an_invalid_result_is_refused_with_its_line_and_marked_when_allowed(
 
 def test_a_result_that_counted_no_tokens_is_refused_with_its_line(results: Path):
     bare = changed(GPUS, tokens={"output": None})
-    (results / "azure" / "summary.json").write_bytes(machine.dump(bare))
+    (results / "azure" / "summary.json").write_bytes(summary_json.dump(bare))
     with pytest.raises(Faults, match="output tokens were counted for") as caught:
-        folders_of.read([results / "azure"])
+        inputs.read([results / "azure"])
     assert "summary.json:" in caught.value.faults[0].where
 
 
@@ -534,12 +533,12 @@ def test_wrong_flags_are_named(results: Path, how: dict[str, Any], says: str):
 )
 def test_folders_that_are_no_results_are_named(results: Path, folders: list[str], says: str):
     with pytest.raises(Faults, match=says):
-        folders_of.read([results / folder for folder in folders], allow_invalid=True)
+        inputs.read([results / folder for folder in folders], allow_invalid=True)
 
 
 def test_all_that_is_wrong_is_said_at_once(results: Path):
     with pytest.raises(Faults) as caught:
-        folders_of.read([results / "nowhere", results / "broken", results / "azure"])
+        inputs.read([results / "nowhere", results / "broken", results / "azure"])
     assert len(caught.value.faults) == 2
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import dataset, tokens
-from loadgen.build_prompts import build
 from loadgen.errors import Faults, UserError
+from loadgen.requests import dataset, tokenizer
+from loadgen.requests.build import build
 from loadgen.workload import Fixed, FromFile
 
 CHAT = {"messages": [{"role": "user", "content": "hello world"}]}
@@ -23,7 +23,7 @@ def written(tmp_path):
         path = tmp_path / "rows.jsonl"
         path.write_bytes(content if isinstance(content, bytes) else b"".join(jsonl(row) for row in content))
         model = FromFile.model_construct(path=path, **requests)
-        return build(SimpleNamespace(requests=model), 1, 2, tokens.load(None))
+        return build(SimpleNamespace(requests=model), 1, 2, tokenizer.load(None))
 
     return write
 

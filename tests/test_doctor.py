@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import trustme
 from loadgen_sdk.dialects.quirks import QUIRKS
-from loadgen_sdk.probe import Answer
-from loadgen_sdk.wire import Tls
+from loadgen_sdk.probe.probe import Answer
+from loadgen_sdk.transport.wire import Tls
 
-from loadgen import doctor, findings
 from loadgen.errors import UserError
-from loadgen.findings import FAULT, NOTE, OK, UNKNOWN, WARNING, Finding, Trial
-from loadgen.hosts import Machine, host
-from loadgen.plan import Settings
-from loadgen.sim.embedded import start
-from loadgen.sim.options import Options
+from loadgen.execution.plan import Settings
+from loadgen.preflight import doctor, target_checks
+from loadgen.preflight.host_checks import Machine, host
+from loadgen.preflight.target_checks import FAULT, NOTE, OK, UNKNOWN, WARNING, Finding, Trial
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
 
 KEY = "sk-very-secret-key-1234"
 FAST = {"ttft": "1ms", "itl": "0.2ms"}
@@ -29,7 +29,7 @@ def examined(options: Options, **settings: Any) -> dict[str, Finding]:
     with start(options) as server:
         found = asyncio.run(doctor.examine(Settings(url=settings.pop("url", server.url), **settings)))
     assert len({one.check for one in found}) == len(found)
-    assert KEY not in findings.render("", found)
+    assert KEY not in target_checks.render("", found)
     assert all(one.meaning for one in found)
     return {one.check: one for one in found}
 
@@ -120,28 +120,36 @@ VLLM, GENERIC = QUIRKS["vllm"], QUIRKS["generic"]
 @pytest.mark.parametrize(
     ("found", "state", "words"),
     [
-        (findings.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=3)), OK, "exactly the length"),
-        (findings.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=64)), OK, "did not have to prove"),
-        (findings.forced(VLLM, Trial(asked=64, output=9), Trial(asked=64, output=3)), WARNING, "not those of the"),
-        (findings.forced(VLLM, Trial(asked=64, output=71), Trial(asked=64, output=71)), WARNING, "not true"),
-        (findings.forced(GENERIC, Trial(asked=64, output=64), Trial(output=64)), NOTE, "nothing forces"),
-        (findings.forced(VLLM, Trial(asked=64), Trial()), UNKNOWN, "no count"),
-        (findings.forced(GENERIC, Trial(failure="http_4xx: no"), Trial(), "ignore_eos"), WARNING, "on trial"),
-        (findings.forced(GENERIC, Trial(asked=64, output=64), Trial(output=2), "ignore_eos"), NOTE, "--extra-body"),
-        (findings.streaming(Trial(output=64, instants_ns=(5,))), WARNING, "TTFT is the whole answer"),
-        (findings.streaming(Trial(output=16, instants_ns=(5,) * 8 + (6,) * 8)), WARNING, "proxy"),
-        (findings.streaming(Trial(output=4, instants_ns=(5, 5, 5, 9_000_000))), WARNING, "proxy"),
-        (findings.streaming(Trial(output=4, instants_ns=(5, 5, 5, 6))), OK, "token by token"),
-        (findings.streaming(Trial(output=None, instants_ns=(5, 6, 7, 8))), OK, "token by token"),
-        (findings.cache(Trial(cached=None), 256), UNKNOWN, "does not say"),
-        (findings.cache(Trial(cached=240), 256), NOTE, "240 of about 256"),
-        (findings.auth(True, 200, 200), NOTE, "without the key"),
-        (findings.auth(False, 403, None), FAULT, "OPENAI_API_KEY"),
-        (findings.name("h", ["10.0.0.1", "10.0.0.2"], 1.0), NOTE, "others stay idle"),
-        (findings.connect([180.0, 150.0, 190.0]), WARNING, "network"),
-        (findings.metrics_pages({"/metrics": Answer(404, {}, b"")}), NOTE, "unknown"),
+        (target_checks.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=3)), OK, "exactly the length"),
         (
-            findings.metrics_pages({"/metrics": Answer(200, {}, b"# TYPE vllm:x gauge\nvllm:x 1\n")}),
+            target_checks.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=64)),
+            OK,
+            "did not have to prove",
+        ),
+        (target_checks.forced(VLLM, Trial(asked=64, output=9), Trial(asked=64, output=3)), WARNING, "not those of the"),
+        (target_checks.forced(VLLM, Trial(asked=64, output=71), Trial(asked=64, output=71)), WARNING, "not true"),
+        (target_checks.forced(GENERIC, Trial(asked=64, output=64), Trial(output=64)), NOTE, "nothing forces"),
+        (target_checks.forced(VLLM, Trial(asked=64), Trial()), UNKNOWN, "no count"),
+        (target_checks.forced(GENERIC, Trial(failure="http_4xx: no"), Trial(), "ignore_eos"), WARNING, "on trial"),
+        (
+            target_checks.forced(GENERIC, Trial(asked=64, output=64), Trial(output=2), "ignore_eos"),
+            NOTE,
+            "--extra-body",
+        ),
+        (target_checks.streaming(Trial(output=64, instants_ns=(5,))), WARNING, "TTFT is the whole answer"),
+        (target_checks.streaming(Trial(output=16, instants_ns=(5,) * 8 + (6,) * 8)), WARNING, "proxy"),
+        (target_checks.streaming(Trial(output=4, instants_ns=(5, 5, 5, 9_000_000))), WARNING, "proxy"),
+        (target_checks.streaming(Trial(output=4, instants_ns=(5, 5, 5, 6))), OK, "token by token"),
+        (target_checks.streaming(Trial(output=None, instants_ns=(5, 6, 7, 8))), OK, "token by token"),
+        (target_checks.cache(Trial(cached=None), 256), UNKNOWN, "does not say"),
+        (target_checks.cache(Trial(cached=240), 256), NOTE, "240 of about 256"),
+        (target_checks.auth(True, 200, 200), NOTE, "without the key"),
+        (target_checks.auth(False, 403, None), FAULT, "OPENAI_API_KEY"),
+        (target_checks.name("h", ["10.0.0.1", "10.0.0.2"], 1.0), NOTE, "others stay idle"),
+        (target_checks.connect([180.0, 150.0, 190.0]), WARNING, "network"),
+        (target_checks.metrics_pages({"/metrics": Answer(404, {}, b"")}), NOTE, "unknown"),
+        (
+            target_checks.metrics_pages({"/metrics": Answer(200, {}, b"# TYPE vllm:x gauge\nvllm:x 1\n")}),
             OK,
             "1 Prometheus metrics of vLLM",
         ),
@@ -154,19 +162,19 @@ def test_sights(found: Finding, state: str, words: str) -> None:
 
 def test_certificates_that_run_out_and_clocks_that_differ() -> None:
     now = datetime(2026, 11, 21, tzinfo=UTC)
-    assert findings.tls("TLSv1.3", True, now + timedelta(days=3), now, 1.0).state == WARNING
-    assert findings.tls("TLSv1.3", True, now + timedelta(days=90), now, 1.0).state == OK
-    late = findings.wall_clock("Sat, 21 Nov 2026 00:01:00 GMT", now)
+    assert target_checks.tls("TLSv1.3", True, now + timedelta(days=3), now, 1.0).state == WARNING
+    assert target_checks.tls("TLSv1.3", True, now + timedelta(days=90), now, 1.0).state == OK
+    late = target_checks.wall_clock("Sat, 21 Nov 2026 00:01:00 GMT", now)
     assert late is not None
     assert (late.state, late.found) == (WARNING, "the server's clock differs from ours by about +60 s")
-    assert findings.wall_clock("yesterday", now) is None
+    assert target_checks.wall_clock("yesterday", now) is None
 
 
 def test_rate_limits_are_read_from_heads() -> None:
-    found = findings.rate_limit({"x-ratelimit-limit-requests": "600", "x-ratelimit-remaining-tokens": "9"})
+    found = target_checks.rate_limit({"x-ratelimit-limit-requests": "600", "x-ratelimit-remaining-tokens": "9"})
     assert found is not None
     assert found.found == "600 requests"
-    assert findings.rate_limit({"server": "x"}) is None
+    assert target_checks.rate_limit({"server": "x"}) is None
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,18 @@ import numpy as np
 import pytest
 import uvloop
 from loadgen_sdk.request import Completion, Failure, Usage
-from loadgen_sdk.wire import Wire
+from loadgen_sdk.transport.wire import Wire
 
-from loadgen import schedule, tokens
-from loadgen.bodies import Bodies
-from loadgen.build_prompts import build
-from loadgen.drive import Drive, Waiting
-from loadgen.header import Header, Stage, encode
-from loadgen.record import KINDS, STATUSES
-from loadgen.store import Spool, Stored, read
+from loadgen.execution.bodies import Bodies
+from loadgen.execution.driver import Drive, Waiting
+from loadgen.requests import tokenizer
+from loadgen.requests.build import build
+from loadgen.results.manifest import Header, Stage, encode
+from loadgen.results.record import KINDS, STATUSES
+from loadgen.results.store import Spool, Stored, read
+from loadgen.schedule import timetable as schedule
 from loadgen.workload import Workload, load
-from loadgen.workload.overrides import Overrides
+from loadgen.workload.flags import Overrides
 
 SECOND_NS = 1_000_000_000
 OneShot = Callable[["Paper", "Sheet"], None]
@@ -111,7 +112,7 @@ def run(
     async def work() -> tuple[Paper, schedule.Schedule, Drive]:
         timetable = schedule.build(made, 7)
         client = Paper(answer)
-        requests = build(made, 7, 1, tokens.load(None))
+        requests = build(made, 7, 1, tokenizer.load(None))
         bodies = Bodies(
             requests, lambda request: str(request.messages or request.prompt).encode(), len(timetable.stages)
         )

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.sim.engine import DONE, NEVER, Costs, Limits, Replica, Request
-from loadgen.sim.fleet import Fleet
-from loadgen.sim.routing import order
+from loadgen.sim.engine.fleet import Fleet
+from loadgen.sim.engine.replica import DONE, NEVER, Costs, Limits, Replica, Request
+from loadgen.sim.engine.routing import order
 
 MS = 1_000_000
 COSTS = Costs(overhead_ns=10 * MS, weights_ns=5 * MS, kv_token_ns=20.0, token_ns=30_000.0, attended_ns=0.5)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from loadgen.errors import Faults, UserError
-from loadgen.sim.faults import NAMES, PLACED, TIMED, Fault, Plan, one, parse, read
+from loadgen.sim.server.faults import NAMES, PLACED, TIMED, Fault, Plan, one, parse, read
 
 
 @pytest.mark.parametrize(

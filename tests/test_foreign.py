@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from queueing import fail, rows
 
-from loadgen import export, foreign, store
 from loadgen.cli import main
 from loadgen.errors import UserError
-from loadgen.record import FIELDS
-from loadgen.report import others, reported
-from loadgen.report.others import Pooled, Sample
-from loadgen.summary import summarize
+from loadgen.interop import export, other_definitions, reader
+from loadgen.interop.other_definitions import Pooled, Sample
+from loadgen.metrics.summary import summarize
+from loadgen.report import other_tools
+from loadgen.results import store
+from loadgen.results.record import FIELDS
 
 DATA = Path(__file__).parent / "data" / "rivals"
 FILES = {
@@ -45,8 +46,8 @@ def exits(*arguments: str) -> int:
 
 @pytest.mark.parametrize(("name", "tool"), FILES.items())
 def test_real_files_are_recognised(name: str, tool: str) -> None:
-    found = foreign.read(DATA / name)
-    assert found.tool == tool and found.counts == foreign.COUNTS[tool]
+    found = reader.read(DATA / name)
+    assert found.tool == tool and found.counts == reader.COUNTS[tool]
     assert found.figures["e2e_ms.p50"] > found.figures["ttft_ms.p50"] > 0
     assert found.figures["requests.ok"] > 0 and found.figures["ok_share"] == 1
     assert set(found.called) >= {path.partition(".")[0] for path in found.figures if "_ms" in path}
@@ -72,16 +73,16 @@ def test_real_files_are_recognised(name: str, tool: str) -> None:
     ],
 )
 def test_figures_are_as_they_were_written(name: str, path: str, value: float) -> None:
-    assert foreign.read(DATA / name).figures[path] == pytest.approx(value, rel=1e-12)
+    assert reader.read(DATA / name).figures[path] == pytest.approx(value, rel=1e-12)
 
 
 def test_what_is_odd_about_a_file_is_said() -> None:
-    negative = foreign.read(DATA / "mlcommons_endpoints_result_summary.json").notes
+    negative = reader.read(DATA / "mlcommons_endpoints_result_summary.json").notes
     assert any("negative" in note for note in negative)
-    late = foreign.read(DATA / "inference_perf_summary_lifecycle_metrics.json").notes
+    late = reader.read(DATA / "inference_perf_summary_lifecycle_metrics.json").notes
     assert late == ("requests were sent up to 2,611 ms (p99) after they were due",)
     line = (DATA / "sglang_bench_serving.jsonl").read_bytes()
-    assert foreign.parse(line * 3).notes == ("the last of 3 results in the file",)
+    assert reader.parse(line * 3).notes == ("the last of 3 results in the file",)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_what_is_odd_about_a_file_is_said() -> None:
 )
 def test_what_no_tool_has_written_gets_a_sentence(data: bytes) -> None:
     with pytest.raises(UserError, match="not the result of a known tool"):
-        foreign.parse(data, "file")
+        reader.parse(data, "file")
 
 
 VALUES = {name: json.loads((DATA / name).read_text()) for name in FILES if name.endswith(".json")}
@@ -117,24 +118,24 @@ def test_damaged_files_are_read_or_refused_in_words(data: st.DataObject) -> None
         except (KeyError, TypeError, IndexError):
             continue
     try:
-        found = foreign.parse(json.dumps(value).encode(), name)
+        found = reader.parse(json.dumps(value).encode(), name)
     except UserError:
         return
     assert all(isinstance(figure, float) for figure in found.figures.values())
-    reported.render_text(found)
-    reported.render_html(found)
+    other_tools.render_text(found)
+    other_tools.render_html(found)
 
 
 def test_a_damaged_record_is_named_with_its_line() -> None:
     first, *_ = (DATA / "aiperf_profile_export.jsonl").read_text().splitlines()
     with pytest.raises(UserError) as fault:
-        foreign.parse((first + "\n{broken\n").encode(), "profile.jsonl")
+        reader.parse((first + "\n{broken\n").encode(), "profile.jsonl")
     assert fault.value.where == "profile.jsonl:2"
 
 
 def test_text_and_page_say_whose_figures_they_are() -> None:
-    found = foreign.read(DATA / "guidellm_benchmarks.json")
-    text, page = reported.render_text(found), reported.render_html(found)
+    found = reader.read(DATA / "guidellm_benchmarks.json")
+    text, page = other_tools.render_text(found), other_tools.render_html(found)
     for said in ("GuideLLM 0.8.1", "the first token's wait is in it"):
         assert said in " ".join(text.split()) and said in page.replace("&#x27;", "'")
     assert "no verdict of ours" in text and "FOREIGN" in page
@@ -152,7 +153,7 @@ def test_definitions_of_others_on_rows_worked_by_hand() -> None:
         ("last_token_ns", (150, 200)), ("end_ns", (160, 210)), ("output_tokens", (5 / ms, 5 / ms)),
     ):  # fmt: skip
         found[field] = np.array([round(value * ms) for value in values])
-    made = others.theirs(runs.header("r", 2), found, [])
+    made = other_definitions.theirs(runs.header("r", 2), found, [])
     vllm, guidellm, sglang = made["vllm bench serve"], made["GuideLLM"], made["SGLang bench_serving"]
     assert vllm.ttft.values.tolist() == [40 * ms, 40 * ms]  # the role event counts
     assert vllm.tpot is not None and vllm.tpot.values.tolist() == [110 * ms / 4, 150 * ms / 4]
@@ -163,7 +164,7 @@ def test_definitions_of_others_on_rows_worked_by_hand() -> None:
     assert made["AIPerf"].tpot is None and made["genai-bench"].itl is None
     assert made["inference-perf"].tpot is not None
     assert made["inference-perf"].tpot.values.tolist() == [40 * ms / 4, 80 * ms / 4]
-    completions = others.theirs(runs.header("r", 2, api="completions"), found, [])["vllm bench serve"]
+    completions = other_definitions.theirs(runs.header("r", 2, api="completions"), found, [])["vllm bench serve"]
     assert completions.ttft.values.tolist() == [100 * ms, 100 * ms]  # no role event there
 
 
@@ -188,12 +189,12 @@ def test_what_is_exported_reads_back_as_that_tool(tmp_path: Path, form: str, too
     stored = store.read(runs.write(tmp_path / "r", found))
     summary = summarize(*stored)
     made = export.WRITERS[form](summary, stored.header, stored.rows, stored.gaps)
-    back = foreign.parse(json.dumps(made, allow_nan=False).encode())
-    assert back.tool == tool and made["loadgen"]["definitions"].endswith(foreign.COUNTS[tool])
+    back = reader.parse(json.dumps(made, allow_nan=False).encode())
+    assert back.tool == tool and made["loadgen"]["definitions"].endswith(reader.COUNTS[tool])
     assert back.figures["requests.ok"] == summary.requests.ok
     assert back.figures["requests.failed"] == summary.requests.failed
     assert back.figures["tokens.output_per_s"] == pytest.approx(summary.tokens.output_per_s)
-    theirs = others.theirs(stored.header, stored.rows, stored.gaps)[tool]
+    theirs = other_definitions.theirs(stored.header, stored.rows, stored.gaps)[tool]
     if form != "mlcommons":  # which takes elements of the sample
         assert back.figures["ttft_ms.p99"] == pytest.approx(theirs.ttft.stats()["p99"])
     assert back.figures["ttft_ms.p50"] == pytest.approx(theirs.ttft.stats()["p50"], rel=0.01)
@@ -268,7 +269,7 @@ def test_a_folder_of_another_tool_is_known_by_its_file(tmp_path: Path, capsys: p
 def test_an_official_mlperf_log_stands_beside_our_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "mlperf_log_summary.txt"
     log.write_text(OFFICIAL)
-    found = foreign.read(log)
+    found = reader.read(log)
     assert found.tool == "MLPerf LoadGen" and found.figures["tokens.output_per_s"] == 1000.5
     assert found.figures["ttft_ms.p99"] == 1.5 and found.notes[0] == "MLPerf Server, VALID"
     assert exits("compare", str(runs.write(tmp_path / "r", rows(1, 50))), str(tmp_path)) == 0

@@ -12,61 +12,61 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = {"loadgen": ROOT / "loadgen", "loadgen_sdk": ROOT / "sdk" / "loadgen_sdk"}
 
 PURE = {
-    "loadgen.drift",
-    "loadgen.ledger",
-    "loadgen.soak",
-    "loadgen.agenda",
-    "loadgen.compare",
-    "loadgen.conditions",
-    "loadgen.arrivals",
-    "loadgen.fanout.clocks",
-    "loadgen.findings",
-    "loadgen.hosts",
-    "loadgen.header",
-    "loadgen.judge",
-    "loadgen.lengths",
-    "loadgen.levels",
-    "loadgen.metrics",
-    "loadgen.prompts",
-    "loadgen.quantiles",
-    "loadgen.record",
-    "loadgen.report.machine",
-    "loadgen.report.numbers",
+    "loadgen.metrics.drift",
+    "loadgen.metrics.accumulator",
+    "loadgen.metrics.folded_summary",
+    "loadgen.schedule.dispatcher",
+    "loadgen.compare.comparison",
+    "loadgen.compare.thresholds",
+    "loadgen.schedule.arrivals",
+    "loadgen.execution.backends.clock_sync",
+    "loadgen.preflight.target_checks",
+    "loadgen.preflight.host_checks",
+    "loadgen.results.manifest",
+    "loadgen.contracts.verdict",
+    "loadgen.requests.laws",
+    "loadgen.search.sweep",
+    "loadgen.metrics.columns",
+    "loadgen.requests.prompts",
+    "loadgen.stats.quantiles",
+    "loadgen.results.record",
+    "loadgen.metrics.summary_json",
+    "loadgen.format",
     "loadgen.report.text",
-    "loadgen.report.verdict_page",
-    "loadgen.samples",
-    "loadgen.schedule",
-    "loadgen.seen",
-    "loadgen.settled",
-    "loadgen.shown",
-    "loadgen.sim.answer",
-    "loadgen.sim.ask",
-    "loadgen.sim.dialect",
-    "loadgen.sim.engine",
-    "loadgen.sim.faults",
-    "loadgen.sim.fleet",
-    "loadgen.sim.message",
-    "loadgen.sim.options",
-    "loadgen.sim.outcome",
-    "loadgen.sim.pace",
-    "loadgen.sim.pages",
-    "loadgen.sim.routing",
-    "loadgen.sim.sizes",
-    "loadgen.summary",
-    "loadgen.tally",
+    "loadgen.report.validation",
+    "loadgen.contracts.steady_samples",
+    "loadgen.schedule.timetable",
+    "loadgen.results.slot_ranges",
+    "loadgen.stats.steady_state",
+    "loadgen.stats.quantile_interval",
+    "loadgen.sim.server.response",
+    "loadgen.sim.server.request_parser",
+    "loadgen.sim.server.dialect",
+    "loadgen.sim.engine.replica",
+    "loadgen.sim.server.faults",
+    "loadgen.sim.engine.fleet",
+    "loadgen.sim.server.message",
+    "loadgen.sim.server.options",
+    "loadgen.sim.virtual_rows",
+    "loadgen.sim.engine.latency_model",
+    "loadgen.sim.server.metrics_pages",
+    "loadgen.sim.engine.routing",
+    "loadgen.sim.request_lengths",
+    "loadgen.metrics.summary",
+    "loadgen.metrics.blocks",
     "loadgen.units",
-    "loadgen.verdict",
-    "loadgen.yardstick",
+    "loadgen.metrics.validity",
+    "loadgen.contracts.evaluate",
     "loadgen_sdk.dialects.body",
     "loadgen_sdk.dialects.quirks",
     "loadgen_sdk.dialects.reader",
-    "loadgen_sdk.exchange",
-    "loadgen_sdk.http1",
+    "loadgen_sdk.transport.exchange",
+    "loadgen_sdk.transport.http1",
     "loadgen_sdk.measures",
-    "loadgen_sdk.probe",
+    "loadgen_sdk.probe.probe",
     "loadgen_sdk.request",
-    "loadgen_sdk.sse",
-    "loadgen_sdk.target",
+    "loadgen_sdk.dialects.sse",
+    "loadgen_sdk.transport.target",
 }
 """Rooms that touch no file, socket, clock or process. `probe` asks through functions it is given."""
 
@@ -83,9 +83,9 @@ IO_MODULES = {
 }
 CLOCKS = {"time", "monotonic", "monotonic_ns", "time_ns", "perf_counter", "sleep"}
 ONLY = {  # heavy module -> who may import it
-    "tiktoken": {"loadgen.tokens"},
-    "tokenizers": {"loadgen.tokens"},
-    "ray": {"loadgen.fanout.ray"},
+    "tiktoken": {"loadgen.requests.tokenizer"},
+    "tokenizers": {"loadgen.requests.tokenizer"},
+    "ray": {"loadgen.execution.backends.ray"},
     "httptools": {"loadgen.sim"},
 }
 AT_THE_TOP_OF_NOTHING = {"openai", "pyarrow", "tokenizers", "tiktoken", "ray", "rich", "uvloop"}
@@ -142,14 +142,20 @@ def test_pure_rooms_import_no_io(name: str) -> None:
     roots = {found.split(".")[0] for found in imports(name)}
     assert not roots & IO_MODULES
     assert not {f"time.{clock}" for clock in CLOCKS} & imports(name)
-    impure = {"loadgen.drive", "loadgen.run", "loadgen.store", "loadgen.bodies", "loadgen.progress"}
+    impure = {
+        "loadgen.execution.driver",
+        "loadgen.execution.run",
+        "loadgen.results.store",
+        "loadgen.execution.bodies",
+        "loadgen.report.progress",
+    }
     impure |= {
-        "loadgen.sim.server",
-        "loadgen.sim.endpoint",
-        "loadgen.sim.embedded",
-        "loadgen_sdk.wire",
-        "loadgen_sdk.client",
-        "loadgen_sdk.direct",
+        "loadgen.sim.server.process",
+        "loadgen.sim.server.endpoint",
+        "loadgen.sim.server.embedded",
+        "loadgen_sdk.transport.wire",
+        "loadgen_sdk.app.client",
+        "loadgen_sdk.probe.fetch",
     }
     assert not ours(name) & impure
 
@@ -175,7 +181,7 @@ def test_heavy_modules_have_one_importer(heavy: str, allowed: set[str]) -> None:
 def test_only_the_wire_touches_sockets_in_the_client() -> None:
     users = {name for name in modules() if name.startswith("loadgen_sdk") and "socket" in imports(name)}
     # clock: a socket pair stands in where there is no timerfd; direct: the probe's few requests before the load
-    assert users <= {"loadgen_sdk.wire", "loadgen_sdk.clock", "loadgen_sdk.direct"}
+    assert users <= {"loadgen_sdk.transport.wire", "loadgen_sdk.transport.clock", "loadgen_sdk.probe.fetch"}
 
 
 def test_heavy_imports_are_inside_functions() -> None:

@@ -13,18 +13,17 @@ import runs
 from browser import Browser, find
 from queueing import fail, rows
 
-from loadgen import store
 from loadgen.cli import main
-from loadgen.header import Fingerprints, Header, Stage, Target
-from loadgen.metrics import UNDEFINED, Columns
-from loadgen.quantiles import Histogram, support
-from loadgen.recorder import Recorder
-from loadgen.report import curves, html, page, words
-from loadgen.report import figures as drawn
-from loadgen.report.others import reported
+from loadgen.execution.compactor import Recorder
+from loadgen.interop.other_definitions import reported
+from loadgen.metrics.columns import UNDEFINED, Columns
+from loadgen.metrics.summary import Summary, summarize
+from loadgen.report import html, page, percentile_curves, run_data, run_headline
+from loadgen.results import store
+from loadgen.results.manifest import Fingerprints, Header, Stage, Target
 from loadgen.run_folder import with_server
-from loadgen.served import FILE, UP, Sample
-from loadgen.summary import Summary, summarize
+from loadgen.server_metrics.series import FILE, UP, Sample
+from loadgen.stats.quantiles import Histogram, support
 
 S = 1_000_000_000
 
@@ -32,7 +31,7 @@ S = 1_000_000_000
 def page_of(folder: Path) -> str:
     stored = store.read(folder)
     summary = with_server(folder, summarize(*stored))
-    made = drawn.figures(*stored, store.heat(folder), store.HEAT_EDGES_NS)
+    made = run_data.figures(*stored, store.heat(folder), store.HEAT_EDGES_NS)
     others = reported(summary, stored.header, stored.rows, stored.gaps)
     return html.render(summary, stored.header, made, others, store.server(folder))
 
@@ -79,29 +78,29 @@ SIMULATED = (Target(simulated=True, url="http://127.0.0.1:1/v1"),)
 )
 def test_marks_that_nobody_may_overlook(found: np.ndarray, changed: dict[str, object], expected: list[str]) -> None:
     summary = summary_of(found, **changed)
-    assert [note.word for note in words.marks(summary)] == expected
+    assert [note.word for note in run_headline.marks(summary)] == expected
     text = html.render(summary)
     assert all(f"<b>{word}</b>" in text for word in expected)
 
 
 def test_the_sentence_says_what_was_promised_and_what_came() -> None:
-    met = words.sentence(summary_of(rows(1, 300)))
+    met = run_headline.sentence(summary_of(rows(1, 300)))
     assert met.startswith(
         "SLO met: TTFT p99 at most 20,000 ms and TPOT p99 at most 200 ms; 300 of 300 requests (100 %)"
     )
     slow = rows(1, 300, slower=20)
-    assert re.match(r"SLO missed: TTFT p99 is [\d,]+ ms, the limit 20,000 ms", words.sentence(summary_of(slow)))
-    unpromised = words.sentence(summary_of(rows(1, 300), slo=None))
+    assert re.match(r"SLO missed: TTFT p99 is [\d,]+ ms, the limit 20,000 ms", run_headline.sentence(summary_of(slow)))
+    unpromised = run_headline.sentence(summary_of(rows(1, 300), slo=None))
     assert (
         unpromised == "A sound measurement without a promise to hold it against: 300 of 300 requests succeeded (100 %)."
     )
-    assert "not valid" in words.sentence(summary_of(failing(rows(1, 300))))
+    assert "not valid" in run_headline.sentence(summary_of(failing(rows(1, 300))))
 
 
 def test_a_number_on_too_few_samples_is_marked() -> None:
-    few = words.five(summary_of(rows(1, 300)))[0]  # promised at p99, which needs 662
+    few = run_headline.five(summary_of(rows(1, 300)))[0]  # promised at p99, which needs 662
     assert few.value.startswith("~") and "too few samples for p99" in few.beside
-    assert not words.five(summary_of(rows(1, 700)))[0].value.startswith("~")
+    assert not run_headline.five(summary_of(rows(1, 700)))[0].value.startswith("~")
 
 
 # -- figures -------------------------------------------------------------------------------------------------------
@@ -109,24 +108,24 @@ def test_a_number_on_too_few_samples_is_marked() -> None:
 
 def test_a_curve_goes_as_far_as_its_samples_carry() -> None:
     for n in (11, 64, 662, 6636):
-        share = 1 - 10 ** -curves.carried(n)
+        share = 1 - 10 ** -percentile_curves.carried(n)
         assert support(share - 1e-6) <= n < support(share + 2e-3 * (1 - share))
-    assert curves.carried(1) == 0
+    assert percentile_curves.carried(1) == 0
 
 
 def test_a_curve_is_made_of_samples() -> None:
     values = np.random.default_rng(1).integers(1_000_000, 9_000_000, 500)
-    found = curves.curve("x", values)
+    found = percentile_curves.curve("x", values)
     assert found is not None
     assert {round(ms * 1e6, -3) for ms in found.ms} <= {float(f"{v:.4g}") for v in values.tolist()}
     assert found.ms[-1] == pytest.approx(values.max() / 1e6, rel=1e-3)
     assert list(found.ms) == sorted(found.ms)
-    assert curves.curve("x", np.full(3, UNDEFINED)) is None
+    assert percentile_curves.curve("x", np.full(3, UNDEFINED)) is None
 
 
 def test_in_flight_is_the_exact_mean_of_each_bin() -> None:
     found = rows(3, 40)
-    bins = drawn.figures(runs.header("r", 40), found).in_flight
+    bins = run_data.figures(runs.header("r", 40), found).in_flight
     width = round(bins.width_s * S)
     for i in (0, 7, len(bins.series["in flight"]) - 1):
         low, high = i * width, (i + 1) * width
@@ -136,7 +135,7 @@ def test_in_flight_is_the_exact_mean_of_each_bin() -> None:
 
 def test_quantiles_over_time_are_those_of_each_bin() -> None:
     found = Columns(rows(4, 2000))
-    bins = drawn.quantiles_over_time(found["due_ns"], found.measure("ttft"), found.where(0), 220.0)
+    bins = run_data.quantiles_over_time(found["due_ns"], found.measure("ttft"), found.where(0), 220.0)
     inside = np.sort(found.measure("ttft")[found["due_ns"] // round(bins.width_s * S) == 3])
     assert bins.series["p50"][3] == pytest.approx(inside[len(inside) // 2] / 1e6, rel=1e-3)
     assert bins.series["max"][3] == pytest.approx(inside[-1] / 1e6, rel=1e-3)
@@ -146,7 +145,7 @@ def test_loads_tokens_and_errors_add_up() -> None:
     found = rows(5, 400)
     fail(found, 0.2)
     gaps, timeline = runs.gaps_of(found)
-    made = drawn.figures(runs.header("r", 400), found, [gaps], [timeline])
+    made = run_data.figures(runs.header("r", 400), found, [gaps], [timeline])
     ok = int((found["status"] == 0).sum())
     assert sum(v or 0 for v in made.load.series["ok"]) * made.load.width_s == pytest.approx(ok, rel=1e-3)
     assert sum(v or 0 for v in made.load.series["due"]) * made.load.width_s == pytest.approx(400, rel=1e-3)
@@ -157,7 +156,7 @@ def test_loads_tokens_and_errors_add_up() -> None:
 
 def test_many_rows_make_no_larger_page() -> None:
     few, many = rows(6, 3000), np.tile(rows(6, 3000), 20)
-    sizes = [len(html.render(summary_of_rows(found), None, drawn.figures(runs.header("r", len(found)), found)))
+    sizes = [len(html.render(summary_of_rows(found), None, run_data.figures(runs.header("r", len(found)), found)))
              for found in (few, many)]  # fmt: skip
     assert max(sizes) < 400_000 and sizes[1] < 1.3 * sizes[0]
 
@@ -169,14 +168,14 @@ def summary_of_rows(found: np.ndarray) -> Summary:
 def test_the_heat_map_counts_every_gap_in_reach(tmp_path: Path) -> None:
     stored = store.read(runs.write(tmp_path / "r"))
     lines = store.heat(tmp_path / "r")
-    found = drawn.gap_heat(lines, store.HEAT_EDGES_NS, 30.0)
+    found = run_data.gap_heat(lines, store.HEAT_EDGES_NS, 30.0)
     assert found is not None
     assert sum(count for *_, count in found.cells) == stored.gaps[0].count
     places = {place for _, place, _ in found.cells}
     low, high = found.edges_ms[min(places)], found.edges_ms[max(places) + 1]
     spread = stored.gaps[0].distribution()
     assert low <= (spread.min or 0) * 1.01 and (spread.max or 0) <= high * 1.01
-    assert drawn.gap_heat(lines[:0], store.HEAT_EDGES_NS, 30.0) is None
+    assert run_data.gap_heat(lines[:0], store.HEAT_EDGES_NS, 30.0) is None
 
 
 # -- the file ------------------------------------------------------------------------------------------------------
@@ -204,7 +203,7 @@ def test_what_comes_from_outside_cannot_become_markup(tmp_path: Path) -> None:
 
 
 def test_a_run_of_nothing_still_has_a_page(tmp_path: Path) -> None:
-    text = html.render(summary_of_rows(rows(1, 0)), None, drawn.figures(Header(), rows(1, 0)))
+    text = html.render(summary_of_rows(rows(1, 0)), None, run_data.figures(Header(), rows(1, 0)))
     assert "INVALID" in text
     assert "there is nothing to draw" in text and "no length is known" in text
     assert "- of memory" not in text and ">-, -" not in text

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from loadgen_sdk.http1 import MAX_HEAD_BYTES, MAX_LINE_BYTES, Malformed, Response, head
+from loadgen_sdk.transport.http1 import MAX_HEAD_BYTES, MAX_LINE_BYTES, Malformed, Response, head
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"

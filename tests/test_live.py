@@ -16,12 +16,12 @@ import runs
 from queueing import fail, rows
 from rich.console import Console
 
-from loadgen import store
-from loadgen.header import Second, Stage, Target
-from loadgen.live import RECENT_S, Live, Node, Tail, View, draw
-from loadgen.quantiles import BOUND, SUPPORT
+from loadgen.metrics.summary import summarize
+from loadgen.report.dashboard import RECENT_S, Live, Node, Tail, View, draw
+from loadgen.results import store
+from loadgen.results.manifest import Second, Stage, Target
 from loadgen.slo import Slo, Term
-from loadgen.summary import summarize
+from loadgen.stats.quantiles import BOUND, SUPPORT
 
 S = 1_000_000_000
 
@@ -155,7 +155,7 @@ def test_the_process_draws_and_leaves(tmp_path: Path) -> None:
     """On a terminal of its own, until its standard input ends."""
     folder = runs.write(tmp_path / "r", rows(6, 200))
     ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "loadgen.live", str(folder)]
+    command = [sys.executable, "-m", "loadgen.report.dashboard", str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=theirs, start_new_session=True) as process:
         os.close(theirs)
         told = b""

@@ -8,11 +8,11 @@ from loadgen_sdk import measures
 from make_examples import blank
 from numpy.typing import NDArray
 
-from loadgen import metrics
-from loadgen.metrics import Columns, Span
-from loadgen.quantiles import Histogram
-from loadgen.record import BIN_NS, STATUSES
+from loadgen.metrics import columns as metrics
+from loadgen.metrics.columns import Columns, Span
+from loadgen.results.record import BIN_NS, STATUSES
 from loadgen.slo import Slo, Term
+from loadgen.stats.quantiles import Histogram
 
 S = 1_000_000_000
 instant = st.one_of(st.just(-1), st.integers(0, 10**12))

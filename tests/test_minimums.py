@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from loadgen import arrivals, schedule, tokens
-from loadgen.build_prompts import build
 from loadgen.errors import Faults
+from loadgen.requests import tokenizer
+from loadgen.requests.build import build
+from loadgen.schedule import arrivals, timetable
 from loadgen.workload import Overrides, load, recipe_fingerprint
 
 TEXT = """
@@ -29,7 +30,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_timetable_meets_both_minimums_in_whole_passes(file: Path) -> None:
-    planned = schedule.build(load(str(file)), 1).stages[0]
+    planned = timetable.build(load(str(file)), 1).stages[0]
     expected = arrivals.poisson_at_least(100.0, seed=7, min_duration_ns=2 * 10**9, min_count=20, multiple_of=30)
     assert planned.offsets.tolist() == expected.offsets.tolist()
     assert len(planned.offsets) % 30 == 0
@@ -38,7 +39,7 @@ def test_the_timetable_meets_both_minimums_in_whole_passes(file: Path) -> None:
 
 
 def test_listed_lengths_come_in_order_as_pairs_and_again(file: Path) -> None:
-    made = build(load(str(file)), 3, 4, tokens.load())
+    made = build(load(str(file)), 3, 4, tokenizer.load())
     assert [(made[i].input_tokens, made[i].max_tokens) for i in range(5)] == [
         (10, 5), (20, 6), (30, 7), (10, 5), (20, 6)
     ]  # fmt: skip

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import mlperf, mlperf_log, mlperf_rules
-from loadgen.early_stopping import allowed, needed
 from loadgen.errors import UserError
-from loadgen.foreign.loadgen_log import parse, read
-from loadgen.mlperf import Reply, Trace
+from loadgen.interop.loadgen_log import parse, read
+from loadgen.mlperf import log_files, rules
+from loadgen.mlperf import result as mlperf
+from loadgen.mlperf.result import Reply, Trace
+from loadgen.stats.early_stopping import allowed, needed
 
 MS = 1_000_000
 S = 1000 * MS
@@ -29,12 +30,12 @@ OFFICIAL_RUNS = [  # of round v5.1: scenario, target rate, minimum duration, que
 
 @pytest.mark.parametrize(("scenario", "qps", "min_s", "queries", "duration_ns"), OFFICIAL_RUNS)
 def test_schedules_of_official_runs(scenario: Any, qps: float, min_s: int, queries: int, duration_ns: int) -> None:
-    planned = mlperf_rules.schedule(mlperf_rules.test("llama2-70b", scenario, "v5.1", min_duration_s=min_s), qps)
+    planned = rules.schedule(rules.test("llama2-70b", scenario, "v5.1", min_duration_s=min_s), qps)
     assert (len(planned.offsets), planned.end_ns) == (queries, duration_ns)
 
 
 def test_last_query_of_the_first_official_run() -> None:
-    planned = mlperf_rules.schedule(mlperf_rules.test("llama2-70b", "server", "v5.1"), 170.0)
+    planned = rules.schedule(rules.test("llama2-70b", "server", "v5.1"), 170.0)
     assert int(planned.offsets[-1]) == 722654092626
 
 
@@ -72,13 +73,13 @@ LIMITS = [  # benchmark, scenario, TTFT ms, TPOT ms
 
 @pytest.mark.parametrize(("benchmark", "scenario", "ttft_ms", "tpot_ms"), LIMITS)
 def test_limits(benchmark: str, scenario: Any, ttft_ms: int, tpot_ms: int) -> None:
-    asked = mlperf_rules.test(benchmark, scenario)
+    asked = rules.test(benchmark, scenario)
     assert (asked.ttft_ns, asked.tpot_ns) == (ttft_ms * MS, tpot_ms * MS)
     assert asked.since
 
 
 def test_every_figure_has_a_source() -> None:
-    table = mlperf_rules.rules()
+    table = rules.rules()
     for benchmark in table.benchmarks.values():
         assert set(benchmark.rounds) <= set(table.rounds)
         for limit in filter(None, (benchmark.server, benchmark.interactive)):
@@ -100,11 +101,11 @@ def test_every_figure_has_a_source() -> None:
 )
 def test_wrong_names(arguments: tuple[Any, ...], words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
-        mlperf_rules.test(*arguments)
+        rules.test(*arguments)
     assert caught.value.hint
 
 
-SMALL = dataclasses.replace(mlperf_rules.test("llama2-70b", "server"), samples=1, min_duration_ns=0, min_queries=1)
+SMALL = dataclasses.replace(rules.test("llama2-70b", "server"), samples=1, min_duration_ns=0, min_queries=1)
 
 
 def trace(n: int, *, ttft: Any = 100 * MS, latency: Any = 1100 * MS, tokens: Any = 11, gap_ns: int = 10 * MS) -> Trace:
@@ -188,14 +189,12 @@ def test_what_never_completed_is_over_every_limit_and_a_reason() -> None:
 
 
 def test_offline_counts_from_the_start_of_the_query() -> None:
-    asked = dataclasses.replace(mlperf_rules.test("llama2-70b", "offline"), min_duration_ns=20 * S, min_queries=100)
+    asked = dataclasses.replace(rules.test("llama2-70b", "offline"), min_duration_ns=20 * S, min_queries=100)
     latency = np.linspace(1, 20, 100).astype(np.int64) * S
     result = mlperf.reduce(trace(100, latency=latency, gap_ns=0), asked)
     assert (result.valid, result.completed_samples_per_s, result.completed_tokens_per_s) == (True, 5.0, 55.0)
     assert result.ttft is result.tpot is None
-    assert (
-        mlperf_rules.offline_samples(mlperf_rules.test("llama2-70b", "offline"), 230.0) == 172032
-    )  # 7 passes over 151,800
+    assert rules.offline_samples(rules.test("llama2-70b", "offline"), 230.0) == 172032  # 7 passes over 151,800
 
 
 def test_rows_become_a_trace_in_the_order_of_issue() -> None:
@@ -239,8 +238,8 @@ def _written(**changed: Any) -> tuple[mlperf.Result, str, str]:
     result = mlperf.reduce(run, SMALL, dataset="synthetic", target_qps=100.0)
     return (
         result,
-        mlperf_log.summary_text(result, SMALL, sut="x"),
-        mlperf_log.detail_text(result, SMALL, sut="x", version="0"),
+        log_files.summary_text(result, SMALL, sut="x"),
+        log_files.detail_text(result, SMALL, sut="x", version="0"),
     )
 
 
@@ -267,7 +266,7 @@ def test_a_written_log_reads_back(generation: int) -> None:
 
 def test_a_simulated_log_says_so(tmp_path: Path) -> None:
     result = mlperf.reduce(trace(1000), SMALL, simulated=True)
-    summary, detail = mlperf_log.write(tmp_path, result, SMALL, sut="rack", version="1")
+    summary, detail = log_files.write(tmp_path, result, SMALL, sut="rack", version="1")
     assert "SIMULATED" in summary.read_text().splitlines()[1]
     assert read(tmp_path).sut == "SIMULATED rack"
     assert "unofficial" in detail.read_text().splitlines()[0]

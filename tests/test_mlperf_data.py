@@ -16,21 +16,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen import mlperf_data, mlperf_rules
 from loadgen.errors import Faults, UserError
+from loadgen.mlperf import dataset, rules
 
 DATA = Path(__file__).parent / "data"
-LLAMA = mlperf_rules.rules().benchmarks["llama2-70b"]
+LLAMA = rules.rules().benchmarks["llama2-70b"]
 
 
-def read(path: Path) -> mlperf_data.File:
-    return mlperf_data.read(path, LLAMA, benchmark="llama2-70b")
+def read(path: Path) -> dataset.File:
+    return dataset.read(path, LLAMA, benchmark="llama2-70b")
 
 
-@pytest.mark.parametrize("benchmark", mlperf_rules.rules().benchmarks)
+@pytest.mark.parametrize("benchmark", rules.rules().benchmarks)
 def test_synthetic_sets_have_the_published_size_means_and_maxima(benchmark: str) -> None:
-    found = mlperf_rules.rules().benchmarks[benchmark]
-    made = mlperf_data.synthetic(found, benchmark=benchmark)
+    found = rules.rules().benchmarks[benchmark]
+    made = dataset.synthetic(found, benchmark=benchmark)
     assert len(made.input) == len(made.output) == found.samples
     assert round(float(made.output.mean()), 2) == found.mean_output
     assert round(float(made.input.mean()), 1) == found.mean_input
@@ -41,19 +41,19 @@ def test_synthetic_sets_have_the_published_size_means_and_maxima(benchmark: str)
 
 
 def test_the_mean_output_of_a_published_row_can_be_asked() -> None:
-    made = mlperf_data.synthetic(LLAMA, benchmark="llama2-70b", mean_output=276.56)
+    made = dataset.synthetic(LLAMA, benchmark="llama2-70b", mean_output=276.56)
     assert round(float(made.output.mean()), 2) == 276.56
     with pytest.raises(UserError, match="1024"):
-        mlperf_data.synthetic(LLAMA, benchmark="llama2-70b", mean_output=1024)
+        dataset.synthetic(LLAMA, benchmark="llama2-70b", mean_output=1024)
 
 
 def test_order_of_issue_is_loadgens() -> None:
     """The first samples that the official LoadGen 6.0.17 issued with 600 samples and the seeds of v6.1."""
-    asked = dataclasses.replace(mlperf_rules.test("llama2-70b", "server", "v6.1"), samples=600)
-    order = mlperf_data.issue_order(asked)
+    asked = dataclasses.replace(rules.test("llama2-70b", "server", "v6.1"), samples=600)
+    order = dataset.issue_order(asked)
     assert order[:10] == [13, 556, 333, 533, 227, 202, 435, 350, 225, 458]
     assert sorted(order) == list(range(600))
-    loaded = mlperf_data.issue_order(dataclasses.replace(asked, scenario="offline"))
+    loaded = dataset.issue_order(dataclasses.replace(asked, scenario="offline"))
     assert loaded[:6] == [216, 267, 112, 232, 498, 580]
 
 
@@ -138,7 +138,7 @@ def test_long_rows_are_told_all_at_once(tmp_path: Path) -> None:
     path.write_text("\n".join(json.dumps({"tok_input": [1] * 2000}) for _ in range(50)))
     with pytest.raises(Faults) as caught:
         read(path)
-    assert len(caught.value.faults) == mlperf_data.FAULTS_SHOWN + 1
+    assert len(caught.value.faults) == dataset.FAULTS_SHOWN + 1
 
 
 @settings(max_examples=300, deadline=None)

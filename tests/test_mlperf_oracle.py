@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from loadgen import mlperf, mlperf_log, mlperf_rules
-from loadgen.foreign import loadgen_log
-from loadgen.foreign.loadgen_log import Log
+from loadgen.interop import loadgen_log
+from loadgen.interop.loadgen_log import Log
+from loadgen.mlperf import log_files, result, rules
 
 lg = pytest.importorskip("mlperf_loadgen", reason="needs the optional package mlcommons-loadgen")
 
 SAMPLES = 300
 BASE = dataclasses.replace(
-    mlperf_rules.test("llama2-70b", "server"), samples=SAMPLES, min_duration_ns=400_000_000, min_queries=100
+    rules.test("llama2-70b", "server"), samples=SAMPLES, min_duration_ns=400_000_000, min_queries=100
 )
 TOO_LONG_NS = 3_600 * 10**9
 
@@ -32,11 +32,11 @@ class Official(NamedTuple):
 
     log: Log
     text: str
-    trace: mlperf.Trace
+    trace: result.Trace
 
 
 def official(
-    folder: Any, asked: mlperf_rules.Test, qps: float, *, one_token: bool = False, read: Any = None, **settings: Any
+    folder: Any, asked: rules.Test, qps: float, *, one_token: bool = False, read: Any = None, **settings: Any
 ) -> Official:
     """Run LoadGen's Server scenario; query i of the run gets 2 + i % 9 tokens, every 50th one with `one_token`."""
     wanted = lg.TestSettings()
@@ -73,10 +73,10 @@ def official(
     lg.DestroyQSL(qsl)
     lg.DestroySUT(sut)
     log = loadgen_log.read(folder)
-    return Official(log, (folder / mlperf_log.SUMMARY).read_text(), (read or _trace)(folder, tokens))
+    return Official(log, (folder / log_files.SUMMARY).read_text(), (read or _trace)(folder, tokens))
 
 
-def _trace(folder: Any, tokens: list[int]) -> mlperf.Trace:
+def _trace(folder: Any, tokens: list[int]) -> result.Trace:
     """LoadGen's own trace: each latency is a delay of issue plus the time from there, both whole ns."""
     events: dict[str, list[tuple[float, int]]] = {"Latency": [], "Token_Latency": []}
     for line in (folder / "mlperf_log_trace.json").read_text().splitlines():  # as a whole it is not valid JSON
@@ -88,7 +88,7 @@ def _trace(folder: Any, tokens: list[int]) -> mlperf.Trace:
     ends, firsts = (sorted(events[name]) for name in ("Latency", "Token_Latency"))
     assert [at for at, _ in ends] == [at for at, _ in firsts]
     start = ends[0][0]
-    return mlperf.Trace(
+    return result.Trace(
         due_ns=np.array([round((at - start) * 1000) for at, _ in ends], np.int64),
         ttft_ns=np.array([spent for _, spent in firsts], np.int64),
         latency_ns=np.array([spent for _, spent in ends], np.int64),
@@ -99,13 +99,13 @@ def _trace(folder: Any, tokens: list[int]) -> mlperf.Trace:
 def test_offline(tmp_path: Any) -> None:
     """One query of whole passes: samples and tokens per second until the last one is done."""
     asked = dataclasses.replace(
-        mlperf_rules.test("llama2-70b", "offline"), samples=SAMPLES, min_duration_ns=10_000_000, min_queries=SAMPLES
+        rules.test("llama2-70b", "offline"), samples=SAMPLES, min_duration_ns=10_000_000, min_queries=SAMPLES
     )
     qps = 50_000.0
     settings = {"scenario": lg.TestScenario.Offline, "offline_expected_qps": qps}
     found = official(tmp_path, dataclasses.replace(asked, ttft_ns=1, tpot_ns=1), qps, read=_offline_trace, **settings)
-    ours = mlperf.reduce(found.trace, asked)
-    assert ours.queries == found.log.queries == mlperf_rules.offline_samples(asked, qps) == 600
+    ours = result.reduce(found.trace, asked)
+    assert ours.queries == found.log.queries == rules.offline_samples(asked, qps) == 600
     assert found.log.latency == ours.latency
     assert ours.completed_tokens_per_s is not None
     assert found.log.tokens_per_s == float(f"{ours.completed_tokens_per_s:.6g}")
@@ -113,7 +113,7 @@ def test_offline(tmp_path: Any) -> None:
     assert found.log.valid == ours.valid
 
 
-def _offline_trace(folder: Any, tokens: list[int]) -> mlperf.Trace:
+def _offline_trace(folder: Any, tokens: list[int]) -> result.Trace:
     """In Offline the trace says when each sample was complete, in ns."""
     done: dict[int, int] = {}
     for line in (folder / "mlperf_log_trace.json").read_text().splitlines():
@@ -122,12 +122,12 @@ def _offline_trace(folder: Any, tokens: list[int]) -> mlperf.Trace:
             done[event["args"]["sample_seq"]] = event["args"]["complete_ns"]
     latency = np.array([done[number] for number in sorted(done)], np.int64)
     none = np.zeros(len(latency), np.int64)
-    return mlperf.Trace(none, none, latency, np.array(tokens, np.int64))
+    return result.Trace(none, none, latency, np.array(tokens, np.int64))
 
 
-def _agree(found: Official, asked: mlperf_rules.Test, *, lenient: bool = False) -> mlperf.Result:
+def _agree(found: Official, asked: rules.Test, *, lenient: bool = False) -> result.Result:
     """Everything that LoadGen prints, equal to the nanosecond."""
-    ours = mlperf.reduce(found.trace, asked, lenient=lenient)
+    ours = result.reduce(found.trace, asked, lenient=lenient)
     log = found.log
     assert (log.latency, log.ttft, log.tpot) == (ours.latency, ours.ttft, ours.tpot)
     assert log.queries == ours.queries
@@ -144,13 +144,13 @@ def _agree(found: Official, asked: mlperf_rules.Test, *, lenient: bool = False) 
     assert log.detail["result_perf_constraints_met"] == all(check.met for check in ours.checks)
     assert log.detail["result_min_duration_met"] == ours.min_duration_met
     assert log.detail["result_min_queries_met"] == ours.min_queries_met
-    assert log.detail["early_stopping_met"] == mlperf_log.early_stopping_met(ours)
+    assert log.detail["early_stopping_met"] == log_files.early_stopping_met(ours)
     for check in ours.checks:
         theirs_text = log.detail[f"early_stopping_{check.metric}_result"]
         if check.metric == "ttft" and not ours.check("tpot").early_stopping_met:
             assert theirs_text == ""  # LoadGen's && never comes to TTFT
         else:
-            assert theirs_text == mlperf_log.early_stopping_text(check).replace("\n", " ")
+            assert theirs_text == log_files.early_stopping_text(check).replace("\n", " ")
     return ours
 
 
@@ -161,7 +161,7 @@ def passing(tmp_path_factory: pytest.TempPathFactory) -> Official:
 
 
 def test_schedule(passing: Official) -> None:
-    planned = mlperf_rules.schedule(BASE, 2000.0)
+    planned = rules.schedule(BASE, 2000.0)
     assert passing.log.detail["generated_query_count"] == len(planned.offsets)
     assert passing.log.detail["generated_query_duration"] == planned.end_ns
     # the trace has thousandths of a microsecond, counted from another origin
@@ -170,7 +170,7 @@ def test_schedule(passing: Official) -> None:
 
 def _exact(found: Official) -> Official:
     """With the scheduled instants of the schedule, which the trace has only to its last printed digit."""
-    planned = mlperf_rules.schedule(BASE, 2000.0).offsets[: len(found.trace.due_ns)]
+    planned = rules.schedule(BASE, 2000.0).offsets[: len(found.trace.due_ns)]
     return found._replace(trace=found.trace._replace(due_ns=planned))
 
 
@@ -222,7 +222,7 @@ def test_one_token_replies(tmp_path: Any) -> None:
     assert lenient.tpot is not None
     assert lenient.tpot.min is not None
     assert lenient.tpot.min < 0
-    ours = mlperf.reduce(found.trace, asked)
+    ours = result.reduce(found.trace, asked)
     assert ours.tpot is not None
     assert ours.one_token_replies == ours.queries - ours.tpot.count > 0
     assert ours.tpot.min is not None

@@ -10,16 +10,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadgen import capacity, harness, mlperf, mlperf_log, mlperf_rules, mlperf_run, run, schedule
 from loadgen.cli import main
 from loadgen.errors import UserError
-from loadgen.foreign.loadgen_log import read
-from loadgen.plan import Settings
-from loadgen.sim import embedded
-from loadgen.sim.options import Options
+from loadgen.execution import run
+from loadgen.execution.plan import Settings
+from loadgen.interop.loadgen_log import read
+from loadgen.mlperf import log_files, official_loadgen, rules
+from loadgen.mlperf import result as mlperf
+from loadgen.mlperf import run as mlperf_run
+from loadgen.results import capacity
+from loadgen.schedule import timetable
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
 from loadgen.workload import Closed
 
-SERVER = mlperf_rules.test("llama2-70b", "server")
+SERVER = rules.test("llama2-70b", "server")
 QUICK = Options(ttft="2ms", itl="0.02ms")
 SMALL = dataclasses.replace(SERVER, samples=300, min_queries=100, min_duration_ns=5 * 10**9)
 
@@ -31,26 +36,27 @@ def _small_data(folder: Path, rows: int = 300) -> Path:
 
 
 def test_the_workload_of_an_official_run_has_its_schedule() -> None:
-    asked = mlperf_rules.test("llama2-70b", "server", "v5.1")
-    planned = schedule.build(mlperf_run.workload(asked, mlperf_run.synthetic(asked), qps=182.0), 5).stages[0]
+    asked = rules.test("llama2-70b", "server", "v5.1")
+    planned = timetable.build(mlperf_run.workload(asked, mlperf_run.synthetic(asked), qps=182.0), 5).stages[0]
     assert (planned.chains, planned.length_ns) == (122880, 675012366669)
 
 
 def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
-    from loadgen import mlperf_data, tokens
-    from loadgen.build_prompts import build
+    from loadgen.mlperf import dataset
+    from loadgen.requests import tokenizer
+    from loadgen.requests.build import build
 
     data = mlperf_run.synthetic(SERVER)
-    requests = build(mlperf_run.workload(SERVER, data, qps=1.0), 1, 2, tokens.load())
-    lengths = mlperf_data.synthetic(mlperf_rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
-    first = mlperf_data.issue_order(SERVER)[0]
+    requests = build(mlperf_run.workload(SERVER, data, qps=1.0), 1, 2, tokenizer.load())
+    lengths = dataset.synthetic(rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
+    first = dataset.issue_order(SERVER)[0]
     one, again = requests[0], requests[SERVER.samples]
     assert (one.input_tokens, one.max_tokens) == (lengths.input[first], lengths.output[first])
     assert (again.input_tokens, again.max_tokens) == (one.input_tokens, one.max_tokens)
     assert one.prompt != again.prompt
 
 
-def _judged(folder: Path, qps: float, asked: mlperf_rules.Test = SMALL) -> mlperf.Result:
+def _judged(folder: Path, qps: float, asked: rules.Test = SMALL) -> mlperf.Result:
     data = mlperf_run.synthetic(SERVER)
     settings = Settings(url="sim:gb200-vm", out=folder)
     summary, where = run.execute(mlperf_run.workload(asked, data, qps=qps), settings)
@@ -67,13 +73,13 @@ def test_a_simulated_run_is_judged_and_says_what_it_is(tmp_path: Path) -> None:
     log = read(tmp_path)
     assert (log.ttft, log.tpot, log.unofficial) == (result.ttft, result.tpot, True)
     assert log.sut.startswith("SIMULATED")
-    begin = (tmp_path / mlperf_log.SUMMARY).read_text().partition("=====")[0]
+    begin = (tmp_path / log_files.SUMMARY).read_text().partition("=====")[0]
     assert "llama2-70b server, limits and seeds of round" in begin
     assert all(note in begin for note in result.notes)
 
 
 def test_the_columns_of_a_verdict_are_those_of_the_rows(tmp_path: Path) -> None:
-    from loadgen import store
+    from loadgen.results import store
 
     _judged(tmp_path, 100.0)
     rows = store.read(tmp_path).rows
@@ -82,9 +88,7 @@ def test_the_columns_of_a_verdict_are_those_of_the_rows(tmp_path: Path) -> None:
 
 
 def test_offline_over_lanes_counts_from_the_start(tmp_path: Path) -> None:
-    asked = dataclasses.replace(
-        mlperf_rules.test("llama2-70b", "offline"), samples=300, min_queries=300, min_duration_ns=1
-    )
+    asked = dataclasses.replace(rules.test("llama2-70b", "offline"), samples=300, min_queries=300, min_duration_ns=1)
     data = mlperf_run.synthetic(SERVER)
     made = mlperf_run.workload(asked, data, qps=1.0, lanes=16)
     assert made.stages[0].arrival == Closed(concurrency=16)
@@ -96,7 +100,7 @@ def test_offline_over_lanes_counts_from_the_start(tmp_path: Path) -> None:
 
 
 def test_the_users_file_becomes_requests_in_loadgens_order(tmp_path: Path) -> None:
-    from loadgen import mlperf_data
+    from loadgen.mlperf import dataset as mlperf_data
 
     data, asked = mlperf_run.official(SERVER, _small_data(tmp_path, 30), tmp_path / "out")
     assert (asked.samples, asked.min_queries) == (30, 30)
@@ -255,7 +259,7 @@ INSTALLED = importlib.util.find_spec("mlperf_loadgen") is not None
 @pytest.mark.skipif(INSTALLED, reason="about a machine without the package")
 def test_without_the_package_the_harness_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not installed") as caught:
-        harness.perform(SMALL, mlperf_run.synthetic(SERVER), Settings(out=tmp_path), qps=1.0)
+        official_loadgen.perform(SMALL, mlperf_run.synthetic(SERVER), Settings(out=tmp_path), qps=1.0)
     assert "loadgen[mlperf]" in caught.value.hint
 
 
@@ -264,13 +268,13 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     asked = dataclasses.replace(SERVER, min_duration_ns=10**9, min_queries=20)
     data, asked = mlperf_run.official(asked, _small_data(tmp_path, 20), tmp_path)
     settings = Settings(out=tmp_path / "run", embedded={"ttft": "20ms", "flood": True})
-    result, _ = harness.perform(asked, data, settings, qps=40.0)
+    result, _ = official_loadgen.perform(asked, data, settings, qps=40.0)
     log = read(tmp_path / "run")
-    planned = mlperf_rules.schedule(asked, 40.0)
+    planned = rules.schedule(asked, 40.0)
     assert result.queries == log.queries == len(planned.offsets)
     assert log.detail["generated_query_duration"] == planned.end_ns
     assert not log.unofficial
     assert result.resolved == result.queries
     assert result.ttft is not None and log.ttft is not None
     assert any("by LoadGen's stamps" in note for note in result.notes)
-    assert read(tmp_path / "run" / harness.OWN).unofficial
+    assert read(tmp_path / "run" / official_loadgen.OWN).unofficial

@@ -9,17 +9,17 @@ from time import monotonic_ns
 from typing import Any
 
 import pytest
-from loadgen_sdk.client import Client
+from loadgen_sdk.app.client import Client
 from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.dialects.reader import Flow, Reading
+from loadgen_sdk.dialects.sse import Decoder
 from loadgen_sdk.errors import KINDS, TargetUnusable
-from loadgen_sdk.openai_client import OpenAIClient
 from loadgen_sdk.request import Completion, Failure, Request
-from loadgen_sdk.sse import Decoder
-from loadgen_sdk.target import Target
+from loadgen_sdk.transport.openai_client import OpenAIClient
+from loadgen_sdk.transport.target import Target
 
-from loadgen.sim.embedded import start
-from loadgen.sim.options import Options
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
 
 KEY = "sk-very-secret-key-1234"
 REQUEST = Request(id="r7", messages=[{"role": "user", "content": "Hi"}], max_tokens=3, extra={"temperature": 0})

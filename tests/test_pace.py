@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.errors import UserError
-from loadgen.sim.pace import Law, Pace, law, uniform
+from loadgen.sim.engine.latency_model import Law, Pace, law, uniform
 
 MS = 1_000_000
 FIXED = {"ttft": Law(at_ns=100 * MS), "itl": Law(at_ns=10 * MS)}

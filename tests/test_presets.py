@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from loadgen import reference
 from loadgen.errors import UserError
-from loadgen.sim import preset
+from loadgen.mlperf import published
+from loadgen.sim.presets import preset
 
 ALL = ["b200x8", "gb200-vm", "gb300-rack", "gb300-vm", "h100x8", "h200x8"]
 
@@ -56,7 +56,7 @@ def test_costs_are_the_roofline_of_their_constants() -> None:
 
 
 def test_the_racks_speeds_are_those_of_its_logs() -> None:
-    rates = [node.tokens_per_s for node in reference.nodes().rows]
+    rates = [node.tokens_per_s for node in published.nodes().rows]
     mean = sum(rates) / len(rates)
     rack = preset.load("gb300-rack")
     assert rack.vm_speeds == pytest.approx([rate / mean for rate in rates], abs=5e-5)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import pricefile, prices
+from loadgen.cost import price_file, prices
+from loadgen.cost.prices import Owned, PerToken, Rented
 from loadgen.errors import Fault, Faults, UserError
-from loadgen.header import Target
-from loadgen.prices import Owned, PerToken, Rented
+from loadgen.results.manifest import Target
 
 TODAY = date(2026, 11, 21)
 EXAMPLE = Path(__file__).parent.parent / "docs" / "prices.example.yaml"
@@ -55,7 +55,7 @@ per_token:
 
 
 def parse(text: str, **how: object) -> prices.Prices:
-    return pricefile.parse(text, "prices.yaml", today=TODAY, env={}, **how)  # type: ignore[arg-type]
+    return price_file.parse(text, "prices.yaml", today=TODAY, env={}, **how)  # type: ignore[arg-type]
 
 
 def faults_of(text: str) -> list[Fault]:
@@ -65,7 +65,7 @@ def faults_of(text: str) -> list[Fault]:
 
 
 def test_the_example_of_the_docs_can_be_read_and_says_what_it_says():
-    book = pricefile.load(EXAMPLE, today=TODAY, env={})
+    book = price_file.load(EXAMPLE, today=TODAY, env={})
     assert [type(price) for price in book.entries] == [Rented, Rented, Owned, PerToken]
     owned = book.entries[2]
     assert isinstance(owned, Owned)
@@ -180,11 +180,11 @@ def test_no_rate_is_inverted_or_invented():
 
 def test_the_sample_needs_to_be_accepted_and_guesses_nothing():
     with pytest.raises(UserError, match="no prices were given"):
-        pricefile.load(None)
+        price_file.load(None)
     with pytest.raises(Faults) as caught:
-        pricefile.load(pricefile.SAMPLE, today=TODAY)
+        price_file.load(price_file.SAMPLE, today=TODAY)
     assert "--accept-sample-prices" in caught.value.faults[0].hint
-    book = pricefile.load(None, accept_sample=True, today=TODAY)
+    book = price_file.load(None, accept_sample=True, today=TODAY)
     assert book.sample
     assert all(price.as_of and price.source and price.quality for price in book.entries)
     oracle = prices.find(book, Target(shape="BM.GPU.GB300.4"))[0]

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import trustme
 from loadgen_sdk.dialects.quirks import Api
-from loadgen_sdk.direct import Direct
 from loadgen_sdk.errors import TargetUnusable
-from loadgen_sdk.probe import ASKED_TOKENS, Answer, Found, probe
-from loadgen_sdk.target import Target
+from loadgen_sdk.probe.fetch import Direct
+from loadgen_sdk.probe.probe import ASKED_TOKENS, Answer, Found, probe
+from loadgen_sdk.transport.target import Target
 
-from loadgen.sim.embedded import start
-from loadgen.sim.options import Options
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
 
 RECORDED = json.loads((Path(__file__).parent / "data/transcripts/probe.json").read_text())
 KEY = "sk-very-secret-key-1234"

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_tokens import train
 
-from loadgen import lengths, prompts, tokens, workload
-from loadgen.build_prompts import build
+from loadgen import workload
+from loadgen.requests import laws, prompts
+from loadgen.requests import tokenizer as tokens
+from loadgen.requests.build import build
 from loadgen.workload import Empirical, Fixed, FromFile, LogNormal, Normal, Synthetic, Turns, Uniform
 
 CL100K = tokens.load(None)
@@ -201,9 +203,9 @@ def test_fingerprint_of_server_history_leaves_the_replies_out():
     ],
 )
 def test_length_laws(length, mean, low, high):
-    law, key = lengths.law(length), lengths.key(5)
+    law, key = laws.law(length), laws.key(5)
     drawn = [law(key, "input", index) for index in range(4000)]
-    assert lengths.together(length, key, "input", range(4000)) == drawn
+    assert laws.together(length, key, "input", range(4000)) == drawn
     assert low <= min(drawn) <= max(drawn) <= high
     assert sum(drawn) / len(drawn) == pytest.approx(mean, rel=0.05)
     if length.tag == "uniform":

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.quantiles import (
+from loadgen.stats.quantiles import (
     BOUND,
     LARGEST_NS,
     QUANTILES,

@@ -22,17 +22,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from loadgen import header, plan, run, store
 from loadgen.errors import Faults, UserError
-from loadgen.fanout import clocks, courier
-from loadgen.header import Header
-from loadgen.plan import Settings
-from loadgen.quantiles import exact
-from loadgen.sim import embedded
-from loadgen.sim.options import Options
-from loadgen.sim.sendlog import parse_log
+from loadgen.execution import plan, run
+from loadgen.execution.backends import clock_sync, ray_agent
+from loadgen.execution.plan import Settings
+from loadgen.results import manifest, store
+from loadgen.results.manifest import Header
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log
+from loadgen.stats.quantiles import exact
 from loadgen.workload import Workload, load
-from loadgen.workload.overrides import Overrides
+from loadgen.workload.flags import Overrides
 
 SECRET = "sk-never-written-4711"
 QUICK = Options(ttft="5ms", itl="0.2ms", log_bodies=True)
@@ -54,17 +55,17 @@ ways = some.lists(some.tuples(some.integers(0, 10**8), some.integers(0, 10**8)),
 def test_the_truth_is_within_the_bound(ahead: int, ways: list[tuple[int, int]]) -> None:
     exchanges, now = [], 10**12
     for there, back in ways:
-        exchanges.append(clocks.Asked(now, now + there + ahead, now + there + back))
+        exchanges.append(clock_sync.Asked(now, now + there + ahead, now + there + back))
         now += there + back + 1
-    found = clocks.offset(exchanges)
+    found = clock_sync.offset(exchanges)
     assert abs(found.ns - ahead) <= found.bound_ns
     assert found.bound_ns <= min(there + back for there, back in ways) // 2 + 1  # never worse than NTP's
     assert abs(found.there(5) - (5 + ahead)) <= found.bound_ns
 
 
 def test_clocks_that_contradict_themselves_are_read_by_the_quickest_answer() -> None:
-    found = clocks.offset([clocks.Asked(0, 1000, 10), clocks.Asked(20, 9000, 400)])
-    assert found == clocks.Offset(995, 5)
+    found = clock_sync.offset([clock_sync.Asked(0, 1000, 10), clock_sync.Asked(20, 9000, 400)])
+    assert found == clock_sync.Offset(995, 5)
 
 
 # -- files on their way ----------------------------------------------------------------------------------------------
@@ -72,15 +73,15 @@ def test_clocks_that_contradict_themselves_are_read_by_the_quickest_answer() -> 
 
 def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_path: Path) -> None:
     """Half the answers are lost; what arrives in the end is what was written, as long as it may still change."""
-    from loadgen.quantiles import Histogram
-    from loadgen.record import ROW
+    from loadgen.results.record import ROW
+    from loadgen.stats.quantiles import Histogram
 
     there, here = tmp_path / "there", tmp_path / "here"
-    sender = courier.Courier()
+    sender = ray_agent.Courier()
     sender._folder, sender._i = there, 0
     spool = store.Spool(there, 0)
-    sender._board = courier.Board(there / "spool" / "board", 1)
-    copy = courier.Copy(here, 0)
+    sender._board = ray_agent.Board(there / "spool" / "board", 1)
+    copy = ray_agent.Copy(here, 0)
     histogram, draw = Histogram(), np.random.default_rng(1)
     bins = np.zeros(0, np.int64)
     for step in range(60):
@@ -109,22 +110,22 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
 
 
 def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from loadgen.record import ROW
+    from loadgen.results.record import ROW
 
     monkeypatch.setattr(store, "SEGMENT_ROWS", 10)
-    monkeypatch.setattr(courier, "TAKE_BYTES", 7 * ROW.itemsize)
+    monkeypatch.setattr(ray_agent, "TAKE_BYTES", 7 * ROW.itemsize)
     there, here = tmp_path / "there", tmp_path / "here"
-    sender = courier.Courier()
+    sender = ray_agent.Courier()
     sender._folder, sender._i = there, 0
     spool = store.Spool(there, 0)
-    sender._board = courier.Board(there / "spool" / "board", 1)
+    sender._board = ray_agent.Board(there / "spool" / "board", 1)
     for number in range(35):
         row = np.zeros(1, ROW)
         row["slot"] = number
         spool.row(row.tobytes())
         spool.flush()
     spool.close()
-    copy = courier.Copy(here, 0)
+    copy = ray_agent.Copy(here, 0)
     more = True
     while more:
         taken = _now(sender.take(dict(copy.have), 0))
@@ -168,15 +169,15 @@ def test_the_folder_is_in_the_store_at_the_end(tmp_path: Path, monkeypatch: pyte
     [("nonsense://x/y", "nonsense"), ("az://container/run", "adlfs"), ("file:///proc/no/run", "written")],
 )
 def test_a_place_that_cannot_be_written_is_told_before_the_first_request(url: str, said: str) -> None:
-    from loadgen import depot
+    from loadgen.results import object_store
 
     with pytest.raises(UserError) as caught:
-        depot.open(url)
+        object_store.open(url)
     assert said in str(caught.value)
 
 
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from loadgen.fanout import ray as cluster
+    from loadgen.execution.backends import ray as cluster
 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError) as caught, cluster.connected("auto"):
@@ -189,7 +190,7 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     [("127.0.0.1:9", "no Ray cluster answers"), ("ray://host:10001", "ray job submit"), ("host", "HOST:6379")],
 )
 def test_an_address_without_a_cluster_is_told_at_once(address: str, said: str) -> None:
-    from loadgen.fanout import ray as cluster
+    from loadgen.execution.backends import ray as cluster
 
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
     with pytest.raises(UserError) as caught, cluster.connected(address):
@@ -199,18 +200,18 @@ def test_an_address_without_a_cluster_is_told_at_once(address: str, said: str) -
 
 @pytest.mark.parametrize("differing", ["loadgen", "Python", "numpy"])
 def test_nodes_must_be_alike(differing: str, tmp_path: Path) -> None:
-    from loadgen.fanout import ray as cluster
+    from loadgen.execution.backends import ray as cluster
 
     data = tmp_path / "data.jsonl"
     data.write_text("{}")
-    ours = courier.facts([str(data)])
-    assert list(cluster._unlike(ours, courier.facts([str(data)]), "node")) == []
+    ours = ray_agent.facts([str(data)])
+    assert list(cluster._unlike(ours, ray_agent.facts([str(data)]), "node")) == []
     (fault,) = cluster._unlike(ours, ours._replace(same=ours.same | {differing: "other"}), "node")
     assert differing in fault.what
     (fault,) = cluster._unlike(ours, ours._replace(files={str(data): ""}), "node")
     assert "no such file" in fault.what
     data.write_text("[]")
-    (fault,) = cluster._unlike(ours, courier.facts([str(data)]), "node")
+    (fault,) = cluster._unlike(ours, ray_agent.facts([str(data)]), "node")
     assert "another file" in fault.what
 
 
@@ -246,7 +247,7 @@ def told(nodes: Any, url: str | None, out: Path, workers: int = 3, **more: Any) 
 
 def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: Any) -> None:
     """That 1, 2 and 7 local workers send the same is held in test_scale."""
-    monkeypatch.setattr("loadgen.plan.seeds.fresh", lambda: 12345)  # the salt of all
+    monkeypatch.setattr("loadgen.execution.plan.seeds.fresh", lambda: 12345)  # the salt of all
     seen: list[Any] = []
     for workers in (1, 3):
         with embedded.start(QUICK) as server:
@@ -269,7 +270,7 @@ def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, monkeypatch: pytest.
 
 def _placed(out: Path) -> None:
     """A worker on each node; and the clocks being one clock, the truth is within the bound."""
-    cluster = header.decode((out / "run.json").read_bytes()).cluster
+    cluster = manifest.decode((out / "run.json").read_bytes()).cluster
     assert cluster is not None
     assert cluster.nodes == len(cluster.workers) == 3
     assert cluster.drift_ms is not None
@@ -284,7 +285,7 @@ def _what_cannot_be_is_told_before_the_first_request(
     made = workload(tmp_path, request_rate="50", num_requests="20")
     with embedded.start(QUICK) as server, pytest.raises(UserError, match="4 workers need a CPU each"):
         run.execute(made, told(nodes, server.url, tmp_path / "a", workers=4))
-    monkeypatch.setattr(courier, "_loopback", lambda: "another machine")
+    monkeypatch.setattr(ray_agent, "_loopback", lambda: "another machine")
     with monkeypatch.context() as patch, pytest.raises(Faults) as caught:
         patch.setattr(plan, "version", lambda: "9.9")
         run.execute(made, told(nodes, None, tmp_path / "c", workers=1))
@@ -307,7 +308,7 @@ def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None
         asked = told(nodes, server.url, tmp_path / "out")
         summary, out = run.execute(workload(tmp_path, request_rate="60", duration="4s"), asked, on_drive=kill)
         received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
-    told_of = header.decode((out / "run.json").read_bytes())
+    told_of = manifest.decode((out / "run.json").read_bytes())
     assert told_of.cluster is not None
     (gone,) = [one.worker for one in told_of.cluster.workers if one.lost]
     rows = store.read(out).rows

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk.dialects.reader import Flow, Reading, error_text, parse_usage
-from loadgen_sdk.exchange import Exchange
+from loadgen_sdk.dialects.sse import Named
 from loadgen_sdk.request import Completion, Usage
-from loadgen_sdk.sse import Named
+from loadgen_sdk.transport.exchange import Exchange
 
 TRANSCRIPTS = Path(__file__).parent / "data" / "transcripts"
 

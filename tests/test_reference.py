@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from loadgen import reference
 from loadgen.cli.reference import reference as command
 from loadgen.errors import UserError
-from loadgen.report import reference as report
+from loadgen.mlperf import published as reference
+from loadgen.report import published as report
 
 
 def test_the_nodes_give_the_published_total_their_own_median_and_a_single_clock():

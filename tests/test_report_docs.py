@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import runs
 
-from loadgen import store
-from loadgen.recorder import Recorder
-from loadgen.served import FILE
+from loadgen.execution.compactor import Recorder
+from loadgen.results import store
+from loadgen.server_metrics.series import FILE
 
 PAGE = Path(__file__).parent.parent / "docs" / "report.md"
 EXAMPLES = re.findall(r"(?m)^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL)

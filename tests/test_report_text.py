@@ -7,10 +7,12 @@ import pytest
 from make_examples import DATA
 from rich.cells import cell_len
 
-from loadgen.report import machine, numbers, text
-from loadgen.summary import Summary
+from loadgen import format
+from loadgen.metrics import summary_json
+from loadgen.metrics.summary import Summary
+from loadgen.report import text
 
-RAG, API = (machine.load((DATA / f"summary_example_{name}.json").read_bytes()) for name in ("rag_gpus", "qa_api"))
+RAG, API = (summary_json.load((DATA / f"summary_example_{name}.json").read_bytes()) for name in ("rag_gpus", "qa_api"))
 replace = msgspec.structs.replace
 
 
@@ -87,7 +89,7 @@ def test_levels_are_one_line_each() -> None:
     ],
 )  # fmt: skip
 def test_quantities(value: float | None, shown: str) -> None:
-    assert numbers.quantity(value) == shown
+    assert format.quantity(value) == shown
 
 
 @pytest.mark.parametrize(
@@ -98,18 +100,18 @@ def test_quantities(value: float | None, shown: str) -> None:
     ],
 )  # fmt: skip
 def test_percentages_never_round_to_all_or_nothing(share: float | None, shown: str) -> None:
-    assert numbers.percent(share) == shown
+    assert format.percent(share) == shown
 
 
 @pytest.mark.parametrize(
     ("function", "arguments", "shown"),
     [
-        (numbers.duration, (0.35,), "350 ms"), (numbers.duration, (59.96,), "1 min 00 s"),
-        (numbers.duration, (3599.7,), "1 h 00 min"), (numbers.duration, (None,), "-"),
-        (numbers.size, (512,), "512 B"), (numbers.size, (999_600,), "1.00 MB"), (numbers.size, (9_630_000,), "9.63 MB"),
-        (numbers.difference, (100, 112.3), "+12.3 %"), (numbers.difference, (100, 99.6), "-0.4 %"),
-        (numbers.difference, (10, 25), "2.50x"), (numbers.difference, (0, 3), "from 0 to 3.00"),
-        (numbers.difference, (4, 4), "="), (numbers.difference, (None, 4), "-"),
+        (format.duration, (0.35,), "350 ms"), (format.duration, (59.96,), "1 min 00 s"),
+        (format.duration, (3599.7,), "1 h 00 min"), (format.duration, (None,), "-"),
+        (format.size, (512,), "512 B"), (format.size, (999_600,), "1.00 MB"), (format.size, (9_630_000,), "9.63 MB"),
+        (format.difference, (100, 112.3), "+12.3 %"), (format.difference, (100, 99.6), "-0.4 %"),
+        (format.difference, (10, 25), "2.50x"), (format.difference, (0, 3), "from 0 to 3.00"),
+        (format.difference, (4, 4), "="), (format.difference, (None, 4), "-"),
     ],
 )  # fmt: skip
 def test_durations_sizes_and_differences(function: object, arguments: tuple[float | None, ...], shown: str) -> None:

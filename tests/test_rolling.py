@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from loadgen import rolling, run, single, store
-from loadgen.plan import Settings
-from loadgen.sim import embedded
-from loadgen.sim.options import Options
-from loadgen.sim.sendlog import parse_log
+from loadgen.execution import body_prefetch, run
+from loadgen.execution.backends import single
+from loadgen.execution.plan import Settings
+from loadgen.results import store
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log
 from loadgen.workload import load
-from loadgen.workload.overrides import Overrides
+from loadgen.workload.flags import Overrides
 
 
 def go(folder: Path, turns: str = "", on_drive: Any = None, **flags: str) -> tuple[Any, Counter[str], store.Stored]:
@@ -51,8 +53,8 @@ REAL = ", turns: {count: 3, tool_result_tokens: 5, history: server}"
 def test_the_same_bodies_without_building_them_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: str, flags: dict[str, str]
 ) -> None:
-    monkeypatch.setattr("loadgen.plan.seeds.fresh", lambda: 12345)
-    monkeypatch.setattr(rolling, "WINDOW", 150 if "max_in_flight" in flags else 20)
+    monkeypatch.setattr("loadgen.execution.plan.seeds.fresh", lambda: 12345)
+    monkeypatch.setattr(body_prefetch, "WINDOW", 150 if "max_in_flight" in flags else 20)
     ahead, wanted, before = go(tmp_path / "ahead", turns, **flags)
     monkeypatch.setattr(single, "MOST_AHEAD", 10)
     summary, received, after = go(tmp_path / "rolling", turns, **flags)
@@ -78,15 +80,15 @@ def test_a_load_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_only_so_much_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single, "MOST_AHEAD", 10)
-    monkeypatch.setattr(rolling, "WINDOW", 30)
+    monkeypatch.setattr(body_prefetch, "WINDOW", 30)
     most: list[int] = []
-    original = rolling.Rolling.body
+    original = body_prefetch.Rolling.body
 
-    def watched(self: rolling.Rolling, stage: int, number: int) -> bytes:
+    def watched(self: body_prefetch.Rolling, stage: int, number: int) -> bytes:
         most.append(len(self._held) + len(self._asked))
         return original(self, stage, number)
 
-    monkeypatch.setattr(rolling.Rolling, "body", watched)
+    monkeypatch.setattr(body_prefetch.Rolling, "body", watched)
     go(tmp_path, request_rate="500", num_requests="300")
     assert len(most) == 300
     assert max(most) == 30
@@ -94,11 +96,13 @@ def test_only_so_much_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single, "MOST_AHEAD", 10)
-    monkeypatch.setattr(rolling, "WINDOW", 30)
+    monkeypatch.setattr(body_prefetch, "WINDOW", 30)
 
     def kill(_: Any) -> None:
         children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-        (builder,) = [one for one in children if "loadgen.rolling" in Path(f"/proc/{one}/cmdline").read_text()]
+        (builder,) = [
+            one for one in children if "loadgen.execution.body_prefetch" in Path(f"/proc/{one}/cmdline").read_text()
+        ]
         os.kill(int(builder), signal.SIGKILL)
 
     summary, received, _ = go(tmp_path, on_drive=kill, request_rate="500", num_requests="300")

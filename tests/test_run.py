@@ -19,20 +19,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen import run, store
-from loadgen.drive import Drive
 from loadgen.errors import Faults, TargetError, UserError
-from loadgen.plan import Settings
-from loadgen.record import KINDS, ROW, STATUSES
+from loadgen.execution import run
+from loadgen.execution.driver import Drive
+from loadgen.execution.plan import Settings
+from loadgen.metrics.summary import Summary
 from loadgen.report import text
-from loadgen.sim.embedded import Embedded, start
-from loadgen.sim.faults import NAMES, parse
-from loadgen.sim.options import Options
-from loadgen.sim.sendlog import Log, parse_log
-from loadgen.store import Stored
-from loadgen.summary import Summary
+from loadgen.results import store
+from loadgen.results.record import KINDS, ROW, STATUSES
+from loadgen.results.store import Stored
+from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.faults import NAMES, parse
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import Log, parse_log
 from loadgen.workload import load
-from loadgen.workload.overrides import Overrides
+from loadgen.workload.flags import Overrides
 
 FAST = {"ttft": "5ms", "itl": "0.2ms"}
 
@@ -200,7 +201,7 @@ def test_the_openai_package_drives_the_same_load(tmp_path: Path, endpoint: Embed
 def test_workers_send_together_what_one_would(
     tmp_path: Path, endpoint: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadgen.plan.seeds.fresh", lambda: 12345)  # the salt of both
+    monkeypatch.setattr("loadgen.execution.plan.seeds.fresh", lambda: 12345)  # the salt of both
     seen, prints = [], []
     for workers in (1, 3):
         folder = tmp_path / str(workers)

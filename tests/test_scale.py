@@ -18,22 +18,25 @@ from hypothesis import strategies as some
 from queueing import rows
 from runs import gaps_of, header
 
-from loadgen import headroom, plan, recorder, run, run_folder, schedule, store
-from loadgen.board import Board
-from loadgen.drive import Counters
+from loadgen import run_folder
 from loadgen.errors import Faults
-from loadgen.header import encode
-from loadgen.headroom import Room
-from loadgen.metrics import FAILED
-from loadgen.plan import Settings
-from loadgen.quantiles import Histogram, exact
-from loadgen.record import KINDS
-from loadgen.sim import embedded
-from loadgen.sim.options import Options
-from loadgen.sim.sendlog import parse_log
-from loadgen.summary import summarize
+from loadgen.execution import compactor, plan, resource_limits, run
+from loadgen.execution.driver import Counters
+from loadgen.execution.plan import Settings
+from loadgen.execution.resource_limits import Room
+from loadgen.execution.shared_counters import Board
+from loadgen.metrics.columns import FAILED
+from loadgen.metrics.summary import summarize
+from loadgen.results import store
+from loadgen.results.manifest import encode
+from loadgen.results.record import KINDS
+from loadgen.schedule import timetable
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log
+from loadgen.stats.quantiles import Histogram, exact
 from loadgen.workload import Workload, load
-from loadgen.workload.overrides import Overrides
+from loadgen.workload.flags import Overrides
 
 QUICK = Options(ttft="5ms", itl="0.2ms", log_bodies=True)
 
@@ -58,7 +61,7 @@ LOADS: list[tuple[int, dict[str, str]]] = [
 def test_one_two_and_seven_workers_send_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int, flags: dict[str, str]
 ) -> None:
-    monkeypatch.setattr("loadgen.plan.seeds.fresh", lambda: 12345)  # the salt of all
+    monkeypatch.setattr("loadgen.execution.plan.seeds.fresh", lambda: 12345)  # the salt of all
     seen: list[Any] = []
     for workers in (1, 2, 7):
         folder = tmp_path / str(workers)
@@ -122,7 +125,7 @@ def test_files_of_many_workers_say_what_one_would(seed: int, count: int, workers
             if len(mine):
                 spool.flows(0, *gaps_of(mine))
             spool.close()
-        recorder.record(folder, ended)
+        compactor.record(folder, ended)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(store, "LAZY_ROWS", 0 if lazily else 1_000_000)
             merged = run_folder.summary(folder)
@@ -164,12 +167,12 @@ def test_the_cap_holds_over_workers(tmp_path: Path) -> None:
     ],
 )
 def test_auto(tmp_path: Path, flags: dict[str, str], simulated: bool, expected: int) -> None:
-    from loadgen import tokens
-    from loadgen.build_prompts import build
+    from loadgen.requests import tokenizer
+    from loadgen.requests.build import build
 
     made = workload(tmp_path, **flags)
-    requests = build(made, 7, 1, tokens.load(None))
-    found = plan.workers(schedule.build(made, 7), requests, made.max_in_flight, simulated=simulated, cores=8)
+    requests = build(made, 7, 1, tokenizer.load(None))
+    found = plan.workers(timetable.build(made, 7), requests, made.max_in_flight, simulated=simulated, cores=8)
     assert found == expected
 
 
@@ -196,14 +199,14 @@ AMPLE = Room(files=100_000, ports=28_000)
 )
 def test_files_and_ports_are_counted(need: dict[str, Any], room: Room, said: list[str]) -> None:
     asked = {"workers": 4, "addresses": ["a:1"], "sources": 0, "simulated": False} | need
-    found = list(headroom.faults(**asked, room=room))
+    found = list(resource_limits.faults(**asked, room=room))
     assert len(found) == len(said)
     for fault, words in zip(found, said, strict=True):
         assert words in fault.hint
 
 
 def test_what_the_system_says() -> None:
-    found = headroom.room()
+    found = resource_limits.room()
     assert found.files is None or found.files > 0
     assert found.ports is None or 0 < found.ports <= 65_535
 
@@ -212,13 +215,13 @@ def test_what_the_system_says() -> None:
     ("text", "expected"), [("", 0), ("32768,40000-40010", 12), ("1-32767,70000", 0), ("1-99999", 28_232)]
 )
 def test_reserved_ports(text: str, expected: int) -> None:
-    assert headroom._reserved(text, 32_768, 60_999) == expected
+    assert resource_limits._reserved(text, 32_768, 60_999) == expected
 
 
 def test_too_much_for_this_machine_is_said_before_the_first_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(headroom, "room", lambda: Room(files=100, ports=50))
+    monkeypatch.setattr(resource_limits, "room", lambda: Room(files=100, ports=50))
     with embedded.start(QUICK) as server:
         told = Settings(
             url=server.url, model="sim", server="trtllm", workers=2, sources=("203.0.113.9",), out=tmp_path / "out"

@@ -11,18 +11,20 @@ import pytest
 import runs
 from hypothesis import given
 from hypothesis import strategies as st
-from loadgen_sdk.target import Target
+from loadgen_sdk.transport.target import Target
 
 import loadgen
-from loadgen import run_folder, scrape, served, store
+from loadgen import run_folder
 from loadgen.cli import main
 from loadgen.errors import Faults
-from loadgen.plan import Endpoint, Settings
-from loadgen.report import html, plots, text
-from loadgen.report.figures import MOST_BINS, figures
-from loadgen.served import CACHED, HITS, INPUT, KV_USE, OUTPUT, RUNNING, UP, WAITING, Iterations, Sample
-from loadgen.sim import embedded
-from loadgen.sim.options import Options
+from loadgen.execution.plan import Endpoint, Settings
+from loadgen.report import html, run_charts, text
+from loadgen.report.run_data import MOST_BINS, figures
+from loadgen.results import store
+from loadgen.server_metrics import scraper, series
+from loadgen.server_metrics.series import CACHED, HITS, INPUT, KV_USE, OUTPUT, RUNNING, UP, WAITING, Iterations, Sample
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
 
 # -- pages ---------------------------------------------------------------------------------------------------------
 
@@ -42,7 +44,7 @@ vllm:kv_cache_usage_perc NaN
 
 
 def test_a_page_is_its_samples() -> None:
-    assert served.samples(VLLM) == {
+    assert series.samples(VLLM) == {
         ("vllm:num_requests_running", 'engine="0",model_name="a \\"b\\""'): 3.0,
         ("vllm:generation_tokens_total", 'engine="0",model_name="m"'): 1234.0,
         ("vllm:time_to_first_token_seconds_bucket", 'le="0.1"'): 4.0,
@@ -57,13 +59,13 @@ def test_a_page_is_its_samples() -> None:
 )
 def test_what_is_no_page_is_refused(page: str) -> None:
     with pytest.raises(ValueError):
-        served.samples(page)
+        series.samples(page)
 
 
 @given(st.text(max_size=200))
 def test_any_text_is_samples_or_no_page(page: str) -> None:
     try:
-        assert served.samples(page)
+        assert series.samples(page)
     except ValueError:
         pass
 
@@ -112,21 +114,21 @@ def test_counters_count_from_the_first_read_and_through_a_restart() -> None:
         (3.0, {TOKENS: 1300, RUN: 7}),
         (4.0, {TOKENS: 50, RUN: 1}),
     )
-    told = served.summarize(found, 350)
+    told = series.summarize(found, 350)
     assert told is not None
     assert (told.output_tokens, told.running_max, told.pages[0].reads, told.pages[0].failed) == (350, 7, 5, 1)
-    assert served.warning(told) == ""
-    assert served.curves(found)[OUTPUT].values == pytest.approx((100 / 1.1, 100, 50))
-    assert served.curves(found)[RUNNING] == ((-0.1, 1.0, 3.0, 4.0), (0, 7, 7, 1))
+    assert series.warning(told) == ""
+    assert series.curves(found)[OUTPUT].values == pytest.approx((100 / 1.1, 100, 50))
+    assert series.curves(found)[RUNNING] == ((-0.1, 1.0, 3.0, 4.0), (0, 7, 7, 1))
 
 
 def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
     first = said((0.0, {TOKENS: 500}), (1.0, {TOKENS: 500, "sglang:generation_tokens_total": 40}))
     other = said((0.0, {TOKENS: 5}), (1.0, {TOKENS: 25}), page="http://b/metrics")
     found = sorted([*first, *other], key=lambda one: one.t_s)
-    told = served.summarize(found, 100)
+    told = series.summarize(found, 100)
     assert told is not None and told.output_tokens == 60
-    assert "counts 60 output tokens, the client 100 (-40.0 %)" in served.warning(told)
+    assert "counts 60 output tokens, the client 100 (-40.0 %)" in series.warning(told)
 
 
 def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
@@ -134,26 +136,26 @@ def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
     made = figures(*stored)
     kv = "vllm:kv_cache_usage_perc"
     found = said(*((t / 4 - 0.5, {TOKENS: 50 * t, RUN: t % 9, kv: t % 10 / 10}) for t in range(1000)))
-    charts = {chart.title: chart for chart in plots.server(made, served.curves(found))}
+    charts = {chart.title: chart for chart in run_charts.server(made, series.curves(found))}
     assert list(charts) == ["Requests in the server", "Output tokens per second, by both", "Caches of the server"]
     tokens, ours = charts["Output tokens per second, by both"].series
     assert set(tokens.y) == {200} and len(tokens.x) <= MOST_BINS and min(tokens.x) >= 0
     assert max(tokens.x) <= made.length_s
     whole = [value for values in made.output.series.values() for value in values]
     assert sum(v or 0 for v in ours.y) / len(ours.y) == pytest.approx(sum(v or 0 for v in whole) / len(whole), rel=0.1)
-    assert list(plots.server(made, {})) == []
+    assert list(run_charts.server(made, {})) == []
 
 
 def test_where_no_page_answered_nothing_is_said() -> None:
-    assert served.summarize([], 10) is None
-    assert served.summarize(said((0.0, None)), 10) is None
+    assert series.summarize([], 10) is None
+    assert series.summarize(said((0.0, None)), 10) is None
 
 
 def test_every_make_has_a_name_for_what_matters() -> None:
     for prefix in ("trtllm_", "vllm:", "sglang:", "llamacpp:", "dynamo_frontend_"):
         for what in (RUNNING, WAITING, OUTPUT, INPUT, CACHED):
-            assert sum(name.startswith(prefix) for name in served.KNOWN[what]), (prefix, what)
-    names = [name for names in served.KNOWN.values() for name in names]
+            assert sum(name.startswith(prefix) for name in series.KNOWN[what]), (prefix, what)
+    names = [name for names in series.KNOWN.values() for name in names]
     assert len(names) == len(set(names))
 
 
@@ -162,17 +164,17 @@ def test_every_make_has_a_name_for_what_matters() -> None:
 KEY = "sk-very-secret-key"
 
 
-def asked(url: str, server: str, *words: str) -> tuple[scrape.Place, ...]:
+def asked(url: str, server: str, *words: str) -> tuple[scraper.Place, ...]:
     settings = Settings(url=url, targets=(Endpoint(url=url, api_key=KEY),), server_metrics=words or ("auto",))
     found: Any = types.SimpleNamespace(target=Target.parse(url), server=server)
-    return scrape.places(settings.pages, [found])
+    return scraper.places(settings.pages, [found])
 
 
 def test_a_server_under_two_keys_has_one_page() -> None:
     urls = ("http://h:8000/v1", "http://h:8000/v1", "http://h:8000/other/v1", "http://h:8001/v1")
     settings = Settings(url=urls[0], targets=tuple(Endpoint(url=url, api_key=str(i)) for i, url in enumerate(urls)))
     found: list[Any] = [types.SimpleNamespace(target=Target.parse(url), server="vllm") for url in urls]
-    assert [place.target for place in scrape.places(settings.pages, found)] == [0, 2, 3]
+    assert [place.target for place in scraper.places(settings.pages, found)] == [0, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,7 @@ def test_the_key_goes_to_the_host_that_it_belongs_to_and_nowhere_else() -> None:
 
 @pytest.mark.parametrize("words", [("auto", "off"), ("ftp://h/metrics",), ("metrics",), ("http://",), ("http://h:0/",)])
 def test_a_word_that_is_none_is_refused_before_anything_is_sent(words: tuple[str, ...]) -> None:
-    fault = scrape.check(words)
+    fault = scraper.check(words)
     assert fault is not None and fault.where == "--server-metrics" and fault.hint
     with pytest.raises(Faults):
         loadgen.run("qa", url="http://127.0.0.1:9", server_metrics=words)
@@ -251,7 +253,7 @@ def test_without_a_page_one_word(tmp_path: Path, capsys: pytest.CaptureFixture[s
     with embedded.start(Options(ttft="5ms", itl="1ms", dialect="openai")) as one:
         go(tmp_path / "r", one.url)
         assert "server metrics: none\n" in capsys.readouterr().err
-        assert not (tmp_path / "r" / served.FILE).exists()
+        assert not (tmp_path / "r" / series.FILE).exists()
         assert loadgen.load(tmp_path / "r").summary.server is None
         go(tmp_path / "off", one.url, "--server-metrics", "off")
         assert "server metrics" not in capsys.readouterr().err
@@ -261,11 +263,11 @@ def test_a_stored_run_is_read_with_what_the_server_said_even_cut_off(tmp_path: P
     folder = runs.write(tmp_path / "r")
     lines = said((0.0, {TOKENS: 0, RUN: 1, "vllm:kv_cache_usage_perc": 0.25}), (2.0, {TOKENS: 10}))
     data = b"".join(json.dumps({f: getattr(x, f) for f in x.__struct_fields__}).encode() + b"\n" for x in lines)
-    (folder / served.FILE).write_bytes(data[:-9])
+    (folder / series.FILE).write_bytes(data[:-9])
     summary = run_folder.summary(folder)
     assert summary.server is not None and summary.server.kv_use_max == 0.25
     assert any("metrics page counts" in warning for warning in summary.verdict.warnings) == (
         summary.server.output_tokens is not None
     )
     assert "KV cache 25.0 % full at most" in text.render(summary)
-    assert not {KV_USE, HITS} & set(served.curves([]))
+    assert not {KV_USE, HITS} & set(series.curves([]))

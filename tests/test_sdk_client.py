@@ -27,8 +27,8 @@ from loadgen_sdk import (
     latest_measurement,
 )
 
-from loadgen.sim.embedded import start
-from loadgen.sim.options import Options
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
 
 BUSY = answer({"error": {"message": "slow down"}}, "429 Too Many Requests", retry_after_ms="1")
 STREAM = events(*CHAT_EVENTS, x_request_id="r-7", server_timing="ttft;dur=5")

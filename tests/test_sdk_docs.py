@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from loadgen.pytest_plugin import NotValid
-from loadgen.sim.embedded import start
-from loadgen.sim.options import Options
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
 
 PAGE = Path(__file__).parent.parent / "docs" / "sdk.md"
 EXAMPLES = re.findall(r"(?m)^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk import Permit, Retry, Throttle, WrongUse
+from loadgen_sdk.app.retry import curable, retry_after_s
+from loadgen_sdk.app.throttle import FOREVER, Gate, Rate, _duration_ns, rate
 from loadgen_sdk.request import Failure
-from loadgen_sdk.retry import curable, retry_after_s
-from loadgen_sdk.throttle import FOREVER, Gate, Rate, _duration_ns, rate
 
 S = 1_000_000_000
 

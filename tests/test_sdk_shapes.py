@@ -16,13 +16,13 @@ import openai
 import pytest
 from canned import CHAT, CHAT_EVENTS, RESPONSE, answer, events, serving
 from loadgen_sdk import Client, Request, WrongUse, instrument, record_shape
-from loadgen_sdk.shapes import BLOCK_BYTES, ShapeRecorder
+from loadgen_sdk.app.trace_recorder import BLOCK_BYTES, ShapeRecorder
 
 import loadgen
-from loadgen import traces
-from loadgen.replay import TracePrompts
-from loadgen.sim.embedded import start
-from loadgen.sim.options import Options
+from loadgen.requests.trace_prompts import TracePrompts
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
+from loadgen.workload import traces
 
 SYSTEM = "You are the most helpful assistant of the shop. " * 30
 
@@ -131,7 +131,7 @@ def test_what_waited_goes_out_when_there_is_room(tmp_path: Path, monkeypatch: py
     shape = ShapeRecorder(path)
     with serving(events(*CHAT_EVENTS)) as server, openai.OpenAI(base_url=server.url, api_key="k") as own:
         measured = instrument(own, record=shape)
-        monkeypatch.setattr("loadgen_sdk.shapes.os.write", write)
+        monkeypatch.setattr("loadgen_sdk.app.trace_recorder.os.write", write)
         with pytest.warns(RuntimeWarning, match="the disk is full"):
             for _ in range(3):
                 list(measured.chat.completions.create(model="m", messages=[], stream=True))
@@ -202,9 +202,9 @@ def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path)
 
 
 def loadgen_tokens() -> Any:
-    from loadgen import tokens
+    from loadgen.requests import tokenizer
 
-    return tokens.load(None)
+    return tokenizer.load(None)
 
 
 def common(one: str, other: str) -> int:

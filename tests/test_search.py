@@ -14,15 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen import probes, run, search, seeds, shelf
-from loadgen.early_stopping import allowed
-from loadgen.plan import Settings
-from loadgen.record import KIND, ROW, STATUS
+from loadgen import seeds
+from loadgen.execution import run
+from loadgen.execution.plan import Settings
 from loadgen.report import search as text
-from loadgen.search import Ask, Goal, Search, Told, Watch
-from loadgen.sim import embedded
-from loadgen.sim.options import Options
+from loadgen.results.record import KIND, ROW, STATUS
+from loadgen.search import experiment, load_search, trials
+from loadgen.search.load_search import Ask, Goal, Search, Told, Watch
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
 from loadgen.slo import Slo, Term
+from loadgen.stats.early_stopping import allowed
 from loadgen.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload
 
 S = 1_000_000_000
@@ -270,7 +272,7 @@ def test_lanes_are_whole_numbers() -> None:
 
 def test_a_resumed_search_asks_what_it_would_have_asked() -> None:
     whole = psychometric(Search(low=50, high=200), 90, 0.004, 5)
-    half = search.resume(Search(low=50, high=200), whole.told[:4])
+    half = load_search.resume(Search(low=50, high=200), whole.told[:4])
     assert half.ask() == whole.told[4].ask
 
 
@@ -287,9 +289,9 @@ def _workload(load: float) -> Workload:
     )
 
 
-def _probes(folder: Path, **changed: Any) -> probes.Probes:
+def _probes(folder: Path, **changed: Any) -> trials.Probes:
     term = Term(metric="tpot", limit_ns=40_000_000)
-    return probes.Probes(
+    return trials.Probes(
         folder=folder,
         goal=Goal(slo=Slo(terms=(term,))),
         make=lambda ask: _workload(ask.load),
@@ -308,17 +310,17 @@ def test_probes_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None
     told = [runs.run(_ask(20.0)), runs.run(_ask(4000.0, 1))]
     assert [one.outcome for one in told] == ["under", "over"]
     assert told[1].early and told[1].spent_s < 60
-    assert shelf.told(tmp_path) == told
+    assert experiment.told(tmp_path) == told
     assert (tmp_path / told[0].folder / "summary.json").is_file()
-    with (tmp_path / shelf.TOLD).open("ab") as file:
+    with (tmp_path / experiment.TOLD).open("ab") as file:
         file.write(b'{"ask": {"numb')  # cut off
-    assert shelf.told(tmp_path) == told
-    shelf.append(tmp_path, told[0])  # on a line of its own
-    assert shelf.told(tmp_path) == told
-    asking = search.resume(Search(low=1, high=10_000, start=20), told)
+    assert experiment.told(tmp_path) == told
+    experiment.append(tmp_path, told[0])  # on a line of its own
+    assert experiment.told(tmp_path) == told
+    asking = load_search.resume(Search(low=1, high=10_000, start=20), told)
     answer = runs.finish(asking)
     assert answer.held == 20
-    lines = (tmp_path / shelf.CURVE).read_text().splitlines()
+    lines = (tmp_path / experiment.CURVE).read_text().splitlines()
     assert len(lines) == 3
     assert lines[1].startswith("20,")
 
@@ -326,11 +328,11 @@ def test_probes_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None
 def test_the_load_of_conversations_is_how_many_begin(tmp_path: Path) -> None:
     from loadgen.workload import load
 
-    made = probes.probing(load("agentic"), 60 * S)
+    made = trials.probing(load("agentic"), 60 * S)
     runs = _probes(tmp_path)
     runs.goal, runs.make = (
         Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),))),
-        lambda ask: probes.loaded(made, ask.load),
+        lambda ask: trials.loaded(made, ask.load),
     )
     told = runs.run(_ask(4.0))
     assert told.outcome == "over" and not told.early  # how many requests there will be is not known before
@@ -340,7 +342,7 @@ def test_the_load_of_conversations_is_how_many_begin(tmp_path: Path) -> None:
 
 def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:
     def dying(workload: Workload, given: Any, **flags: Any) -> Any:
-        from loadgen import store
+        from loadgen.results import store
 
         summary, folder = run.execute(workload, given, **flags)
         rows = store.read(folder).rows
@@ -361,7 +363,7 @@ def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:
 def test_a_probe_over_sockets_ends_early_in_all_workers(
     tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probes, "LOOK_S", 0.2)
+    monkeypatch.setattr(trials, "LOOK_S", 0.2)
     with embedded.start(Options(ttft="50ms", itl="1ms")) as one:
         runs = _probes(tmp_path)
         runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1_000_000),)))
@@ -378,7 +380,7 @@ def test_rows_are_seen_though_their_file_is_gone(tmp_path: Path) -> None:
     rows = np.zeros(5, ROW)
     rows["slot"] = np.arange(5)
     data, first = rows.tobytes(), tmp_path / "spool" / "w0.rows"
-    with first.open("wb", buffering=0) as file, contextlib.closing(probes.Tail(tmp_path)) as tail:
+    with first.open("wb", buffering=0) as file, contextlib.closing(trials.Tail(tmp_path)) as tail:
         assert len(tail.rows()) == 0
         file.write(data[: 2 * ROW.itemsize + 7])
         assert tail.rows()["slot"].tolist() == [0, 1]
@@ -395,12 +397,12 @@ def test_an_endpoint_that_is_gone_between_probes_leaves_what_is_known(
     from loadgen.errors import TargetError
 
     def once(workload: Workload, given: Any, **flags: Any) -> Any:
-        if (tmp_path / shelf.TOLD).exists():
+        if (tmp_path / experiment.TOLD).exists():
             raise TargetError("nothing listens", "there")
         return run.execute(workload, given, **flags)
 
     asking = Search(low=1, high=1e4, start=20)
-    plan = shelf.Plan(by="search", kind="request_rate", workload="x", source_text="", target="t", flags={})
+    plan = experiment.Plan(by="search", kind="request_rate", workload="x", source_text="", target="t", flags={})
     assert perform(asking, _probes(tmp_path, execute=once), plan, unit="/s", as_json=False) == 3
     told = capsys.readouterr()
     assert "could not be reached any more" in told.out and "at least 20" in told.out and "nothing listens" in told.err
@@ -408,12 +410,12 @@ def test_an_endpoint_that_is_gone_between_probes_leaves_what_is_known(
 
 def test_loads_change_what_they_should() -> None:
     closed = _workload(1.0).model_copy(update={"stages": (Stage(name="l", arrival=Closed(concurrency=1), count=9),)})
-    assert probes.loaded(closed, 7.0).stages[0].arrival == Closed(concurrency=7)
+    assert trials.loaded(closed, 7.0).stages[0].arrival == Closed(concurrency=7)
     warm = _workload(1.0)
     warm = warm.model_copy(update={"stages": (warm.stages[0].model_copy(update={"measured": False}), *warm.stages)})
-    changed = probes.loaded(warm, 5.0)
+    changed = trials.loaded(warm, 5.0)
     assert [stage.arrival.rate for stage in changed.stages] == [1.0, 5.0]  # type: ignore[union-attr]
-    assert len(probes.probing(warm, 9 * S).stages) == 1
+    assert len(trials.probing(warm, 9 * S).stages) == 1
 
 
 def test_the_watch_of_mlperf_terms() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import seen
-from loadgen.header import Header, Stage
-from loadgen.record import ROW
+from loadgen.results import slot_ranges
+from loadgen.results.manifest import Header, Stage
+from loadgen.results.record import ROW
 
 
 @given(
@@ -34,23 +34,23 @@ def test_runs_are_the_slots(
     rows = np.zeros(len(come), ROW)
     for field, column in zip(("stage", "lane", "slot"), zip(*come, strict=True) if come else ((), (), ()), strict=True):
         rows[field] = column
-    runs = np.zeros(0, seen.RUN)
+    runs = np.zeros(0, slot_ranges.RUN)
     for start in range(0, len(rows), batch):
-        runs = seen.joined(np.concatenate((runs, seen.of(rows[start : start + batch], header))), turns)
+        runs = slot_ranges.joined(np.concatenate((runs, slot_ranges.of(rows[start : start + batch], header))), turns)
     there = {slot for _, _, slot in come}
     numbers = np.arange(2 * chains * turns + 5)
-    assert np.flatnonzero(seen.among(runs, numbers)).tolist() == sorted(there)
+    assert np.flatnonzero(slot_ranges.among(runs, numbers)).tolist() == sorted(there)
     late = numbers[len(numbers) // 3 :]
-    assert late[seen.among(runs, late)].tolist() == sorted(slot for slot in there if slot >= late[0])
+    assert late[slot_ranges.among(runs, late)].tolist() == sorted(slot for slot in there if slot >= late[0])
 
 
 def test_a_long_run_takes_no_more_room_than_a_short_one() -> None:
     for lanes, header in ((16, Header(workers=2, stages=(Stage(concurrency=16),))), (None, Header(workers=2))):
-        runs, sizes = np.zeros(0, seen.RUN), []
+        runs, sizes = np.zeros(0, slot_ranges.RUN), []
         for start in range(0, 200_000, 10_000):
             rows = np.zeros(5_000, ROW)
             rows["slot"] = np.random.default_rng(start).permutation(np.arange(start, start + 10_000, 2))
             rows["lane"] = -1 if lanes is None else rows["slot"] % lanes
-            runs = seen.joined(np.concatenate((runs, seen.of(rows, header))), 1)
+            runs = slot_ranges.joined(np.concatenate((runs, slot_ranges.of(rows, header))), 1)
             sizes.append(len(runs))
         assert set(sizes) == {8 if lanes else 1}

@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen import selfcheck
-from loadgen.record import ROW
-from loadgen.selfcheck import TOLERANCE_NS, Found, Step
-from loadgen.sim.sendlog import Log, LoggedRequest
+from loadgen.preflight import selfcheck
+from loadgen.preflight.selfcheck import TOLERANCE_NS, Found, Step
+from loadgen.results.record import ROW
+from loadgen.sim.server.send_log import Log, LoggedRequest
 
 MS = 1_000_000
 START = 5_000 * MS

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from loadgen.errors import TargetError
-from loadgen.sim.embedded import Embedded, start
-from loadgen.sim.options import Options
+from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.options import Options
 
 OWN = """
 extends: gb300-vm

@@ -18,11 +18,11 @@ import pytest
 import trustme
 
 from loadgen.errors import TargetError
-from loadgen.sim.ask import TEMPLATE_TOKENS
-from loadgen.sim.embedded import Embedded, start
-from loadgen.sim.faults import NAMES
-from loadgen.sim.options import Options
-from loadgen.sim.sendlog import Log, parse_log, read_log
+from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.faults import NAMES
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.request_parser import TEMPLATE_TOKENS
+from loadgen.sim.server.send_log import Log, parse_log, read_log
 
 FAST = {"ttft": "1ms", "itl": "0.1ms"}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

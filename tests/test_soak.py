@@ -16,20 +16,23 @@ from make_examples import blank, stream
 from numpy.typing import NDArray
 from test_summary import HEADER, hand_rows
 
-from loadgen import drift, recorder, run, run_folder, soak, store
-from loadgen.bodies import UNKNOWN
-from loadgen.header import Header, Second, Stage, Target, encode
-from loadgen.ledger import BINS, Curve, Ledger
-from loadgen.plan import Settings
-from loadgen.quantiles import Histogram
-from loadgen.record import KINDS, ROW, SOURCES, STATUSES, Place, unsent_row
+from loadgen import run_folder
+from loadgen.execution import compactor, run
+from loadgen.execution.bodies import UNKNOWN
+from loadgen.execution.plan import Settings
+from loadgen.metrics import drift, folded_summary
+from loadgen.metrics.accumulator import BINS, Curve, Ledger
+from loadgen.metrics.summary import Summary, summarize
 from loadgen.report import text
-from loadgen.sim import embedded
-from loadgen.sim.options import Options
+from loadgen.results import store
+from loadgen.results.manifest import Header, Second, Stage, Target, encode
+from loadgen.results.record import KINDS, ROW, SOURCES, STATUSES, Place, unsent_row
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
 from loadgen.slo import Slo, Term
-from loadgen.summary import Summary, summarize
+from loadgen.stats.quantiles import Histogram
 from loadgen.workload import load
-from loadgen.workload.overrides import Overrides
+from loadgen.workload.flags import Overrides
 
 MS, S = 1_000_000, 1_000_000_000
 UNTOLD = {"gap_variation", "gap_variation_planned", "in_flight_max", "warnings", "kept"}  # needs all rows at once
@@ -116,7 +119,7 @@ def alike(a: Any, b: Any, path: str = "") -> None:
 def test_what_is_folded_says_what_the_rows_say(monkeypatch: pytest.MonkeyPatch, which: int, parts: int) -> None:
     header, rows, gaps, timeline, seconds, texts = examples(monkeypatch)[which]
     real = summarize(header, rows, gaps, timeline, seconds, texts)
-    found = soak.summarize(header, folded(header, rows, texts, parts), gaps, timeline, seconds)
+    found = folded_summary.summarize(header, folded(header, rows, texts, parts), gaps, timeline, seconds)
     alike(msgspec.to_builtins(real), msgspec.to_builtins(found))
     assert found.requests == real.requests
     assert found.verdict.reasons == real.verdict.reasons
@@ -124,7 +127,7 @@ def test_what_is_folded_says_what_the_rows_say(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_an_empty_run() -> None:
-    summary = soak.summarize(HEADER, Ledger(HEADER))
+    summary = folded_summary.summarize(HEADER, Ledger(HEADER))
     assert summary.requests.scheduled == summary.requests.lost == 9
     assert not summary.verdict.valid
 
@@ -200,7 +203,7 @@ def test_in_flight_is_the_sum_over_workers_of_the_same_second() -> None:
     rows["sent_ns"], rows["last_token_ns"] = rows["due_ns"], rows["due_ns"] + S
     ledger = Ledger(Header())
     ledger.add(rows, [])
-    assert soak.summarize(Header(), ledger, seconds=samples).load.in_flight_max == 30 + 3 * 4
+    assert folded_summary.summarize(Header(), ledger, seconds=samples).load.in_flight_max == 30 + 3 * 4
 
 
 # -- whole runs ----------------------------------------------------------------------------------------------------
@@ -250,7 +253,7 @@ def test_segments_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(store, "SEGMENT_ROWS", 10)
     (tmp_path / "run.json").write_bytes(encode(Header(stages=(Stage(),))))
     spool = store.Spool(tmp_path, 3)
-    keeping = recorder.Raw(tmp_path)
+    keeping = compactor.Raw(tmp_path)
     place = iter(range(1000))
     taken = 0
     for _ in range(7):
@@ -276,11 +279,11 @@ def test_segments_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_sample_is_of_all_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "SAMPLE_ROWS", 1000)
+    monkeypatch.setattr(compactor, "SAMPLE_ROWS", 1000)
     header = Header(keep="sample", stages=(Stage(),))
     store.Spool(tmp_path, 0).close()
     (tmp_path / "run.json").write_bytes(encode(header))
-    fold = recorder.Fold(tmp_path, header)
+    fold = compactor.Fold(tmp_path, header)
     segment = store.segments(tmp_path)[0]
     for i in range(20):
         rows = blank(500)

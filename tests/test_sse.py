@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loadgen_sdk.sse import MAX_EVENT_BYTES, Decoder, EventTooLarge, Named
+from loadgen_sdk.dialects.sse import MAX_EVENT_BYTES, Decoder, EventTooLarge, Named
 
 
 def reference(body: bytes) -> list[bytes | Named]:

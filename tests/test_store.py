@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from loadgen_sdk.request import Completion, Failure, Usage
 
-from loadgen import header, store
 from loadgen.errors import UserError
-from loadgen.quantiles import Histogram
-from loadgen.record import FIELDS, ROW, Built, Place, row, unsent_row
-from loadgen.recorder import Recorder
+from loadgen.execution.compactor import Recorder
+from loadgen.results import manifest, store
+from loadgen.results.record import FIELDS, ROW, Built, Place, row, unsent_row
+from loadgen.stats.quantiles import Histogram
 
 
 def completion(i: int) -> Completion:
@@ -23,7 +23,7 @@ def completion(i: int) -> Completion:
 
 
 def written(folder: Path, workers: int = 2, each: int = 50) -> None:
-    (folder / "run.json").write_bytes(header.encode(header.Header(stages=(header.Stage(), header.Stage()))))
+    (folder / "run.json").write_bytes(manifest.encode(manifest.Header(stages=(manifest.Stage(), manifest.Stage()))))
     for worker in range(workers):
         spool = store.Spool(folder, worker)
         for i in range(each):
@@ -34,7 +34,7 @@ def written(folder: Path, workers: int = 2, each: int = 50) -> None:
         spool.row(
             unsent_row(Place(999 + worker, 1, 1, worker, 0, 3, 1, -1), 5, "in_flight_cap", "dropped", Built(1, "", 2))
         )
-        spool.second(header.Second(t_s=1.0, worker=worker))
+        spool.second(manifest.Second(t_s=1.0, worker=worker))
         gaps = Histogram()
         gaps.add(np.array([1_000_000 * (worker + 1)] * 10))
         spool.flows(1, gaps, np.arange(worker + 2))

@@ -13,15 +13,14 @@ import pytest
 from make_examples import DATA, EXAMPLES, blank
 from numpy.typing import NDArray
 
-from loadgen import verdict
 from loadgen.errors import UserError
-from loadgen.header import Header, Second, Stage, Target, decode, decode_seconds, encode
 from loadgen.limits import Limits
-from loadgen.quantiles import Histogram
-from loadgen.record import KINDS, SOURCES, STATUSES
-from loadgen.report import machine
+from loadgen.metrics import summary_json, validity
+from loadgen.metrics.summary import Summary, exit_code, summarize
+from loadgen.results.manifest import Header, Second, Stage, Target, decode, decode_seconds, encode
+from loadgen.results.record import KINDS, SOURCES, STATUSES
 from loadgen.slo import Slo, Term
-from loadgen.summary import Summary, exit_code, summarize
+from loadgen.stats.quantiles import Histogram
 
 MS = 1_000_000
 
@@ -225,7 +224,7 @@ def test_nothing_measured_is_not_valid(n: int) -> None:
     rows["status"] = LOST
     s = summarize(Header(slo=HEADER.slo), rows)
     assert not s.verdict.valid
-    assert machine.load(machine.dump(s)) == s
+    assert summary_json.load(summary_json.dump(s)) == s
 
 
 # -- the verdict ---------------------------------------------------------------------------------------------------
@@ -369,7 +368,7 @@ def test_steady_tokens_come_from_the_timeline() -> None:
     ],
 )
 def test_exit_codes_in_their_precedence(interrupted: bool, valid: bool, met: bool | None, code: int) -> None:
-    assert verdict.exit_code(interrupted=interrupted, valid=valid, slo_met=met) == code
+    assert validity.exit_code(interrupted=interrupted, valid=valid, slo_met=met) == code
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
@@ -377,10 +376,10 @@ def test_exit_codes_in_their_precedence(interrupted: bool, valid: bool, met: boo
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_are_what_the_script_writes(name: str) -> None:
-    stored = machine.load((DATA / name).read_bytes())
+    stored = summary_json.load((DATA / name).read_bytes())
     made = EXAMPLES[name]()
     assert msgspec.structs.replace(stored, load=made.load) == made  # a mean may differ in its last bit between machines
-    assert machine.dump(stored) == (DATA / name).read_bytes()
+    assert summary_json.dump(stored) == (DATA / name).read_bytes()
     assert exit_code(stored) == (0 if stored.verdict.valid else 3)
 
 
@@ -390,7 +389,7 @@ def test_a_header_survives_its_file_and_an_older_one_is_filled_up() -> None:
     assert [second.t_s for second in decode_seconds(b'{"t_s": 1.0}\n{"t_s": 2.0}\n{"t_s": 3')] == [1, 2]
 
 
-@pytest.mark.parametrize("read", [machine.load, decode])
+@pytest.mark.parametrize("read", [summary_json.load, decode])
 @pytest.mark.parametrize(
     ("data", "what"),
     [

@@ -14,13 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from queueing import rows
 
-from loadgen import capacity, levels, shelf, sides, store
 from loadgen.cli import main
+from loadgen.compare import inputs
 from loadgen.errors import UserError
-from loadgen.header import Fingerprints, Stage
-from loadgen.levels import Level
-from loadgen.report import levels as shown
-from loadgen.search import Ask, Told
+from loadgen.report import sweep as shown
+from loadgen.results import capacity, store
+from loadgen.results.manifest import Fingerprints, Stage
+from loadgen.search import experiment, sweep
+from loadgen.search.load_search import Ask, Told
+from loadgen.search.sweep import Level
 
 
 def exits(*arguments: str) -> int:
@@ -45,12 +47,12 @@ def exits(*arguments: str) -> int:
     ],
 )
 def test_levels_of_concurrency(text: str, expected: tuple[float, ...]) -> None:
-    assert levels.grid(text, "--concurrency", "concurrency") == expected
+    assert sweep.grid(text, "--concurrency", "concurrency") == expected
 
 
 def test_levels_of_rate() -> None:
-    assert levels.grid("0.5,1,2/s,...,8", "--request-rate", "request_rate") == (0.5, 1, 2, 4, 8)
-    assert levels.grid("0.1,0.2,0.3,...,0.6", "--request-rate", "request_rate") == pytest.approx(
+    assert sweep.grid("0.5,1,2/s,...,8", "--request-rate", "request_rate") == (0.5, 1, 2, 4, 8)
+    assert sweep.grid("0.1,0.2,0.3,...,0.6", "--request-rate", "request_rate") == pytest.approx(
         (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
     )
 
@@ -73,14 +75,14 @@ def test_levels_of_rate() -> None:
 )
 def test_what_is_no_grid(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        levels.grid(text, "--concurrency", "concurrency")
+        sweep.grid(text, "--concurrency", "concurrency")
 
 
 @given(st.text("0123456789.,/s …", max_size=20))
 def test_any_text_is_a_grid_or_refused(text: str) -> None:
     for kind in ("concurrency", "request_rate"):
         try:
-            found = levels.grid(text, "--x", kind)
+            found = sweep.grid(text, "--x", kind)
         except UserError:
             continue
         assert list(found) == sorted(set(found)) and all(amount > 0 for amount in found)
@@ -105,17 +107,17 @@ def test_the_knee_is_where_throughput_over_latency_is_largest() -> None:
         level("c8", 400, 20),
         level("c16", 405, 40),
     ]
-    assert levels.knee(curve) == "c4"
-    assert levels.knee(curve[:3]) == "", "not reached yet"
-    assert levels.knee(curve[:2]) == ""
+    assert sweep.knee(curve) == "c4"
+    assert sweep.knee(curve[:3]) == "", "not reached yet"
+    assert sweep.knee(curve[:2]) == ""
     unsound = [msgspec.structs.replace(one, valid=one.name != "c4") for one in curve]
-    assert levels.knee(unsound) == "c8" or levels.knee(unsound) == "c2"
+    assert sweep.knee(unsound) == "c8" or sweep.knee(unsound) == "c2"
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=8))
 def test_the_front_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
     found = [level(f"c{i + 1}", float(x), 1.0, float(y)) for i, (x, y) in enumerate(points)]
-    front = levels.pareto({one.name: (one.output_per_s, one.per_user) for one in found})
+    front = sweep.pareto({one.name: (one.output_per_s, one.per_user) for one in found})
     assert front
     for one, (x, y) in zip(found, points, strict=True):
         beaten = any(a >= x and b >= y and (a > x or b > y) for a, b in points)
@@ -133,7 +135,7 @@ def several(folder: Path) -> Path:
 
 
 def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
-    found = levels.curve([(f.name, sides.run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
+    found = sweep.curve([(f.name, inputs.run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
     assert [one.name for one in found.levels] == ["c4", "c8", "c16"], "in order of load, not of letters"
     assert [one.amount for one in found.levels] == [4, 8, 16]
     for one in found.levels:
@@ -149,9 +151,9 @@ def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
 # -- the folder ----------------------------------------------------------------------------------------------------
 
 
-def plan(**changed: object) -> shelf.Plan:
+def plan(**changed: object) -> experiment.Plan:
     told = {"by": "sweep", "kind": "concurrency", "workload": "qa", "source_text": "x", "target": "t", "flags": {}}
-    return shelf.Plan(**{**told, **changed})  # type: ignore[arg-type]
+    return experiment.Plan(**{**told, **changed})  # type: ignore[arg-type]
 
 
 def told(number: int, folder: str, outcome: str = "under") -> Told:
@@ -161,15 +163,17 @@ def told(number: int, folder: str, outcome: str = "under") -> Told:
 
 def test_a_folder_goes_on_where_it_stopped(tmp_path: Path) -> None:
     folder = tmp_path / "s"
-    assert shelf.begin(folder, plan()) == []
+    assert experiment.begin(folder, plan()) == []
     for name in ("c1", "c2", "c3"):
         (folder / name).mkdir()
         (folder / name / "summary.json").write_text("{}")
     done = [told(0, "c1"), told(1, "c2", "invalid"), told(2, "c3"), told(3, "gone")]
     for one in done:
-        shelf.append(folder, one)
-    assert shelf.begin(folder, plan()) == [done[0], done[2]], "not what was invalid, nor what is not there any more"
-    assert not shelf.unused(folder, "c2").exists()
+        experiment.append(folder, one)
+    assert experiment.begin(folder, plan()) == [done[0], done[2]], (
+        "not what was invalid, nor what is not there any more"
+    )
+    assert not experiment.unused(folder, "c2").exists()
     assert [path.name[:3] for path in (folder / "unfinished").iterdir()] == ["c2-"]
 
 
@@ -183,22 +187,22 @@ def test_a_folder_goes_on_where_it_stopped(tmp_path: Path) -> None:
     ],
 )
 def test_another_one_does_not_go_on(tmp_path: Path, changed: dict[str, object], said: str) -> None:
-    shelf.begin(tmp_path / "s", plan())
+    experiment.begin(tmp_path / "s", plan())
     with pytest.raises(UserError, match=said):
-        shelf.begin(tmp_path / "s", plan(**changed))
+        experiment.begin(tmp_path / "s", plan(**changed))
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     runs.write(tmp_path / "r", rows(1, 20))
     with pytest.raises(UserError, match="holds runs, and no sweep"):
-        shelf.begin(tmp_path / "r", plan())
+        experiment.begin(tmp_path / "r", plan())
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "plan.json").write_text('{"schema": 9}')
     with pytest.raises(UserError, match="newer loadgen"):
-        shelf.begin(tmp_path / "s", plan())
+        experiment.begin(tmp_path / "s", plan())
     (tmp_path / "s" / "plan.json").write_text('{"schema": 1}')
     with pytest.raises(UserError, match="not the plan of a search or sweep"):
-        shelf.begin(tmp_path / "s", plan())
+        experiment.begin(tmp_path / "s", plan())
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
@@ -302,7 +306,7 @@ def test_wrong_usage(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str])
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     if find() is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    found = levels.curve([(f.name, sides.run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
+    found = sweep.curve([(f.name, inputs.run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
     path = tmp_path / "page.html"
     store.replace(path, shown.render_html(found).encode())
     with Browser() as browser:

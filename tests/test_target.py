@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk.errors import TargetUnusable
-from loadgen_sdk.target import Target, redact
+from loadgen_sdk.transport.target import Target, redact
 
 AZURE = "https://me.openai.azure.com"
 

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 from loadgen_sdk.request import Completion, Failure
 
-from loadgen import run, store, targets
 from loadgen.errors import Faults, TargetError
-from loadgen.plan import Endpoint, Settings
+from loadgen.execution import run, targets
+from loadgen.execution.plan import Endpoint, Settings
+from loadgen.execution.target_selection import DOWN_AFTER, RETRY_NS, Routes
+from loadgen.metrics.summary import exit_code
 from loadgen.report import text
-from loadgen.routes import DOWN_AFTER, RETRY_NS, Routes
-from loadgen.sim import embedded
-from loadgen.sim.options import Options
-from loadgen.summary import exit_code
+from loadgen.results import store
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
 from loadgen.workload import Overrides, load
 
 QUICK = Options(ttft="2ms", itl="0.2ms")

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import tiktoken_ext.openai_public
 
-from loadgen import tokens
 from loadgen.data import pack
 from loadgen.errors import UserError
+from loadgen.requests import tokenizer
 
-CL100K = tokens.load(None)
+CL100K = tokenizer.load(None)
 
 
 def _unpacked_ranks() -> dict[bytes, int]:
@@ -41,7 +41,7 @@ def test_the_packaged_words_are_what_pack_says():
 def test_pattern_and_special_tokens_are_tiktokens_own(monkeypatch):
     monkeypatch.setattr(tiktoken_ext.openai_public, "load_tiktoken_bpe", lambda *_, **__: {})
     theirs = tiktoken_ext.openai_public.cl100k_base()
-    assert (theirs["pat_str"], theirs["special_tokens"]) == (tokens.PATTERN, tokens.SPECIAL)
+    assert (theirs["pat_str"], theirs["special_tokens"]) == (tokenizer.PATTERN, tokenizer.SPECIAL)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,10 @@ def train(path: Path, template: bool = False) -> Path:
 
 
 def test_a_local_tokenizer_counts_content_only_and_never_truncates(tmp_path):
-    plain, dressed = tokens.load(str(train(tmp_path / "a.json"))), tokens.load(str(train(tmp_path / "b.json", True)))
+    plain, dressed = (
+        tokenizer.load(str(train(tmp_path / "a.json"))),
+        tokenizer.load(str(train(tmp_path / "b.json", True))),
+    )
     text = "return the value of the argument and the name of the function " * 5
     assert plain.tag == "tokenizer"
     assert dressed.count(text) == plain.count(text) > 40
@@ -121,11 +124,11 @@ def test_a_local_tokenizer_counts_content_only_and_never_truncates(tmp_path):
 
 
 def test_a_folder_stands_for_its_tokenizer_json(tiny):
-    assert tokens.load(str(tiny.parent)).sha256 == tokens.load(str(tiny)).sha256
+    assert tokenizer.load(str(tiny.parent)).sha256 == tokenizer.load(str(tiny)).sha256
 
 
 def test_words_of_a_local_tokenizer_are_one_token_each(tiny):
-    local = tokens.load(str(tiny))
+    local = tokenizer.load(str(tiny))
     assert len(local.words) > 100
     anchor = local.starts[0]
     assert {local.count(anchor + word) for word in local.words} == {2}
@@ -147,7 +150,7 @@ def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, content, what):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError) as caught:
-        tokens.load(str(path))
+        tokenizer.load(str(path))
     assert what in str(caught.value)
     assert str(path) in str(caught.value)
     assert "hint:" in str(caught.value)
@@ -155,17 +158,17 @@ def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, content, what):
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"", lambda data: data[::-1]])
 def test_damaged_packaged_data_is_named(tmp_path, monkeypatch, damage):
-    shutil.copytree(tokens.DATA, tmp_path / "data")
-    monkeypatch.setattr(tokens, "DATA", tmp_path / "data")
+    shutil.copytree(tokenizer.DATA, tmp_path / "data")
+    monkeypatch.setattr(tokenizer, "DATA", tmp_path / "data")
     path = tmp_path / "data" / "cl100k.words.gz"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match="packaged vocabulary"):
-        tokens.packaged.__wrapped__()
+        tokenizer.packaged.__wrapped__()
 
 
 def test_other_packaged_data_is_refused_by_its_hash(tmp_path, monkeypatch):
-    shutil.copytree(tokens.DATA, tmp_path / "data")
-    monkeypatch.setattr(tokens, "DATA", tmp_path / "data")
+    shutil.copytree(tokenizer.DATA, tmp_path / "data")
+    monkeypatch.setattr(tokenizer, "DATA", tmp_path / "data")
     shutil.copy(tmp_path / "data" / "cl100k.words.gz", tmp_path / "data" / "cl100k.ranks.gz")
     with pytest.raises(UserError, match="not the one that belongs to this version"):
-        tokens._cl100k.__wrapped__()
+        tokenizer._cl100k.__wrapped__()

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import arrivals, schedule, tokens, traces
-from loadgen.build_prompts import build
 from loadgen.errors import Fault, Faults
-from loadgen.replay import TracePrompts
-from loadgen.workload import FromTrace, Overrides, Replay, load, of_trace, recipe_fingerprint
+from loadgen.requests import tokenizer as tokens
+from loadgen.requests.build import build
+from loadgen.requests.trace_prompts import TracePrompts
+from loadgen.schedule import arrivals
+from loadgen.schedule import timetable as schedule
+from loadgen.workload import FromTrace, Overrides, Replay, load, of_trace, recipe_fingerprint, traces
 
 MS, S = 1_000_000, 1_000_000_000
 

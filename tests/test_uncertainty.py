@@ -8,7 +8,8 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from loadgen import seeds, uncertainty
+from loadgen import seeds
+from loadgen.stats import intervals
 
 
 @pytest.mark.parametrize(
@@ -24,12 +25,12 @@ from loadgen import seeds, uncertainty
     ],
 )
 def test_t_quantiles(p: float, freedom: float, expected: float) -> None:
-    assert uncertainty.t_quantile(p, freedom) == pytest.approx(expected, abs=2e-5)
-    assert uncertainty.t_below(expected, freedom) == pytest.approx(p, abs=1e-7)
+    assert intervals.t_quantile(p, freedom) == pytest.approx(expected, abs=2e-5)
+    assert intervals.t_below(expected, freedom) == pytest.approx(p, abs=1e-7)
 
 
 def test_replications_of_a_worked_example() -> None:
-    found = uncertainty.replications([10.0, 12.0, 14.0, 16.0, 18.0])
+    found = intervals.replications([10.0, 12.0, 14.0, 16.0, 18.0])
     assert found.value == 14.0
     assert found.half_width == pytest.approx(2.7764451 * math.sqrt(10) / math.sqrt(5), abs=1e-5)
     assert found.excludes(9.0) and not found.excludes(11.0)
@@ -37,7 +38,7 @@ def test_replications_of_a_worked_example() -> None:
 
 @pytest.mark.parametrize("values", [[], [3.0]])
 def test_what_the_data_cannot_support_is_unbounded(values: list[float]) -> None:
-    for found in (uncertainty.replications(values), uncertainty.batch_means(values)):
+    for found in (intervals.replications(values), intervals.batch_means(values)):
         assert (found.low, found.high) == (-math.inf, math.inf) or math.isnan(found.value)
         assert not found.excludes(1e9)
 
@@ -56,7 +57,7 @@ def _walk(seed: int, n: int, r: float) -> np.ndarray:  # type: ignore[type-arg]
 @pytest.mark.parametrize(("r", "n", "least"), [(0.0, 2000, 91), (0.9, 4000, 88), (0.99, 20_000, 85)])
 def test_batch_means_cover_the_mean_of_correlated_values(r: float, n: int, least: int) -> None:
     """Coin flips would cover it in 9 of 100 runs at r = 0.99."""
-    covered = sum(not uncertainty.batch_means(_walk(seed, n, r)).excludes(0.0) for seed in range(100))
+    covered = sum(not intervals.batch_means(_walk(seed, n, r)).excludes(0.0) for seed in range(100))
     assert covered >= least
 
 
@@ -65,7 +66,7 @@ def test_block_bootstrap_covers_a_high_quantile() -> None:
     covered = 0
     for seed in range(40):
         values = _walk(seed, 3000, 0.8)
-        found = uncertainty.block_bootstrap(
+        found = intervals.block_bootstrap(
             values, lambda part: float(np.quantile(part, 0.9)), seeds.stream(seed, "bootstrap"), resamples=200
         )
         covered += not found.excludes(truth)
@@ -74,48 +75,48 @@ def test_block_bootstrap_covers_a_high_quantile() -> None:
 
 def test_ratio_by_fieller() -> None:
     above, below = [20.0, 22.0, 24.0], [10.0, 11.0, 12.0]
-    exact = uncertainty.ratio(above, below, paired=True)
+    exact = intervals.ratio(above, below, paired=True)
     assert (exact.low, exact.high) == (pytest.approx(2.0), pytest.approx(2.0))
-    apart = uncertainty.ratio(above, below)
+    apart = intervals.ratio(above, below)
     assert apart.low < 2.0 < apart.high
     assert not math.isinf(apart.low)
-    assert uncertainty.ratio([1.0, 1.1], [-1.0, 1.0]).high == math.inf
+    assert intervals.ratio([1.0, 1.1], [-1.0, 1.0]).high == math.inf
     with pytest.raises(ValueError, match="paired"):
-        uncertainty.ratio([1.0, 2.0], [1.0, 2.0, 3.0], paired=True)
+        intervals.ratio([1.0, 2.0], [1.0, 2.0, 3.0], paired=True)
 
 
 def test_ratio_covers_the_truth() -> None:
     covered = 0
     for seed in range(200):
         rng = seeds.stream(seed, "ratio")
-        covered += not uncertainty.ratio(rng.normal(3.0, 0.3, 6), rng.normal(2.0, 0.4, 6)).excludes(1.5)
+        covered += not intervals.ratio(rng.normal(3.0, 0.3, 6), rng.normal(2.0, 0.4, 6)).excludes(1.5)
     assert covered >= 180
 
 
 def test_welch_of_a_worked_example() -> None:
     """Two samples of 10, variances of the mean 1 and 4: 25 / (1/9 + 16/9)."""
-    assert uncertainty.welch(1.0, 9, 4.0, 9) == pytest.approx(25 / (17 / 9))
-    assert uncertainty.welch(0.0, 9, 0.0, 9) == 18
+    assert intervals.welch(1.0, 9, 4.0, 9) == pytest.approx(25 / (17 / 9))
+    assert intervals.welch(0.0, 9, 0.0, 9) == 18
 
 
 def test_the_error_of_an_interval_is_that_of_its_mean() -> None:
-    assert uncertainty.replications([10.0, 12.0, 14.0, 16.0, 18.0]).error == pytest.approx(math.sqrt(2))
+    assert intervals.replications([10.0, 12.0, 14.0, 16.0, 18.0]).error == pytest.approx(math.sqrt(2))
 
 
 def test_wilson_of_a_worked_example() -> None:
     """Newcombe (1998), table I: 81 of 263, and 0 of 20."""
-    assert uncertainty.wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
-    assert uncertainty.wilson(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
-    assert uncertainty.wilson(0.5, 0) == (0.0, 1.0)
-    n = uncertainty.faultless(0.01)
-    assert uncertainty.wilson(0.0, n)[1] <= 0.01 < uncertainty.wilson(0.0, n - 1)[1]
+    assert intervals.wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert intervals.wilson(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert intervals.wilson(0.5, 0) == (0.0, 1.0)
+    n = intervals.faultless(0.01)
+    assert intervals.wilson(0.0, n)[1] <= 0.01 < intervals.wilson(0.0, n - 1)[1]
 
 
 def test_correlated_marks_are_worth_less_than_their_number() -> None:
     marks = [np.repeat((seeds.stream(1, "marks").random(400) < 0.2).astype(float), 50)]
-    worth = uncertainty.worth(marks)
+    worth = intervals.worth(marks)
     assert 150 < worth < 1000, "20,000 marks in stretches of 50 equal ones: 400 by nature"
-    assert uncertainty.worth([np.zeros(30)]) == 30
+    assert intervals.worth([np.zeros(30)]) == 30
 
 
 def test_marks_that_come_in_few_clusters_say_little_of_how_large_these_are() -> None:
@@ -123,9 +124,9 @@ def test_marks_that_come_in_few_clusters_say_little_of_how_large_these_are() -> 
     alone[3000], once[3000:3060] = 1, 1
     for start in range(0, 6000, 300):
         often[start : start + 3] = 1
-    assert uncertainty.worth([alone]) == pytest.approx(6000, rel=0.01), "a single one is no cluster"
-    assert 30 < uncertainty.worth([once]) < 60, "not the 100 that 60 marks in one piece would be by nature"
-    assert uncertainty.worth([often]) == 6000, "evenly spread"
+    assert intervals.worth([alone]) == pytest.approx(6000, rel=0.01), "a single one is no cluster"
+    assert 30 < intervals.worth([once]) < 60, "not the 100 that 60 marks in one piece would be by nature"
+    assert intervals.worth([often]) == 6000, "evenly spread"
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.5])
@@ -137,38 +138,38 @@ def test_the_tolerance_limit_of_values_that_remember(memory: float) -> None:
         values = [draw[0]]
         for one in draw[1:]:
             values.append(memory * values[-1] + math.sqrt(1 - memory**2) * one)
-        below += uncertainty.tolerance(values, 0.99) < NormalDist().inv_cdf(0.99)
+        below += intervals.tolerance(values, 0.99) < NormalDist().inv_cdf(0.99)
     assert below <= (16 if memory == 0 else 24)
-    assert uncertainty.tolerance([1.0, 2.0], 0.99) == math.inf
-    assert uncertainty.tolerance(np.arange(20.0), 0.99) == math.inf, "one long rise is one value"
+    assert intervals.tolerance([1.0, 2.0], 0.99) == math.inf
+    assert intervals.tolerance(np.arange(20.0), 0.99) == math.inf, "one long rise is one value"
 
 
 def test_a_quotient_of_intervals_covers_the_truth() -> None:
     """Of two means, exponential values: skewed, as latencies are."""
     rng, covered = seeds.stream(2, "quotient"), 0
     for _ in range(200):
-        over = uncertainty.replications(rng.exponential(2.0, 40))
-        under = uncertainty.replications(rng.exponential(1.0, 40))
-        _, low, high = uncertainty.quotient((over.value, over.low, over.high), (under.value, under.low, under.high))
+        over = intervals.replications(rng.exponential(2.0, 40))
+        under = intervals.replications(rng.exponential(1.0, 40))
+        _, low, high = intervals.quotient((over.value, over.low, over.high), (under.value, under.low, under.high))
         covered += low <= 2.0 <= high
     assert 184 <= covered <= 198
-    assert uncertainty.quotient((1.0, 0.9, math.inf), (1.0, 0.9, 1.1))[2] == math.inf
-    assert math.isnan(uncertainty.quotient((0.0, 0.0, 1.0), (1.0, 0.9, 1.1))[0])
+    assert intervals.quotient((1.0, 0.9, math.inf), (1.0, 0.9, 1.1))[2] == math.inf
+    assert math.isnan(intervals.quotient((0.0, 0.0, 1.0), (1.0, 0.9, 1.1))[0])
 
 
 def test_transient() -> None:
     rng = seeds.stream(1, "transient")
     rise = 100 * (1 - np.exp(-np.arange(60) / 4.0)) + rng.normal(0, 1, 60)
-    place = uncertainty.transient(rise)
+    place = intervals.transient(rise)
     assert place is not None
     assert 8 <= place <= 25
-    assert uncertainty.transient(np.arange(60.0)) is None  # still growing
-    assert uncertainty.transient([1.0, 2.0]) is None
+    assert intervals.transient(np.arange(60.0)) is None  # still growing
+    assert intervals.transient([1.0, 2.0]) is None
 
 
 def test_growth() -> None:
-    ahead, bound = uncertainty.growth([5.0 + 0.5 * i for i in range(20)], 10)
+    ahead, bound = intervals.growth([5.0 + 0.5 * i for i in range(20)], 10)
     assert (ahead, bound) == (pytest.approx(5.0), pytest.approx(5.0))
-    flat, high = uncertainty.growth(seeds.stream(2, "flat").normal(50, 1, 40), 40)
+    flat, high = intervals.growth(seeds.stream(2, "flat").normal(50, 1, 40), 40)
     assert abs(flat) < high < 10
-    assert uncertainty.growth([1.0, 2.0], 5)[1] == math.inf
+    assert intervals.growth([1.0, 2.0], 5)[1] == math.inf

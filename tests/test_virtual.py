@@ -14,18 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen import schedule, store
 from loadgen.errors import UserError
-from loadgen.plan import Settings
-from loadgen.quantiles import Histogram, bucket
-from loadgen.record import BIN_NS, KIND, STATUS
-from loadgen.run import execute
-from loadgen.sim.engine import Costs, Limits
-from loadgen.sim.fleet import Fleet
-from loadgen.sim.virtual import simulate
-from loadgen.summary import Summary, summarize
+from loadgen.execution.backends.virtual import simulate
+from loadgen.execution.plan import Settings
+from loadgen.execution.run import execute
+from loadgen.metrics.summary import Summary, summarize
+from loadgen.results import store
+from loadgen.results.record import BIN_NS, KIND, STATUS
+from loadgen.schedule import timetable as schedule
+from loadgen.sim.engine.fleet import Fleet
+from loadgen.sim.engine.replica import Costs, Limits
+from loadgen.stats.quantiles import Histogram, bucket
 from loadgen.workload import Workload, load
-from loadgen.workload.overrides import Overrides
+from loadgen.workload.flags import Overrides
 
 MS = 1_000_000
 COSTS = Costs(overhead_ns=10 * MS, weights_ns=5 * MS, kv_token_ns=20.0, token_ns=30_000.0, attended_ns=0.5)
@@ -99,7 +100,7 @@ def test_columns_are_what_a_visit_to_every_token_finds(
 
 
 def test_the_histogram_is_weighed_as_if_every_value_were_added() -> None:
-    from loadgen.sim.outcome import weigh
+    from loadgen.sim.virtual_rows import weigh
 
     values, counts = np.array([3, 10**6, 10**9, 5]), np.array([4, 1, 0, 2])
     one, other = Histogram(), Histogram()

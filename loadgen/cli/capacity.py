@@ -13,8 +13,8 @@ import typer
 from loadgen.errors import OK, UserError
 
 if TYPE_CHECKING:
-    from loadgen.evidence import Evidence
-    from loadgen.fleet import Measured
+    from loadgen.cost.capacity_planning import Measured
+    from loadgen.cost.evidence import Evidence
 
 
 def capacity(
@@ -34,11 +34,11 @@ def capacity(
 
     Exit: 0 done, 2 wrong flags or results, 3 the result is not a valid measurement.
     """
-    from loadgen import fleet, units
-    from loadgen import reference as published
-    from loadgen import results as folders
+    from loadgen import units
+    from loadgen.cost import capacity_planning, inputs
+    from loadgen.mlperf import published
     from loadgen.report import capacity as report
-    from loadgen.workload.parts import meant
+    from loadgen.workload.fields import meant
 
     known = [row.profile for row in published.profiles().rows]
     if profile not in known:
@@ -50,19 +50,19 @@ def capacity(
         think_s = units.duration_ns(think, "s") / 1e9
     except units.Wrong as wrong:
         raise UserError(f'"{think}" {wrong}', "--think", wrong.hint) from None
-    found = None if results is None else folders.read([results], allow_invalid=allow_invalid)[0]
+    found = None if results is None else inputs.read([results], allow_invalid=allow_invalid)[0]
     measured = None if found is None else _measured(found, profile, gpus)
     plan = None
     if measured is not None:
-        plan = fleet.fleet(measured.rate, measured.gpus, gpus_per_vm=gpus_per_vm, vms_per_rack=vms_per_rack)
+        plan = capacity_planning.fleet(measured.rate, measured.gpus, gpus_per_vm=gpus_per_vm, vms_per_rack=vms_per_rack)
     if plan is not None and measured is not None and users is not None:
-        plan = fleet.plan(plan, users, think_s, measured.response_s)
+        plan = capacity_planning.plan(plan, users, think_s, measured.response_s)
     print((report.render_json if as_json else report.render_text)(profile, found, measured, plan), end="")
     return OK
 
 
 def _measured(found: Evidence, profile: str, gpus: int | None) -> Measured:
-    from loadgen.fleet import measured
+    from loadgen.cost.capacity_planning import measured
 
     summary = found.summary
     if summary.run.workload != profile:

@@ -39,20 +39,20 @@ def compare(
     """
     import msgspec
 
-    from loadgen import compare as comparison
-    from loadgen import conditions, foreign, sides
+    from loadgen.compare import comparison, inputs, thresholds
     from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
-    from loadgen.report import compared
+    from loadgen.interop import reader
+    from loadgen.report import compare as compared
     from loadgen.report.junit import render
 
     if len(results) < 2:
         raise UserError("one result alone compares with nothing", " ".join(map(str, results)), "give two or more")
     level = _confidence(confidence)
-    wanted = conditions.read(fail_on or ())
+    wanted = thresholds.read(fail_on or ())
     found = comparison.compare(
-        sides.read(results, foreign.read), also=[one.metric for one in wanted], confidence=level, anyway=anyway
+        inputs.read(results, reader.read), also=[one.metric for one in wanted], confidence=level, anyway=anyway
     )
-    outcomes = list(conditions.hold(wanted, found, beyond_noise=beyond_noise))
+    outcomes = list(thresholds.hold(wanted, found, beyond_noise=beyond_noise))
     if as_json:
         data = msgspec.json.encode({"comparison": found, "conditions": outcomes})
         print(msgspec.json.format(data, indent=2).decode())

@@ -16,7 +16,7 @@ import typer
 from loadgen.errors import OK, Faults, UserError
 
 if TYPE_CHECKING:
-    from loadgen.offers import Comparison
+    from loadgen.cost.comparison import Comparison
 
 
 def cost(
@@ -95,13 +95,14 @@ def _comparison(
     currency: str | None,
     allow_invalid: bool,
 ) -> Comparison:
-    from loadgen import offers, pricefile, results
-    from loadgen.cost import offer
+    from loadgen.cost import comparison as offers
+    from loadgen.cost import inputs, price_file
+    from loadgen.cost.prices import find
+    from loadgen.cost.unit_cost import offer
     from loadgen.errors import Fault
-    from loadgen.prices import find
 
-    book = pricefile.load(prices, accept_sample=accept_sample, currency=currency)
-    evidence = results.read(folders, allow_invalid=allow_invalid)
+    book = price_file.load(prices, accept_sample=accept_sample, currency=currency)
+    evidence = inputs.read(folders, allow_invalid=allow_invalid)
     _known(chosen, [one.name for one in evidence], "--price")
     _known(gpus, [one.name for one in evidence], "--gpus")
     made, faults = [], list[Fault]()

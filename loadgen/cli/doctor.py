@@ -34,9 +34,9 @@ def doctor(
         api_key_file=api_key_file, cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure,
         stream=not no_stream, client="wire", tokenizer=tokenizer, workers="1",
     )  # fmt: skip
-    from loadgen import doctor as examination
     from loadgen.errors import OK, UNSOUND
-    from loadgen.findings import render
+    from loadgen.preflight import doctor as examination
+    from loadgen.preflight.target_checks import render
 
     title, found = examination.run(settings)
     if as_json:

@@ -20,14 +20,15 @@ def export(
     """
     import json
 
-    from loadgen import export as exports
-    from loadgen import sides, store
+    from loadgen.compare import inputs
     from loadgen.errors import OK, UserError
-    from loadgen.summary import summarize
+    from loadgen.interop import export as exports
+    from loadgen.metrics.summary import summarize
+    from loadgen.results import store
 
     if form not in exports.FORMATS:
         raise UserError(f'unknown format "{form}"', f"--as {form}", f"known: {', '.join(exports.FORMATS)}")
-    if sides.is_run(folder) and not sides.has_records(folder):
+    if inputs.is_run(folder) and not inputs.has_records(folder):
         raise UserError(
             "only the summary of this run was kept, not its records", str(folder), "export a run with records"
         )

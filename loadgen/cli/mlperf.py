@@ -12,9 +12,9 @@ from loadgen.cli import target
 
 if TYPE_CHECKING:
     from loadgen.errors import Fault
-    from loadgen.mlperf_rules import Scenario, Test
-    from loadgen.mlperf_run import Data
-    from loadgen.plan import Settings
+    from loadgen.execution.plan import Settings
+    from loadgen.mlperf.rules import Scenario, Test
+    from loadgen.mlperf.run import Data
 
 Benchmark = Annotated[str, typer.Option("--benchmark", "-b", help="llama2-70b, llama3.1-8b, ... (see docs/mlperf.md).")]
 RoundName = Annotated[str | None, typer.Option("--round", help="Of the rules: its limits and seeds. v5.1, v6.1.")]
@@ -152,19 +152,19 @@ def verdict(
     """
     import msgspec
 
-    from loadgen import mlperf_run
     from loadgen.cli.show import say
     from loadgen.errors import UNSOUND, UserError
-    from loadgen.report import machine
+    from loadgen.metrics import summary_json
+    from loadgen.mlperf import run
     from loadgen.report import mlperf as text
     from loadgen.report.text import parts
 
-    stored = mlperf_run.read(folder)
+    stored = run.read(folder)
     file = folder / "summary.json"
     if not file.is_file():
         raise UserError("no records of a run there", str(file), "the folder of the run itself, like p07-182-confirm")
-    summary = machine.load(file.read_bytes(), str(file))
-    result = mlperf_run.again(folder, summary)
+    summary = summary_json.load(file.read_bytes(), str(file))
+    result = run.again(folder, summary)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
     else:
@@ -177,15 +177,13 @@ def verdict(
 
 def _read(scenario: Scenario, flags: dict[str, Any]) -> tuple[Test, Settings]:
     """The test and the settings, every fault at once."""
-    from loadgen import mlperf_rules
     from loadgen.errors import Faults, UserError
+    from loadgen.mlperf import rules
 
     faults: list[Fault] = []
     asked = settings = None
     try:
-        asked = mlperf_rules.test(
-            flags["benchmark"], scenario, flags["round_name"], min_duration_s=flags["min_duration"] or 0
-        )
+        asked = rules.test(flags["benchmark"], scenario, flags["round_name"], min_duration_s=flags["min_duration"] or 0)
     except UserError as fault:
         faults.append(fault)
     try:
@@ -223,7 +221,7 @@ def _not_with_the_official_loadgen(flags: dict[str, Any], settings: Settings | N
 
 
 def _data(asked: Test, flags: dict[str, Any], folder: Path) -> tuple[Data, Test]:
-    from loadgen import mlperf_run
+    from loadgen.mlperf import run as mlperf_run
 
     if flags["dataset"] is not None:
         return mlperf_run.official(asked, flags["dataset"], folder)
@@ -235,15 +233,17 @@ def _folder(asked: Test, flags: dict[str, Any]) -> Path:
     """Where the results go. Nothing is made yet."""
     from datetime import datetime
 
-    from loadgen.run import unused
+    from loadgen.execution.run import unused
 
     return unused(flags["out"], f"mlperf-{asked.benchmark}-{asked.scenario}", datetime.now().astimezone())
 
 
 def _limited(scenario: Scenario, flags: dict[str, Any]) -> int:
     """Server and Interactive."""
-    from loadgen import mlperf_run, shelf, store
     from loadgen.errors import UserError
+    from loadgen.mlperf import run as mlperf_run
+    from loadgen.results import store
+    from loadgen.search import experiment
 
     asked, settings = _read(scenario, flags)
     qps, peak = flags["target_qps"], flags["find_peak"]
@@ -251,8 +251,8 @@ def _limited(scenario: Scenario, flags: dict[str, Any]) -> int:
         raise UserError("no rate", "--target-qps", "give --target-qps 182, or --find-peak")
     if flags["resume"] is not None and not peak:
         raise UserError("only a search can be resumed", "--resume", "give --find-peak as well")
-    if flags["resume"] is not None and not (flags["resume"] / shelf.PLAN).is_file():
-        raise UserError("no search to go on with", f"--resume {flags['resume']}", f"a folder with {shelf.PLAN}")
+    if flags["resume"] is not None and not (flags["resume"] / experiment.PLAN).is_file():
+        raise UserError("no search to go on with", f"--resume {flags['resume']}", f"a folder with {experiment.PLAN}")
     folder = flags["resume"] or _folder(asked, flags)
     with store.nothing_left(folder):
         data, asked = _data(asked, flags, folder)
@@ -263,8 +263,9 @@ def _limited(scenario: Scenario, flags: dict[str, Any]) -> int:
 
 
 def _offline(flags: dict[str, Any]) -> int:
-    from loadgen import mlperf_run, store
     from loadgen.errors import INTERRUPTED
+    from loadgen.mlperf import run as mlperf_run
+    from loadgen.results import store
 
     asked, settings = _read("offline", flags)
     folder = _folder(asked, flags)
@@ -288,9 +289,9 @@ def _expected(asked: Test, data: Data, settings: Settings, folder: Path, lanes: 
     than a tenth of the minimum. None when the user stopped it."""
     from dataclasses import replace
 
-    from loadgen import mlperf_run
     from loadgen.cli.show import Show, say
     from loadgen.errors import UserError
+    from loadgen.mlperf import run as mlperf_run
 
     say("no --target-qps: one pass of the data set first, to size the query by")
     short = replace(asked, min_duration_ns=asked.min_duration_ns // 5)
@@ -329,14 +330,14 @@ def _once(
     """One run, judged."""
     from dataclasses import replace
 
-    from loadgen import mlperf_run
     from loadgen.cli.show import Show, say
+    from loadgen.mlperf import run as mlperf_run
 
     say(f"MLPerf-style, unofficial; data: {data.name}")
     if flags["harness"] == "loadgen":
-        from loadgen import harness
+        from loadgen.mlperf import official_loadgen
 
-        result, gpus = harness.perform(asked, data, replace(settings, out=folder), qps=qps, lanes=lanes)
+        result, gpus = official_loadgen.perform(asked, data, replace(settings, out=folder), qps=qps, lanes=lanes)
         return _print(result, folder, gpus, flags["as_json"])
     workload = mlperf_run.workload(asked, data, qps=qps, lanes=lanes)
     summary, folder = Show(as_json=False).perform(workload, replace(settings, out=folder))
@@ -346,11 +347,13 @@ def _once(
 
 def _peak(asked: Test, data: Data, settings: Settings, folder: Path, qps: float | None, flags: dict[str, Any]) -> int:
     """The search for the highest VALID rate, by the official seeds; then the result of its confirmation."""
-    from loadgen import mlperf_run, probes, store
     from loadgen.cli.search import perform
     from loadgen.cli.show import say
-    from loadgen.mlperf import DISCLOSURE
-    from loadgen.summary import summarize
+    from loadgen.metrics.summary import summarize
+    from loadgen.mlperf import run as mlperf_run
+    from loadgen.mlperf.result import DISCLOSURE
+    from loadgen.results import store
+    from loadgen.search import trials
 
     say(f"MLPerf-style, unofficial; data: {data.name}")
     start = qps or 10.0
@@ -364,7 +367,7 @@ def _peak(asked: Test, data: Data, settings: Settings, folder: Path, qps: float 
     code = perform(asking, runs, plan, unit=" queries/s", as_json=False, silent=as_json)
     confirmed = [one for one in asking.told if one.ask.kind == "confirm" and one.outcome == "under"]
     if not confirmed:
-        print((folder / probes.ANSWER).read_text() if as_json else DISCLOSURE)
+        print((folder / trials.ANSWER).read_text() if as_json else DISCLOSURE)
         return code
     best = max(confirmed, key=lambda one: one.ask.load)
     inside = folder / best.folder

@@ -21,15 +21,15 @@ def reference(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> int:
     """Published figures, with source, date, quality, and what is to be known of each."""
-    from loadgen.report import reference as report
-    from loadgen.workload.parts import meant
+    from loadgen.report import published
+    from loadgen.workload.fields import meant
 
     if as_json and as_markdown:
         raise UserError("several formats at once", "--json, --markdown", "choose one")
-    names = list(dict.fromkeys(tables or report.SECTIONS))
+    names = list(dict.fromkeys(tables or published.SECTIONS))
     for name in names:
-        if name not in report.SECTIONS:
-            raise UserError(f'no table is called "{name}"', "reference", meant(name, list(report.SECTIONS)))
-    render = report.render_json if as_json else report.render_markdown if as_markdown else report.render_text
+        if name not in published.SECTIONS:
+            raise UserError(f'no table is called "{name}"', "reference", meant(name, list(published.SECTIONS)))
+    render = published.render_json if as_json else published.render_markdown if as_markdown else published.render_text
     print(render(names), end="")
     return OK

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from loadgen.summary import Summary
+    from loadgen.metrics.summary import Summary
 
 
 def report(
@@ -33,29 +33,30 @@ def report(
 
     Exit: 0 sound and SLO met, 1 SLO missed, 2 not a run, 3 the run is not valid.
     """
-    from loadgen import sides
-    from loadgen.report import machine, text
-    from loadgen.verdict import exit_code
+    from loadgen.compare import inputs
+    from loadgen.metrics import summary_json
+    from loadgen.metrics.validity import exit_code
+    from loadgen.report import text
 
-    other = sides.by_another_tool(folder)
+    other = inputs.by_another_tool(folder)
     if other is not None:
         return _reported(other, html, as_json=as_json)
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     wanted = not no_html and (html is not None or not as_json)
-    several = [] if sides.is_run(folder) else sorted(filter(sides.is_run, folder.glob("*/")), key=_natural)
+    several = [] if inputs.is_run(folder) else sorted(filter(inputs.is_run, folder.glob("*/")), key=_natural)
     read = [_read(one, page=wanted and not several) for one in several or [folder]]
     summaries = [summary for summary, _ in read]
     page = read[0][1]
     if several and len({summary.fingerprints.recipe for summary in summaries}) > 1:
         named = [(one.name, summary) for one, summary in zip(several, summaries, strict=True)]
-        sides.of_one_work(folder, named)
+        inputs.of_one_work(folder, named)
         told, page = _levels(named, wanted)
     elif several:
         told = text.render_levels(summaries, color=color)
     else:
         told = text.render(summaries[0], color=color)
     if as_json:
-        written = [machine.dump(summary).decode().rstrip() for summary in summaries]
+        written = [summary_json.dump(summary).decode().rstrip() for summary in summaries]
         print("[" + ",\n".join(written) + "]" if several else written[0])
     else:
         print(told, end="", flush=True)
@@ -73,12 +74,15 @@ def _natural(folder: Path) -> tuple[int, str]:
 
 def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
     """The summary and, if wanted, the page: from the records, or from `summary.json` where only that was kept."""
-    from loadgen import run_folder, sides, store
-    from loadgen.report import html, machine
-    from loadgen.report.figures import figures
-    from loadgen.report.others import reported
+    from loadgen import run_folder
+    from loadgen.compare import inputs as sides
+    from loadgen.interop.other_definitions import reported
+    from loadgen.metrics import summary_json as machine
+    from loadgen.metrics.summary import summarize
+    from loadgen.report import html
+    from loadgen.report.run_data import figures
+    from loadgen.results import store
     from loadgen.run_folder import with_server
-    from loadgen.summary import summarize
 
     kept = folder / "summary.json"
     if not sides.has_records(folder) and (kept.is_file() or (folder / "run.json").is_file()):
@@ -95,28 +99,28 @@ def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
 
 def _levels(named: list[tuple[str, Summary]], page: bool) -> tuple[str, str | None]:
     """Runs of one workload at several loads: table and, if wanted, page."""
-    from loadgen.levels import curve
-    from loadgen.report import levels
+    from loadgen.report import sweep
+    from loadgen.search.sweep import curve
 
     found = curve(named)
-    return levels.render_text(found), levels.render_html(found) if page else None
+    return sweep.render_text(found), sweep.render_html(found) if page else None
 
 
 def _reported(file: Path, html: Path | None, *, as_json: bool) -> int:
     """A result file of another tool: its figures under its own definitions; a page only where it was asked for."""
     import msgspec
 
-    from loadgen import foreign
     from loadgen.errors import OK
-    from loadgen.report import reported
+    from loadgen.interop import reader
+    from loadgen.report import other_tools
 
-    result = foreign.read(file)
+    result = reader.read(file)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
     else:
-        print(reported.render_text(result), end="")
+        print(other_tools.render_text(result), end="")
     if html is not None:
-        _write(reported.render_html(result), html, html)
+        _write(other_tools.render_html(result), html, html)
     return OK
 
 

@@ -10,7 +10,7 @@ import typer
 from loadgen.cli import target
 
 if TYPE_CHECKING:
-    from loadgen.workload.overrides import Overrides
+    from loadgen.workload.flags import Overrides
 
 LOAD, TARGET, REQUESTS, CONTROL, OUTPUT = "Load", "Target", "Requests", "Control", "Output"
 
@@ -161,10 +161,10 @@ def run(
 
     Exit: 0 done and SLO met, 1 SLO missed, 2 wrong usage, 3 unreachable or not valid, 70 bug, 130 interrupted.
     """
-    from loadgen.depot import is_url
     from loadgen.errors import Faults, UserError
-    from loadgen.workload.overrides import Overrides, levels
-    from loadgen.workload.reading import given as load
+    from loadgen.results.object_store import is_url
+    from loadgen.workload.flags import Overrides, levels
+    from loadgen.workload.loading import given as load
 
     overrides = Overrides(
         request_rate=request_rate, burstiness=burstiness, max_in_flight=max_in_flight, num_requests=num_requests,

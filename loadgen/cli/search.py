@@ -11,9 +11,9 @@ import typer
 from loadgen.cli import target
 
 if TYPE_CHECKING:
-    from loadgen.probes import Probes
-    from loadgen.search import Answer, Search
-    from loadgen.shelf import Plan
+    from loadgen.search.experiment import Plan
+    from loadgen.search.load_search import Answer, Search
+    from loadgen.search.trials import Probes
     from loadgen.slo import Slo
 
 
@@ -75,11 +75,12 @@ def search(
     import math
     from datetime import datetime
 
-    from loadgen import probes, seeds, shelf, units
+    from loadgen import seeds, units
     from loadgen.errors import Fault, Faults, UserError
-    from loadgen.plan import _slo
-    from loadgen.run import run_id
-    from loadgen.search import Goal, Search
+    from loadgen.execution.plan import _slo
+    from loadgen.execution.run import run_id
+    from loadgen.search import experiment, trials
+    from loadgen.search.load_search import Goal, Search
     from loadgen.workload import Closed, Overrides, load
 
     faults: list[Fault] = []
@@ -114,19 +115,19 @@ def search(
         faults.append(UserError(f"it {wrong}", "--duration, --max-time", wrong.hint))
     if low and high and low >= high:
         faults.append(UserError("the lowest load is not below the highest", f"--low {low:g} --high {high:g}", ""))
-    if resume is not None and not (resume / shelf.PLAN).is_file():
-        faults.append(UserError("no search to go on with", f"--resume {resume}", f"a folder with {shelf.PLAN}"))
+    if resume is not None and not (resume / experiment.PLAN).is_file():
+        faults.append(UserError("no search to go on with", f"--resume {resume}", f"a folder with {experiment.PLAN}"))
     if faults or settings is None or made is None:
         raise Faults(faults)
     promised = _slo(made)
     assert promised is not None
-    plain = probes.probing(made, length_ns)
+    plain = trials.probing(made, length_ns)
     folder = resume or out or Path("results") / run_id(f"search-{made.name}", datetime.now().astimezone())
     least = 1.0 if closed else low or min(first, 1e-3)
-    runs = probes.Probes(
+    runs = trials.Probes(
         folder=folder,
         goal=Goal(slo=promised),
-        make=lambda ask: probes.loaded(plain, ask.load),
+        make=lambda ask: trials.loaded(plain, ask.load),
         settings=settings,
         seed=made.seed if made.seed is not None else seeds.fresh(),
     )
@@ -140,7 +141,7 @@ def search(
         most_s=most_s,
         whole=closed or any(isinstance(stage.arrival, Closed) for stage in plain.stages),
     )
-    plan = shelf.Plan(
+    plan = experiment.Plan(
         by="search",
         kind="concurrency" if closed else "request_rate",
         workload=workload,
@@ -161,19 +162,19 @@ def _words(slo: Slo) -> str:
 def perform(asking: Search, runs: Probes, plan: Plan, *, unit: str, as_json: bool, silent: bool = False) -> int:
     """Ask, run, tell until there is nothing more to ask; then the answer. Goes on from what the folder has; a fault
     before the first probe leaves no folder. `silent`: no answer on stdout."""
-    from loadgen import store
+    from loadgen.results import store
 
     with store.nothing_left(runs.folder):
         return _performed(asking, runs, plan, unit, as_json, silent)
 
 
 def _performed(asking: Search, runs: Probes, plan: Plan, unit: str, as_json: bool, silent: bool) -> int:
-    from loadgen import shelf
     from loadgen.cli.show import say
     from loadgen.errors import TargetError
-    from loadgen.probes import Interrupted
     from loadgen.report import search as text
-    from loadgen.search import resume
+    from loadgen.search import experiment as shelf
+    from loadgen.search.load_search import resume
+    from loadgen.search.trials import Interrupted
 
     before = shelf.begin(runs.folder, plan)
     resume(asking, before)

@@ -16,7 +16,7 @@ def selfcheck(
 
     Everything stays on this machine. Exit: 0 with an answer, 3 when not even the lightest step was sound.
     """
-    from loadgen import selfcheck as checks
+    from loadgen.preflight import selfcheck as checks
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

@@ -8,17 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadgen import run
-from loadgen.plan import Settings, describe
-from loadgen.progress import Progress
-from loadgen.report import machine, text
-from loadgen.summary import Summary, exit_code
+from loadgen.execution import run
+from loadgen.execution.plan import Settings, describe
+from loadgen.metrics import summary_json
+from loadgen.metrics.summary import Summary, exit_code
+from loadgen.report import text
+from loadgen.report.progress import Progress
 
 if TYPE_CHECKING:
-    from loadgen.board import Counted
-    from loadgen.header import Cluster, Header
-    from loadgen.live import Live
-    from loadgen.schedule import Schedule
+    from loadgen.execution.shared_counters import Counted
+    from loadgen.report.dashboard import Live
+    from loadgen.results.manifest import Cluster, Header
+    from loadgen.schedule.timetable import Schedule
     from loadgen.workload import Workload
 
 
@@ -41,7 +42,7 @@ class Show:
         """A single run."""
         summary, folder = self.perform(workload, settings)
         if self._as_json:
-            sys.stdout.buffer.write(machine.dump(summary))
+            sys.stdout.buffer.write(summary_json.dump(summary))
         else:
             print(text.render(summary, color=_color()))
             say(f"results in {folder}")
@@ -51,8 +52,8 @@ class Show:
         """One level after the other, and a table of them all."""
         from datetime import datetime
 
-        from loadgen.levels import curve
-        from loadgen.report import levels as table
+        from loadgen.report import sweep
+        from loadgen.search.sweep import curve
 
         parent = run.new_folder(settings.out, workloads[0].name, datetime.now().astimezone())
         named = []
@@ -65,9 +66,11 @@ class Show:
                 break
         summaries = [summary for _, summary in named]
         if self._as_json:
-            sys.stdout.buffer.write(b"[" + b",\n".join(machine.dump(summary).strip() for summary in summaries) + b"]\n")
+            sys.stdout.buffer.write(
+                b"[" + b",\n".join(summary_json.dump(summary).strip() for summary in summaries) + b"]\n"
+            )
         else:
-            print(table.render_text(curve(named)), end="", flush=True)  # as `loadgen report` of the folder
+            print(sweep.render_text(curve(named)), end="", flush=True)  # as `loadgen report` of the folder
             say(f"results in {parent}")
         return max(exit_code(summary) for summary in summaries)
 
@@ -115,7 +118,7 @@ class Show:
         if self._plain or not sys.stderr.isatty():
             self._progress = Progress(timetable.slots, timetable.horizon_ns, plain=self._plain)
         elif not self._virtual(header):
-            from loadgen.live import Live
+            from loadgen.report.dashboard import Live
 
             self._live = Live(folder)
 

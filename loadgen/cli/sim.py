@@ -44,8 +44,8 @@ def sim(
     log_bodies: Annotated[bool, typer.Option("--log-bodies", help="Log the SHA-256 of request bodies.")] = False,
 ) -> int:
     """Serve a simulated model over HTTP until Ctrl-C."""
-    from loadgen.sim.options import Options
-    from loadgen.sim.server import serve
+    from loadgen.sim.server.options import Options
+    from loadgen.sim.server.process import serve
 
     return serve(
         Options(
@@ -84,7 +84,7 @@ def _faults_of(path: str) -> str:
     import yaml
 
     from loadgen.errors import UserError
-    from loadgen.sim.faults import read
+    from loadgen.sim.server.faults import read
 
     try:
         with open(path, encoding="utf-8") as file:

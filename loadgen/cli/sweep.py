@@ -11,7 +11,7 @@ from loadgen.cli import target
 from loadgen.cli.run import ConcurrencyRamp
 
 if TYPE_CHECKING:
-    from loadgen.plan import Settings
+    from loadgen.execution.plan import Settings
     from loadgen.workload import Workload
 
 PER_LANE = 5  # requests of a closed-loop level, at least, for each lane
@@ -93,9 +93,11 @@ def sweep(
     from dataclasses import replace
     from datetime import datetime
 
-    from loadgen import levels, run, store
     from loadgen.errors import Fault, Faults, UserError
-    from loadgen.workload.overrides import Overrides
+    from loadgen.execution import run
+    from loadgen.results import store
+    from loadgen.search import sweep as levels
+    from loadgen.workload.flags import Overrides
 
     overrides = Overrides(
         concurrency_ramp=concurrency_ramp, num_requests=num_requests, duration=duration, warmup=warmup, grace=grace,
@@ -161,18 +163,22 @@ def _run(
 
     import msgspec
 
-    from loadgen import levels, probes, seeds, shelf, sides, store
+    from loadgen import seeds
     from loadgen.cli.show import Show, say
+    from loadgen.compare import inputs
     from loadgen.errors import INTERRUPTED, OK, UNSOUND
-    from loadgen.plan import _slo
-    from loadgen.report import levels as shown
-    from loadgen.search import Ask, Goal, Search, resume
+    from loadgen.execution.plan import _slo
+    from loadgen.report import sweep as shown
+    from loadgen.results import store
+    from loadgen.search import experiment, trials
+    from loadgen.search import sweep as levels
+    from loadgen.search.load_search import Ask, Goal, Search, resume
     from loadgen.slo import Slo
 
     first = next(iter(grid.values()))
     parent = settings.out
     assert parent is not None
-    plan = shelf.Plan(
+    plan = experiment.Plan(
         by="sweep",
         kind=kind,
         workload=name,
@@ -180,12 +186,12 @@ def _run(
         target=settings.shown,
         flags={field: str(value) for field, value in asdict(overrides).items() if value not in (None, ())},
     )
-    told = shelf.begin(parent, plan)
+    told = experiment.begin(parent, plan)
     done = {one.folder for one in told}
     if done:
         count = sum(levels.name(kind, amount) in done for amount in grid)
         say(f"going on with {parent}: {count} of {len(grid)} levels are done")
-    runs = probes.Probes(
+    runs = trials.Probes(
         folder=parent,
         goal=Goal(slo=_slo(first) or Slo(terms=())),
         make=lambda ask: grid[ask.load],
@@ -204,14 +210,14 @@ def _run(
                 say(f"level {level}")
                 number = max((one.ask.number for one in told), default=-1) + 1
                 told.append(runs.run(Ask(number=number, load=amount, kind="level", early_under=False)))
-    except probes.Interrupted:
+    except trials.Interrupted:
         interrupted = True
     loads = sorted(one.ask.load for one in told) or [1.0]
     answer = resume(
         Search(low=loads[0], high=loads[-1], start=loads[0]), [one for one in told if one.outcome != "invalid"]
     ).answer
-    shelf.finish(parent, told, answer, workload=first)
-    summaries = {folder.name: sides.run(folder).summary for folder in sorted(filter(sides.is_run, parent.glob("*/")))}
+    experiment.finish(parent, told, answer, workload=first)
+    summaries = {folder.name: inputs.run(folder).summary for folder in sorted(filter(inputs.is_run, parent.glob("*/")))}
     if not summaries:
         return INTERRUPTED
     found = levels.curve(list(summaries.items()))

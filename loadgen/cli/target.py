@@ -17,7 +17,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from loadgen.plan import Settings
+    from loadgen.execution.plan import Settings
 
 _URL_FLAGS = ("--url", "-u", "--base-url", "--target")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -173,11 +173,12 @@ def settings(
     import json
 
     from loadgen_sdk.dialects.quirks import APIS, NAMES
-    from loadgen_sdk.wire import Tls
+    from loadgen_sdk.transport.wire import Tls
 
-    from loadgen import scrape, targets
     from loadgen.errors import Fault, Faults, UserError
-    from loadgen.plan import Endpoint, Settings
+    from loadgen.execution import targets
+    from loadgen.execution.plan import Endpoint, Settings
+    from loadgen.server_metrics import scraper
 
     faults: list[Fault] = []
 
@@ -191,7 +192,7 @@ def settings(
     one_of(rest.get("keep", "raw"), ("raw", "sample", "histogram"), "--keep")
     one_of(route, ("auto", "round-robin", "least-in-flight", "sticky"), "--route")
     one_of(on_target_failure, ("continue", "stop"), "--on-target-failure")
-    if (fault := scrape.check(server_metrics or ())) is not None:
+    if (fault := scraper.check(server_metrics or ())) is not None:
         faults.append(fault)
     if targets_file is not None and (urls or url):
         faults.append(UserError("--url and --targets exclude each other", "--targets", "put every url into the file"))
@@ -305,7 +306,7 @@ def _key(file: Path | None, server: str, url: str | None) -> str | None:
 
 
 def _without_secrets(arguments: list[str], key: str | None) -> list[str]:
-    from loadgen_sdk.target import redact
+    from loadgen_sdk.transport.target import redact
 
     shown: list[str] = ["loadgen", *arguments[1:]]
     for i, argument in enumerate(shown):
@@ -321,7 +322,7 @@ def _without_secrets(arguments: list[str], key: str | None) -> list[str]:
 
 def _redacted_url(argument: str) -> str:
     from loadgen_sdk.errors import TargetUnusable
-    from loadgen_sdk.target import Target
+    from loadgen_sdk.transport.target import Target
 
     flag, equals, url = argument.rpartition("=") if argument.startswith("--") else ("", "", argument)
     try:

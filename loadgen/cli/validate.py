@@ -11,7 +11,7 @@ import typer
 from loadgen.cli import target
 
 if TYPE_CHECKING:
-    from loadgen.contract import Checked
+    from loadgen.contracts.schema import Checked
 
 
 def validate(
@@ -51,14 +51,14 @@ def validate(
 
     Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 INCONCLUSIVE, 70 bug, 130 interrupted.
     """
-    from loadgen import judge, validation
+    from loadgen.contracts import run, verdict
+    from loadgen.contracts.load import load
     from loadgen.errors import OK, Faults
-    from loadgen.load_contract import load
 
     if contract.is_dir():
-        found = validation.again(contract)
+        found = run.again(contract)
         _print(found, as_json)
-        return judge.exit_code(found)
+        return verdict.exit_code(found)
     faults: list[Any] = []
     settings = checked = None
     try:
@@ -82,14 +82,14 @@ def validate(
     from loadgen.cli.show import Show, say
 
     show = Show(as_json=as_json)
-    found, folder = validation.run(checked, settings, out, perform=show.perform, say=say)
+    found, folder = run.run(checked, settings, out, perform=show.perform, say=say)
     _print(found, as_json)
-    say(f"all of it in {folder}, the page for people: {folder / validation.PAGE}")
-    return judge.exit_code(found)
+    say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
+    return verdict.exit_code(found)
 
 
 def _print(found: Any, as_json: bool) -> None:
-    from loadgen.report import verdict_page
+    from loadgen.report import validation as verdict_page
 
     if as_json:
         import msgspec
@@ -100,7 +100,7 @@ def _print(found: Any, as_json: bool) -> None:
 
 
 def _plan(checked: Checked) -> None:
-    from loadgen.plausible import planned_words
+    from loadgen.contracts.lint import planned_words
 
     print(f"contract: {checked.contract.name}, {checked.contract.confidence * 100:g} % confidence")
     for level in checked.levels:

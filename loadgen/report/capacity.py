@@ -10,13 +10,13 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from loadgen import reference
-from loadgen.capacity import Interval
-from loadgen.evidence import Evidence, notes
-from loadgen.fleet import Loss, Measured, Plan
-from loadgen.offers import slo_words
-from loadgen.report import numbers as show
-from loadgen.report import reference as published
+from loadgen import format
+from loadgen.cost.capacity_planning import Loss, Measured, Plan
+from loadgen.cost.comparison import slo_words
+from loadgen.cost.evidence import Evidence, notes
+from loadgen.mlperf import published as reference
+from loadgen.report import published
+from loadgen.results.capacity import Interval
 
 WIDTH = 100
 
@@ -64,7 +64,7 @@ def _users(plan: Plan) -> Iterator[str]:
         return
     yield (
         f"{plan.users:,} users, each waiting {plan.response_s:.3g} s for an answer and thinking {plan.think_s:g} s: "
-        f"{show.quantity(plan.demand_per_s)} interactions/s"
+        f"{format.quantity(plan.demand_per_s)} interactions/s"
     )
     apart = plan.vms_low is not None and plan.vms_low != plan.vms_high
     ends = f" ({plan.vms_low:,} to {plan.vms_high:,} by the interval)" if apart else ""
@@ -79,18 +79,18 @@ def _users(plan: Plan) -> Iterator[str]:
 
 
 def _loss(loss: Loss, of: str) -> str:
-    share = f", {show.percent(loss.share)} of the demand" if loss.share is not None else ""
+    share = f", {format.percent(loss.share)} of the demand" if loss.share is not None else ""
     users = f", {loss.users:,} users" if loss.users is not None else ""
     return (
         f"with one fault domain of {loss.gpus} GPUs lost, {loss.vms - 1:,} of {loss.vms:,} VMs {of} carry "
-        f"{show.quantity(loss.carried_per_s)}/s{share}{users}"
+        f"{format.quantity(loss.carried_per_s)}/s{share}{users}"
     )
 
 
 def _span(rate: Interval) -> str:
     if rate.low is None or rate.high is None:
-        return show.quantity(rate.mid)
-    return f"{show.quantity(rate.mid)} [{show.quantity(rate.low)}, {show.quantity(rate.high)}]"
+        return format.quantity(rate.mid)
+    return f"{format.quantity(rate.mid)} [{format.quantity(rate.low)}, {format.quantity(rate.high)}]"
 
 
 def render_json(profile: str, found: Evidence | None, measured: Measured | None, plan: Plan | None) -> str:

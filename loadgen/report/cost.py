@@ -10,11 +10,11 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
-from loadgen.cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer
-from loadgen.offers import Comparison, slo_words
-from loadgen.prices import Owned, PerToken, dated
-from loadgen.report import numbers as show
-from loadgen.report.numbers import NONE
+from loadgen import format
+from loadgen.cost.comparison import Comparison, slo_words
+from loadgen.cost.prices import Owned, PerToken, dated
+from loadgen.cost.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer
+from loadgen.format import NONE
 
 WIDTH = 100
 DIGITS = 4  # of an amount
@@ -115,9 +115,9 @@ def measured(offer: Offer) -> str:
     limits = slo_words(summary)
     if capacity is not None:
         least = "at least " if capacity.lower_bound else ""
-        rate = f"{least}{show.quantity(capacity.rate_per_s)} {capacity.unit}/s"
+        rate = f"{least}{format.quantity(capacity.rate_per_s)} {capacity.unit}/s"
         if capacity.low_per_s is not None and capacity.high_per_s is not None:
-            ends = f"{show.quantity(capacity.low_per_s)} to {show.quantity(capacity.high_per_s)}"
+            ends = f"{format.quantity(capacity.low_per_s)} to {format.quantity(capacity.high_per_s)}"
             rate += f" ({capacity.confidence * 100:g} % interval {ends})"
         else:
             rate += " (no interval)"
@@ -126,9 +126,9 @@ def measured(offer: Offer) -> str:
         counted = f"{summary.requests.ok:,} requests of {work}, tokens as counted"
         return f"{basis.label}: {counted}; SLO: {limits}; from {offer.evidence.folder}"
     found = basis.rates[REQUEST]
-    rate = f"{show.quantity(float(found))}/s" if found else NONE
+    rate = f"{format.quantity(float(found))}/s" if found else NONE
     if basis.low is not None and basis.high is not None and found:
-        ends = f"{show.quantity(float(found * basis.low))} to {show.quantity(float(found * basis.high))}"
+        ends = f"{format.quantity(float(found * basis.low))} to {format.quantity(float(found * basis.high))}"
         rate += f" (95 % interval {ends})"
     return (
         f"{basis.label}: {rate} of {work} completed while load was offered; SLO: {limits}; from {offer.evidence.folder}"
@@ -228,8 +228,8 @@ def power(comparison: Comparison) -> Rows:
         if offer.power is not None:
             kwh = offer.power.kwh[comparison.unit]
             figures = (offer.power.watts, offer.power.joules_per_output_token, offer.power.output_tokens_per_s_per_mw)
-            shown = [show.quantity(float(figure)) for figure in figures]
-            rows.append((offer.name, *shown, NONE if kwh is None else show.quantity(float(kwh * by))))
+            shown = [format.quantity(float(figure)) for figure in figures]
+            rows.append((offer.name, *shown, NONE if kwh is None else format.quantity(float(kwh * by))))
     return head, rows
 
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from loadgen.cost import UNITS, Offer
-from loadgen.offers import Comparison
-from loadgen.prices import Owned, Rented
+from loadgen.cost.comparison import Comparison
+from loadgen.cost.prices import Owned, Rented
+from loadgen.cost.unit_cost import UNITS, Offer
 
 CSV_HEAD = (
     *("offer", "unit", "part", "amount", "currency", "low", "high", "basis", "comparable", "valid", "simulated"),

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from loadgen.cost import PARTS, Offer
-from loadgen.offers import BreakEven, Comparison, Swing
+from loadgen.cost.comparison import BreakEven, Comparison, Swing
+from loadgen.cost.unit_cost import PARTS, Offer
+from loadgen.format import NONE
 from loadgen.report import cost as words
 from loadgen.report.cost import PART_NAMES, PER, money
-from loadgen.report.numbers import NONE
 
 WIDTH, LABEL, ROW, BAR = 760, 210, 34, 16
 COLOURS = {"machines": "#3b6fb6", "energy": "#c98a1b", "input": "#5a9e6f", "cached_input": "#9cc7a8"}

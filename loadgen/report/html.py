@@ -10,23 +10,23 @@ import shlex
 from html import escape
 from typing import TYPE_CHECKING
 
-from loadgen import served
-from loadgen.paths import NAMES
-from loadgen.quantiles import SUPPORT
-from loadgen.report import numbers as show
-from loadgen.report import page, plots, words
+from loadgen import format
+from loadgen.metrics.registry import NAMES
+from loadgen.report import page, run_charts, run_headline
 from loadgen.report.definitions import DEFINITIONS
 from loadgen.report.text import server_says
+from loadgen.server_metrics import series
+from loadgen.stats.quantiles import SUPPORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadgen.header import Header
-    from loadgen.quantiles import Distribution
-    from loadgen.report.figures import Figures
-    from loadgen.report.others import Reported
-    from loadgen.served import Sample
-    from loadgen.summary import StageSummary, Summary, TargetSummary
+    from loadgen.interop.other_definitions import Reported
+    from loadgen.metrics.summary import StageSummary, Summary, TargetSummary
+    from loadgen.report.run_data import Figures
+    from loadgen.results.manifest import Header
+    from loadgen.server_metrics.series import Sample
+    from loadgen.stats.quantiles import Distribution
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p99_9")
 
@@ -61,15 +61,15 @@ def render(
 
 def _first_screen(sheet: page.Page, summary: Summary) -> None:
     run, target, load = summary.run, summary.target, summary.load
-    sheet.add(*(page.mark(note.word, note.text, note.kind) for note in words.marks(summary)))
+    sheet.add(*(page.mark(note.word, note.text, note.kind) for note in run_headline.marks(summary)))
     title = " · ".join(filter(None, (run.workload or run.name, target.model, load.arrival)))
     sheet.add(f"<h1>{escape(title)}</h1>")
     kind = "bad" if not summary.verdict.valid or summary.goodput.met is False else "good"
-    sheet.add(f'<p class="sentence {kind}">{escape(words.sentence(summary))}</p>')
+    sheet.add(f'<p class="sentence {kind}">{escape(run_headline.sentence(summary))}</p>')
     tiles = (
         f"<div><dt>{escape(n.name)}</dt><dd>{escape(n.value)} <small>{escape(n.unit)}</small></dd>"
         f"<p>{escape(n.beside)}</p></div>"
-        for n in words.five(summary)
+        for n in run_headline.five(summary)
     )
     sheet.add(f'<dl class="five">{"".join(tiles)}</dl>')
     gpus = f"{target.gpus} GPU{'s' if target.gpus != 1 else ''}" if target.gpus is not None else ""
@@ -105,25 +105,25 @@ def _first_screen(sheet: page.Page, summary: Summary) -> None:
 
 
 def _lasted(duration_s: float | None, what: str = "") -> str:
-    return "" if duration_s is None else f"{show.duration(duration_s)} {what}".rstrip()
+    return "" if duration_s is None else f"{format.duration(duration_s)} {what}".rstrip()
 
 
 def _counts(summary: Summary) -> str:
     requests = summary.requests
-    parts = [f"{show.count(requests.scheduled)} scheduled"]
+    parts = [f"{format.count(requests.scheduled)} scheduled"]
     for status in ("ok", "failed", "dropped", "cancelled", "lost"):
         value = getattr(requests, status)
         if value or status == "ok":
-            parts.append(f"{show.count(value)} {status}")
+            parts.append(f"{format.count(value)} {status}")
     if summary.warmup.scheduled:
-        parts.append(f"{show.count(summary.warmup.scheduled)} of warm-up not counted")
+        parts.append(f"{format.count(summary.warmup.scheduled)} of warm-up not counted")
     return ", ".join(parts)
 
 
 def _value(found: Distribution, quantile: str) -> str:
-    text = show.milliseconds(getattr(found, quantile))
+    text = format.milliseconds(getattr(found, quantile))
     unsure = found.count and quantile not in found.supported
-    return f"~{text}" if unsure and text != show.NONE else text
+    return f"~{text}" if unsure and text != format.NONE else text
 
 
 def _latency(sheet: page.Page, summary: Summary, figures: Figures | None) -> None:
@@ -145,16 +145,16 @@ def _latency(sheet: page.Page, summary: Summary, figures: Figures | None) -> Non
         head = ("promise", "came out", "over the limit", "")
         terms = [
             (
-                words.limit(term),
-                words.outcome(term),
-                f"{show.count(term.over)} of {show.count(term.count)}",
+                run_headline.limit(term),
+                run_headline.outcome(term),
+                f"{format.count(term.over)} of {format.count(term.count)}",
                 "met" if term.met else "MISSED",
             )
             for term in summary.goodput.slo
         ]
         sheet.add(page.table(head, terms))
     if figures is not None:
-        sheet.charts(plots.curves(figures, summary))
+        sheet.charts(run_charts.curves(figures, summary))
 
 
 def _distributions(unit: str, rows: Sequence[tuple[str, Distribution]]) -> str:
@@ -164,10 +164,10 @@ def _distributions(unit: str, rows: Sequence[tuple[str, Distribution]]) -> str:
         [
             (
                 name,
-                show.milliseconds(found.mean),
+                format.milliseconds(found.mean),
                 *(_value(found, quantile) for quantile in QUANTILES),
-                show.milliseconds(found.max),
-                show.count(found.count),
+                format.milliseconds(found.max),
+                format.count(found.count),
             )
             for name, found in rows
         ],
@@ -177,18 +177,18 @@ def _distributions(unit: str, rows: Sequence[tuple[str, Distribution]]) -> str:
 def _about_latency(summary: Summary, found: Sequence[Distribution]) -> Iterator[str]:
     few = [q for q in QUANTILES if any(d.count and q not in d.supported for d in found)]
     if few:
-        needs = ", ".join(f"{q.replace('_', '.')} {show.count(SUPPORT[q])}" for q in few)
+        needs = ", ".join(f"{q.replace('_', '.')} {format.count(SUPPORT[q])}" for q in few)
         yield f"~ rests on too few samples to be relied on; samples needed: {needs}."
     if summary.itl_ms is None and summary.inter_chunk_ms.count:
         yield f"No inter-token latency is given: {summary.itl_absent}."
     if not summary.run.stream:
         yield "Answers were not streamed: TTFT is the whole answer, and there is no TPOT."
     elif summary.tpot_undefined:
-        yield f"{show.count(summary.tpot_undefined)} answers were too short to have a TPOT."
+        yield f"{format.count(summary.tpot_undefined)} answers were too short to have a TPOT."
     if summary.stalls.requests:
-        over = show.duration(summary.stalls.over_ms / 1000)
-        share = show.percent(summary.stalls.share)
-        yield f"{show.count(summary.stalls.requests)} answers ({share}) stood still for more than {over}."
+        over = format.duration(summary.stalls.over_ms / 1000)
+        share = format.percent(summary.stalls.share)
+        yield f"{format.count(summary.stalls.requests)} answers ({share}) stood still for more than {over}."
 
 
 def _over_time(sheet: page.Page, summary: Summary, figures: Figures) -> None:
@@ -196,7 +196,7 @@ def _over_time(sheet: page.Page, summary: Summary, figures: Figures) -> None:
     if summary.window.whole.duration_s is None:
         sheet.add("<p>No request left a record: there is nothing to draw.</p>")
         return
-    sheet.charts(plots.over_time(figures, summary))
+    sheet.charts(run_charts.over_time(figures, summary))
 
 
 def _server(sheet: page.Page, summary: Summary, figures: Figures | None, said: Sequence[Sample]) -> None:
@@ -205,12 +205,12 @@ def _server(sheet: page.Page, summary: Summary, figures: Figures | None, said: S
     sheet.section("What the server says of itself", id="server")
     sheet.add(f"<p>{escape(', '.join(server_says(summary.server)))}.</p>")
     if figures is not None:
-        sheet.charts(plots.server(figures, served.curves(said)))
-    pages = [(one.url, show.count(one.reads), show.count(one.failed)) for one in summary.server.pages]
+        sheet.charts(run_charts.server(figures, series.curves(said)))
+    pages = [(one.url, format.count(one.reads), format.count(one.failed)) for one in summary.server.pages]
     sheet.add(page.table(("metrics page", "reads", "failed"), pages))
     sheet.add(
         '<p class="soft">Read about once a second over a connection of its own, by a process of its own. Every series '
-        f"of the pages is in {served.FILE}.</p>"
+        f"of the pages is in {series.FILE}.</p>"
     )
 
 
@@ -220,7 +220,7 @@ def _lengths(sheet: page.Page, summary: Summary, figures: Figures) -> None:
     if tokens.output is None:
         sheet.add("<p>No request came back whole: no length is known.</p>")
         return
-    said = [f"{show.count(tokens.input)} prompt tokens and {show.count(tokens.output)} output tokens in all."]
+    said = [f"{format.count(tokens.input)} prompt tokens and {format.count(tokens.output)} output tokens in all."]
     by = {"server": "the server", "tokenizer": "the model's tokenizer", "estimate": "an estimate", "events": "events"}
     sources = [by.get(tag, "nobody") for tag in tokens.sources.output]
     if sources:
@@ -230,28 +230,28 @@ def _lengths(sheet: page.Page, summary: Summary, figures: Figures) -> None:
     elif not tokens.length_mismatch_share:
         said.append("Every answer is exactly as long as asked.")
     else:
-        said.append(f"{show.percent(tokens.length_mismatch_share)} of the answers are not as long as asked.")
+        said.append(f"{format.percent(tokens.length_mismatch_share)} of the answers are not as long as asked.")
     if tokens.cached_share is None:
         said.append("The server does not say how much of a prompt came from its prefix cache.")
     else:
-        said.append(f"{show.percent(tokens.cached_share)} of the prompt tokens came from the server's prefix cache.")
+        said.append(f"{format.percent(tokens.cached_share)} of the prompt tokens came from the server's prefix cache.")
     for what, cloud in (("prompts have", figures.ttft_by_input), ("answers have", figures.e2e_by_output)):
         if cloud.count > 1 and cloud.x[0] == cloud.x[1]:
-            said.append(f"All {what} {show.count(round(cloud.x[0]))} tokens.")
+            said.append(f"All {what} {format.count(round(cloud.x[0]))} tokens.")
     sheet.add(f"<p>{escape(' '.join(said))}</p>")
-    sheet.charts(plots.lengths(figures))
+    sheet.charts(run_charts.lengths(figures))
 
 
 def _errors(sheet: page.Page, summary: Summary, figures: Figures | None) -> None:
     sheet.section("Errors", id="errors")
     requests = summary.requests
     if not requests.by_error:
-        sheet.add(f"<p>None: every one of {show.count(requests.scheduled)} requests is ok.</p>")
+        sheet.add(f"<p>None: every one of {format.count(requests.scheduled)} requests is ok.</p>")
     else:
-        rows = [(kind, show.count(error.count), error.first_text) for kind, error in requests.by_error.items()]
+        rows = [(kind, format.count(error.count), error.first_text) for kind, error in requests.by_error.items()]
         sheet.add(page.table(("kind", "requests", "first words about it"), rows, words=True))
     if figures is not None:
-        sheet.charts(plots.errors(figures))
+        sheet.charts(run_charts.errors(figures))
 
 
 def _parts(sheet: page.Page, summary: Summary) -> None:
@@ -261,12 +261,12 @@ def _parts(sheet: page.Page, summary: Summary) -> None:
     def row(name: str, part: StageSummary | TargetSummary) -> tuple[str, ...]:
         return (
             name,
-            show.count(part.requests.ok),
-            show.count(part.requests.failed + part.requests.lost),
-            show.quantity(part.load.completed_rps),
-            show.quantity(part.tokens.output_per_s),
+            format.count(part.requests.ok),
+            format.count(part.requests.failed + part.requests.lost),
+            format.quantity(part.load.completed_rps),
+            format.quantity(part.tokens.output_per_s),
             *(_value(d, quantile) for d in (part.ttft_ms, part.tpot_ms) for quantile in ("p50", "p99")),
-            show.percent(part.goodput.share),
+            format.percent(part.goodput.share),
         )
 
     if len(summary.stages) > 1:
@@ -308,18 +308,18 @@ def _spread(targets: Sequence[TargetSummary]) -> list[tuple[str, ...]]:
         half = len(known) // 2
         median = known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2
         figures = (known[0], known[-1], sum(known) / len(known), median)
-        rows.append((name, *map(show.quantity, figures), show.quantity(sum(known)) if adds_up else show.NONE))
+        rows.append((name, *map(format.quantity, figures), format.quantity(sum(known)) if adds_up else format.NONE))
     return rows
 
 
 def _client(sheet: page.Page, summary: Summary, figures: Figures | None) -> None:
     sheet.section("The load generator itself", id="client")
     client = summary.client
-    busy = f", the busiest second {show.percent(client.cpu_share_max)} of a core" if client.cpu_share_max else ""
+    busy = f", the busiest second {format.percent(client.cpu_share_max)} of a core" if client.cpu_share_max else ""
     used = f"{client.workers} worker{'s' if client.workers != 1 else ''}"
     if client.cpu_s is not None:
-        used += f", {show.quantity(client.cpu_s)} CPU-s{busy}, {show.size(client.peak_rss_bytes)} of memory at most"
-    traffic = f"{show.size(summary.bytes.sent)} sent, {show.size(summary.bytes.received)} received"
+        used += f", {format.quantity(client.cpu_s)} CPU-s{busy}, {format.size(client.peak_rss_bytes)} of memory at most"
+    traffic = f"{format.size(summary.bytes.sent)} sent, {format.size(summary.bytes.received)} received"
     sheet.add(f"<p>{escape(f'{used}; {traffic}.')}</p>")
     rows = [
         ("Connect", summary.connect_ms),
@@ -329,7 +329,7 @@ def _client(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
     ]
     sheet.add(_distributions("ms", rows))
     if figures is not None:
-        sheet.charts(plots.client(figures, summary))
+        sheet.charts(run_charts.client(figures, summary))
 
 
 def _elsewhere(sheet: page.Page, others: Sequence[Reported]) -> None:
@@ -344,7 +344,7 @@ def _elsewhere(sheet: page.Page, others: Sequence[Reported]) -> None:
     rows = [
         (
             other.tool,
-            *(show.milliseconds(value) for pair in (other.ttft, other.tpot, other.itl, other.e2e) for value in pair),
+            *(format.milliseconds(value) for pair in (other.ttft, other.tpot, other.itl, other.e2e) for value in pair),
         )
         for other in others
     ]
@@ -363,7 +363,7 @@ def _definitions(sheet: page.Page) -> None:
 
 def _again(sheet: page.Page, summary: Summary, header: Header | None) -> None:
     run, prints = summary.run, summary.fingerprints
-    rtt = f"{show.milliseconds(summary.rtt_ms)} ms without load" if summary.rtt_ms is not None else ""
+    rtt = f"{format.milliseconds(summary.rtt_ms)} ms without load" if summary.rtt_ms is not None else ""
     sheet.section("How to reproduce", id="again")
     sheet.add(f"<pre>{escape(shlex.join(run.command))}</pre>")
     host, limits = run.host, summary.verdict.limits
@@ -385,9 +385,9 @@ def _again(sheet: page.Page, summary: Summary, header: Header | None) -> None:
                 ("Machine", machine),
                 ("Clock", host.clock),
                 ("Versions", f"Python {host.python}" + (f", {versions}" if versions else "")),
-                ("Limits", f"send lag {show.percent(limits.send_lag_share)}, stamp error "
-                 f"{show.percent(limits.stamp_error_share)} of TTFT p50; CPU {show.percent(limits.cpu_share)}; "
-                 f"failures {show.percent(limits.failure_share)}"),
+                ("Limits", f"send lag {format.percent(limits.send_lag_share)}, stamp error "
+                 f"{format.percent(limits.stamp_error_share)} of TTFT p50; CPU {format.percent(limits.cpu_share)}; "
+                 f"failures {format.percent(limits.failure_share)}"),
             )
         )
     )  # fmt: skip

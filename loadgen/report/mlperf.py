@@ -8,14 +8,14 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from loadgen.loadgen_spread import PERCENTILES
-from loadgen.report import numbers as show
+from loadgen import format
+from loadgen.stats.loadgen_spread import PERCENTILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from loadgen.loadgen_spread import Spread
-    from loadgen.mlperf import Result
+    from loadgen.mlperf.result import Result
+    from loadgen.stats.loadgen_spread import Spread
 
 WIDTH = 100
 NAMES = {"server": "Server", "interactive": "Interactive", "offline": "Offline"}
@@ -40,16 +40,17 @@ def _lines(result: Result, gpus: int | None, parts: tuple[str, ...], width: int)
     yield f"Tokens     {result.tokens:,}, {result.one_token_replies:,} one-token replies (counted, left out of TPOT)"
     yield ""
     tokens = result.completed_tokens_per_s
-    per_gpu = f" · {show.quantity(tokens / gpus)} per GPU ({gpus})" if gpus and tokens is not None else ""
+    per_gpu = f" · {format.quantity(tokens / gpus)} per GPU ({gpus})" if gpus and tokens is not None else ""
     if result.scenario == "offline":
-        yield f"Samples/s  {show.quantity(result.completed_samples_per_s, 4)}"
-        yield f"Tokens/s   {show.quantity(tokens, 4)}{per_gpu}"
+        yield f"Samples/s  {format.quantity(result.completed_samples_per_s, 4)}"
+        yield f"Tokens/s   {format.quantity(tokens, 4)}{per_gpu}"
     else:
-        yield f"Tokens/s   {show.quantity(tokens, 4)} until the last-issued query ended (LoadGen's){per_gpu}"
-        yield f"           {show.quantity(result.whole_tokens_per_s, 4)} over the whole run, until the last completion"
+        yield f"Tokens/s   {format.quantity(tokens, 4)} until the last-issued query ended (LoadGen's){per_gpu}"
+        whole = format.quantity(result.whole_tokens_per_s, 4)
+        yield f"           {whole} over the whole run, until the last completion"
         yield (
-            f"Samples/s  {show.quantity(result.completed_samples_per_s, 4)} completed, "
-            f"{show.quantity(result.scheduled_samples_per_s, 4)} scheduled"
+            f"Samples/s  {format.quantity(result.completed_samples_per_s, 4)} completed, "
+            f"{format.quantity(result.scheduled_samples_per_s, 4)} scheduled"
         )
     yield ""
     yield from _table(result)

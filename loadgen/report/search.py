@@ -5,12 +5,12 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from loadgen.report import numbers as show
+from loadgen import format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadgen.search import Answer, Ask, Goal, Told
+    from loadgen.search.load_search import Answer, Ask, Goal, Told
 
 WIDTH = 100
 KINDS = {"bracket": "looking for a bracket", "probe": "probe", "confirm": "confirmation at full length"}
@@ -38,7 +38,7 @@ def asking(ask: Ask, unit: str) -> str:
 def told(one: Told) -> str:
     """The line after it."""
     early = ", ended early" if one.early else ""
-    return f"  {one.outcome}{early} after {show.duration(one.spent_s)}: {one.why}"
+    return f"  {one.outcome}{early} after {format.duration(one.spent_s)}: {one.why}"
 
 
 def render(answer: Answer, told: Sequence[Told], goal: Goal, *, unit: str, simulated: bool) -> str:
@@ -55,10 +55,10 @@ def _lines(answer: Answer, told: Sequence[Told], goal: Goal, unit: str, simulate
         (
             f"{one.ask.load:.4g}",
             one.outcome + (" (early)" if one.early else ""),
-            show.duration(one.spent_s),
-            *(show.milliseconds(one.figures.get(name)) for name in _LATENCIES),
-            show.quantity(one.figures.get("output_tokens_per_s")),
-            show.quantity(one.figures.get("goodput_rps")),
+            format.duration(one.spent_s),
+            *(format.milliseconds(one.figures.get(name)) for name in _LATENCIES),
+            format.quantity(one.figures.get("output_tokens_per_s")),
+            format.quantity(one.figures.get("goodput_rps")),
             "confirmation" if one.ask.kind == "confirm" else "",
         )
         for one in sorted(told, key=lambda one: (one.ask.load, one.ask.number))
@@ -80,8 +80,8 @@ def _lines(answer: Answer, told: Sequence[Told], goal: Goal, unit: str, simulate
     if answer.confirmed is not None:
         yield f"Confirmed  {answer.confirmed:.4g}{unit}: a run at full length from empty met every term"
     spent = answer.spent_s - answer.confirming_s
-    confirming = f"{show.duration(answer.confirming_s)} confirming"
-    yield f"Spent      {show.duration(spent)} in {answer.probes} probes, {confirming}"
+    confirming = f"{format.duration(answer.confirming_s)} confirming"
+    yield f"Spent      {format.duration(spent)} in {answer.probes} probes, {confirming}"
     ended = f"Ended      {ENDINGS.get(answer.reason, answer.reason)}"
     yield from textwrap.wrap(ended, WIDTH, subsequent_indent=" " * 11)
     bad = next((one for one in told if one.outcome == "invalid"), None)

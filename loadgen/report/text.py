@@ -8,20 +8,20 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from loadgen.paths import NAMES
-from loadgen.quantiles import SUPPORT, Distribution
-from loadgen.report import numbers as show
-from loadgen.verdict import WAITED_SHARE
+from loadgen import format
+from loadgen.metrics.registry import NAMES
+from loadgen.metrics.validity import WAITED_SHARE
+from loadgen.stats.quantiles import SUPPORT, Distribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from loadgen.drift import Drift
-    from loadgen.header import Target
-    from loadgen.metrics import Goodput, TermResult
-    from loadgen.served import Served
-    from loadgen.summary import StageSummary, Summary, TargetSummary
-    from loadgen.tally import Requests
+    from loadgen.metrics.blocks import Requests
+    from loadgen.metrics.columns import Goodput, TermResult
+    from loadgen.metrics.drift import Drift
+    from loadgen.metrics.summary import StageSummary, Summary, TargetSummary
+    from loadgen.results.manifest import Target
+    from loadgen.server_metrics.series import Served
 
 WIDTH = 100
 LABEL = 11  # of the left column
@@ -61,13 +61,13 @@ def render_levels(summaries: Sequence[Summary], *, color: bool = False) -> str:
     )
     rows = [
         (
-            summary.load.arrival or show.NONE,
-            show.count(summary.requests.ok),
-            show.quantity(summary.load.completed_rps),
-            show.quantity(summary.tokens.output_per_s),
+            summary.load.arrival or format.NONE,
+            format.count(summary.requests.ok),
+            format.quantity(summary.load.completed_rps),
+            format.quantity(summary.tokens.output_per_s),
             *(_value(d, quantile) for d in (summary.ttft_ms, summary.tpot_ms) for quantile in ("p50", "p99")),
             _value(summary.e2e_ms, "p50"),
-            show.percent(summary.goodput.share),
+            format.percent(summary.goodput.share),
         )
         for summary in summaries
     ]
@@ -122,7 +122,7 @@ def _opening(summary: Summary, paint: Callable[[str, str], str], width: int) -> 
     mark = paint("SIMULATED, not a real server:", "yellow") + " " if target.simulated else ""
     yield mark + paint(" · ".join(filter(None, (_called(target), target.model, summary.load.arrival))), "bold")
     gpus = f"{target.gpus} GPU{'s' if target.gpus != 1 else ''}" if target.gpus is not None else ""
-    rtt = f"connect time {show.milliseconds(summary.rtt_ms)} ms without load" if summary.rtt_ms is not None else ""
+    rtt = f"connect time {format.milliseconds(summary.rtt_ms)} ms without load" if summary.rtt_ms is not None else ""
     seed = f"seed {run.seed}" if run.seed is not None else ""
     yield from _wrapped("Run", [f"{run.workload or run.name}: {run.id}", seed, f"loadgen {run.version}"], width)
     yield from _wrapped("", [gpus, target.shape, target.region, rtt], width)
@@ -141,32 +141,32 @@ def _called(target: Target) -> str:
 
 def _counts(summary: Summary, width: int) -> Iterator[str]:
     requests, load, window = summary.requests, summary.load, summary.window
-    counts = [f"{show.count(requests.scheduled)} scheduled"]
+    counts = [f"{format.count(requests.scheduled)} scheduled"]
     counts += [
-        f"{show.count(getattr(requests, status))} {status}"
+        f"{format.count(getattr(requests, status))} {status}"
         for status in ("ok", "failed", "dropped", "cancelled", "lost", "resent")
         if status in ("ok", "failed") or getattr(requests, status)
     ]
     if summary.warmup.scheduled:
-        counts[-1] += f" (+ {show.count(summary.warmup.scheduled)} of warm-up, not counted)"
+        counts[-1] += f" (+ {format.count(summary.warmup.scheduled)} of warm-up, not counted)"
     yield from _wrapped("Requests", counts, width)
-    rates = [f"offered {show.rate(load.offered_rps)}"] if load.offered_rps is not None else []
-    rates += [f"sent {show.rate(load.achieved_rps)}", f"completed {show.rate(load.completed_rps)}"]
+    rates = [f"offered {format.rate(load.offered_rps)}"] if load.offered_rps is not None else []
+    rates += [f"sent {format.rate(load.achieved_rps)}", f"completed {format.rate(load.completed_rps)}"]
     if load.steady_completed_rps is not None:
-        rates[-1] += f" ({show.rate(load.steady_completed_rps)} while load was offered)"
-    rates.append(f"in flight {show.quantity(load.in_flight_mean)} mean, {show.count(load.in_flight_max)} at most")
+        rates[-1] += f" ({format.rate(load.steady_completed_rps)} while load was offered)"
+    rates.append(f"in flight {format.quantity(load.in_flight_mean)} mean, {format.count(load.in_flight_max)} at most")
     if load.gap_variation is not None:
         rates.append(f"gap variation {load.gap_variation:.2f} (planned {load.gap_variation_planned or 0:.2f})")
     yield from _wrapped("Load", rates, width)
-    offered = f"{show.duration(window.steady.duration_s)} of it with load offered"
-    yield from _wrapped("Time", [f"{show.duration(window.duration_s)} measured", offered], width)
+    offered = f"{format.duration(window.steady.duration_s)} of it with load offered"
+    yield from _wrapped("Time", [f"{format.duration(window.duration_s)} measured", offered], width)
     yield from _drift(summary.drift, width)
     if summary.sessions is not None:
         found = summary.sessions
-        p50 = show.duration(None if found.duration_ms.p50 is None else found.duration_ms.p50 / 1000)
-        done = f"{show.count(found.ok)} of {show.count(found.count)} conversations ok"
-        done += f" (+ {show.count(found.cut)} cut short by the end of the load)" if found.cut else ""
-        yield from _wrapped("Tasks", [done, show.rate(found.ok_per_s), f"p50 {p50} each"], width)
+        p50 = format.duration(None if found.duration_ms.p50 is None else found.duration_ms.p50 / 1000)
+        done = f"{format.count(found.ok)} of {format.count(found.count)} conversations ok"
+        done += f" (+ {format.count(found.cut)} cut short by the end of the load)" if found.cut else ""
+        yield from _wrapped("Tasks", [done, format.rate(found.ok_per_s), f"p50 {p50} each"], width)
 
 
 def _drift(drift: Drift, width: int) -> Iterator[str]:
@@ -193,8 +193,8 @@ def _value(distribution: Distribution, quantile: str) -> str:
     """A quantile in ms, marked when too few samples stand behind it."""
     value = getattr(distribution, quantile)
     if value is None:
-        return show.NONE
-    return ("" if quantile in distribution.supported else "~") + show.milliseconds(value)
+        return format.NONE
+    return ("" if quantile in distribution.supported else "~") + format.milliseconds(value)
 
 
 def _footnote(distributions: Sequence[Distribution], quantiles: Sequence[str] = SHOWN) -> list[str]:
@@ -202,7 +202,7 @@ def _footnote(distributions: Sequence[Distribution], quantiles: Sequence[str] = 
     few = {q for d in distributions if d.count for q in quantiles if q not in d.supported}
     if not few:
         return []
-    needs = ", ".join(f"{q} {show.count(SUPPORT[q])}" for q in quantiles if q in few)
+    needs = ", ".join(f"{q} {format.count(SUPPORT[q])}" for q in quantiles if q in few)
     return [f"~ rests on too few samples; needed: {needs}"]
 
 
@@ -228,10 +228,10 @@ def _latency(summary: Summary) -> Iterator[str]:
         [
             (
                 name,
-                show.milliseconds(d.mean),
+                format.milliseconds(d.mean),
                 *(_value(d, quantile) for quantile in SHOWN),
-                show.milliseconds(d.max),
-                show.count(d.count),
+                format.milliseconds(d.max),
+                format.count(d.count),
             )
             for name, d in rows
         ],
@@ -242,33 +242,33 @@ def _latency(summary: Summary) -> Iterator[str]:
     if not summary.run.stream:
         yield "answers were not streamed: TTFT is the whole answer, and there is no TPOT"
     elif summary.tpot_undefined:
-        yield f"{show.count(summary.tpot_undefined)} answers were too short to have a TPOT"
+        yield f"{format.count(summary.tpot_undefined)} answers were too short to have a TPOT"
     if summary.stalls.requests:
-        stalled = f"{show.count(summary.stalls.requests)} answers ({show.percent(summary.stalls.share)})"
-        yield f"{stalled} stood still for more than {show.duration(summary.stalls.over_ms / 1000)}"
+        stalled = f"{format.count(summary.stalls.requests)} answers ({format.percent(summary.stalls.share)})"
+        yield f"{stalled} stood still for more than {format.duration(summary.stalls.over_ms / 1000)}"
 
 
 def _tokens(summary: Summary, width: int) -> Iterator[str]:
     tokens, client = summary.tokens, summary.client
-    cached = f" ({show.percent(tokens.cached_share)} cached)" if tokens.cached_share is not None else ""
-    asked = f" of {show.count(tokens.asked_output)} asked" if tokens.asked_output not in (None, tokens.output) else ""
+    cached = f" ({format.percent(tokens.cached_share)} cached)" if tokens.cached_share is not None else ""
+    asked = f" of {format.count(tokens.asked_output)} asked" if tokens.asked_output not in (None, tokens.output) else ""
     by = " + ".join(tag for tag in tokens.sources.output if tag != "none")
-    sums = [f"{show.count(tokens.input)} in{cached}", f"{show.count(tokens.output)} out{asked}"]
+    sums = [f"{format.count(tokens.input)} in{cached}", f"{format.count(tokens.output)} out{asked}"]
     yield from _wrapped("Tokens", [*sums, f"output counted by: {by}" if by else ""], width)
-    rates = [f"{show.rate(tokens.output_per_s)} output", f"{show.rate(tokens.total_per_s)} input + output"]
+    rates = [f"{format.rate(tokens.output_per_s)} output", f"{format.rate(tokens.total_per_s)} input + output"]
     if tokens.steady_output_per_s is not None:
-        rates.append(f"while load was offered {show.rate(tokens.steady_output_per_s)} output")
-        rates.append(f"{show.rate(tokens.steady_total_per_s)} input + output")
+        rates.append(f"while load was offered {format.rate(tokens.steady_output_per_s)} output")
+        rates.append(f"{format.rate(tokens.steady_total_per_s)} input + output")
     yield from _wrapped("", rates, width)
     used = [f"{client.workers} worker{'s' if client.workers != 1 else ''}"]
-    used += [f"{show.quantity(client.cpu_s)} CPU-s"] if client.cpu_s is not None else []
+    used += [f"{format.quantity(client.cpu_s)} CPU-s"] if client.cpu_s is not None else []
     used += (
-        [f"busiest second {show.percent(client.cpu_share_max)} of a core"] if client.cpu_share_max is not None else []
+        [f"busiest second {format.percent(client.cpu_share_max)} of a core"] if client.cpu_share_max is not None else []
     )
     if client.waited_share_max is not None and client.waited_share_max > WAITED_SHARE:
-        used.append(f"kept off it by others for {show.percent(client.waited_share_max)} of one")
-    used += [f"{show.size(client.peak_rss_bytes)} at most"] if client.peak_rss_bytes is not None else []
-    traffic = [f"{show.size(summary.bytes.sent)} sent", f"{show.size(summary.bytes.received)} received"]
+        used.append(f"kept off it by others for {format.percent(client.waited_share_max)} of one")
+    used += [f"{format.size(client.peak_rss_bytes)} at most"] if client.peak_rss_bytes is not None else []
+    traffic = [f"{format.size(summary.bytes.sent)} sent", f"{format.size(summary.bytes.received)} received"]
     yield from _wrapped("Client", [*used, *traffic], width)
     if summary.server is not None:
         yield from _wrapped("Server", server_says(summary.server), width)
@@ -281,16 +281,16 @@ def server_says(served: Served) -> list[str]:
     if theirs is not None:
         word = "the client as many"
         if theirs != ours:
-            word = f"the client {show.count(ours)} ({show.difference(ours, theirs)})"
-        said.append(f"{show.count(theirs)} output tokens by its own count, {word}")
+            word = f"the client {format.count(ours)} ({format.difference(ours, theirs)})"
+        said.append(f"{format.count(theirs)} output tokens by its own count, {word}")
     if served.running_max is not None:
-        said.append(f"at most {show.count(served.running_max)} running")
+        said.append(f"at most {format.count(served.running_max)} running")
     if served.waiting_max is not None:
-        said.append(f"{show.count(served.waiting_max)} queued")
+        said.append(f"{format.count(served.waiting_max)} queued")
     if served.kv_use_max is not None:
-        said.append(f"KV cache {show.percent(served.kv_use_max)} full at most")
+        said.append(f"KV cache {format.percent(served.kv_use_max)} full at most")
     reads, failed = (sum(getattr(page, name) for page in served.pages) for name in ("reads", "failed"))
-    return [*said, f"{show.count(reads)} reads" + (f", {show.count(failed)} of them failed" if failed else "")]
+    return [*said, f"{format.count(reads)} reads" + (f", {format.count(failed)} of them failed" if failed else "")]
 
 
 def parts(summary: Summary) -> Iterator[str]:
@@ -300,10 +300,10 @@ def parts(summary: Summary) -> Iterator[str]:
     def row(name: str, part: StageSummary | TargetSummary) -> tuple[str, ...]:
         return (
             textwrap.shorten(name, 28, placeholder="..."),
-            show.count(part.requests.ok),
-            show.count(part.requests.failed + part.requests.lost),
-            show.quantity(part.load.completed_rps),
-            show.quantity(part.tokens.output_per_s),
+            format.count(part.requests.ok),
+            format.count(part.requests.failed + part.requests.lost),
+            format.quantity(part.load.completed_rps),
+            format.quantity(part.tokens.output_per_s),
             *(_value(d, quantile) for d in (part.ttft_ms, part.tpot_ms) for quantile in ("p50", "p99")),
         )
 
@@ -317,24 +317,24 @@ def parts(summary: Summary) -> Iterator[str]:
         rack = summary.rack
         yield "Rack, output tokens/s"
         totals = [
-            (f"  sum of {rack.targets} rates, each over its own time", show.quantity(rack.sum_of_rates_per_s)),
-            ("  all tokens over one clock", show.quantity(rack.single_clock_per_s)),
+            (f"  sum of {rack.targets} rates, each over its own time", format.quantity(rack.sum_of_rates_per_s)),
+            ("  all tokens over one clock", format.quantity(rack.single_clock_per_s)),
         ]
         yield from _table(("", ""), totals)[1:]
         figures = (rack.min_per_s, rack.mean_per_s, rack.median_per_s, rack.max_per_s)
         nodes = zip(("min", "mean", "median", "max"), figures, strict=True)
-        each = ", ".join(f"{name} {show.quantity(value)}" for name, value in nodes)
-        yield f"  of a target {each}, spread {show.percent(rack.spread)}"
+        each = ", ".join(f"{name} {format.quantity(value)}" for name, value in nodes)
+        yield f"  of a target {each}, spread {format.percent(rack.spread)}"
 
 
 def _slo(goodput: Goodput, paint: Callable[[str, str], str], width: int) -> Iterator[str]:
     if goodput.met is None:
         return
     word, colour = ("met", "green") if goodput.met else ("MISSED", "red")
-    good = f"{word}: {show.count(goodput.good)} of {show.count(goodput.counted)} requests within every limit"
-    promised = f", promised {show.percent(goodput.share_limit)}" if goodput.share_limit is not None else ""
-    good += f" ({show.percent(goodput.share)}{promised})"
-    first, *others = _wrapped("SLO", [good, f"goodput {show.rate(goodput.rps)}"], width)
+    good = f"{word}: {format.count(goodput.good)} of {format.count(goodput.counted)} requests within every limit"
+    promised = f", promised {format.percent(goodput.share_limit)}" if goodput.share_limit is not None else ""
+    good += f" ({format.percent(goodput.share)}{promised})"
+    first, *others = _wrapped("SLO", [good, f"goodput {format.rate(goodput.rps)}"], width)
     yield first.replace(word, paint(word, colour), 1)
     yield from others
     yield from (
@@ -349,14 +349,13 @@ def _slo(goodput: Goodput, paint: Callable[[str, str], str], width: int) -> Iter
 
 
 def _term(term: TermResult) -> tuple[str, str, str]:
-    limit = (
-        f"{NAMES.get(term.metric, term.metric)} p{term.quantile * 100:g} at most {show.milliseconds(term.limit_ms)} ms"
-    )
+    name = NAMES.get(term.metric, term.metric)
+    limit = f"{name} p{term.quantile * 100:g} at most {format.milliseconds(term.limit_ms)} ms"
     if term.value_ms is None:
         came = "falls on a failed one" if term.count else "nothing measured"
     else:
-        came = f"{'' if term.supported else '~'}{show.milliseconds(term.value_ms)} ms"
-    return limit, came, f"{show.count(term.over)} of {show.count(term.count)} over"
+        came = f"{'' if term.supported else '~'}{format.milliseconds(term.value_ms)} ms"
+    return limit, came, f"{format.count(term.over)} of {format.count(term.count)} over"
 
 
 def _errors(requests: Requests, width: int) -> Iterator[str]:
@@ -366,7 +365,7 @@ def _errors(requests: Requests, width: int) -> Iterator[str]:
     longest = max(len(kind) for kind in requests.by_error)
     for kind, error in requests.by_error.items():
         words = "".join(letter if letter.isprintable() else " " for letter in error.first_text)
-        line = f"  {kind:<{longest}}  {show.count(error.count):>7}  {' '.join(words.split())}"
+        line = f"  {kind:<{longest}}  {format.count(error.count):>7}  {' '.join(words.split())}"
         yield line if len(line) <= width else line[: width - 3] + "..."
 
 

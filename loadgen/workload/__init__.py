@@ -5,7 +5,10 @@ words mean is in docs/workloads.md. Inside: `positions` (YAML that remembers whe
 lacks) carry `model` (the types); `overrides` (flags) and `apply` change it; `reading` puts them together.
 """
 
-from loadgen.workload.model import (
+from loadgen.workload.fields import Empirical, Fixed, Listed, LogNormal, Normal, Uniform
+from loadgen.workload.flags import Overrides, levels
+from loadgen.workload.loading import load, of_trace, packaged
+from loadgen.workload.schema import (
     CPU_SHARE,
     FAILURE_SHARE,
     GRACE_NS,
@@ -36,9 +39,6 @@ from loadgen.workload.model import (
     recipe_fingerprint,
     request_fingerprint,
 )
-from loadgen.workload.overrides import Overrides, levels
-from loadgen.workload.parts import Empirical, Fixed, Listed, LogNormal, Normal, Uniform
-from loadgen.workload.reading import load, of_trace, packaged
 
 __all__ = [
     "CPU_SHARE",

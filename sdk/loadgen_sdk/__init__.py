@@ -9,60 +9,60 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .blocking import BlockingClient as BlockingClient
-    from .client import Client as Client
-    from .client import Event as Event
+    from .app.blocking import BlockingClient as BlockingClient
+    from .app.client import Client as Client
+    from .app.client import Event as Event
+    from .app.instrumentation import instrument as instrument
+    from .app.measurement import Attempt as Attempt
+    from .app.measurement import Content as Content
+    from .app.measurement import Measurement as Measurement
+    from .app.measurement import TokenPrice as TokenPrice
+    from .app.measurement import latest_measurement as latest_measurement
+    from .app.retry import Retry as Retry
+    from .app.telemetry import OpenTelemetry as OpenTelemetry
+    from .app.telemetry import Prometheus as Prometheus
+    from .app.throttle import Permit as Permit
+    from .app.throttle import Throttle as Throttle
+    from .app.trace_recorder import ShapeRecorder as ShapeRecorder
+    from .app.trace_recorder import record_shape as record_shape
     from .errors import ClientError as ClientError
     from .errors import RequestFailed as RequestFailed
     from .errors import TargetUnusable as TargetUnusable
     from .errors import WrongUse as WrongUse
-    from .instrumentation import instrument as instrument
-    from .measurement import Attempt as Attempt
-    from .measurement import Content as Content
-    from .measurement import Measurement as Measurement
-    from .measurement import TokenPrice as TokenPrice
-    from .measurement import latest_measurement as latest_measurement
     from .request import Completion as Completion
     from .request import Failure as Failure
     from .request import Request as Request
     from .request import Usage as Usage
-    from .retry import Retry as Retry
-    from .shapes import ShapeRecorder as ShapeRecorder
-    from .shapes import record_shape as record_shape
-    from .target import Target as Target
-    from .telemetry import OpenTelemetry as OpenTelemetry
-    from .telemetry import Prometheus as Prometheus
-    from .throttle import Permit as Permit
-    from .throttle import Throttle as Throttle
-    from .wire import Tls as Tls
+    from .transport.target import Target as Target
+    from .transport.wire import Tls as Tls
 
 _ROOMS = {
-    "Attempt": "measurement",
-    "BlockingClient": "blocking",
-    "Client": "client",
+    "Attempt": "app.measurement",
+    "BlockingClient": "app.blocking",
+    "Client": "app.client",
     "ClientError": "errors",
     "Completion": "request",
-    "Content": "measurement",
-    "Event": "client",
+    "Content": "app.measurement",
+    "Event": "app.client",
     "Failure": "request",
-    "Measurement": "measurement",
-    "OpenTelemetry": "telemetry",
-    "Permit": "throttle",
-    "Prometheus": "telemetry",
+    "Measurement": "app.measurement",
+    "OpenTelemetry": "app.telemetry",
+    "Permit": "app.throttle",
+    "Prometheus": "app.telemetry",
     "Request": "request",
     "RequestFailed": "errors",
-    "Retry": "retry",
-    "ShapeRecorder": "shapes",
-    "Target": "target",
+    "Retry": "app.retry",
+    "ShapeRecorder": "app.trace_recorder",
+    "Target": "transport.target",
     "TargetUnusable": "errors",
-    "Throttle": "throttle",
-    "Tls": "wire",
-    "TokenPrice": "measurement",
+    "Throttle": "app.throttle",
+    "Tls": "transport.wire",
+    "TokenPrice": "app.measurement",
     "Usage": "request",
     "WrongUse": "errors",
-    "instrument": "instrumentation",
-    "latest_measurement": "measurement",
-    "record_shape": "shapes",
+    "instrument": "app.instrumentation",
+    "latest_measurement": "app.measurement",
+    "record_shape": "app.trace_recorder",
 }
 
 __all__ = [  # noqa: PLE0604 - they are the keys of the table, sorted there

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ..request import NEVER, Failure, Usage
-from ..sse import Named
+from .sse import Named
 
 ENDINGS = frozenset(("stop", "length", "tool_calls", "function_call", "content_filter"))
 ERROR_TEXT_CHARS = 500

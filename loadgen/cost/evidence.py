@@ -1,0 +1,54 @@
+"""What a figure rests on: one run, repeats of one run, or a capacity with the run behind it.
+
+Pure values; `results.py` reads them from folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from loadgen.metrics.summary import Summary
+from loadgen.results.capacity import Capacity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a figure rests on. `summaries`: one, or the repeats of one run; with a capacity the run that shows it."""
+
+    name: str
+    folder: str
+    summaries: tuple[Summary, ...]
+    capacity: Capacity | None = None
+
+    @property
+    def summary(self) -> Summary:
+        """The first one, for what all of them share."""
+        return self.summaries[0]
+
+    @property
+    def valid(self) -> bool:
+        return all(summary.verdict.valid for summary in self.summaries)
+
+    @property
+    def simulated(self) -> bool:
+        return any(summary.target.simulated for summary in self.summaries)
+
+
+def notes(evidence: Evidence) -> Iterator[str]:
+    """What is to be said beside every figure that rests on it."""
+    summaries = evidence.summaries
+    if evidence.simulated:
+        yield "SIMULATED: no real server was measured"
+    if not evidence.valid:
+        reasons = {reason for one in summaries for reason in one.verdict.reasons}
+        yield "INVALID measurement: " + "; ".join(sorted(reasons)) + "; an invalid run has no good requests"
+    if any(one.goodput.met is False for one in summaries):
+        yield "the run behind the capacity missed its SLO" if evidence.capacity else "the SLO was missed at this load"
+    if evidence.capacity is not None and evidence.capacity.lower_bound:
+        yield (
+            "the highest load that was tried still kept the SLO: the capacity is at least this; a cost and a number of "
+            "machines that follow from it are at most what stands here"
+        )
+    if summaries[0].goodput.met is None:
+        yield "no SLO: nothing says which requests were good"

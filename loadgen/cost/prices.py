@@ -1,0 +1,261 @@
+"""What things cost: the kinds of price, what may be written in each, and which price a target is under.
+
+Pure, and without arithmetic: no default price, no date, no rate is guessed here. Amounts are `decimal.Decimal`. The
+file is read and checked as a whole in `pricefile.py`; what a request costs is worked out in `cost.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, Strict
+
+from loadgen.errors import UserError
+from loadgen.results.manifest import Target
+from loadgen.units import Wrong
+from loadgen.workload.fields import Part, meant
+
+UNDATED = "undated"
+NOT_VERIFIED = "not verified"  # the quality of an entry that only says that its price is missing
+EARLIEST_YEAR = 2015
+
+
+def _number(value: Any) -> Decimal:
+    """YAML's numbers are ints and floats by now; the shortest text of a float is what was written, to 15 digits."""
+    if isinstance(value, Decimal):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise Wrong("is not a number", "without quotes, unit, currency sign or thousands separator, like 10.50")
+    number = Decimal(str(value))
+    if not number.is_finite():
+        raise Wrong("is not a number that can be paid", "an amount, like 10.50")
+    return number
+
+
+def _above_zero(value: Decimal) -> Decimal:
+    if value == 0:
+        raise Wrong("is zero: nothing is free by default", "the price you pay; leave the key out where nothing is paid")
+    if value < 0:
+        raise Wrong("is negative", "an amount above zero, like 10.50")
+    return value
+
+
+def _between(low: str, high: str, what: str) -> AfterValidator:
+    def check(value: Decimal) -> Decimal:
+        if not Decimal(low) <= value <= Decimal(high):
+            raise Wrong(f"is not {what}", f"from {low} to {high}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _currency(value: str) -> str:
+    if not re.fullmatch(r"[A-Z]{3}", value):
+        raise Wrong("is not a currency", "three capital letters of ISO 4217, like USD")
+    return value
+
+
+def _as_of(value: str) -> str:
+    if value == UNDATED:
+        return value
+    try:
+        if first_day(value).year < EARLIEST_YEAR:
+            raise Wrong("is before any of these prices", "the day, month or year at which the price was valid")
+    except ValueError as error:
+        if isinstance(error, Wrong):
+            raise
+        raise Wrong("is not a date", f"2026-11-21, 2026-11 or 2026; {UNDATED} where nobody knows") from None
+    return value
+
+
+def first_day(as_of: str) -> date:
+    """The first day that `2026`, `2026-11` or `2026-11-21` can mean. Raises ValueError for what is none of these."""
+    match = re.fullmatch(r"(\d{4})(?:-(\d\d)(?:-(\d\d))?)?", as_of)
+    if match is None:
+        raise ValueError(as_of)
+    return date(int(match[1]), int(match[2] or 1), int(match[3] or 1))
+
+
+Amount = Annotated[Decimal, BeforeValidator(_number), AfterValidator(_above_zero)]
+Currency = Annotated[str, AfterValidator(_currency)]
+AsOf = Annotated[str, AfterValidator(_as_of)]
+Text = Annotated[str, Field(min_length=1)]
+Gpus = Annotated[int, Strict(), Field(ge=1, le=100_000)]
+
+
+class Energy(Part):
+    """The power of one machine (shape) and who pays it. `counted` puts it into one place, never into two:
+
+    `included`: the price has it in it already, energy is shown in kWh and joules and not in money; `hourly`: `watts` at
+    all hours is part of the hourly price; `by_load`: `idle_watts` is part of the hourly price (a machine that waits
+    burns it), what load adds is the energy term.
+    """
+
+    synonyms: ClassVar[dict[str, str]] = {"power": "watts", "power_w": "watts", "usd_per_kwh": "per_kwh"}
+
+    watts: Amount  # under the measured load, at the machine's plug
+    idle_watts: Annotated[Decimal, BeforeValidator(_number), Field(ge=0)] | None = None
+    pue: Annotated[Decimal, BeforeValidator(_number), _between("1", "3", "a power usage effectiveness")]
+    per_kwh: Amount | None = None
+    counted: Literal["included", "hourly", "by_load"]
+
+
+class _Priced(Part):
+    """What every price carries: whose it is, and where it is from."""
+
+    name: str = ""  # by which `--price DIR=NAME` and the reports call it; made from provider and shape when left out
+    provider: Text
+    currency: Currency | None = None  # of the file when left out
+    as_of: AsOf
+    source: Text
+    quality: str = ""
+    commitment: str = ""  # on demand, 1 year, spot, ...
+    region: str = ""
+    egress_per_gb: Amount | None = None  # per 1e9 bytes that leave the provider
+
+
+class Rented(_Priced):
+    """Machines by the hour. `per_hour` is a whole machine's price, `per_gpu_hour` one GPU's; exactly one is given."""
+
+    synonyms: ClassVar[dict[str, str]] = {"usd_per_gpu_hour": "per_gpu_hour", "usd_per_hour": "per_hour"}
+    synonyms |= {"price": "per_hour", "instance": "shape", "date": "as_of", "gpus_per_shape": "gpus"}
+
+    shape: str = ""  # as in `loadgen run --shape`; without it the price is chosen by `--price DIR=NAME`
+    gpu: Text
+    gpus: Gpus | None = None  # of a machine: with it, whole machines are paid
+    per_hour: Amount | None = None
+    per_gpu_hour: Amount | None = None
+    energy: Energy | None = None
+
+
+class Owned(_Priced):
+    """Machines that were bought. The hourly price is the capital written off evenly over `years` of 8,760 hours, staff
+    (`staff_share` of the capital each year: people, space, support) and what of the power `energy.counted` puts there.
+    """
+
+    provider: Text = "own"
+    shape: str = ""
+    gpu: Text
+    gpus: Gpus  # that the capital bought; a run on fewer pays its part
+    capital: Amount
+    years: Annotated[Decimal, BeforeValidator(_number), _between("0.5", "20", "a time of writing off, in years")]
+    staff_share: Annotated[Decimal, BeforeValidator(_number), _between("0", "1", "a share of the capital per year")]
+    energy: Energy
+
+
+class PerToken(_Priced):
+    """An endpoint that is paid by the token; amounts are per million."""
+
+    synonyms: ClassVar[dict[str, str]] = {"input": "per_million_input", "output": "per_million_output"}
+    synonyms |= {"cached": "per_million_cached", "model_class": "model", "date": "as_of"}
+
+    model: Text  # as the endpoint calls it
+    url: str = ""  # how the target's URL starts, where several providers serve a model of this name
+    per_million_input: Amount
+    per_million_output: Amount
+    per_million_cached: Amount | None = None  # prompt tokens from the provider's prefix cache
+
+
+Price = Rented | Owned | PerToken
+
+
+class Exchange(Part):
+    """One `from` is worth `rate` of `to`. Nothing is inverted and nothing is chained: what is needed is written."""
+
+    from_: Currency = Field(validation_alias="from")
+    to: Currency
+    rate: Amount
+    as_of: AsOf
+    source: Text
+
+
+class Written(Part):
+    """What a price file may say."""
+
+    currency: Currency
+    sample: bool = False  # not anybody's offer: needs --accept-sample-prices
+    notes: str = ""
+    exchange: tuple[Exchange, ...] = ()
+    rented: tuple[Rented, ...] = ()
+    owned: tuple[Owned, ...] = ()
+    per_token: tuple[PerToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Checked prices, all in `currency`. `at` says of each name where it stands: file:line:column."""
+
+    file: str
+    currency: str
+    sample: bool
+    notes: str
+    entries: tuple[Price, ...]
+    at: Mapping[str, str]
+    exchanged: tuple[str, ...]  # in words: which rates were used
+
+
+def find(prices: Prices, target: Target, chosen: str = "", result: str = "") -> tuple[Price, ...]:
+    """The prices of a target: the one called `chosen`; else those of its shape (of its region, where both say one);
+    else, for a target without a shape, those of its model and URL. Several only when they differ in commitment.
+
+    Raises UserError when there is none, or when two providers claim the same machine.
+    """
+    of = f", which {result} ran on" if result else ""
+    if chosen:
+        found = [price for price in prices.entries if price.name == chosen]
+        if not found:
+            raise UserError(f'no price is called "{chosen}"', prices.file, meant(chosen, list(prices.at)))
+    elif target.shape:
+        found = [price for price in prices.entries if _of_shape(price, target)]
+    else:
+        found = [price for price in prices.entries if _of_model(price, target)]
+    if not found:
+        raise UserError(f"no price for {_called(target)}{of}", prices.file, _supply(target, prices))
+    offers = {(price.provider.lower(), price.region.lower(), type(price)) for price in found}
+    if len(offers) > 1:
+        places = ", ".join(f"{price.name} ({prices.at[price.name]})" for price in found)
+        hint = f"choose by --price DIR=NAME: {places}"
+        raise UserError(f"several prices for {_called(target)}{of}", prices.file, hint)
+    for price in found:
+        if isinstance(price, Rented) and price.per_hour is None and price.per_gpu_hour is None:
+            hint = "supply per_hour or per_gpu_hour, with as_of and source: nobody has verified one"
+            raise UserError(f"{price.name} has no price", prices.at[price.name], hint)
+    return tuple(found)
+
+
+def dated(price: Price) -> str:
+    """Where a price is from, in words for beside it."""
+    when = UNDATED if price.as_of == UNDATED else f"as of {price.as_of}"
+    return ", ".join(filter(None, (price.commitment, when, price.source, price.quality)))
+
+
+def _of_shape(price: Price, target: Target) -> bool:
+    if isinstance(price, PerToken) or price.shape.lower() != target.shape.lower():
+        return False
+    return not price.region or not target.region or price.region.lower() == target.region.lower()
+
+
+def _of_model(price: Price, target: Target) -> bool:
+    if not isinstance(price, PerToken) or price.model.lower() != target.model.lower():
+        return False
+    return target.url.startswith(price.url)
+
+
+def _called(target: Target) -> str:
+    if target.shape:
+        return f"the shape {target.shape}" + (f" in {target.region}" if target.region else "")
+    return f"the model {target.model or '(none said)'} at {target.url or target.name or 'an unknown URL'}"
+
+
+def _supply(target: Target, prices: Prices) -> str:
+    if target.shape:
+        what = f"supply rented: (or owned:) with shape: {target.shape}, per_hour, gpus, as_of and source"
+    else:
+        what = f"supply per_token: with model: {target.model}, per_million_input, per_million_output, as_of and source"
+        what += "; for rented machines say --shape and --gpus when running"
+    return f"{what}; or --price DIR=NAME with one of: {', '.join(prices.at)}"

@@ -1,0 +1,170 @@
+"""One share of a job, done in this process: bodies, connections, the driver, and what came of it. IO."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadgen_sdk.errors import TargetUnusable
+from loadgen_sdk.transport.pool import Pool
+from loadgen_sdk.transport.wire import Wire, raise_file_limit
+
+from loadgen.errors import TargetError
+from loadgen.execution.bodies import Bodies
+from loadgen.execution.body_prefetch import Rolling
+from loadgen.execution.driver import AHEAD, HOLD_NS, Drive, no_collector
+from loadgen.execution.plan import Job, cap, plan
+from loadgen.results import store
+from loadgen.schedule import timetable as schedule
+from loadgen.schedule.timetable import Schedule
+from loadgen.workload import Closed
+
+SPARE_OPEN = 32  # connections opened before an open-loop run, beside those that its first second will want
+
+
+MOST_SPARE = 1_000
+
+
+MOST_AHEAD = 100_000  # requests of a load whose bodies are all built before it starts
+
+
+LONG_NS = 120_000_000_000
+
+
+BUILD_CPU_S = 20.0  # a load so large that its bodies take longer than this to build starts with a part of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a worker reports when it is done."""
+
+    prompts_total: int
+    prompts_count: int
+    late: int  # bodies that were built in the sending loop
+    interrupted: bool
+    stopped: bool = False  # because a target stopped answering
+    down: dict[int, float] = field(default_factory=dict)  # target -> when it stopped answering, s from the start
+    notes: tuple[str, ...] = ()  # what was learned of the workers' machines while they ran
+
+
+async def work(
+    job: Job,
+    share: int,
+    shares: int,
+    gate: Callable[[], Any],
+    on_drive: Callable[[Drive], Any] | None = None,
+) -> Share:
+    """Do one share of a job in this process. `gate()` is awaited when all is ready and gives the start instant."""
+    settings, workload = job.settings, job.workload
+    raise_file_limit(0)
+    whole, requests, _ = plan(job)
+    part = schedule.shard(whole, share, shares)
+    wire = Wire(asyncio.get_running_loop())
+    clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
+    rolling = large(whole) and settings.client == "wire"
+    bodies = Rolling(job, part, requests) if rolling else Bodies(requests, clients[0].prepare, len(part.stages))
+    spool = store.Spool(job.folder, share)
+    secrets = [*(endpoint.api_key for endpoint in settings.endpoints), *(value for _, value in settings.headers)]
+
+    def redact(text: str) -> str:
+        for found in job.found:
+            text = found.target.redact(text, *secrets)
+        return text
+
+    try:
+        numbers = []
+        if isinstance(bodies, Rolling):
+            await bodies.filled()
+        else:
+            numbers = [part.stage_numbers(span) for span in part.stages]
+            for stage, span in enumerate(part.stages):
+                bodies.build(stage, numbers[stage], most=AHEAD if span.chains is None else None, cpu_s=BUILD_CPU_S)
+        for client in clients:
+            await client.open(-(-_connections(part) // len(clients)))
+        with no_collector():
+            drive = Drive(
+                schedule=part,
+                bodies=bodies,
+                numbers=numbers,
+                clients=clients,
+                route=settings.route,
+                stop_on_failure=settings.on_target_failure == "stop",
+                wire=wire,
+                hold_ns=0 if settings.client == "openai" else HOLD_NS,  # whose tasks need the loop
+                spool=spool,
+                start_ns=await gate(),
+                grace_ns=workload.grace_ns,
+                max_in_flight=cap(workload.max_in_flight, share, shares),
+                worker=share,
+                run_id=job.run_id,
+                redact=redact,
+            )
+            if on_drive is not None:
+                on_drive(drive)
+            with drive.signals():
+                await drive.run()
+        digest = bodies.digest
+        return Share(
+            prompts_total=digest.total,
+            prompts_count=digest.count,
+            late=bodies.late,
+            interrupted=drive.interrupted and not drive.stopped,
+            stopped=drive.stopped,
+            down=drive.down,
+        )
+    except TargetUnusable as error:
+        raise TargetError(str(error), job.found[0].target.redacted, error.hint) from None
+    finally:
+        spool.close()
+        bodies.close()
+        for client in clients:
+            if settings.client == "openai":
+                await client.aclose()
+            else:
+                client.close()
+        wire.shut()
+
+
+def large(timetable: Schedule) -> bool:
+    """Whether bodies are built as they are needed, by a process of their own: too many, too long or too many lanes."""
+    endless = [span for span in timetable.stages if span.chains is None]
+    return (timetable.slots is not None and timetable.slots > MOST_AHEAD) or any(
+        (span.length_ns or 0) > LONG_NS or span.lanes > AHEAD // 4 for span in endless
+    )
+
+
+def _connections(part: Schedule) -> int:
+    """How many to open before the start: every lane its own; in open loop a few ahead of need."""
+    lanes = max((len(part.own_lanes(span)) for span in part.stages if span.lanes), default=0)
+    if lanes:
+        return lanes
+    rates = [rate for span in part.stages[:1] if (rate := span.offered_rps) is not None and math.isfinite(rate)]
+    wanted = min(SPARE_OPEN + math.ceil(max(rates, default=0.0) / part.parts), MOST_SPARE)
+    return min(wanted, part.slots if part.slots is not None else wanted)
+
+
+def _client(job: Job, index: int, keep_text: bool, wire: Wire) -> Any:
+    found = job.found[index]
+    settings = job.settings.of(job.settings.endpoints[index])
+    keep_text = keep_text or found.usage is False
+    common: dict[str, Any] = {
+        "model": found.model,
+        "quirk": found.quirk,
+        "stream": settings.stream,
+        "api_key": settings.api_key,
+        "headers": settings.headers,
+        "extra_body": settings.extra_body,
+        "timeout_ns": job.workload.timeout_ns,
+        "stall_timeout_ns": job.workload.stall_timeout_ns,
+        "tls": settings.tls,
+        "keep_text": keep_text,
+    }
+    if settings.client == "openai":
+        from loadgen_sdk.transport.openai_client import OpenAIClient
+
+        return OpenAIClient(found.target, **common)
+    ahead = any(not isinstance(stage.arrival, Closed) for stage in job.workload.stages)
+    return Pool(found.target, wire=wire, ahead=ahead, sources=settings.sources, **common)

@@ -1,0 +1,361 @@
+"""A run in virtual time: the same workload, timetable and agenda as over HTTP, against a preset's replicas in memory.
+
+No socket, no task per request, no event per token: a heap of iteration ends is all the clock there is. What comes out
+is an ordinary folder of results that says *simulated* wherever it names its target.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import gc
+import heapq
+import resource
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import process_time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from loadgen.errors import UserError
+from loadgen.results.record import KIND
+from loadgen.schedule.dispatcher import Agenda
+from loadgen.sim.engine.replica import DONE, NEVER, Costs, Limits, Replica, Request
+from loadgen.sim.engine.routing import Route, route
+from loadgen.sim.presets.preset import Preset, load
+from loadgen.sim.request_lengths import Sizes, of_file, of_trace, of_workload
+from loadgen.sim.virtual_rows import Flights, Outcome, outcome
+
+if TYPE_CHECKING:
+    from loadgen.execution.plan import Settings
+    from loadgen.metrics.summary import Summary
+    from loadgen.requests.prompts import Prompts
+    from loadgen.results.manifest import Header
+    from loadgen.schedule.timetable import Schedule
+    from loadgen.workload import Workload
+
+SCHEME = "sim:"  # of a target that is a preset in virtual time
+TEXTS = ("not finished when its time was over", "the simulated server refuses a prompt of this length")
+ROWS_PER_GROUP = 250_000  # of the Parquet file: few enough to convert without a second copy of all rows
+
+
+class Course:
+    """One simulated run: replicas, and the agenda that loads them. `run` goes to the end of the load."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        sizes: Sizes,
+        replicas: Sequence[Replica],
+        next_replica: Route,
+        *,
+        max_in_flight: int | None = None,
+        timeout_ns: int = NEVER,
+        grace_ns: int = NEVER,
+    ) -> None:
+        self.flights = Flights()
+        self.replicas = replicas
+        self._agenda = Agenda(schedule, max_in_flight=max_in_flight)
+        self._sizes, self._next = sizes, next_replica
+        horizon = schedule.horizon_ns
+        self._over = NEVER if horizon is None or grace_ns >= NEVER else horizon + grace_ns
+        self._timeout_ns = timeout_ns
+        self._flying: deque[Request] = deque()  # in order of due, with some that are done
+
+    def run(self) -> None:
+        """Until every slot has its record."""
+        agenda, replicas, flights = self._agenda, self.replicas, self.flights
+        note = flights.sent.extend
+        finished = agenda.finished
+        flying, over, timeout_ns = self._flying, self._over, self._timeout_ns
+        ends: list[tuple[int, int]] = []  # a heap of (end of the iteration in progress, replica)
+        idle = len(replicas)
+        while True:
+            due = agenda.next_ns()
+            end = ends[0][0] if ends else NEVER
+            if due is not None and due <= end and due <= over:
+                # While a replica is idle, an arrival may begin an iteration that ends before the next arrival.
+                idle -= self._start(due if idle else min(end, over), ends)
+                continue
+            if end >= NEVER or end > over:
+                break
+            at = ends[0][1]
+            replica = replicas[at]
+            for request in replica.finish():
+                number, due_ns = request.key, request.due_ns
+                note(
+                    (number, due_ns, at, request.first, request.from_iteration, request.last, request.input_tokens,
+                     request.asked, request.output_tokens, request.cached, 0, -1)
+                )  # fmt: skip
+                finished(number, end, True)
+            while flying and (flying[0].state == DONE or flying[0].due_ns + timeout_ns <= end):
+                late = flying.popleft()
+                if late.state != DONE:
+                    self._cut(late, end)
+            if replica.begin(end):
+                heapq.heapreplace(ends, (replica.end_ns, at))
+            else:
+                heapq.heappop(ends)
+                idle += 1
+            if replica.paused:
+                for request, first, last in replica.paused:
+                    if last >= first:
+                        flights.stretches.extend((request.key, at, first, last))
+        if over < NEVER:
+            for request in flying:
+                if request.state != DONE:
+                    self._cut(request, over)
+        agenda.stop()
+        for start in agenda.unsent():
+            flights.unsent.extend((start.number, start.due_ns, KIND[start.dropped]))
+
+    def _start(self, until_ns: int, ends: list[tuple[int, int]]) -> int:
+        """Start what is due until then; returns how many replicas were idle and no longer are."""
+        woken = 0
+        agenda, replicas, flying = self._agenda, self.replicas, self._flying
+        for start in agenda.ready(until_ns):
+            number, due_ns = start.number, start.due_ns
+            if start.dropped:
+                self.flights.unsent.extend((number, due_ns, KIND[start.dropped]))
+                continue
+            input_tokens, output_tokens, blocks = self._sizes(number)
+            at = self._next()
+            replica = replicas[at]
+            if not replica.admissible(input_tokens):
+                refused = (number, due_ns, at, -1, -1, -1, input_tokens, output_tokens, 0, -1, KIND["http_4xx"], due_ns)
+                self.flights.sent.extend(refused)
+                agenda.finished(number, due_ns, False)
+                continue
+            request = Request(number, due_ns, input_tokens, output_tokens, blocks)
+            request.at = at
+            replica.submit(request)
+            flying.append(request)
+            if replica.end_ns == NEVER and replica.begin(due_ns):
+                heapq.heappush(ends, (replica.end_ns, at))
+                woken += 1
+        return woken
+
+    def _cut(self, request: Request, now_ns: int) -> None:
+        """The client gives up on a request."""
+        at = request.at
+        replica = self.replicas[at]
+        got = replica.generated(request)
+        replica.cancel(request)
+        start = request.from_iteration
+        # of a paused request the last stretch has been noted already
+        last = start + got - (request.output_tokens - request.todo) - 1 if start >= 0 else -1
+        if last < start:
+            start = -1
+        kind = KIND["timeout_total"]
+        self.flights.sent.extend(
+            (request.key, request.due_ns, at, request.first, start, last, request.input_tokens, request.asked, got,
+             request.cached, kind, now_ns)
+        )  # fmt: skip
+        self._agenda.finished(request.key, now_ns, False)
+
+
+def simulate(
+    schedule: Schedule,
+    sizes: Sizes,
+    *,
+    costs: Costs,
+    limits: Limits,
+    speeds: Sequence[float] = (1.0,),
+    routing: str = "round_robin",
+    interval: int = 1,
+    source: str = "estimate",
+    max_in_flight: int | None = None,
+    timeout_ns: int = NEVER,
+    grace_ns: int = NEVER,
+) -> tuple[Outcome, Course]:
+    """A schedule against replicas of these costs and speeds: what a run records, and the course it took."""
+    replicas = [Replica(costs.at_speed(speed), limits) for speed in speeds]
+    course = Course(
+        schedule, sizes, replicas, route(speeds, routing),
+        max_in_flight=max_in_flight, timeout_ns=timeout_ns, grace_ns=grace_ns,
+    )  # fmt: skip
+    collecting = gc.isenabled()
+    gc.disable()  # requests make no cycles, and there are hundreds of thousands to look through in vain
+    try:
+        course.run()
+    finally:
+        if collecting:
+            gc.enable()
+    ends = [replica.ends for replica in replicas]
+    made = outcome(
+        course.flights, ends, schedule, interval=interval, source=source, kept_cache=limits.block_reuse
+    )  # fmt: skip
+    return made, course
+
+
+def execute(
+    workload: Workload,
+    settings: Settings,
+    name: str,
+    *,
+    announce: Callable[[Header, Schedule, Path], None] | None = None,
+) -> tuple[Summary, Path]:
+    """One simulated run and its folder, as `run.execute`: `name` is a preset, or the path of one.
+
+    A prompt has exactly the tokens that the workload asks for; the chat template adds none. The client takes no time,
+    the network none either. Raises Fault or Faults for whatever stands in the way.
+    """
+    from loadgen.execution.plan import plan, prepare
+    from loadgen.execution.run import new_folder
+    from loadgen.metrics import summary_json
+    from loadgen.metrics.summary import summarize
+    from loadgen.results import manifest, store
+
+    preset = load(name, f"--target {SCHEME}")
+    if len(settings.endpoints) > 1:
+        raise UserError("a simulated target cannot share a run with others", f"--target {SCHEME}{name}", "run it alone")
+    now = datetime.datetime.now(datetime.UTC).astimezone()
+    began = process_time()
+    folder = new_folder(settings.out, workload.name, now)
+    settings = dataclasses.replace(settings, embedded={})
+    job, header, timetable = prepare(workload, settings, (_found(preset, settings),), simulated=True, folder=folder)
+    header = _named(header, preset, settings)
+    store.replace(folder / "run.json", manifest.encode(header))
+    if announce is not None:
+        announce(header, timetable, folder)
+    _, requests, tokenizer = plan(job)
+    reuse = preset.server.block_reuse
+    made, course = simulate(
+        timetable,
+        _sizes(workload, requests, preset.server.tokens_per_block if reuse else 0),
+        costs=preset.costs,
+        limits=preset.limits,
+        speeds=preset.speeds,
+        routing=preset.routing,
+        interval=preset.server.stream_interval,
+        source=tokenizer.tag,
+        max_in_flight=workload.max_in_flight,
+        timeout_ns=workload.timeout_ns,
+        grace_ns=workload.grace_ns,
+    )
+    header = _ended(header, preset, course, requests)
+    used = process_time() - began
+    seconds = [_second(made, course, used)]
+    summary = summarize(header, made.rows, made.gaps, made.timeline, seconds, list(TEXTS))
+    _store(folder, header, made, seconds)
+    store.replace(folder / "summary.json", summary_json.dump(summary))
+    return summary, folder
+
+
+def _found(preset: Preset, settings: Settings) -> Any:
+    """What a probe of such a server would find."""
+    from loadgen_sdk.dialects.quirks import QUIRKS
+    from loadgen_sdk.probe.probe import Found
+    from loadgen_sdk.transport.target import Target
+
+    return Found(
+        target=Target.parse("http://simulated", api=settings.api),
+        server="trtllm",
+        quirk=QUIRKS["trtllm"],
+        model=settings.model or preset.model.name,
+        models=(preset.model.name,),
+        version="",
+        evidence=("it is simulated",),
+        rtt_ms=0.0,
+        template_tokens=0,
+        token_ratio=1.0,
+        usage=True,
+        exact=True,
+        tokens_per_event=float(preset.server.stream_interval),
+        warnings=(),
+    )
+
+
+def _named(header: Header, preset: Preset, settings: Settings) -> Header:
+    """The header, naming what it was held against."""
+    target = msgspec.structs.replace(
+        header.targets[0],
+        url="",
+        name=f"simulated: {preset.name}",
+        simulated=True,
+        gpus=settings.gpus or preset.gpus,
+    )
+    notes = (
+        f"simulated in virtual time: {preset.words}; no network and no client in it",
+        *preset.notes,
+        *header.notes,
+    )
+    return msgspec.structs.replace(
+        header, targets=(target,), client="virtual", workers=1, keep="raw", rtt_ms=None, notes=notes
+    )
+
+
+def _ended(header: Header, preset: Preset, course: Course, requests: Prompts) -> Header:
+    from loadgen.requests import prompts
+
+    notes = header.notes
+    replicas = course.replicas
+    steps = sum(len(replica.ends) for replica in replicas)
+    batch = sum(replica.decoded for replica in replicas) / steps if steps else 0.0
+    least = preset.valid_from_sequences.value
+    if batch < least:
+        notes = (
+            *notes,
+            f"{batch:,.0f} sequences per iteration on average, below {least:,.0f}: the model extrapolates here",
+        )
+    pauses = sum(replica.pauses for replica in replicas)
+    if pauses:
+        notes = (*notes, f"{pauses:,} times a sequence was paused for want of cache blocks and computed again")
+    return msgspec.structs.replace(
+        header,
+        ended=datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="milliseconds"),
+        state="finished",
+        fingerprints=msgspec.structs.replace(header.fingerprints, prompts=prompts.fingerprint(requests, None)),
+        notes=notes,
+    )
+
+
+def _sizes(workload: Workload, requests: Any, per_block: int) -> Sizes:
+    """How long a request is, without making its text where that can be helped."""
+    if hasattr(workload.requests, "trace"):
+        return of_trace(requests, per_block)
+    if hasattr(workload.requests, "path"):
+        return of_file(requests, per_block)
+    return of_workload(workload.requests, requests, per_block)
+
+
+def _second(made: Outcome, course: Course, cpu_s: float) -> Any:
+    """What the simulation itself used; not a second of anything, so that nobody takes it for load of a client."""
+    from loadgen.results.manifest import Second
+
+    last = max((replica.ends[-1] for replica in course.replicas if replica.ends), default=0)
+    return Second(
+        t_s=last / 1e9,
+        span_s=0.0,
+        cpu_s=round(cpu_s, 4),
+        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        sent=len(made.rows),
+        done=len(made.rows),
+    )
+
+
+def _store(folder: Path, header: Header, made: Outcome, seconds: list[Any]) -> None:
+    """The files of a run as they are after a clean end (see `store`)."""
+    import pyarrow.parquet as pq
+
+    from loadgen.results import manifest as heads
+    from loadgen.results import store
+
+    store.replace(folder / "run.json", heads.encode(header))
+    store.replace(folder / "seconds.jsonl", b"".join(msgspec.json.encode(second) + b"\n" for second in seconds))
+    (folder / "flows").mkdir(exist_ok=True)
+    for stage, (gaps, timeline) in enumerate(zip(made.gaps, made.timeline, strict=True)):
+        store.replace(folder / "flows" / f"w0.gaps.{stage}", gaps.to_bytes())
+        store.replace(folder / "flows" / f"w0.timeline.{stage}", timeline.astype("<i8").tobytes())
+    (folder / "requests").mkdir(exist_ok=True)
+    scratch = folder / "requests" / "requests.new"
+    writer = None
+    for start in range(0, max(len(made.rows), 1), ROWS_PER_GROUP):
+        table = store.to_table(made.rows[start : start + ROWS_PER_GROUP], list(TEXTS))
+        writer = writer or pq.ParquetWriter(scratch, table.schema, compression="zstd")
+        writer.write_table(table)
+    assert writer is not None
+    writer.close()
+    scratch.replace(folder / "requests" / "requests.parquet")

@@ -1,0 +1,169 @@
+"""A targets file: the endpoints of one run, each with its name, key and machine. Pure after reading.
+
+- name: vm-01
+  url: http://10.0.0.1:8000
+  api_key_env: VM_KEY        # or api_key_file: path, relative to this file
+  gpus: 4
+  shape: ND128isr_GB300_v6
+  region: eastus2
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loadgen_sdk.errors import TargetUnusable
+from loadgen_sdk.transport.target import Target
+
+from loadgen.errors import Fault, Faults, UserError
+from loadgen.execution.plan import Endpoint
+from loadgen.workload.yaml_marks import Map, Seq, Spot, child, read, where
+
+KEYS = ("name", "url", "api_key_env", "api_key_file", "gpus", "shape", "region")
+
+
+NOTHING = Endpoint(url="")
+
+
+def load(path: Path, env: Mapping[str, str] = os.environ, common: Endpoint = NOTHING) -> tuple[Endpoint, ...]:
+    """The endpoints of a file: a list, or a mapping with `targets:`. Raises Faults with all that is wrong.
+
+    `common`: the key, GPUs, shape and region of targets that do not name their own.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = (error.strerror or "").lower() if isinstance(error, OSError) else "it is not UTF-8 text"
+        hint = "give a YAML list: - {name: vm-01, url: http://...}"
+        raise Faults([UserError(f"cannot read the targets: {why}", f"--targets {path}", hint)]) from None
+    if text.lstrip().startswith("-"):  # the reader wants a mapping at the top
+        text = "targets:\n" + text
+        shift = 1
+    else:
+        shift = 0
+    try:
+        top, faults = read(
+            text, str(path), env, kind="targets file", smallest="write a list: - {name: vm-01, url: http://...}"
+        )
+    except Faults as found:
+        raise Faults([_up(fault, shift) for fault in found.faults]) from None
+    faults = [_up(fault, shift) for fault in faults]
+    listed = top.get("targets")
+    if not isinstance(listed, Seq) or not listed:
+        raise Faults(
+            [*faults, UserError("no targets in it", str(path), "write a list: - {name: vm-01, url: http://...}")]
+        )
+    endpoints: list[Endpoint] = []
+    names: dict[str, int] = {}
+    for i, item in enumerate(listed):
+        step = child("targets", i)
+
+        def at(spot: Spot, step: str = step) -> str:
+            return where(str(path), Spot(spot.line - shift, spot.column), step)
+
+        if not isinstance(item, Map):
+            faults.append(UserError("a target is a mapping", at(listed.values_at[i]), "write - {name: ..., url: ...}"))
+            continue
+        endpoint = _endpoint(item, path, env, at, faults, common)
+        if endpoint.name in names:
+            faults.append(UserError(f"a second target named {endpoint.name!r}", at(item.at), "give each its own name"))
+        names[endpoint.name] = i
+        twins = [one.name for one in endpoints if _same(one, endpoint)]
+        if twins:
+            what = f"the same endpoint and key as {twins[0]!r}"
+            faults.append(
+                UserError(what, at(item.values_at["url"]), "name each once: its load would be counted as two")
+            )
+        endpoints.append(endpoint)
+    if faults:
+        raise Faults(faults)
+    return tuple(endpoints)
+
+
+def _up(fault: Fault, lines: int) -> Fault:
+    """A fault told of the text as it was read, where the file has it."""
+    place = re.sub(r":(\d+):", lambda found: f":{int(found[1]) - lines}:", fault.where, count=1)
+    return UserError(fault.what, place, fault.hint)
+
+
+def _same(one: Endpoint, other: Endpoint) -> bool:
+    """Whether two targets are one: the same base URL, asked with the same key."""
+    try:
+        return one.api_key == other.api_key and Target.parse(one.url).redacted == Target.parse(other.url).redacted
+    except TargetUnusable:
+        return False
+
+
+def _endpoint(
+    item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fault], common: Endpoint
+) -> Endpoint:
+    known = f"known: {', '.join(KEYS)}"
+    faults += [UserError(f"unknown key {key!r}", at(item.keys_at[key]), known) for key in item if key not in KEYS]
+    for key in ("url", "name", "shape", "region"):
+        if key in item and not isinstance(item[key], str):
+            faults.append(UserError(f"{key} is a text", at(item.values_at[key]), f'write {key}: "..."'))
+    url = item.get("url")
+    if not isinstance(url, str):
+        if "url" not in item:
+            faults.append(UserError("a target without url", at(item.at), "write url: http://host:8000"))
+        return Endpoint(url="", name=str(item.get("name", "")))
+    try:
+        shown = Target.parse(url).address
+    except TargetUnusable as error:
+        faults.append(UserError(str(error), at(item.values_at["url"]), error.hint))
+        shown = ""
+    gpus = item.get("gpus", common.gpus)
+    if "gpus" in item and (not isinstance(gpus, int) or isinstance(gpus, bool) or gpus < 1):
+        faults.append(UserError("gpus is a whole number from 1", at(item.values_at["gpus"]), "write gpus: 4"))
+        gpus = None
+    return Endpoint(
+        url=url,
+        name=str(item.get("name") or shown),
+        api_key=_key(item, path, env, at, faults, common.api_key),
+        gpus=gpus,
+        shape=str(item.get("shape", common.shape)),
+        region=str(item.get("region", common.region)),
+    )
+
+
+def _key(item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fault], common: str | None) -> str | None:
+    """From the variable or the file that the target names; never written into the file itself."""
+    if "api_key_env" in item:
+        name = str(item["api_key_env"])
+        if not env.get(name):
+            faults.append(UserError(f"{name} is not set", at(item.values_at["api_key_env"]), f"export {name}=..."))
+        return env.get(name) or None
+    if "api_key_file" in item:
+        file = path.parent / str(item["api_key_file"])
+        try:
+            return file.read_text().strip() or None
+        except OSError as error:
+            faults.append(
+                UserError(f"{file}: {error.strerror}", at(item.values_at["api_key_file"]), "a file with the key")
+            )
+    return common or env.get("OPENAI_API_KEY") or None
+
+
+def from_urls(urls: list[str], api_key: str | None, gpus: int | None, shape: str, region: str) -> tuple[Endpoint, ...]:
+    """Endpoints of a repeated `--url`; what else was said holds for each of them. Raises Faults for one given twice."""
+    endpoints: list[Endpoint] = []
+    faults: list[Fault] = []
+    for url in urls:
+        if url.startswith("sim:"):
+            faults.append(UserError(f"{url} runs in virtual time, beside no other target", "--url", "name it alone"))
+            continue
+        try:
+            name = Target.parse(url).redacted
+        except TargetUnusable as error:
+            faults.append(UserError(str(error), "--url", error.hint))
+            continue
+        if any(name == one.name for one in endpoints):
+            faults.append(UserError(f"{name} is given twice", "--url", "name each target once"))
+        endpoints.append(Endpoint(url=url, name=name, api_key=api_key, gpus=gpus, shape=shape, region=region))
+    if faults:
+        raise Faults(faults)
+    return tuple(endpoints)

@@ -1,0 +1,323 @@
+"""A run as the result files of other tools, under their definitions, so that what reads theirs can read ours.
+
+Pure. Figures are made as the other tool would have made them (`report/others.py`); what a run does not hold is left out
+or null. Every file names loadgen and the definitions in a field of its own, `loadgen`, which the others pass over.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loadgen.interop.other_definitions import Theirs, chosen, theirs
+from loadgen.interop.reader import COUNTS
+from loadgen.metrics.columns import FAILED, LOST
+from loadgen.results.record import FINISH_REASONS
+from loadgen.stats.early_stopping import allowed
+from loadgen.stats.quantiles import index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.metrics.summary import Summary
+    from loadgen.results.manifest import Header
+    from loadgen.stats.quantiles import Histogram
+
+FORMATS = ("vllm", "aiperf", "guidellm", "mlcommons", "csv")
+
+
+class Source:
+    """A run as an export reads it."""
+
+    def __init__(
+        self, summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram], tool: str
+    ) -> None:
+        self.summary, self.header, self.tool = summary, header, tool
+        self.columns, self.ok = chosen(header, rows)
+        self.samples: Theirs | None = theirs(header, rows, gaps).get(tool)
+
+    def column(self, name: str) -> NDArray[np.int64]:
+        """A field of the ok measured requests."""
+        return self.columns[name][self.ok]
+
+    def stats(self, metric: str) -> dict[str, float]:
+        sample = getattr(self.samples, metric, None)
+        return sample.stats() if sample is not None else {}
+
+    @property
+    def note(self) -> dict[str, Any]:
+        """What every exported file says about itself."""
+        run, target = self.summary.run, self.summary.target
+        return {
+            "written_by": f"loadgen {run.version}",
+            "run": run.id,
+            "simulated": target.simulated,
+            "valid": self.summary.verdict.valid,
+            "recipe": self.summary.fingerprints.recipe,
+            "definitions": f"those of {self.tool}: {COUNTS[self.tool]}",
+        }
+
+    @property
+    def failed(self) -> int:
+        return int((self.columns.where(FAILED) | self.columns.where(LOST)).sum())
+
+
+def vllm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
+    """The file of `vllm bench serve --save-result --save-detailed`, without texts and single gaps: nobody kept them."""
+    source = Source(summary, header, rows, gaps, "vllm bench serve")
+    measured = [stage for stage in header.stages if stage.measured]
+    rate = measured[0].rate if measured else None
+    lanes = measured[0].concurrency if measured else None
+    tokens, duration = summary.tokens, summary.window.duration_s
+    found: dict[str, Any] = {
+        "date": "".join(c for c in header.started[:19] if c.isalnum()).replace("T", "-"),
+        "endpoint_type": "openai-chat" if header.api == "chat" else "openai",
+        "backend": "openai-chat" if header.api == "chat" else "openai",
+        "label": None,
+        "model_id": summary.target.model,
+        "tokenizer_id": header.tokenizer,
+        "num_prompts": summary.requests.scheduled,
+        "request_rate": rate if rate is not None and math.isfinite(rate) else "inf",
+        "burstiness": 1.0,
+        "max_concurrency": lanes or header.max_in_flight,
+        "duration": duration,
+        "completed": summary.requests.ok,
+        "failed": source.failed,
+        "total_input_tokens": tokens.input,
+        "total_output_tokens": tokens.output,
+        "request_throughput": summary.load.completed_rps,
+        "request_goodput": summary.goodput.rps,
+        "output_throughput": tokens.output_per_s,
+        "total_token_throughput": tokens.total_per_s,
+        "max_concurrent_requests": summary.load.in_flight_max,
+    }
+    for metric, name in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", "e2el")):
+        stats = source.stats(metric)
+        if stats:
+            found[f"mean_{name}_ms"], found[f"median_{name}_ms"] = stats["mean"], stats["p50"]
+            found[f"std_{name}_ms"] = stats["std"]
+            found |= {f"{p}_{name}_ms": stats[p] for p in ("p50", "p90", "p95", "p99")}
+    if source.samples is not None:
+        seconds = {"ttfts": source.samples.ttft.values, "latencies": source.samples.e2e.values}
+        found |= {name: (values / 1e9).tolist() for name, values in seconds.items()}
+        found["start_times"] = (source.column("sent_ns") / 1e9).tolist()
+        found["input_lens"] = source.column("input_tokens").tolist()
+        found["output_lens"] = source.column("output_tokens").tolist()
+    return {**found, "loadgen": source.note}
+
+
+def aiperf(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
+    """`profile_export_aiperf.json`, schema 1.4."""
+    source = Source(summary, header, rows, gaps, "AIPerf")
+    tokens = summary.tokens
+    found: dict[str, Any] = {"schema_version": "1.4", "benchmark_id": summary.run.id}
+
+    def block(unit: str, stats: Mapping[str, float | None]) -> dict[str, Any]:
+        named = {("avg" if name == "mean" else name): value for name, value in stats.items() if name != "p99_9"}
+        return {"unit": unit, **named}
+
+    for tag, metric in (("request_latency", "e2e"), ("time_to_first_token", "ttft"), ("inter_token_latency", "itl")):
+        if stats := source.stats(metric):
+            found[tag] = block("ms", stats)
+    if summary.inter_chunk_ms.count:
+        chunk = summary.inter_chunk_ms
+        stats = {name: getattr(chunk, name) for name in ("count", "mean", "min", "p50", "p90", "p95", "p99", "max")}
+        found["inter_chunk_latency"] = block("ms", stats)
+    for tag, field in (("input_sequence_length", "input_tokens"), ("output_sequence_length", "output_tokens")):
+        values = source.column(field)
+        if len(values):
+            found[tag] = {
+                "unit": "tokens",
+                "avg": float(values.mean()),
+                "min": int(values.min()),
+                "max": int(values.max()),
+            }
+    for tag, unit, value in (
+        ("request_throughput", "requests/sec", summary.load.completed_rps),
+        ("request_count", "requests", float(summary.requests.ok)),
+        ("error_request_count", "requests", float(source.failed)),
+        ("output_token_throughput", "tokens/sec", tokens.output_per_s),
+        ("total_token_throughput", "tokens/sec", tokens.total_per_s),
+        ("total_isl", "tokens", tokens.input),
+        ("total_osl", "tokens", tokens.output),
+        ("benchmark_duration", "sec", summary.window.duration_s),
+        ("good_request_count", "requests", summary.goodput.good),
+        ("goodput", "requests/sec", summary.goodput.rps),
+    ):
+        if value is not None:
+            found[tag] = {"unit": unit, "avg": value}
+    kind = "chat" if header.api == "chat" else "completions"
+    return {
+        **found,
+        "input_config": {
+            "models": {"items": [{"name": summary.target.model}]},
+            "endpoint": {"urls": [summary.target.url], "type": kind, "streaming": header.stream},
+        },
+        "was_cancelled": summary.run.state == "interrupted",
+        "is_complete": summary.run.state == "finished",
+        "error_summary": [{"type": kind, "count": e.count} for kind, e in summary.requests.by_error.items()],
+        "start_time": header.started,
+        "end_time": header.ended,
+        "loadgen": source.note,
+    }
+
+
+def guidellm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
+    """`benchmarks.json`, one benchmark, figures of successful requests."""
+    source = Source(summary, header, rows, gaps, "GuideLLM")
+    tokens = summary.tokens
+
+    def block(stats: Mapping[str, float], scale: float = 1.0) -> dict[str, Any] | None:
+        if not stats:
+            return None
+        places = {name.replace("_", ""): value * scale for name, value in stats.items() if name.startswith("p")}
+        two = {f"p0{name[1:]}" if len(name) == 2 else name: value for name, value in places.items()}
+        return {
+            "mean": stats["mean"] * scale,
+            "median": stats["p50"] * scale,
+            "std_dev": stats["std"] * scale,
+            "min": stats["min"] * scale,
+            "max": stats["max"] * scale,
+            "count": int(stats["count"]),
+            "percentiles": two,
+        }
+
+    def counts(field: str) -> dict[str, Any] | None:
+        values = source.column(field)
+        if len(values) == 0:
+            return None
+        total = int(values.sum(dtype=np.int64))
+        return {"mean": float(values.mean()), "min": int(values.min()), "max": int(values.max()), "total_sum": total}
+
+    made = {"successful": summary.requests.ok, "errored": source.failed}
+    made["incomplete"] = summary.requests.scheduled - sum(made.values())
+    successful = {
+        "requests_per_second": {"mean": summary.load.completed_rps},
+        "request_concurrency": {"mean": summary.load.in_flight_mean, "max": summary.load.in_flight_max},
+        "request_latency": block(source.stats("e2e"), 1e-3),
+        "time_to_first_token_ms": block(source.stats("ttft")),
+        "time_per_output_token_ms": block(source.stats("tpot")),
+        "inter_token_latency_ms": block(source.stats("itl")),
+        "prompt_token_count": counts("input_tokens"),
+        "output_token_count": counts("output_tokens"),
+        "output_tokens_per_second": {"mean": tokens.output_per_s},
+        "tokens_per_second": {"mean": tokens.total_per_s},
+    }
+    measured = [stage for stage in header.stages if stage.measured]
+    strategy = {"type_": summary.load.arrival, "streams": measured[0].concurrency if measured else None}
+    return {
+        "metadata": {"version": 2},
+        "config": {"spec": {"backend": {"target": summary.target.url, "model": summary.target.model}}},
+        "benchmarks": [
+            {
+                "type_": "generative_benchmark",
+                "config": {"strategy": strategy},
+                "metrics": {
+                    "request_totals": {**made, "total": summary.requests.scheduled},
+                    **{name: {"successful": value} for name, value in successful.items()},
+                },
+                "duration": summary.window.duration_s,
+            }
+        ],
+        "loadgen": source.note,
+    }
+
+
+_PERCENTILES = (99.9, 99.0, 97.0, 95.0, 90.0, 80.0, 75.0, 50.0, 25.0, 10.0, 5.0, 1.0)
+_BUCKETS = 30
+
+
+def mlcommons(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
+    """`result_summary.json` of mlcommons/endpoints 0.1, which MLPerf's submission checker reads. Integer ns.
+
+    Early-stopping percentiles as LoadGen estimates them: the sample that many places from the end which may be over.
+    """
+    source = Source(summary, header, rows, gaps, "mlcommons/endpoints")
+    window = summary.window
+    measured = [stage for stage in header.stages if stage.measured]
+    lanes = measured[0].concurrency if measured else None
+    reasons = source.column("finish_reason")
+    known = ("stop", "length", "tool_calls", "content_filter", "function_call")
+    finished = {name: int((reasons == FINISH_REASONS.index(name)).sum()) for name in known}
+    finished["other"] = len(reasons) - sum(finished.values())
+    found: dict[str, Any] = {
+        "version": "0.1.0",
+        "git_sha": None,
+        "test_started_at": 0,
+        "n_samples_issued": int((source.columns["sent_ns"] >= 0).sum()),
+        "n_samples_completed": summary.requests.ok,
+        "n_samples_failed": source.failed,
+        "duration_ns": round((window.duration_s or 0) * 1e9),
+        "state": "complete" if summary.run.state == "finished" else summary.run.state,
+        "complete": summary.run.state == "finished",
+    }
+    if source.samples is not None:
+        for name, sample in (
+            ("ttft", source.samples.ttft),
+            ("tpot", source.samples.tpot),
+            ("latency", source.samples.e2e),
+        ):
+            assert sample is not None
+            found[name] = _series(sample.values[~np.isnan(sample.values)], early=True)
+    found["output_sequence_lengths"] = _series(source.column("output_tokens").astype(np.float64), early=False)
+    found["input_sequence_lengths"] = _series(source.column("input_tokens").astype(np.float64), early=False)
+    issued = window.last_issued.duration_s
+    return {
+        **found,
+        "legacy_loadgen_window_duration_ns": None if issued is None else round(issued * 1e9),
+        "qps": summary.load.completed_rps,
+        "tps": summary.tokens.output_per_s,
+        "finish_reason_counts": finished,
+        "run_config": {
+            "load_pattern": {
+                "type": "concurrency" if lanes else "poisson",
+                "target_qps": None if lanes or not measured else measured[0].rate,
+                "target_concurrency": lanes,
+            },
+            "warmup": {"enabled": bool(summary.warmup.scheduled), "n_requests": summary.warmup.scheduled or None},
+            "scheduler_random_seed": summary.run.schedule_seed,
+            "dataloader_random_seed": summary.run.seed,
+        },
+        "loadgen": source.note,
+    }
+
+
+def _series(values: NDArray[np.float64], *, early: bool) -> dict[str, Any] | None:
+    n = len(values)
+    if n == 0:
+        return None
+    ordered = np.sort(values)
+    found: dict[str, Any] = {
+        "total": float(ordered.sum()),
+        "min": float(ordered[0]),
+        "max": float(ordered[-1]),
+        "median": float(ordered[index(n, 0.5)]),
+        "avg": float(ordered.mean()),
+        "std_dev": float(ordered.std()),
+        "percentiles": {f"{p:.1f}": float(ordered[index(n, p / 100)]) for p in _PERCENTILES},
+    }
+    if early:
+        over = {p: allowed(n, p / 100) for p in _PERCENTILES if p >= 50}
+        found["early_stopping_percentiles"] = {
+            f"{p:.1f}": float(ordered[n - t]) if t >= 1 else None for p, t in over.items()
+        }
+    low = max(found["min"], 1.0)
+    edges = np.geomspace(low, max(found["max"], 10 * low), _BUCKETS + 1)
+    edges[0] = min(edges[0], found["min"])
+    counts, _ = np.histogram(np.minimum(ordered, edges[-1]), edges)
+    buckets = [[float(a), float(b)] for a, b in pairwise(edges)]
+    return {**found, "histogram": {"buckets": buckets, "counts": counts.tolist()}}
+
+
+WRITERS: Mapping[str, Callable[[Summary, Header, NDArray[np.void], Sequence[Histogram]], dict[str, Any]]] = {
+    "vllm": vllm,
+    "aiperf": aiperf,
+    "guidellm": guidellm,
+    "mlcommons": mlcommons,
+}
+"""By format; `csv` is a table of records and is written by `store`."""

@@ -1,0 +1,90 @@
+"""Result files of other tools, read as what they are: their figures under their own definitions, never as records.
+
+Recognises a file by what is in it, not by its name; a file here for each family of tools. Only `read` touches one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.errors import UserError
+from loadgen.interop.aiperf import aiperf, records
+from loadgen.interop.bench_serving import sglang, vllm
+from loadgen.interop.genai_bench import genai_bench
+from loadgen.interop.guidellm import guidellm
+from loadgen.interop.inference_perf import inference_perf
+from loadgen.interop.mlcommons import endpoints, loadgen_log
+from loadgen.interop.result import COUNTS, WITH_FIRST, Result
+
+__all__ = ["COUNTS", "WITH_FIRST", "Result", "parse", "read"]
+
+
+def read(path: Path) -> Result:
+    """Raises UserError for a file that cannot be read, or that no known tool has written."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", str(path), "") from None
+    return parse(data, str(path))
+
+
+def parse(data: bytes, where: str = "") -> Result:
+    """The result in a file's bytes. Raises UserError."""
+    text = data.decode("utf-8", "replace")
+    if "MLPerf Results Summary" in text[:4000]:
+        return loadgen_log(where)
+    if text.startswith('{"metadata"') and '"metrics"' in text.splitlines()[0] and '"benchmarks"' not in text:
+        return records(text, where)
+    try:
+        value, several = _json(text)
+    except ValueError as error:
+        raise UserError(f"not the result of a known tool: no JSON ({error})", where, _KNOWN) from None
+    for recognised, make in _TOOLS:
+        if isinstance(value, dict) and recognised(value):
+            try:
+                made = make(value, where)
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+                what = (
+                    f"looks like a result of another tool, but not one that can be read: {type(error).__name__} {error}"
+                )
+                raise UserError(what, where, _KNOWN) from None
+            if not made.figures:
+                raise UserError(f"a result of {made.tool} without one figure", where, "did its run finish?")
+            if several:
+                note = f"the last of {several} results in the file"
+                made = msgspec.structs.replace(made, notes=(*made.notes, note))
+            return made
+    raise UserError("not the result of a known tool", where, _KNOWN)
+
+
+_KNOWN = (
+    "known: vllm bench serve, SGLang, AIPerf, GuideLLM, inference-perf, genai-bench, mlcommons/endpoints, MLPerf logs"
+)
+
+
+def _json(text: str) -> tuple[Any, int]:
+    """One document, or the last of several lines (their number beside it)."""
+    try:
+        return json.loads(text), 0
+    except json.JSONDecodeError:
+        lines = [line for line in text.splitlines() if line.strip()]
+        if len(lines) < 1:
+            raise
+        return json.loads(lines[-1]), len(lines)
+
+
+_TOOLS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any], str], Result]], ...] = (
+    (lambda value: "mean_e2e_latency_ms" in value and "mean_ttft_ms" in value, sglang),
+    (lambda value: "mean_ttft_ms" in value and "request_throughput" in value, vllm),
+    (lambda value: "aiperf_version" in value or isinstance(value.get("request_latency"), dict), aiperf),
+    (lambda value: isinstance(value.get("benchmarks"), list) and len(value["benchmarks"]) > 0, guidellm),
+    (lambda value: "successes" in value and "load_summary" in value, inference_perf),
+    (lambda value: isinstance(value.get("aggregated_metrics"), dict), genai_bench),
+    (lambda value: "n_samples_issued" in value and "latency" in value, endpoints),
+)
+"""How a tool's file is known, and who reads it; the first that fits."""

@@ -1,0 +1,454 @@
+"""Rows folded into sums, histograms and curves of time as they come, so that a run of days needs no more memory than
+one of minutes: what is kept of a run whose rows are not (`--keep histogram`), or not all (`--keep sample`).
+
+Pure numpy. Everything adds up: ledgers of several workers, or of any split of the rows, merge into that of the whole.
+`soak.summarize` makes a Summary of one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from loadgen.metrics import columns as metrics
+from loadgen.metrics.columns import CANCELLED, FAILED, OK, UNDEFINED, Columns
+from loadgen.metrics.drift import BLOCKS, FIRST_NS, SHOWN
+from loadgen.results.record import KINDS, SOURCES, STATUSES
+from loadgen.stats.quantiles import Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.results.manifest import Header
+
+LATENCIES = ("ttft", "ttft_from_sent", "first_answer", "tpot", "tpot_mlperf", "e2e", "max_gap")  # of ok requests
+OWN = ("connect", "send_lag", "client_lag", "stamp_error")  # of requests that were sent
+BINS = 4096  # of a curve, at most: then neighbours are joined
+AT_ONCE_S = 0.001  # a stretch shorter than this is an instant to a curve
+_FORMAT = 1
+
+
+class Curve:
+    """How much has come up to any instant: an amount spread evenly over a stretch of time, added up over many.
+
+    Exact at the edges of its bins, straight between them. A bin is as long as it must be for BINS of them to reach the
+    latest instant: 0.1 s for a run of minutes, 9 s for one of ten hours.
+    """
+
+    __slots__ = ("bin_s", "level", "lumps", "slope")
+
+    def __init__(self, bin_s: float = 0.1) -> None:
+        self.bin_s = bin_s
+        self.slope = np.zeros(BINS)  # changes of slope in each bin,
+        self.level = np.zeros(BINS)  # and each times its instant
+        self.lumps = np.zeros(BINS)  # what came at once
+
+    def add(self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], amount: NDArray[Any]) -> None:
+        """`amount` of each, spread over start to end; where that is no stretch, all of it at its instant."""
+        if len(start_ns) == 0:
+            return
+        start = np.maximum(start_ns, 0) / 1e9
+        end = np.maximum(end_ns / 1e9, start)
+        while float(end.max()) >= self.bin_s * BINS:
+            self._double()
+        at_once = end - start < AT_ONCE_S
+        self.lumps += np.bincount(self._places(end[at_once]), amount[at_once], BINS)
+        start, end = start[~at_once], end[~at_once]
+        steepness = amount[~at_once] / (end - start)
+        for at, change in ((start, steepness), (end, -steepness)):
+            self.slope += np.bincount(self._places(at), change, BINS)
+            self.level += np.bincount(self._places(at), change * at, BINS)
+
+    def _places(self, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
+        return (at_s / self.bin_s).astype(np.int64)
+
+    def _double(self) -> None:
+        self.bin_s *= 2
+        for values in self._arrays():
+            values[: BINS // 2] = values.reshape(-1, 2).sum(axis=1)
+            values[BINS // 2 :] = 0
+
+    def _arrays(self) -> tuple[NDArray[np.float64], ...]:
+        return self.slope, self.level, self.lumps
+
+    def merge(self, other: Curve) -> None:
+        """Add another one."""
+        while self.bin_s < other.bin_s:
+            self._double()
+        step = round(self.bin_s / other.bin_s)
+        for mine, theirs in zip(self._arrays(), other._arrays(), strict=True):
+            mine[: BINS // step] += theirs.reshape(-1, step).sum(axis=1)
+
+    def between(self, start_s: float | None, end_s: float | None) -> float:
+        """How much came in a stretch, ends included; 0 for none."""
+        if start_s is None or end_s is None:
+            return 0.0
+        edges = np.arange(BINS + 1) * self.bin_s
+        slope, level, lumps = (np.concatenate(([0.0], np.cumsum(values))) for values in self._arrays())
+        total = edges * slope - level + lumps
+        low, high = np.interp([start_s, end_s], edges, total)
+        return float(high - low)
+
+
+class Cell:
+    """Sums and histograms of some rows: of a stage or a target. Every part adds up, or is a least or a most."""
+
+    __slots__ = ("curves", "errors", "histograms", "least", "most", "sums")
+
+    def __init__(self) -> None:
+        self.sums: dict[str, int] = {}
+        self.least: dict[str, int] = {}
+        self.most: dict[str, int] = {}
+        self.errors: dict[str, tuple[int, int, str]] = {}  # kind -> count, due of the first with words, its words
+        self.histograms: dict[str, Histogram] = {}
+        self.curves: dict[str, Curve] = {}
+
+    def count(self, name: str, value: Any) -> None:
+        self.sums[name] = self.sums.get(name, 0) + int(value)
+
+    def span(self, name: str, values: NDArray[np.int64]) -> None:
+        """Remember how many there are, the least and the most of them."""
+        self.count(name, len(values))
+        if len(values):
+            self.least[name] = min(self.least.get(name, 1 << 62), int(values.min()))
+            self.most[name] = max(self.most.get(name, -1), int(values.max()))
+
+    def known(self, name: str, values: NDArray[np.int64]) -> None:
+        """Add up those that are known (not -1), and how many those are."""
+        known = values[values >= 0]
+        self.count(name, known.sum(dtype=np.int64))
+        self.count(name + "_known", len(known))
+
+    def histogram(self, name: str) -> Histogram:
+        return self.histograms.setdefault(name, Histogram())
+
+    def curve(self, name: str) -> Curve:
+        return self.curves.setdefault(name, Curve())
+
+    def merge(self, other: Cell) -> None:
+        """Add what another cell has; it stays as it is."""
+        for name, value in other.sums.items():
+            self.count(name, value)
+        latest = other.most.get("sent", -1) > self.most.get("sent", -1)
+        for name, value in other.least.items():
+            self.least[name] = min(self.least.get(name, 1 << 62), value)
+        for name, value in other.most.items():
+            if name not in ("issued_end", "issued_done"):
+                self.most[name] = max(self.most.get(name, -1), value)
+            elif latest:
+                self.most[name] = value
+        for kind, told in other.errors.items():
+            self.error(kind, *told)
+        for name, histogram in other.histograms.items():
+            self.histogram(name).merge(histogram)
+        for name, curve in other.curves.items():
+            self.curve(name).merge(curve)
+
+    def error(self, kind: str, count: int, due_ns: int, words: str) -> None:
+        """Count a kind of failure; the words of the one due first stand for all, those without words come last."""
+        before = self.errors.get(kind, (0, 1 << 62, ""))
+        first = min(before[1:], (due_ns, words), key=lambda told: (not told[1], told[0]))
+        self.errors[kind] = (before[0] + count, *first)
+
+
+class Block:
+    """Measured ok requests due in a stretch of time: how many, and histograms of their SHOWN metrics."""
+
+    __slots__ = ("of", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.of = {metric: Histogram() for metric in SHOWN}
+
+    def merge(self, other: Block) -> None:
+        """Add another one; it stays as it is."""
+        self.requests += other.requests
+        for metric in SHOWN:
+            self.of[metric].merge(other.of[metric])
+
+
+class Ledger:
+    """All of a run: a cell per stage and per target, and the measured latencies by blocks of time.
+
+    `add` rows in any order, but those of a conversation in the order of its turns.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self._measured = np.array([stage.measured for stage in header.stages] or [True])
+        self._closed = np.array([stage.closed for stage in header.stages] or [False])
+        self._slo = header.slo
+        self._turns = header.turns
+        judged = [term.metric for term in header.slo.terms if term.metric in LATENCIES] if header.slo else []
+        self._of_target = tuple(dict.fromkeys((*SHOWN, *judged)))
+        self.stages = [Cell() for _ in self._measured]
+        self.targets = [Cell() for _ in header.targets] if len(header.targets) > 1 else []
+        self.other_targets = [Cell() for _ in self.targets]  # rows of stages that are not measured
+        self.blocks: list[Block] = []
+        self.block_ns = FIRST_NS
+        self._open: dict[int, list[int]] = {}  # conversation -> due of its first turn, all ok so far, cancelled
+
+    def add(self, rows: NDArray[np.void], texts: Sequence[str]) -> None:
+        """Fold some rows."""
+        for stage, measured in enumerate(self._measured):
+            chosen = rows["stage"] == stage
+            if not chosen.any():
+                continue
+            columns = Columns(rows, chosen)
+            self._fold(self.stages[stage], columns, texts, (*LATENCIES, *OWN), bool(self._closed[stage]))
+            self._conversations(self.stages[stage], columns)
+            if measured:
+                self._by_time(columns)
+            for target in range(len(self.targets)):
+                of_target = chosen & (rows["target"] == target)
+                cell = (self.targets if measured else self.other_targets)[target]
+                self._fold(cell, Columns(rows, of_target), texts, self._of_target, bool(self._closed[stage]))
+
+    def _fold(self, cell: Cell, columns: Columns, texts: Sequence[str], shown: Sequence[str], closed: bool) -> None:
+        if len(columns) == 0:
+            return
+        ok, sent = columns.where(OK), columns["sent_ns"] >= 0
+        cell.count("rows", len(columns))
+        for code, status in enumerate(STATUSES):
+            cell.count(status, columns.where(code).sum())
+        for name in ("resent", "bytes_sent", "bytes_received"):
+            cell.count(name, columns[name].sum(dtype=np.int64))
+        _times(cell, columns, sent, closed)
+        _tokens(cell, columns, ok)
+        _errors(cell, columns, texts)
+        for metric in shown:
+            chosen = sent if metric in OWN else ok
+            cell.histogram(metric).add(metrics.defined(columns.measure(metric)[chosen]))
+        cell.count("tpot_undefined", (columns.measure("tpot")[ok] == UNDEFINED).sum())
+        cell.count("stalled", (columns.measure("max_gap")[ok] > metrics.STALL_NS).sum())
+        ends = columns["end_ns"]
+        cell.curve("ok").add(ends[ok], ends[ok], np.ones(int(ok.sum())))
+        if self._slo is not None:
+            good = metrics.meets(columns, self._slo)
+            cell.count("good", good.sum())
+            cell.curve("good").add(ends[good], ends[good], np.ones(int(good.sum())))
+            for i, term in enumerate(self._slo.terms):
+                if term.metric not in metrics.POOLED:
+                    values = metrics.defined(columns.measure(term.metric)[ok])
+                    cell.count(f"term{i}", len(values))
+                    cell.count(f"term{i}_over", (values > term.limit_ns).sum())
+
+    def _by_time(self, columns: Columns) -> None:
+        ok = columns.where(OK)
+        due = columns["due_ns"][ok]
+        if len(due) == 0:
+            return
+        while int(due.max()) >= self.block_ns * BLOCKS:
+            self.block_ns *= 2
+            self.blocks = [_joined(self.blocks[i : i + 2]) for i in range(0, len(self.blocks), 2)]
+        places = due // self.block_ns
+        while len(self.blocks) <= int(places.max()):
+            self.blocks.append(Block())
+        for metric in SHOWN:
+            values = columns.measure(metric)[ok]
+            for place in np.unique(places).tolist():
+                self.blocks[place].of[metric].add(metrics.defined(values[places == place]))
+        for place, count in enumerate(np.bincount(places).tolist()):
+            self.blocks[place].requests += count
+
+    def _conversations(self, cell: Cell, columns: Columns) -> None:
+        if self._turns < 2:
+            return
+        names = ("session", "turn", "status", "due_ns", "end_ns")
+        for session, turn, status, due, end in zip(*(columns[name].tolist() for name in names), strict=True):
+            if session < 0:
+                continue
+            told = self._open.setdefault(session, [due, 1, 0])
+            told[1] &= status == OK
+            told[2] |= status == CANCELLED
+            if turn == self._turns - 1:
+                del self._open[session]
+                cell.count("sessions", 1)
+                cell.count("sessions_cancelled", told[2])
+                if told[1]:
+                    cell.count("sessions_ok", 1)
+                    cell.histogram("session").add(np.array([end - told[0]], np.int64))
+                    one = np.array([end], np.int64)
+                    cell.curve("session").add(one, one, np.ones(1))
+
+    def cut(self) -> tuple[int, int]:
+        """Conversations whose last turn was never scheduled: how many the end of the load cut, how many the user."""
+        cancelled = sum(told[2] for told in self._open.values())
+        return len(self._open) - cancelled, cancelled
+
+    def merge(self, other: Ledger) -> None:
+        """Add a ledger of the same run."""
+        for mine, theirs in zip(self._cells(), other._cells(), strict=True):
+            mine.merge(theirs)
+        for i, block in enumerate(other.blocks):
+            while self.block_ns < other.block_ns or (i * other.block_ns) >= self.block_ns * BLOCKS:
+                self.block_ns *= 2
+                self.blocks = [_joined(self.blocks[j : j + 2]) for j in range(0, len(self.blocks), 2)]
+            place = i * other.block_ns // self.block_ns
+            while len(self.blocks) <= place:
+                self.blocks.append(Block())
+            self.blocks[place].merge(block)
+        self._open.update(other._open)
+
+    def _cells(self) -> Iterator[Cell]:
+        yield from self.stages
+        yield from self.targets
+        yield from self.other_targets
+
+    def measured(self, measured: bool = True) -> Cell:
+        """The stages that are measured, or those that are not, as one."""
+        total = Cell()
+        for cell, is_measured in zip(self.stages, self._measured, strict=True):
+            if is_measured == measured:
+                total.merge(cell)
+        return total
+
+    def to_bytes(self) -> bytes:
+        """What `from_bytes` reads; 0.5 to 2 MB."""
+        packed = _Packed(
+            cells=[
+                _PackedCell(
+                    sums=cell.sums,
+                    least=cell.least,
+                    most=cell.most,
+                    errors=cell.errors,
+                    histograms={name: one.to_bytes() for name, one in cell.histograms.items()},
+                    curves={
+                        name: (one.bin_s, np.concatenate(one._arrays()).tobytes()) for name, one in cell.curves.items()
+                    },
+                )
+                for cell in self._cells()
+            ],
+            blocks=[
+                (block.requests, {metric: one.to_bytes() for metric, one in block.of.items()}) for block in self.blocks
+            ],
+            block_ns=self.block_ns,
+            open=self._open,
+        )
+        return msgspec.msgpack.encode(packed)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, header: Header) -> Ledger:
+        """The inverse, of a ledger of the same run. Raises ValueError for anything else."""
+        try:
+            packed = msgspec.msgpack.decode(data, type=_Packed)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"no ledger: {error}") from None
+        made = cls(header)
+        if packed.format != _FORMAT or len(packed.cells) != len(list(made._cells())):
+            raise ValueError(f"no ledger of this run in format {_FORMAT}")
+        for cell, one in zip(made._cells(), packed.cells, strict=True):
+            cell.sums, cell.least, cell.most, cell.errors = one.sums, one.least, one.most, one.errors
+            cell.histograms = {name: Histogram.from_bytes(kept) for name, kept in one.histograms.items()}
+            for name, (bin_s, values) in one.curves.items():
+                curve = cell.curve(name)
+                curve.bin_s = bin_s
+                curve.slope, curve.level, curve.lumps = np.frombuffer(values).reshape(3, BINS).copy()
+        for requests, kept in packed.blocks:
+            made.blocks.append(Block())
+            made.blocks[-1].requests = requests
+            made.blocks[-1].of = {metric: Histogram.from_bytes(one) for metric, one in kept.items()}
+        made.block_ns, made._open = packed.block_ns, packed.open
+        return made
+
+
+class _PackedCell(msgspec.Struct):
+    sums: dict[str, int]
+    least: dict[str, int]
+    most: dict[str, int]
+    errors: dict[str, tuple[int, int, str]]
+    histograms: dict[str, bytes]
+    curves: dict[str, tuple[float, bytes]]
+
+
+class _Packed(msgspec.Struct):
+    cells: list[_PackedCell]
+    blocks: list[tuple[int, dict[str, bytes]]]
+    block_ns: int
+    open: dict[int, list[int]]
+    format: int = _FORMAT
+
+
+def _joined(blocks: Sequence[Block]) -> Block:
+    for other in blocks[1:]:
+        blocks[0].merge(other)
+    return blocks[0]
+
+
+def _times(cell: Cell, columns: Columns, sent: NDArray[np.bool_], closed: bool) -> None:
+    cell.span("due", columns["due_ns"][columns.attempted])
+    if not closed:
+        cell.span("open_due", columns["due_ns"][columns.attempted])
+    before = cell.most.get("sent", -1)
+    cell.span("sent", columns["sent_ns"][sent])
+    if cell.most.get("sent", -1) > before:  # the request issued last
+        latest = int(np.argmax(columns["sent_ns"]))
+        cell.most["issued_end"], cell.most["issued_done"] = (
+            int(columns[name][latest]) for name in ("end_ns", "done_ns")
+        )
+    for name in ("done_ns", "last_token_ns"):
+        cell.most[name] = max(cell.most.get(name, -1), int(columns[name].max()))
+    start, end = columns["sent_ns"][sent], columns["done_ns"][sent]
+    end = np.where(end < 0, start, end)
+    cell.curve("flying").add(start, end, (end - start) / 1e9)
+    answered = columns["first_token_ns"] >= 0
+    cell.count("answered", answered.sum())
+    cell.count("kernel_stamps", columns["kernel_stamp"][answered].sum())
+
+
+def _tokens(cell: Cell, columns: Columns, ok: NDArray[np.bool_]) -> None:
+    for name in ("output_tokens", "input_tokens", "cached_tokens", "reasoning_tokens", "asked_output"):
+        cell.known(name, columns[name][ok])
+    cached = ok & (columns["cached_tokens"] >= 0)
+    cell.known("cached_base", columns["input_tokens"][cached])
+    failed = columns.where(FAILED)
+    cell.known("failed_input", columns["input_tokens"][failed])
+    cell.known("failed_output", columns["output_tokens"][failed])
+    events = columns["output_events"].astype(np.int64)
+    streamed = metrics.streamed_tokens(columns)
+    counted = ok & (columns["output_tokens"] >= 0) & (events > 0)
+    cell.count("events", events[counted].sum())
+    cell.count("streamed", streamed[counted].sum())
+    cell.count("billed", columns["output_tokens"][counted].sum(dtype=np.int64))
+    comparable = ok & (columns["asked_output"] >= 0) & (columns["output_tokens"] >= 0)
+    cell.count("comparable", comparable.sum())
+    cell.count("unequal", (columns["asked_output"] != columns["output_tokens"])[comparable].sum())
+    by_count = np.isin(columns["output_source"], [SOURCES.index("server"), SOURCES.index("tokenizer")])
+    told = ok & (events > 0) & by_count
+    cell.count("told_events", events[told].sum())
+    cell.count("told_streamed", streamed[told].sum())
+    cell.count("surplus", np.maximum(streamed[told] - events[told] - 1, 0).sum())
+    cell.count("unsaid", (ok & (columns["first_event_tokens"] == 0)).sum())
+    both = ok & (columns["input_source"] == SOURCES.index("server")) & (columns["built_tokens"] > 0)
+    both &= columns["input_tokens"] >= 0
+    cell.count("both", both.sum())
+    cell.count("both_built", columns["built_tokens"][both].sum(dtype=np.int64))
+    cell.count("both_said", columns["input_tokens"][both].sum(dtype=np.int64))
+    for which in ("input", "output"):
+        for code, count in enumerate(np.bincount(columns[f"{which}_source"][ok], minlength=len(SOURCES)).tolist()):
+            cell.count(f"{which}_source_{SOURCES[code] or 'none'}", count)
+    cell.curve("output").add(*metrics.token_spans(columns))
+    first = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])
+    prompted = ok & (columns["input_tokens"] >= 0)
+    cell.curve("input").add(first[prompted], first[prompted], columns["input_tokens"][prompted])
+
+
+def _errors(cell: Cell, columns: Columns, texts: Sequence[str]) -> None:
+    for kind in np.flatnonzero(np.bincount(columns["kind"])).tolist():
+        if not kind:
+            continue
+        places = np.flatnonzero(columns["kind"] == kind)
+        told = places[columns["text"][places] >= 0]
+        some = told if len(told) else places
+        first = some[np.argmin(columns["due_ns"][some])]
+        text, status = int(columns["text"][first]), int(columns["http_status"][first])
+        words = texts[text] if 0 <= text < len(texts) else ""
+        if KINDS[kind] == "worker_died":
+            for worker in np.unique(columns["worker"][places]).tolist():
+                cell.count(f"dead_{worker}", 1)
+        cell.error(
+            KINDS[kind], len(places), int(columns["due_ns"][first]), words or (f"HTTP {status}" if status else "")
+        )

@@ -1,0 +1,493 @@
+"""From rows to rates, intervals of time, load and goodput; the validity limits and the terms of an SLO.
+
+Pure, and columns only: no loop over rows, since a rack's run has two million of them. Per-request definitions are those
+of `loadgen_sdk.measures`, here over whole columns (a test holds the two against each other).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from loadgen.results.record import BIN_NS, ROW, STATUSES
+from loadgen.slo import Slo, Term
+from loadgen.stats.quantiles import SUPPORT, Histogram, index, milliseconds, name, support
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+OK, FAILED, DROPPED, CANCELLED, LOST = range(len(STATUSES))
+
+
+# Limits of the warnings: beyond one of them a run stays valid, and says so.
+COUNT_DISAGREEMENT = 0.02  # between two counts of the same tokens
+LENGTH_MISMATCH = 0.02  # of requests whose output is not as long as asked
+CACHED_SHARE = 0.05  # of prompt tokens, when the workload declares no sharing
+GAP_VARIATION = 0.10  # between the planned and the real coefficient of variation of send gaps
+GAPS_NEEDED = 30  # fewer send gaps than this say nothing about their variation
+ITL_TOKENS_PER_EVENT = 0.01  # events that carry a further token, before inter-chunk gaps are no longer ITL
+STALL_NS = 1_000_000_000  # a gap between output events that a reader notices as a standstill
+
+
+class TermResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a term came out. `value_ms` is null when no request has one or the quantile falls on a failed request."""
+
+    metric: str
+    quantile: float
+    limit_ms: float
+    value_ms: float | None
+    margin_ms: float | None  # limit - value: negative is missed
+    met: bool
+    over: int  # samples over the limit, failed ones included
+    count: int
+    needed: int  # samples from which the quantile is supported
+    supported: bool
+
+
+class Goodput(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that meet every term; all null without an SLO. `counted` leaves out only what the user cancelled."""
+
+    rps: float | None = None  # good requests over the measured window
+    steady_rps: float | None = None  # good requests that ended in the steady window, over it
+    share: float | None = None
+    good: int | None = None
+    counted: int | None = None
+    slo: tuple[TermResult, ...] = ()
+    share_limit: float | None = None
+    met: bool | None = None
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of time, in seconds from the start of the run; null when there is none."""
+
+    start_s: float | None = None
+    end_s: float | None = None
+    duration_s: float | None = None
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """What rates are divided by. The fields of its own are the measured window: first measured due to last measured
+    `last_token`. `steady` is first to last measured due; `last_issued` first measured due to the end of the request
+    issued last (MLPerf LoadGen's); `whole` the start of the run to the last end of a body, warm-up included."""
+
+    start_s: float | None = None
+    end_s: float | None = None
+    duration_s: float | None = None
+    steady: Span = Span()
+    last_issued: Span = Span()
+    whole: Span = Span()
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What the timetable asked for, what was sent, what came back. A rate of n instants is (n - 1) / (last - first)."""
+
+    arrival: str = ""  # in words, as written in the workload: "poisson 10/s"
+    offered_rps: float | None = None  # of due instants; null in a closed loop, which offers nothing by itself
+    achieved_rps: float | None = None  # of sent instants
+    completed_rps: float | None = None  # ok requests over the measured window
+    steady_completed_rps: float | None = None  # ok requests that ended in the steady window, over it
+    in_flight_mean: float | None = None  # over the measured window, all stages' requests counted
+    in_flight_max: int | None = None
+    gap_variation: float | None = None  # standard deviation / mean of real send gaps; open-loop stages only
+    gap_variation_planned: float | None = None  # of the due instants of the same requests
+
+
+_KEPT_FIELDS = frozenset(
+    [
+        "status",
+        "kind",
+        "stage",
+        "turn",
+        "due_ns",
+        "sent_ns",
+        "first_token_ns",
+        "last_token_ns",
+        "end_ns",
+    ]
+)
+_KEPT_FIELDS |= {"input_tokens", "output_tokens", "reasoning_tokens", "output_events", "first_event_tokens"}
+_AT_ONCE = 1_000_000  # rows looked at together where the intermediate results of all would be large
+_KEPT_METRICS = frozenset(("ttft", "tpot"))
+
+
+class Columns:
+    """Rows of a run, or some of them, or some of other columns, seen as columns. What is used often is kept,
+    contiguous, once read or derived; all of it (`keep_all`) would be half a gigabyte for a rack's run.
+    """
+
+    __slots__ = ("_chosen", "_keep_all", "_kept", "_rows")
+
+    def __init__(
+        self, rows: NDArray[np.void] | Columns, chosen: NDArray[np.bool_] | None = None, *, keep_all: bool = False
+    ) -> None:
+        self._rows = rows
+        self._chosen = None if chosen is None or bool(chosen.all()) else np.flatnonzero(chosen)
+        self._kept: dict[str, NDArray[np.int64]] = {}
+        self._keep_all = keep_all
+
+    def __len__(self) -> int:
+        return len(self._rows) if self._chosen is None else len(self._chosen)
+
+    def __getitem__(self, field: str) -> NDArray[np.int64]:
+        """A field of `record.FIELDS`, in its own integer type."""
+        if field in self._kept:
+            return self._kept[field]
+        if not len(self):
+            return np.zeros(0, ROW[field])
+        column: NDArray[np.int64] = self._rows[field]
+        column = np.ascontiguousarray(column) if self._chosen is None else column[self._chosen]
+        if self._keep_all or field in _KEPT_FIELDS:
+            self._kept[field] = column
+        return column
+
+    def measure(self, metric: str) -> NDArray[np.int64]:
+        """A metric of MEASURES in ns for every row of any status, UNDEFINED where it has none."""
+        if metric in self._kept:
+            return self._kept[metric]
+        values = MEASURES[metric](self)
+        if metric in _KEPT_METRICS:
+            self._kept[metric] = values
+        return values
+
+    def where(self, status: int) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = self["status"] == status
+        return found
+
+    @property
+    def attempted(self) -> NDArray[np.bool_]:
+        """Rows whose due instant came: sent, or dropped at it."""
+        return (self["sent_ns"] >= 0) | self.where(DROPPED)
+
+
+UNDEFINED = np.iinfo(np.int64).min
+
+
+def _between(start: str, end: str) -> Callable[[Columns], NDArray[np.int64]]:
+    def measure(columns: Columns) -> NDArray[np.int64]:
+        first, last = columns[start], columns[end]
+        values = last - first
+        values[(first < 0) | (last < 0)] = UNDEFINED
+        return values
+
+    return measure
+
+
+def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
+    """`measures.streamed_tokens` of every row; -1 where the output was not counted."""
+    if not len(columns) or int(columns["reasoning_tokens"].max()) <= 0:
+        return columns["output_tokens"]
+    unstreamed = (columns["reasoning_tokens"] > 0) & (columns["first_token_ns"] == columns["first_answer_ns"])
+    n: NDArray[np.int64] = columns["output_tokens"] - np.where(unstreamed, columns["reasoning_tokens"], 0)
+    return n
+
+
+def _divided(span: NDArray[np.int64], by: NDArray[np.int64]) -> NDArray[np.int64]:
+    divided: NDArray[np.int64] = span // np.maximum(by, 1)
+    divided[(by <= 0) | (span == UNDEFINED)] = UNDEFINED
+    return divided
+
+
+def _tpot(columns: Columns) -> NDArray[np.int64]:
+    span = _between("first_token_ns", "last_token_ns")(columns)
+    return _divided(span, streamed_tokens(columns) - np.maximum(columns["first_event_tokens"], 1))
+
+
+def _tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
+    span = _between("first_token_ns", "end_ns")(columns)
+    return _divided(np.where(columns["due_ns"] < 0, UNDEFINED, span), columns["output_tokens"].astype(np.int64) - 1)
+
+
+def _connect(columns: Columns) -> NDArray[np.int64]:
+    wait = _between("due_ns", "ready_ns")(columns)
+    wait[(wait < 0) & (wait != UNDEFINED)] = 0
+    return wait
+
+
+def _where_first_token(field: str) -> Callable[[Columns], NDArray[np.int64]]:
+    return lambda columns: np.where(columns["first_token_ns"] < 0, UNDEFINED, columns[field])
+
+
+def _max_gap(columns: Columns) -> NDArray[np.int64]:
+    return np.where(columns["output_events"] < 2, UNDEFINED, columns["max_gap_ns"])
+
+
+MEASURES: Mapping[str, Callable[[Columns], NDArray[np.int64]]] = {
+    "ttft": _between("due_ns", "first_token_ns"),
+    "ttft_from_sent": _between("sent_ns", "first_token_ns"),
+    "first_answer": _between("due_ns", "first_answer_ns"),
+    "tpot": _tpot,
+    "tpot_mlperf": _tpot_mlperf,
+    "e2e": _between("due_ns", "end_ns"),
+    "max_gap": _max_gap,
+    "connect": _connect,
+    "send_lag": _between("due_ns", "sent_ns"),
+    "client_lag": _where_first_token("client_lag_ns"),
+    "stamp_error": _where_first_token("stamp_error_ns"),
+}
+"""Per-request metrics over columns; the definitions are those of `loadgen_sdk.measures`."""
+
+POOLED = ("itl", "inter_chunk")  # over all gaps of all requests: a quantile, but no yes or no for a single request
+TERMS = ("ttft", "ttft_from_sent", "first_answer", "tpot", "tpot_mlperf", "e2e", "max_gap", *POOLED)
+"""What an SLO may speak about."""
+
+_NEED_TWO_TOKENS = ("tpot", "tpot_mlperf", "max_gap")  # a request too short to have one has not missed it
+NEED_A_STREAM = (*_NEED_TWO_TOKENS, *POOLED)
+"""What an answer that comes in one piece has none of."""
+
+
+def defined(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The values that are."""
+    found: NDArray[np.int64] = values[values != UNDEFINED]
+    return found
+
+
+def span(start_ns: float, end_ns: float) -> Span:
+    """A stretch in seconds; an empty or reversed one is no stretch, since no rate can be had from it."""
+    if end_ns <= start_ns:
+        return Span()
+    return Span(start_s=start_ns / 1e9, end_s=end_ns / 1e9, duration_s=(end_ns - start_ns) / 1e9)
+
+
+def window(measured: Columns, everything: Sequence[Columns]) -> Window:
+    """The intervals that rates of `measured` are divided by; definitions in `Window`."""
+    last_body = max((int(part["done_ns"].max(initial=-1)) for part in everything), default=-1)
+    whole = span(0, last_body)
+    due = measured["due_ns"][measured.attempted]
+    if len(due) == 0:
+        return Window(whole=whole)
+    first, last = int(due.min()), int(due.max())
+    end = int(measured["last_token_ns"].max(initial=-1))
+    latest = int(np.argmax(measured["sent_ns"]))
+    issued_end = int(measured["end_ns"][latest])
+    if issued_end < 0:
+        issued_end = int(measured["done_ns"][latest])
+    inside = span(first, end if end >= 0 else int(measured["done_ns"].max()))
+    return Window(
+        start_s=inside.start_s,
+        end_s=inside.end_s,
+        duration_s=inside.duration_s,
+        steady=span(first, last),
+        last_issued=span(first, issued_end),
+        whole=whole,
+    )
+
+
+def rate(instants_ns: NDArray[np.int64]) -> float | None:
+    """Instants per second, (n - 1) / (last - first): n instants enclose n - 1 gaps. None for fewer than two."""
+    if len(instants_ns) < 2:
+        return None
+    length = int(instants_ns.max()) - int(instants_ns.min())
+    return (len(instants_ns) - 1) / (length / 1e9) if length > 0 else None
+
+
+def per_second(count: float | None, stretch: Span | Window) -> float | None:
+    return None if count is None or stretch.duration_s is None else count / stretch.duration_s
+
+
+def within(instants_ns: NDArray[np.int64], stretch: Span | Window) -> NDArray[np.bool_]:
+    """Which instants lie in a stretch, both ends included."""
+    if stretch.start_s is None or stretch.end_s is None:
+        return np.zeros(len(instants_ns), bool)
+    return (instants_ns >= round(stretch.start_s * 1e9)) & (instants_ns <= round(stretch.end_s * 1e9))
+
+
+def in_flight(everything: Sequence[Columns], stretch: Span | Window) -> tuple[float | None, int | None]:
+    """Mean and largest number of requests in flight (sent and not done) in a stretch, exactly, by a sweep of events.
+
+    A request without an end (its worker died) is in flight to the end of the stretch. At one instant ends come first.
+    """
+    if stretch.start_s is None or stretch.end_s is None:
+        return None, None
+    low, high = round(stretch.start_s * 1e9), round(stretch.end_s * 1e9)
+    found = []
+    for part in everything:
+        sent, done = part["sent_ns"], part["done_ns"]
+        chosen = (sent >= 0) & (sent <= high) & ((done < 0) | (done >= low))  # the others are not in flight in it
+        found.append((sent[chosen], done[chosen]))
+        del sent, done
+    starts, ends = (np.concatenate([pair[i] for pair in found]) for i in (0, 1))
+    del found
+    endless = ends < 0
+    ends[endless] = np.maximum(starts[endless], high)
+    lengths = np.minimum(ends, high)
+    lengths -= np.maximum(starts, low)
+    busy = np.maximum(lengths, 0, out=lengths).sum()
+    del lengths
+    starts.sort()
+    ends.sort()
+    at_start = np.searchsorted(starts, low, "right") - np.searchsorted(ends, low, "right")
+    most = int(at_start)
+    first, last = np.searchsorted(starts, low, "left"), np.searchsorted(starts, high, "right")
+    for begin in range(first, last, _AT_ONCE):  # the level right after each start
+        rises = starts[begin : min(begin + _AT_ONCE, last)]
+        levels = np.arange(begin + 1, begin + 1 + len(rises)) - np.searchsorted(ends, rises, "right")
+        most = max(most, int(levels.max()))
+    return float(busy / (high - low)), most
+
+
+def gap_variation(instants_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> float | None:
+    """Coefficient of variation (standard deviation / mean) of the gaps between instants: constant 0, Poisson 1.
+
+    Gaps are taken within a stage and divided by that stage's mean, so that a change of rate between stages is no
+    variation.
+    """
+    pooled = []
+    for stage in np.flatnonzero(np.bincount(stages)):
+        gaps = np.diff(np.sort(instants_ns[stages == stage]))
+        if len(gaps) and gaps.sum() > 0:
+            pooled.append(gaps / gaps.mean())
+    if not pooled:
+        return None
+    return float(np.concatenate(pooled).std())
+
+
+def load(
+    measured: Columns, everything: Sequence[Columns], inside: Window, closed: NDArray[np.bool_], arrival: str
+) -> Load:
+    """Offered, achieved and completed load of `measured`; `closed` says of each stage whether it is a closed loop."""
+    sent = measured["sent_ns"] >= 0
+    in_open = ~closed[measured["stage"]]
+    gapped = sent & in_open & (measured["turn"] == 0)  # later turns wait for their predecessors: no planned gap
+    stages = measured["stage"][gapped]
+    mean, largest = in_flight(everything, inside)
+    ended = sum(int((within(part["end_ns"], inside.steady) & part.where(OK)).sum()) for part in everything)
+    return Load(
+        arrival=arrival,
+        offered_rps=rate(measured["due_ns"][in_open & measured.attempted]),
+        achieved_rps=rate(measured["sent_ns"][sent]),
+        completed_rps=per_second(int(measured.where(OK).sum()), inside),
+        steady_completed_rps=per_second(ended, inside.steady),
+        in_flight_mean=mean,
+        in_flight_max=largest,
+        gap_variation=gap_variation(measured["sent_ns"][gapped], stages),
+        gap_variation_planned=gap_variation(measured["due_ns"][gapped], stages),
+    )
+
+
+def steady_events(timeline: Sequence[NDArray[np.int64]], stretch: Span) -> float | None:
+    """Output events of all stages in a stretch, from counts in bins of BIN_NS; a bin cut by an end counts in
+    proportion.
+    """
+    sums = event_sums(timeline)
+    if stretch.start_s is None or stretch.end_s is None or sums is None:
+        return None
+    return events_between(sums, stretch)
+
+
+def event_sums(timeline: Sequence[NDArray[np.int64]]) -> NDArray[np.int64] | None:
+    """Events of all stages up to the start of each bin; None when there are none."""
+    if not any(counts.any() for counts in timeline):
+        return None
+    total = np.zeros(max(map(len, timeline)) + 1, np.int64)
+    for counts in timeline:
+        total[1 : len(counts) + 1] += counts
+    return np.cumsum(total)
+
+
+def events_between(sums: NDArray[np.int64], stretch: Span | Window) -> float:
+    """Of such sums, what came in a stretch; 0 for none."""
+    if stretch.start_s is None or stretch.end_s is None:
+        return 0.0
+    ends = [stretch.start_s * 1e9 / BIN_NS, stretch.end_s * 1e9 / BIN_NS]
+    low, high = np.interp(ends, np.arange(len(sums)), sums)
+    return float(high - low)
+
+
+def spread_tokens(columns: Columns, stretch: Span) -> float:
+    """Output tokens of ok requests in a stretch, each request's spread evenly from its first to its last token: what
+    can be said by event time where there is no timeline (one of several targets; answers that were not streamed).
+    """
+    if stretch.start_s is None or stretch.end_s is None:
+        return 0.0
+    low, high = round(stretch.start_s * 1e9), round(stretch.end_s * 1e9)
+    first, last, amount = token_spans(columns)
+    length = last - first
+    inside = np.minimum(last, high) - np.maximum(first, low)
+    share = np.where(length > 0, np.clip(inside, 0, None) / np.maximum(length, 1), (last >= low) & (last <= high))
+    return float((share * amount).sum())
+
+
+def token_spans(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Of ok requests: the instants of first and last token (of the end, where they did not stream), output tokens."""
+    known = columns.where(OK) & (columns["output_tokens"] >= 0) & (columns["end_ns"] >= 0)
+    last = np.where(columns["last_token_ns"] < 0, columns["end_ns"], columns["last_token_ns"])[known]
+    first = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])[known]
+    return first, last, columns["output_tokens"][known]
+
+
+def goodput(
+    measured: Columns,
+    everything: Sequence[Columns],
+    slo: Slo | None,
+    inside: Window,
+    gaps: Histogram,
+    unrecorded: int = 0,
+) -> Goodput:
+    """Every term at its own quantile, and the requests that meet all of them.
+
+    Failed, dropped and lost requests are over every limit (`unrecorded` ones too); cancelled ones are left out. A
+    request too short to have a TPOT is left out of that term and has not missed it. Terms on pooled gaps judge the
+    gaps, not requests.
+    """
+    if slo is None:
+        return Goodput()
+    counted = len(measured) - int(measured.where(CANCELLED).sum()) + unrecorded
+    good = int(meets(measured, slo).sum())
+    results = tuple(_judge(measured, term, gaps, unrecorded) for term in slo.terms)
+    share = good / counted if counted else None
+    steady = sum(int((meets(part, slo) & within(part["end_ns"], inside.steady)).sum()) for part in everything)
+    share_met = slo.goodput_share is None or (share is not None and share >= slo.goodput_share)
+    return Goodput(
+        rps=per_second(good, inside),
+        steady_rps=per_second(steady, inside.steady),
+        share=share,
+        good=good,
+        counted=counted,
+        slo=results,
+        share_limit=slo.goodput_share,
+        met=share_met and all(result.met for result in results),
+    )
+
+
+def meets(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
+    """Which requests are ok and within every per-request term; one too short to have a TPOT has not missed it."""
+    good = columns.where(OK)
+    for term in slo.terms:
+        if term.metric not in POOLED:
+            values = columns.measure(term.metric)
+            excused = (values == UNDEFINED) if term.metric in _NEED_TWO_TOKENS else False
+            good &= excused | ((values != UNDEFINED) & (values <= term.limit_ns))
+    return good
+
+
+def _judge(columns: Columns, term: Term, gaps: Histogram, unrecorded: int) -> TermResult:
+    value: float | None
+    if term.metric in POOLED:
+        count = gaps.count
+        over = gaps.over(term.limit_ns)
+        value = gaps.quantile(term.quantile) if count else None
+    else:
+        ok = columns.where(OK)
+        values = defined(columns.measure(term.metric)[ok])
+        missed = len(columns) - int(ok.sum()) - int(columns.where(CANCELLED).sum()) + unrecorded
+        count = len(values) + missed
+        over = int((values > term.limit_ns).sum()) + missed
+        place = index(count, term.quantile) if count else 0
+        value = int(np.partition(values, place)[place]) if place < len(values) else None
+    needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)
+    return TermResult(
+        metric=term.metric,
+        quantile=term.quantile,
+        limit_ms=milliseconds(term.limit_ns),
+        value_ms=None if value is None else milliseconds(value),
+        margin_ms=None if value is None else milliseconds(term.limit_ns - value),
+        met=value is not None and value <= term.limit_ns,
+        over=over,
+        count=count,
+        needed=needed,
+        supported=count >= needed,
+    )

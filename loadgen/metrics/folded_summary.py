@@ -1,0 +1,413 @@
+"""The summary of a run whose rows were folded into a `ledger.Ledger` instead of being kept.
+
+Pure. The same blocks by the same definitions as `summary.summarize`. What adds up is exact; quantiles are those of a
+histogram, within 0.1 %; rates over the steady window are read off curves of 4,096 bins; what needs all rows at once
+(the variation of send gaps, repeated prompts) is not known, and the largest number in flight is that of the samples
+that every worker takes of itself about once a second.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadgen.metrics import blocks, columns, drift
+from loadgen.metrics.accumulator import Cell, Ledger
+from loadgen.metrics.blocks import Bytes, ErrorKind, Requests, Sessions, Sources, Stalls, Tokens
+from loadgen.metrics.columns import Goodput, Load, Span, TermResult, Window, per_second, span
+from loadgen.metrics.summary import (
+    SCHEMA,
+    Signs,
+    StageSummary,
+    Summary,
+    TargetSummary,
+    Verdict,
+    judged,
+    pooled_of,
+    rack_of,
+    run_of,
+    whole_target,
+)
+from loadgen.results.record import SOURCES
+from loadgen.stats.quantiles import SUPPORT, Distribution, Histogram, index, milliseconds, name, support
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.results.manifest import Header, Second
+
+
+def summarize(
+    header: Header,
+    ledger: Ledger,
+    gaps: Sequence[Histogram] = (),
+    timeline: Sequence[NDArray[np.int64]] = (),
+    seconds: Sequence[Second] = (),
+) -> Summary:
+    """Everything there is to say about a run, from its ledger. Arguments as those of `summary.summarize`."""
+    flags = [stage.measured for stage in header.stages] or [True]
+    measured, warmup = ledger.measured(), ledger.measured(False)
+    everything = (measured, warmup)
+    inside = window(measured, everything)
+    missing = [_unrecorded(header, ledger, i) for i in range(len(flags))]
+    lost = sum(count for count, is_measured in zip(missing, flags, strict=True) if is_measured)
+    pooled = pooled_of(gaps[i] for i in range(min(len(gaps), len(flags))) if flags[i])
+    arrivals = [stage.arrival for stage in header.stages if stage.measured and stage.arrival]
+    tokens = _tokens(measured, everything, inside, columns.steady_events(timeline, inside.steady))
+    targets = tuple(_targets(header, ledger, inside))
+    inter_chunk = pooled.distribution()
+    itl_absent = _itl_absent(measured, inter_chunk)
+    ok = measured.sums.get("ok", 0)
+    stalled = measured.sums.get("stalled", 0)
+    summary = Summary(
+        schema=SCHEMA,
+        run=run_of(header),
+        target=whole_target(header.targets),
+        rtt_ms=header.rtt_ms,
+        window=inside,
+        bytes=_bytes(measured),
+        fingerprints=header.fingerprints,
+        verdict=Verdict(valid=True, reasons=(), warnings=(), limits=header.limits),
+        requests=_requests(measured, lost),
+        warmup=_requests(warmup, sum(missing) - lost),
+        load=_load(measured, everything, inside, ", then ".join(arrivals), seconds),
+        tokens=tokens,
+        ttft_ms=_of(measured, "ttft"),
+        ttft_from_sent_ms=_of(measured, "ttft_from_sent"),
+        first_answer_ms=_of(measured, "first_answer"),
+        tpot_ms=_of(measured, "tpot"),
+        tpot_undefined=measured.sums.get("tpot_undefined", 0),
+        tpot_mlperf_ms=_of(measured, "tpot_mlperf"),
+        inter_chunk_ms=inter_chunk,
+        itl_ms=None if itl_absent else inter_chunk,
+        itl_absent=itl_absent,
+        e2e_ms=_of(measured, "e2e"),
+        max_gap_ms=_of(measured, "max_gap"),
+        stalls=Stalls(over_ms=milliseconds(columns.STALL_NS), requests=stalled, share=stalled / ok if ok else None),
+        connect_ms=_of(measured, "connect"),
+        send_lag_ms=_of(measured, "send_lag"),
+        client_lag_ms=_of(measured, "client_lag"),
+        stamp_error_ms=_of(measured, "stamp_error"),
+        goodput=_goodput(header, measured, everything, inside, pooled, lost),
+        sessions=_sessions(ledger, measured, everything, inside),
+        client=_client(measured, header, inside, seconds),
+        stages=tuple(_stages(header, ledger, everything, gaps, timeline, missing, seconds)),
+        targets=targets,
+        rack=rack_of(targets, tokens.output_per_s),
+        drift=_drift(ledger, measured, everything, inside, timeline),
+        kept=header.keep,
+    )
+    signs = Signs(
+        dead_workers=sorted(int(key.removeprefix("dead_")) for key in measured.sums if key.startswith("dead_")),
+        unsaid=measured.sums.get("unsaid", 0) > 0,
+        sends=measured.sums.get("sent", 0),
+        disagreement=_disagreement(measured, header.template_tokens),
+        repeated=0,
+    )
+    return judged(header, summary, signs, seconds)
+
+
+def _of(cell: Cell, metric: str) -> Distribution:
+    histogram = cell.histograms.get(metric)
+    return histogram.distribution() if histogram is not None else Distribution()
+
+
+def _unrecorded(header: Header, ledger: Ledger, stage: int) -> int:
+    planned = header.stages[stage].slots if header.stages else None
+    return 0 if planned is None else max(0, planned - ledger.stages[stage].sums.get("rows", 0))
+
+
+def window(cell: Cell, everything: Sequence[Cell]) -> Window:
+    """As `metrics.window`."""
+    whole = span(0, max(part.most.get("done_ns", -1) for part in everything))
+    if not cell.sums.get("due"):
+        return Window(whole=whole)
+    first, last, end = cell.least["due"], cell.most["due"], cell.most["last_token_ns"]
+    inside = span(first, end if end >= 0 else cell.most["done_ns"])
+    issued = cell.most.get("issued_end", -1)
+    if issued < 0:
+        issued = cell.most.get("issued_done", -1)
+    return Window(
+        start_s=inside.start_s,
+        end_s=inside.end_s,
+        duration_s=inside.duration_s,
+        steady=span(first, last),
+        last_issued=span(first, issued),
+        whole=whole,
+    )
+
+
+def _rate(cell: Cell, what: str) -> float | None:
+    count = cell.sums.get(what, 0)
+    if count < 2 or cell.most[what] <= cell.least[what]:
+        return None
+    return (count - 1) / ((cell.most[what] - cell.least[what]) / 1e9)
+
+
+def _came(everything: Sequence[Cell], curve: str, stretch: Span | Window) -> float:
+    found = (part.curves.get(curve) for part in everything)
+    return sum(one.between(stretch.start_s, stretch.end_s) for one in found if one is not None)
+
+
+def _load(cell: Cell, everything: Sequence[Cell], inside: Window, arrival: str, seconds: Sequence[Second]) -> Load:
+    mean = None if inside.duration_s is None else _came(everything, "flying", inside) / inside.duration_s
+    return Load(
+        arrival=arrival,
+        offered_rps=_rate(cell, "open_due"),
+        achieved_rps=_rate(cell, "sent"),
+        completed_rps=per_second(cell.sums.get("ok", 0), inside),
+        steady_completed_rps=per_second(_came(everything, "ok", inside.steady), inside.steady),
+        in_flight_mean=mean,
+        in_flight_max=_most_in_flight(seconds, inside),
+    )
+
+
+def _most_in_flight(seconds: Sequence[Second], inside: Window) -> int | None:
+    """Largest sum over the workers of what each had in flight in the same second."""
+    if inside.start_s is None or inside.end_s is None:
+        return None
+    found: dict[int, dict[int, int]] = defaultdict(dict)
+    for second in seconds:
+        if inside.start_s <= second.t_s <= inside.end_s:
+            found[int(second.t_s)][second.worker] = second.in_flight
+    return max((sum(workers.values()) for workers in found.values()), default=None)
+
+
+def _requests(cell: Cell, unrecorded: int) -> Requests:
+    sums = cell.sums
+    errors = {kind: ErrorKind(count=count, first_text=words) for kind, (count, _, words) in cell.errors.items()}
+    if unrecorded:
+        errors["no_record"] = ErrorKind(count=unrecorded, first_text="planned, but no record of it was found")
+    return Requests(
+        scheduled=sums.get("rows", 0) + unrecorded,
+        ok=sums.get("ok", 0),
+        failed=sums.get("failed", 0),
+        dropped=sums.get("dropped", 0),
+        cancelled=sums.get("cancelled", 0),
+        lost=sums.get("lost", 0) + unrecorded,
+        resent=sums.get("resent", 0),
+        by_error=dict(sorted(errors.items(), key=lambda item: (-item[1].count, item[0]))),
+    )
+
+
+def _bytes(cell: Cell) -> Bytes:
+    return Bytes(sent=cell.sums.get("bytes_sent", 0), received=cell.sums.get("bytes_received", 0))
+
+
+def _sum(cell: Cell, what: str) -> int | None:
+    return cell.sums[what] if cell.sums.get(what + "_known") else None
+
+
+def _tokens(cell: Cell, everything: Sequence[Cell], inside: Window, events: float | None) -> Tokens:
+    sums = cell.sums
+    output, prompt, cached = (_sum(cell, f"{which}_tokens") for which in ("output", "input", "cached"))
+    base, event_count, comparable = _sum(cell, "cached_base"), sums.get("events", 0), sums.get("comparable", 0)
+    spread = events * sums["billed"] / event_count if events is not None and event_count else None
+    steady_output = per_second(_came(everything, "output", inside.steady) if spread is None else spread, inside.steady)
+    steady_input = per_second(_came(everything, "input", inside.steady), inside.steady)
+    wholes = [found for part in everything if (found := _sum(part, "output_tokens")) is not None]
+    total = None if output is None or prompt is None else output + prompt
+    steady_total = (
+        None if steady_output is None or steady_input is None or total is None else steady_output + steady_input
+    )
+    return Tokens(
+        input=prompt,
+        output=output,
+        cached=cached,
+        reasoning=_sum(cell, "reasoning_tokens"),
+        asked_output=_sum(cell, "asked_output"),
+        cached_share=cached / base if cached is not None and base else None,
+        length_mismatch_share=sums["unequal"] / comparable if comparable else None,
+        per_event=sums["streamed"] / event_count if event_count else None,
+        output_per_s=per_second(output, inside),
+        total_per_s=per_second(total, inside),
+        input_per_s=per_second(prompt, inside),
+        steady_output_per_s=steady_output if output is not None else None,
+        steady_total_per_s=steady_total,
+        steady_input_per_s=steady_input if prompt is not None else None,
+        last_issued_output_per_s=per_second(output, inside.last_issued),
+        whole_output_per_s=per_second(sum(wholes) if wholes else None, inside.whole),
+        failed_input=sums.get("failed_input", 0),
+        failed_output=sums.get("failed_output", 0),
+        sources=Sources(input=_sources(cell, "input"), output=_sources(cell, "output")),
+    )
+
+
+def _sources(cell: Cell, which: str) -> dict[str, int]:
+    tags = [tag or "none" for tag in SOURCES]
+    return {tag: count for tag in tags if (count := cell.sums.get(f"{which}_source_{tag}", 0))}
+
+
+def _itl_absent(cell: Cell, inter_chunk: Distribution) -> str:
+    """As `tally.itl_absent`."""
+    sums = cell.sums
+    if inter_chunk.count == 0:
+        return "no answer had two output events"
+    if not sums.get("told_events"):
+        return "nobody counted the tokens, so how many an event carries is not known"
+    if sums["surplus"] > columns.ITL_TOKENS_PER_EVENT * sums["told_events"]:
+        return f"events carry {sums['told_streamed'] / sums['told_events']:.2f} tokens on average"
+    return ""
+
+
+def _disagreement(cell: Cell, template_tokens: int | None) -> float | None:
+    """As `tally.prompt_disagreement`."""
+    count = cell.sums.get("both", 0)
+    if not count:
+        return None
+    ours = cell.sums["both_built"] + (template_tokens or 0) * count
+    return (cell.sums["both_said"] - ours) / ours
+
+
+def _goodput(
+    header: Header, cell: Cell, everything: Sequence[Cell], inside: Window, gaps: Histogram, unrecorded: int
+) -> Goodput:
+    """As `metrics.goodput`; counts, and whether a term is met, are exact."""
+    slo = header.slo
+    if slo is None:
+        return Goodput()
+    counted = cell.sums.get("rows", 0) - cell.sums.get("cancelled", 0) + unrecorded
+    good = cell.sums.get("good", 0)
+    results = []
+    for i, term in enumerate(slo.terms):
+        if term.metric in columns.POOLED:
+            found, over, missed = gaps, gaps.over(term.limit_ns), 0
+        else:
+            found = cell.histograms.get(term.metric) or Histogram()
+            missed = counted - cell.sums.get("ok", 0)
+            over = cell.sums.get(f"term{i}_over", 0) + missed
+        count = found.count + missed
+        place = index(count, term.quantile) if count else 0
+        value = None
+        if place < found.count:
+            value = found.middle(int(np.searchsorted(np.cumsum(found.counts), place, side="right")))
+        needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)
+        results.append(
+            TermResult(
+                metric=term.metric,
+                quantile=term.quantile,
+                limit_ms=milliseconds(term.limit_ns),
+                value_ms=None if value is None else milliseconds(value),
+                margin_ms=None if value is None else milliseconds(term.limit_ns - value),
+                met=value is not None and place < count - over,
+                over=over,
+                count=count,
+                needed=needed,
+                supported=count >= needed,
+            )
+        )
+    share = good / counted if counted else None
+    share_met = slo.goodput_share is None or (share is not None and share >= slo.goodput_share)
+    return Goodput(
+        rps=per_second(good, inside),
+        steady_rps=per_second(_came(everything, "good", inside.steady), inside.steady),
+        share=share,
+        good=good,
+        counted=counted,
+        slo=tuple(results),
+        share_limit=slo.goodput_share,
+        met=share_met and all(result.met for result in results),
+    )
+
+
+def _sessions(ledger: Ledger, cell: Cell, everything: Sequence[Cell], inside: Window) -> Sessions | None:
+    cut, cancelled = ledger.cut()
+    whole = cell.sums.get("sessions", 0)
+    if not whole and not cut and not cancelled:
+        return None
+    good = cell.sums.get("sessions_ok", 0)
+    return Sessions(
+        count=whole - cell.sums.get("sessions_cancelled", 0),
+        cut=cut,
+        ok=good,
+        ok_per_s=per_second(good, inside),
+        steady_ok_per_s=per_second(_came(everything, "session", inside.steady), inside.steady),
+        duration_ms=_of(cell, "session"),
+    )
+
+
+def _client(cell: Cell, header: Header, inside: Window, seconds: Sequence[Second]) -> blocks.Client:
+    answered = cell.sums.get("answered", 0)
+    stamped = cell.sums["kernel_stamps"] / answered if answered else None
+    return blocks.used(seconds, inside, header.workers, stamped)
+
+
+def _stages(
+    header: Header,
+    ledger: Ledger,
+    everything: tuple[Cell, Cell],
+    gaps: Sequence[Histogram],
+    timeline: Sequence[NDArray[np.int64]],
+    missing: Sequence[int],
+    seconds: Sequence[Second],
+) -> Iterator[StageSummary]:
+    for i, stage in enumerate(header.stages):
+        cell = ledger.stages[i]
+        inside = window(cell, [cell])
+        pooled = gaps[i] if i < len(gaps) else Histogram()
+        yield StageSummary(
+            name=stage.name,
+            arrival=stage.arrival,
+            measured=stage.measured,
+            concurrency=stage.concurrency,
+            window=inside,
+            requests=_requests(cell, missing[i]),
+            load=_load(cell, everything, inside, stage.arrival, seconds),
+            tokens=_tokens(cell, everything, inside, columns.steady_events(timeline, inside.steady)),
+            ttft_ms=_of(cell, "ttft"),
+            tpot_ms=_of(cell, "tpot"),
+            inter_chunk_ms=pooled.distribution(),
+            e2e_ms=_of(cell, "e2e"),
+            goodput=_goodput(header, cell, everything, inside, pooled, missing[i]),
+        )
+
+
+def _targets(header: Header, ledger: Ledger, inside: Window) -> Iterator[TargetSummary]:
+    for target, cell, other in zip(header.targets, ledger.targets, ledger.other_targets, strict=False):
+        everything = (cell, other)
+        own = _tokens(cell, everything, window(cell, everything), None)
+        yield TargetSummary(
+            target=target,
+            requests=_requests(cell, 0),
+            bytes=_bytes(cell),
+            load=_load(cell, everything, inside, "", ()),
+            tokens=_tokens(cell, everything, inside, None),
+            ttft_ms=_of(cell, "ttft"),
+            tpot_ms=_of(cell, "tpot"),
+            e2e_ms=_of(cell, "e2e"),
+            goodput=_goodput(header, cell, everything, inside, Histogram(), 0),
+            own_output_per_s=own.output_per_s,
+        )
+
+
+def _drift(
+    ledger: Ledger,
+    measured: Cell,
+    everything: Sequence[Cell],
+    inside: Window,
+    timeline: Sequence[NDArray[np.int64]],
+) -> drift.Drift:
+    if not ledger.blocks:
+        return drift.Drift()
+    events, billed = measured.sums.get("events", 0), measured.sums.get("billed", 0)
+    sums = columns.event_sums(timeline)
+
+    def came(stretch: Span) -> float | None:
+        if not events:
+            return None
+        if sums is None:
+            return _came(everything, "output", stretch)
+        return columns.events_between(sums, stretch) * billed / events
+
+    found = [
+        (
+            block.requests,
+            {part: block.of[part[0]].quantile(part[1]) for part in drift.PARTS if block.of[part[0]].count},
+        )
+        for block in ledger.blocks
+    ]
+    return drift.made(ledger.block_ns, found, inside.steady, came)

@@ -1,0 +1,478 @@
+"""What is true of a run: the types of `summary.json`, and the one function that makes it from rows.
+
+Pure numpy. Each field is defined in `docs/summary.md`, which a test holds against these types; `schema` grows when a
+field changes its meaning or goes, not when one is added.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from loadgen.limits import Limits
+from loadgen.metrics import blocks, drift, validity
+from loadgen.metrics import columns as metrics
+from loadgen.metrics.blocks import Bytes, Client, Requests, Sessions, Stalls, Tokens
+from loadgen.metrics.columns import OK, Columns, Goodput, Load, Window
+from loadgen.metrics.drift import Drift
+from loadgen.results.manifest import Fingerprints, Host, Target
+from loadgen.results.record import KINDS
+from loadgen.server_metrics.series import Served
+from loadgen.stats.quantiles import Distribution, Histogram, exact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.results.manifest import Header, Second, Stage
+
+SCHEMA = 1
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """Which run, made how, by what."""
+
+    id: str
+    name: str
+    workload: str
+    started: str
+    ended: str
+    state: str  # finished, interrupted (by the user), cut_off (no clean end: as far as it got)
+    version: str
+    command: tuple[str, ...]
+    seed: int | None
+    schedule_seed: int | None
+    client: str
+    api: str
+    stream: bool
+    tokenizer: str
+    tokenizer_tag: str
+    host: Host
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the measurement can be trusted. Not about the SLO: a sound run that missed a limit is a sound run."""
+
+    valid: bool
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...]
+    limits: Limits
+
+
+class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage, with its own window; rows of this stage only (in flight: all)."""
+
+    name: str
+    arrival: str
+    measured: bool
+    concurrency: int | None
+    window: Window
+    requests: Requests
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    inter_chunk_ms: Distribution
+    e2e_ms: Distribution
+    goodput: Goodput
+
+
+class TargetSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several targets: its measured requests, over the window of the whole run (one clock for all)."""
+
+    target: Target
+    requests: Requests
+    bytes: Bytes
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    e2e_ms: Distribution
+    goodput: Goodput
+    own_output_per_s: float | None = None  # over this target's own first due to its own last token
+
+
+class Rack(msgspec.Struct, frozen=True, kw_only=True):
+    """Output tokens/s of several targets, by two definitions that differ when they do not end together.
+
+    `sum_of_rates_per_s` adds each target's rate over its own time, as published rack totals do; `single_clock_per_s`
+    divides all tokens by the time of the whole run, as one system. The rest is about the targets' own rates.
+    """
+
+    targets: int
+    sum_of_rates_per_s: float
+    single_clock_per_s: float | None
+    min_per_s: float
+    mean_per_s: float
+    median_per_s: float
+    max_per_s: float
+    spread: float  # (max - min) / median
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """`summary.json`. Only measured stages count, except where a name says otherwise (`warmup`, `window.whole`)."""
+
+    schema: int
+    run: Run
+    target: Target
+    rtt_ms: float | None
+    window: Window
+    bytes: Bytes
+    fingerprints: Fingerprints
+    verdict: Verdict
+    requests: Requests
+    warmup: Requests
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    ttft_from_sent_ms: Distribution
+    first_answer_ms: Distribution
+    tpot_ms: Distribution
+    tpot_undefined: int  # ok requests too short to have a TPOT
+    tpot_mlperf_ms: Distribution
+    inter_chunk_ms: Distribution
+    itl_ms: Distribution | None
+    itl_absent: str  # why itl_ms is null, in words
+    e2e_ms: Distribution
+    max_gap_ms: Distribution
+    stalls: Stalls
+    connect_ms: Distribution
+    send_lag_ms: Distribution
+    client_lag_ms: Distribution
+    stamp_error_ms: Distribution
+    goodput: Goodput
+    sessions: Sessions | None  # null when no request belongs to a conversation
+    client: Client
+    stages: tuple[StageSummary, ...]
+    targets: tuple[TargetSummary, ...]  # empty with a single target
+    rack: Rack | None = None  # null with a single target
+    drift: Drift = Drift()
+    server: Served | None = None  # what the servers counted; null when no metrics page was read
+    kept: str = "raw"  # which rows were kept: raw (all), sample, histogram (none)
+
+
+def summarize(
+    header: Header,
+    rows: NDArray[np.void],
+    gaps: Sequence[Histogram] = (),
+    timeline: Sequence[NDArray[np.int64]] = (),
+    seconds: Sequence[Second] = (),
+    texts: Sequence[str] = (),
+) -> Summary:
+    """Everything there is to say about a run.
+
+    rows: `record.ROW`, all workers', any order. gaps: per stage, a histogram of the gaps between output events.
+    timeline: per stage, output events in bins of `metrics.BIN_NS` from the start of the run. texts: error texts, by
+    `rows["text"]`.
+    """
+    measured_stages = np.array([stage.measured for stage in header.stages] or [True])
+    is_measured = measured_stages[rows["stage"]]
+    several = len(header.targets) > 1  # each looks at every column
+    measured, warmup = Columns(rows, is_measured, keep_all=several), Columns(rows, ~is_measured, keep_all=several)
+    everything = (measured, warmup)
+    unrecorded = _unrecorded(header.stages, rows)
+    missing = int(unrecorded[measured_stages].sum())
+    inside = metrics.window(measured, everything)
+    pooled = pooled_of(gaps[i] for i in range(min(len(gaps), len(measured_stages))) if measured_stages[i])
+    requests = blocks.requests(measured, texts, missing)
+    arrivals = [stage.arrival for stage in header.stages if stage.measured and stage.arrival]
+    load = _load(measured, everything, inside, header, ", then ".join(arrivals))
+    tokens = blocks.tokens(measured, everything, inside, metrics.steady_events(timeline, inside.steady))
+    targets = tuple(_targets(header, everything, inside, texts))
+    goodput = metrics.goodput(measured, everything, header.slo, inside, pooled, missing)
+    ok = measured.where(OK)
+    sent = measured["sent_ns"] >= 0
+    inter_chunk = pooled.distribution()
+    itl_absent = blocks.itl_absent(measured, inter_chunk)
+    summary = Summary(
+        schema=SCHEMA,
+        run=run_of(header),
+        target=whole_target(header.targets),
+        rtt_ms=header.rtt_ms,
+        window=inside,
+        bytes=blocks.bytes(measured),
+        fingerprints=header.fingerprints,
+        verdict=Verdict(valid=True, reasons=(), warnings=(), limits=header.limits),
+        requests=requests,
+        warmup=blocks.requests(warmup, texts, int(unrecorded[~measured_stages].sum())),
+        load=load,
+        tokens=tokens,
+        ttft_ms=_of(measured, "ttft", ok),
+        ttft_from_sent_ms=_of(measured, "ttft_from_sent", ok),
+        first_answer_ms=_of(measured, "first_answer", ok),
+        tpot_ms=_of(measured, "tpot", ok),
+        tpot_undefined=int((measured.measure("tpot")[ok] == metrics.UNDEFINED).sum()),
+        tpot_mlperf_ms=_of(measured, "tpot_mlperf", ok),
+        inter_chunk_ms=inter_chunk,
+        itl_ms=None if itl_absent else inter_chunk,
+        itl_absent=itl_absent,
+        e2e_ms=_of(measured, "e2e", ok),
+        max_gap_ms=_of(measured, "max_gap", ok),
+        stalls=blocks.stalls(measured),
+        connect_ms=_of(measured, "connect", sent),
+        send_lag_ms=_of(measured, "send_lag", sent),
+        client_lag_ms=_of(measured, "client_lag", sent),
+        stamp_error_ms=_of(measured, "stamp_error", sent),
+        goodput=goodput,
+        sessions=blocks.sessions(measured, everything, inside, header.turns),
+        client=blocks.client(measured, seconds, inside, header.workers),
+        stages=(),
+        targets=targets,
+        rack=rack_of(targets, tokens.output_per_s),
+        drift=drift.of_rows(measured, inside.steady, blocks.tokens_over_time(measured, everything, timeline)),
+    )
+    stages = tuple(_stages(header, rows, everything, gaps, timeline, texts, unrecorded, summary))
+    return judged(header, msgspec.structs.replace(summary, stages=stages), _signs(header, measured), seconds)
+
+
+def exit_code(summary: Summary) -> int:
+    """How a run ends as a process: 130 interrupted, else 3 not valid, else 1 SLO missed, else 0."""
+    return validity.exit_code(
+        interrupted=summary.run.state == "interrupted", valid=summary.verdict.valid, slo_met=summary.goodput.met
+    )
+
+
+def _of(columns: Columns, metric: str, chosen: NDArray[np.bool_]) -> Distribution:
+    values = columns.measure(metric)
+    return exact(values[chosen & (values != metrics.UNDEFINED)], own=True)
+
+
+def pooled_of(histograms: Iterator[Histogram]) -> Histogram:
+    """The gaps of several stages as one."""
+    pooled = Histogram()
+    for histogram in histograms:
+        pooled.merge(histogram)
+    return pooled
+
+
+_T = TypeVar("_T")
+
+
+def _shared(values: Sequence[_T], other: _T) -> _T:
+    return values[0] if all(value == values[0] for value in values) else other
+
+
+def whole_target(targets: Sequence[Target]) -> Target:
+    """The target as one thing: of several, what they have in common, and all their GPUs."""
+    if not targets:
+        return Target()
+    if len(targets) == 1:
+        return targets[0]
+    gpus = [target.gpus for target in targets if target.gpus is not None]
+    return Target(
+        name=f"{len(targets)} targets",
+        gpus=sum(gpus) if len(gpus) == len(targets) else None,
+        simulated=any(target.simulated for target in targets),
+        url=_shared([target.url for target in targets], ""),
+        server=_shared([target.server for target in targets], ""),
+        model=_shared([target.model for target in targets], ""),
+        shape=_shared([target.shape for target in targets], ""),
+        region=_shared([target.region for target in targets], ""),
+    )
+
+
+def run_of(header: Header) -> Run:
+    """The block `run`."""
+    return Run(
+        id=header.run,
+        name=header.name,
+        workload=header.workload,
+        started=header.started,
+        ended=header.ended,
+        state="cut_off" if header.state == "running" else header.state,
+        version=header.version,
+        command=header.command,
+        seed=header.seed,
+        schedule_seed=header.schedule_seed,
+        client=header.client,
+        api=header.api,
+        stream=header.stream,
+        tokenizer=header.tokenizer,
+        tokenizer_tag=header.tokenizer_tag,
+        host=header.host,
+    )
+
+
+def _unrecorded(stages: Sequence[Stage], rows: NDArray[np.void]) -> NDArray[np.int64]:
+    """Per stage, slots that were planned and have no row: what a run that was cut off has lost."""
+    recorded = np.bincount(rows["stage"], minlength=max(len(stages), 1))
+    planned = np.array([-1 if stage.slots is None else stage.slots for stage in stages] or [-1])
+    return np.maximum(planned - recorded, 0)
+
+
+def _load(measured: Columns, everything: Sequence[Columns], inside: Window, header: Header, arrival: str) -> Load:
+    closed = np.array([stage.closed for stage in header.stages] or [False])
+    return metrics.load(measured, everything, inside, closed, arrival)
+
+
+def _stages(
+    header: Header,
+    rows: NDArray[np.void],
+    everything: tuple[Columns, Columns],
+    gaps: Sequence[Histogram],
+    timeline: Sequence[NDArray[np.int64]],
+    texts: Sequence[str],
+    unrecorded: NDArray[np.int64],
+    summary: Summary,
+) -> Iterator[StageSummary]:
+    for i, stage in enumerate(header.stages):
+        of_kind = everything[0 if stage.measured else 1]
+        alone = sum(other.measured == stage.measured for other in header.stages) == 1
+        if alone and stage.measured:
+            yield _only(stage, of_kind, summary)
+            continue
+        columns = of_kind if alone else Columns(of_kind, of_kind["stage"] == i)
+        inside = metrics.window(columns, [columns])
+        pooled = gaps[i] if i < len(gaps) else Histogram()
+        ok = columns.where(OK)
+        missing = int(unrecorded[i])
+        yield StageSummary(
+            name=stage.name,
+            arrival=stage.arrival,
+            measured=stage.measured,
+            concurrency=stage.concurrency,
+            window=inside,
+            requests=blocks.requests(columns, texts, missing),
+            load=_load(columns, everything, inside, header, stage.arrival),
+            tokens=blocks.tokens(columns, everything, inside, metrics.steady_events(timeline, inside.steady)),
+            ttft_ms=_of(columns, "ttft", ok),
+            tpot_ms=_of(columns, "tpot", ok),
+            inter_chunk_ms=pooled.distribution(),
+            e2e_ms=_of(columns, "e2e", ok),
+            goodput=metrics.goodput(columns, everything, header.slo, inside, pooled, missing),
+        )
+
+
+def _only(stage: Stage, measured: Columns, summary: Summary) -> StageSummary:
+    """The one measured stage: all that is measured, so the summary says it already. But its `window.whole` is its
+    own, without the warm-up before it."""
+    whole = metrics.span(0, int(measured["done_ns"].max(initial=-1)))
+    tokens, rate = summary.tokens, summary.tokens.whole_output_per_s
+    if rate is not None and whole.duration_s and summary.window.whole.duration_s:
+        rate = rate * summary.window.whole.duration_s / whole.duration_s
+    return StageSummary(
+        name=stage.name,
+        arrival=stage.arrival,
+        measured=True,
+        concurrency=stage.concurrency,
+        window=msgspec.structs.replace(summary.window, whole=whole),
+        requests=summary.requests,
+        load=msgspec.structs.replace(summary.load, arrival=stage.arrival),
+        tokens=msgspec.structs.replace(tokens, whole_output_per_s=rate),
+        ttft_ms=summary.ttft_ms,
+        tpot_ms=summary.tpot_ms,
+        inter_chunk_ms=summary.inter_chunk_ms,
+        e2e_ms=summary.e2e_ms,
+        goodput=summary.goodput,
+    )
+
+
+def _targets(
+    header: Header, everything: tuple[Columns, Columns], inside: Window, texts: Sequence[str]
+) -> Iterator[TargetSummary]:
+    if len(header.targets) < 2:
+        return
+    for i, target in enumerate(header.targets):
+        own = [Columns(part, part["target"] == i) for part in everything]
+        columns = own[0]
+        ok = columns.where(OK)
+        yield TargetSummary(
+            target=target,
+            requests=blocks.requests(columns, texts, 0),
+            bytes=blocks.bytes(columns),
+            load=_load(columns, own, inside, header, ""),
+            tokens=blocks.tokens(columns, own, inside, None),
+            ttft_ms=_of(columns, "ttft", ok),
+            tpot_ms=_of(columns, "tpot", ok),
+            e2e_ms=_of(columns, "e2e", ok),
+            goodput=metrics.goodput(columns, own, header.slo, inside, Histogram()),
+            own_output_per_s=blocks.tokens(columns, own, metrics.window(columns, own), None).output_per_s,
+        )
+
+
+def rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None) -> Rack | None:
+    """The block `rack`; None for a single target."""
+    rates = [target.own_output_per_s or 0.0 for target in targets]
+    if not rates:
+        return None
+    median = statistics.median(rates)
+    return Rack(
+        targets=len(rates),
+        sum_of_rates_per_s=sum(rates),
+        single_clock_per_s=single_clock_per_s,
+        min_per_s=min(rates),
+        mean_per_s=statistics.fmean(rates),
+        median_per_s=median,
+        max_per_s=max(rates),
+        spread=(max(rates) - min(rates)) / median if median else 0.0,
+    )
+
+
+class Signs(NamedTuple):
+    """What a verdict looks at beside the summary."""
+
+    dead_workers: list[int]
+    unsaid: bool  # an ok request whose first event came without its count of tokens
+    sends: int
+    disagreement: float | None  # of prompt counts, as `tally.prompt_disagreement`
+    repeated: int
+
+
+def _signs(header: Header, measured: Columns) -> Signs:
+    return Signs(
+        np.unique(measured["worker"][measured["kind"] == KINDS.index("worker_died")]).tolist(),
+        bool((measured.where(OK) & (measured["first_event_tokens"] == 0)).any()),
+        int((measured["sent_ns"] >= 0).sum()),
+        blocks.prompt_disagreement(measured, header.template_tokens),
+        blocks.repeated(measured),
+    )
+
+
+def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Second]) -> Summary:
+    """The summary with its verdict."""
+    requests, tokens = summary.requests, summary.tokens
+    reasons = validity.reasons(
+        header.limits,
+        ttft=summary.ttft_ms,
+        e2e=summary.e2e_ms,
+        send_lag=summary.send_lag_ms,
+        stamp_error=summary.stamp_error_ms,
+        busiest=validity.busiest(seconds, summary.window),
+        most_waited=validity.most_waited(seconds, summary.window),
+        counted=requests.scheduled - requests.cancelled,
+        ok=requests.ok,
+        unsound=requests.failed + requests.lost,
+        dead_workers=signs.dead_workers,
+    )
+    sources = tokens.sources
+    bundled = bool(summary.itl_absent) and tokens.per_event is not None and tokens.per_event > 1
+    warnings = (
+        *header.notes,
+        *([_CUT_OFF] if summary.run.state == "cut_off" else []),
+        *validity.changed(header.limits),
+        *validity.count_warnings(
+            ok=requests.ok,
+            without_usage=requests.ok - sources.output.get("server", 0) if header.usage_asked else 0,
+            estimates=max(sources.input.get("estimate", 0), sources.output.get("estimate", 0)),
+            disagreement=signs.disagreement,
+            template_known=header.template_tokens is not None,
+            cached_share=tokens.cached_share,
+            shares_prompts=header.shares_prompts,
+            mismatch_share=tokens.length_mismatch_share,
+            unknown_first=bundled and signs.unsaid,
+            repeated=signs.repeated,
+        ),
+        *validity.slo_warnings(summary.goodput),
+        *validity.gap_warning(summary.load, signs.sends - 1),
+    )
+    found = (*reasons, *([_STOPPED] if summary.run.state == "stopped" else []))
+    made = Verdict(valid=not found, reasons=found, warnings=warnings, limits=header.limits)
+    return msgspec.structs.replace(summary, verdict=made)
+
+
+_STOPPED = "the run ended early, as asked for when a target stops answering (--on-target-failure stop)"
+_CUT_OFF = "the run has no clean end (still running, or killed): this is as far as its records go"

@@ -1,0 +1,185 @@
+"""Whether a measurement can be trusted: reasons that make it INVALID, warnings that do not, and the exit code.
+
+Pure. The limits are the constants of `loadgen.metrics`; every sentence gives the value, the limit and what to do
+about it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import loadgen.errors as codes
+from loadgen.limits import Limits
+from loadgen.metrics import columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from loadgen.limits import Limits
+    from loadgen.metrics.columns import Goodput, Load, Window
+    from loadgen.results.manifest import Second
+    from loadgen.stats.quantiles import Distribution
+
+IDLE_SHARE = 0.5  # of a core: a worker that never used more was late for reasons outside it
+WAITED_SHARE = 0.1  # of a second without the core that it was ready to run on: reason enough to be late
+FULL_SECOND_S = 0.9  # a sample this long counts as a full second
+
+
+def exit_code(*, interrupted: bool, valid: bool, slo_met: bool | None) -> int:
+    """Precedence 130 (interrupted), 3 (not valid), 1 (SLO missed), 0."""
+    if interrupted:
+        return codes.INTERRUPTED
+    if not valid:
+        return codes.UNSOUND
+    return codes.SLO_MISSED if slo_met is False else codes.OK
+
+
+def share(value: float) -> str:
+    """A share in words: 0.0312 is 3.1 %, and what is not nothing is never shown as 0."""
+    percent = value * 100
+    return f"{percent:.1f} %" if percent >= 0.1 or percent == 0 else f"{percent:.2g} %"
+
+
+def busiest(seconds: Sequence[Second], window: Window) -> Second | None:
+    """The full second inside the measured window in which a worker used most CPU."""
+    return max(_inside(seconds, window), key=lambda second: second.cpu_share, default=None)
+
+
+def most_waited(seconds: Sequence[Second], window: Window) -> Second | None:
+    """The full second inside the measured window in which others most kept a worker off its core; None: not known."""
+    known = (second for second in _inside(seconds, window) if second.waited_share is not None)
+    return max(known, key=lambda second: second.waited_share or 0.0, default=None)
+
+
+def _inside(seconds: Sequence[Second], window: Window) -> list[Second]:
+    if window.start_s is None or window.end_s is None:
+        return []
+    low, high = window.start_s, window.end_s
+    return [s for s in seconds if s.span_s >= FULL_SECOND_S and s.t_s - s.span_s >= low and s.t_s <= high]
+
+
+def reasons(
+    limits: Limits,
+    *,
+    ttft: Distribution,
+    e2e: Distribution,
+    send_lag: Distribution,
+    stamp_error: Distribution,
+    busiest: Second | None,
+    most_waited: Second | None,
+    counted: int,
+    ok: int,
+    unsound: int,
+    dead_workers: Sequence[int],
+) -> Iterator[str]:
+    """Why a run is INVALID. `counted`: requests that were to be sent, cancelled ones left out; `unsound`: failed +
+    lost.
+
+    Lateness is measured against TTFT p50, or E2E p50 where answers are not streamed and no TTFT exists.
+    """
+    if counted == 0:
+        yield "no measured request was due: nothing was measured"
+    elif ok == 0:
+        yield f"not one of {counted} requests succeeded"
+    scale, called = (ttft.p50, "TTFT p50") if ttft.p50 is not None else (e2e.p50, "E2E p50")
+    remedy = "lower the load or add workers"
+    if most_waited is not None and (kept := most_waited.waited_share or 0.0) > WAITED_SHARE:
+        remedy = (
+            f"other processes kept worker {most_waited.worker} off its core for {share(kept)} of the second up to "
+            f"{most_waited.t_s:.0f} s: stop them, or use a host of its own"
+        )
+    elif busiest is not None and busiest.cpu_share < IDLE_SHARE:
+        remedy = (
+            f"this process used at most {share(busiest.cpu_share)} of a core, so something else on this host kept it "
+            "waiting: stop that, or use a host of its own"
+        )
+    for late, what, limit in (
+        (send_lag, "requests were sent late: p99 send lag", limits.send_lag_share),
+        (stamp_error, "arrival times are unsure: p99 stamp error", limits.stamp_error_share),
+    ):
+        if late.p99 is not None and scale is not None and late.p99 > limit * scale:
+            ratio = f"{share(late.p99 / scale)} of" if scale > 0 else "against a"
+            yield f"{what} {late.p99:.3g} ms is {ratio} {called} ({scale:.3g} ms), limit {share(limit)}: {remedy}"
+    if busiest is not None and busiest.cpu_share > limits.cpu_share:
+        yield (
+            f"the load generator was busy: worker {busiest.worker} used {share(busiest.cpu_share)} of a core "
+            f"in the second up to {busiest.t_s:.0f} s, limit {share(limits.cpu_share)}: add workers"
+        )
+    if counted and unsound / counted > limits.failure_share:
+        yield (
+            f"{unsound} of {counted} requests failed or were lost ({share(unsound / counted)}), "
+            f"limit {share(limits.failure_share)}"
+        )
+    for worker in dead_workers:
+        yield f"worker {worker} died: the rest of its requests are lost"
+
+
+def changed(limits: Limits) -> Iterator[str]:
+    """A warning for each limit that is not the default one."""
+    defaults = Limits()
+    for field in defaults.__struct_fields__:
+        value, default = getattr(limits, field), getattr(defaults, field)
+        if value != default:
+            yield f"validity limit {field} was changed to {share(value)} (default {share(default)})"
+
+
+def slo_warnings(goodput: Goodput) -> Iterator[str]:
+    """A warning for each term that too few samples stand behind."""
+    for term in goodput.slo:
+        if not term.supported:
+            yield (
+                f"SLO term {term.metric} at p{term.quantile * 100:g} rests on {term.count} samples; "
+                f"{term.needed} are needed to support it"
+            )
+
+
+def gap_warning(load: Load, gaps: int) -> Iterator[str]:
+    """A warning when the real arrivals were not as irregular, or as regular, as planned."""
+    real, planned = load.gap_variation, load.gap_variation_planned
+    if real is None or planned is None or gaps < columns.GAPS_NEEDED:
+        return
+    if abs(real - planned) > columns.GAP_VARIATION:
+        yield f"send gaps vary by {real:.2f} where the timetable has {planned:.2f}: the arrivals were not as planned"
+
+
+def count_warnings(
+    *,
+    ok: int,
+    without_usage: int,
+    estimates: int,
+    disagreement: float | None,
+    template_known: bool,
+    cached_share: float | None,
+    shares_prompts: bool,
+    mismatch_share: float | None,
+    unknown_first: bool,
+    repeated: int,
+) -> Iterator[str]:
+    """Warnings about token counts: absent, estimated, in disagreement, or of tokens that a cache has served.
+
+    `disagreement`: of the server's prompt count with ours, relative; `repeated`: requests whose prompt was sent before.
+    """
+    if without_usage:
+        yield f"usage is missing in {without_usage} of {ok} ok answers: their tokens are counted another way"
+    if estimates:
+        yield f"token counts of {estimates} of {ok} ok requests are estimates by the packaged vocabulary"
+    if disagreement is not None and abs(disagreement) > columns.COUNT_DISAGREEMENT:
+        hint = "" if template_known else " (the chat template's share is not known)"
+        yield (
+            f"prompt token counts disagree: the server's differ from ours by {disagreement * 100:+.1f} %, "
+            f"limit {share(columns.COUNT_DISAGREEMENT)}{hint}"
+        )
+    if cached_share is not None and cached_share > columns.CACHED_SHARE and not shares_prompts:
+        yield (
+            f"{share(cached_share)} of the prompt tokens came from the server's cache though the workload asks for no "
+            "sharing: a repeated seed or salt makes TTFT look better than it is"
+        )
+    if mismatch_share is not None and mismatch_share > columns.LENGTH_MISMATCH:
+        yield (
+            f"{share(mismatch_share)} of the answers are not as long as asked, "
+            f"limit {share(columns.LENGTH_MISMATCH)}: the server does not honour the forced length"
+        )
+    if unknown_first:
+        yield "events carry several tokens and the server does not say how many the first one has: TPOT takes it as one"
+    if repeated:
+        yield f"{repeated} requests repeat a prompt that was sent before: a prefix cache may have served them"

@@ -1,0 +1,315 @@
+"""The data of a benchmark: a synthetic set of its shape, or the official file when the user has it.
+
+Reads files and makes lengths; sends nothing. MLPerf's sets may not be shipped, so the synthetic one is the default and
+is named so in every result. Official pickles are read by `pickles`, which runs no code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from loadgen import seeds
+from loadgen.errors import Faults, UserError
+from loadgen.mlperf import pickle_reader
+from loadgen.mlperf.rules import Benchmark, Test
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SHAPE_SEED = 24576  # of the order of the synthetic set: part of its definition, no setting
+LEAST_INPUT = 4  # tokens by which prompts differ
+LEAST_OUTPUT = 2  # LoadGen's rules ask for more than one token
+FAULTS_SHOWN = 20
+
+
+# -- the synthetic set -------------------------------------------------------------------------------------------------
+
+
+class Lengths(NamedTuple):
+    """Tokens of every sample of a set, in its order, and the words by which results name it."""
+
+    input: NDArray[np.int64]
+    output: NDArray[np.int64]
+    name: str
+
+
+def synthetic(
+    found: Benchmark, *, benchmark: str, mean_input: float | None = None, mean_output: float | None = None
+) -> Lengths:
+    """A set of the benchmark's size whose lengths are gamma of shape 2, cut at the rules' maxima, with the means asked.
+
+    Why gamma of shape 2: in the public run logs of Llama 2 70B, median latency over median TPOT gives answers with a
+    median of 0.80 to 0.88 of the mean and a 99th percentile of about 3.1 times it; this law has 0.84 and 3.3 (less
+    where the maximum cuts). Length i is the law's (i + 1/2) / n quantile, so the means are met to a hundredth and no
+    draw is left to luck; inputs and outputs are then shuffled apart from each other, by a fixed seed. Raises UserError
+    for a mean that no such set can have.
+    """
+    n = found.samples
+    inputs = mean_input if mean_input is not None else found.mean_input
+    outputs = mean_output if mean_output is not None else found.mean_output
+    sides = (
+        ("input", "--mean-input", inputs, LEAST_INPUT, found.max_input),
+        ("output", "--mean-output", outputs, LEAST_OUTPUT, found.max_output),
+    )
+    columns = []
+    for what, flag, mean, least, most in sides:
+        if not least < mean < most:
+            hint = f"a mean {what} between {least} and {most} tokens, the maximum of {benchmark}"
+            raise UserError(f"no set can have a mean {what} of {mean:g} tokens", f"{flag} {mean:g}", hint)
+        order = seeds.stream(SHAPE_SEED, "mlperf", benchmark, what).permutation(n)
+        columns.append(_gamma(n, mean, least, most)[order])
+    name = (
+        f"synthetic, {n:,} samples in the shape of {benchmark}'s set (gamma lengths, mean {columns[0].mean():.2f} in "
+        f"and {columns[1].mean():.2f} out); not MLPerf's data"
+    )
+    return Lengths(columns[0], columns[1], name)
+
+
+def _gamma(n: int, mean: float, least: int, most: int) -> NDArray[np.int64]:
+    """n quantiles of a gamma law of shape 2, rounded and held inside [least, most], scaled so that their mean fits."""
+    unit = _gamma_quantiles((np.arange(n) + 0.5) / n)
+
+    def lengths(scale: float) -> NDArray[np.int64]:
+        return np.clip(np.rint(unit * scale), least, most).astype(np.int64)
+
+    low, high = 0.0, float(most)
+    while lengths(high).mean() < mean:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if lengths(middle).mean() < mean else (low, middle)
+    return lengths(high)
+
+
+def _gamma_quantiles(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Where 1 - exp(-x) (1 + x) is p, by bisection."""
+    low, high = np.zeros_like(p), np.full_like(p, 60.0)
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = 1 - np.exp(-middle) * (1 + middle) < p
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return (low + high) / 2
+
+
+# -- LoadGen's order of issue ------------------------------------------------------------------------------------------
+
+
+def issue_order(asked: Test) -> list[int]:
+    """Which sample each query of a pass is: LoadGen's own draw, bit for bit; every later pass repeats it.
+
+    Source: loadgen.cc (`GenerateLoadableSets`, `SampleDistributionEqualIssue`), with the minimum of queries below one
+    pass, as the rules have it. In Offline the passes are shuffled one by one: `issue_order` is then the loaded set.
+    """
+    loaded = list(range(asked.samples))
+    _shuffle(loaded, _Twister(asked.seeds.qsl))
+    if asked.scenario == "offline":
+        return loaded
+    twister = _Twister(asked.seeds.sample_index)
+    _shuffle(list(range(asked.samples)), twister)  # of the accuracy mode: drawn, and not used
+    chosen = list(range(asked.samples))
+    _shuffle(chosen, twister)
+    return [loaded[place] for place in chosen]
+
+
+class _Twister:
+    """`std::mt19937`: 32-bit words one by one."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = np.random.RandomState(seed & 0xFFFFFFFF)
+        self._words: list[int] = []
+
+    def below(self, n: int) -> int:
+        """libstdc++'s `uniform_int_distribution(0, n - 1)`: Lemire's multiplication, drawn again where biased."""
+        product = self._word() * n
+        if product & 0xFFFFFFFF < n:
+            threshold = (1 << 32) % n
+            while product & 0xFFFFFFFF < threshold:
+                product = self._word() * n
+        return product >> 32
+
+    def _word(self) -> int:
+        if not self._words:
+            self._words = np.frombuffer(self._state.bytes(4 * 4096), "<u4")[::-1].tolist()
+        return self._words.pop()
+
+
+def _shuffle(values: list[int], twister: _Twister) -> None:
+    """libstdc++'s `std::shuffle`, two swaps from one draw. For fewer than 65,536 values."""
+    n = len(values)
+    if n > 65_535:
+        raise ValueError("libstdc++ shuffles so many in another way")
+    i = 1
+    if n % 2 == 0 and n:
+        j = twister.below(2)
+        values[1], values[j] = values[j], values[1]
+        i = 2
+    while i < n:
+        for j in divmod(twister.below((i + 1) * (i + 2)), i + 2):
+            values[i], values[j] = values[j], values[i]
+            i += 1
+
+
+# -- the official file -------------------------------------------------------------------------------------------------
+
+
+class Sample(NamedTuple):
+    """One sample of the user's file: the prompt as token ids (chat template and all) or as text; tokens of the
+    reference answer where the file has them."""
+
+    prompt: list[int] | str
+    output_tokens: int | None
+
+
+IDS = ("tok_input", "tokenized_input", "input_ids", "tok_inputs", "token_ids", "input_tokens")
+TEXTS = ("input", "text_input", "prompt", "question")
+OUTPUTS = ("tok_output_length", "tok_output_len", "tok_ref_output_len", "output_length", "output_tokens", "tok_output")
+"""Columns of the official files, and what the tools around them call them; the first one that is there is used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """The samples of a file, and its name for results."""
+
+    samples: tuple[Sample, ...]
+    name: str
+
+    @property
+    def tokens(self) -> bool:
+        """Whether its prompts are token ids, which only the completions API takes."""
+        return not isinstance(self.samples[0].prompt, str)
+
+
+def read(path: Path, found: Benchmark, *, benchmark: str) -> File:
+    """The data set in a pickle, JSONL or parquet file. Raises UserError or Faults for everything else.
+
+    Nothing in a pickle is ever called. More rows than the benchmark has samples are cut off, and the name says so.
+    """
+    if not path.is_file():
+        raise UserError("no such file", f"--dataset {path}", "the official data set: a .pkl, .jsonl or .parquet file")
+    kind = path.suffixes[-2] if path.suffix == ".gz" and len(path.suffixes) > 1 else path.suffix
+    readers: dict[str, Callable[[Path], dict[str, Sequence[Any]]]] = {
+        ".pkl": pickle_reader.read,
+        ".pickle": pickle_reader.read,
+        ".jsonl": _jsonl,
+        ".json": _jsonl,
+        ".parquet": _parquet,
+    }
+    if kind not in readers:
+        raise UserError(
+            f'"{path.suffix}" is no format of a data set', f"--dataset {path}", f"known: {', '.join(readers)}"
+        )
+    table = readers[kind](path)
+    column = next((name for name in (*IDS, *TEXTS) if name in table), None)
+    if column is None:
+        hint = f"one column of token ids ({', '.join(IDS)}) or of texts ({', '.join(TEXTS)})"
+        raise UserError(f"no column of prompts among {', '.join(map(str, table)) or 'none'}", str(path), hint)
+    outputs = next((name for name in OUTPUTS if name in table), None)
+    rows = len(table[column])
+    if rows == 0:
+        raise UserError("the data set has no rows", str(path), f"{benchmark} has {found.samples:,} samples")
+    samples = tuple(_samples(table[column], table[outputs] if outputs else None, found, path, column, benchmark))
+    name = f"{path.name}, {len(samples):,} of {rows:,} rows, {found.samples:,} in the official set"
+    return File(samples=samples, name=name)
+
+
+def _samples(
+    prompts: Sequence[Any],
+    outputs: Sequence[Any] | None,
+    found: Benchmark,
+    path: Path,
+    column: str,
+    benchmark: str,
+) -> Iterator[Sample]:
+    """Every row, checked; all faults at once, up to FAULTS_SHOWN."""
+    faults: list[UserError] = []
+    samples = []
+    for row, value in enumerate(prompts[: found.samples]):
+        where = f"{path}: row {row}, column {column}"
+        prompt = _prompt(value)
+        if prompt is None:
+            faults.append(UserError(f"no prompt: {type(value).__name__}", where, "token ids, or a text"))
+        elif isinstance(prompt, list) and len(prompt) > found.max_input:
+            what = f"a prompt of {len(prompt):,} tokens"
+            faults.append(UserError(what, where, f"{benchmark} has at most {found.max_input:,} tokens in"))
+        else:
+            samples.append(Sample(prompt, _count(outputs[row]) if outputs is not None and row < len(outputs) else None))
+            if isinstance(samples[-1].prompt, str) != isinstance(samples[0].prompt, str):
+                faults.append(UserError("texts and token ids in one column", where, "one or the other"))
+        if len(faults) == FAULTS_SHOWN:
+            faults.append(UserError(f"checking stopped after {FAULTS_SHOWN} faults", str(path)))
+            break
+    if faults:
+        raise Faults(faults)
+    yield from samples
+
+
+def _prompt(value: Any) -> list[int] | str | None:
+    if isinstance(value, str):
+        return value or None
+    if isinstance(value, np.ndarray):
+        value = value.reshape(-1).tolist()
+    if isinstance(value, list | tuple) and len(value) == 1 and isinstance(value[0], list | tuple | np.ndarray):
+        return _prompt(value[0])  # one sequence in a batch of one, as some files have it
+    if not isinstance(value, list | tuple) or not value:
+        return None
+    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in value):
+        return None
+    return list(value)
+
+
+def _count(value: Any) -> int | None:
+    """A number of tokens, or the tokens themselves."""
+    if isinstance(value, np.ndarray | list | tuple):
+        return len(value)
+    return int(value) if isinstance(value, int | float | np.number) and np.isfinite(value) else None
+
+
+def _parquet(path: Path) -> dict[str, Sequence[Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    wanted = (*IDS, *TEXTS, *OUTPUTS)
+    try:
+        file = pq.ParquetFile(path)
+        names = [name for name in file.schema_arrow.names if name in wanted]
+        if not names:
+            return dict.fromkeys(file.schema_arrow.names, ())
+        return dict(file.read(names).to_pydict())
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise UserError(f"not a Parquet file: {_first_line(error)}", str(path), "the file may be cut off") from None
+
+
+def _jsonl(path: Path) -> dict[str, Sequence[Any]]:
+    """Objects, one per line; a column is there when every row has it."""
+    rows: list[dict[str, Any]] = []
+    faults: list[UserError] = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError("not an object")
+                rows.append(row)
+            except (ValueError, RecursionError) as error:
+                faults.append(UserError(f"not JSON: {_first_line(error)}", f"{path}:{number}", "one object per line"))
+                if len(faults) == FAULTS_SHOWN:
+                    break
+    if faults:
+        raise Faults(faults)
+    if not rows:
+        return {}
+    shared = set(rows[0]).intersection(*rows)
+    return {name: [row[name] for row in rows] for name in rows[0] if name in shared}
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0][:200]

@@ -1,0 +1,339 @@
+"""What the rules of MLPerf Inference say of a run: LoadGen's arithmetic, VALID or INVALID with reasons.
+
+Pure: a test (`mlperf_rules.py`) and columns in, a `Result` out. Every figure is integer nanoseconds as LoadGen
+6.0.17 computes it; where it is wrong (one-token replies) the `lenient` way reproduces it, for the oracle tests alone.
+Results are "MLPerf-style, unofficial": `DISCLOSURE` is printed with each of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from loadgen.errors import OK, SLO_MISSED, UNSOUND
+from loadgen.results.record import STATUS
+from loadgen.stats.early_stopping import needed
+from loadgen.stats.loadgen_spread import PERCENTILES, Spread
+from loadgen.stats.quantiles import index
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.mlperf.rules import Test
+
+DISCLOSURE = (
+    "MLPerf-style, unofficial: not verified by MLCommons Association. The MLPerf name and logo are registered and "
+    "unregistered trademarks of MLCommons Association; see https://mlcommons.org for the official results."
+)
+
+UNRESOLVED = 1 << 62
+"""The latency of a query that never completed: over every limit."""
+
+
+# -- a run, reduced ----------------------------------------------------------------------------------------------------
+
+
+class Trace(NamedTuple):
+    """One entry per issued query, in the order of issue; ns. `ttft_ns` and `latency_ns` count from the scheduled
+    instant and are UNRESOLVED where the query failed; `tokens` is 0 there."""
+
+    due_ns: NDArray[np.int64]  # offset from the start of the schedule
+    ttft_ns: NDArray[np.int64]
+    latency_ns: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One limit. `met`: p99 <= limit (LoadGen); `checker_met`: p99 < limit (the submission checker)."""
+
+    metric: str
+    limit_ns: int
+    value_ns: int | None
+    met: bool
+    checker_met: bool
+    over: int  # strictly greater than the limit, queries that never completed included
+    count: int
+    needed: int  # queries from which so many over the limit pass early stopping
+    early_stopping_met: bool
+
+    @property
+    def more(self) -> int:
+        """How many more queries, all under the limit, would pass early stopping; 0 when it passes."""
+        return max(0, self.needed - self.count)
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a result is INVALID. `limit`: a limit or early stopping was missed; `size`: the run is too short, has too few
+    queries, or queries that never completed."""
+
+    kind: Literal["limit", "size"]
+    text: str
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """`mlperf.result` of a run. Rates are per second; `completed_*` over the window that ends with the last-issued
+    query, `whole_*` over the whole run until the last completion."""
+
+    benchmark: str
+    scenario: str
+    round: str
+    valid: bool
+    reasons: tuple[Reason, ...]
+    checker_valid: bool
+    queries: int
+    resolved: int
+    tokens: int
+    one_token_replies: int
+    scheduled_s: float
+    min_duration_s: float
+    min_duration_met: bool
+    min_queries: int
+    min_queries_met: bool
+    checks: tuple[Check, ...]
+    scheduled_samples_per_s: float | None
+    completed_samples_per_s: float | None
+    completed_tokens_per_s: float | None
+    whole_samples_per_s: float | None
+    whole_tokens_per_s: float | None
+    latency: Spread
+    ttft: Spread | None
+    tpot: Spread | None
+    dataset: str = ""
+    target_qps: float | None = None
+    notes: tuple[str, ...] = ()
+    simulated: bool = False
+    disclosure: str = DISCLOSURE
+
+    @property
+    def exit_code(self) -> int:
+        """0 valid; 3 when the run itself falls short of the rules; 1 when a limit was missed."""
+        if self.valid:
+            return OK
+        return UNSOUND if any(reason.kind == "size" for reason in self.reasons) else SLO_MISSED
+
+    def check(self, metric: str) -> Check:
+        """The check of "ttft" or "tpot". Raises KeyError in Offline."""
+        return {check.metric: check for check in self.checks}[metric]
+
+
+def reduce(
+    trace: Trace,
+    asked: Test,
+    *,
+    lenient: bool = False,
+    dataset: str = "",
+    target_qps: float | None = None,
+    notes: Sequence[str] = (),
+    simulated: bool = False,
+) -> Result:
+    """What the rules say of a run.
+
+    With `lenient`, one-token replies are what LoadGen makes of them: 0 tokens, a TPOT of -(latency - ttft).
+    """
+    due, ttft, latency, tokens = trace
+    n = len(due)
+    resolved = latency < UNRESOLVED
+    total, tpot = _tpot(trace, resolved, lenient)
+    last = n - 1
+    ended = int(due[last] + latency[last]) if n and resolved[last] else None
+    whole = int((due + latency).max(initial=0, where=resolved)) if resolved.any() else None
+    offline = asked.scenario == "offline"
+    scheduled_ns = int(due[last]) if n else 0
+    length_ns = (whole or 0) if offline else scheduled_ns
+    checks: tuple[Check, ...] = ()
+    if asked.ttft_ns is not None and asked.tpot_ns is not None:
+        checks = (_check("ttft", ttft, asked.ttft_ns, asked), _check("tpot", tpot, asked.tpot_ns, asked))
+    missing = n - int(resolved.sum())
+    reasons = tuple(_reasons(asked, n, missing, length_ns, checks, int((resolved & (tokens < 1)).sum())))
+    rest = n if offline else n - 1  # n instants enclose n - 1 gaps
+    window = whole if offline else ended
+    return Result(
+        benchmark=asked.benchmark,
+        scenario=asked.scenario,
+        round=asked.round,
+        valid=not reasons,
+        reasons=reasons,
+        checker_valid=not reasons and all(check.checker_met for check in checks),
+        queries=n,
+        resolved=n - missing,
+        tokens=total,
+        one_token_replies=int((resolved & (tokens == 1)).sum()),
+        scheduled_s=scheduled_ns / 1e9,
+        min_duration_s=asked.min_duration_ns / 1e9,
+        min_duration_met=length_ns >= asked.min_duration_ns,
+        min_queries=asked.min_queries,
+        min_queries_met=n >= asked.min_queries,
+        checks=checks,
+        scheduled_samples_per_s=_rate(n - 1, scheduled_ns),
+        completed_samples_per_s=_rate(rest, window),
+        completed_tokens_per_s=_rate(total, window),
+        whole_samples_per_s=_rate(n - missing, whole),
+        whole_tokens_per_s=_rate(total, whole),
+        latency=_spread(latency),
+        ttft=None if offline else _spread(ttft),
+        tpot=None if offline else _spread(tpot),
+        dataset=dataset,
+        target_qps=target_qps,
+        notes=tuple(notes),
+        simulated=simulated,
+    )
+
+
+def _tpot(trace: Trace, resolved: NDArray[np.bool_], lenient: bool) -> tuple[int, NDArray[np.int64]]:
+    """How many tokens count, and the TPOT of each query that has one: (latency - ttft) // (n - 1)."""
+    _, ttft, latency, tokens = trace
+    several = resolved & (tokens > 1)
+    total = int(tokens.sum(where=several, dtype=np.int64))
+    values = np.full(len(tokens), UNRESOLVED, np.int64)
+    np.floor_divide(latency - ttft, np.maximum(tokens.astype(np.int64) - 1, 1), out=values, where=several)
+    if lenient:
+        short = resolved & ~several
+        values[short] = (ttft - latency)[short]
+        return total, values
+    return total + int((resolved & (tokens == 1)).sum()), values[several | ~resolved]
+
+
+def _check(metric: str, values: NDArray[np.int64], limit_ns: int, asked: Test) -> Check:
+    n = len(values)
+    place = index(n, asked.percentile) if n else 0
+    found = int(np.partition(values, place)[place]) if n else UNRESOLVED
+    over = int((values > limit_ns).sum())
+    enough = needed(over, asked.percentile, asked.confidence)
+    return Check(
+        metric=metric,
+        limit_ns=limit_ns,
+        value_ns=None if found >= UNRESOLVED else found,
+        met=found <= limit_ns,
+        checker_met=found < limit_ns,
+        over=over,
+        count=n,
+        needed=enough,
+        early_stopping_met=n >= enough,
+    )
+
+
+def _reasons(
+    asked: Test, n: int, missing: int, length_ns: int, checks: Sequence[Check], uncounted: int
+) -> Iterator[Reason]:
+    percent = f"p{asked.percentile * 100:g}"
+    if length_ns < asked.min_duration_ns:
+        what = "took" if asked.scenario == "offline" else "was scheduled for"
+        yield Reason(
+            kind="size", text=f"too short: it {what} {length_ns / 1e9:.3f} s, {asked.min_duration_ns / 1e9:g} s needed"
+        )
+    if n < asked.min_queries:
+        yield Reason(kind="size", text=f"too few queries: {n:,}, {asked.min_queries:,} needed")
+    if missing:
+        yield Reason(kind="size", text=f"{missing:,} of {n:,} queries did not complete; LoadGen would wait for them")
+    if uncounted:
+        yield Reason(kind="size", text=f"{uncounted:,} replies have no tokens or no token count")
+    for check in checks:
+        name = check.metric.upper()
+        if not check.met:
+            value = "a query that did not complete" if check.value_ns is None else f"{check.value_ns / 1e6:,.6f} ms"
+            yield Reason(
+                kind="limit", text=f"{name} {percent} is {value}, limit {check.limit_ns / 1e6:g} ms: lower the rate"
+            )
+        if not check.early_stopping_met:
+            yield Reason(
+                kind="limit",
+                text=(
+                    f"{name} early stopping: {check.over:,} of {check.count:,} queries over the limit; at least "
+                    f"{check.more:,} more queries, all under it, would be needed"
+                ),
+            )
+
+
+def _spread(values: NDArray[np.int64]) -> Spread:
+    n = len(values)
+    if n == 0:
+        return Spread(count=0, min=None, max=None, mean=None, percentiles=(None,) * len(PERCENTILES))
+    ordered = np.sort(values)
+
+    def at(place: int) -> int | None:
+        found = int(ordered[place])
+        return None if found >= UNRESOLVED else found
+
+    complete = at(n - 1) is not None
+    return Spread(
+        count=n,
+        min=at(0),
+        max=at(n - 1),
+        mean=_truncated(int(ordered.sum()), n) if complete else None,
+        percentiles=tuple(at(index(n, p)) for p in PERCENTILES),
+    )
+
+
+def _truncated(total: int, n: int) -> int:
+    """total / n towards zero, as C++ divides integers."""
+    return total // n if total >= 0 else -(-total // n)
+
+
+def _rate(count: int, length_ns: int | None) -> float | None:
+    return None if not length_ns or length_ns <= 0 else count / (length_ns / 1e9)
+
+
+def trace(columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0, *, one_query: bool = False) -> Trace:
+    """The trace of a run's rows (`record.FIELDS` by name, any order): what did not end ok has not completed.
+
+    `origin_ns` is where LoadGen's clock starts: the first instant of the measured stage. Rows that never became due
+    (their load was stopped before) are no queries. With `one_query` (Offline) all are due at the origin, whenever a
+    closed loop came to them.
+    """
+    order = np.lexsort((columns["slot"], columns["due_ns"]))
+    order = order[np.searchsorted(columns["due_ns"], 0, sorter=order) :]
+    due = np.full(len(order), origin_ns, np.int64) if one_query else columns["due_ns"][order]
+    ok = (columns["status"] == STATUS["ok"]) & (columns["end_ns"] >= 0)
+    ok = ok[order]
+    latency, ttft = columns["end_ns"][order], columns["first_token_ns"][order]
+    tokens = np.maximum(columns["output_tokens"][order], 0)
+    latency -= due
+    ttft = np.where(ttft < 0, latency, ttft - due)  # an answer that was not streamed has its first token at its end
+    latency[~ok] = ttft[~ok] = UNRESOLVED
+    tokens[~ok] = 0
+    return Trace(due - origin_ns, ttft, latency, tokens)
+
+
+# -- TEST06 ------------------------------------------------------------------------------------------------------------
+
+
+class Reply(NamedTuple):
+    """One reply of a compliance run, in token ids: what was reported first, the whole output, the reported count."""
+
+    first: Sequence[int]
+    output: Sequence[int]
+    reported: int
+
+
+class Test06(msgspec.Struct, frozen=True, kw_only=True):
+    """How many replies fail each of TEST06's three checks; `first_token` is None where it is not asked (Offline)."""
+
+    __test__ = False
+
+    replies: int
+    first_token: int | None
+    end_tokens: int
+    length: int
+
+    @property
+    def passed(self) -> bool:
+        return self.replies > 0 and not (self.first_token or self.end_tokens or self.length)
+
+
+def test06(replies: Iterable[Reply], *, end_token: int = 2, offline: bool = False) -> Test06:
+    """TEST06: the first token reported is the first of the output, at most one end token, the count is the length.
+
+    Source: compliance/TEST06/run_verification.py. End tokens are those at the end of the output.
+    """
+    total = first = ends = length = 0
+    for reply in replies:
+        total += 1
+        shared = min(len(reply.first), len(reply.output))
+        first += list(reply.first[:shared]) != list(reply.output[:shared])
+        ends += len(reply.output) > 2 and list(reply.output[-2:]) == [end_token, end_token]
+        length += len(reply.output) != reply.reported
+    return Test06(replies=total, first_token=None if offline else first, end_tokens=ends, length=length)

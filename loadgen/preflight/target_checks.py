@@ -1,0 +1,360 @@
+"""What the preflight has seen, judged: one finding per fact, each with what it means for a measurement.
+
+Pure: answers, counts and instants in, sentences out. Asking is `doctor.py`. No finding is a guess: what could not be
+seen is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Literal
+
+import msgspec
+from loadgen_sdk.dialects.quirks import Quirk
+from loadgen_sdk.probe.probe import Answer, Found
+
+from loadgen import format
+
+State = Literal["ok", "note", "warning", "fault", "unknown"]
+OK: State = "ok"
+NOTE: State = "note"
+WARNING: State = "warning"
+FAULT: State = "fault"  # a load cannot work
+UNKNOWN: State = "unknown"
+
+TRIAL_TOKENS = 64  # long enough that nobody answers "yes or no?" with so many by chance
+AGREEMENT = 0.02  # of two counts of the same text; as the verdict of a run
+BUNDLED = 1.5  # tokens per event, or events per arrival, from which gaps are no longer those between tokens
+LUMP = 8  # events per arrival from which a stream came in lumps, however quick its tokens are
+QUICK_MS = 1.0  # a token: below, events can meet in one arrival by chance
+SKEW_S = 2.0  # of two wall clocks; a Date header has whole seconds
+CERTIFICATE_DAYS = 14
+LATE_MS = (
+    500.0  # to the first token of a short question on an idle server, from which something else than work takes it
+)
+WIDTH = 110
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """`found` is what was seen, `meaning` what follows for a measurement, `advice` what to do ("" when nothing)."""
+
+    check: str
+    state: State
+    found: str
+    meaning: str
+    advice: str = ""
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer as it came: counts by the server (None: not said), arrival instants of its output events in ns."""
+
+    failure: str = ""
+    asked: int = 0
+    output: int | None = None
+    cached: int | None = None
+    instants_ns: tuple[int, ...] = ()
+    sent_ns: int = 0
+    head_ns: int = 0  # the response head came
+    reused: bool = False
+    kernel_stamp: bool = False
+    headers: Mapping[str, str] = {}
+
+
+# -- the way there -----------------------------------------------------------------------------------------------
+
+
+def name(host: str, addresses: Sequence[str], took_ms: float) -> Finding:
+    """The host's name, resolved."""
+    found = f"{host}: {', '.join(addresses[:4])}{' and more' if len(addresses) > 4 else ''}, {took_ms:.3g} ms"
+    if len(addresses) > 1:
+        meaning = "names are resolved once, and the first address that answers gets the whole load: others stay idle"
+        return Finding("name", NOTE, found, meaning, "put the balancer's own address in --url to load all of them")
+    return Finding("name", OK, found, "resolved once before the run, so DNS time is in no latency")
+
+
+def connect(times_ms: Sequence[float]) -> Finding:
+    """TCP connects without load."""
+    middle = sorted(times_ms)[len(times_ms) // 2]
+    found = (
+        f"{format.quantity(middle)} ms to connect (median of {len(times_ms)}, most {format.quantity(max(times_ms))} ms)"
+    )
+    if middle > 100:
+        meaning = "TTFT as measured here holds at least one such trip: it says more of the network than of the server"
+        return Finding("connect", WARNING, found, meaning, "measure from the place where the users are, or beside it")
+    return Finding("connect", OK, found, "no TTFT measured here can be below one such trip")
+
+
+def tls(version: str, verified: bool, expires: datetime | None, now: datetime, handshake_ms: float) -> Finding:
+    """A finished handshake; `expires` is known only of a verified certificate."""
+    found = f"{version}, handshake {format.quantity(handshake_ms)} ms"
+    meaning = "a request that must open a connection pays the handshake in its TTFT; connections are kept to avoid it"
+    if not verified:
+        return Finding(
+            "tls", NOTE, found + ", certificate not verified", meaning, "give --cacert instead of --insecure"
+        )
+    if expires is not None:
+        days = (expires - now).days
+        found += f", certificate valid for {days} days"
+        if days < CERTIFICATE_DAYS:
+            return Finding("tls", WARNING, found, "connections fail from that day on", "renew the certificate")
+    return Finding("tls", OK, found, meaning)
+
+
+def auth(keyed: bool, with_key: int, without: int | None) -> Finding:
+    """HTTP status of the list of models with the key we have, and without any (None: not tried)."""
+    if with_key in (401, 403):
+        hint = "check the key" if keyed else "set OPENAI_API_KEY, or give --api-key-file"
+        return Finding("auth", FAULT, f"answers {with_key}", "every request of a load would be refused", hint)
+    if not keyed:
+        return Finding("auth", OK, "none asked for, none sent", "no time is spent on checking keys")
+    if without is not None and without not in (401, 403):
+        meaning = "the key is not looked at there: limits per key may not apply, nor the cost of checking it"
+        return Finding("auth", NOTE, f"the same answer ({without}) without the key", meaning)
+    return Finding("auth", OK, "key accepted, refused without", "limits of that key apply to the load")
+
+
+def models(found: Found) -> Finding:
+    """The model list, and the model that a load would ask for."""
+    listed = ", ".join(found.models[:6]) or "none"
+    words = f"{found.model!r} of {len(found.models)} listed: {listed}"
+    if not found.models:
+        meaning = "whether it serves that model shows only when it answers; it answered the probe"
+        return Finding("model", NOTE, f"lists no models; asked for {found.model!r}", meaning)
+    if found.model not in found.models:
+        meaning = "it answers to a name that it does not list: the numbers are of whatever it serves"
+        return Finding("model", WARNING, words, meaning, "name one of its own with --model")
+    if not found.quirk.checks_model:
+        return Finding("model", OK, words, "this make answers to any name: a typing error in --model would not show")
+    return Finding("model", OK, words, "requests name it, and another name would be refused")
+
+
+def make(found: Found) -> Finding:
+    """Which row of the table of servers applies."""
+    words = f"{found.quirk.title}{' ' + found.version if found.version else ''} ({'; '.join(found.evidence)})"
+    if found.server == "generic":
+        meaning = "only fields that all servers take are sent: output lengths cannot be forced"
+        return Finding("make", WARNING, words, meaning, "say what it is with --server, if you know")
+    return Finding("make", OK, words, "decides which fields are sent, and which are never sent")
+
+
+# -- what the answers can tell -----------------------------------------------------------------------------------
+
+
+def tokenizer(found: Found, called: str, own: bool) -> Finding:
+    """The server's count of two prompts against ours; `called` our vocabulary, `own` if it is the model's file."""
+    ratio, template = found.token_ratio, found.template_tokens
+    if ratio is None:
+        meaning = "prompt lengths are ours alone, and tokens per second of input rest on them"
+        return Finding(
+            "tokenizer", UNKNOWN, "the server counts no prompt tokens", meaning, "give --tokenizer, if local"
+        )
+    words = f"server counts {ratio:.3f} tokens for each of ours ({called})"
+    words += f", and {template} more per prompt" if template else ""
+    if abs(ratio - 1) <= AGREEMENT:
+        return Finding("tokenizer", OK, words, "prompts are as long as the workload says; the template comes on top")
+    meaning = f"a prompt of 1,000 tokens by the workload is {1000 * ratio:,.0f} to the server"
+    if own:
+        return Finding("tokenizer", WARNING, words, meaning, "that tokenizer is not this model's: check --tokenizer")
+    return Finding("tokenizer", WARNING, words, meaning, "give the model's own tokenizer.json with --tokenizer")
+
+
+def forced(quirk: Quirk, with_force: Trial, free: Trial, tried: str = "") -> Finding:
+    """A question that is answered in a word, asked for TRIAL_TOKENS tokens: forced, and left to end by itself.
+
+    `tried`: the fields that were sent on trial though the table has none for this make.
+    """
+    fields = " and ".join(quirk.forces) or tried
+    asked = with_force.asked
+    if with_force.failure:
+        words = f"{fields or 'the question'} on trial: {with_force.failure}"
+        meaning = "answers end where the model ends them: output lengths differ between servers and runs"
+        return Finding("length", WARNING, words, meaning, "compare only runs with equal output token counts")
+    if with_force.output is None:
+        meaning = "without a count from the server it cannot be seen whether lengths are honoured"
+        return Finding("length", UNKNOWN, f"{fields} sent, no count came back", meaning)
+    natural = "" if free.failure or free.output is None else f", {free.output} when left to end by itself"
+    words = f"{fields or 'max_tokens alone'}: {with_force.output} of {asked} tokens came{natural}"
+    if with_force.output > asked:
+        meaning = "more than max_tokens allows: one of the two is not true, and TPOT and tokens per second rest on it"
+        return Finding("length", WARNING, words, meaning, "give --tokenizer, and compare the counts")
+    if with_force.output != asked:
+        meaning = "output lengths are not those of the workload: E2E and tokens per second depend on the model's mood"
+        return Finding("length", WARNING, words, meaning, "look at output token counts before comparing two servers")
+    if tried:
+        meaning = "it honours them, but is of unknown make, so a run does not send them"
+        body = ", ".join(f'"{field}": true' for field in tried.split(" and ") if field == "ignore_eos")
+        return Finding("length", NOTE, words, meaning, f"add --extra-body '{{{body}}}'" if body else "")
+    if not quirk.forces:
+        meaning = "nothing forces a length on this make: answers of other prompts may end early"
+        return Finding("length", NOTE, words, meaning, "compare only runs with equal output token counts")
+    if free.output == asked:
+        meaning = "lengths came as asked; this model does not stop by itself, so the fields did not have to prove it"
+        return Finding("length", OK, words, meaning)
+    return Finding("length", OK, words, "every answer has exactly the length that the workload asks for")
+
+
+def streaming(trial: Trial) -> Finding:
+    """Whether tokens come one by one, by their count and by when they arrived."""
+    events = len(trial.instants_ns)
+    if trial.failure or events < 2:
+        words = (
+            trial.failure or f"{events} output events for {trial.output if trial.output is not None else '?'} tokens"
+        )
+        meaning = "there is nothing between a first and a last token: no TPOT, no ITL, and TTFT is the whole answer"
+        return Finding("streaming", WARNING, words, meaning, "check that nothing in between waits for the whole answer")
+    arrivals = 1 + sum(later > before for before, later in zip(trial.instants_ns, trial.instants_ns[1:], strict=False))
+    span_ms = (trial.instants_ns[-1] - trial.instants_ns[0]) / 1e6
+    words = f"{events} events in {arrivals} arrivals over {format.quantity(span_ms)} ms"
+    per_event = trial.output / events if trial.output else None
+    if per_event is not None:
+        words = f"{trial.output} tokens in {words}"
+    if per_event is not None and per_event > BUNDLED:
+        meaning = f"about {per_event:.1f} tokens per event: gaps are not inter-token latency, and ITL is left out"
+        return Finding("streaming", WARNING, words, meaning, "for ITL set the server's stream interval to 1")
+    in_a_lump = events >= LUMP and arrivals <= events // LUMP
+    if events / arrivals > BUNDLED and (in_a_lump or span_ms / events >= QUICK_MS):
+        meaning = "events arrive together: something holds them back, so gaps are its rhythm, and TTFT may be late"
+        return Finding("streaming", WARNING, words, meaning, "look for a buffering proxy (nginx: proxy_buffering off)")
+    return Finding("streaming", OK, words, "token by token: TTFT, TPOT and ITL mean what they say")
+
+
+def first_token(trials: Sequence[Trial]) -> Finding | None:
+    """How long a short question waits for its first token, without load: the quickest. None where no token came."""
+    waits = [(one.instants_ns[0] - one.sent_ns, one.head_ns - one.sent_ns) for one in trials if one.instants_ns]
+    if not waits:
+        return None
+    total_ms, head_ms = (ns / 1e6 for ns in min(waits))
+    words = f"{format.quantity(total_ms)} ms to the first token of a short question"
+    if total_ms < LATE_MS:
+        return Finding("first token", OK, words, "no TTFT under load can be expected below it")
+    if head_ms > 0.8 * total_ms:
+        words += f", {format.quantity(head_ms)} ms of it before the head of the answer"
+        meaning = "not even the head comes sooner: a queue, a gateway or a model being woken holds every request back"
+        return Finding(
+            "first token", WARNING, words, meaning + ", and every TTFT holds it", "ask again, then see its log"
+        )
+    meaning = "the head comes at once and the token late: other load, a slow prefill or a stream that is held back"
+    return Finding(
+        "first token", WARNING, words, meaning + "; every TTFT holds it", "make sure that nobody else uses it"
+    )
+
+
+def usage(found: Found, streamed: bool) -> Finding:
+    """Whether answers of the kind a run asks for carry token counts."""
+    kind = "streamed answers" if streamed else "answers"
+    if found.usage:
+        return Finding("usage", OK, f"{kind} carry token counts", "tokens are counted by the server")
+    meaning = "output tokens are counted here, as an estimate: tokens per second and TPOT may be off by several percent"
+    return Finding("usage", WARNING, f"{kind} carry no token counts", meaning, "give --tokenizer for exact counts")
+
+
+def cache(again: Trial, prompt_tokens: int) -> Finding:
+    """The probe's longer prompt, sent a second time."""
+    if again.failure or again.cached is None:
+        meaning = "prompts of a run are made unique anyway; what a cache has served cannot be seen here"
+        return Finding("cache", UNKNOWN, "the server does not say what its cache has served", meaning)
+    words = f"{again.cached} of about {prompt_tokens} prompt tokens from cache when sent again"
+    if again.cached:
+        meaning = "a repeated seed is served from cache, and its TTFT is no prefill: compare runs of different seeds"
+        return Finding("cache", NOTE, words, meaning)
+    return Finding("cache", OK, words, "repeated prompts are not served faster")
+
+
+def keep_alive(reused: bool) -> Finding:
+    """Whether a later request went over the connection of an earlier one."""
+    if reused:
+        return Finding("keep-alive", OK, "connections serve again", "connect time falls on the first requests only")
+    meaning = "every request needs a new connection: connect (and TLS) time is in TTFT, and local ports can run out"
+    advice = "look at the keep-alive of server and proxy; if it must be so, keep to some 400 new requests a second"
+    return Finding("keep-alive", WARNING, "connections are closed after each answer", meaning, advice)
+
+
+_LIMIT = re.compile(r"(?:x-)?ratelimit-(?:limit-)?(requests|tokens)$|x-ratelimit-limit-(requests|tokens)$")
+
+
+def rate_limit(headers: Mapping[str, str]) -> Finding | None:
+    """Limits that the answers name in their heads; None when there are none."""
+    limits = [f"{value} {(m[1] or m[2])}" for key, value in sorted(headers.items()) if (m := _LIMIT.match(key))]
+    if not limits:
+        return None
+    meaning = "above that rate answers are 429: failures of the quota, not of the model"
+    return Finding("rate limit", NOTE, ", ".join(limits), meaning, "keep the load of a run below it")
+
+
+_PREFIXES = {
+    "trtllm_": "TensorRT-LLM",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "llamacpp": "llama.cpp",
+    "dynamo_": "Dynamo",
+}
+
+
+def metrics_pages(pages: Mapping[str, Answer]) -> Finding:
+    """The server's own metrics, by path."""
+    words = [text for path, answer in pages.items() if (text := _page(path, answer))]
+    if not words:
+        meaning = "queue depth and cache use stay unknown: a slow server and a full one look alike from outside"
+        return Finding("metrics", NOTE, f"no page at {', '.join(pages)}", meaning, "switch it on to see causes")
+    meaning = "queue depth, batch size and cache use can be read beside a run"
+    drained = any(answer.status == 200 and answer.body.lstrip()[:1] == b"[" for answer in pages.values())
+    if drained:
+        meaning += "; the JSON list is emptied by each reader, so two readers rob each other"
+    return Finding("metrics", NOTE if drained else OK, "; ".join(words), meaning)
+
+
+def _page(path: str, answer: Answer) -> str:
+    if answer.status != 200:
+        return ""
+    text = answer.body.decode("utf-8", "replace")
+    if text.lstrip()[:1] in ("[", "{"):
+        return f"{path} is JSON"
+    names = set(re.findall(r"(?m)^# TYPE (\S+)", text)) or set(re.findall(r"(?m)^([a-zA-Z_:][\w:]*)[ {]", text))
+    if not names:
+        return ""
+    known = next((title for prefix, title in _PREFIXES.items() if any(n.startswith(prefix) for n in names)), "")
+    return f"{path} has {len(names)} Prometheus metrics{f' of {known}' if known else ''}"
+
+
+# -- this host ---------------------------------------------------------------------------------------------------
+
+
+def wall_clock(date: str, now: datetime) -> Finding | None:
+    """The server's Date header against our wall clock; None when there is none."""
+    try:
+        skew = (parsedate_to_datetime(date) - now).total_seconds()
+    except (TypeError, ValueError):
+        return None
+    words = f"the server's clock differs from ours by about {skew:+.0f} s"
+    if abs(skew) > SKEW_S:
+        meaning = "no latency rests on it, but server logs and metrics will not line up with the run"
+        return Finding("wall clock", WARNING, words, meaning, "let both hosts keep time by NTP")
+    return Finding("wall clock", OK, "the server's clock agrees within 2 s", "its logs line up with the run")
+
+
+def stamps(trial: Trial) -> Finding:
+    """Where arrival instants come from."""
+    if trial.kernel_stamp:
+        return Finding("stamps", OK, "arrivals are stamped by the kernel", "our own lateness is not in the latencies")
+    meaning = "arrivals are stamped when they are read: a busy client makes latencies look longer (stamp error says so)"
+    return Finding("stamps", NOTE, "arrivals are stamped by the reader's own clock", meaning)
+
+
+def render(title: str, found: Sequence[Finding]) -> str:
+    """The findings for a terminal, ending in a newline."""
+    wide = max((len(one.check) for one in found), default=0)
+    lines = [title, ""]
+    for one in found:
+        lead = f"{one.state:<8} {one.check:<{wide}}  "
+        for first, sentence in ((lead, one.found), ("", one.meaning), ("", f"-> {one.advice}" if one.advice else "")):
+            indent = " " * len(lead)
+            lines += textwrap.wrap(
+                sentence, WIDTH, initial_indent=first or indent, subsequent_indent=indent, break_long_words=False
+            )
+    counts = {state: sum(one.state == state for one in found) for state in (FAULT, WARNING, UNKNOWN, NOTE)}
+    said = [f"{n} {state}{'' if n == 1 or state == UNKNOWN else 's'}" for state, n in counts.items() if n]
+    return "\n".join([*lines, "", ", ".join(said) or "nothing stands in the way"]) + "\n"

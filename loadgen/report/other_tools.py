@@ -1,0 +1,85 @@
+"""What another tool has reported, as text and as a page, under its own names and definitions. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from html import escape
+from typing import TYPE_CHECKING
+
+from loadgen import format
+from loadgen.report import page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loadgen.interop.reader import Result
+
+STATS = ("mean", "p50", "p90", "p95", "p99", "max")
+RATES = {
+    "load.completed_rps": "requests/s",
+    "goodput.rps": "goodput, requests/s",
+    "tokens.output_per_s": "output tokens/s",
+    "tokens.total_per_s": "input + output tokens/s",
+    "tokens.input": "input tokens",
+    "tokens.output": "output tokens",
+    "requests.ok": "requests ok",
+    "requests.failed": "requests failed",
+}
+
+
+def _latencies(result: Result) -> Iterator[tuple[str, ...]]:
+    for path, name in result.called.items():
+        values = [result.figures.get(f"{path}.{stat}") for stat in STATS]
+        if any(value is not None for value in values):
+            yield (name, *map(format.milliseconds, values))
+
+
+def _rates(result: Result) -> Iterator[tuple[str, str]]:
+    for path, name in RATES.items():
+        if path in result.figures:
+            value = result.figures[path]
+            yield (
+                name,
+                format.count(int(value))
+                if path.startswith(("requests", "tokens.i", "tokens.output")) and (value.is_integer())
+                else format.quantity(value),
+            )
+
+
+def _about(result: Result) -> list[tuple[str, str]]:
+    return [
+        ("Tool", " ".join(filter(None, (result.tool, result.version)))),
+        ("File", result.file),
+        ("Model", result.model),
+        ("Target", result.target),
+        ("Load", result.load),
+        ("When", result.started),
+    ]
+
+
+def render_text(result: Result) -> str:
+    """A table for a terminal; the last lines say what its figures are, and are not."""
+    lines = [f"{name:<11}{value}" for name, value in _about(result) if value]
+    rows = [("ms, as it calls them", *STATS), *_latencies(result)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines.append("")
+    for first, *others in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([f"{first:<{widths[0]}}", *cells]))
+    lines += ["", *(f"{name:<26}{value:>14}" for name, value in _rates(result)), ""]
+    lines += textwrap.wrap(f"How it counts: {result.counts}.", 100)
+    lines += [line for note in result.notes for line in textwrap.wrap(f"Note: {note}.", 100)]
+    return "\n".join([*lines, "Figures only: no records, no fingerprint, no verdict of ours."]) + "\n"
+
+
+def render_html(result: Result) -> str:
+    """The same as a page."""
+    sheet = page.Page(f"{result.tool}: {result.file}", f"loadgen report of a file by {result.tool}")
+    sheet.add(
+        page.mark("FOREIGN", f"figures of {result.tool}, under its definitions: not ours, and not checked", "warn")
+    )
+    sheet.add(f"<h1>{escape(' · '.join(filter(None, (result.tool, result.model, result.load))))}</h1>")
+    sheet.add(page.facts(_about(result)), page.table(("ms", *STATS), list(_latencies(result))))
+    sheet.add(page.table(("", ""), list(_rates(result))))
+    sheet.add(f"<p>{escape(f'How it counts: {result.counts}.')}</p>", page.listed(result.notes))
+    return sheet.render()

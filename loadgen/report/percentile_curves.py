@@ -1,0 +1,90 @@
+"""Percentile curves: how long a request of each rank took, and how far the sample carries the curve. Pure numpy.
+
+Nothing is drawn here; `plots.py` draws, dashed beyond what is carried.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from loadgen.metrics import columns
+from loadgen.stats.quantiles import Histogram, index, support
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """A percentile curve. `nines` are -log10(1 - p): 1 is p90, 2 is p99; the last point is the largest sample.
+
+    `carried` is the last place that `count` samples can carry (`quantiles.support`); beyond it, the curve is anecdote.
+    """
+
+    name: str
+    count: int
+    nines: tuple[float, ...]
+    ms: tuple[float, ...]
+    carried: float
+
+
+def carried(count: int) -> float:
+    """The highest place, in nines, that `count` samples can carry: the largest p with support(p) <= count."""
+    if count < support(0.01):
+        return 0.0
+    low, high = 0.01, 1 - 1e-12
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if support(middle) <= count else (low, middle)
+    return int(_nines(low) * 1e4) / 1e4  # down
+
+
+def curve(name: str, values_ns: NDArray[np.int64]) -> Curve | None:
+    """The percentile curve of per-request values, each point an element of the sample; None when there is none."""
+    values = np.sort(columns.defined(values_ns))
+    if len(values) == 0:
+        return None
+    return _curve(name, len(values), lambda p: float(values[index(len(values), p)]), float(values[-1]))
+
+
+def curve_of_histogram(name: str, histogram: Histogram) -> Curve | None:
+    """The same from a histogram, within its bound."""
+    count = histogram.count
+    if count == 0:
+        return None
+    sums = np.cumsum(histogram.counts)
+
+    def at(p: float) -> float:
+        return histogram.middle(int(np.searchsorted(sums, index(count, p), side="right")))
+
+    return _curve(name, count, at, float(histogram.largest_ns))
+
+
+def _curve(name: str, count: int, at: Callable[[float], float], largest: float) -> Curve:
+    end = max(float(np.log10(count)), 0.3)
+    places = np.unique(np.concatenate((np.linspace(0, 0.3, 12), np.linspace(0.3, end, 90))))[:-1]
+    values = [at(1 - 10 ** -float(place)) for place in places]
+    return Curve(
+        name=name,
+        count=count,
+        nines=rounded([*places, end], 4),
+        ms=rounded([value / 1e6 for value in (*values, largest)], 4),
+        carried=carried(count),
+    )
+
+
+def _nines(p: float) -> float:
+    return -float(np.log10(1 - p))
+
+
+def round_to(value: float, digits: int) -> float:
+    """To so many significant digits: what a picture can show."""
+    return float(f"{value:.{digits}g}")
+
+
+def rounded(values: Sequence[float] | NDArray[np.float64], digits: int) -> tuple[float, ...]:
+    return tuple(round_to(float(value), digits) for value in values)

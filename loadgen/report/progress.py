@@ -1,0 +1,76 @@
+"""The plain progress line on stderr while a run goes: over itself on a terminal, else a line now and then. IO.
+
+What a terminal shows without `--plain` is `live.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from time import monotonic_ns
+from typing import TextIO
+
+from loadgen.execution.driver import Counters
+from loadgen.execution.shared_counters import Counted
+
+EVERY_S = 0.5
+LINE_EVERY_S = 10.0  # where a line cannot be written over
+
+
+class Progress:
+    """Writes one line, again and again, over itself."""
+
+    def __init__(
+        self, total: int | None, horizon_ns: int | None, out: TextIO | None = None, *, plain: bool = False
+    ) -> None:
+        self._total, self._horizon_ns, self._out = total, horizon_ns, out or sys.stderr
+        self._over = self._out.isatty()
+        self._shown = plain or self._over  # silent when nobody looks, unless it was asked for
+        self._last_events = 0
+        self._last_at = self._began = monotonic_ns()
+        self._handle: asyncio.TimerHandle | None = None
+
+    def follow(self, drive: Counted) -> None:
+        """Start showing these counters, until the loop ends."""
+        if not self._shown:
+            return
+        every_s = EVERY_S if self._over else LINE_EVERY_S
+        loop = asyncio.get_running_loop()
+
+        def show() -> None:
+            now = monotonic_ns()
+            line = self.line(drive.counters, now)
+            self._out.write("\r\x1b[K" + line if self._over else line + "\n")
+            self._out.flush()
+            self._handle = loop.call_later(every_s, show)
+
+        self._handle = loop.call_later(every_s, show)
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._handle is not None:
+            self._handle.cancel()
+            if self._over:
+                self._out.write("\r\x1b[K")
+                self._out.flush()
+
+    def line(self, counters: Counters, now: int) -> str:
+        """What there is to say now; `now` on the monotonic clock."""
+        span = max(now - self._last_at, 1) / 1e9
+        rate = (counters.events - self._last_events) / span
+        self._last_events, self._last_at = counters.events, now
+        done = counters.ok + counters.failed + counters.dropped
+        parts = [f"{done:,}/{self._total:,} done" if self._total is not None else f"{done:,} done"]
+        parts += [f"{counters.in_flight:,} in flight", f"{rate:,.0f} events/s"]
+        if counters.recent_ttft_ns:
+            ordered = sorted(counters.recent_ttft_ns)
+            p50, p99 = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
+            parts.append(f"TTFT p50 {p50 / 1e6:,.1f} p99 {p99 / 1e6:,.1f} ms")
+        if counters.failed:
+            parts.append(f"{counters.failed:,} failed")
+        if counters.dropped:
+            parts.append(f"{counters.dropped:,} dropped")
+        if self._horizon_ns is not None:
+            left = (self._began + self._horizon_ns - now) / 1e9
+            parts.append(f"{left:,.0f} s left" if left > 0 else "draining")
+        return " · ".join(parts)

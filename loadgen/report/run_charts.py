@@ -1,0 +1,355 @@
+"""Which pictures a page about a run has, and what is drawn in each. Pure: `Figures` in, `page.Chart` out."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from loadgen import format
+from loadgen.report.page import COLORS, Axis, Band, Chart, Mark, Series
+from loadgen.server_metrics import series as served
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from loadgen.metrics.summary import Summary
+    from loadgen.report.run_data import Bins, Cloud, Figures
+
+QUANTILE_COLORS = {"p50": "c1", "p90": "c3", "p99": "c2", "max": "c6"}
+MS = Axis(label="ms", unit="ms", min=0)
+
+
+def _spread(values: Sequence[float | None]) -> bool:
+    """Whether values differ so much that only a logarithmic axis shows them."""
+    known = [value for value in values if value is not None and value > 0]
+    return bool(known) and max(known) > 30 * min(known)
+
+
+def _log(values: Sequence[float | None], label: str = "ms") -> Axis:
+    return (
+        Axis(label=f"{label}, log", unit=label, log=True) if _spread(values) else Axis(label=label, unit=label, min=0)
+    )
+
+
+# -- percentile curves ---------------------------------------------------------------------------------------------
+
+
+def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
+    """Percentile curves; dashed beyond what the samples carry, with the limits of the SLO as lines."""
+    for title, names in (
+        ("Time to first token", ("ttft", "ttft_from_sent")),
+        ("Time per output token, and gaps between events", ("tpot", "inter_chunk")),
+        ("End to end", ("e2e",)),
+        ("Largest gap of a request", ("max_gap",)),
+    ):
+        found = [(name, figures.curves[name]) for name in names if name in figures.curves]
+        if not found:
+            continue
+        terms = [term for term in summary.goodput.slo if term.metric in (*names, "itl")]
+        if title != "Time per output token, and gaps between events":
+            terms = [term for term in terms if term.metric != "itl"]
+        most = max(curve.nines[-1] for _, curve in found)
+        values = [value for _, curve in found for value in curve.ms]
+        first = found[0][1]
+        note = f"{format.count(first.count)} samples carry it up to p{_percent(first.carried)}"
+        yield Chart(
+            kind="lines",
+            title=title,
+            note=f"{note}; dashed beyond" if first.carried < first.nines[-1] else note,
+            x=Axis(label="percentile", format="nines", min=0, max=most),
+            y=_log(values),
+            series=tuple(
+                Series(
+                    name=curve.name,
+                    x=curve.nines,
+                    y=curve.ms,
+                    color=COLORS[i],
+                    carried=curve.carried,
+                    dash="5 4" if name == "ttft_from_sent" else "",
+                )
+                for i, (name, curve) in enumerate(found)
+            ),
+            marks=tuple(
+                Mark(
+                    y=term.limit_ms,
+                    label=f"limit {format.milliseconds(term.limit_ms)} ms at p{term.quantile * 100:g}",
+                    color="good" if term.met else "bad",
+                    fit=not term.met or term.limit_ms < 3 * max(values),
+                )
+                for term in terms
+            )
+            + (Mark(x=first.carried, label=f"p{_percent(first.carried)}", color="soft"),) * (first.carried < most),
+        )
+
+
+def _percent(nines: float) -> str:
+    """Rounded down, with no more digits than its nines: never more than is carried."""
+    digits = max(int(nines) - 1, 0)
+    return f"{int((1 - 10**-nines) * 100 * 10**digits) / 10**digits:.{digits}f}"
+
+
+# -- over time -----------------------------------------------------------------------------------------------------
+
+
+def _time(figures: Figures) -> Axis:
+    return Axis(label="since the start of the run", format="time", min=0, max=figures.length_s)
+
+
+def _centres(bins: Bins, length_s: float) -> tuple[float, ...]:
+    """The middles of the bins; of the last one, the middle of what the run has of it."""
+    count = max((len(values) for values in bins.series.values()), default=0)
+    edges = [min(i * bins.width_s, length_s) for i in range(count + 1)]
+    return tuple(round((low + high) / 2, 6) for low, high in pairwise(edges))
+
+
+def bands(figures: Figures) -> tuple[Band, ...]:
+    """The stages: those that are not measured shaded, several measured ones in turn."""
+    found = []
+    measured = [stage for stage in figures.stages if stage.measured]
+    for stage in figures.stages:
+        if not stage.measured:
+            found.append(Band(start=stage.start_s, end=stage.end_s, label=stage.name, color="c5"))
+        elif len(measured) > 1 and measured.index(stage) % 2 == 0:
+            found.append(Band(start=stage.start_s, end=stage.end_s, label=stage.name, color="c6"))
+        elif len(measured) > 1:
+            found.append(Band(start=stage.start_s, end=stage.end_s, label=stage.name, color="card"))
+    end = max((stage.end_s for stage in figures.stages), default=0)
+    if figures.stages and figures.length_s - end > 0.01 * figures.length_s:
+        found.append(Band(start=end, end=figures.length_s, label="draining", color="c4"))
+    return tuple(found)
+
+
+def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
+    """Load, tokens, requests in flight, TTFT and TPOT along the run, stages marked."""
+    x, stages = _time(figures), bands(figures)
+
+    def lines(title: str, bins: Bins, y: Axis, note: str = "", marks: tuple[Mark, ...] = ()) -> Chart:
+        centres = _centres(bins, figures.length_s)
+        series = tuple(
+            Series(name=name if len(bins.series) > 1 else "", x=centres, y=values, color=color, dash=dash)
+            for (name, values), (color, dash) in zip(bins.series.items(), _styles(bins), strict=False)
+        )
+        return Chart(kind="lines", title=title, note=note, x=x, y=y, series=series, bands=stages, marks=marks)
+
+    offered = figures.load
+    yield lines(
+        "Offered against delivered load",
+        offered,
+        Axis(label="requests/s", unit="/s", min=0),
+        f"per {offered.width_s:g} s: due by the timetable, sent, ended ok",
+    )
+    yield lines("Output tokens per second", figures.output, Axis(label="tokens/s", unit="tokens/s", min=0))
+    yield lines("Requests in flight", figures.in_flight, Axis(label="requests", min=0))
+    for title, name, bins, what in (
+        ("Time to first token", "ttft", figures.ttft, "by due instant"),
+        ("Time per output token", "tpot", figures.tpot, "by the instant of the last token"),
+    ):
+        values = [value for series in bins.series.values() for value in series]
+        if not any(value is not None for value in values):
+            continue
+        top = max(value for value in values if value is not None)
+        limits = tuple(
+            Mark(y=t.limit_ms, label=f"limit at p{t.quantile * 100:g}", color="good" if t.met else "bad", fit=True)
+            for t in summary.goodput.slo
+            if t.metric == name and t.limit_ms < 3 * top
+        )
+        yield lines(title, bins, _log(values), f"per {bins.width_s:g} s, {what}", limits)
+    if figures.gaps is not None:
+        yield _heat(figures, x)
+
+
+def server(figures: Figures, found: Mapping[str, served.Curve]) -> Iterator[Chart]:
+    """What the servers said along the run, over what the client saw of the same."""
+    x, stages = _time(figures), bands(figures)
+
+    def line(name: str, what: str, color: str) -> tuple[Series, ...]:
+        one = found.get(what)
+        if one is None:
+            return ()
+        points = [(t, value) for t, value in zip(*_thinned(one), strict=True) if 0 <= t <= figures.length_s]
+        ts, values = zip(*points, strict=True) if points else ((), ())
+        return (Series(name=name, x=ts, y=values, color=color),) if points else ()
+
+    def ours(bins: Bins, name: str) -> Series:
+        """Over as long as there is between two reads, so that both lines are as smooth."""
+        (values,) = bins.series.values()
+        each = max(round(1 / bins.width_s), 1)
+        t_s, means = _means(_centres(bins, figures.length_s), [value or 0.0 for value in values], each)
+        return Series(name=name, x=t_s, y=means, color="soft", dash="5 4")
+
+    requests = (*line("running, by the server", served.RUNNING, "c1"), *line("queued there", served.WAITING, "c2"))
+    shares = (*line("KV cache in use", served.KV_USE, "c1"), *line("prefix cache hits", served.HITS, "c3"))
+    tokens = line("by the server", served.OUTPUT, "c1")
+    for title, series, y in (
+        ("Requests in the server", requests, Axis(label="requests", min=0)),
+        ("Output tokens per second, by both", tokens, Axis(label="tokens/s", unit="tokens/s", min=0)),
+        ("Caches of the server", shares, Axis(label="share", format="percent", min=0)),
+    ):
+        if series:
+            beside = [ours(figures.in_flight, "in flight, by the client")] if series is requests else []
+            beside += [ours(figures.output, "by the client")] if series is tokens else []
+            yield Chart(kind="lines", title=title, x=x, y=y, series=(*series, *beside), bands=stages)
+
+
+def _thinned(curve: served.Curve) -> tuple[Sequence[float], Sequence[float]]:
+    """At most MOST_BINS points."""
+    from loadgen.report.run_data import MOST_BINS
+
+    return _means(curve.t_s, curve.values, max(-(-len(curve.t_s) // MOST_BINS), 1))
+
+
+def _means(x: Sequence[float], y: Sequence[float], each: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Means of `each` points after the other."""
+
+    def of(values: Sequence[float]) -> tuple[float, ...]:
+        parts = [values[i : i + each] for i in range(0, len(values), each)]
+        return tuple(float(f"{sum(part) / len(part):.5g}") for part in parts)
+
+    return of(x), of(y)
+
+
+def _styles(bins: Bins) -> Iterator[tuple[str, str]]:
+    for i, name in enumerate(bins.series):
+        yield (
+            QUANTILE_COLORS.get(name, COLORS[i % len(COLORS)]),
+            "2 4" if name == "max" else "5 4" if name == "due" else "",
+        )
+
+
+def _heat(figures: Figures, x: Axis) -> Chart:
+    heat = figures.gaps
+    assert heat is not None
+    cells = tuple(
+        (when * heat.width_s, (when + 1) * heat.width_s, heat.edges_ms[place], heat.edges_ms[place + 1], count)
+        for when, place, count in heat.cells
+    )
+    return Chart(
+        kind="cells",
+        title="Gaps between output events",
+        note="how many gaps of which length at which time: darker is more (log); stalls stand out at the top",
+        x=x,
+        y=Axis(
+            label="ms, log",
+            unit="ms",
+            log=True,
+            min=min((cell[2] for cell in cells), default=None),
+            max=max((cell[3] for cell in cells), default=None),
+        ),
+        cells=cells,
+    )
+
+
+# -- pairs, errors, the generator ----------------------------------------------------------------------------------
+
+
+def lengths(figures: Figures) -> Iterator[Chart]:
+    """TTFT against prompt length, E2E against output length, asked against received, and the cache over time."""
+    tokens = Axis(label="prompt tokens", unit="prompt tokens", pad=True)
+    out = Axis(label="output tokens", unit="output tokens", pad=True)
+    yield from _cloud("TTFT against prompt length", figures.ttft_by_input, tokens, "ms")
+    yield from _cloud("E2E against output length", figures.e2e_by_output, out, "ms")
+    if figures.asked_by_output is not None:
+        asked = Axis(label="asked for, tokens", unit="asked", pad=True)
+        yield from _cloud("Output length: asked against received", figures.asked_by_output, asked, "tokens received")
+    if figures.cached is not None and any(figures.cached.series["cached"]):
+        yield Chart(
+            kind="lines",
+            title="Prompt tokens from the prefix cache",
+            x=_time(figures),
+            y=Axis(label="share", format="percent", min=0, max=1),
+            series=(
+                Series(x=_centres(figures.cached, figures.length_s), y=figures.cached.series["cached"], color="c3"),
+            ),
+            bands=bands(figures),
+        )
+
+
+def _cloud(title: str, cloud: Cloud, x: Axis, unit: str) -> Iterator[Chart]:
+    if cloud.count == 0:
+        return
+    if cloud.x[0] == cloud.x[1]:
+        return  # all of one length: the percentile curve says more
+    y = Axis(label=f"{unit}, log" if cloud.log_y else unit, unit=unit, log=cloud.log_y, pad=True)
+    if cloud.points:
+        xs, ys = zip(*cloud.points, strict=True)
+        yield Chart(kind="cloud", title=title, x=x, y=y, series=(Series(x=xs, y=ys, color="c1"),))
+        return
+    from loadgen.report.run_data import CELLS
+
+    across = (cloud.x[1] - cloud.x[0]) / CELLS[0]
+    low, high = (_log10(cloud.y[0]), _log10(cloud.y[1])) if cloud.log_y else cloud.y
+    up = (high - low) / CELLS[1] or 1.0
+
+    def back(value: float) -> float:
+        return float(f"{10**value if cloud.log_y else value:.5g}")
+
+    cells = tuple(
+        (
+            round(cloud.x[0] + i * across, 2),
+            round(cloud.x[0] + (i + 1) * across, 2),
+            back(low + j * up),
+            back(low + (j + 1) * up),
+            count,
+        )
+        for i, j, count in cloud.cells
+    )
+    axis_x = Axis(label=x.label, unit=x.unit, min=cloud.x[0], max=cloud.x[1])
+    axis_y = Axis(label=y.label, unit=unit, log=cloud.log_y, min=back(low), max=back(high))
+    note = f"{format.count(cloud.count)} requests, counted in cells: darker is more (log)"
+    yield Chart(kind="cells", title=title, note=note, x=axis_x, y=axis_y, cells=cells)
+
+
+def _log10(value: float) -> float:
+    from math import log10
+
+    return log10(value)
+
+
+def errors(figures: Figures) -> Iterator[Chart]:
+    """Requests that are not ok, by kind, stacked."""
+    bins = figures.errors
+    if not bins.series:
+        return
+    centres = _centres(bins, figures.length_s)
+    yield Chart(
+        kind="bars",
+        title="Requests that are not ok",
+        note=f"per {bins.width_s:g} s, by kind, at the instant that it was known",
+        x=_time(figures),
+        y=Axis(label="requests", min=0),
+        series=tuple(
+            Series(name=kind, x=centres, y=values, color=("bad", *COLORS)[i % 7])
+            for i, (kind, values) in enumerate(bins.series.items())
+        ),
+        bands=bands(figures),
+        step=bins.width_s,
+        stack=True,
+        wide=True,
+    )
+
+
+def client(figures: Figures, summary: Summary) -> Iterator[Chart]:
+    """How busy the load generator was, and how late it sent."""
+    bins = figures.client
+    centres = _centres(bins, figures.length_s)
+    cpu, lag = bins.series["cpu"], bins.series["send lag, largest"]
+    if any(value is not None for value in cpu):
+        yield Chart(
+            kind="lines",
+            title="CPU of the busiest worker",
+            x=_time(figures),
+            y=Axis(label="of one core", format="percent", min=0, max=max(1.0, *(v or 0 for v in cpu))),
+            series=(Series(x=centres, y=cpu, color="c1"),),
+            bands=bands(figures),
+            marks=(Mark(y=summary.verdict.limits.cpu_share, label="limit of the verdict", color="bad"),),
+        )
+    if any(value is not None for value in lag):
+        yield Chart(
+            kind="lines",
+            title="Largest send lag",
+            note=f"per {bins.width_s:g} s",
+            x=_time(figures),
+            y=_log(lag),
+            series=(Series(x=centres, y=lag, color="c2"),),
+            bands=bands(figures),
+        )

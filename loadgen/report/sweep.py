@@ -1,0 +1,223 @@
+"""A sweep as text, as a Markdown table for pasting, and as a page. Pure: a `levels.Curve` in, strings out."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from loadgen import format
+from loadgen.report import markdown, page
+from loadgen.report.page import Axis, Chart, Mark, Series
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loadgen.search.sweep import Curve, Level
+
+_HEAD: tuple[str, ...] = (
+    *("load", "ok", "req/s", "tokens/s", "per GPU", "per user"),
+    *("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p50", "within SLO", ""),
+)
+
+
+def _row(curve: Curve, level: Level) -> tuple[str, ...]:
+    def ms(name: str) -> str:
+        text = format.milliseconds(getattr(level, name))
+        return f"~{text}" if name in level.unsupported and text != format.NONE else text
+
+    return (
+        level.load or level.name,
+        format.count(level.ok),
+        format.quantity(level.requests_per_s),
+        format.quantity(level.output_per_s),
+        format.quantity(level.per_gpu),
+        format.quantity(level.per_user),
+        *map(ms, ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50")),
+        format.percent(level.goodput),
+        ", ".join(_words(curve, level)),
+    )
+
+
+def _words(curve: Curve, level: Level) -> Iterator[str]:
+    if not level.valid:
+        yield "INVALID"
+    if level.state != "finished":
+        yield {"interrupted": "interrupted", "cut_off": "cut off"}.get(level.state, level.state)
+    if level.slo_met is False:
+        yield "SLO missed"
+    if level.name == curve.best:
+        yield "highest within the SLO"
+    if level.name == curve.knee:
+        yield "knee"
+    if level.front:
+        yield "Pareto"
+
+
+def sentences(curve: Curve) -> Iterator[str]:
+    """What the sweep comes to."""
+    by_name = {level.name: level for level in curve.levels}
+    if curve.slo:
+        if curve.best:
+            best = by_name[curve.best]
+            rates = f"{format.rate(best.requests_per_s)}, {format.rate(best.output_per_s)} output tokens"
+            yield f"Highest level within the SLO ({curve.slo}): {best.load}, {rates}."
+            if best is curve.levels[-1]:
+                yield "It is the highest level that was tried: the capacity may be far higher; add levels above it."
+        else:
+            yield f"No level kept the SLO ({curve.slo})."
+    if curve.knee:
+        found = by_name[curve.knee]
+        yield (
+            f"Knee: {found.load}, {format.rate(found.output_per_s)} output tokens at E2E p50 "
+            f"{format.milliseconds(found.e2e_p50)} ms (largest ratio of the two)."
+        )
+    elif len(curve.levels) >= 3:
+        yield "No knee yet: throughput still grows faster than E2E p50 at the last level."
+
+
+def _table(curve: Curve) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Without the columns that nobody can fill."""
+    rows = [_row(curve, level) for level in curve.levels]
+    kept = [i for i in range(len(_HEAD)) if i == 0 or any(row[i] not in (format.NONE, "") for row in rows)]
+    return tuple(_HEAD[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
+
+
+_UNITS = "Latencies in ms. tokens/s: output, while load was offered; per user: 1 / TPOT p50. ~: too few samples."
+
+
+def render_text(curve: Curve) -> str:
+    """The table and what it comes to."""
+    head, rows = _table(curve)
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = []
+    for row in (head, *rows):
+        last = len(row) - (head[-1] == "")
+        cells = [
+            f"{cell:>{width}}" if 0 < i < last else f"{cell:<{width}}"
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    mark = ["SIMULATED, not a real server: " + curve.target] if any(level.simulated for level in curve.levels) else []
+    return "\n".join([*mark, *lines, _UNITS, "", *sentences(curve)]).rstrip() + "\n"
+
+
+def render_markdown(curve: Curve) -> str:
+    """The same, for pasting."""
+    head, rows = _table(curve)
+    gpus = f", {curve.gpus} GPUs" if curve.gpus else ""
+    mark = "SIMULATED: " if any(level.simulated for level in curve.levels) else ""
+    made = f"loadgen {curve.version}, {curve.started[:10]}"
+    title = f"**{mark}{curve.workload}**, {curve.model} at {curve.target}{gpus}, {made}\n"
+    return (
+        "\n".join([title, markdown.table(head, rows), _UNITS, "", *(f"- {said}" for said in sentences(curve))]) + "\n"
+    )
+
+
+def render_html(curve: Curve) -> str:
+    """The page: what it comes to, the curve, the front, every level."""
+    sheet = page.Page(f"{curve.workload}: {len(curve.levels)} levels", f"loadgen {curve.version} report of a sweep")
+    if any(level.simulated for level in curve.levels):
+        sheet.add(page.mark("SIMULATED", "a model of a server answered: nothing here was measured on hardware", "warn"))
+    invalid = [level.load or level.name for level in curve.levels if not level.valid]
+    if invalid:
+        sheet.add(page.mark("INVALID", f"do not rely on: {', '.join(invalid)}", "bad"))
+    sheet.add(
+        f"<h1>{escape(' · '.join(filter(None, (curve.workload, curve.model, f'{len(curve.levels)} levels'))))}</h1>"
+    )
+    sheet.add(*(f'<p class="sentence">{escape(said)}</p>' for said in sentences(curve)))
+    facts = (("Target", curve.target), ("Model", curve.model), ("GPUs", str(curve.gpus or "")), ("SLO", curve.slo))
+    sheet.add(page.facts((*facts, ("When", curve.started.replace("T", " ")), ("Made by", f"loadgen {curve.version}"))))
+    sheet.section("Throughput and latency")
+    sheet.charts(charts(curve))
+    sheet.section("Levels")
+    head, rows = _table(curve)
+    sheet.add(page.table(head, rows), f'<p class="soft">{escape(_UNITS)}</p>')
+    sheet.add(
+        '<p class="soft">Knee: the largest output tokens/s divided by E2E p50 (Kleinrock\'s power). Pareto: no other '
+        "level gives both more tokens/s per GPU and more tokens/s per user.</p>"
+    )
+    return sheet.render()
+
+
+def charts(curve: Curve) -> Iterator[Chart]:
+    """Throughput against latency, per GPU against per user, latency and goodput against load."""
+    levels = [level for level in curve.levels if level.output_per_s is not None]
+    if not levels:
+        return
+    named = tuple(level.name for level in levels)
+    output = [level.output_per_s or 0.0 for level in levels]
+    marks = tuple(
+        Mark(x=level.output_per_s, label=word, color=color)
+        for word, name, color in (("knee", curve.knee, "c4"), ("within the SLO up to here", curve.best, "good"))
+        for level in levels
+        if level.name == name
+    )
+
+    def line(field: str, name: str, color: str, dash: str = "") -> Series:
+        values = [getattr(level, field) for level in levels]
+        labels = named if not dash else ()
+        return Series(name=name, x=output, y=values, color=color, dots=True, labels=labels, dash=dash)
+
+    tokens = Axis(label="output tokens/s", unit="tokens/s", min=0)
+    ms = Axis(label="ms, log", unit="ms", log=True)
+    yield Chart(
+        kind="lines", title="Throughput against time to first token", x=tokens, y=ms, marks=marks,
+        series=(line("ttft_p50", "p50", "c1"), line("ttft_p99", "p99", "c2", "5 4")),
+    )  # fmt: skip
+    yield Chart(
+        kind="lines", title="Throughput against E2E", x=tokens, y=ms, marks=marks,
+        series=(line("e2e_p50", "", "c1"),),
+    )  # fmt: skip
+    yield from _pareto(levels)
+    amounts = [level.amount for level in levels]
+    if all(amount is not None for amount in amounts) and len(levels) > 1:
+        x = [amount or 0.0 for amount in amounts]
+        lanes = levels[0].name.startswith("c")
+        load = Axis(label="requests in flight, log" if lanes else "requests/s offered, log", log=True)
+        yield Chart(
+            kind="lines",
+            title="Output tokens per second against load",
+            x=load,
+            y=Axis(label="tokens/s", unit="tokens/s", min=0),
+            series=(Series(x=x, y=output, color="c3", dots=True),),
+        )
+        if any(level.goodput is not None for level in levels):
+            yield Chart(
+                kind="lines",
+                title="Requests within the SLO against load",
+                x=load,
+                y=Axis(label="share", format="percent", min=0, max=1),
+                series=(Series(x=x, y=[level.goodput for level in levels], color="good", dots=True),),
+            )
+
+
+def _pareto(levels: list[Level]) -> Iterator[Chart]:
+    known = [level for level in levels if level.per_user is not None and level.output_per_s is not None]
+    if not known:
+        return
+    per_gpu = all(level.per_gpu is not None for level in known)
+    unit = "tokens/s per GPU" if per_gpu else "tokens/s in all"
+
+    def series(chosen: list[Level], name: str, color: str, dash: str = "") -> Series:
+        ordered = sorted(chosen, key=lambda level: level.per_user or 0)
+        return Series(
+            name=name,
+            x=[level.per_user or 0.0 for level in ordered],
+            y=[level.per_gpu if per_gpu else level.output_per_s for level in ordered],
+            color=color,
+            dots=True,
+            dash=dash,
+            labels=tuple(level.name for level in ordered),
+        )
+
+    front, rest = [level for level in known if level.front], [level for level in known if not level.front]
+    found = [series(front, "Pareto front", "c4")] if front else []
+    found += [series([level], "dominated" if i == 0 else "", "c6") for i, level in enumerate(rest)]
+    yield Chart(
+        kind="lines",
+        title=f"{unit[0].upper()}{unit[1:]} against tokens/s per user",
+        note="" if per_gpu else "of all GPUs together: --gpus was not given",
+        x=Axis(label="tokens/s per user (1 / TPOT p50)", unit="tokens/s per user", min=0),
+        y=Axis(label=unit, unit=unit, min=0),
+        series=tuple(found),
+    )

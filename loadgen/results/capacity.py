@@ -1,0 +1,88 @@
+"""A capacity, as a search or sweep leaves it (`capacity.json`), and the interval of a rate from repeats.
+
+Pure: bytes and numbers in, values out. How a capacity is found is not here; what follows from one is in `fleet.py` and,
+in money, in `cost.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from loadgen.errors import UserError
+from loadgen.results.manifest import refuse_newer
+from loadgen.stats import intervals
+
+SCHEMA = 1
+FILE = "capacity.json"
+CONFIDENCE = 0.95
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest rate at which every term of the SLO holds; documented in docs/cost.md.
+
+    `rate_per_s` is the offered rate of what `unit` says, by everything behind the endpoint together. `low_per_s` and
+    `high_per_s` are its interval at `confidence`; null when it has none. `evidence` is the folder, relative to this
+    file, of the run whose summary shows what a request is at that rate. `recipe` is the fingerprint of what was asked,
+    without the rate: equal for two searches for the same thing. `lower_bound`: no load that was tried was too high, so
+    the capacity is at least this.
+    """
+
+    schema: int = SCHEMA
+    rate_per_s: float
+    low_per_s: float | None = None
+    high_per_s: float | None = None
+    confidence: float = CONFIDENCE
+    lower_bound: bool = False
+    unit: Literal["requests", "conversations"] = "requests"
+    method: Literal["search", "sweep", "repeats"]
+    recipe: str = ""
+    evidence: str = "."
+
+
+def dump(capacity: Capacity) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(capacity), indent=2) + b"\n"
+
+
+def load(data: bytes, where: str = FILE) -> Capacity:
+    """The inverse of `dump`. Raises UserError for what is no capacity: damaged, newer, or not low <= rate <= high."""
+    refuse_newer(data, SCHEMA, where)
+    try:
+        capacity = msgspec.json.decode(data, type=Capacity)
+    except msgspec.DecodeError as error:
+        raise UserError(
+            f"not a capacity: {error}", where, "the search or sweep that wrote it can write it again"
+        ) from None
+    low, rate, high = capacity.low_per_s, capacity.rate_per_s, capacity.high_per_s
+    if not (math.isfinite(rate) and rate > 0):
+        raise UserError(f"a capacity of {rate:g} per second", f"{where} (rate_per_s)", "it is a rate above zero")
+    if (low is None) != (high is None):
+        raise UserError("half an interval", f"{where} (low_per_s, high_per_s)", "give both ends, or neither")
+    if low is not None and high is not None and not 0 < low <= rate <= high < math.inf:
+        what = f"the interval {low:g} to {high:g} does not hold the rate {rate:g}"
+        raise UserError(what, f"{where} (low_per_s, high_per_s)", "0 < low_per_s <= rate_per_s <= high_per_s")
+    if not 0 < capacity.confidence < 1:
+        raise UserError(f"a confidence of {capacity.confidence:g}", f"{where} (confidence)", "a share, like 0.95")
+    return capacity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A rate with its 95 % interval; both ends None where one run says nothing about its spread."""
+
+    mid: float
+    low: float | None = None
+    high: float | None = None
+
+
+def replications(values: Sequence[float]) -> Interval:
+    """The mean of independent repeats and Student's 95 % interval of it; no interval from one value. Ends below zero
+    are cut to the smallest value seen: a rate is positive."""
+    found = intervals.replications(values, CONFIDENCE)
+    if len(values) < 2:
+        return Interval(mid=found.value)
+    return Interval(mid=found.value, low=found.low if found.low > 0 else min(values), high=found.high)

@@ -1,0 +1,242 @@
+"""A folder of runs of one thing at several loads, whoever chose the loads (a search, or the grid of a sweep). IO.
+
+    plan.json       what was asked (Plan), so that the same command goes on where it stopped and another one does not
+    probes.jsonl    how each run came out (search.Told), a line each, appended when it ended
+    p03-12.5/, c8/  a run each, as `loadgen run` leaves it
+    unfinished/     runs that did not come to their end, kept aside
+    curve.csv       load against latencies, throughput and goodput, and what is on the Pareto front
+    capacity.json   the highest load that holds, for `loadgen cost` and `loadgen capacity`
+
+Nothing is run here (`probes.py` does), and no load is chosen.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from loadgen.errors import UserError
+from loadgen.metrics import summary_json
+from loadgen.results import capacity, store
+from loadgen.results.manifest import refuse_newer
+from loadgen.search import sweep
+from loadgen.search.load_search import Answer, Told
+from loadgen.workload import Closed, Workload, request_fingerprint
+
+if TYPE_CHECKING:
+    from loadgen.metrics.summary import Summary
+
+SCHEMA = 1
+PLAN = "plan.json"
+TOLD = "probes.jsonl"
+CURVE = "curve.csv"
+SUMMARY = "summary.json"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes two searches, or two sweeps, the same one. Which loads is not part of it: more may be added."""
+
+    schema: int = SCHEMA
+    by: Literal["search", "sweep"]
+    kind: sweep.Kind
+    workload: str
+    source_text: str
+    target: str
+    flags: dict[str, str]  # other flags that change the load or what must hold, as given
+
+
+_WORDS = {
+    "by": "command", "kind": "levels", "workload": "workload", "source_text": "workload", "target": "target",
+    "flags": "flags",
+}  # fmt: skip
+
+
+def begin(folder: Path, plan: Plan) -> list[Told]:
+    """Make the folder, or take up the one that is there; what was told in it already (see `told`).
+
+    Raises UserError when the folder holds something else, or the runs of another plan.
+    """
+    path = folder / PLAN
+    if path.is_file():
+        before = _read(path)
+        differs = [name for name in _WORDS if getattr(before, name) != getattr(plan, name)]
+        if differs:
+            words = ", ".join(dict.fromkeys(_WORDS[name] for name in differs))
+            what = f"another {before.by} was begun here, with other {words}{_flags(before, plan)}"
+            raise UserError(what, str(folder), "give the same command again, or another --out")
+    elif folder.exists() and ((folder / "run.json").exists() or any(one.is_dir() for one in folder.iterdir())):
+        raise UserError(f"the folder holds runs, and no {plan.by}", str(folder), "give another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.is_file():
+        store.replace(path, msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n")
+    return told(folder)
+
+
+def _flags(before: Plan, plan: Plan) -> str:
+    """(slo: 1 there, 2 here)"""
+    names = sorted(
+        name for name in before.flags.keys() | plan.flags.keys() if before.flags.get(name) != plan.flags.get(name)
+    )
+    said = (f"{name}: {before.flags.get(name, 'none')} there, {plan.flags.get(name, 'none')} here" for name in names)
+    return f" ({'; '.join(said)})" if names else ""
+
+
+def _read(path: Path) -> Plan:
+    data = path.read_bytes()
+    refuse_newer(data, SCHEMA, str(path))
+    try:
+        return msgspec.json.decode(data, type=Plan)
+    except msgspec.DecodeError as error:
+        raise UserError(f"not the plan of a search or sweep: {error}", str(path), "it was changed or damaged") from None
+
+
+def told(folder: Path) -> list[Told]:
+    """How the runs came out, in their order. What says nothing is left out, to be run again: a line that was cut off
+    and all after it, a probe that was not valid, a run whose folder is gone."""
+    path = folder / TOLD
+    found: dict[int, Told] = {}
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            one = msgspec.json.decode(line, type=Told)
+        except msgspec.DecodeError:
+            break
+        found[one.ask.number] = one
+    return [one for one in found.values() if one.outcome != "invalid" and (folder / one.folder / SUMMARY).is_file()]
+
+
+def append(folder: Path, one: Told) -> None:
+    """The next line, alone on it whatever was cut off before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / TOLD
+    before = path.read_bytes() if path.is_file() else b""
+    if not before.endswith(b"\n"):
+        store.replace(path, before[: before.rfind(b"\n") + 1])
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(one) + b"\n")
+
+
+def unused(folder: Path, name: str) -> Path:
+    """The folder for a run: what an earlier attempt left there is moved to `unfinished/`."""
+    path = folder / name
+    if path.exists():
+        aside = folder / "unfinished"
+        aside.mkdir(exist_ok=True)
+        path.rename(aside / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}")
+    return path
+
+
+def finish(folder: Path, told: Sequence[Told], answer: Answer, *, workload: Workload) -> capacity.Capacity | None:
+    """Write the curve, and the capacity where there is one (else none is left behind)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    store.replace(folder / CURVE, "\n".join(curve(told)).encode() + b"\n")
+    found = highest(folder, told, answer, workload=workload)
+    if found is None:
+        (folder / capacity.FILE).unlink(missing_ok=True)
+    else:
+        store.replace(folder / capacity.FILE, capacity.dump(found))
+    return found
+
+
+def highest(folder: Path, told: Sequence[Told], answer: Answer, *, workload: Workload) -> capacity.Capacity | None:
+    """The capacity that these runs are evidence of; None without an SLO, a load that held at full length, or when full
+    runs failed where they should have passed.
+
+    A lower bound when no run was over. The load and its interval are the answer's; the evidence is the highest
+    confirmed run, else the highest that held to its end. In a closed loop the rate is what that run completed: the
+    interval is one of lanes, so the rate has none.
+    """
+    whole = [one for one in told if one.outcome == "under" and not one.early]
+    best = max(whole, key=lambda one: (one.ask.kind == "confirm", one.ask.load), default=None)
+    if best is None or answer.load is None or answer.reason == "unconfirmed":
+        return None
+    path = folder / best.folder / SUMMARY
+    summary = summary_json.load(path.read_bytes(), str(path))
+    if not summary.goodput.slo:
+        return None
+    recipe = request_fingerprint(workload, _counted(summary))
+    by: Literal["search", "sweep"] = "sweep" if best.ask.kind == "level" else "search"
+    if any(isinstance(stage.arrival, Closed) for stage in workload.stages if stage.measured):
+        rate = best.figures.get("completed_rps")
+        if not rate:
+            return None
+        return capacity.Capacity(
+            rate_per_s=rate, lower_bound=answer.missed is None, method=by, recipe=recipe, evidence=best.folder
+        )
+    ends = answer.interval
+    return capacity.Capacity(
+        rate_per_s=answer.load,
+        low_per_s=min(ends.low, answer.load) if ends else None,
+        high_per_s=max(ends.high, answer.load) if ends else None,
+        lower_bound=answer.missed is None,
+        unit="conversations" if summary.sessions is not None else "requests",
+        method=by,
+        recipe=recipe,
+        evidence=best.folder,
+    )
+
+
+def _counted(summary: Summary) -> str:
+    """Where output counts come from, as recipe fingerprints name it."""
+    return "server" if "server" in summary.tokens.sources.output else summary.run.tokenizer_tag
+
+
+# -- what is shown of them ---------------------------------------------------------------------------------------------
+
+
+FIGURES = (
+    "simulated",
+    "offered_rps",
+    "completed_rps",
+    "goodput_rps",
+    "output_tokens_per_s",
+    "output_tokens_per_s_per_gpu",
+    "tokens_per_s_per_user",
+    "ttft_p50_ms",
+    "ttft_p99_ms",
+    "tpot_p50_ms",
+    "tpot_p99_ms",
+)
+
+
+def figures(summary: Summary) -> dict[str, float | None]:
+    """What tables and plots show of a run."""
+    tokens = summary.tokens.steady_output_per_s
+    p50 = summary.tpot_ms.p50
+    values = (
+        float(summary.target.simulated),
+        summary.load.offered_rps,
+        summary.load.steady_completed_rps,
+        summary.goodput.steady_rps,
+        tokens,
+        tokens / summary.target.gpus if tokens is not None and summary.target.gpus else None,
+        1000 / p50 if p50 else None,
+        summary.ttft_ms.p50,
+        summary.ttft_ms.p99,
+        p50,
+        summary.tpot_ms.p99,
+    )
+    return dict(zip(FIGURES, values, strict=True))
+
+
+def curve(told: Sequence[Told]) -> Iterator[str]:
+    """CSV: load against p99s, goodput and throughput, by load; `pareto` marks the points that no other one beats in
+    both tokens/s per GPU (or in all) and tokens/s per user."""
+    points = {
+        one.ask.number: (
+            one.figures.get("output_tokens_per_s_per_gpu") or one.figures.get("output_tokens_per_s"),
+            one.figures.get("tokens_per_s_per_user"),
+        )
+        for one in told
+        if one.outcome != "invalid"
+    }
+    front = sweep.pareto(points)
+    yield ",".join(("load", "offered", "outcome", "early", "seconds", *FIGURES, "pareto"))
+    for one in sorted(told, key=lambda one: one.ask.load):
+        cells: list[Any] = [one.ask.load, one.offered, one.outcome, int(one.early), one.spent_s]
+        cells += [one.figures.get(name) for name in FIGURES]
+        shown = ("" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells)
+        yield ",".join((*shown, str(int(one.ask.number in front))))

@@ -1,0 +1,333 @@
+"""A load that somebody asks for (a search, a grid of levels), run as a probe into a folder of runs (`shelf.py`).
+
+IO. A probe is an ordinary run that may end early: over HTTP the watch looks at the records while they come, in virtual
+time at those of the whole run, look by look, and the run is then made again up to where it was decided. What the next
+load is, is not decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+import numpy as np
+
+from loadgen import seeds
+from loadgen.errors import UserError
+from loadgen.execution import run
+from loadgen.metrics import columns
+from loadgen.results import store
+from loadgen.results.record import KIND, ROW
+from loadgen.search import experiment
+from loadgen.search.load_search import Answer, Ask, Goal, Look, Search, Told, Watch
+from loadgen.workload import Closed, Poisson
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loadgen.execution.plan import Settings
+    from loadgen.metrics.summary import Summary
+    from loadgen.results.manifest import Header
+    from loadgen.schedule.timetable import Schedule
+    from loadgen.workload import Stage, Workload
+
+LOOK_S = 5.0
+MANY = 400_000  # requests: a look at a rack's run is not for nothing
+ANSWER = "search.json"
+S = 1_000_000_000
+BROKEN = tuple(KIND[name] for name in ("dns", "connect", "tls", "reset", "truncated", "http_5xx", "empty"))
+"""Failures that a server gives which is gone or ill; a full one answers 429, or late."""
+
+
+class Interrupted(Exception):
+    """The user stopped a probe."""
+
+
+def called(ask: Ask) -> str:
+    """The folder of a probe."""
+    return f"p{ask.number:02d}-{ask.load:.6g}{'-confirm' if ask.kind == 'confirm' else ''}"
+
+
+@dataclass(slots=True)
+class Probes:
+    """The folder, and how a probe is made. `make(ask)` is its workload; `seeded`: each gets its own seed; `watched`: it
+    may end before its length; `name(ask)` is its folder."""
+
+    folder: Path
+    goal: Goal
+    make: Callable[[Ask], Workload]
+    settings: Settings
+    seed: int
+    seeded: bool = True
+    watched: bool = True
+    name: Callable[[Ask], str] = called
+    execute: Callable[..., tuple[Summary, Path]] = run.execute
+
+    def run(self, ask: Ask) -> Told:
+        """Run one probe and store how it came out. Raises Interrupted, or Fault for what stands in the way."""
+        told = self._probe(ask)
+        experiment.append(self.folder, told)
+        return told
+
+    def _probe(self, ask: Ask) -> Told:
+        workload = self._workload(ask)
+        settings = replace(self.settings, out=experiment.unused(self.folder, self.name(ask)))
+        simulated = settings.url is not None and settings.url.startswith("sim:")
+        look: Look | None = None
+        stop_s = 0.0
+        if not self.watched:
+            summary, folder = self.execute(workload, settings)
+            if summary.run.state == "interrupted":
+                raise Interrupted
+        elif simulated:
+            summary, folder, look, stop_s = self._virtual(workload, settings, ask)
+        else:
+            summary, folder, look, stop_s = self._live(workload, settings, ask)
+        return self._tell(ask, workload, summary, folder, look, stop_s)
+
+    def _workload(self, ask: Ask) -> Workload:
+        workload = self.make(ask)
+        if not self.seeded:
+            return workload.model_copy(update={"seed": self.seed})
+        seed = seeds.derived(self.seed, "probe", ask.number) >> 11
+        return workload.model_copy(update={"seed": seed, "schedule_seed": None})
+
+    def _watch(self, due: NDArray[np.int64], ask: Ask) -> Watch:
+        return Watch(self.goal, due, early_under=ask.early_under)
+
+    def _virtual(self, workload: Workload, settings: Settings, ask: Ask) -> tuple[Summary, Path, Look | None, float]:
+        summary, folder = self.execute(workload, settings)
+        rows = store.read(folder).rows
+        rows = _known(rows[np.argsort(rows["done_ns"], kind="stable")])
+        due = _due(workload, rows)
+        if due is None:
+            return summary, folder, None, 0.0
+        watch = self._watch(due, ask)
+        last = int(rows["done_ns"].max(initial=0))
+        step = round(LOOK_S * S) * (1 + len(rows) // MANY)
+        for now in range(step, last, step):
+            look = watch.look(now, rows[: np.searchsorted(rows["done_ns"], now, "right")])
+            if look.outcome is not None:
+                if now >= int(due[-1]):
+                    return summary, folder, look, now / S
+                shutil.rmtree(folder)
+                summary, folder = self.execute(_cut(workload, now), settings)
+                return summary, folder, look, now / S
+        return summary, folder, None, 0.0
+
+    def _live(self, workload: Workload, settings: Settings, ask: Ask) -> tuple[Summary, Path, Look | None, float]:
+        decided: list[tuple[Look, float]] = []
+        tasks: list[asyncio.Task[None]] = []
+        planned: list[tuple[Schedule, Path]] = []
+
+        def announce(_: Header, timetable: Schedule, folder: Path) -> None:
+            planned.append((timetable, folder))
+
+        def on_drive(drive: Any) -> None:
+            timetable, folder = planned[0]
+            if drive.stop is None or any(span.lanes for span in timetable.stages) or timetable.turns > 1:
+                return  # a cluster, or a load whose size nobody knows before: not watched
+
+            async def follow() -> None:
+                watch = self._watch(_measured_due(timetable), ask)
+                with contextlib.closing(Tail(folder)) as tail:
+                    while True:
+                        await asyncio.sleep(LOOK_S)
+                        rows = _known(tail.rows())
+                        now = int(rows["done_ns"].max(initial=0))
+                        look = watch.look(now, rows)
+                        if look.outcome is not None:
+                            decided.append((look, now / S))
+                            if now < int(watch.due_ns[-1]):  # else there is nothing left to start
+                                drive.stop()
+                            return
+
+            tasks.append(asyncio.get_running_loop().create_task(follow()))
+
+        try:
+            summary, folder = self.execute(workload, settings, on_drive=on_drive, announce=announce)
+        finally:
+            for task in tasks:
+                task.cancel()
+        if summary.run.state == "interrupted" and not decided:
+            raise Interrupted
+        return (summary, folder, *(decided[0] if decided else (None, 0.0)))
+
+    def _tell(
+        self, ask: Ask, workload: Workload, summary: Summary, folder: Path, look: Look | None, stop_s: float
+    ) -> Told:
+        rows = store.read(folder).rows
+        measured = np.array([stage.measured for stage in summary.stages] or [True])[rows["stage"]]
+        rows = rows[measured]
+        sent = rows[rows["due_ns"] >= 0]
+        spent = summary.window.whole.duration_s or 0.0
+        seen_s = stop_s if look is not None and stop_s else _length_s(workload, sent)
+        begun = sent[sent["turn"] == 0]  # the load of conversations is how many begin
+        due = begun["due_ns"] - (begun["due_ns"].min() if len(begun) else 0)
+        offered = float((due < seen_s * S).sum()) / seen_s if seen_s > 0 and not _closed(workload) else ask.load
+        full = len(due) if look is None else offered * _length_s(workload, sent)
+        ill = _illness(summary, rows)
+        if ill:
+            outcome, why = "invalid", ill
+        elif look is not None and look.outcome is not None:
+            outcome, why = look.outcome, look.why
+        else:
+            finished = sent[sent["status"] != columns.CANCELLED]
+            missed = self.goal.misses(finished).sum(axis=1) if self.goal.names else ()
+            allowed = self.goal.allowed(len(finished))
+            over = [
+                f"{count:,} of {len(finished):,} requests miss {name}, {max(most, 0):,} allowed"
+                for name, count, most in zip(self.goal.names, missed, allowed, strict=True)
+                if count > most
+            ]
+            outcome, why = ("over", "; ".join(over)) if over else ("under", "at full length")
+        return Told(
+            ask=ask,
+            outcome=outcome,  # type: ignore[arg-type]
+            early=look is not None and outcome != "invalid",
+            spent_s=spent,
+            offered=offered if offered > 0 and self.seeded else ask.load,  # one timetable for all has no luck in it
+            noise=1 / math.sqrt(full) if full > 0 else 0.0,
+            why=why,
+            folder=folder.name,
+            figures=experiment.figures(summary),
+        )
+
+    def finish(self, search: Search) -> Answer:
+        """The answer, written with the data of its plots and the capacity that follows."""
+        answer = search.answer
+        ask = Ask(number=0, load=answer.load or 1.0, kind="probe", early_under=False)
+        experiment.finish(self.folder, search.told, answer, workload=self.make(ask))
+        simulated = any(one.figures.get("simulated") for one in search.told)
+        stored = {"answer": answer, "simulated": simulated, "goal": list(self.goal.names), "told": search.told}
+        store.replace(self.folder / ANSWER, msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n")
+        return answer
+
+
+class Tail:
+    """The rows of a run as its workers append them. Files stay open: the recorder takes away those that are full."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[Path, BinaryIO] = {}
+        self._parts: list[NDArray[np.void]] = []
+
+    def rows(self) -> NDArray[np.void]:
+        """All so far, each worker's in the order of their end."""
+        for path in sorted(self._folder.glob("spool/w*.rows")):
+            if path not in self._open:
+                with contextlib.suppress(FileNotFoundError):
+                    self._open[path] = path.open("rb")
+        for file in self._open.values():
+            data = file.read()
+            whole = len(data) - len(data) % ROW.itemsize
+            file.seek(whole - len(data), os.SEEK_CUR)  # half a row is read again
+            if whole:
+                self._parts.append(np.frombuffer(data[:whole], ROW))
+        self._parts = [np.concatenate(self._parts)] if self._parts else [np.zeros(0, ROW)]
+        return self._parts[0]
+
+    def close(self) -> None:
+        for file in self._open.values():
+            file.close()
+
+
+# -- small facts -------------------------------------------------------------------------------------------------------
+
+
+def _closed(workload: Workload) -> bool:
+    return any(isinstance(stage.arrival, Closed) for stage in workload.stages if stage.measured)
+
+
+def _known(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """Without requests that the end of the run cut off: they say nothing of the load."""
+    known: NDArray[np.void] = rows[(rows["status"] != columns.CANCELLED) & (rows["done_ns"] >= 0)]
+    return known
+
+
+def _due(workload: Workload, rows: NDArray[np.void]) -> NDArray[np.int64] | None:
+    """The planned instants of an open load: those of its records, since every slot leaves one. None where how many
+    there will be is not known before: closed loops, conversations."""
+    if _closed(workload) or (rows["turn"] > 0).any():
+        return None
+    due = np.sort(rows["due_ns"][rows["due_ns"] >= 0])
+    return due if len(due) else None
+
+
+def _measured_due(timetable: Schedule) -> NDArray[np.int64]:
+    parts = [span.offsets + (span.start_ns or 0) for span in timetable.stages if span.measured]
+    return np.sort(np.concatenate(parts))
+
+
+def _cut(workload: Workload, stop_ns: int) -> Workload:
+    """The same load up to an instant."""
+    stages: list[Stage] = []
+    left = stop_ns
+    for stage in workload.stages:
+        if left <= 0:
+            break
+        if stage.duration_ns is not None and stage.duration_ns <= left:
+            stages.append(stage)
+            left -= stage.duration_ns
+            continue
+        stages.append(stage.model_copy(update={"duration_ns": left, "at_least": None}))
+        break
+    return workload.model_copy(update={"stages": tuple(stages)})
+
+
+def _length_s(workload: Workload, sent: NDArray[np.void]) -> float:
+    """How long the measured load is meant to last."""
+    lengths = [stage.duration_ns for stage in workload.stages if stage.measured]
+    if lengths and all(lengths):
+        return sum(length for length in lengths if length) / S
+    if not len(sent):
+        return 0.0
+    spread = int(sent["due_ns"].max() - sent["due_ns"].min()) / S
+    least = [stage.at_least.duration_ns / S for stage in workload.stages if stage.measured and stage.at_least]
+    return max(spread, sum(least))
+
+
+def _illness(summary: Summary, rows: NDArray[np.void]) -> str:
+    """Why a probe says nothing about the load: its generator was late, or the server was gone; "" when it is sound."""
+    late = [
+        reason
+        for reason in summary.verdict.reasons
+        if "failed or were lost" not in reason and "requests succeeded" not in reason
+    ]
+    if late:
+        return late[0]
+    broken = int(np.isin(rows["kind"], BROKEN).sum())
+    if broken > summary.verdict.limits.failure_share * max(len(rows), 1):
+        return f"{broken:,} of {len(rows):,} requests met a server that was gone or ill (connections, resets, 5xx)"
+    return ""
+
+
+def loaded(workload: Workload, load: float) -> Workload:
+    """The workload at another load: the rate of its measured open stages, or the lanes of its closed ones."""
+    stages = []
+    for stage in workload.stages:
+        law = stage.arrival
+        if isinstance(law, Closed):
+            law = Closed(concurrency=round(load))
+        elif hasattr(law, "rate"):
+            law = law.model_copy(update={"rate": load}) if stage.measured else law
+        else:
+            raise UserError(f"stage {stage.name!r} has no rate to search over", "stages", "give it poisson or constant")
+        stages.append(stage.model_copy(update={"arrival": law}))
+    return workload.model_copy(update={"stages": tuple(stages)})
+
+
+def probing(workload: Workload, length_ns: int) -> Workload:
+    """The workload as a probe: its measured stages as one Poisson stage of this length; no warm-up, from empty."""
+    stage = next(stage for stage in workload.stages if stage.measured)
+    law = stage.arrival if isinstance(stage.arrival, Closed) else Poisson(rate=1.0)
+    one = stage.model_copy(update={"arrival": law, "duration_ns": length_ns, "count": None, "at_least": None})
+    return workload.model_copy(update={"stages": (one,)})

@@ -1,0 +1,477 @@
+"""The embedded endpoint: an OpenAI-compatible server without a model, one process, one epoll, raw sockets.
+
+It joins pure rooms (dialect: what is said, pace or fleet: when, faults: what goes wrong) with connections and the
+clock, and logs when each event was really sent. No asyncio: every event is one `send` in the turn that finds it due,
+and a loop of one epoll does that with the least between the plan and the kernel. Paths starting with `/_` and the
+request headers `X-Request-Id` (names the request in the log) and `X-Sim-Fault` (see faults.py) exist here only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import os
+import select
+import socket
+import time
+import traceback
+from typing import Any
+
+import msgspec
+from loadgen_sdk.transport.clock import TimerFd
+
+from loadgen.errors import Fault as Wrong
+from loadgen.errors import TargetError, UserError
+from loadgen.sim.engine.fleet import Fleet
+from loadgen.sim.engine.latency_model import Pace, duration_ns, law
+from loadgen.sim.server import dialect, faults
+from loadgen.sim.server.connection import Connection
+from loadgen.sim.server.dialect import WORDS, Refusal, Script
+from loadgen.sim.server.message import Incoming, head
+from loadgen.sim.server.metrics_pages import Tally, iteration_stats
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.request_parser import Rules, read
+from loadgen.sim.server.response import JSON, Answer, End
+from loadgen.sim.server.send_log import LoggedRequest, SendLog
+
+FLOOD_EVENTS = 50  # events in one write when flooding
+TIDY_S = 0.25  # idle connections are closed at most this late
+_ET = getattr(select, "EPOLLET", 0)
+_BAD = select.POLLERR | select.POLLHUP
+_APIS: dict[str, dialect.Api] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+_PAGES = frozenset(("/v1/models", "/health", "/version", "/metrics", "/_log", "/_stats"))
+_TIMED_WITH_ANSWER = (1, 3)  # TensorRT-LLM from here on; before, timings are at /perf_metrics
+
+
+class Server:
+    """The endpoint. `turn` does everything that can be done now and waits for more; `close` gives everything back."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.rules = Rules(
+            dialect=options.dialect,
+            model=options.model,
+            max_seq_len=options.max_seq_len,
+            max_num_tokens=options.max_num_tokens,
+            seed=options.seed,
+        )
+        self._per_event = 1 if options.flood else options.stream_interval
+        self.pace: Pace | Fleet
+        self.fleet: Fleet | None = None
+        if options.preset:
+            self.pace = self.fleet = self._physical(options)
+        else:
+            self.pace = Pace(
+                ttft=law(options.ttft, "--ttft"),
+                itl=law(options.itl, "--itl"),
+                per_input_token_ns=duration_ns(options.per_input_token, "--per-input-token"),
+                step=FLOOD_EVENTS if options.flood else options.stream_interval,
+                lockstep=options.lockstep,
+                slots=options.slots,
+                flood=options.flood,
+                seed=options.seed,
+            )
+        self.tally = Tally()
+        self._timed, self._pages = False, _PAGES
+        if options.dialect == "trtllm":
+            self._timed = _release(options.version) >= _TIMED_WITH_ANSWER
+            self._pages |= {"/prometheus/metrics"} if self._timed else {"/prometheus/metrics", "/perf_metrics"}
+        self.plan = faults.parse(options.faults, options.seed)
+        self.log = SendLog(options.log_events)
+        self.max_body_bytes, self.buffer_bytes = options.max_body_bytes, options.buffer_bytes
+        self.slow_readers = self.completed = self.events = self._number = self._drained = self._tidied = 0
+        self._key = b""
+        try:
+            if options.api_key_file:
+                with open(options.api_key_file, "rb") as file:
+                    self._key = b"Bearer " + file.read().strip()
+            if options.log:
+                open(options.log, "wb").close()  # better now than after the run
+        except OSError as error:
+            raise UserError(f"cannot use a file: {error.strerror}", str(error.filename)) from None
+        self._idle_close_ns = duration_ns(options.idle_close, "--idle-close")
+        self._connections: dict[int, Connection] = {}
+        self._later: list[tuple[int, int, Answer]] = []  # answers held back by slow_first_byte
+        self._stopping = False
+        self._open()
+
+    def _physical(self, options: Options) -> Fleet:
+        """The engine of a preset, or this process's share of its replicas; what it accepts is the preset's affair."""
+        from loadgen.sim.presets import preset
+
+        system = preset.load(options.preset)
+        speeds = system.speeds[options.core :: options.cores]
+        if not speeds:
+            raise UserError(f"{options.cores} processes for {system.replicas} replicas", "--cores", "one each at most")
+        limits, server = system.limits, system.server
+        self.rules = msgspec.structs.replace(
+            self.rules,
+            model=system.model.name if options.model == Options().model else options.model,
+            max_seq_len=limits.max_seq_len,
+            max_num_tokens=0 if limits.chunked_prefill else limits.max_num_tokens,
+            tokens_per_block=limits.tokens_per_block if limits.block_reuse else 0,
+        )
+        self._per_event = server.stream_interval
+        return Fleet(
+            costs=system.costs,
+            limits=limits,
+            speeds=speeds,
+            routing=system.routing,
+            interval=server.stream_interval,
+            apart_ns=round(server.emit_us * 1e3),
+        )
+
+    def _open(self) -> None:
+        options = self.options
+        try:
+            family, _, _, _, address = socket.getaddrinfo(
+                options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            self._listener = socket.create_server(
+                address[:2], family=family, backlog=4096, reuse_port=options.cores > 1
+            )
+        except OSError as error:
+            where = f"{options.host}:{options.port}"
+            raise TargetError(f"cannot listen: {error}", where, "another --port, or 0 for any free one") from None
+        self._listener.setblocking(False)
+        self._tls: Any = None
+        if options.cert:
+            from loadgen.sim.server.tls import context
+
+            self._tls = context(options.cert, options.key)
+        host, port = self._listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"{'https' if self._tls else 'http'}://{shown}:{port}"
+        self._poll: Any = select.epoll() if hasattr(select, "epoll") else select.poll()
+        self._second = 1 if hasattr(select, "epoll") else 1000  # epoll waits in s, poll in ms
+        self._poll.register(self._listener.fileno(), select.POLLIN)
+        self._timer: TimerFd | None = None
+        self._armed = -1
+        try:
+            self._timer = TimerFd()
+            self._poll.register(self._timer.fileno(), select.POLLIN | _ET)
+        except OSError:
+            pass  # no timerfd: the wait itself is the timer, as coarse as the poll
+        self._bell, bell = socket.socketpair()  # signals ring it
+        self._bell.setblocking(False)
+        bell.setblocking(False)
+        self._poll.register(self._bell.fileno(), select.POLLIN)
+        self._ring = bell
+
+    # The loop
+
+    def stop(self, *_: object) -> None:
+        """End `run` after this turn; usable as a signal handler."""
+        self._stopping = True
+        try:
+            self._ring.send(b"\0")
+        except OSError:
+            pass
+
+    def run(self, stdin: int = -1) -> None:
+        """Serve until `stop`, or until `stdin` ends, whose other end the parent holds."""
+        if stdin >= 0:
+            self._poll.register(stdin, select.POLLIN)
+        while not self._stopping:
+            for fd, mask in self._poll.poll(self._wait()):
+                connection = self._connections.get(fd)
+                if connection is not None:
+                    if mask & select.POLLOUT:
+                        connection.writable()
+                    if mask & (select.POLLIN | _BAD) and not connection.closed:
+                        connection.readable()
+                elif fd == self._listener.fileno():
+                    self._accept()
+                elif fd == stdin and not os.read(stdin, 4096):
+                    self._stopping = True
+            self._emit(time.monotonic_ns())
+            self._tidy()
+
+    def _wait(self) -> float:
+        """How long to poll; the timer is armed for what is due between."""
+        due = self.pace.next_ns()
+        if self._later and (due is None or self._later[0][0] < due):
+            due = self._later[0][0]
+        now = time.monotonic_ns()
+        wait = TIDY_S if self._connections else 60.0
+        if due is None:
+            return wait * self._second
+        if due <= now:
+            return 0
+        if self._timer is None:
+            return min(wait, (due - now) / 1e9) * self._second
+        if due != self._armed:
+            self._timer.arm(due)
+            self._armed = due
+        return wait * self._second
+
+    def _accept(self) -> None:
+        for _ in range(256):
+            try:
+                sock, _address = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError:  # out of descriptors: whoever waits will be served when one is free
+                return
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            wire = self._tls.wrap(sock) if self._tls else None
+            connection = Connection(sock, self, wire)
+            self._connections[connection.fd] = connection
+            self._poll.register(connection.fd, select.POLLIN)
+
+    def _tidy(self) -> None:
+        """Close what was idle for too long, some four times a second."""
+        now = time.monotonic_ns()
+        if now < self._tidied + TIDY_S * 1e9:
+            return
+        self._tidied = now
+        for connection in [c for c in self._connections.values() if c.overdue(now, self._idle_close_ns)]:
+            connection.close()
+
+    def watch_writable(self, connection: Connection, wanted: bool) -> None:
+        self._poll.modify(connection.fd, select.POLLIN | select.POLLOUT if wanted else select.POLLIN)
+
+    def gone(self, connection: Connection) -> None:
+        self._poll.unregister(connection.fd)
+        del self._connections[connection.fd]
+        if connection.answer is not None:
+            self.pace.cancel(connection.answer)
+
+    # Requests
+
+    def requested(self, connection: Connection, incoming: Incoming) -> None:
+        try:
+            self._route(connection, incoming)
+        except Refusal as refusal:
+            self._record(incoming, refusal.status)
+            self._reply(connection, incoming, refusal.status, refusal.body, headers=refusal.headers)
+        except Exception:  # a bug of this server must not end the streams of others
+            traceback.print_exc()
+            self._reply(connection, incoming, 500, dialect.error(self.rules.dialect, "a bug of the simulation", 500))
+
+    def _reply(
+        self,
+        connection: Connection,
+        incoming: Incoming,
+        status: int,
+        body: bytes,
+        content_type: str = JSON,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        keep_alive = incoming.keep_alive
+        start = head(status, content_type if body else "", len(body), headers=headers, keep_alive=keep_alive)
+        connection.write(start if incoming.method == "HEAD" else start + body)
+        connection.answered(keep_alive)
+
+    def _route(self, connection: Connection, incoming: Incoming) -> None:
+        if incoming.refused:
+            texts = {413: b"the body is too large", 431: b"the head is too large"}
+            text = texts.get(incoming.refused, b"Invalid HTTP request received.")
+            self._reply(connection, incoming, incoming.refused, text, "text/plain")
+            return
+        path = incoming.path.rstrip("/") or "/"
+        api = _APIS.get(path)
+        allowed = "POST" if api else "GET" if path in self._pages else ""
+        if not allowed:
+            raise dialect.no_route(self.rules.dialect, 404)
+        if incoming.method != allowed and not (incoming.method == "HEAD" and allowed == "GET"):
+            raise dialect.no_route(self.rules.dialect, 405, allowed)
+        if self._key and path.startswith("/v1/") and incoming.headers.get(b"authorization") != self._key:
+            raise dialect.wrong_key()
+        if api:
+            self._ask(connection, incoming, api)
+        else:
+            self._reply(connection, incoming, 200, *self._page(path))
+
+    def _page(self, path: str) -> tuple[bytes, str]:
+        """Body and content type of what can be read by GET."""
+        if path == "/v1/models":
+            return dialect.models(self.rules.dialect, self.rules.model, int(time.time())), JSON
+        if path == "/version":
+            return msgspec.json.encode({"version": self.options.version}), JSON
+        if path == "/prometheus/metrics":
+            return self.tally.prometheus(self.pace, self.rules.model).encode(), "text/plain; version=0.0.4"
+        if path == "/perf_metrics":
+            return msgspec.json.encode(self.tally.drain()), JSON
+        if path == "/metrics":
+            rows = []
+            if self.fleet is not None:
+                rows = [iteration_stats(one, self.fleet) for one in self.fleet.iterations]
+                self.fleet.iterations.clear()
+            elif self.events > self._drained:
+                rows = [dialect.iteration_stats(self.events, self.pace.active, self.pace.queued, self.completed)]
+            self._drained = self.events
+            return msgspec.json.encode(rows), JSON
+        if path == "/_log":
+            return self.log.drain(), "application/octet-stream"
+        if path == "/_stats":
+            return msgspec.json.encode(self.stats()), JSON
+        return b"", ""  # /health
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start; `cpu_s` of the whole process."""
+        return {
+            "requests": self._number,
+            "completed": self.completed,
+            "events": self.events,
+            "active": self.pace.active,
+            "queued": self.pace.queued,
+            "connections": len(self._connections),
+            "slow_readers": self.slow_readers,
+            "cpu_s": time.process_time(),
+        }
+
+    def _record(self, incoming: Incoming, status: int, ask: dialect.Ask | None = None, fault: str = "") -> None:
+        number = self._number
+        self._number += 1
+        if status >= 400:
+            self.tally.failed(status)
+        if not (self.log.on or self.options.log_bodies):
+            return
+        self.log.requests.append(
+            LoggedRequest(
+                number=number,
+                id=incoming.headers.get(b"x-request-id", b"").decode("latin-1"),
+                arrival_ns=incoming.arrival_ns,
+                path=incoming.path,
+                status=status,
+                input_tokens=ask.input_tokens if ask else 0,
+                output_tokens=ask.output_tokens if ask else 0,
+                fault=fault,
+                body_sha256=hashlib.sha256(incoming.body).hexdigest() if self.options.log_bodies else "",
+            )
+        )
+
+    def _ask(self, connection: Connection, incoming: Incoming, api: dialect.Api) -> None:
+        ask = read(incoming.body, api, self.rules)
+        fault = self._fault(incoming, ask)
+        name = fault.name if fault else ""
+        if name == "idle_reset":
+            if connection.served:
+                self._record(incoming, 0, ask, name)
+                connection.reset()
+                return
+            fault, name = None, ""
+        if fault and name.startswith("http_"):
+            status = int(name[-3:])
+            self._record(incoming, status, ask, name)
+            retry = (("retry-after", f"{max(1, round(fault.at / 1e9))}"),) if status == 429 else ()
+            body = dialect.error(self.rules.dialect, f"simulated {status}", status)
+            self._reply(connection, incoming, status, body, headers=retry)
+            return
+        number = self._number
+        script = Script(ask, self.rules.dialect, number, int(time.time()))
+        connection.answer = answer = Answer(
+            connection, incoming, ask, script, number, self._per_event, fault, timed=self._timed
+        )
+        self._record(incoming, 200, ask, name)
+        if fault and name == "slow_first_byte":
+            heapq.heappush(self._later, (incoming.arrival_ns + fault.at, number, answer))
+        else:
+            self._begin(answer, incoming.arrival_ns)
+
+    def _fault(self, incoming: Incoming, ask: dialect.Ask) -> faults.Fault | None:
+        named = incoming.headers.get(b"x-sim-fault")
+        if named is None:
+            return self.plan.draw(self._number, ask.output_tokens)
+        try:
+            fault = faults.one(named.decode("latin-1"), "X-Sim-Fault")
+        except Wrong as wrong:
+            raise dialect.refused(self.rules.dialect, str(wrong), "X-Sim-Fault") from None
+        return faults.placed(fault, ask.output_tokens, self.options.seed, self._number)
+
+    def _begin(self, answer: Answer, at_ns: int) -> None:
+        """Send what comes before any token; the pace decides when the rest does."""
+        connection, ask = answer.connection, answer.ask
+        data, end = answer.opening()
+        if data:
+            connection.write(data)
+        if end:
+            self._end(answer, end)
+        elif not connection.closed:
+            if self.fleet is not None:
+                answer.served = self.fleet.submit(at_ns, answer, ask.input_tokens, ask.output_tokens, ask.blocks)
+            else:
+                self.pace.submit(at_ns, answer, ask.input_tokens, ask.output_tokens)
+
+    # Answers
+
+    def _emit(self, now_ns: int) -> None:
+        """Send everything that is due."""
+        while self._later and self._later[0][0] <= now_ns:
+            due, _, answer = heapq.heappop(self._later)
+            if not answer.connection.closed:
+                self._begin(answer, due)
+        rows, every, ends = self.log.rows, self.log.all, self.log.on
+        clock = time.monotonic_ns
+        for answer, tokens, finished, due in self.pace.advance(now_ns):
+            made, connection, event = answer.made, answer.connection, answer.sent
+            if connection.closed or connection.answer is not answer:  # ended since this was planned
+                continue
+            if answer.plain and made and tokens == 1 and not finished:
+                data = answer.head + WORDS[answer.digest[made & 63] ^ (made >> 6 & 255)] + answer.tail
+                answer.made = made + 1
+                answer.sent = event + 1
+                self.events += 1
+                if every:
+                    rows.extend((answer.number, event, due, clock()))
+                connection.write(data)
+                continue
+            if not made and answer.served is not None:
+                answer.ask.cached_tokens = answer.served.cached
+            data, end = answer.next(tokens, finished, due)  # its timings are those of the engine
+            events = answer.sent - event
+            self.events += events
+            if answer.fault.name == "split":
+                for i in range(len(data) - 1):
+                    connection.write(data[i : i + 1])
+                data = data[-1:]
+            if every or (ends and events and (not event or finished)):
+                first = event if every else answer.sent - 1
+                sent_ns = clock()
+                for index in range(first, answer.sent):
+                    rows.extend((answer.number, index, due, sent_ns))
+            connection.write(data)
+            if end:
+                if end == "answered":
+                    self.completed += 1
+                    self._tell(answer, due)
+                self._end(answer, end)
+
+    def _tell(self, answer: Answer, last_ns: int) -> None:
+        """Note an answered request for the pages that speak of them."""
+        arrival, served = answer.incoming.arrival_ns, answer.served
+        admitted = served.admitted_ns if served is not None else arrival
+        self.tally.finished(answer.number, arrival, admitted, answer.first_ns or last_ns, last_ns, answer.ask)
+
+    def _end(self, answer: Answer, end: End) -> None:
+        connection = answer.connection
+        self.pace.cancel(answer)
+        if end == "answered":
+            connection.answered(answer.keep_alive)
+        elif end == "reset":
+            connection.reset()
+        elif end == "close":
+            connection.answered(False)
+        else:  # a stall keeps the connection busy until the client leaves
+            connection.answer = end
+
+    def close(self) -> None:
+        """Write the log, if it has a file, and close everything."""
+        if self.options.log:
+            with open(self.options.log, "wb") as file:
+                file.write(self.log.drain())
+        for connection in list(self._connections.values()):
+            connection.close()
+        for owned in (self._listener, self._bell, self._ring, self._timer, self._poll):
+            if owned is not None and hasattr(owned, "close"):  # select.poll has none
+                owned.close()
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """(1, 3) of 1.3.0rc2; raises UserError."""
+    parts = version.split(".")[:2]
+    if len(parts) < 2 or not all(part.isdecimal() for part in parts):
+        raise UserError(f'"{version}" is not a version', "--trtllm-version", "for example 1.3.0, or 1.2.0")
+    return tuple(int(part) for part in parts)

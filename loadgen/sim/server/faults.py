@@ -1,0 +1,131 @@
+"""Which request fails how: a plan that is a pure function of seed and request number. No sockets, no clock, no state.
+
+The server acts a fault out; this room only names the faults, reads them from a flag, a header or a mapping, and draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from loadgen.errors import Fault as Wrong
+from loadgen.errors import Faults, UserError
+from loadgen.sim.engine.latency_model import duration_ns, uniform
+
+NAMES: dict[str, str] = {
+    "http_429": "429 with Retry-After (@: that time, default 1s)",
+    "http_500": "500",
+    "http_503": "503",
+    "slow_first_byte": "not even the response head for a while (@: how long, default 1s)",
+    "empty": "200 with the right headers and an empty body",
+    "reset_before": "head, then a TCP reset before the first token",
+    "idle_reset": "a TCP reset without one byte, if the connection was used before; else no fault",
+    "reset_after": "a TCP reset after a token (@: which)",
+    "truncate": "the connection closes after a token without ending the body (@: which)",
+    "stall": "silence after a token, for ever (@: which)",
+    "malformed": "the event of one token is broken JSON (@: which); the stream goes on",
+    "error_event": "an error event after a token, then a proper end (@: which)",
+    "engine_error": "the engine fails after a token, told in the dialect's own way (@: which)",
+    "oversized": "the event of one token carries a mebibyte of text (@: which)",
+    "split": "every byte of every event in a write of its own",
+    "wrong_count": "usage counts seven tokens more than were sent",
+    "no_finish": "no finish reason anywhere, else a proper end",
+    "no_done": "no [DONE], else a proper end",
+    "close_delimited": "no chunked framing: the body ends with the connection",
+    "connection_close": "a good answer, then `Connection: close`",
+}
+"""Every fault there is, with what it does. `@` takes the token's index (0 is the first), or a duration."""
+
+TIMED = {"http_429": 1_000_000_000, "slow_first_byte": 1_000_000_000}
+"""Those whose `@` is a duration, with its default in ns."""
+
+PLACED = frozenset(
+    ("reset_after", "truncate", "stall", "malformed", "error_event", "engine_error", "oversized"),
+)
+"""Those that strike at a token; without `@` the token is drawn."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One fault of one request. `at`: token index for PLACED ones, ns for TIMED ones, -1 where it has no meaning or is
+    yet to be drawn."""
+
+    name: str
+    at: int = -1
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Faults and the share of requests that each strikes; the shares add up to at most 1."""
+
+    entries: tuple[tuple[Fault, float], ...] = ()
+    seed: int = 0
+
+    def draw(self, number: int, output_tokens: int) -> Fault | None:
+        """The fault of request `number` (counted from 0 by arrival), or None. At most one strikes a request."""
+        if not self.entries:
+            return None
+        point = uniform(self.seed, 3, number)
+        for fault, share in self.entries:
+            if point < share:
+                return placed(fault, output_tokens, self.seed, number)
+            point -= share
+        return None
+
+
+def placed(fault: Fault, output_tokens: int, seed: int, number: int) -> Fault:
+    """`fault` with its token drawn, where it needs one and names none; never after the last token."""
+    if fault.name not in PLACED:
+        return fault
+    last = output_tokens - 1
+    return Fault(fault.name, min(fault.at, last) if fault.at >= 0 else int(uniform(seed, 4, number) * output_tokens))
+
+
+def one(text: str, where: str = "") -> Fault:
+    """`truncate`, `truncate@3`, `http_429@2s`: a fault as a header or flag names it. Raises UserError."""
+    name, at_sign, at = (part.strip() for part in text.partition("@"))
+    if name not in NAMES:
+        raise UserError(f'unknown fault "{name}"', where, "known: " + ", ".join(NAMES))
+    if name in TIMED:
+        return Fault(name, duration_ns(at, where) if at_sign else TIMED[name])
+    if not at_sign:
+        return Fault(name)
+    if name not in PLACED:
+        raise UserError(f'"{name}" takes no "@"', where, "only these do: " + ", ".join((*TIMED, *sorted(PLACED))))
+    if not at.isascii() or not at.isdigit() or len(at) > 9:
+        raise UserError(f'not a token index: "{at}"', where, f"write it as {name}@3; 0 is the first token")
+    return Fault(name, int(at))
+
+
+def parse(text: str, seed: int = 0, where: str = "--fault") -> Plan:
+    """`truncate:0.05,http_429@2s:0.1` as a plan; a fault without a share strikes every request."""
+    shares: dict[str, Any] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, colon, share = entry.partition(":")
+        shares[name.strip()] = share.strip() if colon else 1.0
+    return read(shares, seed, where)
+
+
+def read(shares: Mapping[str, Any], seed: int = 0, where: str = "faults") -> Plan:
+    """A mapping (of a YAML file) from fault, with its `@` if any, to share. Raises Faults with all that is wrong."""
+    entries: list[tuple[Fault, float]] = []
+    wrong: list[Wrong] = []
+    for text, value in shares.items():
+        try:
+            fault = one(str(text), where)
+        except UserError as error:
+            wrong.append(error)
+            continue
+        try:
+            share = float(value)
+        except (TypeError, ValueError):
+            share = -1.0
+        if 0.0 <= share <= 1.0:
+            entries.append((fault, share))
+        else:
+            wrong.append(UserError(f'share of "{text}" is {value!r}', where, "a share is a number from 0 to 1"))
+    if not wrong and sum(share for _, share in entries) > 1.0 + 1e-9:
+        wrong.append(UserError("the shares add up to more than 1", where, "a request has at most one fault"))
+    if wrong:
+        raise Faults(wrong)
+    return Plan(tuple(entries), seed)

@@ -1,0 +1,144 @@
+"""What the simulated trtllm-serve says of itself: iteration statistics, Prometheus text, timings of requests. Pure.
+
+Names and shapes are those of TensorRT-LLM's metrics collector and performance records; what is not modelled is left
+out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from typing import Any
+
+from loadgen.sim.engine.fleet import Fleet, Iteration
+from loadgen.sim.engine.latency_model import Pace
+
+KEPT = 10_000  # request records that wait to be read
+
+_SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60)
+_BUCKETS: dict[str, tuple[float, ...]] = {
+    "time_to_first_token_seconds": (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10),
+    "time_per_output_token_seconds": (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5),
+    "e2e_request_latency_seconds": _SECONDS,
+    "request_queue_time_seconds": _SECONDS,
+    "request_prefill_time_seconds": _SECONDS,
+    "request_decode_time_seconds": _SECONDS,
+}
+
+
+def iteration_stats(one: Iteration, fleet: Fleet) -> dict[str, Any]:
+    """One row of the JSON that `GET /metrics` drains."""
+    limits = fleet.limits
+    free = limits.kv_blocks - one.blocks_used
+    scheduled = one.context_requests + one.generating
+    return {
+        "iter": one.number,
+        "iterLatencyMS": one.length_ns / 1e6,
+        "numActiveRequests": one.active,
+        "numQueuedRequests": one.queued,
+        "numCompletedRequests": one.completed,
+        "maxNumActiveRequests": limits.max_batch_size,
+        "kvCacheStats": {
+            "maxNumBlocks": limits.kv_blocks,
+            "freeNumBlocks": free,
+            "usedNumBlocks": one.blocks_used,
+            "tokensPerBlock": limits.tokens_per_block,
+            "cacheHitRate": fleet.hit_share,
+            "reusedBlocks": one.blocks_hit,
+            "missedBlocks": one.blocks_missed,
+        },
+        "inflightBatchingStats": {
+            "numContextRequests": one.context_requests,
+            "numGenRequests": one.generating,
+            "numPausedRequests": one.paused,
+            "numScheduledRequests": scheduled,
+            "numCtxTokens": one.context_tokens,
+            "avgNumDecodedTokensPerIter": 1.0,
+        },
+    }
+
+
+class Tally:
+    """Finished requests, counted for the Prometheus page and kept for `/perf_metrics`."""
+
+    def __init__(self) -> None:
+        self.records: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._prompt = self._cached = self._generated = 0
+        self._reasons: dict[str, int] = {}
+        self._errors: dict[int, int] = {}
+        self._counts = {name: [0] * (len(edges) + 1) for name, edges in _BUCKETS.items()}
+        self._sums = dict.fromkeys(_BUCKETS, 0.0)
+
+    def finished(self, number: int, arrival_ns: int, admitted_ns: int, first_ns: int, last_ns: int, ask: Any) -> None:
+        """A request that was answered; instants on the server's clock."""
+        tokens, cached = ask.output_tokens, ask.cached_tokens
+        self._prompt += ask.input_tokens
+        self._cached += cached
+        self._generated += tokens
+        self._reasons[ask.finish_reason] = self._reasons.get(ask.finish_reason, 0) + 1
+        values = {
+            "time_to_first_token_seconds": (first_ns - arrival_ns) / 1e9,
+            "e2e_request_latency_seconds": (last_ns - arrival_ns) / 1e9,
+            "request_queue_time_seconds": (admitted_ns - arrival_ns) / 1e9,
+            "request_prefill_time_seconds": (first_ns - admitted_ns) / 1e9,
+            "request_decode_time_seconds": (last_ns - first_ns) / 1e9,
+        }
+        if tokens > 1:
+            values["time_per_output_token_seconds"] = (last_ns - first_ns) / 1e9 / (tokens - 1)
+        for name, value in values.items():
+            self._counts[name][bisect_left(_BUCKETS[name], value)] += 1
+            self._sums[name] += value
+        timing = {
+            "arrival_time": arrival_ns / 1e9,
+            "first_scheduled_time": admitted_ns / 1e9,
+            "first_token_time": first_ns / 1e9,
+            "last_token_time": last_ns / 1e9,
+        }
+        self.records.append({"request_id": number, "perf_metrics": {"timing_metrics": timing}})
+
+    def failed(self, status: int) -> None:
+        """A request that was refused."""
+        self._errors[status] = self._errors.get(status, 0) + 1
+
+    def drain(self) -> list[dict[str, Any]]:
+        """The records since the last time, as `GET /perf_metrics` of older versions gives them."""
+        records = list(self.records)
+        self.records.clear()
+        return records
+
+    def prometheus(self, engine: Pace | Fleet, model: str) -> str:
+        """The text of `GET /prometheus/metrics`."""
+        labels = f'model_name="{model}",engine_type="simulated"'
+        lines: list[str] = []
+
+        def say(name: str, kind: str, values: list[tuple[str, float]]) -> None:
+            lines.append(f"# TYPE trtllm_{name} {kind}")
+            lines.extend(f"trtllm_{name}{{{labels}{more}}} {value:.10g}" for more, value in values)
+
+        say("num_requests_running", "gauge", [("", engine.active)])
+        say("num_requests_waiting", "gauge", [("", engine.queued)])
+        if isinstance(engine, Fleet):
+            say("kv_cache_utilization", "gauge", [("", engine.blocks_used_share)])
+            say("kv_cache_hit_rate", "gauge", [("", engine.hit_share)])
+            say("max_batch_size_runtime", "gauge", [("", engine.limits.max_batch_size)])
+            if engine.iterations:
+                last = engine.iterations[-1]
+                say("num_context_requests", "gauge", [("", last.context_requests)])
+                say("num_generation_requests", "gauge", [("", last.generating)])
+                say("iteration_latency_seconds", "gauge", [("", last.length_ns / 1e9)])
+                say("avg_decoded_tokens_per_iter", "gauge", [("", 1.0)])
+        say("prompt_tokens_total", "counter", [("", self._prompt)])
+        say("prompt_cached_tokens_total", "counter", [("", self._cached)])
+        say("generation_tokens_total", "counter", [("", self._generated)])
+        say("request_success_total", "counter", [(f',finished_reason="{r}"', n) for r, n in self._reasons.items()])
+        say("request_error_total", "counter", [(f',http_code="{s}"', n) for s, n in self._errors.items()])
+        for name, edges in _BUCKETS.items():
+            lines.append(f"# TYPE trtllm_{name} histogram")
+            total = 0
+            for edge, count in zip((*edges, float("inf")), self._counts[name], strict=True):
+                total += count
+                le = "+Inf" if edge == float("inf") else f"{edge:g}"
+                lines.append(f'trtllm_{name}_bucket{{{labels},le="{le}"}} {total}')
+            lines.append(f"trtllm_{name}_sum{{{labels}}} {self._sums[name]:.10g}")
+            lines.append(f"trtllm_{name}_count{{{labels}}} {total}")
+        return "\n".join(lines) + "\n"

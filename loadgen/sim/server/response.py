@@ -1,0 +1,154 @@
+"""One request being answered: which bytes come next and how it ends, faults included. Pure: no sockets, no clock.
+
+The server says what is due (`tokens`, `finished`, the time) and writes what it gets back; everything that a fault
+changes about the bytes is decided here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from loadgen.sim.server import dialect
+from loadgen.sim.server.dialect import DONE, END, WORDS, Ask, Script
+from loadgen.sim.server.faults import Fault
+from loadgen.sim.server.message import Incoming, head
+
+WRONG_COUNT = 7  # tokens that a `wrong_count` usage is off by
+OVERSIZED_BYTES = 1 << 20
+SSE = "text/event-stream; charset=utf-8"
+JSON = "application/json"
+
+End = Literal["", "answered", "close", "reset", "stall"]
+"""What follows the bytes: nothing yet, the next request, a close, a reset, silence for ever."""
+
+
+class Answer:
+    """`connection` is the server's; nothing here looks at it. `made`: tokens sent, `sent`: events."""
+
+    __slots__ = (
+        "_per_event",
+        "_script",
+        "_timed",
+        "ask",
+        "connection",
+        "digest",
+        "fault",
+        "first_ns",
+        "head",
+        "incoming",
+        "keep_alive",
+        "made",
+        "number",
+        "plain",
+        "sent",
+        "served",
+        "tail",
+    )
+
+    def __init__(
+        self,
+        connection: Any,
+        incoming: Incoming,
+        ask: Ask,
+        script: Script,
+        number: int,
+        per_event: int = 1,
+        fault: Fault | None = None,
+        *,
+        timed: bool = True,
+    ) -> None:
+        self.connection, self.incoming, self.ask, self.number = connection, incoming, ask, number
+        self.head, self.tail, self.digest = script.head, script.tail, ask.digest
+        self.fault = fault or Fault("")
+        self.made = self.sent = self.first_ns = 0
+        self.keep_alive = incoming.keep_alive and self.fault.name not in ("close_delimited", "connection_close")
+        # head + word + tail says all there is to say of most token events; the server's fast path uses it.
+        self.plain = ask.stream and ask.detokenize and not ask.continuous_usage and fault is None
+        self._script, self._per_event = script, per_event
+        self._timed = timed and incoming.headers.get(b"x-trtllm-return-metrics") == b"1"
+        self.served: Any = None  # what the engine knows of it
+
+    def opening(self) -> tuple[bytes, End]:
+        """What is sent at once: trtllm-serve sends the head of a stream before it has a token."""
+        name = self.fault.name
+        if not self.ask.stream and name not in ("empty", "reset_before"):
+            return b"", ""
+        data = head(200, SSE, -1 if name == "close_delimited" else None, keep_alive=self.keep_alive)
+        if name == "empty":
+            return data + END, "answered"
+        return data, "reset" if name == "reset_before" else ""
+
+    def next(self, tokens: int, finished: bool, now_ns: int) -> tuple[bytes, End]:
+        """The bytes of the next `tokens` tokens, and of everything after them when `finished`."""
+        if not self.ask.stream:
+            self.first_ns = self.first_ns or now_ns
+            return self._whole(now_ns) if finished else (b"", "")
+        first = self.made
+        self.made = first + tokens
+        if self.plain and first and not finished and self._per_event == 1:
+            head, tail, digest = self.head, self.tail, self.digest
+            self.sent += tokens
+            stop = first + tokens
+            return b"".join([head + WORDS[digest[i & 63] ^ (i >> 6 & 255)] + tail for i in range(first, stop)]), ""
+        self.first_ns = self.first_ns or now_ns
+        events, end = self._events(first, finished, now_ns)
+        if self.fault.name == "close_delimited":
+            return b"".join(events), end and "close"
+        data = b"".join([dialect.chunk(event) for event in events])
+        return (data + END if end == "answered" else data), end
+
+    def _events(self, first: int, finished: bool, now_ns: int) -> tuple[list[bytes], End]:
+        script, fault, name = self._script, self.fault, self.fault.name
+        events = [] if first else script.opening()
+        for start in range(first, self.made, self._per_event):
+            stop = min(start + self._per_event, self.made)
+            last = finished and stop == self.made
+            struck = start <= fault.at < stop
+            filler = b"a" * OVERSIZED_BYTES if struck and name == "oversized" else b""
+            event = script.event(start, stop, last and name != "no_finish", filler)
+            events.append(event[:-5] + b"\n\n" if struck and name == "malformed" else event)
+            self.sent += 1
+            if struck and name in _ENDS:
+                return events, _ENDS[name]
+            if struck and name in ("error_event", "engine_error"):
+                more, proper = [dialect.error_event("simulated error"), DONE], True
+                if name == "engine_error":
+                    more, proper = script.failure()
+                return events + more, "answered" if proper else "close"
+        if not finished:
+            return events, ""
+        counted = self.made + (WRONG_COUNT if name == "wrong_count" else 0)
+        events += script.closing(counted, finish=name != "no_finish")
+        if name != "no_done":
+            events.append(DONE)
+        if self._timed:
+            events.append(dialect.perf_event(self._timing(now_ns)))
+        return events, "answered"
+
+    def _timing(self, now_ns: int) -> dict[str, str]:
+        arrival = self.incoming.arrival_ns
+        queue = max(0, self.served.admitted_ns - arrival) if self.served is not None else 0
+        return dialect.perf_headers(arrival, self.first_ns or now_ns, now_ns, queue)
+
+    def _whole(self, now_ns: int) -> tuple[bytes, End]:
+        """An answer that is not a stream; faults of streams strike it where they have a meaning."""
+        name = self.fault.name
+        self.made, self.sent = self.ask.output_tokens, 1
+        counted = self.made + (WRONG_COUNT if name == "wrong_count" else 0)
+        body = self._script.whole(counted, finish=name != "no_finish")
+        if name == "malformed":
+            body = body[:-5]
+        elif name == "oversized":
+            body = body.replace(b'":"', b'":"' + b"a" * OVERSIZED_BYTES, 1)
+        headers = tuple(self._timing(now_ns).items()) if self._timed else ()
+        if name == "error_event" or name == "engine_error":
+            body = self._script.error()
+            return head(500, JSON, len(body), keep_alive=self.keep_alive) + body, "answered"
+        length = -1 if name == "close_delimited" else len(body)
+        start = head(200, JSON, length, headers=headers, keep_alive=self.keep_alive)
+        if name in _ENDS:
+            return start + body[: len(body) // 2], _ENDS[name]
+        return start + body, "close" if name == "close_delimited" else "answered"
+
+
+_ENDS: dict[str, End] = {"truncate": "close", "reset_after": "reset", "stall": "stall"}

@@ -1,0 +1,394 @@
+"""How written YAML becomes checked values: the parent of every part of a workload, and the kinds of leaf and spread.
+
+Pydantic does the checking; this file adds what it lacks: unknown keys named at their place together with the known
+ones, unions told apart by their one key (`{poisson: 10/s}`), units. No field of a workload is defined here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Strict,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
+
+from loadgen import units
+from loadgen.errors import Fault, UserError
+from loadgen.workload.yaml_marks import Map, child, where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The validation context of a file: its name, its folder, and the faults that pydantic has no words for.
+
+    Where there is no such context (values built in Python), durations are integer ns and rates floats.
+    """
+
+    file: str
+    folder: Path
+    faults: list[Fault] = field(default_factory=list)
+
+
+class Part(BaseModel):
+    """A part of a workload: frozen, and closed against unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        validate_default=False,
+        coerce_numbers_to_str=True,
+        hide_input_in_errors=True,
+        ser_json_inf_nan="strings",
+    )
+    synonyms: ClassVar[dict[str, str]] = {}  # what others call a key of this part → our key, for hints
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        """The keys as they are written in YAML."""
+        return [str(info.validation_alias or name) for name, info in cls.model_fields.items()]
+
+    @classmethod
+    def unwrap(cls, data: Any) -> Any:
+        """From what may be written to the mapping of this part's fields."""
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, data: Any, info: ValidationInfo) -> Any:
+        source = info.context
+        if not isinstance(source, Source):
+            return cls.unwrap(data)
+        data = cls.unwrap(data)
+        if not isinstance(data, Map):
+            return data
+        known = cls.keys()
+        unknown = [key for key in data if key not in known]
+        for key in unknown:
+            at = where(source.file, data.keys_at[key], child(data.path, key))
+            source.faults.append(UserError(f'unknown key "{key}"', at, meant(key, known, cls.synonyms)))
+        return {key: value for key, value in data.items() if key in known} if unknown else data
+
+
+def meant(word: str, known: list[str], synonyms: dict[str, str] | None = None) -> str:
+    """The hint for a word that is not one of `known`: the nearest one, if any is near, and all of them."""
+    import difflib
+
+    near = [(synonyms or {}).get(word)] if word in (synonyms or {}) else difflib.get_close_matches(word, known, 1)
+    start = f'did you mean "{near[0]}"? ' if near else ""
+    return f"{start}known: {', '.join(known)}"
+
+
+class Tagged(Part):
+    """One choice of a union, written as a mapping with one key: `{tag: value of the field short}` or `{tag: {...}}`."""
+
+    tag: ClassVar[str]
+    short: ClassVar[str | None] = None
+
+    @classmethod
+    def unwrap(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or list(data) != [cls.tag]:
+            return data
+        inner = data[cls.tag]
+        return inner if isinstance(inner, dict) or cls.short is None else {cls.short: inner}
+
+    @model_serializer(mode="wrap")
+    def _with_tag(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {self.tag: fields(self)}
+
+    @classmethod
+    def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
+        return _called(cls, params)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        reference: dict[str, Any] = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        body = dict(schema)
+        body.pop("title", None)
+        short = [body["properties"][cls.short]] if cls.short else []
+        schema.clear()
+        schema.update(
+            title=cls.__name__,
+            type="object",
+            properties={cls.tag: {"anyOf": [*short, body]}},
+            required=[cls.tag],
+            additionalProperties=False,
+            description=(cls.__pydantic_generic_metadata__["origin"] or cls).__doc__,
+        )
+        return reference
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """Metadata of a quantity: the word by which a spread of it is called (`FixedTokens`) in schemas and on screen."""
+
+    name: str
+
+
+def _called(cls: type[BaseModel], quantities: tuple[Any, ...]) -> str:
+    words = [mark.name for mark in getattr(quantities[0], "__metadata__", ()) if isinstance(mark, Called)]
+    return cls.__name__ + "".join(words)
+
+
+NOTHING_FITS = "none_of"  # the error of a union; its message is "noun: known, known"
+
+
+def choice(noun: str, members: dict[str, type[Tagged]], bare: tuple[type, ...] = ()) -> Discriminator:
+    """Tells the members of a union apart by their one key; a value of the types in `bare` is written without any, and
+    means `fixed`."""
+
+    def which(value: Any) -> str | None:
+        for tag, member in members.items():
+            if isinstance(value, member):
+                return tag
+        if isinstance(value, dict):
+            return next((key for key in value if key in members), None) if len(value) == 1 else None
+        return "fixed" if isinstance(value, bare) and not isinstance(value, bool) else None
+
+    known = [tag for tag in members if tag != "fixed"]
+    return Discriminator(which, NOTHING_FITS, f"{noun}: {', '.join(known)}")  # a context would not be hashable
+
+
+def _leaf(parse: Callable[[str], Any], kinds: tuple[type, ...], hint: str) -> BeforeValidator:
+    """Texts are parsed; in a file nothing else is taken (a bare 0 apart), from Python the value itself is."""
+
+    def read(value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, str):
+            return parse(value)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise units.Wrong("is not what belongs here", hint)
+        if isinstance(info.context, Source):
+            return parse(str(value))
+        return value
+
+    return BeforeValidator(read)
+
+
+class _Looks:
+    """The JSON Schema of a leaf. (pydantic's own `WithJsonSchema` is not hashable, which unions on 3.11 ask for.)"""
+
+    def __init__(self, **schema: Any) -> None:
+        self.schema = schema
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        return dict(self.schema)
+
+
+def _text(pattern: str, *examples: str) -> _Looks:
+    return _Looks(type="string", pattern=pattern, examples=list(examples))
+
+
+def _duration(value: str) -> int:
+    return units.duration_ns(value)
+
+
+def _rate(value: str) -> float:
+    return units.rate_per_s(value)
+
+
+Duration = Annotated[
+    int,
+    Called("Duration"),
+    Strict(),
+    Field(ge=0),
+    _leaf(_duration, (int, float), units.DURATION_HINT),
+    _Looks(anyOf=[{"type": "string", "pattern": units.DURATION_PATTERN, "examples": ["30s", "250ms"]}, {"const": 0}]),
+]
+Rate = Annotated[float, Field(gt=0), _leaf(_rate, (int, float), units.RATE_HINT), _text(units.RATE_PATTERN, "10/s")]
+FiniteRate = Annotated[
+    float,
+    Field(gt=0, allow_inf_nan=False),
+    _leaf(_rate, (int, float), units.RATE_HINT),
+    _text(units.RATE_PATTERN.replace("|inf", ""), "10/s"),
+]
+Share = Annotated[
+    float, Field(ge=0, le=1), _leaf(units.share, (float, int), units.SHARE_HINT), _text(units.SHARE_PATTERN, "99%")
+]
+Quantile = Annotated[
+    float,
+    Field(gt=0, lt=1),
+    _leaf(units.quantile, (float, int), units.QUANTILE_HINT),
+    _text(units.QUANTILE_PATTERN, "p99"),
+]
+MOST_TOKENS = 10_000_000  # ten times the longest context known
+Tokens = Annotated[int, Called("Tokens"), Strict(), Field(ge=0, le=MOST_TOKENS)]
+Amount = Annotated[float, Strict(), Field(ge=0, le=MOST_TOKENS, allow_inf_nan=False)]  # a mean or deviation of tokens
+Whole = Annotated[int, Strict(), Field(ge=1, le=2**40)]  # how many of something
+Positive = Annotated[float, Strict(), Field(gt=0, le=1e6)]
+Seed = Annotated[int, Strict(), Field(ge=0, lt=2**64)]
+
+Q = TypeVar("Q")  # the quantity: Tokens, Duration
+M = TypeVar("M")  # its mean and deviation: Amount, Duration
+
+
+class Fixed(Tagged, Generic[Q]):
+    """Always the same."""
+
+    tag = "fixed"
+    short = "value"
+    value: Q
+
+    @classmethod
+    def unwrap(cls, data: Any) -> Any:
+        return super().unwrap(data) if isinstance(data, dict) else {"value": data}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        reference = super().__get_pydantic_json_schema__(core_schema, handler)
+        schema = handler.resolve_ref_schema(reference)
+        tagged, bare = dict(schema), schema["properties"][cls.tag]["anyOf"][0]
+        schema.clear()
+        schema.update(title=tagged.pop("title"), description=tagged.pop("description"), anyOf=[bare, tagged])
+        return reference
+
+
+class Uniform(Tagged, Generic[Q]):
+    """Every whole value from min to max, both included, equally likely."""
+
+    tag = "uniform"
+    min: Q
+    max: Q
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Uniform[Q]:
+        return _ordered(self)
+
+
+class Normal(Tagged, Generic[Q, M]):
+    """Normal, rounded, then held inside [min, max] by drawing again; min defaults to 1 token, or no time."""
+
+    tag = "normal"
+    mean: M
+    stddev: M
+    min: Q | None = None
+    max: Q | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Normal[Q, M]:
+        return _ordered(self)
+
+
+class LogNormal(Tagged, Generic[Q, M]):
+    """exp(N(ln median, sigma)), rounded and held like `normal`. Written with `median` or with `mean` (of the unheld
+    law: median = mean / exp(sigma^2 / 2))."""
+
+    tag = "lognormal"
+    median: M | None = None
+    mean: M | None = None
+    sigma: Annotated[float, Strict(), Field(gt=0, le=10)]
+    min: Q | None = None
+    max: Q | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> LogNormal[Q, M]:
+        if (self.median is None) == (self.mean is None):
+            raise units.Wrong("needs exactly one of median and mean", "lognormal: {median: 300, sigma: 0.8}")
+        if not (self.median or self.mean):
+            raise units.Wrong("needs a median or mean above zero", "lognormal: {median: 300, sigma: 0.8}")
+        return _ordered(self)
+
+
+def _from_file(cls: type[Tagged], data: Any, info: ValidationInfo) -> Any:
+    """With `values` that name a column file: its values in their place."""
+    inner = cls.unwrap(data)
+    if isinstance(inner, dict) and isinstance(inner.get("values"), str) and isinstance(info.context, Source):
+        read = {"values": _column(info.context.folder / inner["values"])}
+        if isinstance(inner, Map):  # keep the place of the keys, so that an unknown one is still found
+            inner.update(read)
+            return data
+        return {**inner, **read}
+    return data
+
+
+class Empirical(Tagged, Generic[Q]):
+    """One of the values, drawn with its weight (equal weights if none are given). Values may stand in a file, one per
+    line, named relative to the workload."""
+
+    tag = "empirical"
+    short = "values"
+    values: tuple[Q, ...] = Field(min_length=1)
+    weights: tuple[Annotated[float, Strict(), Field(ge=0, le=1e12)], ...] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _file(cls, data: Any, info: ValidationInfo) -> Any:
+        return _from_file(cls, data, info)
+
+    @model_validator(mode="after")
+    def _weighed(self) -> Empirical[Q]:
+        if self.weights is None:
+            return self
+        if len(self.weights) != len(self.values):
+            what = f"has {len(self.values)} values but {len(self.weights)} weights"
+            raise units.Wrong(what, "one weight per value")
+        if not sum(self.weights):
+            raise units.Wrong("has no weight above zero", "one weight per value")
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        return _or_file(super().__get_pydantic_json_schema__(core_schema, handler), cls.tag, handler)
+
+
+def _or_file(reference: dict[str, Any], tag: str, handler: Any) -> dict[str, Any]:
+    """The schema of a spread whose `values` may stand in a file."""
+    choices = handler.resolve_ref_schema(reference)["properties"][tag]["anyOf"]
+    file = {"type": "string", "description": "a file with one value per line"}
+    values = choices[1]["properties"]["values"]
+    choices[1]["properties"]["values"] = {"anyOf": [values, file]}
+    choices.append(file)
+    return reference
+
+
+class Listed(Tagged, Generic[Q]):
+    """The values one after the other, request by request, and from the first again: a data set's lengths in its order.
+    Values may stand in a file, as with `empirical`."""
+
+    tag = "listed"
+    short = "values"
+    values: tuple[Q, ...] = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _file(cls, data: Any, info: ValidationInfo) -> Any:
+        return _from_file(cls, data, info)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        return _or_file(super().__get_pydantic_json_schema__(core_schema, handler), cls.tag, handler)
+
+
+H = TypeVar("H")
+
+
+def _ordered(spread: H) -> H:
+    low, high = getattr(spread, "min"), getattr(spread, "max")  # noqa: B009
+    if low is not None and high is not None and low > high:
+        raise units.Wrong("has its min above its max", "swap min and max")
+    return spread
+
+
+def _column(path: Path) -> list[Any]:
+    """The lines of a one-column file; numbers as numbers. Blank lines and `#` lines are left out."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise units.Wrong(
+            f"cannot be read: {reason}", "a text file with one value per line, named relative to the workload"
+        ) from None
+    found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return [int(text) if text.isdecimal() else text for text in found]

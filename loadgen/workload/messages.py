@@ -1,0 +1,151 @@
+"""Errors of the check in our words: what was written, where it stands, what is allowed.
+
+Pure: pydantic's error and the positions of the file in, a `Fault` out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from loadgen import units
+from loadgen.errors import Fault, UserError
+from loadgen.workload.fields import NOTHING_FITS, meant
+from loadgen.workload.flags import METRIC_ALIASES
+from loadgen.workload.yaml_marks import Map, Seq, Spot, child, where
+
+_MEANT = re.compile('did you mean "([^"]*)"')
+_MISSING = re.compile('missing "([^"]*)"')
+
+
+def _path(fault: Fault) -> str:
+    return fault.where.partition(" (")[2].removesuffix(")")
+
+
+def _mapping(fault: Fault) -> str:
+    """Of a fault of a key: the path of the mapping that the key is in."""
+    return _path(fault).rpartition(".")[0]
+
+
+def in_order(faults: list[Fault]) -> list[Fault]:
+    """By line and column, and one per mistake: an unset variable makes its value wrong as well, and a key that is
+    mistyped is missing, which is no news."""
+    by_place: dict[tuple[str, str], Fault] = {}
+    mistyped = {(_mapping(fault), match[1]) for fault in faults if (match := _MEANT.match(fault.hint))}
+    for fault in faults:
+        match = _MISSING.fullmatch(fault.what)
+        if match and (_path(fault), match[1]) in mistyped:
+            continue
+        by_place.setdefault((fault.where, fault.what if match else ""), fault)  # several keys may miss in one place
+
+    def place(fault: Fault) -> tuple[int, int]:
+        found = re.search(r":([0-9]+):([0-9]+)( \(|$)", fault.where)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
+
+    return sorted(by_place.values(), key=place)
+
+
+LONGEST_SHOWN = 60  # characters of a value that is wrong
+
+_KINDS = {
+    "model_type": ("must be a mapping (key: value)", ""),
+    "model_attributes_type": ("must be a mapping (key: value)", ""),
+    "tuple_type": ("must be a list", "start each item with a dash"),
+    "string_pattern_mismatch": ("has characters that do not go here", "letters, digits, and . _ - after the first"),
+    "int_type": ("must be a whole number", "without quotes and unit"),
+    "float_type": ("must be a number", "without quotes and unit"),
+    "finite_number": ("must be finite", ""),
+    "bool_type": ("must be true or false", ""),
+    "string_type": ("must be text", "put it in quotes"),
+    "string_too_short": ("must not be empty", ""),
+    "too_short": ("must not be empty", ""),
+}
+
+
+def fault(error: Any, top: Map, file: str) -> Fault:
+    """One error of pydantic in our words: what was written, where, what is allowed."""
+    kind, loc, context = error["type"], error["loc"], error.get("ctx", {})
+    spot, path, holder = locate(top, loc)
+    text = spot.text if len(spot.text) <= LONGEST_SHOWN else spot.text[:LONGEST_SHOWN] + "..."
+    shown = f'"{text}" ' if text else f"{path} " if path else ""
+    if (
+        loc and isinstance(loc[-1], int) and isinstance(holder, str) and kind != NOTHING_FITS
+    ):  # the file of a column: no place of its own
+        shown = f'value {loc[-1] + 1} in "{text}" '
+    if error["input"] is None and not spot.text and kind != "missing":
+        return UserError(f"{path} has no value", where(file, spot, path), _example(path.rpartition(".")[2]))
+    if kind == "missing":
+        return UserError(f'missing "{loc[-1]}"', where(file, spot, path), _example(str(loc[-1])))
+    if kind == NOTHING_FITS:
+        noun, _, choices = error["msg"].partition(": ")
+        known = choices.split(", ")
+        if isinstance(holder, Map) and len(holder) > 1:
+            what = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+            hint = f"its parameters go inside, {_example(noun + ' inside', known)}"
+            return UserError(f"{what} has one key, not {len(holder)}", where(file, spot, path), hint)
+        if isinstance(holder, Map) and holder:
+            word = next(iter(holder))
+            what, at = f'unknown {noun} "{word}"', where(file, holder.keys_at[word], path)
+            return UserError(what, at, meant(word, known))
+        return UserError(
+            f"{shown}is not {'an' if noun[0] in 'aeiou' else 'a'} {noun}",
+            where(file, spot, path),
+            _example(noun, known),
+        )
+    if kind == "value_error" and isinstance(context.get("error"), units.Wrong):
+        wrong = context["error"]
+        return UserError(f"{shown}{wrong}", where(file, spot, path), wrong.hint)
+    if kind == "literal_error":
+        known = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
+        return UserError(f"{shown}is not known here", where(file, spot, path), meant(spot.text, known))
+    predicate, hint = _KINDS.get(kind, ("", ""))
+    if not predicate:
+        message = error["msg"]
+        predicate = message.replace("Input should", "should").replace("String should", "should")
+    return UserError(f"{shown}{predicate}", where(file, spot, path), hint)
+
+
+def _example(key: str, known: list[str] | None = None) -> str:
+    examples = {
+        "name": "name: anything",
+        "requests": "requests: {input_tokens: 150, output_tokens: 200}, or {from: prompts.jsonl}",
+        "input_tokens": "input_tokens: 150",
+        "output_tokens": "output_tokens: 200",
+        "arrival": "arrival: {poisson: 10/s} or {closed: 8}",
+        "length": "150, or {uniform: {min: 100, max: 200}}",
+        "delay": "2s, or {uniform: {min: 1s, max: 3s}}",
+        "arrival inside": "arrival: {gamma: {rate: 10/s, burstiness: 0.5}}",
+        "length inside": "{normal: {mean: 300, stddev: 50}}",
+        "term": "{ttft: 2s}, or {ttft: {limit: 2s, at: p95}}",
+        "term inside": "{ttft: {limit: 2s, at: p95}}",
+        "delay inside": "{normal: {mean: 2s, stddev: 500ms}}",
+        "stages": "stages: [{arrival: {poisson: 10/s}, duration: 30s}]",
+        "tool_result_tokens": "tool_result_tokens: 500",
+        "from": "{ramp: {from: 1/s, to: 10/s}}",
+        "to": "{ramp: {from: 1/s, to: 10/s}}",
+        "burstiness": "{gamma: {rate: 10/s, burstiness: 0.5}}",
+        "stddev": "{normal: {mean: 300, stddev: 50}}",
+        "sigma": "{lognormal: {median: 300, sigma: 0.8}}",
+    }
+    example = f"like {examples[key]}" if key in examples else ""
+    return f"{example}; known: {', '.join(known)}" if known else example
+
+
+_ALSO = {"warmup": "measured"}  # another spelling of a field
+
+
+def locate(top: Map, loc: tuple[str | int, ...]) -> tuple[Spot, str, Any]:
+    """Where pydantic's `loc` stands in the file: the deepest value on its way, that value's path, and the value.
+
+    Steps that are no keys are passed over: tags of unions, and fields that the short form leaves out.
+    """
+    spot, path = top.at, ""
+    holder: Any = top
+    for step in loc:
+        if isinstance(holder, Map) and isinstance(step, str):
+            key = next((key for key in holder if step in (key, METRIC_ALIASES.get(key), _ALSO.get(key))), None)
+            if key is not None:
+                spot, path, holder = holder.values_at[key], child(path, key), holder[key]
+        elif isinstance(holder, Seq) and isinstance(step, int) and step < len(holder):
+            spot, path, holder = holder.values_at[step], child(path, step), holder[step]
+    return spot, path, holder

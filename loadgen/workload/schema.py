@@ -1,0 +1,519 @@
+"""The checked workload: its types, and what each of them may hold. Durations are integer ns, rates floats per second.
+
+Values only: no file is read here but the prompts whose bytes a fingerprint stands for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Strict, Tag, ValidationInfo, model_validator
+
+from loadgen import units
+from loadgen.workload.fields import (
+    Amount,
+    Duration,
+    Empirical,
+    FiniteRate,
+    Fixed,
+    Listed,
+    LogNormal,
+    Normal,
+    Part,
+    Positive,
+    Quantile,
+    Rate,
+    Seed,
+    Share,
+    Source,
+    Tagged,
+    Tokens,
+    Uniform,
+    Whole,
+    choice,
+)
+from loadgen.workload.flags import METRIC_ALIASES, METRICS
+from loadgen.workload.yaml_marks import Map
+
+# Validity limits of metrics.md: beyond one of them a run is INVALID.
+SEND_LAG_SHARE = 0.05  # p99 send lag, of TTFT p50
+STAMP_ERROR_SHARE = 0.05  # p99 stamp error, of TTFT p50
+CPU_SHARE = 0.90  # of one core, of a worker, over any full second of the measured window
+FAILURE_SHARE = 0.01  # failed + lost, of all that were to be sent
+
+GRACE_NS = 30 * units.NS_PER_S  # three times a 1,000-token answer at 10 ms a token
+TIMEOUT_NS = 600 * units.NS_PER_S  # the openai client's own default
+STALL_TIMEOUT_NS = 120 * units.NS_PER_S  # longest silence in a stream: a cold prefill of a long prompt takes a minute
+
+# ------------------------------------------------------------------------------------------------- lengths and delays
+
+OneTokenOrMore = Annotated[Tokens, Field(ge=1)]  # keeps the name of Tokens
+_SPREADS: dict[str, type[Tagged]] = {
+    "fixed": Fixed,
+    "uniform": Uniform,
+    "normal": Normal,
+    "lognormal": LogNormal,
+    "empirical": Empirical,
+}
+_LISTED: dict[str, type[Tagged]] = {**_SPREADS, "listed": Listed}
+
+Length = Annotated[
+    Annotated[Fixed[OneTokenOrMore], Tag("fixed")]
+    | Annotated[Uniform[OneTokenOrMore], Tag("uniform")]
+    | Annotated[Normal[OneTokenOrMore, Amount], Tag("normal")]
+    | Annotated[LogNormal[OneTokenOrMore, Amount], Tag("lognormal")]
+    | Annotated[Empirical[OneTokenOrMore], Tag("empirical")]
+    | Annotated[Listed[OneTokenOrMore], Tag("listed")],
+    choice("length", _LISTED, bare=(int, float)),
+]
+"""How many tokens: at least one. A bare int in YAML is `Fixed`."""
+
+Delay = Annotated[
+    Annotated[Fixed[Duration], Tag("fixed")]
+    | Annotated[Uniform[Duration], Tag("uniform")]
+    | Annotated[Normal[Duration, Duration], Tag("normal")]
+    | Annotated[LogNormal[Duration, Duration], Tag("lognormal")]
+    | Annotated[Empirical[Duration], Tag("empirical")],
+    choice("delay", _SPREADS, bare=(int, float, str)),
+]
+"""How long, in ns: the same shapes in durations."""
+
+# ----------------------------------------------------------------------------------------------------------- requests
+
+
+class Turns(Part):
+    """Conversations: `count` requests each, every one re-sending what was said before it."""
+
+    count: Annotated[int, Strict(), Field(ge=1, le=10_000)]
+    tool_result_tokens: Length  # what each later turn adds: a tool's result, or the user's next message
+    tool_time: Delay = Fixed[Duration](value=0)  # from the end of a turn to the start of the next
+    history: Literal["scripted", "server"] = "scripted"  # assistant's turns: made from the seed, or the real replies
+
+
+class Synthetic(Part):
+    """Prompts made of exactly so many tokens."""
+
+    synonyms: ClassVar[dict[str, str]] = {
+        "isl": "input_tokens",
+        "osl": "output_tokens",
+        "input": "input_tokens",
+        "output": "output_tokens",
+        "prompt_tokens": "input_tokens",
+        "max_tokens": "output_tokens",
+        "random_input_len": "input_tokens",
+        "random_output_len": "output_tokens",
+    }
+    input_tokens: Length  # content of the (first) prompt, shared prefix included
+    output_tokens: Length  # of each answer
+    shared_prefix_tokens: Tokens = 0  # the first so many of them are the same within a prefix group
+    prefixes: Whole = 1  # how many such groups
+    system_tokens: Tokens = 0  # a system message of so many tokens, the same for all, beside the prompt
+    turns: Turns | None = None
+
+    @model_validator(mode="after")
+    def _prefix_fits(self) -> Synthetic:
+        shortest = self.input_tokens.value if isinstance(self.input_tokens, Fixed) else 0
+        shortest = self.input_tokens.min if isinstance(self.input_tokens, Uniform) else shortest
+        if shortest and self.shared_prefix_tokens > shortest:
+            what = f"shares a prefix of {self.shared_prefix_tokens} tokens in prompts of {shortest}"
+            raise units.Wrong(what, "shared_prefix_tokens is a part of input_tokens")
+        return self
+
+
+def _existing(value: Any, info: ValidationInfo) -> Any:
+    """The path relative to the workload file, which must be a readable file."""
+    if not isinstance(info.context, Source):
+        return value
+    if not isinstance(value, str) or not value:
+        raise units.Wrong("is not the name of a file", "requests: {from: prompts.jsonl}")
+    path = info.context.folder / value
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise units.Wrong(what, f"a file, named relative to the folder of the workload ({info.context.folder})")
+    return path
+
+
+class FromFile(Part):
+    """The user's own prompts or messages, one JSON object per line (read by `prompts`)."""
+
+    synonyms: ClassVar[dict[str, str]] = dict.fromkeys(("path", "file", "dataset", "prompts"), "from")
+    path: Annotated[Path, BeforeValidator(_existing)] = Field(validation_alias="from")
+    output_tokens: Length | None = None  # where the row itself does not say
+    order: Literal["sequential", "shuffled"] = "sequential"
+
+
+class FromTrace(Part):
+    """Prompts as long as a trace's, sharing the beginnings that its prompts share; their text is fresh in every run."""
+
+    synonyms: ClassVar[dict[str, str]] = {"path": "trace", "file": "trace"}
+    trace: Annotated[Path, BeforeValidator(_existing)]
+
+
+def _which_requests(value: Any) -> str:
+    keys = set(value) if isinstance(value, dict) else set()
+    if isinstance(value, FromTrace) or "trace" in keys:
+        return "FromTrace"
+    meant = keys & {"from", "order", *FromFile.synonyms}
+    return "FromFile" if isinstance(value, FromFile) or meant else "Synthetic"
+
+
+# ------------------------------------------------------------------------------------------------------------ arrival
+
+
+class Constant(Tagged):
+    """Evenly, `rate` per second. An infinite rate is everything at once: every request due at the stage's start."""
+
+    tag = "constant"
+    short = "rate"
+    rate: Rate
+
+
+class Poisson(Tagged):
+    """Independent arrivals, `rate` per second: exponential gaps, drawn as MLPerf LoadGen draws them."""
+
+    tag = "poisson"
+    short = "rate"
+    rate: FiniteRate
+
+
+class Gamma(Tagged):
+    """Gamma gaps of shape `burstiness`: below 1 burstier than Poisson, above 1 more even."""
+
+    tag = "gamma"
+    rate: FiniteRate
+    burstiness: Positive
+
+
+class Ramp(Tagged):
+    """Poisson whose rate goes linearly from one to the other over the stage's duration."""
+
+    tag = "ramp"
+    from_rate: FiniteRate = Field(validation_alias="from")
+    to_rate: FiniteRate = Field(validation_alias="to")
+
+
+class Closed(Tagged):
+    """`concurrency` lanes, each sending its next request when its last one is done; lanes begin one after the other,
+    evenly over `ramp`, by default all at once."""
+
+    tag = "closed"
+    short = "concurrency"
+    concurrency: Annotated[int, Strict(), Field(ge=1, le=1_000_000)]
+    ramp_ns: Annotated[Duration, Field(validation_alias="ramp")] = 0
+
+
+class Replay(Tagged):
+    """When the requests of a trace came, `speed` times as fast. Without duration and count: all of it, once."""
+
+    tag = "trace"
+    short = "file"
+    file: Annotated[Path, BeforeValidator(_existing)]
+    speed: Positive = 1.0
+
+
+_LAWS: dict[str, type[Tagged]] = {
+    "constant": Constant,
+    "poisson": Poisson,
+    "gamma": Gamma,
+    "ramp": Ramp,
+    "closed": Closed,
+    "trace": Replay,
+}
+Arrival = Annotated[
+    Annotated[Constant, Tag("constant")]
+    | Annotated[Poisson, Tag("poisson")]
+    | Annotated[Gamma, Tag("gamma")]
+    | Annotated[Ramp, Tag("ramp")]
+    | Annotated[Closed, Tag("closed")]
+    | Annotated[Replay, Tag("trace")],
+    choice("arrival", _LAWS),
+]
+
+
+class AtLeast(Part):
+    """Minimums in place of bounds, as MLPerf has them: the stage goes on until the last arrival is at or after the
+    duration *and* there are so many, then up to a whole multiple of `passes_of` (the size of a data set)."""
+
+    synonyms: ClassVar[dict[str, str]] = {"num_requests": "count", "requests": "count", "time": "duration"}
+    duration_ns: Duration = Field(0, validation_alias="duration")
+    count: Whole = 1
+    passes_of: Whole = 1
+
+
+class Stage(Part):
+    """A part of the run with one arrival law. It ends after its duration or after `count` requests (conversations,
+    where there are turns), whichever comes first, or by the minimums of `at_least` (Poisson only); once a workload is
+    loaded, at least one of the three is set."""
+
+    synonyms: ClassVar[dict[str, str]] = {
+        "rate": "arrival",
+        "request_rate": "arrival",
+        "concurrency": "arrival",
+        "num_requests": "count",
+        "requests": "count",
+        "time": "duration",
+    }
+    name: str = ""
+    arrival: Arrival
+    duration_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="duration")
+    count: Whole | None = None
+    at_least: AtLeast | None = None
+    measured: Annotated[bool, Strict()] = True
+
+    @model_validator(mode="after")
+    def _minimums_alone(self) -> Stage:
+        if self.at_least is not None:
+            hint = "at_least: {duration: 600s, passes_of: 24576} stands alone, under arrival: {poisson: ...}"
+            if not isinstance(self.arrival, Poisson):
+                raise units.Wrong("has minimums (at_least), but its arrivals are not poisson", hint)
+            if self.duration_ns is not None or self.count is not None:
+                raise units.Wrong("has both minimums (at_least) and bounds", hint)
+        return self
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        return [*super().keys(), "warmup"]
+
+    @classmethod
+    def unwrap(cls, data: Any) -> Any:
+        """`warmup: true` is another way to write `measured: false`."""
+        if not isinstance(data, Map) or "warmup" not in data:
+            return data
+        if "measured" in data:
+            raise units.Wrong("says both measured and warmup", "keep one: warmup: true is measured: false")
+        stage = Map(data.at)
+        stage.path, stage.keys_at, stage.values_at = data.path, data.keys_at, data.values_at
+        stage.update(data)
+        warmup = stage.pop("warmup")
+        stage["measured"] = not warmup if isinstance(warmup, bool) else warmup
+        return stage
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        reference: dict[str, Any] = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        schema["properties"]["warmup"] = {"type": "boolean", "description": "true: the same as measured: false"}
+        schema["not"] = {"required": ["measured", "warmup"]}
+        return reference
+
+
+# ---------------------------------------------------------------------------------------------------------------- slo
+
+
+class Term(Part):
+    """`metric` is at most `limit_ns` at `quantile` (0.99 is p99)."""
+
+    metric: str
+    limit_ns: int
+    quantile: float = 0.99
+
+
+class Slo(Part):
+    """What was promised: every term at its own quantile and, if asked for, the share of requests that meet them all."""
+
+    terms: tuple[Term, ...] = ()
+    goodput_share: float | None = None
+
+
+class WrittenTerm(Part):
+    """`2s`, or `{limit: 2s, at: p95}`."""
+
+    limit_ns: Annotated[Duration, Field(gt=0)] = Field(validation_alias="limit")
+    quantile: Quantile | None = Field(None, validation_alias="at")
+
+    @classmethod
+    def unwrap(cls, data: Any) -> Any:
+        return data if isinstance(data, dict) else {"limit": data}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        reference: dict[str, Any] = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        body = dict(schema)
+        schema.clear()
+        schema["anyOf"] = [body["properties"]["limit"], body]
+        return reference
+
+
+class WrittenSlo(Part):
+    """The terms as they are written, one key each."""
+
+    synonyms: ClassVar[dict[str, str]] = METRIC_ALIASES
+    ttft: WrittenTerm | None = None
+    ttft_from_sent: WrittenTerm | None = None
+    first_answer: WrittenTerm | None = None
+    tpot: WrittenTerm | None = None
+    e2e: WrittenTerm | None = None
+    at: Quantile = 0.99
+    goodput: Share | None = None
+
+    @classmethod
+    def unwrap(cls, data: Any) -> Any:
+        if not isinstance(data, Map) or not METRIC_ALIASES.keys() & data.keys():
+            return data
+        slo = Map(data.at)
+        slo.path = data.path
+        for key, value in data.items():
+            name = METRIC_ALIASES.get(key, key)
+            if name in slo:
+                raise units.Wrong(f"has {name} twice", f"{key} is another name of {name}")
+            slo[name] = value
+            slo.keys_at[name], slo.values_at[name] = data.keys_at[key], data.values_at[key]
+        return slo
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        reference: dict[str, Any] = handler(core_schema)
+        terms = handler.resolve_ref_schema(reference)["properties"]
+        terms |= {alias: terms[metric] for alias, metric in METRIC_ALIASES.items()}
+        return reference
+
+    def checked(self) -> Slo:
+        written = [(name, getattr(self, name)) for name in METRICS]
+        terms = [
+            Term(metric=name, limit_ns=term.limit_ns, quantile=term.quantile or self.at)
+            for name, term in written
+            if term
+        ]
+        if not terms:
+            raise units.Wrong("has no term", "slo: {ttft: 2s, tpot: 200ms, at: p99}")
+        return Slo(terms=tuple(terms), goodput_share=self.goodput)
+
+
+def _slo(value: Any, info: ValidationInfo) -> Any:
+    if not isinstance(info.context, Source) or value is None:
+        return value
+    before = len(info.context.faults)
+    written = WrittenSlo.model_validate(value, context=info.context)
+    return written.checked() if len(info.context.faults) == before else None  # told once, that will do
+
+
+class _SloSchema:
+    """For the JSON Schema: an SLO is written as `WrittenSlo` says."""
+
+    @staticmethod
+    def __get_pydantic_json_schema__(core_schema: Any, handler: Any) -> Any:
+        return {"anyOf": [handler(WrittenSlo.__pydantic_core_schema__), {"type": "null"}]}
+
+
+class Limits(Part):
+    """The limits of the verdict (metrics.md), as shares."""
+
+    send_lag_share: Share = SEND_LAG_SHARE
+    stamp_error_share: Share = STAMP_ERROR_SHARE
+    cpu_share: Share = CPU_SHARE
+    failure_share: Share = FAILURE_SHARE
+
+
+# ----------------------------------------------------------------------------------------------------------- workload
+
+
+class Written(Part):
+    """All that a workload file may say."""
+
+    synonyms: ClassVar[dict[str, str]] = {
+        "stage": "stages",
+        "load": "stages",
+        "data": "requests",
+        "dataset": "requests",
+        "slos": "slo",
+    }
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    description: str = ""
+    requests: Annotated[
+        Annotated[Synthetic, Tag("Synthetic")]
+        | Annotated[FromFile, Tag("FromFile")]
+        | Annotated[FromTrace, Tag("FromTrace")],
+        Discriminator(_which_requests),
+    ]
+    stages: tuple[Stage, ...] = ()
+    slo: Annotated[Slo | None, BeforeValidator(_slo), _SloSchema()] = None
+    grace_ns: Duration = Field(GRACE_NS, validation_alias="grace")
+    timeout_ns: Annotated[Duration, Field(gt=0)] = Field(TIMEOUT_NS, validation_alias="timeout")
+    stall_timeout_ns: Annotated[Duration, Field(gt=0)] = Field(STALL_TIMEOUT_NS, validation_alias="stall_timeout")
+    max_in_flight: Whole | None = None
+    seed: Seed | None = None
+    schedule_seed: Seed | None = None
+    limits: Limits = Limits()
+
+
+class Workload(Written):
+    """A checked workload. Durations are integer ns, rates floats per second; `seed` None: draw a fresh one."""
+
+    source_text: str = ""  # the file as written, variables unexpanded
+
+
+def recipe_fingerprint(workload: Workload, count_source: str) -> str:
+    """16 hex digits: equal exactly when two workloads ask for the same load, promise and counting (metrics.md).
+
+    Of the checked workload, so `30s` and `0.5m` are equal; without seeds, names, description and text. `count_source`
+    is the tag of the counts that results rest on (server, tokenizer, estimate, events). User's prompts count by the
+    bytes of their file, which is read here, not by its name.
+    """
+    return _hashed(_recipe(workload, count_source))
+
+
+def request_fingerprint(workload: Workload, count_source: str) -> str:
+    """The same without how much load there is: equal for two searches for the capacity of the same thing.
+
+    Of each measured stage only the law counts (poisson, closed, ...), not its rate, lanes, duration or count.
+    """
+    recipe = _recipe(workload, count_source)
+    recipe["stages"] = sorted({stage["law"] for stage in recipe["stages"] if stage["measured"]})
+    return _hashed(recipe)
+
+
+def _recipe(workload: Workload, count_source: str) -> dict[str, Any]:
+    unlike = {"name", "description", "seed", "schedule_seed", "source_text"}
+    recipe: dict[str, Any] = workload.model_dump(mode="json", exclude=unlike)
+    for stage in recipe["stages"]:
+        del stage["name"]
+        if stage["at_least"] is None:  # a stage without minimums is what it was before there were any
+            del stage["at_least"]
+    if isinstance(workload.requests, FromFile):
+        recipe["requests"]["path"] = _digest(workload.requests.path)
+    if isinstance(workload.requests, FromTrace):
+        recipe["requests"]["trace"] = _digest(workload.requests.trace)
+    for written, stage in zip(recipe["stages"], workload.stages, strict=True):
+        written["law"] = stage.arrival.tag
+        if isinstance(stage.arrival, Replay):
+            written["arrival"]["trace"]["file"] = _digest(stage.arrival.file)
+        if isinstance(stage.arrival, Closed) and not stage.arrival.ramp_ns:  # it is what it was before there were ramps
+            del written["arrival"]["closed"]["ramp_ns"]
+    recipe["count_source"] = count_source
+    return recipe
+
+
+def _hashed(recipe: dict[str, Any]) -> str:
+    text = json.dumps(recipe, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of what a workload file may say, for editors: written units as patterns."""
+    schema = Written.model_json_schema(by_alias=True)
+    for old, definition in list(schema["$defs"].items()):  # pydantic names a spread by the repr of its quantity
+        new = definition.get("title", old)
+        if new != old:
+            schema = json.loads(json.dumps(schema).replace(json.dumps(old)[1:-1], new))
+    _forget_defaults(schema)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A workload of loadgen"}
+
+
+def _forget_defaults(schema: Any) -> None:
+    """Defaults are those of the checked types (ns, shares), not of what is written: docs/workloads.md has them."""
+    if isinstance(schema, dict):
+        schema.pop("default", None)  # no field of ours is called so
+        for inner in schema.values():
+            _forget_defaults(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            _forget_defaults(inner)

@@ -1,0 +1,276 @@
+"""What one call of an application was like: `Measurement`, its attempts, and what it cost.
+
+Values only: instants as they were seen, everything else worked out when asked for, by the definitions of `measures`.
+No text of a prompt or an answer is here unless the caller asked for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any, Literal
+
+import msgspec
+
+from .. import measures
+from ..errors import WrongUse
+from ..request import NEVER, Completion, Failure
+
+Api = Literal["chat", "completions", "responses"]
+Status = Literal["ok", "failed", "cancelled", "abandoned"]
+
+TIMING_HEADERS = ("server-timing", "openai-processing-ms", "x-ms-region", "x-envoy-upstream-service-time")
+"""Response headers in which servers speak of their own time; also every header of the form `x-…-time` or `x-…-ms`."""
+
+
+class TokenPrice(msgspec.Struct, frozen=True):
+    """What a million tokens cost, in whatever currency the caller thinks in. `cached` None: as `input`.
+
+    Raises WrongUse for a price that is negative or no number.
+    """
+
+    input: float
+    output: float
+    cached: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input", "output", "cached"):
+            value = getattr(self, name)
+            if name == "cached" and value is None:
+                continue
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value < 0:
+                raise WrongUse(f"the {name} price is {value!r}", "give the price of a million tokens, 0 or more")
+
+    def cost(self, input: int, output: int, cached: int = 0) -> float:
+        """The price of one answer; `cached` of the `input` tokens came out of the server's cache."""
+        at = self.input if self.cached is None else self.cached
+        return ((input - cached) * self.input + cached * at + output * self.output) / 1e6
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One try of a call. Instants are monotonic ns; `failure` None: it was answered."""
+
+    started: int
+    ended: int
+    failure: Failure | None = None
+    waited_ns: int = 0  # after it, before the next one: back-off, or what the server asked for
+
+
+class Content(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts, kept only when asked for: what was sent (messages, prompt or input as given) and what came."""
+
+    input: Any
+    output: str
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """One call, measured. Instants are integer ns of `time.monotonic_ns`, -1: never; figures in ms, None: not known.
+
+    Definitions are those of the generator. The call begins at `started`; a wait for a throttle and earlier attempts lie
+    between that and `sent`, so `ttft_ms` is what the application felt and `ttft_from_sent_ms` what the server did.
+    """
+
+    api: Api
+    streamed: bool
+    status: Status
+    started: int
+    started_unix_ns: int  # the same instant by the wall clock
+    sent: int = NEVER  # the last attempt's start; with the project's own client the first byte handed to the kernel
+    first_token: int = NEVER  # first event with generated output
+    first_answer: int = NEVER  # first event with output that is not reasoning
+    last_token: int = NEVER
+    end: int = NEVER  # last output or finish event
+    done: int = NEVER  # the answer was over, failed, or given up
+    instants: tuple[int, ...] = ()  # of every output event
+    first_event_tokens: int = 0
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None  # of the input tokens
+    reasoning_tokens: int | None = None  # of the output tokens
+    token_source: Literal["server", "events", ""] = ""  # of the output count; "events": one token per event assumed
+    cost: float | None = None  # in the currency of the price given; None without price or counts
+    attempts: tuple[Attempt, ...] = ()
+    hidden_retries: int = 0  # by the client underneath, inside the attempts
+    finish_reason: str = ""
+    failure: Failure | None = None
+    model: str = ""  # asked for
+    response_model: str = ""  # that answered
+    response_id: str = ""
+    request_id: str = ""  # the server's name of it: the x-request-id header
+    server: str = ""  # host:port
+    server_timing: dict[str, Any] = {}
+    kernel_stamps: bool = False  # instants are of the kernel, not of the moment this process read
+    content: Content | None = None
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Time to first token, from the call. An answer that was not streamed comes all at once: its whole time."""
+        return _ms(measures.ttft(self.started, self.first_token))
+
+    @property
+    def ttft_from_sent_ms(self) -> float | None:
+        """The same from the start of the attempt that was answered."""
+        return _ms(measures.ttft_from_sent(self.sent, self.first_token))
+
+    @property
+    def first_answer_ms(self) -> float | None:
+        """To the first output that is not reasoning."""
+        return _ms(measures.first_answer(self.started, self.first_answer))
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Time per output token after the first event. None for one token, or an answer that was not streamed."""
+        if self.output_tokens is None:
+            return None
+        reasoning = self.reasoning_tokens or 0
+        n = measures.streamed_tokens(self.output_tokens, reasoning, self.first_token, self.first_answer)
+        return _ms(measures.tpot(self.first_token, self.last_token, n, self.first_event_tokens or 1))
+
+    @property
+    def e2e_ms(self) -> float | None:
+        """From the call to the last output or finish event."""
+        return _ms(measures.e2e(self.started, self.end))
+
+    @property
+    def wait_ms(self) -> float | None:
+        """From the call to the start of the last attempt: throttle, earlier attempts and back-off."""
+        return _ms(measures.send_lag(self.started, self.sent))
+
+    @property
+    def inter_chunk_ms(self) -> tuple[float, ...]:
+        """Gaps between successive output events."""
+        return tuple(gap / 1e6 for gap in measures.gaps(self.instants))
+
+    @property
+    def itl_ms(self) -> tuple[float, ...] | None:
+        """The same when every event carried one token, else None: a bundle's gap is no inter-token latency."""
+        return self.inter_chunk_ms if self.output_tokens == len(self.instants) else None
+
+    @property
+    def retries(self) -> int:
+        """Attempts after the first one."""
+        return max(0, len(self.attempts) - 1) + self.hidden_retries
+
+
+Prices = TokenPrice | Mapping[str, TokenPrice] | None
+"""One price for everything, or one by model name: that of the model that answered, else of the model asked."""
+
+_latest: ContextVar[Measurement | None] = ContextVar("loadgen_sdk_measurement", default=None)
+
+
+def latest_measurement() -> Measurement | None:
+    """The last call that ended in this context (task or thread), or None."""
+    return _latest.get()
+
+
+def tell_latest(measurement: Measurement) -> None:
+    _latest.set(measurement)
+
+
+def checked_prices(prices: Prices) -> Prices:
+    """`prices`, or WrongUse when they are not what they must be."""
+    if prices is None or isinstance(prices, TokenPrice):
+        return prices
+    hint = "give TokenPrice(input=…, output=…), or a mapping of model names to them"
+    if not isinstance(prices, Mapping):
+        raise WrongUse(f"prices is a {type(prices).__name__}", hint)
+    for model, price in prices.items():
+        if not isinstance(model, str) or not isinstance(price, TokenPrice):
+            raise WrongUse(f"the price of {model!r} is a {type(price).__name__}", hint)
+    return prices
+
+
+_unpriced: set[str] = set()
+
+
+def price_of(prices: Prices, *models: str) -> TokenPrice | None:
+    """The price of the first of `models` that has one. A model without any is warned of, once per process."""
+    if prices is None or isinstance(prices, TokenPrice):
+        return prices
+    for model in models:
+        if model in prices:
+            return prices[model]
+    name = models[-1]
+    if name not in _unpriced:
+        _unpriced.add(name)
+        known = ", ".join(sorted(prices)) or "none"
+        warnings.warn(f"no price for the model {name!r}: its cost is None (known: {known})", stacklevel=3)
+    return None
+
+
+def timings(headers: Mapping[str, str]) -> dict[str, Any]:
+    """What of a response's headers (names in lower case) speaks of the server's own time."""
+    return {name: headers[name] for name in headers if _is_timing(name)}
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_timing(name: str) -> bool:
+    """A call's headers are looked through in its own time, and names are few."""
+    return name in TIMING_HEADERS or (name.startswith("x-") and name.endswith(("-time", "-ms")))
+
+
+def from_completion(
+    completion: Completion,
+    *,
+    api: Api,
+    streamed: bool,
+    status: Status,
+    started: int,
+    started_unix_ns: int,
+    instants: tuple[int, ...],
+    attempts: tuple[Attempt, ...],
+    model: str,
+    server: str,
+    prices: Prices = None,
+    content: Content | None = None,
+) -> Measurement:
+    """The measurement of a call through the project's own client: its last attempt's completion, and what came before.
+
+    Instants are the kernel's where the completion says so.
+    """
+    usage, headers = completion.usage, completion.headers or {}
+    output = usage.output if usage.output is not None else len(instants) or None
+    source: Literal["server", "events", ""] = "server" if usage.output is not None else "events" if instants else ""
+    price = price_of(prices, model) if prices is not None else None
+    cost = None
+    if price is not None and usage.input is not None and usage.output is not None:
+        cost = price.cost(usage.input, usage.output, usage.cached or 0)
+    return Measurement(
+        api=api,
+        streamed=streamed,
+        status=status,
+        started=started,
+        started_unix_ns=started_unix_ns,
+        sent=completion.sent,
+        first_token=completion.first_token,
+        first_answer=completion.first_answer,
+        last_token=completion.last_token,
+        end=completion.end,
+        done=completion.done,
+        instants=instants,
+        first_event_tokens=completion.first_event_tokens,
+        input_tokens=usage.input,
+        output_tokens=output,
+        cached_tokens=usage.cached,
+        reasoning_tokens=usage.reasoning,
+        token_source=source,
+        cost=cost,
+        attempts=attempts,
+        hidden_retries=completion.resent,
+        finish_reason=completion.finish_reason,
+        failure=completion.failure,
+        model=model,
+        request_id=headers.get("x-request-id", ""),
+        server=server,
+        server_timing={**timings(headers), **(completion.server_timing or {})},
+        kernel_stamps=completion.kernel_stamp,
+        content=content,
+    )
+
+
+def _ms(ns: int | None) -> float | None:
+    return None if ns is None else ns / 1e6

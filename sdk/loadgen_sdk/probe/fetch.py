@@ -1,0 +1,133 @@
+"""Real connections for the probe: one per question, closed after it. Not for load: that is the wire's business.
+
+Streams of asyncio, HTTP/1.1 by `http1`, everything bounded in size and time. Errors name the address, never the URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from time import monotonic_ns
+
+from ..errors import TargetUnusable
+from ..transport.http1 import Malformed, Response, head
+from ..transport.target import Target
+from .probe import Answer, Headers
+
+MAX_BODY_BYTES = 4 << 20
+_BROKE = "the server, or a proxy before it, gave up in the middle of an answer: see their logs"
+
+
+def _cut_short(target: Target, method: str, size: int) -> TargetUnusable:
+    """The other side closed. Who has sent part of an answer speaks our protocol; who has sent nothing may want TLS."""
+    if size:
+        return TargetUnusable(f"{target.address} closed the connection in the middle of its answer to {method}", _BROKE)
+    hint = "see the server's log" if target.tls else "does it want https:// ?"
+    return TargetUnusable(f"{target.address} closed the connection without an answer to {method}", hint)
+
+
+class Direct:
+    """The two functions that `probe` asks through, over TCP and TLS. Raises TargetUnusable, in words for the user."""
+
+    def __init__(
+        self, target: Target, tls: ssl.SSLContext | None = None, timeout_s: float = 60, connect_s: float = 10
+    ) -> None:
+        self._target, self._timeout_s, self._connect_s = target, timeout_s, connect_s
+        self._tls = (tls or ssl.create_default_context()) if target.tls else None
+        self._address: str | None = None
+
+    async def connect(self) -> int:
+        """One TCP connection, made and dropped: the ns it took, names resolved before."""
+        address = self._address or await self._resolve()
+        begun = monotonic_ns()
+        _, writer = await self._open(address, None)
+        took = monotonic_ns() - begun
+        writer.transport.abort()
+        return took
+
+    async def exchange(self, method: str, path: str, headers: Headers, sent: bytes) -> Answer:
+        """One request on a connection of its own. See `Exchange`."""
+        target = self._target
+        reader, writer = await self._open(self._address or await self._resolve(), self._tls)
+        response, pieces, size = Response(), [], 0
+        lines = [("Host", target.host_header), ("Connection", "close"), *headers]
+        if sent:
+            lines.append(("Content-Length", str(len(sent))))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                writer.write(head(method, path, lines) + b"\r\n" + sent)
+                while not response.complete:
+                    data = await reader.read(1 << 16)
+                    if not data:
+                        if not response.end_of_file():
+                            raise _cut_short(target, method, size)
+                        break
+                    pieces += response.feed(data)
+                    size += len(data)
+                    if size > MAX_BODY_BYTES:
+                        raise TargetUnusable(f"{target.redacted} sends more than 4 MiB to a probe", "check the URL")
+        except Malformed:
+            raise TargetUnusable(
+                f"{target.address} does not speak HTTP/1.1",
+                "check the port" if target.tls else "does it want https:// ?",
+            ) from None
+        except TimeoutError:
+            raise TargetUnusable(
+                f"{target.redacted} gave no whole answer within {self._timeout_s:g} s",
+                "is the server stuck or overloaded?",
+            ) from None
+        except OSError as error:
+            hint = _BROKE if size else ""
+            raise TargetUnusable(f"{target.address}: {error.strerror or 'the connection broke'}", hint) from None
+        finally:
+            writer.transport.abort()
+        return Answer(response.status, response.headers, b"".join(pieces))
+
+    async def _resolve(self) -> str:
+        """The first address of the host that takes a connection."""
+        target, loop = self._target, asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_s):
+                found = await loop.getaddrinfo(target.host, target.port, proto=6)  # TCP
+        except (OSError, UnicodeError) as error:
+            why = (
+                "no answer from DNS" if isinstance(error, TimeoutError) else getattr(error, "strerror", "") or "unknown"
+            )
+            raise TargetUnusable(f"cannot resolve the host {target.host!r}: {why}", "check the host's name") from None
+        addresses = list(dict.fromkeys(str(row[4][0]) for row in found))
+        for number, address in enumerate(addresses, 1):
+            try:
+                _, writer = await self._open(address, None)
+            except TargetUnusable:
+                if number == len(addresses):
+                    raise
+                continue
+            writer.transport.abort()
+            self._address = address
+            return address
+        raise TargetUnusable(f"the host {target.host!r} has no address", "check the host's name")
+
+    async def _open(
+        self, address: str, tls: ssl.SSLContext | None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        target = self._target
+        try:
+            async with asyncio.timeout(self._connect_s):
+                name = target.host if tls else None
+                return await asyncio.open_connection(address, target.port, ssl=tls, server_hostname=name)
+        except ssl.SSLCertVerificationError as error:
+            raise TargetUnusable(
+                f"the certificate of {target.address} is not trusted: {error.verify_message}",
+                "give the authority's certificate with --cacert, or --insecure if you know this server",
+            ) from None
+        except ssl.SSLError as error:
+            hint = "it seems to speak plain http://" if "WRONG_VERSION" in str(error) else "check --cert and the port"
+            reason = (error.reason or "handshake failed").lower().replace("_", " ")
+            raise TargetUnusable(f"TLS with {target.address} failed: {reason}", hint) from None
+        except TimeoutError:
+            what, hint = ("no TLS", "does it want http:// ?") if tls else ("no answer", "check host, port and firewall")
+            raise TargetUnusable(f"{what} from {target.address} within {self._connect_s:g} s", hint) from None
+        except OSError as error:
+            refused = isinstance(error, ConnectionRefusedError) or "refused" in str(error)
+            what = "nothing listens at" if refused else f"cannot connect ({error.strerror or type(error).__name__}) to"
+            raise TargetUnusable(f"{what} {target.address}", "start the server, or check --url") from None

@@ -1,0 +1,415 @@
+"""The same requests through the `openai` package: what an application's client would see, beside our own wire.
+
+A reference, not a fast client: one task per request, stamps taken when the package hands out an event. The package is
+imported only in `open`. The seam is `Client`'s: prepare, send, cancel, open, close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from time import monotonic_ns
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from ..dialects.body import body as make_body
+from ..dialects.quirks import Quirk
+from ..dialects.reader import ERROR_TEXT_CHARS, Flow, Reading, error_text, parse_usage
+from ..errors import TargetUnusable
+from ..request import NEVER, Completion, Failure, Request
+from .exchange import OnDone
+from .target import Target
+from .wire import Tls
+
+CONNECT_S = 30.0
+_TIMINGS = ("timings", "nvext", "metrics")
+
+
+class OpenAIClient:
+    """One endpoint, one model, one API, through AsyncOpenAI: no retries, no proxy, no limit on connections.
+
+    `timeout_ns` bounds a request from its due instant, `stall_timeout_ns` the silence between two events. The HTTP
+    library's own trace gives `ready`, `sent` and `first_byte`; all else is what the package hands out. Byte counts are
+    of bodies without heads, and what a server sends after `[DONE]` is not seen.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        model: str,
+        quirk: Quirk,
+        stream: bool = True,
+        api_key: str | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+        extra_body: Mapping[str, Any] | None = None,
+        timeout_ns: int = 600 * 1_000_000_000,
+        stall_timeout_ns: int = 120 * 1_000_000_000,
+        tls: Tls | None = None,
+        keep_text: bool = False,
+        continuous_usage: bool = False,
+    ) -> None:
+        self.target, self.model, self.quirk = target, model, quirk
+        self._stream_on, self._extra_body, self._continuous_usage = stream, extra_body, continuous_usage
+        self._api_key, self._headers = api_key, headers
+        self._timeout_ns, self._stall_ns = timeout_ns, stall_timeout_ns
+        self._keep_text = keep_text
+        self._tls: ssl.SSLContext | bool = (tls or Tls()).context() if target.tls else False
+        self._api: Any = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.in_flight = 0
+
+    async def open(self, connections: int = 0) -> None:
+        """Import the package and make its client. It opens connections on demand only: `connections` has no effect."""
+        try:
+            import openai
+            from openai._constants import DEFAULT_CONNECTION_LIMITS
+        except ImportError:
+            raise TargetUnusable("--client openai needs the openai package", "pip install openai") from None
+        limits = type(DEFAULT_CONNECTION_LIMITS)(
+            max_connections=None, max_keepalive_connections=None, keepalive_expiry=self.quirk.reuse_s
+        )
+        timeout = openai.Timeout(None, connect=CONNECT_S)
+        headers = dict(self.target.auth(self._api_key)) | dict(self._headers)
+        named = {name.lower() for name in headers}
+        unasked = [name for name in ("authorization", "openai-organization", "openai-project") if name not in named]
+
+        async def watch(request: Any) -> None:
+            for name in unasked:  # what the package adds from its own settings and environment
+                request.headers.pop(name, None)
+            request.extensions["trace"] = _current.get().trace
+
+        self._api = openai.AsyncOpenAI(
+            base_url=self.target.base_url,
+            api_key="unused",  # the real one, if any, is in the headers: the same headers as our own client's
+            default_headers=headers,
+            default_query=dict(parse_qsl(self.target.query[1:], keep_blank_values=True)),
+            max_retries=0,
+            timeout=timeout,
+            http_client=openai.DefaultAsyncHttpxClient(
+                limits=limits,
+                timeout=timeout,
+                verify=self._tls,
+                trust_env=False,
+                follow_redirects=False,
+                event_hooks={"request": [watch]},
+            ),
+        )
+
+    def close(self) -> None:
+        """Drop every connection; requests in flight end as `interrupted`. The sockets go in the loop's next turns."""
+        closing = asyncio.get_running_loop().create_task(self.aclose())
+        self._tasks.add(closing)
+        closing.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """As `close`, and wait for it."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._api is not None:
+            await self._api.close()
+
+    async def __aenter__(self) -> OpenAIClient:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def prepare(self, request: Request) -> bytes:
+        """The body of this request: byte for byte what our own client would send."""
+        return make_body(
+            request,
+            self.quirk,
+            self.target.api,
+            self.model,
+            self._stream_on,
+            extra_body=self._extra_body,
+            continuous_usage=self._continuous_usage,
+        )
+
+    def send(
+        self,
+        request: Request | None,
+        body: bytes,
+        due: int,
+        on_done: OnDone,
+        flow: Flow,
+        *,
+        name: str = "",
+        sink: Callable[[str, str, int], None] | None = None,
+    ) -> _Exchange:
+        """Send now; `on_done` gets the Completion, always, once. What it returns is good for `cancel`."""
+        exchange = _Exchange(self, request, body, due, flow, name or (request.id if request else ""), sink)
+        self.in_flight += 1
+        task = exchange.task = asyncio.get_running_loop().create_task(exchange.run())
+        self._tasks.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self.in_flight -= 1
+            on_done(exchange.completion())
+
+        task.add_done_callback(ended)  # also runs for a task cancelled before its first step
+        return exchange
+
+    def tick(self, now: int) -> None:
+        """Does nothing: the package keeps its own house. The driver calls it on every client."""
+
+    def cancel(self, exchange: _Exchange, failure: Failure) -> None:
+        """End a request in the loop's next turns; `on_done` hears of it, with this failure."""
+        exchange.interruption = failure
+        if exchange.task is not None:
+            exchange.task.cancel()
+
+
+class _Exchange:
+    """One request through the package, and what was seen of it."""
+
+    def __init__(
+        self,
+        client: OpenAIClient,
+        request: Request | None,
+        body: bytes,
+        due: int,
+        flow: Flow,
+        name: str,
+        sink: Callable[[str, str, int], None] | None,
+    ) -> None:
+        self._client, self._request, self._body, self._due, self._flow = client, request, body, due, flow
+        self._name, self._sink = name, sink
+        self._reading = Reading(flow, client._keep_text)
+        self._ready = self._sent = self._first_byte = self._done = NEVER
+        self._reused = True
+        self._resent = 0
+        self._status = self._received = 0
+        self.task: asyncio.Task[None] | None = None
+        self.interruption = Failure("interrupted", "cancelled")
+        self._failure: Failure | None = None
+
+    async def run(self) -> None:
+        client = self._client
+        loop = asyncio.get_running_loop()
+        left = (self._due + client._timeout_ns - monotonic_ns()) / 1e9
+        deadline = loop.time() + left
+        try:
+            async with asyncio.timeout_at(deadline) as limit:
+                _current.set(self)
+                try:
+                    await self._once(limit, deadline)
+                except Exception as error:
+                    if not (self._reused and self._sent >= 0 and self._first_byte < 0 and kind_of(error)[0] == "reset"):
+                        raise
+                    self._resent = 1  # an idle connection that the server had closed: metrics.md allows this one
+                    await self._once(limit, deadline)
+            self._failure = self._reading.judge(True, False, client._stream_on)
+        except TimeoutError:
+            if limit.when() == deadline:
+                self._failure = Failure(
+                    "timeout_total", f"not finished {client._timeout_ns / 1e9:g} s after it was due"
+                )
+            else:
+                self._failure = Failure("timeout_stall", f"no event for {client._stall_ns / 1e9:g} s")
+        except asyncio.CancelledError:
+            self._failure = self.interruption
+        except Exception as error:  # whatever the package raises is a failed request, never a crash of the run
+            self._failure = self._judged(error)
+        self._done = monotonic_ns()
+
+    async def trace(self, name: str, _: Any) -> None:
+        """What the HTTP library does, as it does it."""
+        if name == "connection.connect_tcp.started":
+            self._reused = False
+        elif name == "http11.send_request_headers.started":
+            self._ready = self._sent = monotonic_ns()
+        elif name == "http11.receive_response_headers.complete":
+            self._first_byte = monotonic_ns()
+
+    async def _once(self, limit: asyncio.Timeout, deadline: float) -> None:
+        self._reused = True
+        if self._client._stream_on:
+            await self._streamed(limit, deadline)
+        else:
+            await self._whole()
+
+    def _create(self) -> Any:
+        """The package's call: what it names itself, and the rest of our body as `extra_body`."""
+        fields: dict[str, Any] = msgspec.json.decode(self._body)
+        chat = self._client.target.api == "chat"
+        prompt = "messages" if chat else "prompt"
+        own = {name: fields.pop(name) for name in ("model", prompt, "stream") if name in fields}
+        api = self._client._api
+        make = api.chat.completions.create if chat else api.completions.create
+        return make(**own, extra_body=fields, extra_headers={"X-Request-Id": self._name} if self._name else None)
+
+    async def _streamed(self, limit: asyncio.Timeout, deadline: float) -> None:
+        loop, stall_s = asyncio.get_running_loop(), self._client._stall_ns / 1e9
+        stream = await self._create()
+        self._status = stream.response.status_code
+        try:
+            async for event in stream:
+                self._take(event, monotonic_ns())
+                limit.reschedule(min(deadline, loop.time() + stall_s) if stall_s else deadline)
+        finally:
+            self._received = getattr(stream.response, "num_bytes_downloaded", 0)
+
+    async def _whole(self) -> None:
+        answer = await self._create()
+        self._status = 200
+        self._take(answer, monotonic_ns())
+        self._reading.first_event_tokens = self._reading.usage().output or 0  # all of it came at once
+
+    def _take(self, event: Any, at: int) -> None:
+        """One event object, stamped; the rules are `Reading.take`'s, on attributes that may all be missing."""
+        reading = self._reading
+        if reading.first_event < 0:
+            reading.first_event = at
+        choices = getattr(event, "choices", None) or ()
+        text, reasoning, output, answer = "", "", False, False
+        for choice in choices:
+            part = getattr(choice, "delta", None) or getattr(choice, "message", None)
+            said = getattr(choice if part is None else part, "text" if part is None else "content", None) or ""
+            text += said
+            if said or any(_others(choice, part)):
+                output = answer = True
+            elif thought := getattr(part, "reasoning_content", None) or getattr(part, "reasoning", None):
+                reasoning += thought
+                output = True
+            if reason := getattr(choice, "finish_reason", None):
+                reading.finish_reason = reason
+                reading.end = at
+        if output:
+            self._output(at, answer)
+            if reading.pieces is not None and reading.reasoning_pieces is not None:
+                reading.pieces.append(text)
+                reading.reasoning_pieces.append(reasoning)
+            if self._sink is not None:
+                self._sink(text, reasoning, at)
+        if (usage := getattr(event, "usage", None)) is not None:
+            raw = msgspec.Raw(msgspec.json.encode(usage.to_dict() if hasattr(usage, "to_dict") else usage))
+            counted = parse_usage(raw).output
+            if counted:
+                reading.usage_raw = raw
+                if output and reading.output_events == 1 and not reading.finish_reason:
+                    reading.first_event_tokens = counted
+        more = getattr(event, "model_extra", None) or {}
+        if timing := {name: more[name] for name in _TIMINGS if more.get(name) is not None}:
+            reading.server_timing = {**(reading.server_timing or {}), **timing}
+        if not choices and usage is None and (said := more.get("message") or more.get("detail")):
+            reading.error = reading.error or str(said)[:ERROR_TEXT_CHARS]  # an error at the event's top level
+
+    def _output(self, at: int, answer: bool) -> None:
+        reading = self._reading
+        if reading.last_token < 0:
+            reading.first_token = at
+        else:
+            gap = at - reading.last_token
+            self._flow.gaps.append(gap)
+            reading.max_gap = max(reading.max_gap, gap)
+        if answer and reading.first_answer < 0:
+            reading.first_answer = at
+        self._flow.instants.append(at)
+        reading.output_events += 1
+        reading.last_token = reading.end = at
+
+    def _judged(self, error: Exception) -> Failure:
+        """What the package raised, as a kind of loadgen_sdk.errors.KINDS."""
+        kind, text, status = kind_of(error)
+        self._status = status or self._status
+        if kind in ("reset", "truncated") and self._first_byte >= 0:
+            text = f"{text}, after {self._reading.output_events} output events"
+        client = self._client
+        secrets = (client._api_key, *(value for _, value in client._headers))
+        return Failure(kind, client.target.redact(text, *secrets)[:ERROR_TEXT_CHARS], self._status)
+
+    def completion(self) -> Completion:
+        reading = self._reading
+        pieces, reasons = reading.pieces, reading.reasoning_pieces
+        return Completion(
+            request=self._request,
+            due=self._due,
+            ready=self._ready,
+            sent=self._sent,
+            first_byte=self._first_byte,
+            first_event=reading.first_event,
+            first_token=reading.first_token,
+            first_answer=reading.first_answer,
+            last_token=reading.last_token,
+            end=reading.end,
+            done=self._done if self._done >= 0 else monotonic_ns(),
+            output_events=reading.output_events,
+            first_event_tokens=reading.first_event_tokens,
+            max_gap=reading.max_gap,
+            reused=self._reused and self._sent >= 0,
+            resent=self._resent,
+            http_status=self._status,
+            bytes_sent=len(self._body) if self._sent >= 0 else 0,
+            bytes_received=self._received,
+            finish_reason=reading.finish_reason,
+            usage=reading.usage(),
+            text="".join(pieces) if pieces is not None else None,
+            reasoning_text="".join(reasons) if reasons is not None else None,
+            server_timing=reading.server_timing,
+            failure=self._failure if self._done >= 0 else self.interruption,  # cancelled before its first step
+        )
+
+
+_current: ContextVar[_Exchange] = ContextVar("_current")
+
+
+def _others(choice: Any, part: Any) -> Iterator[Any]:
+    """Output that is neither text nor reasoning."""
+    for name in ("tool_calls", "function_call", "refusal", "token_ids"):
+        yield getattr(part, name, None)
+    yield getattr(choice, "token_ids", None)
+
+
+def kind_of(error: Exception) -> tuple[str, str, int]:
+    """(kind, text, HTTP status or 0) of an exception of the package or of the HTTP library under it."""
+    import openai
+
+    if isinstance(error, openai.APIStatusError):
+        status = error.status_code
+        text = error_text(error.response.content) or f"HTTP {status} without a body"
+        kind = (
+            "http_429"
+            if status == 429
+            else "http_5xx"
+            if status >= 500
+            else "http_4xx"
+            if status >= 400
+            else "malformed"
+        )
+        return kind, text, status
+    if isinstance(error, openai.APIError) and not isinstance(error, openai.APIConnectionError):
+        said = error.body if isinstance(error.body, str) else error.message
+        return "error_event", said or "an error event without a text", 0
+    causes = list(_causes(error))
+    names = {type(cause).__name__ for cause in causes}
+    text = str(causes[-1]) or str(error) or type(error).__name__
+    if any(isinstance(cause, ssl.SSLError) for cause in causes):
+        return "tls", text, 0
+    if "gaierror" in names:
+        return "dns", text, 0
+    if names & {"ConnectError", "ConnectTimeout"}:
+        return "connect", text, 0
+    if "RemoteProtocolError" in names:
+        whole = " ".join(map(str, causes))
+        if "without sending a response" in whole:
+            return "reset", text, 0
+        return ("truncated" if "peer closed" in whole or "incomplete" in whole else "malformed"), text, 0
+    if names & {"ReadError", "WriteError", "CloseError", "ConnectionResetError"}:
+        return "reset", text, 0
+    return "malformed", f"{type(error).__name__}: {text}", 0
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

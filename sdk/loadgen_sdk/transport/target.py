@@ -1,0 +1,254 @@
+"""The URL a user gives -> where to connect, what to ask for, what of it may be shown. Pure: nothing is resolved here.
+
+Whatever names a target in a file, a log or on the screen is `Target.redacted`; whatever a server said goes through
+`redact` first, because servers echo keys.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable
+from urllib.parse import quote, unquote, urlsplit
+
+import msgspec
+
+from ..dialects.quirks import Api
+from ..errors import TargetUnusable
+
+HIDDEN = "***"
+SHORTEST_SECRET = 4  # shorter ones are hidden in URLs, but searching texts for them would garble the texts
+_SHOWN_QUERY = frozenset(("api-version",))
+_AZURE_HOSTS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
+_ENDPOINTS = ("/chat/completions", "/completions", "/models")
+_DEPLOYMENT = re.compile(r"^(?P<root>.*?)/openai/deployments/(?P<name>[^/]+)$")
+_VERSION = re.compile(r"/v\d+(?:alpha|beta)?\d*$")
+_LOOKS_SECRET = re.compile(
+    r"(?i)(\b(?:bearer|basic)\s+|\b(?:x-)?api[-_]key[\"']?\s*[:=]\s*[\"']?)[\w+/=.~*-]{4,}|\b(?:sk|pk|nvapi|hf)[-_][\w*-]{8,}"
+)
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """One endpoint. Paths are complete request targets: prefix, API and query, ready for a request line."""
+
+    host: str  # as `getaddrinfo` takes it: no brackets, IDNA
+    port: int
+    tls: bool
+    api: Api
+    root: str  # path prefix of the server itself ("" or "/x/y"), below which /version and /health live
+    base: str  # path prefix of the API: `/v1`, `/x/y/v1`, `/openai/deployments/D`
+    query: str  # with its "?", or ""
+    azure: bool
+    deployment: str  # of Azure's older URL form, which names the model in the path; else ""
+    basic: str  # value of an Authorization header from the URL's user and password, or ""
+    secrets: tuple[str, ...]  # what of the URL must never be shown, in every spelling
+    redacted: str  # the URL as it may be shown
+
+    @classmethod
+    def parse(cls, url: str, *, api: Api = "chat", server: str | None = None, deployment: str = "") -> Target:
+        """Read `http[s]://[user:password@]host[:port][/prefix][/v1][?query]`; a pasted full endpoint is understood too.
+
+        `server="azure"` or an Azure host: `/openai/deployments/D?api-version=...` (also made from `deployment` and an
+        api-version in the query), else the newer `/openai/v1`. Raises TargetUnusable, whose text never holds a secret.
+        """
+        url = url.strip()
+        if not url:
+            raise TargetUnusable("the URL is empty", "give one, such as http://localhost:8000")
+        shown = url if not re.search(r"[@?#]", url) else "the URL"
+        if bad := re.search(r"[\s\x00-\x1f\x7f\\]", url):
+            raise TargetUnusable(f"{shown!r} has {_named(bad.group())} in it", "write it percent-encoded, or remove it")
+        scheme, colon, _ = url.partition("://")
+        if not colon:
+            raise TargetUnusable(f"{shown!r} has no scheme", "begin it with http:// or https://")
+        if scheme.lower() not in ("http", "https"):
+            word = f"scheme {scheme!r}" if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]{0,15}", scheme) else "scheme"
+            raise TargetUnusable(f"the URL's {word} is not one this client speaks", "use http:// or https://")
+        if "#" in url:
+            raise TargetUnusable(
+                "the URL has a # in it", "write it as %23 where it belongs to a password, else remove it"
+            )
+        if "@" in re.sub(r"^[^/?]*", "", url.partition("://")[2]):  # a password cut short would be shown as a host
+            raise TargetUnusable("the URL has an @ behind its host", "write / ? @ inside a password as %2F %3F %40")
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port
+        except ValueError:  # its text quotes the URL
+            raise TargetUnusable(
+                f"{shown!r} has no valid host and port", "write http://host:8000, IPv6 as http://[::1]:8000"
+            ) from None
+        if not host:
+            raise TargetUnusable(f"{shown!r} names no host", "write http://host:8000")
+        host = _idna(host)
+        tls = scheme.lower() == "https"
+        if port is None:
+            port = 443 if tls else 80
+        if not port:
+            raise TargetUnusable("port 0 cannot be connected to", "give the port the server listens on")
+        basic, secrets = _userinfo(parts.netloc)
+        shown_query, query_secrets = _query(parts.query)
+        path = quote(parts.path, safe="/%:@!$&'()*+,;=~-._").rstrip("/")
+        for endpoint in _ENDPOINTS:
+            if path.endswith(endpoint):
+                path = path.removesuffix(endpoint)
+                break
+        azure = server == "azure" or (server in (None, "auto") and host.endswith(_AZURE_HOSTS))
+        root, base, name = _prefixes(path, azure, deployment, parts.query)
+        authority = _authority(host, None if port == (443 if tls else 80) else port)
+        return cls(
+            host=host,
+            port=port,
+            tls=tls,
+            api=api,
+            root=root,
+            base=base,
+            query=f"?{parts.query}" if parts.query else "",
+            azure=azure or bool(name),
+            deployment=unquote(name),
+            basic=basic,
+            secrets=_spellings((*secrets, *query_secrets)),
+            redacted=f"{'https' if tls else 'http'}://{HIDDEN + '@' if basic else ''}{authority}{base}"
+            + (f"?{shown_query}" if shown_query else ""),
+        )
+
+    def __repr__(self) -> str:
+        return f"Target({self.redacted})"
+
+    @property
+    def path(self) -> str:
+        """Request target of the API this target was parsed for."""
+        return self.chat if self.api == "chat" else self.completions
+
+    @property
+    def chat(self) -> str:
+        return f"{self.base}/chat/completions{self.query}"
+
+    @property
+    def completions(self) -> str:
+        return f"{self.base}/completions{self.query}"
+
+    @property
+    def models(self) -> str:
+        base = f"{self.root}/openai" if self.deployment else self.base  # deployments have no list of their own
+        return f"{base}/models{self.query}"
+
+    def beside(self, name: str) -> str:
+        """Request target of something beside the API: `/version`, `/health`, `/props`."""
+        return f"{self.root}{name}{self.query}"
+
+    @property
+    def host_header(self) -> str:
+        return _authority(self.host.partition("%")[0], None if self.port == (443 if self.tls else 80) else self.port)
+
+    @property
+    def address(self) -> str:
+        """host:port as people write it."""
+        return _authority(self.host, self.port)
+
+    @property
+    def base_url(self) -> str:
+        """For other clients: no user, no query."""
+        return f"{'https' if self.tls else 'http'}://{self.host_header}{self.base}"
+
+    def auth(self, api_key: str | None) -> tuple[tuple[str, str], ...]:
+        """Headers that prove who we are: the key as `api-key` on Azure, else as a bearer token.
+
+        A user and password inside the URL are the more specific wish and win over a bearer token. A key that begins
+        with `Bearer ` goes as a bearer token everywhere (Azure's Entra tokens). Raises TargetUnusable for a key that
+        no header can carry.
+        """
+        key = (api_key or "").strip()
+        if not key.isascii() or not (key.isprintable()):
+            raise TargetUnusable("the API key has characters that a header cannot carry", "check the file or variable")
+        headers = [("Authorization", self.basic)] if self.basic else []
+        if key[:7].lower() == "bearer ":
+            key = key[7:].strip()
+        elif key and self.azure:
+            return (*headers, ("api-key", key))
+        if key and not self.basic:
+            headers.append(("Authorization", f"Bearer {key}"))
+        return tuple(headers)
+
+    def redact(self, text: str, *more: str | None) -> str:
+        """`text` without the secrets of this URL, those given, and whatever else looks like a key."""
+        return redact(text, (*self.secrets, *_spellings(secret for secret in more if secret)))
+
+
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    """`text` with every one of `secrets` (of 4 characters and more) and everything that looks like a key hidden."""
+    for secret in sorted(set(secrets), key=len, reverse=True):
+        if len(secret) >= SHORTEST_SECRET:
+            text = text.replace(secret, HIDDEN)
+    return _LOOKS_SECRET.sub(lambda found: (found.group(1) or "") + HIDDEN, text)
+
+
+def _spellings(secrets: Iterable[str]) -> tuple[str, ...]:
+    """Each secret as it is, trimmed, percent-encoded and decoded, and as JSON writes it."""
+    found: dict[str, None] = {}
+    for secret in secrets:
+        for form in (secret, secret.strip(), unquote(secret), quote(secret, safe=""), json.dumps(secret)[1:-1]):
+            if form:
+                found[form] = None
+    return tuple(found)
+
+
+def _userinfo(netloc: str) -> tuple[str, tuple[str, ...]]:
+    userinfo, at, _ = netloc.rpartition("@")
+    if not at or not userinfo:
+        return "", ()
+    user, _, password = userinfo.partition(":")
+    token = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+    return f"Basic {token}", (userinfo, user, password, token)
+
+
+def _query(query: str) -> tuple[str, tuple[str, ...]]:
+    """The query as it may be shown, and its secrets: any value may be a key, so all are hidden but known plain ones."""
+    shown, secrets = [], []
+    for pair in filter(None, query.split("&")):
+        name, equals, value = pair.partition("=")
+        if name.lower() in _SHOWN_QUERY:
+            shown.append(pair)
+            continue
+        shown.append(f"{name}={HIDDEN}" if equals else HIDDEN)
+        secrets.append(value if equals else name)
+    return "&".join(shown), tuple(secrets)
+
+
+def _prefixes(path: str, azure: bool, deployment: str, query: str) -> tuple[str, str, str]:
+    """Path of the URL -> (root of the server, base of the API, Azure's deployment or "")."""
+    versioned = bool(re.search(r"(?:^|&)api-version=[^&]", query))
+    found = _DEPLOYMENT.match(path)
+    if azure and not found and deployment and versioned and not _VERSION.search(path):
+        path = f"{path.removesuffix('/openai')}/openai/deployments/{quote(deployment, safe='')}"
+        found = _DEPLOYMENT.match(path)
+    if found:
+        if not versioned:
+            raise TargetUnusable(
+                "Azure's deployment URL needs an api-version",
+                "add ?api-version=2024-10-21, or use https://NAME.openai.azure.com/openai/v1/",
+            )
+        return found["root"], path, found["name"]
+    if version := _VERSION.search(path):
+        return path[: version.start()], path, ""
+    if azure:
+        root = path.removesuffix("/openai")
+        return root, f"{root}/openai/v1", ""
+    return path, f"{path}/v1", ""
+
+
+def _authority(host: str, port: int | None) -> str:
+    name = f"[{host}]" if ":" in host else host
+    return name if port is None else f"{name}:{port}"
+
+
+def _idna(host: str) -> str:
+    if host.isascii():
+        return host
+    try:
+        return host.encode("idna").decode("ascii")
+    except UnicodeError:
+        raise TargetUnusable("the URL's host is not a valid name", "write it in ASCII (punycode)") from None
+
+
+def _named(character: str) -> str:
+    return {" ": "a space", "\t": "a tab", "\\": "a backslash"}.get(character, "a control character")
