@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from loadgen.compare import comparison
 from loadgen.execution.backends.virtual import simulate
 from loadgen.metrics.summary import summarize
-from loadgen.results.manifest import Fingerprints, Header, Stage, Target
+from loadgen.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
 from loadgen.schedule import timetable
-from loadgen.sim.presets.preset import load as preset
+from loadgen.sim.presets.preset import load_preset as preset
 from loadgen.workload import load
 from loadgen.workload.flags import Overrides
 
@@ -67,13 +67,15 @@ def side(name: str, found: NDArray[np.void]) -> comparison.Side:
     header = Header(
         run=name,
         state="finished",
-        targets=(Target(simulated=True),),
-        stages=(Stage(name="load", arrival="poisson", slots=len(found)),),
+        targets=(TargetFacts(simulated=True),),
+        stages=(StagePlan(name="load", arrival="poisson", slots=len(found)),),
         fingerprints=Fingerprints(recipe="1"),
     )
     summary = summarize(header, found)
     summary = msgspec.structs.replace(summary, verdict=msgspec.structs.replace(summary.verdict, valid=True))
-    return comparison.Side(name=name, runs=(comparison.Run(name=name, summary=summary, header=header, rows=found),))
+    return comparison.Side(
+        name=name, runs=(comparison.ComparedRun(name=name, summary=summary, header=header, rows=found),)
+    )
 
 
 def main() -> None:

@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from queueing import rows, run
 
-from loadgen.contracts.evaluate import Measured
+from loadgen.contracts.evaluate import MeasuredLevel
 from loadgen.contracts.run import read_run
 from loadgen.contracts.schema import parse
-from loadgen.contracts.steady_samples import Run, latencies
+from loadgen.contracts.steady_samples import RecordedRun, latencies
 from loadgen.contracts.verdict import levels
 from loadgen.execution.backends import virtual
 from loadgen.execution.plan import Settings
@@ -48,7 +48,7 @@ VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE")
 Key = tuple[str, int]
 
 
-def physical(seed: int, rate: float, minutes: float, warmup: str = "0") -> Run:
+def physical(seed: int, rate: float, minutes: float, warmup: str = "0") -> RecordedRun:
     """A run of the simulated VM, chatbot lengths, from an empty server or after a warm-up."""
     workload = load("qa", Overrides(request_rate=f"{rate}/s", duration=f"{minutes * 60:g}s", warmup=warmup), {})
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,9 @@ def truths(long: Callable[[int], Columns]) -> dict[Key, float]:
     return {(metric, at): float(ordered[metric][index(len(ordered[metric]), at / 100)]) for metric, at in TERMS}
 
 
-def counted(truth: dict[Key, float], seeds: range, one: Callable[[int], Run]) -> dict[tuple[Key, float], Counter[str]]:
+def counted(
+    truth: dict[Key, float], seeds: range, one: Callable[[int], RecordedRun]
+) -> dict[tuple[Key, float], Counter[str]]:
     """How often which verdict came for each promise."""
     text = "name: power\nlevels:\n"
     for off in OFF:
@@ -78,7 +80,7 @@ def counted(truth: dict[Key, float], seeds: range, one: Callable[[int], Run]) ->
     contract = parse(text, "power", {})
     counts: dict[tuple[Key, float], Counter[str]] = {}
     for seed in seeds:
-        measured = Measured(runs=(one(seed),))
+        measured = MeasuredLevel(runs=(one(seed),))
         for off, level in zip(OFF, levels(contract, {one.name: measured for one in contract.levels}), strict=True):
             assert not level.trouble, level.trouble
             for key, term in zip(truth, level.terms, strict=True):
@@ -107,7 +109,7 @@ def main() -> int:
     given = flags.parse_args()
     seeds = range(given.first, given.first + given.seeds)
     print(f"seeds {seeds[0]} to {seeds[-1]}, 95 % intervals; counts of PASS / FAIL / INCONCLUSIVE")
-    cases: list[tuple[str, Callable[[int], Columns], Callable[[int], Run]]] = []
+    cases: list[tuple[str, Callable[[int], Columns], Callable[[int], RecordedRun]]] = []
     for rate, requests in QUEUE:
         title = f"queue, {rate:g}/s, {requests:,} requests"
         cases.append(

@@ -38,7 +38,7 @@ def drive(rate: float, tokens: int, seconds: float) -> list[str]:
         arguments = {"url": server.url, "folder": scratch, "requests": requests}
         load = {"request_rate": rate, "duration": seconds}
         found = rig.watched(server.url, lambda: rig.contend("ours.py", "drive", {**arguments, **load}))
-        rows = store.read(Path(scratch)).rows
+        rows = store.read_run(Path(scratch)).rows
     rows = rows[np.argsort(rows["sent_ns"])]
     lag = rows["sent_ns"] - rows["due_ns"]
     settled = rows["due_ns"] >= WARM_NS

@@ -21,8 +21,8 @@ import uvloop
 
 from loadgen.execution import run
 from loadgen.execution.backends.single import work
-from loadgen.execution.compactor import Recorder
-from loadgen.execution.driver import Drive
+from loadgen.execution.compactor import Compactor
+from loadgen.execution.driver import Driver
 from loadgen.execution.plan import Settings, prepare
 from loadgen.execution.probing import find
 from loadgen.results import manifest, store
@@ -53,12 +53,12 @@ def _drive(url: str, folder: Path, requests: dict[str, Any], flags: dict[str, An
     workload = load(str(file), Overrides(**flags))
     settings = Settings(url=url)
     window = rig.Window()
-    seen: list[Drive] = []
+    seen: list[Driver] = []
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         found = runner.run(find(settings))
         job, header, timetable = prepare(workload, settings, (found,), simulated=False, folder=folder)
         store.replace(folder / "run.json", manifest.encode(header))
-        recorder = Recorder(folder)
+        recorder = Compactor(folder)
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         recorded = [0.0]
         started: list[int] = []
@@ -80,7 +80,7 @@ def _drive(url: str, folder: Path, requests: dict[str, Any], flags: dict[str, An
         window.end()
         recorder_cpu = sum(_cpu_of(int(pid)) for pid in children) - recorded[0]
     summary = run.finish(job, header, share, recorder, timetable)
-    rows = store.read(folder).rows
+    rows = store.read_run(folder).rows
     events = int(rows["output_events"].sum())
     reads = seen[0]._wire.reads
     return {

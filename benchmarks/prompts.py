@@ -43,7 +43,7 @@ def cpu_s(work: Callable[[], object], passes: int = 5) -> float:
 
 
 def main() -> None:
-    tokenizer = tokens.load(sys.argv[1] if len(sys.argv) > 1 else None)
+    tokenizer = tokens.load_tokenizer(sys.argv[1] if len(sys.argv) > 1 else None)
     turns = Turns(count=4, tool_result_tokens=Fixed(value=500))
     shapes = {
         "20 tokens": {"input_tokens": Fixed(value=20)},

@@ -183,7 +183,7 @@ def streams(flags: argparse.Namespace) -> None:
             request_rate=str(OPENED_PER_S),
         )  # fmt: skip
         measured = phases.end()
-        shares = [[one.cpu_share for one in store.read(Path(scratch) / "out").seconds if low <= one.t_s < high]
+        shares = [[one.cpu_share for one in store.read_run(Path(scratch) / "out").seconds if low <= one.t_s < high]
                   for low, high in ((0, opening), (opening + 3, opening + flags.seconds))]  # fmt: skip
     requests = summary.requests
     print(f"{requests.scheduled:,} streams over 2 workers and 2 endpoints, an event each per second, {flags.seconds} s "
@@ -315,9 +315,10 @@ def records(folder: Path, count: int, targets: int = 1) -> None:
     made = manifest.Header(
         run="merge", state="finished", workers=16,
         slo=Slo(terms=(Term(metric="ttft", limit_ns=450_000_000, quantile=0.99),)),
-        stages=(manifest.Stage(name="warm-up", arrival="constant 3,333/s", slots=early, measured=False),
-                manifest.Stage(name="load", arrival="constant 3,333/s", slots=count - early, start_ns=early * gap_ns)),
-        targets=tuple(manifest.Target(url=f"http://vm-{i:02}", name=f"vm-{i:02}", gpus=4) for i in range(targets)),
+        stages=(manifest.StagePlan(name="warm-up", arrival="constant 3,333/s", slots=early, measured=False),
+                manifest.StagePlan(
+                    name="load", arrival="constant 3,333/s", slots=count - early, start_ns=early * gap_ns)),
+        targets=tuple(manifest.TargetFacts(url=f"http://vm-{i:02}", name=f"vm-{i:02}", gpus=4) for i in range(targets)),
     )  # fmt: skip
     (folder / "run.json").write_bytes(manifest.encode(made))
     draw, writer, block = np.random.default_rng(1), None, min(count, 1_000_000)

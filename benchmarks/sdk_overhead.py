@@ -99,7 +99,7 @@ def own_call(create: Callable[..., Any]) -> Callable[[], float]:
 def stubs(told: list[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     from loadgen_sdk.app.instrumentation import _blocking
     from loadgen_sdk.app.observed_call import Setting
-    from loadgen_sdk.app.policy import Conduct
+    from loadgen_sdk.app.policy import Policy
     from openai.types.chat import ChatCompletion
 
     made = ChatCompletion.model_validate(ANSWER)
@@ -118,7 +118,7 @@ def stubs(told: list[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def plain(**_: Any) -> Any:
         return made
 
-    manner = Conduct(observers=(told.append,), prices=TokenPrice(1, 2))
+    manner = Policy(observers=(told.append,), prices=TokenPrice(1, 2))
     return plain, _blocking(plain, whole, "chat", Setting(manner, "h:1", "k", False))
 
 
@@ -141,14 +141,14 @@ class Chunks:
 def per_chunk(measured: bool) -> Callable[[], float]:
     from loadgen_sdk.app.instrumentation import _Watch
     from loadgen_sdk.app.observed_call import Setting, Sight
-    from loadgen_sdk.app.policy import Conduct
+    from loadgen_sdk.app.policy import Policy
 
     chunks = Chunks()
 
     def measure() -> float:
         source: Any = chunks
         if measured:
-            source = _Watch(source, Sight("chat", Setting(Conduct(), "", "", False), {"stream": True}))  # type: ignore[arg-type]
+            source = _Watch(source, Sight("chat", Setting(Policy(), "", "", False), {"stream": True}))  # type: ignore[arg-type]
         start = time.perf_counter()
         for _ in source:
             pass
@@ -160,14 +160,14 @@ def per_chunk(measured: bool) -> Callable[[], float]:
 def per_chunk_async(measured: bool, runner: asyncio.Runner) -> Callable[[], float]:
     from loadgen_sdk.app.instrumentation import _WatchAsync
     from loadgen_sdk.app.observed_call import Setting, Sight
-    from loadgen_sdk.app.policy import Conduct
+    from loadgen_sdk.app.policy import Policy
 
     chunks = Chunks()
 
     async def run() -> float:
         source: Any = chunks
         if measured:
-            source = _WatchAsync(source, Sight("chat", Setting(Conduct(), "", "", False), {"stream": True}))  # type: ignore[arg-type]
+            source = _WatchAsync(source, Sight("chat", Setting(Policy(), "", "", False), {"stream": True}))  # type: ignore[arg-type]
         start = time.perf_counter()
         async for _ in source:
             pass

@@ -56,7 +56,7 @@ def world(name: str, scenario: Any) -> World:
         Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns),
     )
     lengths = dataset.synthetic(rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
-    return World(presets.load(name), load_search.Goal(slo=Slo(terms=terms)), lengths, PRECISION[scenario])
+    return World(presets.load_preset(name), load_search.Goal(slo=Slo(terms=terms)), lengths, PRECISION[scenario])
 
 
 def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any]:
@@ -84,7 +84,7 @@ def passes(where: World, due: Any, rows: Any) -> bool:
     return all(count <= most for count, most in zip(missed, where.goal.allowed(len(due)), strict=True))
 
 
-def probe(where: World, ask: load_search.Ask, seed: int) -> load_search.Told:
+def probe(where: World, ask: load_search.NextTrial, seed: int) -> load_search.TrialResult:
     """One probe, watched every LOOK_S seconds, with the drain of what it had in flight when it was decided."""
     due, rows = run(where, ask.load, seed, FULL_S)
     watch = load_search.Watch(where.goal, due, early_under=ask.early_under)
@@ -103,7 +103,7 @@ def probe(where: World, ask: load_search.Ask, seed: int) -> load_search.Told:
     seen_s = min(now / S, FULL_S) if early else FULL_S
     offered = float((due < seen_s * S).sum()) / seen_s
     noise = 1 / math.sqrt(len(due))
-    return load_search.Told(
+    return load_search.TrialResult(
         ask=ask, outcome=outcome, early=early, spent_s=spent_s, offered=offered, noise=noise, why=why
     )
 
@@ -114,9 +114,9 @@ def bracket(guess: float, seed: int) -> tuple[float, float]:
     return low, 4 * low
 
 
-def searched(where: World, guess: float, seed: int) -> tuple[load_search.Search, list[load_search.Told]]:
+def searched(where: World, guess: float, seed: int) -> tuple[load_search.LoadSearch, list[load_search.TrialResult]]:
     low, high = bracket(guess, seed)
-    found = load_search.Search(low=low, high=high, precision=where.precision)
+    found = load_search.LoadSearch(low=low, high=high, precision=where.precision)
     while (ask := found.ask()) is not None:
         found.tell(probe(where, ask, seeds.derived(seed, "probe", ask.number)))
     return found, found.told

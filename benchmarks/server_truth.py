@@ -71,7 +71,7 @@ async def measure(url: str, server: str, count: int) -> tuple[list[tuple[float, 
     """What the server says (TTFT and E2E in ms), ours less that, the witness's less that; a row for each request."""
     found = await find(Settings(url=url, server=server))
     workload = load("qa", Overrides(num_requests=str(2 * count), output_tokens="100"))
-    requests = build(workload, seeds.fresh(), seeds.fresh(), tokenizer.load(None))
+    requests = build(workload, seeds.fresh(), seeds.fresh(), tokenizer.load_tokenizer(None))
     extra = {"nvext": {"extra_fields": ["timing"]}} if found.server == "dynamo" else None
     theirs, ours, witness = [], [], []
     target = found.target

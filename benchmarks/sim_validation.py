@@ -25,7 +25,7 @@ from loadgen.mlperf import published as reference
 from loadgen.results.record import BIN_NS
 from loadgen.schedule import timetable
 from loadgen.sim.presets import preset as presets
-from loadgen.sim.presets.preset import Constant, Preset
+from loadgen.sim.presets.preset import Preset, SourcedNumber
 from loadgen.workload import Constant as Evenly
 from loadgen.workload import Fixed, Poisson, Stage, Synthetic, Workload
 
@@ -180,7 +180,7 @@ def offline(system: Preset, samples: int, tokens: float, assumed: Assumed) -> fl
 
 def with_constants(system: Preset, **values: float) -> Preset:
     """The system with other constants of its hardware or server."""
-    hardware = {name: Constant(value=value, source="") for name, value in values.items()
+    hardware = {name: SourcedNumber(value=value, source="") for name, value in values.items()
                 if name in system.hardware.__struct_fields__}  # fmt: skip
     server = {name: value for name, value in values.items() if name in system.server.__struct_fields__}
     return msgspec.structs.replace(
@@ -238,7 +238,7 @@ def fit() -> None:
     """The constants as a fit gives them: overhead on GB200 Interactive, compute share on each Offline run."""
     print("## Fit\n")
     row = next(row for row in reference.latency().rows if (row.run, row.scenario) == FITTED_TPOT)
-    base = presets.load("gb200-vm")
+    base = presets.load_preset("gb200-vm")
     overhead = base.hardware.overhead_ms.value
     for _ in range(3):
         system = with_constants(base, overhead_ms=overhead, compute_share=_share(OFFLINE[0], base, overhead))
@@ -247,8 +247,8 @@ def fit() -> None:
     rows = []
     for one in OFFLINE:
         if one.fitted:
-            stored = presets.load(one.preset).hardware
-            share = _share(one, presets.load(one.preset), stored.overhead_ms.value)
+            stored = presets.load_preset(one.preset).hardware
+            share = _share(one, presets.load_preset(one.preset), stored.overhead_ms.value)
             rows.append((one.preset, f"{share:.4f}", f"{stored.compute_share.value:.4f}"))
     print(f"overhead: fitted {overhead:.2f} ms, stored {base.hardware.overhead_ms.value} ms\n")
     table(("preset", "compute share, fitted", "stored"), rows)
@@ -269,7 +269,7 @@ def offline_table() -> None:
     print("## Offline\n\nThe fitted ones only show the fit; the others are the same hardware of other submitters.\n")
     rows = []
     for one in OFFLINE:
-        system = presets.load(one.preset)
+        system = presets.load_preset(one.preset)
         wanted, gpus = published_offline(one)
         found = offline(system, one.samples_per_gpu, one.tokens, assumed_of(system))
         use = "fitted on it" if one.fitted else "not fitted"
@@ -285,7 +285,7 @@ def latency_table() -> list[tuple[reference.Latency, Preset, float]]:
     for row in reference.latency().rows:
         if row.run not in OF_RUN:
             continue
-        system = presets.load(OF_RUN[row.run])
+        system = presets.load_preset(OF_RUN[row.run])
         assumed = assumed_of(system)
         found = serve(system, row.gpus, row.target_qps, row.tokens_per_request, assumed)
         load = row.target_qps / capacity(system, row.gpus, row.tokens_per_request)
@@ -306,7 +306,9 @@ def latency_table() -> list[tuple[reference.Latency, Preset, float]]:
     head = ("published → model", "load / model's capacity", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "latency p50 s",
             "p99", "sequences")  # fmt: skip
     table(head, rows)
-    least = serve(presets.load("gb200-vm"), 4, 170, 274.35, assumed_of(presets.load("gb200-vm")), 60).least_ttft_ms
+    least = serve(
+        presets.load_preset("gb200-vm"), 4, 170, 274.35, assumed_of(presets.load_preset("gb200-vm")), 60
+    ).least_ttft_ms
     print(f"A prompt that meets an empty server: least TTFT {least:.1f} ms in the model, 20.25 ms in the public log of")
     print("Azure's GB200 Server run: overhead and weights, on which nothing but one TPOT was fitted.\n")
     print("Scored: the rate at which the model shows the published TPOT p50 within 5 % (Server), TPOT p50 within 10 %")
@@ -409,7 +411,7 @@ def peak(system: Preset, tokens: float, scenario: str, assumed: Assumed, low: fl
     return low
 
 
-def limits_of(scenario: str) -> reference.Limit:
+def limits_of(scenario: str) -> reference.PublishedLimit:
     return next(r for r in reference.limits().rows if (r.benchmark, r.scenario) == ("llama2-70b", scenario))
 
 
@@ -425,7 +427,7 @@ def throughput_table() -> None:
     rows, moved = [], []
     of_system = {"H100": "h100x8", "H200": "h200x8", "GB300": "gb300-vm", "GB200": "gb200-vm", "B200": "b200x8"}
     for name, scenario in ((n, s) for n in of_system.values() for s in ("Server", "Interactive")):
-        system = presets.load(name)
+        system = presets.load_preset(name)
         tokens = 274.35 if system.generation == "blackwell" else 293.6
         assumed, limit = assumed_of(system), limits_of(scenario)
         most = peak(system, tokens, scenario, assumed, 0.0, capacity(system, system.gpus, tokens) * 1.1, 9)
@@ -457,7 +459,7 @@ def throughput_table() -> None:
 
 def rack_tables() -> None:
     print("## The rack\n")
-    vm, rack = presets.load("gb300-vm"), presets.load("gb300-rack")
+    vm, rack = presets.load_preset("gb300-vm"), presets.load_preset("gb300-rack")
     assumed, tokens = assumed_of(vm), 272.73
     rows: list[tuple[str, ...]] = []
     for routing in presets.ROUTINGS:

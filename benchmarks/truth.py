@@ -36,7 +36,7 @@ def once(rate: float, seconds: float, lockstep: bool) -> tuple[dict[str, Any], T
             arguments = {"url": server.url, "folder": scratch, **load}
             found = rig.watched(server.url, lambda: rig.contend("ours.py", "drive", arguments))
         log = read_log(file)
-        rows = store.read(Path(scratch)).rows
+        rows = store.read_run(Path(scratch)).rows
     seen = truth(rows, log, found["run_id"], found["start_ns"])
     if seen is None or found["ok"] != found["requests"]:
         raise SystemExit(f"{found['requests'] - found['ok']} of {found['requests']} requests failed")

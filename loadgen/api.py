@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from loadgen.execution.plan import Settings
-    from loadgen.metrics.blocks import Requests, Tokens
+    from loadgen.metrics.blocks import RequestCounts, Tokens
     from loadgen.metrics.columns import Goodput, Load
     from loadgen.metrics.summary import Summary, Verdict
     from loadgen.stats.quantiles import Distribution
@@ -64,7 +64,7 @@ class Result:
         return self.summary.e2e_ms
 
     @property
-    def requests(self) -> Requests:
+    def requests(self) -> RequestCounts:
         """How many were scheduled, ok, failed, dropped, cancelled, lost."""
         return self.summary.requests
 
@@ -113,7 +113,7 @@ class Result:
         """One row per request, all stages; times in ns from the start of the run. Columns: `loadgen.record.FIELDS`."""
         from loadgen.results import store
 
-        stored = store.read(self.folder)
+        stored = store.read_run(self.folder)
         table: pa.Table = store.to_table(stored.rows, stored.texts)
         return table
 
@@ -167,7 +167,7 @@ def load(folder: str | os.PathLike[str]) -> Result:
     path = Path(folder)
     kept = path / "summary.json"
     if kept.is_file() and not store.has_rows(path):
-        return Result(summary_json.load(kept.read_bytes(), str(kept)), path)
+        return Result(summary_json.load_summary(kept.read_bytes(), str(kept)), path)
     return Result(run_folder.summary(path), path)
 
 

@@ -11,7 +11,7 @@ CPU_SHARE = 0.90  # of one core, of a worker, over any full second of the measur
 FAILURE_SHARE = 0.01  # failed + lost, of all that were to be sent
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class ValidityLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of the verdict that a run was judged by, as shares (0.05 is 5 %)."""
 
     send_lag_share: float = SEND_LAG_SHARE

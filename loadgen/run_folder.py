@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from loadgen.metrics import folded_summary
-from loadgen.metrics.accumulator import Ledger
+from loadgen.metrics.accumulator import Accumulator
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.results.store import LEDGER, read_lightly, server
 from loadgen.server_metrics import series
@@ -20,7 +20,7 @@ def summary(folder: Path) -> Summary:
     ledger = folder / "flows" / LEDGER
     if stored.header.keep == "raw" or not ledger.exists():
         return with_server(folder, summarize(*stored))
-    kept = Ledger.from_bytes(ledger.read_bytes(), stored.header)
+    kept = Accumulator.from_bytes(ledger.read_bytes(), stored.header)
     return with_server(
         folder, folded_summary.summarize(stored.header, kept, stored.gaps, stored.timeline, stored.seconds)
     )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from loadgen.metrics import summary_json
 from loadgen.metrics.summary import Summary, summarize
-from loadgen.results.manifest import Fingerprints, Header, Host, Second, Stage, Target
+from loadgen.results.manifest import Fingerprints, Header, Host, Second, StagePlan, TargetFacts
 from loadgen.results.record import BIN_NS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import Histogram
@@ -121,7 +121,7 @@ def rented_gpus() -> Summary:
         seed=20,
         schedule_seed=20,
         targets=(
-            Target(
+            TargetFacts(
                 url="https://gb300.example.net",
                 server="trtllm",
                 model="meta-llama/Llama-2-70b-chat-hf",
@@ -138,8 +138,8 @@ def rented_gpus() -> Summary:
             goodput_share=0.99,
         ),
         stages=(
-            Stage(name="warm-up", arrival="poisson 20/s", measured=False, end_ns=boundary, slots=warm, rate=rate),
-            Stage(name="load", arrival="poisson 20/s", start_ns=boundary, slots=n, rate=rate),
+            StagePlan(name="warm-up", arrival="poisson 20/s", measured=False, end_ns=boundary, slots=warm, rate=rate),
+            StagePlan(name="load", arrival="poisson 20/s", start_ns=boundary, slots=n, rate=rate),
         ),
         fingerprints=Fingerprints(
             recipe="b1946ac92492d2347c6235b4d2611184",
@@ -212,11 +212,11 @@ def token_priced() -> Summary:
         workload="qa",
         seed=21,
         schedule_seed=21,
-        targets=(Target(url="https://api.example.com/v1", server="openai", model="example-large"),),
+        targets=(TargetFacts(url="https://api.example.com/v1", server="openai", model="example-large"),),
         slo=Slo(
             terms=(Term(metric="ttft", limit_ns=S, quantile=0.99), Term(metric="e2e", limit_ns=8 * S, quantile=0.95))
         ),
-        stages=(Stage(name="load", arrival="16 in flight", closed=True, slots=n, concurrency=lanes),),
+        stages=(StagePlan(name="load", arrival="16 in flight", closed=True, slots=n, concurrency=lanes),),
         fingerprints=Fingerprints(
             recipe="7d793037a0760186574b0282f2f435e7",
             prompts="d8578edf8458ce06fbc5bb76a58c5ca4",
@@ -237,4 +237,4 @@ EXAMPLES = {"summary_example_rag_gpus.json": rented_gpus, "summary_example_qa_ap
 if __name__ == "__main__":
     DATA.mkdir(exist_ok=True)
     for name, make in EXAMPLES.items():
-        (DATA / name).write_bytes(summary_json.dump(make()))
+        (DATA / name).write_bytes(summary_json.dump_summary(make()))

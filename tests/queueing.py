@@ -9,10 +9,10 @@ import numpy as np
 from make_examples import MS, S, blank, stream
 from numpy.typing import NDArray
 
-from loadgen.contracts.steady_samples import Run
-from loadgen.limits import Limits
+from loadgen.contracts.steady_samples import RecordedRun
+from loadgen.limits import ValidityLimits
 from loadgen.metrics.summary import summarize
-from loadgen.results.manifest import Header, Stage, Target
+from loadgen.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.results.record import KINDS, SOURCES, STATUSES
 from loadgen.slo import Slo
 from loadgen.stats.quantiles import Histogram
@@ -63,18 +63,18 @@ def fail(found: NDArray[np.void], share: float, seed: int = 0) -> None:
 
 def run(
     found: NDArray[np.void], *, slo: Slo | None = None, nodes: int = 1, gpus: int | None = 4, folder: str = "load/r1"
-) -> Run:
+) -> RecordedRun:
     """The rows as a run of one measured stage, judged as `loadgen validate` has it: failures do not make it invalid."""
     header = Header(
         run=folder,
         state="finished",
-        stages=(Stage(name="load", arrival="poisson 10/s", slots=len(found), rate=10.0),),
-        targets=tuple(Target(url=f"http://node-{i}", gpus=gpus) for i in range(nodes)),
+        stages=(StagePlan(name="load", arrival="poisson 10/s", slots=len(found), rate=10.0),),
+        targets=tuple(TargetFacts(url=f"http://node-{i}", gpus=gpus) for i in range(nodes)),
         slo=slo,
-        limits=Limits(failure_share=1.0),
+        limits=ValidityLimits(failure_share=1.0),
         rtt_ms=0.2,
     )
     gaps = Histogram()
     ok = found["status"] == 0
     gaps.add(np.repeat(found["max_gap_ns"][ok], TOKENS - 1))
-    return Run(folder=folder, header=header, summary=summarize(header, found, [gaps]), rows=found, gaps=gaps)
+    return RecordedRun(folder=folder, header=header, summary=summarize(header, found, [gaps]), rows=found, gaps=gaps)

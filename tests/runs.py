@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from queueing import TOKENS, rows
 
 from loadgen.results import manifest, store
-from loadgen.results.manifest import Fingerprints, Header, Host, Second, Stage, Target
+from loadgen.results.manifest import Fingerprints, Header, Host, Second, StagePlan, TargetFacts
 from loadgen.results.record import BIN_NS
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import Histogram
@@ -29,9 +29,9 @@ def header(name: str, n: int, **changed: object) -> Header:
         "workload": "chat",
         "source_text": "name: chat\n",
         "seed": 7,
-        "targets": (Target(url="http://gpu.example/v1", server="trtllm", model="llama", gpus=4),),
+        "targets": (TargetFacts(url="http://gpu.example/v1", server="trtllm", model="llama", gpus=4),),
         "slo": Slo(terms=(Term(metric="ttft", limit_ns=20 * S), Term(metric="tpot", limit_ns=S // 5))),
-        "stages": (Stage(name="load", arrival="poisson 10/s", slots=n, rate=10.0),),
+        "stages": (StagePlan(name="load", arrival="poisson 10/s", slots=n, rate=10.0),),
         "fingerprints": Fingerprints(recipe="b1946ac92492d234"),
         "tokenizer": "cl100k",
         "tokenizer_tag": "estimate",

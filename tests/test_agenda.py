@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timetables import MS, S, closed, constant, gamma, poisson, workload
 
-from loadgen.schedule.dispatcher import Agenda, Start
+from loadgen.schedule.dispatcher import Dispatcher, Start
 from loadgen.schedule.timetable import Schedule, build, fingerprint, shard
 
 Service = Callable[[Start], tuple[int, bool]]  # how long a request takes, and whether it is ok
@@ -37,7 +37,9 @@ class Run:
         return [start for _, start in self.starts if not start.dropped]
 
 
-def drive(agenda: Agenda, service: Service, *, stop_ns: int | None = None, limit: int = 64, late_ns: int = 0) -> Run:
+def drive(
+    agenda: Dispatcher, service: Service, *, stop_ns: int | None = None, limit: int = 64, late_ns: int = 0
+) -> Run:
     """Run an agenda on a virtual clock, from `stop_ns` on only to the ends of what is in flight. With `late_ns` it asks
     for what is due only so much after the instant at which it was told to."""
     run, now, ends = Run(), 0, list[tuple[int, int, bool]]()
@@ -116,7 +118,7 @@ bounded_stages = st.lists(
 def test_every_slot_comes_out_exactly_once(stages, turns, cap, failing, seed, stop_ns, limit, share, late_ns) -> None:
     schedule = shard(build(workload(*stages, turns=turns, tool_ns=200 * MS), seed), *share)
     run = drive(
-        Agenda(schedule, max_in_flight=cap), at_random(seed, failing), stop_ns=stop_ns, limit=limit, late_ns=late_ns
+        Dispatcher(schedule, max_in_flight=cap), at_random(seed, failing), stop_ns=stop_ns, limit=limit, late_ns=late_ns
     )
     columns = schedule.columns()
     assert numbers(run.all) == columns.number.tolist()
@@ -176,7 +178,7 @@ def check_lanes(schedule: Schedule, run: Run, cap: int | None, late: bool) -> No
 
 def test_open_loop_starts_are_those_of_the_columns() -> None:
     schedule = build(workload(poisson(200.0, duration_ns=20 * S), constant(50.0, count=99)), 3)
-    run = drive(Agenda(schedule), at_random(3, longest_ns=2 * S))
+    run = drive(Dispatcher(schedule), at_random(3, longest_ns=2 * S))
     columns = schedule.columns()
     assert [start.number for start in run.sent] == columns.number.tolist()
     assert [start.due_ns for start in run.sent] == columns.due_ns.tolist()
@@ -186,13 +188,13 @@ def test_a_hundred_thousand_slots() -> None:
     """The size at which blocks, heap and cursors have all turned over many times."""
     mixed = workload(gamma(3000.0, 0.3, count=40_000), closed(100, count=30_000), constant(1e5, count=30_000))
     schedule = build(mixed, 1)
-    run = drive(Agenda(schedule), lambda start: (1 + start.number * 7919 % (9 * MS), True))
+    run = drive(Dispatcher(schedule), lambda start: (1 + start.number * 7919 % (9 * MS), True))
     assert numbers(run.sent) == list(range(100_000))
 
 
 def test_the_cap_drops_and_never_delays() -> None:
     schedule = build(workload(constant(10.0, count=20)), 1)
-    run = drive(Agenda(schedule, max_in_flight=2), lasting(250 * MS))  # 2.5 gaps long: one of three finds no place
+    run = drive(Dispatcher(schedule, max_in_flight=2), lasting(250 * MS))  # 2.5 gaps long: one of three finds no place
     kinds = [start.dropped for _, start in run.starts]
     assert kinds[:6] == ["", "", "in_flight_cap", "", "", "in_flight_cap"]
     assert all(now == start.due_ns == 100 * MS * start.number for now, start in run.starts)
@@ -201,37 +203,37 @@ def test_the_cap_drops_and_never_delays() -> None:
 
 def test_a_dropped_or_failed_turn_drops_the_rest_of_its_conversation_once() -> None:
     schedule = build(workload(constant(1.0, count=3), turns=4, tool_ns=MS), 1)
-    run = drive(Agenda(schedule), lambda start: (10 * MS, start.number != 5))  # conversation 1 fails in turn 1
+    run = drive(Dispatcher(schedule), lambda start: (10 * MS, start.number != 5))  # conversation 1 fails in turn 1
     assert [start.number for start in run.all if start.dropped == "previous_turn_failed"] == [6, 7]
     assert [(s.session, s.turn) for s in run.sent] == [
         *[(0, turn) for turn in range(4)],
         *[(1, turn) for turn in range(2)],
         *[(2, turn) for turn in range(4)],
     ]
-    capped = drive(Agenda(schedule, max_in_flight=1), lasting(900 * MS))  # turn 1 of each overlaps the next turn 0
+    capped = drive(Dispatcher(schedule, max_in_flight=1), lasting(900 * MS))  # turn 1 of each overlaps the next turn 0
     assert Counter(start.dropped for start in capped.all).keys() == {"", "in_flight_cap", "previous_turn_failed"}
 
 
 def test_the_cap_does_not_drop_in_closed_loop() -> None:
-    run = drive(Agenda(build(workload(closed(8, count=50)), 1), max_in_flight=2), lasting(MS))
+    run = drive(Dispatcher(build(workload(closed(8, count=50)), 1), max_in_flight=2), lasting(MS))
     assert len(run.sent) == 50
     assert run.most == 8
 
 
 def test_a_closed_loop_with_a_duration_ends_there_and_schedules_only_what_it_reached() -> None:
     schedule = build(workload(closed(3, duration_ns=S)), 1)
-    run = drive(Agenda(schedule), lambda start: ((1 + start.lane) * 100 * MS, True))
+    run = drive(Dispatcher(schedule), lambda start: ((1 + start.lane) * 100 * MS, True))
     assert all(start.due_ns < S for start in run.all)
     assert not run.unsent
     per_lane = Counter(start.lane for start in run.sent)
     assert per_lane == {0: 10, 1: 5, 2: 4}
     for start in run.sent:  # number = i * lanes + k
         assert start.number % 3 == start.lane
-    stopped = drive(Agenda(schedule), lasting(100 * MS), stop_ns=S // 2)
+    stopped = drive(Dispatcher(schedule), lasting(100 * MS), stop_ns=S // 2)
     assert len(stopped.sent) == 15
     assert not stopped.unsent
     both = workload(closed(3, count=100, duration_ns=S), closed(2, count=100, duration_ns=S))  # nor with a count
-    stopped = drive(Agenda(build(both, 1)), lasting(100 * MS), stop_ns=S // 2)
+    stopped = drive(Dispatcher(build(both, 1)), lasting(100 * MS), stop_ns=S // 2)
     assert len(stopped.all) == 15
 
 
@@ -240,7 +242,7 @@ def test_lanes_begin_one_after_the_other(parts: int) -> None:
     schedule = build(workload(constant(2.0, duration_ns=S), closed(4, 200 * MS, duration_ns=S)), 1)
     begun: dict[int, int] = {}
     for part in range(parts):
-        run = drive(Agenda(shard(schedule, part, parts)), lasting(300 * MS))
+        run = drive(Dispatcher(shard(schedule, part, parts)), lasting(300 * MS))
         for start in run.sent:
             if start.lane >= 0:
                 begun.setdefault(start.lane, start.due_ns)
@@ -254,20 +256,20 @@ def test_lanes_begin_one_after_the_other(parts: int) -> None:
 @pytest.mark.parametrize("failing", [False, True])
 def test_turns_beyond_the_end_of_a_closed_loops_duration_were_never_scheduled(failing: bool) -> None:
     schedule = build(workload(closed(2, duration_ns=S), turns=3, tool_ns=200 * MS), 1)
-    run = drive(Agenda(schedule), lambda start: (150 * MS, not (failing and start.due_ns >= 900 * MS)))
+    run = drive(Dispatcher(schedule), lambda start: (150 * MS, not (failing and start.due_ns >= 900 * MS)))
     lane = [(start.session, start.turn, start.due_ns // MS) for start in run.all if start.lane == 0]
     assert lane == [(0, 0, 0), (0, 1, 350), (0, 2, 700), (2, 0, 850)]  # the next turn would be due at 1200
-    slow = drive(Agenda(schedule), lambda start: (1100 * MS, not failing))
+    slow = drive(Dispatcher(schedule), lambda start: (1100 * MS, not failing))
     assert [start.turn for start in slow.all] == [0, 0]
 
 
 def test_a_lane_runs_whole_conversations_one_after_another() -> None:
     schedule = build(workload(closed(2, count=4), turns=3, tool_ns=50 * MS), 1)
-    run = drive(Agenda(schedule), lasting(100 * MS))
+    run = drive(Dispatcher(schedule), lasting(100 * MS))
     lane = [(start.session, start.turn, now) for now, start in run.starts if start.lane == 1]
     expected = [0, 150, 300, 400, 550, 700]  # no pause between conversations
     assert lane == [(1 + 2 * (i // 3), i % 3, at * MS) for i, at in enumerate(expected)]
-    failing = drive(Agenda(schedule), lambda start: (100 * MS, False))
+    failing = drive(Dispatcher(schedule), lambda start: (100 * MS, False))
     assert [(start.session, now) for now, start in failing.starts if start.lane == 0 and not start.dropped] == [
         (0, 0),
         (2, 100 * MS),
@@ -286,7 +288,7 @@ def test_a_lane_runs_whole_conversations_one_after_another() -> None:
 )
 def test_where_the_next_stage_begins(first, service_ns: int, expected_ns: int) -> None:
     schedule = build(workload(first, constant(10.0, count=3)), 1)
-    run = drive(Agenda(schedule), lasting(service_ns))
+    run = drive(Dispatcher(schedule), lasting(service_ns))
     second = [start for start in run.sent if start.stage == 1]
     assert [start.due_ns for start in second] == [expected_ns + i * 100 * MS for i in range(3)]
     numbers_seen = numbers(run.sent)
@@ -295,17 +297,17 @@ def test_where_the_next_stage_begins(first, service_ns: int, expected_ns: int) -
 
 def test_a_stage_that_ends_late_does_not_end_the_one_after() -> None:
     schedule = build(workload(closed(2, count=2, duration_ns=S), constant(10.0, count=20), constant(1.0, count=1)), 1)
-    run = drive(Agenda(schedule), lasting(1500 * MS))
+    run = drive(Dispatcher(schedule), lasting(1500 * MS))
     assert [start.due_ns for start in run.sent if start.stage == 2] == [3 * S]
 
 
 def test_a_late_driver_does_not_move_what_was_planned() -> None:
-    agenda = Agenda(build(workload(closed(1, count=1, duration_ns=S), constant(10.0, count=3)), 1))
+    agenda = Dispatcher(build(workload(closed(1, count=1, duration_ns=S), constant(10.0, count=3)), 1))
     agenda.ready(0)
     agenda.finished(0, 2 * S, True)  # told before it was asked again: the stage had ended at its duration
     assert agenda.next_ns() == S
     assert [start.due_ns for start in agenda.ready(5 * S)] == [S, 1100 * MS, 1200 * MS]
-    talk = Agenda(build(workload(constant(2.0, count=1), closed(1, count=1), turns=2, tool_ns=100 * MS), 1))
+    talk = Dispatcher(build(workload(constant(2.0, count=1), closed(1, count=1), turns=2, tool_ns=100 * MS), 1))
     talk.ready(0)
     talk.finished(0, 100 * MS, True)
     assert [(start.number, start.due_ns) for start in talk.ready(S)] == [(1, 200 * MS), (2, 500 * MS)]
@@ -313,12 +315,12 @@ def test_a_late_driver_does_not_move_what_was_planned() -> None:
 
 def test_everything_at_once_keeps_the_order_of_its_stages() -> None:
     schedule = build(workload(constant(float("inf"), count=3), constant(float("inf"), count=2)), 1)
-    assert [(start.stage, start.due_ns) for start in Agenda(schedule).ready(0)] == [(0, 0)] * 3 + [(1, 0)] * 2
+    assert [(start.stage, start.due_ns) for start in Dispatcher(schedule).ready(0)] == [(0, 0)] * 3 + [(1, 0)] * 2
 
 
 def test_an_open_loop_stage_leaves_its_conversations_to_finish() -> None:
     schedule = build(workload(constant(2.0, duration_ns=S), constant(2.0, duration_ns=S), turns=3, tool_ns=400 * MS), 1)
-    run = drive(Agenda(schedule), lasting(100 * MS))
+    run = drive(Dispatcher(schedule), lasting(100 * MS))
     assert len(run.sent) == 12
     assert max(start.due_ns for start in run.sent if start.stage == 0) == 1500 * MS
 
@@ -331,8 +333,8 @@ def test_workers_together_start_what_one_would(stages, turns: int, n: int, seed:
     def took(start: Start) -> tuple[int, bool]:
         return 1 + start.number * 7919 % (50 * MS), True
 
-    whole = drive(Agenda(schedule), took)
-    parts = [drive(Agenda(shard(schedule, i, n)), took) for i in range(n)]
+    whole = drive(Dispatcher(schedule), took)
+    parts = [drive(Dispatcher(shard(schedule, i, n)), took) for i in range(n)]
     together = sorted(start for part in parts for start in part.sent)
     if any(span.start_ns is None for span in schedule.stages):  # each share begins such a stage by itself
         assert [start[:6] for start in together] == [start[:6] for start in sorted(whole.sent)]
@@ -342,7 +344,7 @@ def test_workers_together_start_what_one_would(stages, turns: int, n: int, seed:
 
 def test_after_stop_nothing_starts_and_what_did_not_is_told_with_its_reason() -> None:
     schedule = build(workload(constant(10.0, count=5), closed(2, count=6)), 1)
-    agenda = Agenda(schedule)
+    agenda = Dispatcher(schedule)
     with pytest.raises(RuntimeError):
         next(agenda.unsent())
     first, second = agenda.ready(100 * MS)
@@ -364,7 +366,7 @@ def test_after_stop_nothing_starts_and_what_did_not_is_told_with_its_reason() ->
 
 
 def test_of_a_lane_that_stands_only_its_next_start_has_an_instant() -> None:
-    agenda = Agenda(build(workload(closed(1, count=3), turns=2), 1))
+    agenda = Dispatcher(build(workload(closed(1, count=3), turns=2), 1))
     agenda.ready(0)
     agenda.finished(0, 5 * MS, True)
     agenda.stop()
@@ -380,5 +382,5 @@ def test_of_a_lane_that_stands_only_its_next_start_has_an_instant() -> None:
 def test_plain_integers_come_out() -> None:
     """NumPy scalars would be several times slower in everything done with them, and would not pack."""
     mixed = workload(poisson(100.0, count=10), closed(2, count=10), turns=2, tool_ns=MS)
-    run = drive(Agenda(build(mixed, 1)), lasting(MS), stop_ns=60 * MS)
+    run = drive(Dispatcher(build(mixed, 1)), lasting(MS), stop_ns=60 * MS)
     assert {type(value) for start in run.all for value in start} == {int, str}

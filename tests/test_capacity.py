@@ -16,15 +16,15 @@ from loadgen.cost.capacity_planning import fleet, measured, plan
 from loadgen.cost.evidence import Evidence
 from loadgen.errors import Faults, UserError
 from loadgen.metrics import summary_json
-from loadgen.results.capacity import Capacity, Interval, dump, load, replications
+from loadgen.results.capacity import Capacity, RateInterval, dump, load_capacity, replications
 
 DATA = Path(__file__).parent / "data"
-RAG = summary_json.load((DATA / "summary_example_rag_gpus.json").read_bytes())
+RAG = summary_json.load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
 GOOD = {"schema": 1, "rate_per_s": 20.0, "low_per_s": 19.0, "high_per_s": 21.5, "method": "search", "recipe": "r"}
 
 
 def test_a_capacity_is_read_as_it_was_written_and_a_bare_one_has_no_interval():
-    found = load(json.dumps(GOOD).encode())
+    found = load_capacity(json.dumps(GOOD).encode())
     assert (found.low_per_s, found.rate_per_s, found.high_per_s, found.unit, found.evidence) == (
         19,
         20,
@@ -32,8 +32,8 @@ def test_a_capacity_is_read_as_it_was_written_and_a_bare_one_has_no_interval():
         "requests",
         ".",
     )
-    assert load(dump(found)) == found
-    assert load(b'{"schema": 1, "rate_per_s": 3, "method": "sweep"}').low_per_s is None
+    assert load_capacity(dump(found)) == found
+    assert load_capacity(b'{"schema": 1, "rate_per_s": 3, "method": "sweep"}').low_per_s is None
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_a_capacity_is_read_as_it_was_written_and_a_bare_one_has_no_interval():
 )
 def test_a_capacity_that_cannot_be_is_refused(change: dict[str, Any], says: str):
     with pytest.raises(UserError, match=says) as caught:
-        load(json.dumps(GOOD | change).encode(), "x/capacity.json")
+        load_capacity(json.dumps(GOOD | change).encode(), "x/capacity.json")
     assert caught.value.where.startswith("x/capacity.json")
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_a_capacity_or_a_named_fault(data: bytes):
     try:
-        load(data)
+        load_capacity(data)
     except UserError:
         pass
 
@@ -70,13 +70,13 @@ def test_repeats_have_students_interval():
     found = replications([9.0, 10.0, 11.0, 10.0])
     assert found.mid == 10
     assert found.high == pytest.approx(10 + 3.1824463 * (2 / 3) ** 0.5 / 2)
-    assert replications([4.0]) == Interval(mid=4.0)
+    assert replications([4.0]) == RateInterval(mid=4.0)
     assert (replications([0.1, 10.0]).low or 0) == 0.1  # a rate is positive
 
 
 def test_users_wait_and_think_and_one_machine_may_be_lost():
     """10/s on 4 GPUs: 600 users of 20 s + 10 s make 20/s: 2 VMs; one lost carries 10/s, 300 users, half of them."""
-    by = fleet(Interval(mid=10, low=8, high=12.5), 4)
+    by = fleet(RateInterval(mid=10, low=8, high=12.5), 4)
     assert (by.per_vm.mid, by.per_rack.mid, by.per_rack.low) == (10, 180, 144)
     assert (by.rack_lost.vms, by.rack_lost.carried_per_s, by.rack_lost.users) == (18, 170, None)
     found = plan(by, 600, think_s=20, response_s=10)
@@ -87,8 +87,8 @@ def test_users_wait_and_think_and_one_machine_may_be_lost():
 
 
 def test_rates_are_scaled_by_gpus():
-    assert fleet(Interval(mid=10), 8).per_vm.mid == 5
-    assert fleet(Interval(mid=10), 2, gpus_per_vm=8, vms_per_rack=9).per_rack.mid == 360
+    assert fleet(RateInterval(mid=10), 8).per_vm.mid == 5
+    assert fleet(RateInterval(mid=10), 2, gpus_per_vm=8, vms_per_rack=9).per_rack.mid == 360
 
 
 def evidence(**capacity: Any) -> Evidence:
@@ -110,7 +110,7 @@ def test_a_single_run_counts_its_good_requests_at_its_load_and_a_capacity_its_ra
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "summary.json").write_bytes(summary_json.dump(RAG))
+    (tmp_path / "summary.json").write_bytes(summary_json.dump_summary(RAG))
     (tmp_path / "capacity.json").write_bytes(json.dumps(GOOD).encode())
     return tmp_path
 
@@ -149,7 +149,7 @@ def test_a_run_under_the_slo_stands_beside_it(folder: Path, capsys: pytest.Captu
 
 def test_a_simulated_run_is_called_so_first(folder: Path, capsys: pytest.CaptureFixture[str]):
     simulated = msgspec.structs.replace(RAG, target=msgspec.structs.replace(RAG.target, simulated=True))
-    (folder / "summary.json").write_bytes(summary_json.dump(simulated))
+    (folder / "summary.json").write_bytes(summary_json.dump_summary(simulated))
     assert command("rag", results=folder, think="30s", gpus_per_vm=4, vms_per_rack=18) == 0
     assert "From a run under the SLO: SIMULATED, " in capsys.readouterr().out
 

@@ -19,7 +19,7 @@ from queueing import fail, rows
 from loadgen.cli import main
 from loadgen.compare import block_errors, comparison, thresholds
 from loadgen.compare.block_errors import Known
-from loadgen.compare.comparison import Difference, Run, Side
+from loadgen.compare.comparison import ComparedRun, Difference, Side
 from loadgen.errors import Faults
 from loadgen.metrics import registry, summary_json
 from loadgen.metrics.summary import summarize
@@ -48,9 +48,9 @@ def slower(found: NDArray[np.void], by: float) -> NDArray[np.void]:
     return scaled
 
 
-def run(found: NDArray[np.void], name: str = "r", **changed: object) -> Run:
+def run(found: NDArray[np.void], name: str = "r", **changed: object) -> ComparedRun:
     header = runs.header(name, len(found), **changed)
-    return Run(name=name, summary=summarize(header, found), header=header, rows=found)
+    return ComparedRun(name=name, summary=summarize(header, found), header=header, rows=found)
 
 
 def side(name: str, *found: NDArray[np.void], **changed: object) -> Side:
@@ -144,8 +144,8 @@ def test_repeats_speak_as_whole_runs() -> None:
 
 
 def test_a_summary_alone_has_no_interval() -> None:
-    summary = summary_json.load(EXAMPLE.read_bytes())
-    kept = Side(name="kept", runs=(Run(name="kept", summary=summary),))
+    summary = summary_json.load_summary(EXAMPLE.read_bytes())
+    kept = Side(name="kept", runs=(ComparedRun(name="kept", summary=summary),))
     found = comparison.compare([kept, kept])
     assert {one.word for one in found.differences} == {"cannot tell"}
     assert any("no records" in note for note in found.notes)
@@ -215,7 +215,7 @@ def test_what_hangs_together_has_a_larger_error() -> None:
 
 
 def test_every_path_names_a_number_of_the_summary() -> None:
-    summary = summary_json.load(EXAMPLE.read_bytes())
+    summary = summary_json.load_summary(EXAMPLE.read_bytes())
     for path in registry.paths():
         assert registry.metric(path) is not None
         value = registry.figure(summary, path)
@@ -246,7 +246,7 @@ def difference(**told: object) -> Difference:
     ],
 )
 def test_conditions(text: str, before: float | None, after: float, failed: bool | None) -> None:
-    (condition,) = thresholds.read([text])
+    (condition,) = thresholds.parse_thresholds([text])
     change = after / before - 1 if before else None
     found = comparison.compare([side("a", rows(1, 20)), side("b", rows(2, 20))])
     one = difference(before=before, after=after, change=change)
@@ -255,14 +255,14 @@ def test_conditions(text: str, before: float | None, after: float, failed: bool 
 
 
 def test_conditions_on_shares_are_in_points() -> None:
-    (below, loss) = thresholds.read(["goodput.share < 99%", "ok_share < -0.5%"])
+    (below, loss) = thresholds.parse_thresholds(["goodput.share < 99%", "ok_share < -0.5%"])
     assert (below.kind, below.limit) == ("value", 0.99)
     assert (loss.kind, loss.limit) == ("difference", -0.005)
 
 
 @pytest.mark.parametrize(("low", "failed"), [(0.06, True), (0.04, False), (None, False)])
 def test_beyond_noise_asks_for_the_whole_interval(low: float | None, failed: bool) -> None:
-    (condition,) = thresholds.read(["ttft_ms.p99 > +5%"])
+    (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
     one = difference(before=100.0, after=110.0, change=0.1, low=low, high=None if low is None else 0.2)
     assert thresholds._held(condition, one, beyond_noise=True).failed is failed
 
@@ -278,7 +278,7 @@ def test_beyond_noise_asks_for_the_whole_interval(low: float | None, failed: boo
 )
 def test_conditions_that_are_none(text: str, said: str) -> None:
     with pytest.raises(Faults) as faults:
-        thresholds.read([text, "nonsense"])
+        thresholds.parse_thresholds([text, "nonsense"])
     assert said in str(faults.value) and "nonsense" in str(faults.value)
 
 
@@ -290,7 +290,9 @@ def test_text_markdown_and_junit_say_the_same() -> None:
         [side("a", rows(11, 1000)), side("b", slower(rows(12, 1000), 1.3))], also=["load.achieved_rps"]
     )
     outcomes = list(
-        thresholds.hold(thresholds.read(["tpot_ms.p50 > +5%", "e2e_ms.p50 > 1h".replace("1h", "9999s")]), found)
+        thresholds.hold(
+            thresholds.parse_thresholds(["tpot_ms.p50 > +5%", "e2e_ms.p50 > 1h".replace("1h", "9999s")]), found
+        )
     )
     plain, pasted = compared.render_text(found, outcomes), compared.render_markdown(found, outcomes)
     for one in found.differences:
@@ -358,9 +360,9 @@ def test_the_command_takes_folders_of_repeats(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_what_is_simulated_says_so_first() -> None:
-    from loadgen.results.manifest import Target
+    from loadgen.results.manifest import TargetFacts
 
-    a, b = side("a", rows(1, 200), targets=(Target(simulated=True),)), side("b", rows(2, 200))
+    a, b = side("a", rows(1, 200), targets=(TargetFacts(simulated=True),)), side("b", rows(2, 200))
     found = comparison.compare([a, b])
     assert found.simulated == ("a",)
     assert "(SIMULATED: a)" in compared.render_text(found).splitlines()[0]

@@ -19,8 +19,8 @@ from queueing import fail, rows, run
 from loadgen.cli import main
 from loadgen.contracts import run as validation
 from loadgen.contracts import verdict as judge
-from loadgen.contracts.evaluate import Measured
-from loadgen.contracts.load import load
+from loadgen.contracts.evaluate import MeasuredLevel
+from loadgen.contracts.load import load_contract
 from loadgen.contracts.schema import parse, shipped
 from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Judgement, Validation
 from loadgen.errors import Faults, UserError
@@ -29,7 +29,7 @@ from loadgen.execution.plan import Settings
 from loadgen.report import validation as verdict_page
 from loadgen.slo import Slo, Term
 from loadgen.stats import intervals, quantile_interval
-from loadgen.stats.quantile_interval import Interval
+from loadgen.stats.quantile_interval import Bounds
 
 ALL_WRONG = """\
 name: bad
@@ -85,7 +85,7 @@ def test_everything_wrong_is_told_at_once_with_its_place(tmp_path: Path) -> None
     file = tmp_path / "bad.yaml"
     file.write_text(ALL_WRONG)
     with pytest.raises(Faults) as raised:
-        load(file)
+        load_contract(file)
     told = [(fault.where.removeprefix(f"{file}:").partition(" ")[0], fault.what) for fault in raised.value.faults]
     wanted = [line.partition(" ") for line in WHERE.strip().splitlines()]
     assert [place for place, _ in told] == [place for place, _, _ in wanted]
@@ -140,7 +140,7 @@ LEVEL = "name: c\nlevels:\n  - name: a\n    workload: qa\n"
 def test_single_faults(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(Faults) as raised:
-        load(tmp_path / "c.yaml", env={})
+        load_contract(tmp_path / "c.yaml", env={})
     assert any(words in fault.what for fault in raised.value.faults), str(raised.value)
     assert not any(fault.hint.startswith(";") or 'called ""' in fault.what for fault in raised.value.faults)
 
@@ -149,13 +149,13 @@ def test_a_file_that_is_no_contract(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for path in (tmp_path / "binary", tmp_path / "missing.yaml"):
         with pytest.raises(Faults):
-            load(path)
+            load_contract(path)
 
 
 def test_the_shipped_contracts_hold_together() -> None:
     assert {"chatbot", "rag", "summarization", "agentic", "mlperf-server", "mlperf-interactive"} <= set(shipped())
     for name in shipped():
-        checked = load(Path(name))
+        checked = load_contract(Path(name))
         assert [level.level.name for level in checked.levels] == [level.name for level in checked.contract.levels]
 
 
@@ -178,7 +178,7 @@ def judged(term: str, found: Any = None, **more: Any) -> Judgement:
     trouble, level = more.pop("trouble", ""), more.pop("level", "")
     contract = parse(f"name: c\nlevels:\n  - {{name: load, workload: qa, {level} must: [{term}]}}\n", "c.yaml", {})
     recorded = () if found is None else (run(found, slo=SLO, **more),)
-    (one,) = judge.levels(contract, {"load": Measured(runs=recorded, trouble=trouble)})
+    (one,) = judge.levels(contract, {"load": MeasuredLevel(runs=recorded, trouble=trouble)})
     return one.terms[0]
 
 
@@ -299,7 +299,7 @@ def test_repeats_give_pooled_gaps_an_interval() -> None:
     text = "name: c\nlevels:\n  - {name: load, workload: qa, repeats: 3, must: [{itl: {limit: 16ms, at: p50}}]}\n"
     contract = parse(text, "c.yaml", {})
     three = tuple(run(rows(seed, 800, 8.0), slo=SLO) for seed in (1, 2, 3))
-    (level,) = judge.levels(contract, {"load": Measured(runs=three)})
+    (level,) = judge.levels(contract, {"load": MeasuredLevel(runs=three)})
     assert level.verdict == PASS, level.terms[0].reason
 
 
@@ -312,7 +312,7 @@ def test_ten_percent_off_is_told_right_over_a_hundred_seeds(off: float) -> None:
     verdicts = [
         term.verdict
         for seed in range(1, 101)
-        for term in judge.levels(contract, {"load": Measured(runs=(run(rows(seed, 2000, 8.0)),))})[0].terms
+        for term in judge.levels(contract, {"load": MeasuredLevel(runs=(run(rows(seed, 2000, 8.0)),))})[0].terms
     ]
     assert len(verdicts) == 200
     if off < 1:
@@ -395,7 +395,7 @@ def test_near_saturation_a_short_load_passes_nothing_that_a_queue_makes(rate: fl
     text = f"name: c\nlevels:\n  - {{name: a, workload: qa, must: [{terms}]}}"
     contract = parse(text, "c.yaml", {})
     for seed in (42, 47, 54, 56, 84, 86, 88, 90, 94):  # those that looked like a load of 87 %
-        (level,) = judge.levels(contract, {"a": Measured(runs=(run(rows(seed, requests, rate)),))})
+        (level,) = judge.levels(contract, {"a": MeasuredLevel(runs=(run(rows(seed, requests, rate)),))})
         assert PASS not in {term.verdict for term in level.terms}, (seed, level.terms)
 
 
@@ -420,8 +420,8 @@ def test_intervals_of_samples() -> None:
     assert wide.high - wide.low > 5 * (median.high - median.low)
     assert quantile_interval.share([np.zeros(1000)], 0.95).high == pytest.approx(0.0038, abs=1e-4)
     assert intervals.faultless(0.0038, 0.95) == pytest.approx(1007, abs=5)
-    assert quantile_interval.ratio(Interval(2, 1.9, 2.1), Interval(1, 0.9, 1.1)).low == pytest.approx(1.79, abs=0.01)
-    assert quantile_interval.ratio(Interval(2, 1.9, 2.1), Interval(1, -np.inf, 1.1)).high == np.inf
+    assert quantile_interval.ratio(Bounds(2, 1.9, 2.1), Bounds(1, 0.9, 1.1)).low == pytest.approx(1.79, abs=0.01)
+    assert quantile_interval.ratio(Bounds(2, 1.9, 2.1), Bounds(1, -np.inf, 1.1)).high == np.inf
 
 
 # -- carried out -------------------------------------------------------------------------------------------------
@@ -442,7 +442,7 @@ levels:
 
 def carry(tmp_path: Path, text: str, **settings: Any) -> tuple[Validation, Path]:
     (tmp_path / "c.yaml").write_text(text)
-    checked = load(tmp_path / "c.yaml", env={})
+    checked = load_contract(tmp_path / "c.yaml", env={})
     return validation.run(checked, Settings(**settings), tmp_path / "out", perform=runs.execute, say=lambda _: None)
 
 
@@ -568,7 +568,7 @@ def test_contracts_against_the_embedded_endpoint_with_injected_faults(tmp_path: 
     assert found.levels[0].trouble == ""
     assert found.levels[0].terms[0].verdict == FAIL, verdict_page.text(found)
     assert (folder / "doctor.json").is_file()
-    measured = {"load": Measured(runs=(validation.read_run(folder / "load" / "r1", folder),))}
+    measured = {"load": MeasuredLevel(runs=(validation.read_run(folder / "load" / "r1", folder),))}
     share = found.levels[0].terms[0].value
     assert share is not None
     for term, verdict in (

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from loadgen.cli.cost import cost as command
 from loadgen.cost import inputs, price_file, prices
-from loadgen.cost.comparison import Comparison, compare, differences
+from loadgen.cost.comparison import OfferComparison, compare_offers, differences
 from loadgen.cost.evidence import Evidence
 from loadgen.cost.unit_cost import GOOD, OUTPUT, REQUEST, TASK, TOTAL, UNITS, Cost, Offer, offer
 from loadgen.errors import Faults, UserError
@@ -34,8 +34,8 @@ from loadgen.results.capacity import dump as dump_capacity
 from loadgen.stats.quantiles import Distribution
 
 DATA = Path(__file__).parent / "data"
-GPUS = summary_json.load((DATA / "summary_example_rag_gpus.json").read_bytes())
-API = summary_json.load((DATA / "summary_example_qa_api.json").read_bytes())
+GPUS = summary_json.load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
+API = summary_json.load_summary((DATA / "summary_example_qa_api.json").read_bytes())
 TODAY = date(2026, 11, 21)
 PARTS_ROUNDED = Decimal("3e-12")  # each of up to three parts, to 1e-12
 
@@ -259,8 +259,8 @@ def test_an_invalid_run_has_no_good_requests():
     assert any("INVALID measurement: late" in note for note in one.notes)
 
 
-def two(a: Offer, b: Offer) -> Comparison:
-    return compare([a, b], book(rent("60")))
+def two(a: Offer, b: Offer) -> OfferComparison:
+    return compare_offers([a, b], book(rent("60")))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_break_even_is_where_the_fixed_cost_of_a_day_is_paid_by_the_difference()
 
 def test_what_moves_the_answer_most_comes_first():
     one = priced(GPUS, rent("60", egress_per_gb="0.05"), capacity=knee(20, 19, 21), utilization="0.5")
-    swings = compare([one], book(rent("60"))).swings
+    swings = compare_offers([one], book(rent("60"))).swings
     assert [swing.input for swing in swings] == ["utilization", "price per hour", "capacity", "price of egress"]
     assert swings[0].down > swings[0].up and swings[1].down < swings[1].up
 
@@ -357,8 +357,8 @@ def test_repeats_give_the_rate_its_interval(tmp_path: Path):
     for i, per_s in enumerate((19.0, 20.0, 21.0)):
         (tmp_path / "r" / str(i)).mkdir(parents=True)
         run = changed(GPUS, load={"steady_completed_rps": per_s}, goodput={"steady_rps": per_s})
-        (tmp_path / "r" / str(i) / "summary.json").write_bytes(summary_json.dump(run))
-    (found,) = inputs.read([tmp_path / "r"])
+        (tmp_path / "r" / str(i) / "summary.json").write_bytes(summary_json.dump_summary(run))
+    (found,) = inputs.read_evidence([tmp_path / "r"])
     one = offer(found, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1))
     cost = one.costs[GOOD]
     assert one.basis.label == "at this load, 3 repeats"
@@ -410,7 +410,7 @@ def results(tmp_path: Path) -> Path:
     }
     for name, (summary, capacity) in summaries.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "summary.json").write_bytes(summary_json.dump(summary))
+        (tmp_path / name / "summary.json").write_bytes(summary_json.dump_summary(summary))
         if capacity is not None:
             (tmp_path / name / "capacity.json").write_bytes(dump_capacity(capacity))
     (tmp_path / "prices.yaml").write_text(
@@ -496,9 +496,9 @@ def test_an_invalid_result_is_refused_with_its_line_and_marked_when_allowed(
 
 def test_a_result_that_counted_no_tokens_is_refused_with_its_line(results: Path):
     bare = changed(GPUS, tokens={"output": None})
-    (results / "azure" / "summary.json").write_bytes(summary_json.dump(bare))
+    (results / "azure" / "summary.json").write_bytes(summary_json.dump_summary(bare))
     with pytest.raises(Faults, match="output tokens were counted for") as caught:
-        inputs.read([results / "azure"])
+        inputs.read_evidence([results / "azure"])
     assert "summary.json:" in caught.value.faults[0].where
 
 
@@ -533,12 +533,12 @@ def test_wrong_flags_are_named(results: Path, how: dict[str, Any], says: str):
 )
 def test_folders_that_are_no_results_are_named(results: Path, folders: list[str], says: str):
     with pytest.raises(Faults, match=says):
-        inputs.read([results / folder for folder in folders], allow_invalid=True)
+        inputs.read_evidence([results / folder for folder in folders], allow_invalid=True)
 
 
 def test_all_that_is_wrong_is_said_at_once(results: Path):
     with pytest.raises(Faults) as caught:
-        inputs.read([results / "nowhere", results / "broken", results / "azure"])
+        inputs.read_evidence([results / "nowhere", results / "broken", results / "azure"])
     assert len(caught.value.faults) == 2
 
 
@@ -551,14 +551,14 @@ def test_sample_prices_are_said_to_be_a_sample(results: Path, capsys: pytest.Cap
 
 def test_a_simulated_result_says_so_first_and_beside_its_figures():
     simulated = priced(changed(GPUS, target={"simulated": True}), rent("60"), name="sim")
-    text = report.render_text(compare([simulated], book(rent("60"))))
+    text = report.render_text(compare_offers([simulated], book(rent("60"))))
     assert text.startswith("SIMULATED, no real server was measured: sim.")
     assert "at this load, simulated" in text
 
 
 def test_many_offers_fit_the_terminal():
     many = [priced(GPUS, rent("60"), name=f"results/number-{i}") for i in range(9)]
-    text = report.render_text(compare(many, book(rent("60"))), width=100)
+    text = report.render_text(compare_offers(many, book(rent("60"))), width=100)
     tables = [line for line in text.splitlines() if line.startswith(("USD per", "1,000 requests", "total"))]
     assert len(tables) > 3 and all(len(line) <= 100 for line in tables)
     assert all(sum(f"number-{i}" in line for line in tables) == 1 for i in range(9))

@@ -23,7 +23,7 @@ def written(tmp_path):
         path = tmp_path / "rows.jsonl"
         path.write_bytes(content if isinstance(content, bytes) else b"".join(jsonl(row) for row in content))
         model = FromFile.model_construct(path=path, **requests)
-        return build(SimpleNamespace(requests=model), 1, 2, tokenizer.load(None))
+        return build(SimpleNamespace(requests=model), 1, 2, tokenizer.load_tokenizer(None))
 
     return write
 
@@ -136,9 +136,9 @@ def test_all_faults_at_once_but_not_without_end(written):
 
 def test_no_file_and_a_changed_file_are_named(written, tmp_path):
     with pytest.raises(UserError, match="cannot read the requests"):
-        dataset.read(tmp_path / "none.jsonl")
+        dataset.read_rows(tmp_path / "none.jsonl")
     with pytest.raises(UserError, match="cannot read the requests"):
-        dataset.read(tmp_path)
+        dataset.read_rows(tmp_path)
     made = written([CHAT, CHAT])
     made.rows.path.write_bytes(b"\x00" * 5)
     with pytest.raises(UserError, match="changed during the run"):
@@ -148,8 +148,8 @@ def test_no_file_and_a_changed_file_are_named(written, tmp_path):
 @given(st.binary(max_size=80) | st.text(max_size=40).map(str.encode))
 def test_no_line_ends_in_anything_but_a_row_or_wrong(line):
     try:
-        row = dataset.parse(line)
-    except dataset.Wrong as wrong:
+        row = dataset.parse_row(line)
+    except dataset.BadRow as wrong:
         assert str(wrong)
     else:
         assert (row.prompt is None) != (row.messages is None)

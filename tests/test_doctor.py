@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trustme
 from loadgen_sdk.dialects.quirks import QUIRKS
-from loadgen_sdk.probe.probe import Answer
+from loadgen_sdk.probe.probe import HttpAnswer
 from loadgen_sdk.transport.wire import Tls
 
 from loadgen.errors import UserError
@@ -147,9 +147,9 @@ VLLM, GENERIC = QUIRKS["vllm"], QUIRKS["generic"]
         (target_checks.auth(False, 403, None), FAULT, "OPENAI_API_KEY"),
         (target_checks.name("h", ["10.0.0.1", "10.0.0.2"], 1.0), NOTE, "others stay idle"),
         (target_checks.connect([180.0, 150.0, 190.0]), WARNING, "network"),
-        (target_checks.metrics_pages({"/metrics": Answer(404, {}, b"")}), NOTE, "unknown"),
+        (target_checks.metrics_pages({"/metrics": HttpAnswer(404, {}, b"")}), NOTE, "unknown"),
         (
-            target_checks.metrics_pages({"/metrics": Answer(200, {}, b"# TYPE vllm:x gauge\nvllm:x 1\n")}),
+            target_checks.metrics_pages({"/metrics": HttpAnswer(200, {}, b"# TYPE vllm:x gauge\nvllm:x 1\n")}),
             OK,
             "1 Prometheus metrics of vLLM",
         ),

@@ -20,12 +20,12 @@ from loadgen_sdk.request import Completion, Failure, Usage
 from loadgen_sdk.transport.wire import Wire
 
 from loadgen.execution.bodies import Bodies
-from loadgen.execution.driver import Drive, Waiting
+from loadgen.execution.driver import Driver, Waiting
 from loadgen.requests import tokenizer
 from loadgen.requests.build import build
-from loadgen.results.manifest import Header, Stage, encode
+from loadgen.results.manifest import Header, StagePlan, encode
 from loadgen.results.record import KINDS, STATUSES
-from loadgen.results.store import Spool, Stored, read
+from loadgen.results.store import Spool, Stored, read_run
 from loadgen.schedule import timetable as schedule
 from loadgen.workload import Workload, load
 from loadgen.workload.flags import Overrides
@@ -105,14 +105,14 @@ def workload(tmp_path: Path, more: str = "", **flags: str) -> Workload:
 
 
 def run(
-    folder: Path, made: Workload, answer: OneShot, during: Callable[[Drive, Paper], None] | None = None
-) -> tuple[Stored, Paper, schedule.Schedule, Drive]:
+    folder: Path, made: Workload, answer: OneShot, during: Callable[[Driver, Paper], None] | None = None
+) -> tuple[Stored, Paper, schedule.Schedule, Driver]:
     """Drive a workload to its end; what was recorded."""
 
-    async def work() -> tuple[Paper, schedule.Schedule, Drive]:
+    async def work() -> tuple[Paper, schedule.Schedule, Driver]:
         timetable = schedule.build(made, 7)
         client = Paper(answer)
-        requests = build(made, 7, 1, tokenizer.load(None))
+        requests = build(made, 7, 1, tokenizer.load_tokenizer(None))
         bodies = Bodies(
             requests, lambda request: str(request.messages or request.prompt).encode(), len(timetable.stages)
         )
@@ -121,7 +121,7 @@ def run(
             bodies.build(stage, numbers[stage], most=100 if span.chains is None else None)
         wire = Wire(asyncio.get_running_loop())
         spool = Spool(folder, 0)
-        drive = Drive(
+        drive = Driver(
             schedule=timetable, bodies=bodies, numbers=numbers, clients=[client], wire=wire, spool=spool,
             start_ns=monotonic_ns(), grace_ns=made.grace_ns, max_in_flight=made.max_in_flight, run_id="r",
         )  # fmt: skip
@@ -138,9 +138,9 @@ def run(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         client, timetable, drive = runner.run(work())
-    stages = tuple(Stage() for _ in timetable.stages)
+    stages = tuple(StagePlan() for _ in timetable.stages)
     (folder / "run.json").write_bytes(encode(Header(stages=stages)))
-    return read(folder), client, timetable, drive
+    return read_run(folder), client, timetable, drive
 
 
 def outcomes(stored: Stored) -> Counter[tuple[str, str]]:
@@ -317,5 +317,5 @@ def test_a_bug_in_a_callback_ends_the_run_and_what_was_recorded_stays(tmp_path: 
     made = workload(tmp_path, request_rate="1000", num_requests="100")
     with pytest.raises(ZeroDivisionError, match="a bug"):
         run(tmp_path, made, broken)
-    (tmp_path / "run.json").write_bytes(encode(Header(stages=(Stage(),))))
-    assert outcomes(read(tmp_path)) == {("ok", ""): 4}
+    (tmp_path / "run.json").write_bytes(encode(Header(stages=(StagePlan(),))))
+    assert outcomes(read_run(tmp_path)) == {("ok", ""): 4}

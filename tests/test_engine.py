@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.sim.engine.fleet import Fleet
-from loadgen.sim.engine.replica import DONE, NEVER, Costs, Limits, Replica, Request
+from loadgen.sim.engine.replica import DONE, NEVER, Costs, Replica, ServerLimits, SimRequest
 from loadgen.sim.engine.routing import order
 
 MS = 1_000_000
 COSTS = Costs(overhead_ns=10 * MS, weights_ns=5 * MS, kv_token_ns=20.0, token_ns=30_000.0, attended_ns=0.5)
-WIDE = Limits(max_batch_size=64, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096)
+WIDE = ServerLimits(max_batch_size=64, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096)
 
 
-def drive(replica: Replica, requests: list[Request]) -> list[Request]:
+def drive(replica: Replica, requests: list[SimRequest]) -> list[SimRequest]:
     """Everything to its end, in virtual time; the requests as they finish."""
-    done: list[Request] = []
+    done: list[SimRequest] = []
     waiting = sorted(requests, key=lambda request: request.due_ns)
     while waiting or replica.end_ns != NEVER:
         if waiting and waiting[0].due_ns <= replica.end_ns:
@@ -54,14 +54,14 @@ def books_are_balanced(replica: Replica) -> None:
 )
 def test_a_prompt_alone_takes_the_roofline(costs: Costs, prompt: int, expected_ns: float) -> None:
     replica = Replica(costs, WIDE)
-    [one] = drive(replica, [Request("a", 0, prompt, 1)])
+    [one] = drive(replica, [SimRequest("a", 0, prompt, 1)])
     assert replica.ends == [math.floor(expected_ns) + 1]
     assert (one.first, one.last) == (0, 0)
 
 
 def test_a_decode_iteration_reads_every_cache_and_computes_a_token_each() -> None:
     replica = Replica(COSTS, WIDE)
-    drive(replica, [Request(i, 0, 16, 3) for i in range(2)])
+    drive(replica, [SimRequest(i, 0, 16, 3) for i in range(2)])
     # The first begins alone at its arrival; then its second token beside the second one's prompt, and so on.
     lengths = np.diff([0, *replica.ends])
     weights = 15 * MS
@@ -75,7 +75,7 @@ def test_a_decode_iteration_reads_every_cache_and_computes_a_token_each() -> Non
 
 def test_a_long_prompt_is_spread_over_iterations_and_does_not_stop_the_others() -> None:
     replica = Replica(COSTS, WIDE)
-    first, long = Request("first", 0, 10, 50), Request("long", 1, 1300, 2)
+    first, long = SimRequest("first", 0, 10, 50), SimRequest("long", 1, 1300, 2)
     drive(replica, [first, long])
     # 512 tokens an iteration, one of them the other sequence's: 511 + 511 + 278.
     assert (first.first, first.last) == (0, 49)
@@ -83,24 +83,24 @@ def test_a_long_prompt_is_spread_over_iterations_and_does_not_stop_the_others() 
 
 
 def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
-    limits = Limits(
+    limits = ServerLimits(
         max_batch_size=64, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096,
         chunked_prefill=False,
     )  # fmt: skip
     replica = Replica(COSTS, limits)
-    requests = [Request("a", 0, 10, 3), Request("b", 0, 512, 1), Request("c", 0, 10, 1)]
+    requests = [SimRequest("a", 0, 10, 3), SimRequest("b", 0, 512, 1), SimRequest("c", 0, 10, 1)]
     drive(replica, requests)
     assert [request.first for request in requests] == [0, 3, 4]  # b needs an empty iteration; c waits behind b
     with pytest.raises(ValueError, match="513 tokens"):
-        replica.submit(Request("d", 0, 513, 1))
+        replica.submit(SimRequest("d", 0, 513, 1))
 
 
 # -- admission ---------------------------------------------------------------------------------------------------
 
 
 def test_no_more_sequences_than_the_batch_holds() -> None:
-    limits = Limits(max_batch_size=2, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096)
-    requests = [Request(i, 0, 10, 5) for i in range(5)]
+    limits = ServerLimits(max_batch_size=2, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096)
+    requests = [SimRequest(i, 0, 10, 5) for i in range(5)]
     drive(Replica(COSTS, limits), requests)
     # 0 alone at its arrival, 1 beside it; each next one takes the first free place, in order.
     assert [(request.first, request.last) for request in requests] == [(0, 4), (1, 5), (5, 9), (6, 10), (10, 14)]
@@ -109,12 +109,12 @@ def test_no_more_sequences_than_the_batch_holds() -> None:
 @pytest.mark.parametrize(("guaranteed", "at_once"), [(True, 2), (False, 8)])
 def test_blocks_are_reserved_or_taken_as_they_are_needed(guaranteed: bool, at_once: int) -> None:
     """128 blocks of 16; each request 256 + 700 tokens: 60 blocks reserved at once, or 16 at first."""
-    limits = Limits(
+    limits = ServerLimits(
         max_batch_size=64, max_num_tokens=4096, kv_blocks=128, tokens_per_block=16, max_seq_len=2048,
         guaranteed=guaranteed,
     )  # fmt: skip
     replica = Replica(COSTS, limits)
-    requests = [Request(i, 0, 256, 700) for i in range(10)]
+    requests = [SimRequest(i, 0, 256, 700) for i in range(10)]
     for request in requests:
         replica.submit(request)
     replica.begin(0)
@@ -132,9 +132,9 @@ def test_blocks_are_reserved_or_taken_as_they_are_needed(guaranteed: bool, at_on
 
 
 def test_a_paused_sequence_goes_on_where_it_was_and_computes_its_tokens_again() -> None:
-    limits = Limits(max_batch_size=8, max_num_tokens=512, kv_blocks=8, tokens_per_block=16, max_seq_len=128)
+    limits = ServerLimits(max_batch_size=8, max_num_tokens=512, kv_blocks=8, tokens_per_block=16, max_seq_len=128)
     replica = Replica(COSTS, limits)
-    older, newer = Request("older", 0, 60, 40), Request("newer", 0, 60, 20)
+    older, newer = SimRequest("older", 0, 60, 40), SimRequest("newer", 0, 60, 20)
     replica.submit(older)
     replica.submit(newer)
     replica.begin(0)
@@ -153,7 +153,7 @@ def test_a_paused_sequence_goes_on_where_it_was_and_computes_its_tokens_again() 
 
 # -- prefix cache ------------------------------------------------------------------------------------------------
 
-REUSE = Limits(
+REUSE = ServerLimits(
     max_batch_size=8, max_num_tokens=512, kv_blocks=64, tokens_per_block=16, max_seq_len=512, block_reuse=True
 )  # fmt: skip
 
@@ -161,9 +161,9 @@ REUSE = Limits(
 def test_equal_beginnings_are_computed_once() -> None:
     replica = Replica(COSTS, REUSE)
     requests = [
-        Request("a", 0, 100, 2, list(range(6))),
-        Request("b", 10**9, 100, 2, [0, 1, 2, 13, 14, 15]),  # shares three blocks
-        Request("c", 2 * 10**9, 96, 2, list(range(6))),  # all of it: but its last block is computed for its logits
+        SimRequest("a", 0, 100, 2, list(range(6))),
+        SimRequest("b", 10**9, 100, 2, [0, 1, 2, 13, 14, 15]),  # shares three blocks
+        SimRequest("c", 2 * 10**9, 96, 2, list(range(6))),  # all of it: but its last block is computed for its logits
     ]
     drive(replica, requests)
     assert [request.cached for request in requests] == [0, 48, 80]
@@ -172,12 +172,12 @@ def test_equal_beginnings_are_computed_once() -> None:
 
 def test_the_longest_unused_blocks_are_forgotten_first_and_those_in_use_never() -> None:
     replica = Replica(COSTS, REUSE)
-    held = Request("held", 0, 160, 200, list(range(10)))
-    others = [Request(i, (i + 1) * 10**8, 160, 2, list(range(100 * i, 100 * i + 10))) for i in range(1, 7)]
+    held = SimRequest("held", 0, 160, 200, list(range(10)))
+    others = [SimRequest(i, (i + 1) * 10**8, 160, 2, list(range(100 * i, 100 * i + 10))) for i in range(1, 7)]
     again = [
-        Request("first of them", 10**9, 160, 2, list(range(100, 110))),
-        Request("last of them", 12 * 10**8, 160, 2, list(range(600, 610))),
-        Request("held", 14 * 10**8, 160, 2, list(range(10))),
+        SimRequest("first of them", 10**9, 160, 2, list(range(100, 110))),
+        SimRequest("last of them", 12 * 10**8, 160, 2, list(range(600, 610))),
+        SimRequest("held", 14 * 10**8, 160, 2, list(range(10))),
     ]
     drive(replica, [held, *others, *again])
     # 64 blocks: six times ten and the ten in use do not fit; of the oldest the end went first.
@@ -198,7 +198,7 @@ REQUESTS = st.lists(
 def test_every_request_gets_its_tokens_and_every_block_comes_back(
     asked: list[tuple[int, int, int, int]], blocks: int, guaranteed: bool, reuse: bool, data: st.DataObject
 ) -> None:
-    limits = Limits(
+    limits = ServerLimits(
         max_batch_size=6, max_num_tokens=64, kv_blocks=blocks, tokens_per_block=16, max_seq_len=320,
         guaranteed=guaranteed, block_reuse=reuse,
     )  # fmt: skip
@@ -261,14 +261,14 @@ def test_without_batching_the_wait_is_that_of_md1() -> None:
     """M/D/1: mean wait rho D / (2 (1 - rho)). Waits of one run are correlated, so 60 independent runs are compared."""
     service = 10 * MS
     costs = Costs(overhead_ns=service - 1, weights_ns=0.0, kv_token_ns=0.0, token_ns=0.0, attended_ns=0.0)
-    limits = Limits(max_batch_size=1, max_num_tokens=16, kv_blocks=8, tokens_per_block=16, max_seq_len=64)
+    limits = ServerLimits(max_batch_size=1, max_num_tokens=16, kv_blocks=8, tokens_per_block=16, max_seq_len=64)
     rho = 0.7
     means = []
     for seed in range(60):
         rng = np.random.default_rng(seed)
         due = np.cumsum(rng.exponential(service / rho, 2500)).astype(np.int64).tolist()
         replica = Replica(costs, limits)
-        requests = [Request(i, at, 8, 1) for i, at in enumerate(due)]
+        requests = [SimRequest(i, at, 8, 1) for i, at in enumerate(due)]
         drive(replica, requests)
         waits = [replica.ends[request.first] - service - request.due_ns for request in requests]
         assert min(waits) >= 0
@@ -283,7 +283,7 @@ def test_littles_law_over_a_window_that_is_empty_at_both_ends() -> None:
     """Requests in the system, counted at every change as the engine itself says, against the sum of their stays."""
     rng = np.random.default_rng(7)
     requests = [
-        Request(i, int(at), int(rng.integers(1, 300)), int(rng.integers(1, 200)))
+        SimRequest(i, int(at), int(rng.integers(1, 300)), int(rng.integers(1, 200)))
         for i, at in enumerate(np.cumsum(rng.exponential(20 * MS, 400)))
     ]
     replica = Replica(COSTS, WIDE)

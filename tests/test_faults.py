@@ -7,21 +7,21 @@ from collections import Counter
 import pytest
 
 from loadgen.errors import Faults, UserError
-from loadgen.sim.server.faults import NAMES, PLACED, TIMED, Fault, Plan, one, parse, read
+from loadgen.sim.server.faults import NAMES, PLACED, TIMED, FaultPlan, PlannedFault, one, parse, parse_faults
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("truncate", Fault("truncate")),
-        ("truncate@3", Fault("truncate", 3)),
-        ("http_429", Fault("http_429", 1_000_000_000)),
-        ("http_429@250ms", Fault("http_429", 250_000_000)),
-        (" slow_first_byte @ 2s ", Fault("slow_first_byte", 2_000_000_000)),
-        ("no_done", Fault("no_done")),
+        ("truncate", PlannedFault("truncate")),
+        ("truncate@3", PlannedFault("truncate", 3)),
+        ("http_429", PlannedFault("http_429", 1_000_000_000)),
+        ("http_429@250ms", PlannedFault("http_429", 250_000_000)),
+        (" slow_first_byte @ 2s ", PlannedFault("slow_first_byte", 2_000_000_000)),
+        ("no_done", PlannedFault("no_done")),
     ],
 )
-def test_one_fault_as_written(text: str, expected: Fault) -> None:
+def test_one_fault_as_written(text: str, expected: PlannedFault) -> None:
     assert one(text) == expected
 
 
@@ -34,9 +34,9 @@ def test_a_fault_that_is_none_is_one_clear_error(text: str) -> None:
 
 def test_flag_and_mapping_say_the_same() -> None:
     flag = parse("truncate@3:0.05,http_429:0.1", seed=4)
-    assert flag == read({"truncate@3": 0.05, "http_429": 0.1}, seed=4)
-    assert parse("") == Plan()
-    assert parse("stall").entries == ((Fault("stall"), 1.0),)
+    assert flag == parse_faults({"truncate@3": 0.05, "http_429": 0.1}, seed=4)
+    assert parse("") == FaultPlan()
+    assert parse("stall").entries == ((PlannedFault("stall"), 1.0),)
 
 
 def test_everything_wrong_is_told_at_once() -> None:

@@ -18,7 +18,7 @@ from queueing import fail, rows
 from loadgen.cli import main
 from loadgen.errors import UserError
 from loadgen.interop import export, other_definitions, reader
-from loadgen.interop.other_definitions import Pooled, Sample
+from loadgen.interop.other_definitions import Pooled, WeightedValues
 from loadgen.metrics.summary import summarize
 from loadgen.report import other_tools
 from loadgen.results import store
@@ -46,7 +46,7 @@ def exits(*arguments: str) -> int:
 
 @pytest.mark.parametrize(("name", "tool"), FILES.items())
 def test_real_files_are_recognised(name: str, tool: str) -> None:
-    found = reader.read(DATA / name)
+    found = reader.read_result(DATA / name)
     assert found.tool == tool and found.counts == reader.COUNTS[tool]
     assert found.figures["e2e_ms.p50"] > found.figures["ttft_ms.p50"] > 0
     assert found.figures["requests.ok"] > 0 and found.figures["ok_share"] == 1
@@ -73,16 +73,16 @@ def test_real_files_are_recognised(name: str, tool: str) -> None:
     ],
 )
 def test_figures_are_as_they_were_written(name: str, path: str, value: float) -> None:
-    assert reader.read(DATA / name).figures[path] == pytest.approx(value, rel=1e-12)
+    assert reader.read_result(DATA / name).figures[path] == pytest.approx(value, rel=1e-12)
 
 
 def test_what_is_odd_about_a_file_is_said() -> None:
-    negative = reader.read(DATA / "mlcommons_endpoints_result_summary.json").notes
+    negative = reader.read_result(DATA / "mlcommons_endpoints_result_summary.json").notes
     assert any("negative" in note for note in negative)
-    late = reader.read(DATA / "inference_perf_summary_lifecycle_metrics.json").notes
+    late = reader.read_result(DATA / "inference_perf_summary_lifecycle_metrics.json").notes
     assert late == ("requests were sent up to 2,611 ms (p99) after they were due",)
     line = (DATA / "sglang_bench_serving.jsonl").read_bytes()
-    assert reader.parse(line * 3).notes == ("the last of 3 results in the file",)
+    assert reader.parse_result(line * 3).notes == ("the last of 3 results in the file",)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_is_odd_about_a_file_is_said() -> None:
 )
 def test_what_no_tool_has_written_gets_a_sentence(data: bytes) -> None:
     with pytest.raises(UserError, match="not the result of a known tool"):
-        reader.parse(data, "file")
+        reader.parse_result(data, "file")
 
 
 VALUES = {name: json.loads((DATA / name).read_text()) for name in FILES if name.endswith(".json")}
@@ -118,7 +118,7 @@ def test_damaged_files_are_read_or_refused_in_words(data: st.DataObject) -> None
         except (KeyError, TypeError, IndexError):
             continue
     try:
-        found = reader.parse(json.dumps(value).encode(), name)
+        found = reader.parse_result(json.dumps(value).encode(), name)
     except UserError:
         return
     assert all(isinstance(figure, float) for figure in found.figures.values())
@@ -129,12 +129,12 @@ def test_damaged_files_are_read_or_refused_in_words(data: st.DataObject) -> None
 def test_a_damaged_record_is_named_with_its_line() -> None:
     first, *_ = (DATA / "aiperf_profile_export.jsonl").read_text().splitlines()
     with pytest.raises(UserError) as fault:
-        reader.parse((first + "\n{broken\n").encode(), "profile.jsonl")
+        reader.parse_result((first + "\n{broken\n").encode(), "profile.jsonl")
     assert fault.value.where == "profile.jsonl:2"
 
 
 def test_text_and_page_say_whose_figures_they_are() -> None:
-    found = reader.read(DATA / "guidellm_benchmarks.json")
+    found = reader.read_result(DATA / "guidellm_benchmarks.json")
     text, page = other_tools.render_text(found), other_tools.render_html(found)
     for said in ("GuideLLM 0.8.1", "the first token's wait is in it"):
         assert said in " ".join(text.split()) and said in page.replace("&#x27;", "'")
@@ -171,7 +171,7 @@ def test_definitions_of_others_on_rows_worked_by_hand() -> None:
 def test_weighted_samples_are_those_of_repeated_values() -> None:
     draw = np.random.default_rng(1)
     values, weights = draw.lognormal(15, 1, 50), draw.integers(0, 9, 50)
-    mine, plain = Sample(values, weights).stats(), np.repeat(values, weights) / 1e6
+    mine, plain = WeightedValues(values, weights).stats(), np.repeat(values, weights) / 1e6
     assert mine["count"] == len(plain)
     assert mine["mean"] == pytest.approx(plain.mean()) and mine["std"] == pytest.approx(plain.std())
     assert mine["p99"] in np.sort(plain)[-6:].round(6)
@@ -186,10 +186,10 @@ NAMES = {"vllm": "vllm bench serve", "aiperf": "AIPerf", "guidellm": "GuideLLM",
 def test_what_is_exported_reads_back_as_that_tool(tmp_path: Path, form: str, tool: str) -> None:
     found = rows(3, 700)
     fail(found, 0.1)
-    stored = store.read(runs.write(tmp_path / "r", found))
+    stored = store.read_run(runs.write(tmp_path / "r", found))
     summary = summarize(*stored)
     made = export.WRITERS[form](summary, stored.header, stored.rows, stored.gaps)
-    back = reader.parse(json.dumps(made, allow_nan=False).encode())
+    back = reader.parse_result(json.dumps(made, allow_nan=False).encode())
     assert back.tool == tool and made["loadgen"]["definitions"].endswith(reader.COUNTS[tool])
     assert back.figures["requests.ok"] == summary.requests.ok
     assert back.figures["requests.failed"] == summary.requests.failed
@@ -214,7 +214,7 @@ def keys(value: Any) -> set[str]:
     ],
 )
 def test_exports_have_the_fields_of_real_files(tmp_path: Path, form: str, file: str, lacking: set[str]) -> None:
-    stored = store.read(runs.write(tmp_path / "r", rows(3, 700)))
+    stored = store.read_run(runs.write(tmp_path / "r", rows(3, 700)))
     made = export.WRITERS[form](summarize(*stored), stored.header, stored.rows, stored.gaps)
     assert keys(VALUES[file]) - set(made) == lacking
     if form == "mlcommons":
@@ -269,7 +269,7 @@ def test_a_folder_of_another_tool_is_known_by_its_file(tmp_path: Path, capsys: p
 def test_an_official_mlperf_log_stands_beside_our_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "mlperf_log_summary.txt"
     log.write_text(OFFICIAL)
-    found = reader.read(log)
+    found = reader.read_result(log)
     assert found.tool == "MLPerf LoadGen" and found.figures["tokens.output_per_s"] == 1000.5
     assert found.figures["ttft_ms.p99"] == 1.5 and found.notes[0] == "MLPerf Server, VALID"
     assert exits("compare", str(runs.write(tmp_path / "r", rows(1, 50))), str(tmp_path)) == 0

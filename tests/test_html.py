@@ -14,22 +14,22 @@ from browser import Browser, find
 from queueing import fail, rows
 
 from loadgen.cli import main
-from loadgen.execution.compactor import Recorder
+from loadgen.execution.compactor import Compactor
 from loadgen.interop.other_definitions import reported
 from loadgen.metrics.columns import UNDEFINED, Columns
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.report import html, page, percentile_curves, run_data, run_headline
 from loadgen.results import store
-from loadgen.results.manifest import Fingerprints, Header, Stage, Target
+from loadgen.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
 from loadgen.run_folder import with_server
-from loadgen.server_metrics.series import FILE, UP, Sample
+from loadgen.server_metrics.series import FILE, UP, MetricSample
 from loadgen.stats.quantiles import Histogram, support
 
 S = 1_000_000_000
 
 
 def page_of(folder: Path) -> str:
-    stored = store.read(folder)
+    stored = store.read_run(folder)
     summary = with_server(folder, summarize(*stored))
     made = run_data.figures(*stored, store.heat(folder), store.HEAT_EDGES_NS)
     others = reported(summary, stored.header, stored.rows, stored.gaps)
@@ -61,7 +61,7 @@ def failing(found: np.ndarray) -> np.ndarray:
     return found
 
 
-SIMULATED = (Target(simulated=True, url="http://127.0.0.1:1/v1"),)
+SIMULATED = (TargetFacts(simulated=True, url="http://127.0.0.1:1/v1"),)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def summary_of_rows(found: np.ndarray) -> Summary:
 
 
 def test_the_heat_map_counts_every_gap_in_reach(tmp_path: Path) -> None:
-    stored = store.read(runs.write(tmp_path / "r"))
+    stored = store.read_run(runs.write(tmp_path / "r"))
     lines = store.heat(tmp_path / "r")
     found = run_data.gap_heat(lines, store.HEAT_EDGES_NS, 30.0)
     assert found is not None
@@ -195,7 +195,7 @@ def test_what_comes_from_outside_cannot_become_markup(tmp_path: Path) -> None:
     found["text"][found["status"] != 0] = 0
     folder = runs.write(
         tmp_path / "r", found, texts=(bad,), workload=bad, source_text=bad, command=("loadgen", bad),
-        targets=(Target(url=bad, model=bad),), stages=(Stage(name=bad, arrival=bad, slots=300),),
+        targets=(TargetFacts(url=bad, model=bad),), stages=(StagePlan(name=bad, arrival=bad, slots=300),),
     )  # fmt: skip
     text = page_of(folder)
     assert "<script>alert" not in text and "<img" not in text
@@ -213,7 +213,7 @@ def test_a_run_of_nothing_still_has_a_page(tmp_path: Path) -> None:
 def test_several_targets_have_the_table_of_a_rack() -> None:
     found = rows(9, 900)
     found["target"] = np.arange(900) % 3
-    nodes = tuple(Target(name=f"node-{i}", gpus=4) for i in range(3))
+    nodes = tuple(TargetFacts(name=f"node-{i}", gpus=4) for i in range(3))
     summary = summary_of(found, targets=nodes)
     spread = {name: cells for name, *cells in html._spread(summary.targets)}
     rates = sorted(target.tokens.output_per_s or 0 for target in summary.targets)
@@ -286,7 +286,7 @@ def test_records_that_are_damaged_and_runs_that_are_mixed_get_a_sentence(
     runs.write(tmp_path / "both" / "b", workload="other", fingerprints=Fingerprints(recipe="0"), slo=None)
     assert exits("report", str(tmp_path / "both")) == 2
     assert "runs of different work in one folder: a and b differ in workload, SLO" in capsys.readouterr().err
-    recorder = Recorder(one)
+    recorder = Compactor(one)
     assert recorder.finish()
     store.drop_spool(one)
     file = one / "requests" / store.MERGED
@@ -320,15 +320,15 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fail(found, 0.03)
     boundary = int(found["due_ns"][100])
     stages = (
-        Stage(name="warm-up", arrival="poisson 10/s", measured=False, slots=100, end_ns=boundary),
-        Stage(name="load", arrival="poisson 10/s", slots=600, start_ns=boundary),
+        StagePlan(name="warm-up", arrival="poisson 10/s", measured=False, slots=100, end_ns=boundary),
+        StagePlan(name="load", arrival="poisson 10/s", slots=600, start_ns=boundary),
     )
     folder = runs.write(tmp_path_factory.mktemp("page") / "r", found, stages=stages)
     said = ((t, name, value) for t in range(70) for name, value in (
         ("vllm:num_requests_running", t % 9), ("vllm:num_requests_waiting", t % 4),
         ("vllm:kv_cache_usage_perc", t / 70), ("vllm:generation_tokens_total", 2000 * t), (UP, 1.0),
     ))  # fmt: skip
-    samples = (Sample(t_s=t, target=0, page="http://h/metrics", name=n, labels="", value=v) for t, n, v in said)
+    samples = (MetricSample(t_s=t, target=0, page="http://h/metrics", name=n, labels="", value=v) for t, n, v in said)
     (folder / FILE).write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in samples))
     path = folder / "report.html"
     path.write_text(page_of(folder))

@@ -17,9 +17,9 @@ from queueing import fail, rows
 from rich.console import Console
 
 from loadgen.metrics.summary import summarize
-from loadgen.report.dashboard import RECENT_S, Live, Node, Tail, View, draw
+from loadgen.report.dashboard import RECENT_S, Dashboard, SpoolTail, TargetView, View, draw
 from loadgen.results import store
-from loadgen.results.manifest import Second, Stage, Target
+from loadgen.results.manifest import Second, StagePlan, TargetFacts
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import BOUND, SUPPORT
 
@@ -70,8 +70,8 @@ def test_the_last_seconds_are_the_last_seconds() -> None:
 
 def test_rates_load_and_time_left() -> None:
     stages = (
-        Stage(name="warm-up", arrival="poisson 5/s", measured=False, slots=50, end_ns=10 * S, rate=5.0),
-        Stage(name="load", arrival="poisson 10/s", start_ns=10 * S, slots=250, end_ns=35 * S, rate=10.0),
+        StagePlan(name="warm-up", arrival="poisson 5/s", measured=False, slots=50, end_ns=10 * S, rate=5.0),
+        StagePlan(name="load", arrival="poisson 10/s", start_ns=10 * S, slots=250, end_ns=35 * S, rate=10.0),
     )
     view = View(runs.header("r", 300, stages=stages))
     assert view.picture(2.0).offered == 5.0
@@ -87,7 +87,7 @@ def test_rates_load_and_time_left() -> None:
 def test_a_row_for_each_of_several_targets() -> None:
     found = rows(3, 400)
     found["target"] = np.arange(400) % 2
-    targets = (Target(name="node-a"), Target(name="node-b"))
+    targets = (TargetFacts(name="node-a"), TargetFacts(name="node-b"))
     view, text = shown(found, float(found["done_ns"].max()) / 1e9, targets=targets)
     seen = view.picture(float(found["done_ns"].max()) / 1e9)
     assert [node.name for node in seen.nodes] == ["node-a", "node-b"]
@@ -119,7 +119,7 @@ def test_it_says_what_there_is_to_say_and_fits() -> None:
 def test_the_tail_waits_for_the_other_half(tmp_path: Path) -> None:
     found = rows(5, 30)
     folder = runs.write(tmp_path / "r", found)
-    tail = Tail(folder)
+    tail = SpoolTail(folder)
     path = folder / "spool" / "w0.rows"
     data = path.read_bytes()
     path.write_bytes(data[: 10 * found.itemsize + 7])
@@ -132,14 +132,14 @@ def test_the_tail_waits_for_the_other_half(tmp_path: Path) -> None:
     first = len(tail.seconds())
     seconds.write_bytes(whole)
     assert first and len(tail.seconds()) == 1
-    counts = store.read(folder).timeline[0]
+    counts = store.read_run(folder).timeline[0]
     assert tail.events(1.0, 2.0) == pytest.approx(counts[100:200].sum())
     store.drop_spool(folder)
     assert len(tail.rows()) == 0 and tail.seconds() == []
 
 
 def test_a_small_screen_shows_the_worst_and_wraps_nothing_that_is_drawn() -> None:
-    nodes = tuple(Node(f"node{i:02}", 1.0, int(i == 29), (float(i), float(i))) for i in range(30))
+    nodes = tuple(TargetView(f"node{i:02}", 1.0, int(i == 29), (float(i), float(i))) for i in range(30))
     view = View(runs.header("r", 100))
     view.add(rows(4, 100))
     console = Console(record=True, width=40, file=io.StringIO())
@@ -170,6 +170,6 @@ def test_the_process_draws_and_leaves(tmp_path: Path) -> None:
 
 
 def test_the_view_of_a_run_that_ended_closes(tmp_path: Path) -> None:
-    live = Live(runs.write(tmp_path / "r", rows(7, 20)))
+    live = Dashboard(runs.write(tmp_path / "r", rows(7, 20)))
     live.close()
     assert live._process.returncode == 0

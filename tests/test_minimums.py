@@ -39,7 +39,7 @@ def test_the_timetable_meets_both_minimums_in_whole_passes(file: Path) -> None:
 
 
 def test_listed_lengths_come_in_order_as_pairs_and_again(file: Path) -> None:
-    made = build(load(str(file)), 3, 4, tokenizer.load())
+    made = build(load(str(file)), 3, 4, tokenizer.load_tokenizer())
     assert [(made[i].input_tokens, made[i].max_tokens) for i in range(5)] == [
         (10, 5), (20, 6), (30, 7), (10, 5), (20, 6)
     ]  # fmt: skip

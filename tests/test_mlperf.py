@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.errors import UserError
-from loadgen.interop.loadgen_log import parse, read
+from loadgen.interop.loadgen_log import parse_log, read_log
 from loadgen.mlperf import log_files, rules
 from loadgen.mlperf import result as mlperf
-from loadgen.mlperf.result import Reply, Trace
+from loadgen.mlperf.result import QueryTrace, Reply
 from loadgen.stats.early_stopping import allowed, needed
 
 MS = 1_000_000
@@ -108,11 +108,13 @@ def test_wrong_names(arguments: tuple[Any, ...], words: str) -> None:
 SMALL = dataclasses.replace(rules.test("llama2-70b", "server"), samples=1, min_duration_ns=0, min_queries=1)
 
 
-def trace(n: int, *, ttft: Any = 100 * MS, latency: Any = 1100 * MS, tokens: Any = 11, gap_ns: int = 10 * MS) -> Trace:
+def trace(
+    n: int, *, ttft: Any = 100 * MS, latency: Any = 1100 * MS, tokens: Any = 11, gap_ns: int = 10 * MS
+) -> QueryTrace:
     def column(value: Any) -> Any:
         return np.broadcast_to(np.asarray(value, np.int64), n).copy()
 
-    return Trace(np.arange(n, dtype=np.int64) * gap_ns, column(ttft), column(latency), column(tokens))
+    return QueryTrace(np.arange(n, dtype=np.int64) * gap_ns, column(ttft), column(latency), column(tokens))
 
 
 def test_rates_of_a_hand_worked_run() -> None:
@@ -233,7 +235,7 @@ def test_test06(reply: Reply, failed: tuple[int, int, int]) -> None:
 # -- log files ---------------------------------------------------------------------------------------------------------
 
 
-def _written(**changed: Any) -> tuple[mlperf.Result, str, str]:
+def _written(**changed: Any) -> tuple[mlperf.MlperfResult, str, str]:
     run = trace(1000, **changed)
     result = mlperf.reduce(run, SMALL, dataset="synthetic", target_qps=100.0)
     return (
@@ -255,7 +257,7 @@ def _generation_1(text: str) -> str:
 def test_a_written_log_reads_back(generation: int) -> None:
     result, summary, detail = _written(ttft=3 * S, latency=4 * S)
     assert summary.startswith("MLPerf-style, unofficial")
-    log = parse(_generation_1(summary) if generation == 1 else summary, detail)
+    log = parse_log(_generation_1(summary) if generation == 1 else summary, detail)
     assert log.generation == generation
     assert (log.latency, log.ttft, log.tpot) == (result.latency, result.ttft, result.tpot)
     assert log.tokens_per_s == pytest.approx(result.completed_tokens_per_s, abs=0.01)
@@ -268,14 +270,14 @@ def test_a_simulated_log_says_so(tmp_path: Path) -> None:
     result = mlperf.reduce(trace(1000), SMALL, simulated=True)
     summary, detail = log_files.write(tmp_path, result, SMALL, sut="rack", version="1")
     assert "SIMULATED" in summary.read_text().splitlines()[1]
-    assert read(tmp_path).sut == "SIMULATED rack"
+    assert read_log(tmp_path).sut == "SIMULATED rack"
     assert "unofficial" in detail.read_text().splitlines()[0]
 
 
 @given(st.text(max_size=300))
 def test_any_other_text_is_refused_by_name(text: str) -> None:
     with pytest.raises(UserError):
-        parse(text)
+        parse_log(text)
 
 
 @given(st.data())
@@ -284,7 +286,7 @@ def test_damaged_logs_never_raise_anything_else(data: st.DataObject) -> None:
     cut, place = data.draw(st.integers(0, len(summary))), data.draw(st.integers(0, len(detail)))
     noise = data.draw(st.text(max_size=20))
     try:
-        parse(summary[:cut] + noise + summary[cut:], detail[:place] + noise)
-        parse(summary[:cut] + noise, detail[place:])
+        parse_log(summary[:cut] + noise + summary[cut:], detail[:place] + noise)
+        parse_log(summary[:cut] + noise, detail[place:])
     except UserError:
         pass

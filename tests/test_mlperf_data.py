@@ -24,7 +24,7 @@ LLAMA = rules.rules().benchmarks["llama2-70b"]
 
 
 def read(path: Path) -> dataset.File:
-    return dataset.read(path, LLAMA, benchmark="llama2-70b")
+    return dataset.read_dataset(path, LLAMA, benchmark="llama2-70b")
 
 
 @pytest.mark.parametrize("benchmark", rules.rules().benchmarks)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from loadgen.interop import loadgen_log
-from loadgen.interop.loadgen_log import Log
+from loadgen.interop.loadgen_log import LoadGenLog
 from loadgen.mlperf import log_files, result, rules
 
 lg = pytest.importorskip("mlperf_loadgen", reason="needs the optional package mlcommons-loadgen")
@@ -30,9 +30,9 @@ TOO_LONG_NS = 3_600 * 10**9
 class Official(NamedTuple):
     """What LoadGen has made of a run, and the run itself."""
 
-    log: Log
+    log: LoadGenLog
     text: str
-    trace: result.Trace
+    trace: result.QueryTrace
 
 
 def official(
@@ -72,11 +72,11 @@ def official(
     worker.join()
     lg.DestroyQSL(qsl)
     lg.DestroySUT(sut)
-    log = loadgen_log.read(folder)
+    log = loadgen_log.read_log(folder)
     return Official(log, (folder / log_files.SUMMARY).read_text(), (read or _trace)(folder, tokens))
 
 
-def _trace(folder: Any, tokens: list[int]) -> result.Trace:
+def _trace(folder: Any, tokens: list[int]) -> result.QueryTrace:
     """LoadGen's own trace: each latency is a delay of issue plus the time from there, both whole ns."""
     events: dict[str, list[tuple[float, int]]] = {"Latency": [], "Token_Latency": []}
     for line in (folder / "mlperf_log_trace.json").read_text().splitlines():  # as a whole it is not valid JSON
@@ -88,7 +88,7 @@ def _trace(folder: Any, tokens: list[int]) -> result.Trace:
     ends, firsts = (sorted(events[name]) for name in ("Latency", "Token_Latency"))
     assert [at for at, _ in ends] == [at for at, _ in firsts]
     start = ends[0][0]
-    return result.Trace(
+    return result.QueryTrace(
         due_ns=np.array([round((at - start) * 1000) for at, _ in ends], np.int64),
         ttft_ns=np.array([spent for _, spent in firsts], np.int64),
         latency_ns=np.array([spent for _, spent in ends], np.int64),
@@ -113,7 +113,7 @@ def test_offline(tmp_path: Any) -> None:
     assert found.log.valid == ours.valid
 
 
-def _offline_trace(folder: Any, tokens: list[int]) -> result.Trace:
+def _offline_trace(folder: Any, tokens: list[int]) -> result.QueryTrace:
     """In Offline the trace says when each sample was complete, in ns."""
     done: dict[int, int] = {}
     for line in (folder / "mlperf_log_trace.json").read_text().splitlines():
@@ -122,10 +122,10 @@ def _offline_trace(folder: Any, tokens: list[int]) -> result.Trace:
             done[event["args"]["sample_seq"]] = event["args"]["complete_ns"]
     latency = np.array([done[number] for number in sorted(done)], np.int64)
     none = np.zeros(len(latency), np.int64)
-    return result.Trace(none, none, latency, np.array(tokens, np.int64))
+    return result.QueryTrace(none, none, latency, np.array(tokens, np.int64))
 
 
-def _agree(found: Official, asked: rules.Test, *, lenient: bool = False) -> result.Result:
+def _agree(found: Official, asked: rules.Test, *, lenient: bool = False) -> result.MlperfResult:
     """Everything that LoadGen prints, equal to the nanosecond."""
     ours = result.reduce(found.trace, asked, lenient=lenient)
     log = found.log

@@ -14,7 +14,7 @@ from loadgen.cli import main
 from loadgen.errors import UserError
 from loadgen.execution import run
 from loadgen.execution.plan import Settings
-from loadgen.interop.loadgen_log import read
+from loadgen.interop.loadgen_log import read_log
 from loadgen.mlperf import log_files, official_loadgen, rules
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf import run as mlperf_run
@@ -47,7 +47,7 @@ def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
     from loadgen.requests.build import build
 
     data = mlperf_run.synthetic(SERVER)
-    requests = build(mlperf_run.workload(SERVER, data, qps=1.0), 1, 2, tokenizer.load())
+    requests = build(mlperf_run.workload(SERVER, data, qps=1.0), 1, 2, tokenizer.load_tokenizer())
     lengths = dataset.synthetic(rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
     first = dataset.issue_order(SERVER)[0]
     one, again = requests[0], requests[SERVER.samples]
@@ -56,7 +56,7 @@ def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
     assert one.prompt != again.prompt
 
 
-def _judged(folder: Path, qps: float, asked: rules.Test = SMALL) -> mlperf.Result:
+def _judged(folder: Path, qps: float, asked: rules.Test = SMALL) -> mlperf.MlperfResult:
     data = mlperf_run.synthetic(SERVER)
     settings = Settings(url="sim:gb200-vm", out=folder)
     summary, where = run.execute(mlperf_run.workload(asked, data, qps=qps), settings)
@@ -70,7 +70,7 @@ def test_a_simulated_run_is_judged_and_says_what_it_is(tmp_path: Path) -> None:
     assert any("below the rules' 600 s" in note for note in result.notes)
     stored = mlperf_run.read(tmp_path)
     assert stored == result
-    log = read(tmp_path)
+    log = read_log(tmp_path)
     assert (log.ttft, log.tpot, log.unofficial) == (result.ttft, result.tpot, True)
     assert log.sut.startswith("SIMULATED")
     begin = (tmp_path / log_files.SUMMARY).read_text().partition("=====")[0]
@@ -82,7 +82,7 @@ def test_the_columns_of_a_verdict_are_those_of_the_rows(tmp_path: Path) -> None:
     from loadgen.results import store
 
     _judged(tmp_path, 100.0)
-    rows = store.read(tmp_path).rows
+    rows = store.read_run(tmp_path).rows
     columns = mlperf_run.read_columns(tmp_path)
     assert all((columns[name] == rows[name]).all() for name in mlperf_run.COLUMNS)
 
@@ -173,7 +173,7 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
     flags = ["--min-duration", "30", "--dataset", str(_small_data(tmp_path, 50)), "--target", "sim:gb200-vm"]
     flags += ["--find-peak", "--target-qps", "150"]
     assert _exit(["mlperf", "interactive", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")]) == 0
-    found = capacity.load((tmp_path / "o" / capacity.FILE).read_bytes())
+    found = capacity.load_capacity((tmp_path / "o" / capacity.FILE).read_bytes())
     result = mlperf_run.read(tmp_path / "o")
     assert found.low_per_s is not None and found.high_per_s is not None
     assert found.low_per_s < found.rate_per_s < found.high_per_s
@@ -269,7 +269,7 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     data, asked = mlperf_run.official(asked, _small_data(tmp_path, 20), tmp_path)
     settings = Settings(out=tmp_path / "run", embedded={"ttft": "20ms", "flood": True})
     result, _ = official_loadgen.perform(asked, data, settings, qps=40.0)
-    log = read(tmp_path / "run")
+    log = read_log(tmp_path / "run")
     planned = rules.schedule(asked, 40.0)
     assert result.queries == log.queries == len(planned.offsets)
     assert log.detail["generated_query_duration"] == planned.end_ns
@@ -277,4 +277,4 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     assert result.resolved == result.queries
     assert result.ttft is not None and log.ttft is not None
     assert any("by LoadGen's stamps" in note for note in result.notes)
-    assert read(tmp_path / "run" / official_loadgen.OWN).unofficial
+    assert read_log(tmp_path / "run" / official_loadgen.OWN).unofficial

@@ -19,7 +19,7 @@ def test_the_packaged_ones() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_constant_of_a_packaged_preset_has_a_source(name: str) -> None:
-    one = preset.load(name)
+    one = preset.load_preset(name)
     constants = [getattr(one.hardware, field) for field in one.hardware.__struct_fields__]
     constants += [one.assumed_input_tokens, one.valid_from_sequences]
     assert all(constant.source and constant.value > 0 for constant in constants)
@@ -30,13 +30,13 @@ def test_every_constant_of_a_packaged_preset_has_a_source(name: str) -> None:
 def test_one_overhead_for_a_generation() -> None:
     found: dict[str, set[float]] = {}
     for name in ALL:
-        one = preset.load(name)
+        one = preset.load_preset(name)
         found.setdefault(one.generation, set()).add(one.hardware.overhead_ms.value)
     assert all(len(values) == 1 for values in found.values())
 
 
 def test_llama_2_70b_is_as_large_as_it_is() -> None:
-    model = preset.load("gb300-vm").model
+    model = preset.load_preset("gb300-vm").model
     parameters = model.block_parameters + 2 * model.hidden * model.vocab
     assert parameters == pytest.approx(68.98e9, rel=1e-3)  # norms left out
     assert model.kv_token_bytes == 2 * 80 * 8 * 128  # FP8
@@ -44,7 +44,7 @@ def test_llama_2_70b_is_as_large_as_it_is() -> None:
 
 
 def test_costs_are_the_roofline_of_their_constants() -> None:
-    one = preset.load("h100x8")  # two GPUs to a replica
+    one = preset.load_preset("h100x8")  # two GPUs to a replica
     hardware, model = one.hardware, one.model
     bytes_per_s = 2 * hardware.bandwidth_tb_s.value * 1e12 * hardware.bandwidth_share.value
     flops_per_s = 2 * hardware.peak_tflops.value * 1e12 * hardware.compute_share.value
@@ -58,9 +58,9 @@ def test_costs_are_the_roofline_of_their_constants() -> None:
 def test_the_racks_speeds_are_those_of_its_logs() -> None:
     rates = [node.tokens_per_s for node in published.nodes().rows]
     mean = sum(rates) / len(rates)
-    rack = preset.load("gb300-rack")
+    rack = preset.load_preset("gb300-rack")
     assert rack.vm_speeds == pytest.approx([rate / mean for rate in rates], abs=5e-5)
-    assert rack.replicas == 72 and rack.costs == preset.load("gb300-vm").costs
+    assert rack.replicas == 72 and rack.costs == preset.load_preset("gb300-vm").costs
 
 
 def test_another_model_by_its_dimensions(tmp_path: Path) -> None:
@@ -74,11 +74,11 @@ hardware: {overhead_ms: 5}
 server: {max_seq_len: 8192}
 """
     )
-    one = preset.load(str(own))
+    one = preset.load_preset(str(own))
     assert (one.name, one.model.name, one.gpu) == ("mine", "llama-3.1-8b", "GB300")
-    assert one.hardware.overhead_ms == preset.Constant(value=5, source="given by the user")
+    assert one.hardware.overhead_ms == preset.SourcedNumber(value=5, source="given by the user")
     assert one.model.block_parameters + 2 * one.model.hidden * one.model.vocab == pytest.approx(8.03e9, rel=1e-2)
-    assert one.costs.token_ns < preset.load("gb300-vm").costs.token_ns / 8
+    assert one.costs.token_ns < preset.load_preset("gb300-vm").costs.token_ns / 8
     assert one.fitted_on.startswith("nothing: model.name,") and "hardware.overhead_ms are the user's" in one.fitted_on
 
 
@@ -109,7 +109,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, what: str,
     own = tmp_path / "own.yaml"
     own.write_text(text)
     with pytest.raises(UserError) as caught:
-        preset.load(str(own))
+        preset.load_preset(str(own))
     assert what in str(caught.value) and hint in str(caught.value)
 
 
@@ -117,14 +117,14 @@ def test_a_file_cannot_extend_itself_nor_be_missing(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text(f"extends: {own}")
     with pytest.raises(UserError, match="extends itself"):
-        preset.load(str(own))
+        preset.load_preset(str(own))
     with pytest.raises(UserError, match="cannot read it"):
-        preset.load(str(tmp_path / "none.yaml"))
+        preset.load_preset(str(tmp_path / "none.yaml"))
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(UserError) as caught:
-        preset.load("gb300-vmm", "--target sim:")
+        preset.load_preset("gb300-vmm", "--target sim:")
     said = str(caught.value)
     assert 'unknown preset "gb300-vmm"' in said and 'did you mean "gb300-vm"' in said
     assert all(name in said for name in ALL)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from loadgen.cost import price_file, prices
 from loadgen.cost.prices import Owned, PerToken, Rented
 from loadgen.errors import Fault, Faults, UserError
-from loadgen.results.manifest import Target
+from loadgen.results.manifest import TargetFacts
 
 TODAY = date(2026, 11, 21)
 EXAMPLE = Path(__file__).parent.parent / "docs" / "prices.example.yaml"
@@ -65,7 +65,7 @@ def faults_of(text: str) -> list[Fault]:
 
 
 def test_the_example_of_the_docs_can_be_read_and_says_what_it_says():
-    book = price_file.load(EXAMPLE, today=TODAY, env={})
+    book = price_file.load_prices(EXAMPLE, today=TODAY, env={})
     assert [type(price) for price in book.entries] == [Rented, Rented, Owned, PerToken]
     owned = book.entries[2]
     assert isinstance(owned, Owned)
@@ -180,33 +180,33 @@ def test_no_rate_is_inverted_or_invented():
 
 def test_the_sample_needs_to_be_accepted_and_guesses_nothing():
     with pytest.raises(UserError, match="no prices were given"):
-        price_file.load(None)
+        price_file.load_prices(None)
     with pytest.raises(Faults) as caught:
-        price_file.load(price_file.SAMPLE, today=TODAY)
+        price_file.load_prices(price_file.SAMPLE, today=TODAY)
     assert "--accept-sample-prices" in caught.value.faults[0].hint
-    book = price_file.load(None, accept_sample=True, today=TODAY)
+    book = price_file.load_prices(None, accept_sample=True, today=TODAY)
     assert book.sample
     assert all(price.as_of and price.source and price.quality for price in book.entries)
-    oracle = prices.find(book, Target(shape="BM.GPU.GB300.4"))[0]
+    oracle = prices.find(book, TargetFacts(shape="BM.GPU.GB300.4"))[0]
     assert isinstance(oracle, Rented) and oracle.per_gpu_hour == Decimal("18.0")
     with pytest.raises(UserError, match="azure-gb300 has no price") as unverified:
-        prices.find(book, Target(shape="ND128isr_GB300_v6"))
+        prices.find(book, TargetFacts(shape="ND128isr_GB300_v6"))
     assert "per_gpu_hour" in unverified.value.hint and "prices_sample.yaml" in unverified.value.where
 
 
 def test_a_target_finds_its_price_by_shape_then_model_or_by_name():
     book = parse(RENTED + PER_TOKEN.removeprefix("\ncurrency: USD\n"))
-    (by_shape,) = prices.find(book, Target(shape="GB300", model="m"))
-    (by_model,) = prices.find(book, Target(model="M", url="https://x"))
-    (by_name,) = prices.find(book, Target(), "P m")
+    (by_shape,) = prices.find(book, TargetFacts(shape="GB300", model="m"))
+    (by_model,) = prices.find(book, TargetFacts(model="M", url="https://x"))
+    (by_name,) = prices.find(book, TargetFacts(), "P m")
     assert isinstance(by_shape, Rented) and isinstance(by_model, PerToken) and by_name is by_model
     with pytest.raises(UserError, match="no price for the shape b200") as missing:
-        prices.find(book, Target(shape="b200"))
+        prices.find(book, TargetFacts(shape="b200"))
     assert "shape: b200" in missing.value.hint
     with pytest.raises(UserError, match="no price for the model other"):
-        prices.find(book, Target(model="other", url="https://x"))
+        prices.find(book, TargetFacts(model="other", url="https://x"))
     with pytest.raises(UserError, match='no price is called "Azure gb30"') as named:
-        prices.find(book, Target(), "Azure gb30")
+        prices.find(book, TargetFacts(), "Azure gb30")
     assert 'did you mean "Azure gb300"' in named.value.hint
 
 
@@ -214,5 +214,5 @@ def test_two_providers_of_one_shape_are_a_choice_of_the_user():
     entry = RENTED.split("rented:\n")[1]
     book = parse(RENTED + entry.replace("Azure", "Other"))
     with pytest.raises(UserError, match="several prices for the shape gb300") as caught:
-        prices.find(book, Target(shape="gb300"))
+        prices.find(book, TargetFacts(shape="gb300"))
     assert "Azure gb300 (prices.yaml:4:5" in caught.value.hint

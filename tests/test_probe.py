@@ -13,8 +13,8 @@ import pytest
 import trustme
 from loadgen_sdk.dialects.quirks import Api
 from loadgen_sdk.errors import TargetUnusable
-from loadgen_sdk.probe.fetch import Direct
-from loadgen_sdk.probe.probe import ASKED_TOKENS, Answer, Found, probe
+from loadgen_sdk.probe.fetch import Fetcher
+from loadgen_sdk.probe.probe import ASKED_TOKENS, HttpAnswer, ProbeResult, probe
 from loadgen_sdk.transport.target import Target
 
 from loadgen.sim.server.embedded import start
@@ -32,7 +32,7 @@ class InMemory:
         self.answers, self.asked, self.bodies = answers, [], []
         self._times = iter((9_000_000, 1_000_000, 2_000_000, 3_000_000, 2_000_000))
 
-    async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> Answer:
+    async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
         name = f"{method} {path}"
         if body:
             fields = json.loads(body)
@@ -41,12 +41,12 @@ class InMemory:
             name += f" {fields['model'] if fields['model'] == 'unnamed' else limit}"
         self.asked.append((name, dict(headers)))
         status, head, text = self.answers.get(name, [404, {}, "no such route"])
-        return Answer(status, head, text.encode())
+        return HttpAnswer(status, head, text.encode())
 
     async def connect(self) -> int:
         return next(self._times)
 
-    def probe(self, url: str = "http://h", *, api: Api = "chat", **options: Any) -> Found:
+    def probe(self, url: str = "http://h", *, api: Api = "chat", **options: Any) -> ProbeResult:
         target = Target.parse(url, api=api)
         return asyncio.run(probe(target, exchange=self.exchange, connect=self.connect, **options))
 
@@ -123,10 +123,10 @@ def test_signs(answers: dict[str, list[Any]], server: str) -> None:
 )
 def test_hosted_services_are_asked_nothing_beside_their_api(url: str, server: str, models: str) -> None:
     class Anything(InMemory):
-        async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> Answer:
+        async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
             await super().exchange(method, path, headers, body)
             status, head, text = served("x", "D", "E") if method == "GET" else streamed(8, 8, 20)
-            return Answer(status, head, text.encode())
+            return HttpAnswer(status, head, text.encode())
 
     endpoint = Anything({})
     found = endpoint.probe(url, model=None if "deployments" in url else "gpt-5-nano", api_key=KEY)
@@ -176,12 +176,12 @@ def test_a_limit_of_the_users_own_is_not_called_inexact() -> None:
 
 def test_the_other_name_of_the_limit_is_learnt() -> None:
     class Modern(InMemory):
-        async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> Answer:
+        async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
             if b'"max_tokens"' in body:
                 said = (
                     "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'"
                 )
-                return Answer(400, JSON, json.dumps({"error": {"message": said}}).encode())
+                return HttpAnswer(400, JSON, json.dumps({"error": {"message": said}}).encode())
             return await super().exchange(method, path, headers, body)
 
     found = Modern(healthy()).probe(server="azure")
@@ -260,11 +260,11 @@ class Shaky(InMemory):
         super().__init__(answers)
         self.times, self.status = times, status
 
-    async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> Answer:
+    async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
         answer = await super().exchange(method, path, headers, body)
         if body and self.times:
             self.times -= 1
-            return Answer(self.status, {}, b"out of luck")
+            return HttpAnswer(self.status, {}, b"out of luck")
         return answer
 
 
@@ -298,7 +298,7 @@ def saying(text: bytes) -> Serve:
 
 def ask(
     serve: Serve, url: str = "http://127.0.0.1", server_tls: ssl.SSLContext | None = None, **options: Any
-) -> Answer:
+) -> HttpAnswer:
     serving: list[asyncio.Task[None]] = []
 
     async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -310,12 +310,12 @@ def ask(
         finally:
             writer.close()
 
-    async def run() -> Answer:
+    async def run() -> HttpAnswer:
         accept = lambda *ends: serving.append(asyncio.create_task(once(*ends)))  # noqa: E731
         server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=server_tls)
         try:
             target = Target.parse(f"{url}:{server.sockets[0].getsockname()[1]}")
-            direct = Direct(target, **options)
+            direct = Fetcher(target, **options)
             assert await direct.connect() > 0
             return await direct.exchange("POST", "/x", (("X-A", "b"),), b"{}")
         finally:
@@ -379,7 +379,7 @@ def test_direct_does_not_wait_for_ever() -> None:
 
 def test_nothing_there() -> None:
     async def run(url: str) -> None:
-        await Direct(Target.parse(url)).connect()
+        await Fetcher(Target.parse(url)).connect()
 
     with pytest.raises(TargetUnusable, match=r"nothing listens at 127\.0\.0\.1:1$"):
         asyncio.run(run("http://user:word@127.0.0.1:1/v1"))
@@ -404,9 +404,9 @@ def test_tls() -> None:
 
 
 def test_the_embedded_endpoint() -> None:
-    async def run(url: str, **options: Any) -> Found:
+    async def run(url: str, **options: Any) -> ProbeResult:
         target = Target.parse(url)
-        direct = Direct(target)
+        direct = Fetcher(target)
         return await probe(target, exchange=direct.exchange, connect=direct.connect, **options)
 
     with start(Options(ttft="1ms", itl="0", stream_interval=4)) as endpoint:

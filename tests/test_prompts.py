@@ -17,7 +17,7 @@ from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
 from loadgen.workload import Empirical, Fixed, FromFile, LogNormal, Normal, Synthetic, Turns, Uniform
 
-CL100K = tokens.load(None)
+CL100K = tokens.load_tokenizer(None)
 WORKLOADS = Path(__file__).parents[1] / "workloads"
 UNIFORM = Uniform(min=0, max=400)
 
@@ -215,7 +215,7 @@ def test_length_laws(length, mean, low, high):
 
 
 def test_a_tokenizer_of_its_own_is_matched_exactly(tmp_path):
-    local = tokens.load(str(train(tmp_path / "tokenizer.json")))
+    local = tokens.load_tokenizer(str(train(tmp_path / "tokenizer.json")))
     made = built(tokenizer=local, **KINDS["prefix"])
     for number in range(100):
         assert true_count(made[number], local) == made[number].input_tokens == made.asked_input(number)

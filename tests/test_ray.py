@@ -55,7 +55,7 @@ ways = some.lists(some.tuples(some.integers(0, 10**8), some.integers(0, 10**8)),
 def test_the_truth_is_within_the_bound(ahead: int, ways: list[tuple[int, int]]) -> None:
     exchanges, now = [], 10**12
     for there, back in ways:
-        exchanges.append(clock_sync.Asked(now, now + there + ahead, now + there + back))
+        exchanges.append(clock_sync.ClockExchange(now, now + there + ahead, now + there + back))
         now += there + back + 1
     found = clock_sync.offset(exchanges)
     assert abs(found.ns - ahead) <= found.bound_ns
@@ -64,7 +64,7 @@ def test_the_truth_is_within_the_bound(ahead: int, ways: list[tuple[int, int]]) 
 
 
 def test_clocks_that_contradict_themselves_are_read_by_the_quickest_answer() -> None:
-    found = clock_sync.offset([clock_sync.Asked(0, 1000, 10), clock_sync.Asked(20, 9000, 400)])
+    found = clock_sync.offset([clock_sync.ClockExchange(0, 1000, 10), clock_sync.ClockExchange(20, 9000, 400)])
     assert found == clock_sync.Offset(995, 5)
 
 
@@ -77,7 +77,7 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
     from loadgen.stats.quantiles import Histogram
 
     there, here = tmp_path / "there", tmp_path / "here"
-    sender = ray_agent.Courier()
+    sender = ray_agent.RayAgent()
     sender._folder, sender._i = there, 0
     spool = store.Spool(there, 0)
     sender._board = ray_agent.Board(there / "spool" / "board", 1)
@@ -115,7 +115,7 @@ def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path, monkeypat
     monkeypatch.setattr(store, "SEGMENT_ROWS", 10)
     monkeypatch.setattr(ray_agent, "TAKE_BYTES", 7 * ROW.itemsize)
     there, here = tmp_path / "there", tmp_path / "here"
-    sender = ray_agent.Courier()
+    sender = ray_agent.RayAgent()
     sender._folder, sender._i = there, 0
     spool = store.Spool(there, 0)
     sender._board = ray_agent.Board(there / "spool" / "board", 1)
@@ -159,7 +159,7 @@ def test_the_folder_is_in_the_store_at_the_end(tmp_path: Path, monkeypatch: pyte
         result = loadgen.run(made, **flags)
         there = tmp_path / "bucket" / "run-1"
         assert {path.name for path in there.rglob("*.*")} >= {"run.json", "summary.json", "requests.parquet"}
-        assert store.read(there).rows.tobytes() == store.read(result.folder).rows.tobytes()
+        assert store.read_run(there).rows.tobytes() == store.read_run(result.folder).rows.tobytes()
         with pytest.raises(UserError, match="a run already"):
             loadgen.run(made, **flags)
 
@@ -255,7 +255,7 @@ def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, monkeypatch: pytest.
             asked = asked if workers == 3 else replace(asked, ray=None)
             summary, out = run.execute(workload(tmp_path, request_rate="100", num_requests="60"), asked)
             received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
-        rows = store.read(out).rows
+        rows = store.read_run(out).rows
         rows = rows[np.argsort(rows["slot"])]
         assert summary.requests.ok == summary.requests.scheduled == len(rows)
         assert sorted(set(rows["worker"].tolist())) == list(range(workers))
@@ -311,7 +311,7 @@ def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None
     told_of = manifest.decode((out / "run.json").read_bytes())
     assert told_of.cluster is not None
     (gone,) = [one.worker for one in told_of.cluster.workers if one.lost]
-    rows = store.read(out).rows
+    rows = store.read_run(out).rows
     own = rows[rows["worker"] == gone]
     kept, lost = own[own["status"] == 0], own[own["status"] == 4]
     assert len(rows) == len(set(rows["slot"].tolist())) == summary.requests.scheduled

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import runs
 
-from loadgen.execution.compactor import Recorder
+from loadgen.execution.compactor import Compactor
 from loadgen.results import store
 from loadgen.server_metrics.series import FILE
 
@@ -29,7 +29,7 @@ def test_there_is_an_example_of_each_library() -> None:
 def test_the_examples_run(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(example.split()[1])
     folder = runs.write(tmp_path / "results" / "RUN")
-    recorder = Recorder(folder)
+    recorder = Compactor(folder)
     assert recorder.finish()
     store.drop_spool(folder)
     sample = {"t_s": 0.0, "target": 0, "page": "http://h/metrics", "name": "up", "labels": "", "value": 1.0}

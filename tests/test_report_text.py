@@ -12,7 +12,9 @@ from loadgen.metrics import summary_json
 from loadgen.metrics.summary import Summary
 from loadgen.report import text
 
-RAG, API = (summary_json.load((DATA / f"summary_example_{name}.json").read_bytes()) for name in ("rag_gpus", "qa_api"))
+RAG, API = (
+    summary_json.load_summary((DATA / f"summary_example_{name}.json").read_bytes()) for name in ("rag_gpus", "qa_api")
+)
 replace = msgspec.structs.replace
 
 

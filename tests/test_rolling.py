@@ -32,7 +32,7 @@ def go(folder: Path, turns: str = "", on_drive: Any = None, **flags: str) -> tup
         told = Settings(url=server.url, model="sim", server="trtllm", out=folder / "out")
         summary, out = run.execute(made, told, on_drive=on_drive)
         received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
-    return summary, Counter(one.body_sha256 for one in received.requests if one.id), store.read(out)
+    return summary, Counter(one.body_sha256 for one in received.requests if one.id), store.read_run(out)
 
 
 TURNS = ", turns: {count: 3, tool_result_tokens: 5}"
@@ -82,13 +82,13 @@ def test_only_so_much_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(single, "MOST_AHEAD", 10)
     monkeypatch.setattr(body_prefetch, "WINDOW", 30)
     most: list[int] = []
-    original = body_prefetch.Rolling.body
+    original = body_prefetch.BodyPrefetch.body
 
-    def watched(self: body_prefetch.Rolling, stage: int, number: int) -> bytes:
+    def watched(self: body_prefetch.BodyPrefetch, stage: int, number: int) -> bytes:
         most.append(len(self._held) + len(self._asked))
         return original(self, stage, number)
 
-    monkeypatch.setattr(body_prefetch.Rolling, "body", watched)
+    monkeypatch.setattr(body_prefetch.BodyPrefetch, "body", watched)
     go(tmp_path, request_rate="500", num_requests="300")
     assert len(most) == 300
     assert max(most) == 30

@@ -21,7 +21,7 @@ import pytest
 
 from loadgen.errors import Faults, TargetError, UserError
 from loadgen.execution import run
-from loadgen.execution.driver import Drive
+from loadgen.execution.driver import Driver
 from loadgen.execution.plan import Settings
 from loadgen.metrics.summary import Summary
 from loadgen.report import text
@@ -31,7 +31,7 @@ from loadgen.results.store import Stored
 from loadgen.sim.server.embedded import Embedded, start
 from loadgen.sim.server.faults import NAMES, parse
 from loadgen.sim.server.options import Options
-from loadgen.sim.server.send_log import Log, parse_log
+from loadgen.sim.server.send_log import SentRequests, parse_log
 from loadgen.workload import load
 from loadgen.workload.flags import Overrides
 
@@ -63,7 +63,7 @@ def go(
     made = load(file(folder, more), Overrides(**flags))
     told = Settings(**({"url": url, "model": "sim", "server": "trtllm", "out": folder / "out"} | (settings or {})))
     summary, out = run.execute(made, told, on_drive=on_drive)
-    stored = store.read(out)
+    stored = store.read_run(out)
     assert not (out / "spool").exists()
     assert [path.name for path in (out / "requests").iterdir()] == ["requests.parquet"]
     assert json.loads((out / "summary.json").read_bytes())["requests"]["scheduled"] == summary.requests.scheduled
@@ -81,7 +81,7 @@ def after_the_probe(plan: str) -> dict[str, Any]:
     return {"faults": plan, "seed": seed}
 
 
-def log(endpoint: Embedded) -> Log:
+def log(endpoint: Embedded) -> SentRequests:
     """What the endpoint saw since it was last asked."""
     with urllib.request.urlopen(endpoint.url + "/_log") as answer:
         return parse_log(answer.read())
@@ -268,7 +268,7 @@ def test_a_worker_that_dies_leaves_its_rest_as_lost(tmp_path: Path, endpoint: Em
     assert len(workers) == 2
     os.kill(workers[0], signal.SIGKILL)
     code, out, err = ended(process)
-    stored = store.read(tmp_path / "out")
+    stored = store.read_run(tmp_path / "out")
     found = outcomes(stored.rows)
     lost = found[("lost", "worker_died")]
     assert lost > 0
@@ -296,7 +296,7 @@ def test_interrupted_once_it_drains_and_reports(tmp_path: Path, endpoint: Embedd
     code, out, err = ended(process)
     assert code == 130, err
     assert "Traceback" not in err
-    stored = store.read(tmp_path / "out")
+    stored = store.read_run(tmp_path / "out")
     found = outcomes(stored.rows)
     assert set(found) == {("ok", ""), ("cancelled", "interrupted")}
     assert sum(found.values()) == 4000
@@ -318,7 +318,7 @@ def test_interrupted_twice_it_leaves(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         code, _, err = ended(process)
     assert code == 130, err
-    found = outcomes(store.read(tmp_path / "out").rows)
+    found = outcomes(store.read_run(tmp_path / "out").rows)
     assert set(found) == {("ok", ""), ("cancelled", "interrupted")}
     assert sum(found.values()) == 1000
 
@@ -334,7 +334,7 @@ def test_killed_it_leaves_a_readable_folder(tmp_path: Path, endpoint: Embedded, 
     process.communicate()
     for pid in others:  # nothing goes on without it: no load, no recorder
         gone(pid)
-    stored = store.read(tmp_path / "out")
+    stored = store.read_run(tmp_path / "out")
     assert stored.header.state == "running"
     assert set(outcomes(stored.rows)) <= {("ok", ""), ("cancelled", "interrupted")}  # orphaned workers stop at once
     written = set(stored.rows["slot"].tolist())
@@ -382,7 +382,7 @@ def test_nothing_secret_stays_anywhere(tmp_path: Path, user: str) -> None:
         )  # fmt: skip
         code, out, err = ended(process)
         assert code == 3, err
-    assert len(store.read(tmp_path / "out").rows) == 40
+    assert len(store.read_run(tmp_path / "out").rows) == 40
     texts = [out.encode(), err.encode(), *(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file())]
     assert len(texts) >= 5, err
     for secret in (KEY, PASSWORD, HEADER, QUERY):
@@ -479,7 +479,7 @@ def test_without_a_url_the_embedded_endpoint_is_used_and_named(tmp_path: Path) -
 
 
 def test_a_drive_can_be_followed(tmp_path: Path, endpoint: Embedded) -> None:
-    seen: list[Drive] = []
+    seen: list[Driver] = []
     go(tmp_path, endpoint.url, concurrency="2", num_requests="10", on_drive=seen.append)
     (drive,) = seen
     counters = drive.counters

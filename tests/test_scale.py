@@ -24,7 +24,7 @@ from loadgen.execution import compactor, plan, resource_limits, run
 from loadgen.execution.driver import Counters
 from loadgen.execution.plan import Settings
 from loadgen.execution.resource_limits import Room
-from loadgen.execution.shared_counters import Board
+from loadgen.execution.shared_counters import SharedCounters
 from loadgen.metrics.columns import FAILED
 from loadgen.metrics.summary import summarize
 from loadgen.results import store
@@ -70,7 +70,7 @@ def test_one_two_and_seven_workers_send_the_same(
             told = Settings(url=server.url, model="sim", server="trtllm", workers=workers, out=folder / "out")
             summary, out = run.execute(workload(folder, turns, **flags), told)
             received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
-        rows = store.read(out).rows
+        rows = store.read_run(out).rows
         rows = rows[np.argsort(rows["slot"])]
         assert summary.requests.ok == summary.requests.scheduled == len(rows)
         assert sorted(set(rows["worker"].tolist())) == list(range(workers))
@@ -171,7 +171,7 @@ def test_auto(tmp_path: Path, flags: dict[str, str], simulated: bool, expected: 
     from loadgen.requests.build import build
 
     made = workload(tmp_path, **flags)
-    requests = build(made, 7, 1, tokenizer.load(None))
+    requests = build(made, 7, 1, tokenizer.load_tokenizer(None))
     found = plan.workers(timetable.build(made, 7), requests, made.max_in_flight, simulated=simulated, cores=8)
     assert found == expected
 
@@ -283,13 +283,13 @@ def test_it_sends_from_the_addresses_named(tmp_path: Path) -> None:
 
 
 def test_the_board_adds_up(tmp_path: Path) -> None:
-    boards = [Board(tmp_path / "board", 3) for _ in range(3)]
+    boards = [SharedCounters(tmp_path / "board", 3) for _ in range(3)]
     for i, board in enumerate(boards):
         counters = Counters()
         counters.sent, counters.ok, counters.events, counters.in_flight = 10 + i, 5, 100 * i, 1
         counters.recent_ttft_ns.extend(range(i * 1000, i * 1000 + 400))
         board.write(i, counters)
-    total = Board(tmp_path / "board", 3).counters
+    total = SharedCounters(tmp_path / "board", 3).counters
     assert (total.sent, total.ok, total.events, total.in_flight) == (33, 15, 300, 3)
     assert sorted(total.recent_ttft_ns) == [i * 1000 + j for i in range(3) for j in range(144, 400)]
 

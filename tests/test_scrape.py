@@ -22,7 +22,18 @@ from loadgen.report import html, run_charts, text
 from loadgen.report.run_data import MOST_BINS, figures
 from loadgen.results import store
 from loadgen.server_metrics import scraper, series
-from loadgen.server_metrics.series import CACHED, HITS, INPUT, KV_USE, OUTPUT, RUNNING, UP, WAITING, Iterations, Sample
+from loadgen.server_metrics.series import (
+    CACHED,
+    HITS,
+    INPUT,
+    KV_USE,
+    OUTPUT,
+    RUNNING,
+    UP,
+    WAITING,
+    Iterations,
+    MetricSample,
+)
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 
@@ -91,15 +102,15 @@ def test_drained_iterations_and_those_that_another_reader_took() -> None:
 # -- a run ---------------------------------------------------------------------------------------------------------
 
 
-def said(*reads: tuple[float, dict[str, float] | None], page: str = "http://a/metrics") -> list[Sample]:
+def said(*reads: tuple[float, dict[str, float] | None], page: str = "http://a/metrics") -> list[MetricSample]:
     """Samples as `Reader.news` writes them: of each read what changed, and `up`. None: the read failed."""
-    found: list[Sample] = []
+    found: list[MetricSample] = []
     last: dict[str, float] = {}
     for t_s, values in reads:
         new = {name: value for name, value in (values or {}).items() if last.get(name) != value}
         last |= new
         for name, value in (*new.items(), (UP, float(values is not None))):
-            found.append(Sample(t_s=t_s, target=0, page=page, name=name, labels="", value=value))
+            found.append(MetricSample(t_s=t_s, target=0, page=page, name=name, labels="", value=value))
     return found
 
 
@@ -132,7 +143,7 @@ def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
 
 
 def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
-    stored = store.read(runs.write(tmp_path / "r"))
+    stored = store.read_run(runs.write(tmp_path / "r"))
     made = figures(*stored)
     kv = "vllm:kv_cache_usage_perc"
     found = said(*((t / 4 - 0.5, {TOKENS: 50 * t, RUN: t % 9, kv: t % 10 / 10}) for t in range(1000)))
@@ -164,7 +175,7 @@ def test_every_make_has_a_name_for_what_matters() -> None:
 KEY = "sk-very-secret-key"
 
 
-def asked(url: str, server: str, *words: str) -> tuple[scraper.Place, ...]:
+def asked(url: str, server: str, *words: str) -> tuple[scraper.PageAddress, ...]:
     settings = Settings(url=url, targets=(Endpoint(url=url, api_key=KEY),), server_metrics=words or ("auto",))
     found: Any = types.SimpleNamespace(target=Target.parse(url), server=server)
     return scraper.places(settings.pages, [found])

@@ -187,7 +187,7 @@ def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path)
         command = [*run, "--url", endpoint.url, "--out", str(tmp_path / "replay"), "--seed", "1"]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         assert ended.returncode in (0, 3), ended.stderr  # 3: a machine too busy for a sound measurement
-    trace, result = traces.read(path), loadgen.load(tmp_path / "replay")
+    trace, result = traces.read_trace(path), loadgen.load(tmp_path / "replay")
     assert result.requests.ok == len(trace) == len(prompts)
     rows = result.rows.sort_by("slot").to_pydict()
     assert rows["due_ns"] == trace.due_ns.tolist()
@@ -204,7 +204,7 @@ def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path)
 def loadgen_tokens() -> Any:
     from loadgen.requests import tokenizer
 
-    return tokenizer.load(None)
+    return tokenizer.load_tokenizer(None)
 
 
 def common(one: str, other: str) -> int:

@@ -20,7 +20,7 @@ from loadgen.execution.plan import Settings
 from loadgen.report import search as text
 from loadgen.results.record import KIND, ROW, STATUS
 from loadgen.search import experiment, load_search, trials
-from loadgen.search.load_search import Ask, Goal, Search, Told, Watch
+from loadgen.search.load_search import Goal, LoadSearch, NextTrial, TrialResult, Watch
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.slo import Slo, Term
@@ -147,7 +147,7 @@ def test_unresolved_requests_count_as_misses() -> None:
 # -- searching ---------------------------------------------------------------------------------------------------------
 
 
-def psychometric(asking: Search, theta: float, sigma: float, seed: int) -> Search:
+def psychometric(asking: LoadSearch, theta: float, sigma: float, seed: int) -> LoadSearch:
     """Tell a search outcomes that pass with probability Phi((theta - x) / sigma), x the logarithm of the offered."""
     rng = seeds.stream(seed, "outcomes")
     while (ask := asking.ask()) is not None:
@@ -155,7 +155,7 @@ def psychometric(asking: Search, theta: float, sigma: float, seed: int) -> Searc
         x = math.log(ask.load) + luck
         passed = x + rng.normal(0, sigma) <= math.log(theta)
         asking.tell(
-            Told(
+            TrialResult(
                 ask=ask,
                 outcome="under" if passed else "over",
                 early=False,
@@ -171,7 +171,7 @@ def test_the_interval_covers_the_truth_and_the_answer_is_near() -> None:
     covered = near = 0
     for seed in range(100):
         theta = 100 * 2 ** float(seeds.stream(seed, "theta").uniform(-0.8, 0.8))
-        answer = psychometric(Search(low=50, high=200, precision=0.01), theta, 0.004, seed).answer
+        answer = psychometric(LoadSearch(low=50, high=200, precision=0.01), theta, 0.004, seed).answer
         assert answer.interval is not None and answer.load is not None
         covered += not answer.interval.excludes(theta)
         near += abs(answer.load / theta - 1) <= 0.01
@@ -181,24 +181,24 @@ def test_the_interval_covers_the_truth_and_the_answer_is_near() -> None:
     assert near >= 90
 
 
-def _tell(asking: Search, outcome: str, **changed: Any) -> Ask:
+def _tell(asking: LoadSearch, outcome: str, **changed: Any) -> NextTrial:
     ask = asking.ask()
     assert ask is not None
-    told = Told(ask=ask, outcome=outcome, early=False, spent_s=100, offered=ask.load, noise=0.003)  # type: ignore[arg-type]
+    told = TrialResult(ask=ask, outcome=outcome, early=False, spent_s=100, offered=ask.load, noise=0.003)  # type: ignore[arg-type]
     asking.tell(msgspec.structs.replace(told, **changed))
     return ask
 
 
 def test_a_bracket_is_found_by_doubling_and_halving() -> None:
-    up = Search(low=0.1, high=1000, start=10)
+    up = LoadSearch(low=0.1, high=1000, start=10)
     assert [_tell(up, outcome).load for outcome in ("under", "under", "over")] == [10, 20, 40]
     assert 20 < up.ask().load < 40  # type: ignore[union-attr]
-    down = Search(low=0.1, high=1000, start=10)
+    down = LoadSearch(low=0.1, high=1000, start=10)
     assert [_tell(down, outcome).load for outcome in ("over", "over", "under")] == [10, 5, 2.5]
 
 
 def test_no_load_holds() -> None:
-    asking = Search(low=2, high=1000, start=4)
+    asking = LoadSearch(low=2, high=1000, start=4)
     _tell(asking, "over")
     _tell(asking, "over")
     assert asking.ask() is None
@@ -206,7 +206,7 @@ def test_no_load_holds() -> None:
 
 
 def test_the_highest_load_holds() -> None:
-    asking = Search(low=1, high=16, start=10)
+    asking = LoadSearch(low=1, high=16, start=10)
     _tell(asking, "under")
     _tell(asking, "under")
     assert (asking.ask(), asking.answer.reason, asking.answer.held) == (None, "highest", 16)
@@ -219,7 +219,7 @@ def test_the_highest_load_holds() -> None:
 def test_a_point_outside_a_given_bracket_is_not_placed_inside(
     outcome: str, reason: str, load: float | None, last: float, whole: bool
 ) -> None:
-    asking = Search(low=5, high=20, whole=whole)
+    asking = LoadSearch(low=5, high=20, whole=whole)
     while (ask := asking.ask()) is not None:
         assert ask.kind != "confirm"
         _tell(asking, outcome)
@@ -229,7 +229,7 @@ def test_a_point_outside_a_given_bracket_is_not_placed_inside(
 
 
 def test_an_invalid_probe_ends_the_search_with_what_it_knows() -> None:
-    asking = Search(low=1, high=1000, start=10)
+    asking = LoadSearch(low=1, high=1000, start=10)
     _tell(asking, "under")
     _tell(asking, "invalid")
     assert (asking.ask(), asking.answer.reason, asking.answer.held) == (None, "invalid", 10)
@@ -238,7 +238,7 @@ def test_an_invalid_probe_ends_the_search_with_what_it_knows() -> None:
 def test_what_is_not_known_is_not_called_none() -> None:
     said = {}
     for outcome in ("over", "invalid"):
-        asking = Search(low=5, high=10, start=5)
+        asking = LoadSearch(low=5, high=10, start=5)
         _tell(asking, outcome)
         lines = text.render(asking.answer, asking.told, GOAL, unit="/s", simulated=False).splitlines()
         said[outcome] = next(line for line in lines if line.startswith("Load "))
@@ -247,7 +247,7 @@ def test_what_is_not_known_is_not_called_none() -> None:
 
 @pytest.mark.parametrize(("limits", "reason"), [({"most_probes": 2}, "probes"), ({"most_s": 150.0}, "time")])
 def test_limits(limits: dict[str, Any], reason: str) -> None:
-    asking = Search(low=1, high=1000, start=10, **limits)
+    asking = LoadSearch(low=1, high=1000, start=10, **limits)
     _tell(asking, "under")
     _tell(asking, "over")
     assert (asking.ask(), asking.answer.reason) == (None, reason)
@@ -255,7 +255,7 @@ def test_limits(limits: dict[str, Any], reason: str) -> None:
 
 
 def test_near_what_is_over_only_a_full_length_tells() -> None:
-    asking = Search(low=80, high=120, precision=0.03)
+    asking = LoadSearch(low=80, high=120, precision=0.03)
     _tell(asking, "over")
     ask = asking.ask()
     assert ask is not None
@@ -263,7 +263,7 @@ def test_near_what_is_over_only_a_full_length_tells() -> None:
 
 
 def test_lanes_are_whole_numbers() -> None:
-    asking = Search(low=1, high=512, start=8, whole=True, precision=0.02)
+    asking = LoadSearch(low=1, high=512, start=8, whole=True, precision=0.02)
     while (ask := asking.ask()) is not None:
         assert ask.load == int(ask.load)
         _tell(asking, "under" if ask.load <= 37 else "over")
@@ -271,8 +271,8 @@ def test_lanes_are_whole_numbers() -> None:
 
 
 def test_a_resumed_search_asks_what_it_would_have_asked() -> None:
-    whole = psychometric(Search(low=50, high=200), 90, 0.004, 5)
-    half = load_search.resume(Search(low=50, high=200), whole.told[:4])
+    whole = psychometric(LoadSearch(low=50, high=200), 90, 0.004, 5)
+    half = load_search.resume(LoadSearch(low=50, high=200), whole.told[:4])
     assert half.ask() == whole.told[4].ask
 
 
@@ -289,9 +289,9 @@ def _workload(load: float) -> Workload:
     )
 
 
-def _probes(folder: Path, **changed: Any) -> trials.Probes:
+def _probes(folder: Path, **changed: Any) -> trials.Trials:
     term = Term(metric="tpot", limit_ns=40_000_000)
-    return trials.Probes(
+    return trials.Trials(
         folder=folder,
         goal=Goal(slo=Slo(terms=(term,))),
         make=lambda ask: _workload(ask.load),
@@ -301,8 +301,8 @@ def _probes(folder: Path, **changed: Any) -> trials.Probes:
     )
 
 
-def _ask(load: float, number: int = 0, early: bool = False) -> Ask:
-    return Ask(number=number, load=load, kind="probe", early_under=early)
+def _ask(load: float, number: int = 0, early: bool = False) -> NextTrial:
+    return NextTrial(number=number, load=load, kind="probe", early_under=early)
 
 
 def test_probes_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_probes_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None
     assert experiment.told(tmp_path) == told
     experiment.append(tmp_path, told[0])  # on a line of its own
     assert experiment.told(tmp_path) == told
-    asking = load_search.resume(Search(low=1, high=10_000, start=20), told)
+    asking = load_search.resume(LoadSearch(low=1, high=10_000, start=20), told)
     answer = runs.finish(asking)
     assert answer.held == 20
     lines = (tmp_path / experiment.CURVE).read_text().splitlines()
@@ -345,7 +345,7 @@ def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:
         from loadgen.results import store
 
         summary, folder = run.execute(workload, given, **flags)
-        rows = store.read(folder).rows
+        rows = store.read_run(folder).rows
         rows["status"][-200:], rows["kind"][-200:] = STATUS["failed"], KIND["connect"]
         for file in (folder / "requests").iterdir():
             file.unlink()
@@ -380,7 +380,7 @@ def test_rows_are_seen_though_their_file_is_gone(tmp_path: Path) -> None:
     rows = np.zeros(5, ROW)
     rows["slot"] = np.arange(5)
     data, first = rows.tobytes(), tmp_path / "spool" / "w0.rows"
-    with first.open("wb", buffering=0) as file, contextlib.closing(trials.Tail(tmp_path)) as tail:
+    with first.open("wb", buffering=0) as file, contextlib.closing(trials.RowTail(tmp_path)) as tail:
         assert len(tail.rows()) == 0
         file.write(data[: 2 * ROW.itemsize + 7])
         assert tail.rows()["slot"].tolist() == [0, 1]
@@ -401,8 +401,10 @@ def test_an_endpoint_that_is_gone_between_probes_leaves_what_is_known(
             raise TargetError("nothing listens", "there")
         return run.execute(workload, given, **flags)
 
-    asking = Search(low=1, high=1e4, start=20)
-    plan = experiment.Plan(by="search", kind="request_rate", workload="x", source_text="", target="t", flags={})
+    asking = LoadSearch(low=1, high=1e4, start=20)
+    plan = experiment.ExperimentPlan(
+        by="search", kind="request_rate", workload="x", source_text="", target="t", flags={}
+    )
     assert perform(asking, _probes(tmp_path, execute=once), plan, unit="/s", as_json=False) == 3
     told = capsys.readouterr()
     assert "could not be reached any more" in told.out and "at least 20" in told.out and "nothing listens" in told.err

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.results import slot_ranges
-from loadgen.results.manifest import Header, Stage
+from loadgen.results.manifest import Header, StagePlan
 from loadgen.results.record import ROW
 
 
@@ -23,7 +23,7 @@ from loadgen.results.record import ROW
 def test_runs_are_the_slots(
     workers: int, turns: int, lanes: int | None, chains: int, disorder: int, batch: int, drawn: object
 ) -> None:
-    header = Header(workers=workers, turns=turns, stages=(Stage(), Stage(concurrency=lanes)))
+    header = Header(workers=workers, turns=turns, stages=(StagePlan(), StagePlan(concurrency=lanes)))
     mine = [(stage, chain) for stage in (0, 1) for chain in range(chains) if (chain % (lanes or chains)) % workers == 0]
     slots = [
         (stage, -1 if stage == 0 or lanes is None else chain % lanes, (stage * chains + chain) * turns + turn)
@@ -45,7 +45,7 @@ def test_runs_are_the_slots(
 
 
 def test_a_long_run_takes_no_more_room_than_a_short_one() -> None:
-    for lanes, header in ((16, Header(workers=2, stages=(Stage(concurrency=16),))), (None, Header(workers=2))):
+    for lanes, header in ((16, Header(workers=2, stages=(StagePlan(concurrency=16),))), (None, Header(workers=2))):
         runs, sizes = np.zeros(0, slot_ranges.RUN), []
         for start in range(0, 200_000, 10_000):
             rows = np.zeros(5_000, ROW)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from loadgen.preflight import selfcheck
-from loadgen.preflight.selfcheck import TOLERANCE_NS, Found, Step
+from loadgen.preflight.selfcheck import TOLERANCE_NS, SelfcheckResult, Step
 from loadgen.results.record import ROW
-from loadgen.sim.server.send_log import Log, LoggedRequest
+from loadgen.sim.server.send_log import LoggedRequest, SentRequests
 
 MS = 1_000_000
 START = 5_000 * MS
@@ -27,12 +27,12 @@ def rows(*reported: tuple[int, int, int], status: int = 0) -> np.ndarray:
     return made
 
 
-def log(*sends: tuple[int, int, int], ids: tuple[str, ...] = ("probe", "run-1", "run-0")) -> Log:
+def log(*sends: tuple[int, int, int], ids: tuple[str, ...] = ("probe", "run-1", "run-0")) -> SentRequests:
     """Sends (request number, event, ns of the run) in their order; `ids` by request number."""
     columns = np.array(sends, np.int64).reshape(-1, 3)
     requests = [LoggedRequest(number=i, id=name, arrival_ns=0, path="", status=200) for i, name in enumerate(ids)]
     sent = columns[:, 2] + START
-    return Log(requests, columns[:, 0].copy(), columns[:, 1].copy(), sent, sent)
+    return SentRequests(requests, columns[:, 0].copy(), columns[:, 1].copy(), sent, sent)
 
 
 SENDS = ((0, 0, 1 * MS), (2, 0, 10 * MS), (1, 0, 12 * MS), (2, 4, 50 * MS), (1, 4, 54 * MS))
@@ -143,8 +143,8 @@ def test_who_was_the_limit(cpu: float, server: float, late_ms: float, limited: b
 
 def test_the_answer_survives_json() -> None:
     steps = (step(100, True), step(200, False))
-    found = Found(seconds=3.0, cpus=2, steps=steps, levels=(selfcheck.level("spread", steps),))
-    assert msgspec.json.decode(selfcheck.to_json(found), type=Found) == found
+    found = SelfcheckResult(seconds=3.0, cpus=2, steps=steps, levels=(selfcheck.level("spread", steps),))
+    assert msgspec.json.decode(selfcheck.to_json(found), type=SelfcheckResult) == found
     assert found.sound
     assert "about 100" in selfcheck.render(found)
     assert "busy" in selfcheck.line(steps[1])

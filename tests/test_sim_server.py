@@ -22,7 +22,7 @@ from loadgen.sim.server.embedded import Embedded, start
 from loadgen.sim.server.faults import NAMES
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.request_parser import TEMPLATE_TOKENS
-from loadgen.sim.server.send_log import Log, parse_log, read_log
+from loadgen.sim.server.send_log import SentRequests, parse_log, read_log
 
 FAST = {"ttft": "1ms", "itl": "0.1ms"}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -112,7 +112,7 @@ def get(endpoint: Embedded, path: str) -> bytes:
         return body
 
 
-def log_of(endpoint: Embedded) -> Log:
+def log_of(endpoint: Embedded) -> SentRequests:
     return parse_log(get(endpoint, "/_log"))
 
 

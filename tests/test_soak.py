@@ -21,12 +21,12 @@ from loadgen.execution import compactor, run
 from loadgen.execution.bodies import UNKNOWN
 from loadgen.execution.plan import Settings
 from loadgen.metrics import drift, folded_summary
-from loadgen.metrics.accumulator import BINS, Curve, Ledger
+from loadgen.metrics.accumulator import BINS, Accumulator, TimeCurve
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.report import text
 from loadgen.results import store
-from loadgen.results.manifest import Header, Second, Stage, Target, encode
-from loadgen.results.record import KINDS, ROW, SOURCES, STATUSES, Place, unsent_row
+from loadgen.results.manifest import Header, Second, StagePlan, TargetFacts, encode
+from loadgen.results.record import KINDS, ROW, SOURCES, STATUSES, RowPlace, unsent_row
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.slo import Slo, Term
@@ -62,8 +62,8 @@ def conversations() -> tuple[Any, ...]:
     header = Header(
         state="finished",
         turns=3,
-        stages=(Stage(name="all", arrival="constant 10/s"),),
-        targets=(Target(name="a"), Target(name="b")),
+        stages=(StagePlan(name="all", arrival="constant 10/s"),),
+        targets=(TargetFacts(name="a"), TargetFacts(name="b")),
         slo=Slo(terms=(Term(metric="ttft", limit_ns=300 * MS, quantile=0.9),)),
     )
     return header, rows, [Histogram()], [], [], []
@@ -81,16 +81,16 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return given
 
 
-def folded(header: Header, rows: NDArray[np.void], texts: list[str], parts: int) -> Ledger:
+def folded(header: Header, rows: NDArray[np.void], texts: list[str], parts: int) -> Accumulator:
     """Through several ledgers, each of many small pieces, packed and merged."""
-    whole = Ledger(header)
+    whole = Accumulator(header)
     order = np.argsort(rows["done_ns"] + (rows["turn"].astype(np.int64) << 50), kind="stable")
     for part in range(parts):
-        ledger = Ledger(header)
+        ledger = Accumulator(header)
         mine = rows[order][rows["session" if header.turns > 1 else "slot"][order] % parts == part]
         for i in range(0, len(mine), 37):
             ledger.add(mine[i : i + 37], texts)
-        whole.merge(Ledger.from_bytes(ledger.to_bytes(), header))
+        whole.merge(Accumulator.from_bytes(ledger.to_bytes(), header))
     return whole
 
 
@@ -127,15 +127,15 @@ def test_what_is_folded_says_what_the_rows_say(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_an_empty_run() -> None:
-    summary = folded_summary.summarize(HEADER, Ledger(HEADER))
+    summary = folded_summary.summarize(HEADER, Accumulator(HEADER))
     assert summary.requests.scheduled == summary.requests.lost == 9
     assert not summary.verdict.valid
 
 
 def test_what_is_no_ledger_is_refused() -> None:
-    for data in (b"", b"\x00", Ledger(Header()).to_bytes()):
+    for data in (b"", b"\x00", Accumulator(Header()).to_bytes()):
         with pytest.raises(ValueError, match="ledger"):
-            Ledger.from_bytes(data, HEADER)
+            Accumulator.from_bytes(data, HEADER)
 
 
 @pytest.mark.parametrize("hours", [0.01, 1, 30])
@@ -144,7 +144,7 @@ def test_a_curve_of_any_length_takes_the_same_room(hours: float) -> None:
     start = (draw.random(5000) * hours * 3600e9).astype(np.int64)
     end = start + draw.integers(0, 30, 5000) * S
     amount = draw.integers(1, 9, 5000)
-    whole, parts = Curve(), [Curve(), Curve()]
+    whole, parts = TimeCurve(), [TimeCurve(), TimeCurve()]
     whole.add(start, end, amount)
     early = start < hours * 1800e9
     for part, chosen in zip(parts, (early, ~early), strict=True):
@@ -169,7 +169,7 @@ def slower(change: float, seconds: int) -> Summary:
     rows["output_source"] = SOURCES.index("server")
     growth = 1 + change * np.arange(len(rows)) / len(rows)
     stream(rows, (100 * MS * growth).astype(np.int64), np.full(len(rows), 10 * MS), np.full(len(rows), 20_000))
-    return summarize(Header(state="finished", stages=(Stage(name="load"),)), rows)
+    return summarize(Header(state="finished", stages=(StagePlan(name="load"),)), rows)
 
 
 def test_drift_is_found_and_only_what_drifts() -> None:
@@ -201,7 +201,7 @@ def test_in_flight_is_the_sum_over_workers_of_the_same_second() -> None:
     rows = make_examples.blank(2)
     rows["due_ns"] = [0, 10 * S]
     rows["sent_ns"], rows["last_token_ns"] = rows["due_ns"], rows["due_ns"] + S
-    ledger = Ledger(Header())
+    ledger = Accumulator(Header())
     ledger.add(rows, [])
     assert folded_summary.summarize(Header(), ledger, seconds=samples).load.in_flight_max == 30 + 3 * 4
 
@@ -246,19 +246,19 @@ def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
     assert again.requests == summary.requests
     assert again.ttft_ms == summary.ttft_ms
     if keep == "raw":
-        assert len(np.unique(store.read(out).rows["slot"])) == 340
+        assert len(np.unique(store.read_run(out).rows["slot"])) == 340
 
 
 def test_segments_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "SEGMENT_ROWS", 10)
-    (tmp_path / "run.json").write_bytes(encode(Header(stages=(Stage(),))))
+    (tmp_path / "run.json").write_bytes(encode(Header(stages=(StagePlan(),))))
     spool = store.Spool(tmp_path, 3)
     keeping = compactor.Raw(tmp_path)
     place = iter(range(1000))
     taken = 0
     for _ in range(7):
         for _ in range(4):
-            spool.row(unsent_row(Place(next(place), 0, 0, 3, 0, -1, 0, -1), 5, "in_flight_cap", "dropped", UNKNOWN))
+            spool.row(unsent_row(RowPlace(next(place), 0, 0, 3, 0, -1, 0, -1), 5, "in_flight_cap", "dropped", UNKNOWN))
         spool.flush()
         for segment in store.segments(tmp_path)[:-1]:  # what the recorder does with those that are complete
             rows = np.fromfile(segment.path, ROW)
@@ -267,20 +267,20 @@ def test_segments_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             keeping.done(segment)
             segment.path.unlink()
             taken += len(rows)
-        assert len(np.unique(store.read(tmp_path).rows["slot"])) == len(store.read(tmp_path).rows)
+        assert len(np.unique(store.read_run(tmp_path).rows["slot"])) == len(store.read_run(tmp_path).rows)
     spool.close()
     assert taken == 24
-    assert sorted(store.read(tmp_path).rows["slot"].tolist()) == list(range(28))
+    assert sorted(store.read_run(tmp_path).rows["slot"].tolist()) == list(range(28))
     assert sorted(store.recorded(tmp_path, 3, Header())["first"].tolist()) == list(range(28))
     again = store.Spool(tmp_path, 3)  # of a worker that died: its file goes on
-    again.row(unsent_row(Place(28, 0, 0, 3, 0, -1, 0, -1), 5, "worker_died", "lost", UNKNOWN))
+    again.row(unsent_row(RowPlace(28, 0, 0, 3, 0, -1, 0, -1), 5, "worker_died", "lost", UNKNOWN))
     again.close()
     assert sorted(store.recorded(tmp_path, 3, Header())["first"].tolist()) == list(range(29))
 
 
 def test_a_sample_is_of_all_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compactor, "SAMPLE_ROWS", 1000)
-    header = Header(keep="sample", stages=(Stage(),))
+    header = Header(keep="sample", stages=(StagePlan(),))
     store.Spool(tmp_path, 0).close()
     (tmp_path / "run.json").write_bytes(encode(header))
     fold = compactor.Fold(tmp_path, header)

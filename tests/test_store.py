@@ -7,9 +7,9 @@ import pytest
 from loadgen_sdk.request import Completion, Failure, Usage
 
 from loadgen.errors import UserError
-from loadgen.execution.compactor import Recorder
+from loadgen.execution.compactor import Compactor
 from loadgen.results import manifest, store
-from loadgen.results.record import FIELDS, ROW, Built, Place, row, unsent_row
+from loadgen.results.record import FIELDS, ROW, Built, RowPlace, row, unsent_row
 from loadgen.stats.quantiles import Histogram
 
 
@@ -23,16 +23,20 @@ def completion(i: int) -> Completion:
 
 
 def written(folder: Path, workers: int = 2, each: int = 50) -> None:
-    (folder / "run.json").write_bytes(manifest.encode(manifest.Header(stages=(manifest.Stage(), manifest.Stage()))))
+    (folder / "run.json").write_bytes(
+        manifest.encode(manifest.Header(stages=(manifest.StagePlan(), manifest.StagePlan())))
+    )
     for worker in range(workers):
         spool = store.Spool(folder, worker)
         for i in range(each):
             done = completion(i)
             text = spool.text(done.failure.text + f" w{worker}") if done.failure else -1
-            place = Place(i * workers + worker, i, i % 2, worker, 0, -1, 0, -1)
+            place = RowPlace(i * workers + worker, i, i % 2, worker, 0, -1, 0, -1)
             spool.row(row(place, done, 1000, text=text, built=Built(10, "estimate", 7)))
         spool.row(
-            unsent_row(Place(999 + worker, 1, 1, worker, 0, 3, 1, -1), 5, "in_flight_cap", "dropped", Built(1, "", 2))
+            unsent_row(
+                RowPlace(999 + worker, 1, 1, worker, 0, 3, 1, -1), 5, "in_flight_cap", "dropped", Built(1, "", 2)
+            )
         )
         spool.second(manifest.Second(t_s=1.0, worker=worker))
         gaps = Histogram()
@@ -52,12 +56,12 @@ def words(stored: store.Stored) -> list[str]:
 
 def test_spool_and_parquet_hold_the_same(tmp_path: Path) -> None:
     written(tmp_path)
-    spooled = store.read(tmp_path)
-    recorder = Recorder(tmp_path)
+    spooled = store.read_run(tmp_path)
+    recorder = Compactor(tmp_path)
     assert recorder.finish()
     store.drop_spool(tmp_path)
     assert [file.name for file in (tmp_path / "requests").iterdir()] == ["requests.parquet"]
-    kept = store.read(tmp_path)
+    kept = store.read_run(tmp_path)
     left, right = by_slot(spooled.rows), by_slot(kept.rows)
     assert len(left) == 102
     for name, _, _ in FIELDS:
@@ -72,7 +76,7 @@ def test_spool_and_parquet_hold_the_same(tmp_path: Path) -> None:
 
 def test_a_row_holds_what_the_wire_saw() -> None:
     values = np.frombuffer(
-        row(Place(5, 6, 1, 2, 3, 4, 7, 8), completion(1), 1000, text=-1, built=Built(10, "estimate", 9)), ROW
+        row(RowPlace(5, 6, 1, 2, 3, 4, 7, 8), completion(1), 1000, text=-1, built=Built(10, "estimate", 9)), ROW
     )[0]
     seen = {name: values[name].item() for name in ROW.names or ()}
     expected = {"slot": 5, "request": 6, "stage": 1, "worker": 2, "target": 3, "session": 4, "turn": 7, "lane": 8}
@@ -80,7 +84,9 @@ def test_a_row_holds_what_the_wire_saw() -> None:
     expected |= {"done_ns": 1000, "input_tokens": 11, "output_tokens": 7, "cached_tokens": 0, "reasoning_tokens": -1}
     expected |= {"built_tokens": 10, "asked_output": 9, "input_source": 1, "output_source": 1, "finish_reason": 2}
     assert {name: seen[name] for name in expected} == expected
-    estimated = np.frombuffer(row(Place(*range(8)), completion(2), 0, text=-1, built=Built(10, "estimate", 9)), ROW)[0]
+    estimated = np.frombuffer(row(RowPlace(*range(8)), completion(2), 0, text=-1, built=Built(10, "estimate", 9)), ROW)[
+        0
+    ]
     assert (estimated["input_tokens"], estimated["input_source"]) == (10, 3)
     assert (estimated["output_tokens"], estimated["output_source"]) == (7, 4)
 
@@ -89,8 +95,8 @@ def test_half_a_row_at_the_end_is_left_out(tmp_path: Path) -> None:
     written(tmp_path, workers=1)
     file = tmp_path / "spool" / "w0.rows"
     file.write_bytes(file.read_bytes()[:-7])
-    assert len(store.read(tmp_path).rows) == 50
-    recorder = Recorder(tmp_path)
+    assert len(store.read_run(tmp_path).rows) == 50
+    recorder = Compactor(tmp_path)
     assert recorder.finish()
     assert len(store.from_parquet(list((tmp_path / "requests").glob("*.parquet")))[0]) == 50
 
@@ -100,5 +106,5 @@ def test_what_is_no_run_is_said(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(UserError) as error:
-        store.read(tmp_path)
+        store.read_run(tmp_path)
     assert str(tmp_path) in str(error.value)

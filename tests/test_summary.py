@@ -14,10 +14,10 @@ from make_examples import DATA, EXAMPLES, blank
 from numpy.typing import NDArray
 
 from loadgen.errors import UserError
-from loadgen.limits import Limits
+from loadgen.limits import ValidityLimits
 from loadgen.metrics import summary_json, validity
 from loadgen.metrics.summary import Summary, exit_code, summarize
-from loadgen.results.manifest import Header, Second, Stage, Target, decode, decode_seconds, encode
+from loadgen.results.manifest import Header, Second, StagePlan, TargetFacts, decode, decode_seconds, encode
 from loadgen.results.record import KINDS, SOURCES, STATUSES
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import Histogram
@@ -71,8 +71,8 @@ HEADER = Header(
     run="r",
     state="finished",
     stages=(
-        Stage(name="warm", measured=False, arrival="poisson 1/s"),
-        Stage(name="main", arrival="poisson 2/s", slots=9),
+        StagePlan(name="warm", measured=False, arrival="poisson 1/s"),
+        StagePlan(name="main", arrival="poisson 2/s", slots=9),
     ),
     slo=Slo(
         terms=(
@@ -81,7 +81,7 @@ HEADER = Header(
         ),
         goodput_share=0.5,
     ),
-    targets=(Target(url="http://h", gpus=4),),
+    targets=(TargetFacts(url="http://h", gpus=4),),
 )
 
 
@@ -166,7 +166,9 @@ def test_goodput_by_hand() -> None:
 
 
 def test_slots_without_a_record_are_lost() -> None:
-    header = msgspec.structs.replace(HEADER, state="running", stages=(HEADER.stages[0], Stage(name="main", slots=12)))
+    header = msgspec.structs.replace(
+        HEADER, state="running", stages=(HEADER.stages[0], StagePlan(name="main", slots=12))
+    )
     s = summarize(header, hand_rows())
     assert (s.requests.scheduled, s.requests.lost, s.requests.by_error["no_record"].count) == (12, 4, 3)
     assert (s.goodput.counted, s.goodput.good) == (11, 4)
@@ -186,7 +188,7 @@ def test_the_order_of_rows_and_shards_does_not_matter() -> None:
     halves[0].add(events[:200])
     halves[1].add(events[200:])
     halves[0].merge(halves[1])
-    header = msgspec.structs.replace(HEADER, stages=(HEADER.stages[0], Stage(name="main")))
+    header = msgspec.structs.replace(HEADER, stages=(HEADER.stages[0], StagePlan(name="main")))
     one = summarize(header, rows, [Histogram(), whole])
     assert one == summarize(header, draw.permutation(rows), [Histogram(), halves[0]])
     assert one.inter_chunk_ms.count == 500
@@ -210,7 +212,7 @@ def test_conversations_are_ok_when_every_turn_is() -> None:
 def test_targets_share_one_clock_and_their_rates_add_up() -> None:
     rows = hand_rows()
     rows["target"] = rows["slot"] % 2
-    targets = (Target(url="http://a", gpus=4, model="m"), Target(url="http://b", gpus=8, model="m"))
+    targets = (TargetFacts(url="http://a", gpus=4, model="m"), TargetFacts(url="http://b", gpus=8, model="m"))
     s = summarize(msgspec.structs.replace(HEADER, targets=targets), rows)
     assert (s.target.gpus, s.target.model, s.target.url) == (12, "m", "")
     assert [part.requests.scheduled for part in s.targets] == [4, 5]
@@ -224,7 +226,7 @@ def test_nothing_measured_is_not_valid(n: int) -> None:
     rows["status"] = LOST
     s = summarize(Header(slo=HEADER.slo), rows)
     assert not s.verdict.valid
-    assert summary_json.load(summary_json.dump(s)) == s
+    assert summary_json.load_summary(summary_json.dump_summary(s)) == s
 
 
 # -- the verdict ---------------------------------------------------------------------------------------------------
@@ -267,7 +269,7 @@ BUSY = Second(t_s=5.0, worker=3, cpu_share=0.91)
         ({"sent_ns": (10, LATE + 5 * MS)}, [], {}, None),  # p99 of 1,000 is at place 990, the tenth from above
         ({"sent_ns": (9, LATE[:9] + 6 * MS)}, [], {}, None),
         ({"sent_ns": (10, LATE + 6 * MS)}, [], {}, "p99 send lag 6 ms is 6.0 % of TTFT p50 (100 ms), limit 5.0 %"),
-        ({"sent_ns": (10, LATE + 6 * MS)}, [], {"limits": Limits(send_lag_share=0.06)}, None),
+        ({"sent_ns": (10, LATE + 6 * MS)}, [], {"limits": ValidityLimits(send_lag_share=0.06)}, None),
         ({"stamp_error_ns": (10, 5 * MS)}, [], {}, None),
         ({"stamp_error_ns": (10, 6 * MS)}, [], {}, "p99 stamp error 6 ms is 6.0 % of TTFT p50"),
         ({"client_lag_ns": (500, 90 * MS)}, [], {}, None),  # the verdict uses the stamp error
@@ -324,7 +326,11 @@ def test_why_it_was_late(cpu_share: float, waited_share: float | None, remedy: s
         ({"request": (4, 9)}, {}, "4 requests repeat a prompt"),
         ({"sent_ns": (1000, 100 * MS + np.arange(1000) // 100 * 1000 * MS)}, {}, "send gaps vary by"),
         ({}, {"notes": ("the server does not check model names",)}, "the server does not check model names"),
-        ({}, {"limits": Limits(cpu_share=0.95)}, "validity limit cpu_share was changed to 95.0 % (default 90.0 %)"),
+        (
+            {},
+            {"limits": ValidityLimits(cpu_share=0.95)},
+            "validity limit cpu_share was changed to 95.0 % (default 90.0 %)",
+        ),
         ({}, {"slo": Slo(terms=(Term(metric="ttft", limit_ns=MS, quantile=0.999),))}, "1000 samples; 6636 are needed"),
         (
             {"output_tokens": (1000, 10), "asked_output": (1000, 10)},
@@ -376,10 +382,10 @@ def test_exit_codes_in_their_precedence(interrupted: bool, valid: bool, met: boo
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_are_what_the_script_writes(name: str) -> None:
-    stored = summary_json.load((DATA / name).read_bytes())
+    stored = summary_json.load_summary((DATA / name).read_bytes())
     made = EXAMPLES[name]()
     assert msgspec.structs.replace(stored, load=made.load) == made  # a mean may differ in its last bit between machines
-    assert summary_json.dump(stored) == (DATA / name).read_bytes()
+    assert summary_json.dump_summary(stored) == (DATA / name).read_bytes()
     assert exit_code(stored) == (0 if stored.verdict.valid else 3)
 
 
@@ -389,7 +395,7 @@ def test_a_header_survives_its_file_and_an_older_one_is_filled_up() -> None:
     assert [second.t_s for second in decode_seconds(b'{"t_s": 1.0}\n{"t_s": 2.0}\n{"t_s": 3')] == [1, 2]
 
 
-@pytest.mark.parametrize("read", [summary_json.load, decode])
+@pytest.mark.parametrize("read", [summary_json.load_summary, decode])
 @pytest.mark.parametrize(
     ("data", "what"),
     [

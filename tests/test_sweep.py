@@ -19,10 +19,10 @@ from loadgen.compare import inputs
 from loadgen.errors import UserError
 from loadgen.report import sweep as shown
 from loadgen.results import capacity, store
-from loadgen.results.manifest import Fingerprints, Stage
+from loadgen.results.manifest import Fingerprints, StagePlan
 from loadgen.search import experiment, sweep
-from loadgen.search.load_search import Ask, Told
-from loadgen.search.sweep import Level
+from loadgen.search.load_search import NextTrial, TrialResult
+from loadgen.search.sweep import SweepLevel
 
 
 def exits(*arguments: str) -> int:
@@ -91,8 +91,8 @@ def test_any_text_is_a_grid_or_refused(text: str) -> None:
 # -- what a sweep comes to -----------------------------------------------------------------------------------------
 
 
-def level(name: str, output: float, e2e: float, per_user: float = 10.0, *, valid: bool = True) -> Level:
-    return Level(
+def level(name: str, output: float, e2e: float, per_user: float = 10.0, *, valid: bool = True) -> SweepLevel:
+    return SweepLevel(
         name=name, load=name, amount=float(name[1:]), ok=1, failed=0, requests_per_s=1.0, output_per_s=output,
         per_gpu=None, per_user=per_user, ttft_p50=1.0, ttft_p99=2.0, tpot_p50=1.0, tpot_p99=2.0, e2e_p50=e2e,
         unsupported=(), goodput=None, slo_met=None, valid=valid, state="finished", simulated=False,
@@ -127,7 +127,7 @@ def test_the_front_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
 def several(folder: Path) -> Path:
     """Three levels of a closed loop, as a sweep leaves them."""
     for lanes, rate in ((4, 3.0), (8, 6.0), (16, 9.0)):
-        stage = Stage(name="load", arrival=f"{lanes} in flight", closed=True, slots=150, concurrency=lanes)
+        stage = StagePlan(name="load", arrival=f"{lanes} in flight", closed=True, slots=150, concurrency=lanes)
         runs.write(
             folder / f"c{lanes}", rows(lanes, 150, rate), stages=(stage,), fingerprints=Fingerprints(recipe=f"{lanes}")
         )
@@ -135,7 +135,7 @@ def several(folder: Path) -> Path:
 
 
 def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
-    found = sweep.curve([(f.name, inputs.run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
+    found = sweep.curve([(f.name, inputs.read_run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
     assert [one.name for one in found.levels] == ["c4", "c8", "c16"], "in order of load, not of letters"
     assert [one.amount for one in found.levels] == [4, 8, 16]
     for one in found.levels:
@@ -151,14 +151,14 @@ def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
 # -- the folder ----------------------------------------------------------------------------------------------------
 
 
-def plan(**changed: object) -> experiment.Plan:
+def plan(**changed: object) -> experiment.ExperimentPlan:
     told = {"by": "sweep", "kind": "concurrency", "workload": "qa", "source_text": "x", "target": "t", "flags": {}}
-    return experiment.Plan(**{**told, **changed})  # type: ignore[arg-type]
+    return experiment.ExperimentPlan(**{**told, **changed})  # type: ignore[arg-type]
 
 
-def told(number: int, folder: str, outcome: str = "under") -> Told:
-    ask = Ask(number=number, load=float(number + 1), kind="level", early_under=False)
-    return Told(ask=ask, outcome=outcome, early=False, spent_s=1, offered=1, noise=0.1, folder=folder)  # type: ignore[arg-type]
+def told(number: int, folder: str, outcome: str = "under") -> TrialResult:
+    ask = NextTrial(number=number, load=float(number + 1), kind="level", early_under=False)
+    return TrialResult(ask=ask, outcome=outcome, early=False, spent_s=1, offered=1, noise=0.1, folder=folder)  # type: ignore[arg-type]
 
 
 def test_a_folder_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_note_is_said_once_and_an_end_that_was_not_reached_is_a_lower_bound(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == len(set(said)) and sum(line.startswith("note: ") for line in said) >= 1
     assert sum(line.startswith("load: ") for line in said) == 3
-    assert capacity.load((tmp_path / "s" / capacity.FILE).read_bytes()).lower_bound
+    assert capacity.load_capacity((tmp_path / "s" / capacity.FILE).read_bytes()).lower_bound
     assert exits("cost", out, "--prices", str(prices)) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "at least 4.00 requests/s" in told and "that follow from it are at most" in told
@@ -279,7 +279,7 @@ def test_what_a_search_leaves_is_priced_and_planned(tmp_path: Path, capsys: pyte
     assert exits(*found, "--out", str(tmp_path / "a")) == 0
     levels = ["sweep", "qa", *common, "--request-rate", "60,120,240", "--seed", "5", "--warmup", "0"]
     assert exits(*levels, "--out", str(tmp_path / "b")) == 0
-    a, b = (capacity.load((tmp_path / name / capacity.FILE).read_bytes()) for name in "ab")
+    a, b = (capacity.load_capacity((tmp_path / name / capacity.FILE).read_bytes()) for name in "ab")
     assert (a.method, b.method) == ("search", "sweep")
     assert a.recipe == b.recipe != ""
     for one in (a, b):
@@ -306,7 +306,7 @@ def test_wrong_usage(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str])
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     if find() is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    found = sweep.curve([(f.name, inputs.run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
+    found = sweep.curve([(f.name, inputs.read_run(f).summary) for f in sorted(several(tmp_path).glob("*/"))])
     path = tmp_path / "page.html"
     store.replace(path, shown.render_html(found).encode())
     with Browser() as browser:

@@ -9,7 +9,7 @@ from loadgen_sdk.request import Completion, Failure
 from loadgen.errors import Faults, TargetError
 from loadgen.execution import run, targets
 from loadgen.execution.plan import Endpoint, Settings
-from loadgen.execution.target_selection import DOWN_AFTER, RETRY_NS, Routes
+from loadgen.execution.target_selection import DOWN_AFTER, RETRY_NS, TargetSelection
 from loadgen.metrics.summary import exit_code
 from loadgen.report import text
 from loadgen.results import store
@@ -34,14 +34,14 @@ def test_a_file_says_all(tmp_path: Path) -> None:
         "- {name: a, url: 'http://h1:8000', api_key_env: KEY_A, gpus: 4, shape: S, region: R}\n"
         "- {url: 'http://h2:8000/v1', api_key_file: key}\n"
     )
-    first, second = targets.load(file, {"KEY_A": "k-env"})
+    first, second = targets.load_targets(file, {"KEY_A": "k-env"})
     assert first == Endpoint(url="http://h1:8000", name="a", api_key="k-env", gpus=4, shape="S", region="R")
     assert (second.name, second.api_key, second.gpus) == ("h2:8000", "k-file", None)
     assert "k-env" not in repr(first)
     common = Endpoint(url="", api_key="k-all", gpus=8, shape="T", region="Q")
     file.write_text(file.read_text() + "- {name: c, url: 'http://h3'}\n")
-    assert targets.load(file, {"KEY_A": "k-env"}, common)[0] == first
-    assert targets.load(file, {"KEY_A": "k-env"}, common)[2] == replace(common, url="http://h3", name="c")
+    assert targets.load_targets(file, {"KEY_A": "k-env"}, common)[0] == first
+    assert targets.load_targets(file, {"KEY_A": "k-env"}, common)[2] == replace(common, url="http://h3", name="c")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, written: str, word
     file = tmp_path / "t.yaml"
     file.write_text(written)
     with pytest.raises(Faults) as faults:
-        targets.load(file, {})
+        targets.load_targets(file, {})
     for word in words:
         assert word in str(faults.value)
 
@@ -87,7 +87,7 @@ def test_routes(tmp_path: Path, route: str) -> None:
         settings = Settings(url=one.url, targets=ends, route=route, out=tmp_path / "out")  # type: ignore[arg-type]
         turns = 3 if route == "sticky" else 0
         summary, folder = run.execute(workload(tmp_path, turns, concurrency="4", num_requests="20"), settings)
-    rows = store.read(folder).rows
+    rows = store.read_run(folder).rows
     assert summary.requests.ok == len(rows) == (60 if turns else 20)
     assert {part.target.name for part in summary.targets} == {"one", "two"}
     if route == "round-robin":
@@ -113,7 +113,7 @@ def test_one_dies(tmp_path: Path, policy: str) -> None:
             two.stop()
 
         summary, folder = run.execute(workload(tmp_path, concurrency="2", num_requests="200"), settings, on_drive=kill)
-    rows = store.read(folder).rows
+    rows = store.read_run(folder).rows
     assert len(rows) == 200
     dead = rows[rows["target"] == 1]
     assert not (dead["status"] == 0).any()
@@ -149,7 +149,7 @@ def test_when_one_worker_stops_all_do(tmp_path: Path) -> None:
         settings = Settings(url=one.url, targets=ends, on_target_failure="stop", workers=2, out=tmp_path / "out")
         made = workload(tmp_path, request_rate="20", duration="60s", warmup="0")
         summary, folder = run.execute(made, settings, on_drive=lambda _: one.stop())
-    rows = store.read(folder).rows
+    rows = store.read_run(folder).rows
     assert summary.run.state == "stopped" and summary.requests.cancelled > 900
     assert set(rows[rows["target"] == 0]["worker"].tolist()) == {0}
     assert summary.requests.scheduled == len(rows)
@@ -170,13 +170,13 @@ def failure(kind: str, status: int = 0) -> Completion:
     ],
 )
 def test_where_a_request_goes(route: str, turns: int, chosen: list[int]) -> None:
-    routes = Routes(route, 3, turns, lambda _: 7)
+    routes = TargetSelection(route, 3, turns, lambda _: 7)
     assert [routes.choose(number, 0) for number in range(6)] == chosen
 
 
 def test_the_least_busy_that_answers_is_chosen() -> None:
     flying = [5, 0, 3]
-    routes = Routes("least-in-flight", 3, 1, flying.__getitem__)
+    routes = TargetSelection("least-in-flight", 3, 1, flying.__getitem__)
     assert routes.choose(0, 0) == 1
     told = [routes.failed(1, failure("connect"), 100) for _ in range(DOWN_AFTER + 3)]
     assert told == [False] * (DOWN_AFTER - 1) + [True] + [False] * 3
@@ -199,7 +199,7 @@ def test_the_least_busy_that_answers_is_chosen() -> None:
     ],
 )
 def test_what_counts_as_not_answering(done: Completion, down: bool) -> None:
-    routes = Routes("round-robin", 2, 1, lambda _: 0)
+    routes = TargetSelection("round-robin", 2, 1, lambda _: 0)
     for _ in range(DOWN_AFTER):
         routes.failed(1, done, 0)
     assert routes.is_down(1) is down
@@ -226,4 +226,4 @@ def test_keys_differ_where_the_url_does_not(tmp_path: Path) -> None:
     """Two tenants of one gateway."""
     file = tmp_path / "t.yaml"
     file.write_text("".join(f"- {{name: {key}, url: 'http://h', api_key_env: {key}}}\n" for key in ("A", "B")))
-    assert [one.api_key for one in targets.load(file, {"A": "1", "B": "2"})] == ["1", "2"]
+    assert [one.api_key for one in targets.load_targets(file, {"A": "1", "B": "2"})] == ["1", "2"]

@@ -18,7 +18,7 @@ from loadgen.data import pack
 from loadgen.errors import UserError
 from loadgen.requests import tokenizer
 
-CL100K = tokenizer.load(None)
+CL100K = tokenizer.load_tokenizer(None)
 
 
 def _unpacked_ranks() -> dict[bytes, int]:
@@ -114,8 +114,8 @@ def train(path: Path, template: bool = False) -> Path:
 
 def test_a_local_tokenizer_counts_content_only_and_never_truncates(tmp_path):
     plain, dressed = (
-        tokenizer.load(str(train(tmp_path / "a.json"))),
-        tokenizer.load(str(train(tmp_path / "b.json", True))),
+        tokenizer.load_tokenizer(str(train(tmp_path / "a.json"))),
+        tokenizer.load_tokenizer(str(train(tmp_path / "b.json", True))),
     )
     text = "return the value of the argument and the name of the function " * 5
     assert plain.tag == "tokenizer"
@@ -124,11 +124,11 @@ def test_a_local_tokenizer_counts_content_only_and_never_truncates(tmp_path):
 
 
 def test_a_folder_stands_for_its_tokenizer_json(tiny):
-    assert tokenizer.load(str(tiny.parent)).sha256 == tokenizer.load(str(tiny)).sha256
+    assert tokenizer.load_tokenizer(str(tiny.parent)).sha256 == tokenizer.load_tokenizer(str(tiny)).sha256
 
 
 def test_words_of_a_local_tokenizer_are_one_token_each(tiny):
-    local = tokenizer.load(str(tiny))
+    local = tokenizer.load_tokenizer(str(tiny))
     assert len(local.words) > 100
     anchor = local.starts[0]
     assert {local.count(anchor + word) for word in local.words} == {2}
@@ -150,7 +150,7 @@ def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, content, what):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError) as caught:
-        tokenizer.load(str(path))
+        tokenizer.load_tokenizer(str(path))
     assert what in str(caught.value)
     assert str(path) in str(caught.value)
     assert "hint:" in str(caught.value)

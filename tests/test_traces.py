@@ -77,7 +77,7 @@ FILES: dict[str, tuple[list[Any], str, list[int], list[int], list[int]]] = {
 @pytest.mark.parametrize("name", FILES)
 def test_every_format_is_told_by_its_fields(name: str, tmp_path: Path) -> None:
     rows, called, due, read, write = FILES[name]
-    trace = traces.read(written(tmp_path / name, *rows))
+    trace = traces.read_trace(written(tmp_path / name, *rows))
     assert trace.format == called
     assert trace.due_ns.tolist() == due
     assert (trace.input_tokens.tolist(), trace.output_tokens.tolist()) == (read, write)
@@ -85,12 +85,12 @@ def test_every_format_is_told_by_its_fields(name: str, tmp_path: Path) -> None:
 
 
 def test_blocks_sessions_and_their_sizes(tmp_path: Path) -> None:
-    trace = traces.read(written(tmp_path / "m", *FILES["mooncake.jsonl"][0]))
+    trace = traces.read_trace(written(tmp_path / "m", *FILES["mooncake.jsonl"][0]))
     assert [trace.tokens_of[number] for number in (0, 12, 13)] == [512, 512, 6955 - 13 * 512]
-    chats = traces.read(written(tmp_path / "b", *FILES["bailian.jsonl"][0]))
+    chats = traces.read_trace(written(tmp_path / "b", *FILES["bailian.jsonl"][0]))
     assert (chats.session.tolist(), chats.turn.tolist()) == ([0, 1, 0], [0, 0, 1])
     assert [chats.tokens_of[number] for number in (7, 8, 4, 5)] == [16, 14, 16, 12]
-    own = traces.read(written(tmp_path / "s", *FILES["shape.jsonl"][0]))
+    own = traces.read_trace(written(tmp_path / "s", *FILES["shape.jsonl"][0]))
     assert (own.session.tolist(), own.turn.tolist()) == ([0, 0], [0, 1])
     assert [own.tokens_of[number] for number in (1, 2, 3)] == [350, 350, 300]
 
@@ -119,19 +119,19 @@ def test_what_is_wrong_is_said_with_its_line(rows: list[Any], words: str, tmp_pa
     import re
 
     with pytest.raises((Fault, Faults)) as found:
-        traces.read(written(tmp_path / "t", *rows))
+        traces.read_trace(written(tmp_path / "t", *rows))
     assert re.search(words, str(found.value)), str(found.value)
 
 
 def test_all_faults_up_to_a_point(tmp_path: Path) -> None:
     with pytest.raises(Faults) as found:
-        traces.read(written(tmp_path / "t", mooncake(0, 5, 1), *(mooncake(1, 0, 1) for _ in range(50))))
+        traces.read_trace(written(tmp_path / "t", mooncake(0, 5, 1), *(mooncake(1, 0, 1) for _ in range(50))))
     assert len(found.value.faults) == 21 and "stopped after 20" in str(found.value)
     with pytest.raises(Fault, match="cannot read"):
-        traces.read(tmp_path / "nowhere")
+        traces.read_trace(tmp_path / "nowhere")
     (tmp_path / "latin").write_bytes(b"{\xff}")
     with pytest.raises(Fault, match="not a text file"):
-        traces.read(tmp_path / "latin")
+        traces.read_trace(tmp_path / "latin")
 
 
 @given(st.binary(max_size=200))
@@ -142,14 +142,14 @@ def test_garbage_is_a_fault_never_a_crash(data: bytes) -> None:
         file.write(data)
         file.flush()
         try:
-            traces.read(file.name)
+            traces.read_trace(file.name)
         except (Fault, Faults):
             pass
 
 
 def test_prompts_have_the_lengths_and_share_the_beginnings(tmp_path: Path) -> None:
     rows = [mooncake(0, 1200, 5, 1, 2, 3), mooncake(1, 1300, 6, 1, 2, 4), mooncake(2, 700, 7, 9, 8), mooncake(3, 40, 8)]
-    trace, tokenizer = traces.read(written(tmp_path / "t", *rows)), tokens.load(None)
+    trace, tokenizer = traces.read_trace(written(tmp_path / "t", *rows)), tokens.load_tokenizer(None)
     prompts = TracePrompts(trace, 5, 6, tokenizer)
     texts = [prompts[number].prompt for number in range(8)]
     assert all(isinstance(text, str) for text in texts)
@@ -174,7 +174,7 @@ def test_a_trace_is_a_workload(tmp_path: Path) -> None:
     timetable = schedule.build(workload, 1)
     assert timetable.columns().due_ns.tolist() == [100 * MS * number for number in range(11)]
     assert timetable.stages[0].offered_rps == pytest.approx(10)
-    assert len(build(workload, 1, 2, tokens.load(None)).trace) == 11  # type: ignore[attr-defined]
+    assert len(build(workload, 1, 2, tokens.load_tokenizer(None)).trace) == 11  # type: ignore[attr-defined]
     moved = tmp_path / "elsewhere.jsonl"
     moved.write_bytes(path.read_bytes())
     assert recipe_fingerprint(of_trace(moved), "server") == recipe_fingerprint(workload, "server")

@@ -23,15 +23,15 @@ from loadgen.results import store
 from loadgen.results.record import BIN_NS, KIND, STATUS
 from loadgen.schedule import timetable as schedule
 from loadgen.sim.engine.fleet import Fleet
-from loadgen.sim.engine.replica import Costs, Limits
+from loadgen.sim.engine.replica import Costs, ServerLimits
 from loadgen.stats.quantiles import Histogram, bucket
 from loadgen.workload import Workload, load
 from loadgen.workload.flags import Overrides
 
 MS = 1_000_000
 COSTS = Costs(overhead_ns=10 * MS, weights_ns=5 * MS, kv_token_ns=20.0, token_ns=30_000.0, attended_ns=0.5)
-TIGHT = Limits(max_batch_size=6, max_num_tokens=64, kv_blocks=24, tokens_per_block=16, max_seq_len=320)
-WIDE = Limits(max_batch_size=64, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096)
+TIGHT = ServerLimits(max_batch_size=6, max_num_tokens=64, kv_blocks=24, tokens_per_block=16, max_seq_len=320)
+WIDE = ServerLimits(max_batch_size=64, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096)
 
 
 def workload(tmp_path: Path, text: str) -> Workload:
@@ -41,7 +41,7 @@ def workload(tmp_path: Path, text: str) -> Workload:
 
 
 def visited(
-    rows: np.ndarray[Any, Any], sizes: Any, limits: Limits, speeds: tuple[float, ...], interval: int
+    rows: np.ndarray[Any, Any], sizes: Any, limits: ServerLimits, speeds: tuple[float, ...], interval: int
 ) -> dict[int, list[tuple[int, int]]]:
     """(instant, tokens) of every event, by the face that HTTP uses, given the instants at which requests arrived."""
     fleet = Fleet(costs=COSTS, limits=limits, speeds=speeds, interval=interval)
@@ -131,7 +131,7 @@ def test_a_run_leaves_the_folder_of_a_run_that_says_it_is_simulated(tmp_path: Pa
     assert summary.target.simulated and summary.verdict.valid
     assert summary.requests.ok == 400 and summary.tokens.output == 400 * 500
     assert summary.itl_ms is not None and summary.itl_ms.count == 400 * 499
-    again = summarize(*store.read(folder))  # Parquet, flows and header alone say the same
+    again = summarize(*store.read_run(folder))  # Parquet, flows and header alone say the same
     assert again == summary
     assert json.loads((folder / "summary.json").read_bytes())["target"]["simulated"] is True
 
@@ -139,7 +139,7 @@ def test_a_run_leaves_the_folder_of_a_run_that_says_it_is_simulated(tmp_path: Pa
 def test_the_same_seed_gives_the_same_rows(tmp_path: Path) -> None:
     one = load("agentic", Overrides(seed="5"))
     first, second = ran(one, tmp_path / "a")[1], ran(one, tmp_path / "b")[1]
-    assert (store.read(first).rows == store.read(second).rows).all()
+    assert (store.read_run(first).rows == store.read_run(second).rows).all()
 
 
 def test_conversations_wait_for_their_tools_and_find_their_history_in_the_cache(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_conversations_wait_for_their_tools_and_find_their_history_in_the_cache(
         "stages: [{arrival: {closed: 2}, count: 6}]"
     )
     summary, folder = ran(workload(tmp_path, text), tmp_path, f"sim:{_single(tmp_path)}")
-    rows = np.sort(store.read(folder).rows, order="slot").reshape(6, 3)
+    rows = np.sort(store.read_run(folder).rows, order="slot").reshape(6, 3)
     assert summary.sessions is not None and summary.sessions.ok == 6
     assert (rows["due_ns"][:, 1:] - rows["done_ns"][:, :-1] == 200 * MS).all()
     assert rows["input_tokens"][0].tolist() == [364, 484, 604]
@@ -171,7 +171,7 @@ def test_a_shared_prefix_is_cached_by_group(tmp_path: Path) -> None:
         "stages: [{arrival: {constant: 2/s}, count: 40}]"
     )
     _, folder = ran(workload(tmp_path, text), tmp_path, f"sim:{_single(tmp_path)}")
-    cached = np.sort(store.read(folder).rows, order="slot")["cached_tokens"]
+    cached = np.sort(store.read_run(folder).rows, order="slot")["cached_tokens"]
     assert sorted(set(cached.tolist())) == [0, 160] and (cached == 0).sum() == 3
 
 
@@ -181,7 +181,7 @@ def test_an_overloaded_server_is_given_up_on_and_the_cap_drops(tmp_path: Path) -
         "stages: [{arrival: {poisson: 300/s}, duration: 10s}]\ngrace: 5s\nmax_in_flight: 2000"
     )
     summary, folder = ran(workload(tmp_path, text), tmp_path)
-    rows = store.read(folder).rows
+    rows = store.read_run(folder).rows
     cut = rows[rows["status"] == STATUS["failed"]]
     assert summary.requests.scheduled == len(rows) == summary.requests.failed + summary.requests.dropped
     assert len(cut) == 2000 and summary.load.in_flight_max == 2000
@@ -193,14 +193,14 @@ def test_an_overloaded_server_is_given_up_on_and_the_cap_drops(tmp_path: Path) -
 
 
 def made_events(folder: Path) -> int:
-    return int(sum(one.sum() for one in store.read(folder).timeline))
+    return int(sum(one.sum() for one in store.read_run(folder).timeline))
 
 
 def test_a_request_is_cut_at_its_own_timeout(tmp_path: Path) -> None:
     requests = "requests: {input_tokens: 100, output_tokens: 1000}"
     text = f"{requests}\nstages: [{{arrival: {{constant: 5/s}}, count: 20}}]\ntimeout: 2s"
     _, folder = ran(workload(tmp_path, text), tmp_path)
-    rows = store.read(folder).rows
+    rows = store.read_run(folder).rows
     assert (rows["kind"] == KIND["timeout_total"]).all()
     over = rows["done_ns"] - rows["due_ns"] - 2 * 10**9
     assert (over >= 0).all() and (over < 100 * MS).all()  # at the end of the iteration in which its time was over
@@ -220,7 +220,7 @@ def test_own_prompts_are_counted_and_repeated_rows_cached(tmp_path: Path) -> Non
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
     text = "requests: {from: p.jsonl}\nstages: [{arrival: {constant: 2/s}, count: 6}]"
     _, folder = ran(workload(tmp_path, text), tmp_path, f"sim:{_single(tmp_path)}")
-    rows = np.sort(store.read(folder).rows, order="slot")
+    rows = np.sort(store.read_run(folder).rows, order="slot")
     assert (rows["input_tokens"][:3] == rows["input_tokens"][3:]).all()
     assert (rows["cached_tokens"][:3] == 0).all() and (rows["cached_tokens"][3:] >= 64).all()
 
@@ -233,7 +233,7 @@ def test_a_trace_brings_its_shared_beginnings(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
     text = "requests: {trace: t.jsonl}\nstages: [{arrival: {constant: 2/s}, count: 8}]"
     _, folder = ran(workload(tmp_path, text), tmp_path, f"sim:{_single(tmp_path)}")
-    rows = np.sort(store.read(folder).rows, order="slot")
+    rows = np.sort(store.read_run(folder).rows, order="slot")
     assert rows["input_tokens"].tolist() == [1500, 1200, 600, 1024] * 2 and (rows["output_tokens"] == 5).all()
     # Hashes of 512 tokens: two in common, then one; when the trace comes again, it comes with other text.
     assert rows["cached_tokens"].tolist() == [0, 1024, 512, 0] * 2

@@ -13,7 +13,7 @@ import typer
 from loadgen.errors import OK, UserError
 
 if TYPE_CHECKING:
-    from loadgen.cost.capacity_planning import Measured
+    from loadgen.cost.capacity_planning import MeasuredRate
     from loadgen.cost.evidence import Evidence
 
 
@@ -50,7 +50,7 @@ def capacity(
         think_s = units.duration_ns(think, "s") / 1e9
     except units.Wrong as wrong:
         raise UserError(f'"{think}" {wrong}', "--think", wrong.hint) from None
-    found = None if results is None else inputs.read([results], allow_invalid=allow_invalid)[0]
+    found = None if results is None else inputs.read_evidence([results], allow_invalid=allow_invalid)[0]
     measured = None if found is None else _measured(found, profile, gpus)
     plan = None
     if measured is not None:
@@ -61,7 +61,7 @@ def capacity(
     return OK
 
 
-def _measured(found: Evidence, profile: str, gpus: int | None) -> Measured:
+def _measured(found: Evidence, profile: str, gpus: int | None) -> MeasuredRate:
     from loadgen.cost.capacity_planning import measured
 
     summary = found.summary

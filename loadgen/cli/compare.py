@@ -48,9 +48,12 @@ def compare(
     if len(results) < 2:
         raise UserError("one result alone compares with nothing", " ".join(map(str, results)), "give two or more")
     level = _confidence(confidence)
-    wanted = thresholds.read(fail_on or ())
+    wanted = thresholds.parse_thresholds(fail_on or ())
     found = comparison.compare(
-        inputs.read(results, reader.read), also=[one.metric for one in wanted], confidence=level, anyway=anyway
+        inputs.read_sides(results, reader.read_result),
+        also=[one.metric for one in wanted],
+        confidence=level,
+        anyway=anyway,
     )
     outcomes = list(thresholds.hold(wanted, found, beyond_noise=beyond_noise))
     if as_json:

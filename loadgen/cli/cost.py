@@ -16,7 +16,7 @@ import typer
 from loadgen.errors import OK, Faults, UserError
 
 if TYPE_CHECKING:
-    from loadgen.cost.comparison import Comparison
+    from loadgen.cost.comparison import OfferComparison
 
 
 def cost(
@@ -94,15 +94,15 @@ def _comparison(
     utilization: Decimal,
     currency: str | None,
     allow_invalid: bool,
-) -> Comparison:
+) -> OfferComparison:
     from loadgen.cost import comparison as offers
     from loadgen.cost import inputs, price_file
     from loadgen.cost.prices import find
     from loadgen.cost.unit_cost import offer
     from loadgen.errors import Fault
 
-    book = price_file.load(prices, accept_sample=accept_sample, currency=currency)
-    evidence = inputs.read(folders, allow_invalid=allow_invalid)
+    book = price_file.load_prices(prices, accept_sample=accept_sample, currency=currency)
+    evidence = inputs.read_evidence(folders, allow_invalid=allow_invalid)
     _known(chosen, [one.name for one in evidence], "--price")
     _known(gpus, [one.name for one in evidence], "--gpus")
     made, faults = [], list[Fault]()
@@ -117,7 +117,7 @@ def _comparison(
             faults.append(fault)
     if faults:
         raise Faults(faults)
-    return offers.compare(made, book)
+    return offers.compare_offers(made, book)
 
 
 def _pairs(written: Sequence[str], flag: str) -> dict[str, str]:

@@ -32,7 +32,7 @@ def export(
         raise UserError(
             "only the summary of this run was kept, not its records", str(folder), "export a run with records"
         )
-    stored = store.read(folder)
+    stored = store.read_run(folder)
     if form == "csv":
         data = _csv(store.to_table(stored.rows, stored.texts))
     else:

@@ -163,7 +163,7 @@ def verdict(
     file = folder / "summary.json"
     if not file.is_file():
         raise UserError("no records of a run there", str(file), "the folder of the run itself, like p07-182-confirm")
-    summary = summary_json.load(file.read_bytes(), str(file))
+    summary = summary_json.load_summary(file.read_bytes(), str(file))
     result = run.again(folder, summary)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
@@ -371,7 +371,7 @@ def _peak(asked: Test, data: Data, settings: Settings, folder: Path, qps: float 
         return code
     best = max(confirmed, key=lambda one: one.ask.load)
     inside = folder / best.folder
-    summary = summarize(*store.read(inside))
+    summary = summarize(*store.read_run(inside))
     result = mlperf_run.judge(inside, asked, summary, data_name=data.name, qps=best.ask.load)
     mlperf_run.write(folder, result, asked, sut=summary.target.name or summary.target.url, version=summary.run.version)
     if not as_json:

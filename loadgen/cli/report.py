@@ -56,7 +56,7 @@ def report(
     else:
         told = text.render(summaries[0], color=color)
     if as_json:
-        written = [summary_json.dump(summary).decode().rstrip() for summary in summaries]
+        written = [summary_json.dump_summary(summary).decode().rstrip() for summary in summaries]
         print("[" + ",\n".join(written) + "]" if several else written[0])
     else:
         print(told, end="", flush=True)
@@ -86,7 +86,7 @@ def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
 
     kept = folder / "summary.json"
     if not sides.has_records(folder) and (kept.is_file() or (folder / "run.json").is_file()):
-        summary = machine.load(kept.read_bytes(), str(kept)) if kept.is_file() else run_folder.summary(folder)
+        summary = machine.load_summary(kept.read_bytes(), str(kept)) if kept.is_file() else run_folder.summary(folder)
         return summary, html.render(summary) if page else None
     stored = store.read_lightly(folder)
     summary = with_server(folder, summarize(*stored))
@@ -114,7 +114,7 @@ def _reported(file: Path, html: Path | None, *, as_json: bool) -> int:
     from loadgen.interop import reader
     from loadgen.report import other_tools
 
-    result = reader.read(file)
+    result = reader.read_result(file)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
     else:

@@ -11,9 +11,9 @@ import typer
 from loadgen.cli import target
 
 if TYPE_CHECKING:
-    from loadgen.search.experiment import Plan
-    from loadgen.search.load_search import Answer, Search
-    from loadgen.search.trials import Probes
+    from loadgen.search.experiment import ExperimentPlan
+    from loadgen.search.load_search import LoadSearch, SearchAnswer
+    from loadgen.search.trials import Trials
     from loadgen.slo import Slo
 
 
@@ -80,7 +80,7 @@ def search(
     from loadgen.execution.plan import _slo
     from loadgen.execution.run import run_id
     from loadgen.search import experiment, trials
-    from loadgen.search.load_search import Goal, Search
+    from loadgen.search.load_search import Goal, LoadSearch
     from loadgen.workload import Closed, Overrides, load
 
     faults: list[Fault] = []
@@ -124,7 +124,7 @@ def search(
     plain = trials.probing(made, length_ns)
     folder = resume or out or Path("results") / run_id(f"search-{made.name}", datetime.now().astimezone())
     least = 1.0 if closed else low or min(first, 1e-3)
-    runs = trials.Probes(
+    runs = trials.Trials(
         folder=folder,
         goal=Goal(slo=promised),
         make=lambda ask: trials.loaded(plain, ask.load),
@@ -132,7 +132,7 @@ def search(
         seed=made.seed if made.seed is not None else seeds.fresh(),
     )
     bracketed = low is not None and high is not None
-    asking = Search(
+    asking = LoadSearch(
         low=float(math.ceil(max(1.0, low or 1.0))) if closed else least,
         high=float(max(1, math.floor(high or 1e6))) if closed else high or 1e6,
         start=None if bracketed else first,
@@ -141,7 +141,7 @@ def search(
         most_s=most_s,
         whole=closed or any(isinstance(stage.arrival, Closed) for stage in plain.stages),
     )
-    plan = experiment.Plan(
+    plan = experiment.ExperimentPlan(
         by="search",
         kind="concurrency" if closed else "request_rate",
         workload=workload,
@@ -159,7 +159,9 @@ def _words(slo: Slo) -> str:
     return ", ".join([*terms, *([f"goodput {slo.goodput_share:.6g}"] if slo.goodput_share is not None else [])])
 
 
-def perform(asking: Search, runs: Probes, plan: Plan, *, unit: str, as_json: bool, silent: bool = False) -> int:
+def perform(
+    asking: LoadSearch, runs: Trials, plan: ExperimentPlan, *, unit: str, as_json: bool, silent: bool = False
+) -> int:
     """Ask, run, tell until there is nothing more to ask; then the answer. Goes on from what the folder has; a fault
     before the first probe leaves no folder. `silent`: no answer on stdout."""
     from loadgen.results import store
@@ -168,7 +170,7 @@ def perform(asking: Search, runs: Probes, plan: Plan, *, unit: str, as_json: boo
         return _performed(asking, runs, plan, unit, as_json, silent)
 
 
-def _performed(asking: Search, runs: Probes, plan: Plan, unit: str, as_json: bool, silent: bool) -> int:
+def _performed(asking: LoadSearch, runs: Trials, plan: ExperimentPlan, unit: str, as_json: bool, silent: bool) -> int:
     from loadgen.cli.show import say
     from loadgen.errors import TargetError
     from loadgen.report import search as text
@@ -211,7 +213,7 @@ def _performed(asking: Search, runs: Probes, plan: Plan, unit: str, as_json: boo
     return code(answer)
 
 
-def code(answer: Answer) -> int:
+def code(answer: SearchAnswer) -> int:
     """The exit code of a search."""
     from loadgen import errors
 

@@ -17,7 +17,7 @@ from loadgen.report.progress import Progress
 
 if TYPE_CHECKING:
     from loadgen.execution.shared_counters import Counted
-    from loadgen.report.dashboard import Live
+    from loadgen.report.dashboard import Dashboard
     from loadgen.results.manifest import Cluster, Header
     from loadgen.schedule.timetable import Schedule
     from loadgen.workload import Workload
@@ -35,14 +35,14 @@ class Show:
         self._as_json = as_json
         self._plain = plain
         self._progress: Progress | None = None
-        self._live: Live | None = None
+        self._live: Dashboard | None = None
         self._said: set[str] = set()
 
     def one(self, workload: Workload, settings: Settings) -> int:
         """A single run."""
         summary, folder = self.perform(workload, settings)
         if self._as_json:
-            sys.stdout.buffer.write(summary_json.dump(summary))
+            sys.stdout.buffer.write(summary_json.dump_summary(summary))
         else:
             print(text.render(summary, color=_color()))
             say(f"results in {folder}")
@@ -67,7 +67,7 @@ class Show:
         summaries = [summary for _, summary in named]
         if self._as_json:
             sys.stdout.buffer.write(
-                b"[" + b",\n".join(summary_json.dump(summary).strip() for summary in summaries) + b"]\n"
+                b"[" + b",\n".join(summary_json.dump_summary(summary).strip() for summary in summaries) + b"]\n"
             )
         else:
             print(sweep.render_text(curve(named)), end="", flush=True)  # as `loadgen report` of the folder
@@ -118,9 +118,9 @@ class Show:
         if self._plain or not sys.stderr.isatty():
             self._progress = Progress(timetable.slots, timetable.horizon_ns, plain=self._plain)
         elif not self._virtual(header):
-            from loadgen.report.dashboard import Live
+            from loadgen.report.dashboard import Dashboard
 
-            self._live = Live(folder)
+            self._live = Dashboard(folder)
 
     def _once(self, line: str) -> None:
         """What every level would say alike."""

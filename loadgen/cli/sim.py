@@ -84,7 +84,7 @@ def _faults_of(path: str) -> str:
     import yaml
 
     from loadgen.errors import UserError
-    from loadgen.sim.server.faults import read
+    from loadgen.sim.server.faults import parse_faults
 
     try:
         with open(path, encoding="utf-8") as file:
@@ -93,5 +93,5 @@ def _faults_of(path: str) -> str:
         raise UserError(f"cannot read the faults: {error}", path, "a YAML mapping such as {truncate: 0.05}") from None
     if not isinstance(shares, dict):
         raise UserError("not a mapping from fault to share", path, "for example {truncate: 0.05, http_429@2s: 0.1}")
-    read(shares, where=path)
+    parse_faults(shares, where=path)
     return ",".join(f"{name}:{share}" for name, share in shares.items())

@@ -172,13 +172,13 @@ def _run(
     from loadgen.results import store
     from loadgen.search import experiment, trials
     from loadgen.search import sweep as levels
-    from loadgen.search.load_search import Ask, Goal, Search, resume
+    from loadgen.search.load_search import Goal, LoadSearch, NextTrial, resume
     from loadgen.slo import Slo
 
     first = next(iter(grid.values()))
     parent = settings.out
     assert parent is not None
-    plan = experiment.Plan(
+    plan = experiment.ExperimentPlan(
         by="sweep",
         kind=kind,
         workload=name,
@@ -191,7 +191,7 @@ def _run(
     if done:
         count = sum(levels.name(kind, amount) in done for amount in grid)
         say(f"going on with {parent}: {count} of {len(grid)} levels are done")
-    runs = trials.Probes(
+    runs = trials.Trials(
         folder=parent,
         goal=Goal(slo=_slo(first) or Slo(terms=())),
         make=lambda ask: grid[ask.load],
@@ -209,15 +209,17 @@ def _run(
             if level not in done:
                 say(f"level {level}")
                 number = max((one.ask.number for one in told), default=-1) + 1
-                told.append(runs.run(Ask(number=number, load=amount, kind="level", early_under=False)))
+                told.append(runs.run(NextTrial(number=number, load=amount, kind="level", early_under=False)))
     except trials.Interrupted:
         interrupted = True
     loads = sorted(one.ask.load for one in told) or [1.0]
     answer = resume(
-        Search(low=loads[0], high=loads[-1], start=loads[0]), [one for one in told if one.outcome != "invalid"]
+        LoadSearch(low=loads[0], high=loads[-1], start=loads[0]), [one for one in told if one.outcome != "invalid"]
     ).answer
     experiment.finish(parent, told, answer, workload=first)
-    summaries = {folder.name: inputs.run(folder).summary for folder in sorted(filter(inputs.is_run, parent.glob("*/")))}
+    summaries = {
+        folder.name: inputs.read_run(folder).summary for folder in sorted(filter(inputs.is_run, parent.glob("*/")))
+    }
     if not summaries:
         return INTERRUPTED
     found = levels.curve(list(summaries.items()))

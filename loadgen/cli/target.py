@@ -258,7 +258,7 @@ def settings(
                 shape=rest.get("shape") or "",
                 region=rest.get("region") or "",
             )
-            endpoints = targets.load(targets_file, common=common)
+            endpoints = targets.load_targets(targets_file, common=common)
         elif len(urls) > 1:
             endpoints = targets.from_urls(
                 urls, key, rest.get("gpus"), rest.get("shape") or "", rest.get("region") or ""

@@ -52,7 +52,7 @@ def validate(
     Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 INCONCLUSIVE, 70 bug, 130 interrupted.
     """
     from loadgen.contracts import run, verdict
-    from loadgen.contracts.load import load
+    from loadgen.contracts.load import load_contract
     from loadgen.errors import OK, Faults
 
     if contract.is_dir():
@@ -71,7 +71,7 @@ def validate(
     except Faults as several:
         faults += several.faults
     try:
-        checked = load(contract, gpus=gpus)
+        checked = load_contract(contract, gpus=gpus)
     except Faults as several:
         faults += several.faults
     if faults or settings is None or checked is None:

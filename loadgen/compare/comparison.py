@@ -51,7 +51,7 @@ TOLD = ("tokens.output_per_s", "load.completed_rps")
 """And beside another tool's figures."""
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run: its summary, and its rows where they were kept (`record.ROW`, all stages)."""
 
     name: str
@@ -70,7 +70,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to compare: a run, repeats of it, or figures that another tool has reported (by path, `told`)."""
 
     name: str
-    runs: tuple[Run, ...] = ()
+    runs: tuple[ComparedRun, ...] = ()
     told: dict[str, float] = {}
     notes: tuple[str, ...] = ()
 

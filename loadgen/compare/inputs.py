@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from loadgen import run_folder
-from loadgen.compare.comparison import Run, Side
+from loadgen.compare.comparison import ComparedRun, Side
 from loadgen.errors import Faults, UserError
 from loadgen.metrics import summary_json
 from loadgen.metrics.summary import Summary, summarize
@@ -26,7 +26,7 @@ LEFT_BY_OTHERS = (
 """The file in a folder of another tool that holds its figures."""
 
 
-class Reported(Protocol):
+class ForeignFigures(Protocol):
     """What another tool has reported, as its reader leaves it: figures by path, and how it counts."""
 
     @property
@@ -39,7 +39,7 @@ class Reported(Protocol):
     def notes(self) -> tuple[str, ...]: ...
 
 
-def read(paths: list[Path], read_other: Callable[[Path], Reported]) -> list[Side]:
+def read_sides(paths: list[Path], read_other: Callable[[Path], ForeignFigures]) -> list[Side]:
     """One side each, named by as much of its path as tells them apart. Raises Faults with everything that is wrong.
 
     `read_other` reads a file of another tool. Raises UserError."""
@@ -65,20 +65,20 @@ def names(paths: list[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def _side(path: Path, name: str, read_other: Callable[[Path], Reported]) -> Side:
+def _side(path: Path, name: str, read_other: Callable[[Path], ForeignFigures]) -> Side:
     other = by_another_tool(path)
     if other is not None:
         told = read_other(other)
         notes = (f"figures of {told.tool}: {told.counts}", *told.notes)
         return Side(name=name, told=dict(told.figures), notes=notes)
     if is_run(path):
-        return Side(name=name, runs=(run(path),))
+        return Side(name=name, runs=(read_run(path),))
     folders = sorted(filter(is_run, path.glob("*/"))) if path.is_dir() else []
     if not folders:
         what = "no run, and no folder of runs: no run.json here" if path.is_dir() else "no such file or folder"
         hint = "give the folder that `loadgen run` named, or the result file of another tool"
         raise UserError(what, str(path), hint)
-    runs = tuple(run(folder) for folder in folders)
+    runs = tuple(read_run(folder) for folder in folders)
     recipes: dict[str, str] = {}
     for one in runs:
         recipes.setdefault(one.summary.fingerprints.recipe, one.name)
@@ -128,14 +128,14 @@ def is_run(folder: Path) -> bool:
     return (folder / "run.json").is_file() or (folder / "summary.json").is_file()
 
 
-def run(folder: Path) -> Run:
+def read_run(folder: Path) -> ComparedRun:
     """A run as far as it got; of one that kept its summary alone, that. Raises UserError."""
     path = folder / "summary.json"
     if not has_records(folder) and (path.is_file() or (folder / "run.json").is_file()):
-        kept = summary_json.load(path.read_bytes(), str(path)) if path.is_file() else run_folder.summary(folder)
-        return Run(name=folder.name, summary=kept)
-    stored = store.read(folder)
-    return Run(name=folder.name, summary=summarize(*stored), header=stored.header, rows=stored.rows)
+        kept = summary_json.load_summary(path.read_bytes(), str(path)) if path.is_file() else run_folder.summary(folder)
+        return ComparedRun(name=folder.name, summary=kept)
+    stored = store.read_run(folder)
+    return ComparedRun(name=folder.name, summary=summarize(*stored), header=stored.header, rows=stored.rows)
 
 
 def has_records(folder: Path) -> bool:

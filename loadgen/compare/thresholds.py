@@ -43,7 +43,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     kind: str  # change, difference, value
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ThresholdOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """A condition held against one side. `failed` is null where the metric has no figure on both sides."""
 
     condition: str
@@ -52,7 +52,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     said: str
 
 
-def read(texts: Sequence[str]) -> tuple[Condition, ...]:
+def parse_thresholds(texts: Sequence[str]) -> tuple[Condition, ...]:
     """Raises Faults with everything that is wrong with them."""
     faults: list[UserError] = []
     found = []
@@ -93,7 +93,9 @@ def _one(text: str) -> Condition:
     return Condition(text=text, metric=path, test=test, limit=number, kind=kind)
 
 
-def hold(conditions: Sequence[Condition], found: Comparison, *, beyond_noise: bool = False) -> Iterator[Outcome]:
+def hold(
+    conditions: Sequence[Condition], found: Comparison, *, beyond_noise: bool = False
+) -> Iterator[ThresholdOutcome]:
     """Each condition against each other side. `beyond_noise`: a change fails only where the whole interval is beyond
     the limit."""
     for condition in conditions:
@@ -102,9 +104,9 @@ def hold(conditions: Sequence[Condition], found: Comparison, *, beyond_noise: bo
                 yield _held(condition, one, beyond_noise)
 
 
-def _held(condition: Condition, one: Difference, beyond_noise: bool) -> Outcome:
-    def told(failed: bool | None, said: str) -> Outcome:
-        return Outcome(condition=condition.text, side=one.side, failed=failed, said=said)
+def _held(condition: Condition, one: Difference, beyond_noise: bool) -> ThresholdOutcome:
+    def told(failed: bool | None, said: str) -> ThresholdOutcome:
+        return ThresholdOutcome(condition=condition.text, side=one.side, failed=failed, said=said)
 
     if one.after is None or (one.before is None and condition.kind != "value"):
         return told(None, f"{one.name} has no figure on both sides")

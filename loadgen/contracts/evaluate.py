@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from loadgen import format
 from loadgen.contracts import schema
 from loadgen.contracts.schema import tag
-from loadgen.contracts.steady_samples import (  # fmt: skip
+from loadgen.contracts.steady_samples import (
     QUEUED,
     Missing,
-    Run,
-    Sample,
+    RecordedRun,
+    SteadySample,
     Timed,
     counted,
     figures,
@@ -41,20 +41,20 @@ from loadgen.errors import Fault, Faults
 from loadgen.metrics import columns as metrics
 from loadgen.metrics.columns import OK, Columns, Span
 from loadgen.stats import intervals, quantile_interval, steady_state
-from loadgen.stats.quantile_interval import Interval, Series
+from loadgen.stats.quantile_interval import Bounds, Series
 
 RATE_BATCHES = intervals.BATCHES  # of all runs together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredLevel:
     """What came of a level: its runs, or why there are none."""
 
-    runs: tuple[Run, ...] = ()
+    runs: tuple[RecordedRun, ...] = ()
     trouble: str = ""
 
 
-Money = Callable[[Run, Interval], tuple[Interval, str]]
+Money = Callable[[RecordedRun, Bounds], tuple[Bounds, str]]
 """A run and the interval of its good requests per second -> cost per thousand of them, and its currency. Raises Fault
 or Faults where no price fits."""
 
@@ -63,7 +63,7 @@ class Held(NamedTuple):
     """A figure against its promise: kept by `at_most` or at least `limit`. `caveat`: why the sample bounds it on one
     side only; `of`: which part of the load it is of, where that is not all of it."""
 
-    found: Interval
+    found: Bounds
     limit: float
     at_most: bool
     unit: str
@@ -72,11 +72,11 @@ class Held(NamedTuple):
     of: str = ""
 
 
-class Yardstick:
+class Evaluator:
     """What the terms of one level are held against."""
 
     def __init__(
-        self, confidence: float, measured: Mapping[str, Measured], found: Measured, money: Money | None
+        self, confidence: float, measured: Mapping[str, MeasuredLevel], found: MeasuredLevel, money: Money | None
     ) -> None:
         self.confidence, self.measured, self.runs, self.money = confidence, measured, found.runs, money
         self._columns = [run.columns() for run in found.runs]
@@ -92,14 +92,14 @@ class Yardstick:
             case schema.Errors():
                 marks = [(columns["status"] != OK)[counted(columns)].astype(np.float64) for columns in self._columns]
                 return self._share(marks, term.limit, True)
-            case schema.Goodput():
+            case schema.GoodputTerm():
                 what = f"a share of {format.percent(term.share)}"
                 misses = [_misses(run, columns) for run, columns in self._pairs()]
                 sample = settle(self.runs, misses, QUEUED[0], term.share, self.confidence, what)
                 held = self._share([1 - missed for missed in sample.values], term.share, False)
                 low = 0.0 if sample.caveat else held.found.low
                 return held._replace(found=held.found._replace(low=low), caveat=sample.caveat, of=sample.of)
-            case schema.Drift():
+            case schema.DriftTerm():
                 return self._drift(term)
             case schema.Sustained():
                 first, last = self._ends(term.window_ns)
@@ -109,7 +109,7 @@ class Yardstick:
                 return self._nodes(term)
             case schema.Against():
                 return self._against(term)
-            case schema.Cost():
+            case schema.CostTerm():
                 return self._cost(term)
         weigh = {"requests": _ok, "good_requests": _good_ends}.get(tag(term)) or _tokens(tag(term) == "tokens_per_gpu")
         found, caveat = self._rate(weigh)
@@ -127,8 +127,8 @@ class Yardstick:
         return gpus
 
     def _latency(
-        self, runs: Sequence[Run], columns: Sequence[Columns], metric: str, p: float
-    ) -> tuple[Interval, Sample]:
+        self, runs: Sequence[RecordedRun], columns: Sequence[Columns], metric: str, p: float
+    ) -> tuple[Bounds, SteadySample]:
         """A latency at a percentile; without an upper end where the runs cannot show that it is not more."""
         timed = [figures(one, metric) for one in columns]
         supported([values for _, values in timed], p, metric)
@@ -142,9 +142,7 @@ class Yardstick:
             sample = sample._replace(of=", ".join(filter(None, (sample.of, "upper end from the spread of its swings"))))
         return found, sample._replace(caveat=caveat)
 
-    def _quantile(
-        self, values: Series, p: float, what: str, length_s: float, confidence: float
-    ) -> tuple[Interval, str]:
+    def _quantile(self, values: Series, p: float, what: str, length_s: float, confidence: float) -> tuple[Bounds, str]:
         """The same of a part that was chosen already, and lasted so long; and why it has no upper end."""
         supported(values, p, what)
         queued = waits(self.runs, what)
@@ -170,7 +168,7 @@ class Yardstick:
         found = quantile_interval.plain(intervals.replications(each, self.confidence))
         return Held(_scaled(found, 1e-6), term.limit_ns / 1e6, True, "ms", self._answered())
 
-    def _rate(self, weigh: _Weigh) -> tuple[Interval, str]:
+    def _rate(self, weigh: _Weigh) -> tuple[Bounds, str]:
         """Per second, after the start-up; without an upper end, and why, where that was not over."""
         spans = [_steady(run, columns) for run, columns in self._pairs()]
         begun, caveat = [], ""
@@ -186,7 +184,7 @@ class Yardstick:
         found = quantile_interval.plain(intervals.batch_means(parts, batches=len(parts), level=self.confidence))
         return (found._replace(high=math.inf) if caveat else found), caveat
 
-    def _pairs(self) -> Iterator[tuple[Run, Columns]]:
+    def _pairs(self) -> Iterator[tuple[RecordedRun, Columns]]:
         return zip(self.runs, self._columns, strict=True)
 
     def _of_spans(self, spans: Sequence[Span], weigh: _Weigh) -> list[float]:
@@ -243,12 +241,12 @@ class Yardstick:
         if failed := [f"node {node + 1}" for node, one in enumerate(nodes) if math.isinf(one.value)]:
             raise Missing(f"too many requests failed at {', '.join(failed)}: no p{term.quantile * 100:g} to compare")
         ratios = [quantile_interval.ratio(a, b) for a, b in permutations(nodes, 2)]
-        found = Interval(*(max(ratio[i] for ratio in ratios) for i in range(3)))
+        found = Bounds(*(max(ratio[i] for ratio in ratios) for i in range(3)))
         caveat = next(filter(None, caveats), "")
         return Held(_less_one(found), term.limit * 100, True, "%", min(sizes), caveat)
 
     def _against(self, term: Any) -> Held:
-        other = self.measured.get(term.level, Measured())
+        other = self.measured.get(term.level, MeasuredLevel())
         if not other.runs or other.trouble:
             raise Missing(f"there is no run of {term.level}: {other.trouble or 'it was not run'}")
         theirs = [run.columns() for run in other.runs]
@@ -278,10 +276,10 @@ class Yardstick:
         return Held(found, float(Decimal(limit)), True, currency, self._answered())
 
 
-_Weigh = Callable[[Run, Columns, Span], float]
+_Weigh = Callable[[RecordedRun, Columns, Span], float]
 
 
-def _bounded(values: Series, p: float, confidence: float, length_s: float, queued: bool) -> tuple[Interval, str]:
+def _bounded(values: Series, p: float, confidence: float, length_s: float, queued: bool) -> tuple[Bounds, str]:
     """A quantile, and why the sample alone does not bound it from above. What has no wait in it is bounded all the same
     by how far the batches of the load swing; a wait is nothing or long, and follows no such law."""
     found = quantile_interval.quantile(values, p, confidence)
@@ -294,37 +292,37 @@ def _bounded(values: Series, p: float, confidence: float, length_s: float, queue
     return found, caveat
 
 
-def _over(found: Interval, under: Interval, what: str) -> Interval:
+def _over(found: Bounds, under: Bounds, what: str) -> Bounds:
     """`found / under`; infinite where that is a failed request. Raises Missing where `under`, that of `what`, is."""
     if math.isinf(under.value):
         raise Missing(f"so many requests of {what} failed that there is no latency to compare with")
     if math.isinf(found.value):  # quotients of logarithms know no infinite value: the ends, each at its own confidence
         low = max(found.low, 0.0) / under.high if math.isfinite(under.high) else 0.0
-        return Interval(math.inf, low, math.inf)
+        return Bounds(math.inf, low, math.inf)
     return quantile_interval.ratio(found, under)
 
 
-def _scaled(found: Interval, by: float) -> Interval:
-    return Interval(found.value * by, found.low * by, found.high * by)
+def _scaled(found: Bounds, by: float) -> Bounds:
+    return Bounds(found.value * by, found.low * by, found.high * by)
 
 
-def _less_one(ratio: Interval) -> Interval:
+def _less_one(ratio: Bounds) -> Bounds:
     """A ratio as a change in percent."""
-    return Interval(*((end - 1) * 100 for end in ratio))
+    return Bounds(*((end - 1) * 100 for end in ratio))
 
 
-def _misses(run: Run, columns: Columns) -> Timed:
+def _misses(run: RecordedRun, columns: Columns) -> Timed:
     """1 for each request that does not meet the SLO of the run."""
     return ordered(columns, counted(columns), (~_meets(run, columns)).astype(np.float64))
 
 
-def _meets(run: Run, columns: Columns) -> NDArray[np.bool_]:
+def _meets(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
     if run.header.slo is None or not run.header.slo.terms:
         raise Missing("the run has no SLO: nothing says when a request is good")
     return metrics.meets(columns, run.header.slo)
 
 
-def _steady(run: Run, columns: Columns) -> Span:
+def _steady(run: RecordedRun, columns: Columns) -> Span:
     steady = run.summary.window.steady
     if steady.duration_s is None:
         raise Missing("fewer than two requests were due: no rate")
@@ -342,16 +340,16 @@ def _ended(columns: Columns, piece: Span) -> NDArray[np.bool_]:
     return (end >= round((piece.start_s or 0) * 1e9)) & (end < round((piece.end_s or 0) * 1e9)) & columns.where(OK)
 
 
-def _ok(run: Run, columns: Columns, piece: Span) -> float:
+def _ok(run: RecordedRun, columns: Columns, piece: Span) -> float:
     return float(_ended(columns, piece).sum())
 
 
-def _good_ends(run: Run, columns: Columns, piece: Span) -> float:
+def _good_ends(run: RecordedRun, columns: Columns, piece: Span) -> float:
     return float((_ended(columns, piece) & _meets(run, columns)).sum())
 
 
 def _tokens(with_input: bool) -> _Weigh:
-    def weigh(run: Run, columns: Columns, piece: Span) -> float:
+    def weigh(run: RecordedRun, columns: Columns, piece: Span) -> float:
         ok = columns.where(OK)
         if bool((columns["output_tokens"][ok] < 0).any()):
             raise Missing("the output tokens of some answers were not counted")

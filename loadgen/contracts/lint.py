@@ -13,7 +13,7 @@ from typing import Any
 
 from loadgen import format
 from loadgen.contracts import schema
-from loadgen.contracts.schema import Draft, Level, Planned, tag
+from loadgen.contracts.schema import ContractLevel, Draft, Planned, tag
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import name as percentile
@@ -162,7 +162,7 @@ def _workload(name: str, folder: Path) -> str | None:
     return name if name in packaged() else None
 
 
-def _overrides(level: Level) -> Overrides:
+def _overrides(level: ContractLevel) -> Overrides:
     return Overrides(
         request_rate=None if level.rate is None else f"{level.rate:.9f}",
         concurrency=level.concurrency,
@@ -216,7 +216,7 @@ def _ask(term: Any) -> float:
         return -float(term.limit_ns)
     if isinstance(term, schema.AtLeast):
         return term.rate
-    if isinstance(term, schema.Cost):
+    if isinstance(term, schema.CostTerm):
         return -float(term.limit[0])
     limit = getattr(term, "limit", None)
     return float(term.share) if limit is None else -float(limit)
@@ -237,7 +237,7 @@ def _contradictions(draft: Draft, plan: Planned | None, says: _Says) -> None:
         elif key in firm and _ask(term) <= _ask(firm[key]):
             what = f"{words(term)}: this should asks for no more than the must"
             says.fault(loc, what, "a should is stricter than its must; leave it out, or swap the two")
-        if plan is not None and isinstance(term, schema.Requests | schema.GoodRequests):
+        if plan is not None and isinstance(term, schema.RequestsTerm | schema.GoodRequests):
             _above_offered(term, loc, plan, says)
     for which in ("must", "should"):
         listed = _latencies(draft, which)
@@ -267,13 +267,13 @@ def _missing(draft: Draft, says: _Says, *, has_slo: bool, has_gpus: bool, others
     """Terms about something that the contract does not say."""
     for which, j, term in draft.terms:
         loc: Where = ("levels", draft.index, which, j)
-        if isinstance(term, schema.Goodput | schema.GoodRequests | schema.Cost) and not has_slo:
+        if isinstance(term, schema.GoodputTerm | schema.GoodRequests | schema.CostTerm) and not has_slo:
             says.fault(loc, f"{words(term)}: nothing says when a request is good", "slo: {ttft: 2s, tpot: 100ms}")
         if isinstance(term, schema.OutputPerGpu | schema.TokensPerGpu) and not has_gpus:
             says.fault(
                 loc, f"{words(term)}: nobody says how many GPUs there are", "gpus: 8 in the contract, or --gpus 8"
             )
-        if isinstance(term, schema.Cost) and "prices" not in says.top:
+        if isinstance(term, schema.CostTerm) and "prices" not in says.top:
             hint = "prices: prices.yaml, relative to the contract (docs/prices.example.yaml)"
             says.fault(loc, f"{words(term)}: there are no prices", hint)
         if isinstance(term, schema.Against):
@@ -290,7 +290,7 @@ def needed(term: Any, confidence: float) -> int:
     it when not one misses."""
     if isinstance(term, schema.Errors):
         return intervals.faultless(term.limit, confidence)
-    if isinstance(term, schema.Goodput):
+    if isinstance(term, schema.GoodputTerm):
         return intervals.faultless(1 - term.share, confidence)
     quantile = getattr(term, "quantile", None)
     return support(quantile) if quantile is not None else RATES_NEED
@@ -315,7 +315,7 @@ def _samples(draft: Draft, plan: Planned, confidence: float, says: _Says) -> Non
                 what = f"{words(term)}: gaps within an answer hang together, so one run has no interval for them"
                 says.fault(loc, what, f"repeats: {POOLED_REPEATS} or more; or promise tpot, which is per request")
             continue
-        windowed = isinstance(term, schema.Drift | schema.Sustained)
+        windowed = isinstance(term, schema.DriftTerm | schema.Sustained)
         if windowed and plan.duration_ns is not None and plan.duration_ns < WINDOWS * term.window_ns:
             length = format.duration(plan.duration_ns / 1e9)
             what = f"{words(term)}: a load of {length} has no two windows of {format.duration(term.window_ns / 1e9)}"
@@ -361,11 +361,11 @@ def words(term: Any) -> str:
     match term:
         case schema.Errors():
             return f"errors at most {format.percent(term.limit)}"
-        case schema.Goodput():
+        case schema.GoodputTerm():
             return f"goodput at least {format.percent(term.share)}"
-        case schema.Cost():
+        case schema.CostTerm():
             return f"cost per thousand good requests at most {term.limit[0]} {term.limit[1]}"
-        case schema.Drift():
+        case schema.DriftTerm():
             window = format.duration(term.window_ns / 1e9)
             what = f"{term.of} at {_at(term)} in the last {window}"
             return f"{what} at most {format.percent(term.limit)} above the first"

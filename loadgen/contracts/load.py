@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from loadgen.contracts import lint
-from loadgen.contracts.schema import Checked, Contract, Draft, Level, Term, find, plain, read_text, text_of
+from loadgen.contracts.schema import Checked, Contract, ContractLevel, Draft, Term, find, plain, read_text, text_of
 from loadgen.cost import price_file
 from loadgen.errors import Faults
 from loadgen.workload.fields import Source
@@ -19,7 +19,7 @@ from loadgen.workload.messages import fault, in_order
 from loadgen.workload.yaml_marks import Map
 
 
-def load(path: Path, *, gpus: int | None = None, env: Mapping[str, str] = os.environ) -> Checked:
+def load_contract(path: Path, *, gpus: int | None = None, env: Mapping[str, str] = os.environ) -> Checked:
     """The checked contract of a file, or of a shipped one's bare name. Raises Faults with everything that is wrong:
     shape, units, unknown terms and workloads, contradictions, samples that cannot support what they are to show."""
     file = find(path)
@@ -34,7 +34,7 @@ def load(path: Path, *, gpus: int | None = None, env: Mapping[str, str] = os.env
         source.faults.extend(fault(item, top, label) for item in error.errors(include_url=False))
     drafts = _drafts(top, Source(file=label, folder=file.parent))
     planned, here, elsewhere = lint.check(
-        drafts, top, label, file.parent, gpus=gpus, env=env, load_prices=price_file.load
+        drafts, top, label, file.parent, gpus=gpus, env=env, load_prices=price_file.load_prices
     )
     faults = in_order([*source.faults, *here]) + elsewhere
     if faults or contract is None:
@@ -52,11 +52,11 @@ def _drafts(top: Map, source: Source) -> list[Draft]:
 def _draft(index: int, raw: Map, source: Source) -> Draft:
     frame = Map(raw.at)
     frame.path, frame.keys_at, frame.values_at = raw.path, raw.keys_at, raw.values_at
-    known = set(Level.keys()) - {"must", "should"}
+    known = set(ContractLevel.keys()) - {"must", "should"}
     frame.update((key, value) for key, value in raw.items() if key in known)
     level = None
     try:
-        level = Level.model_validate(frame, context=source)
+        level = ContractLevel.model_validate(frame, context=source)
     except ValidationError:
         pass
     terms = []

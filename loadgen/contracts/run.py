@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 
 from loadgen.contracts import schema, verdict
-from loadgen.contracts.evaluate import Measured, Money
+from loadgen.contracts.evaluate import MeasuredLevel, Money
 from loadgen.contracts.schema import Checked, Contract
-from loadgen.contracts.steady_samples import Run
+from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.verdict import Validation
 from loadgen.errors import Faults, TargetError, UserError
 from loadgen.execution.plan import Settings, version
@@ -31,7 +31,7 @@ from loadgen.report import junit
 from loadgen.report import validation as verdict_page
 from loadgen.report.validation import cases
 from loadgen.results import store
-from loadgen.stats.quantile_interval import Interval
+from loadgen.stats.quantile_interval import Bounds
 from loadgen.stats.quantiles import Histogram
 
 if TYPE_CHECKING:
@@ -152,25 +152,27 @@ def _verdict(folder: Path, contract: Contract, place: _Place) -> Validation:
     )
 
 
-def _measured(folder: Path, level: str, trouble: dict[str, str]) -> Measured:
+def _measured(folder: Path, level: str, trouble: dict[str, str]) -> MeasuredLevel:
     there = [path for path in (folder / level).glob("r*/run.json") if path.parent.name[1:].isdecimal()]
     runs = sorted(there, key=lambda path: int(path.parent.name[1:]))
-    return Measured(
+    return MeasuredLevel(
         runs=tuple(read_run(path.parent, folder) for path in runs if (path.parent / "summary.json").is_file()),
         trouble=trouble.get(level, ""),
     )
 
 
-def read_run(folder: Path, under: Path) -> Run:
+def read_run(folder: Path, under: Path) -> RecordedRun:
     """One run of a validation from its records; `under` is the validation's own folder."""
-    stored = store.read(folder)
-    summary = summary_json.load((folder / "summary.json").read_bytes(), str(folder / "summary.json"))
+    stored = store.read_run(folder)
+    summary = summary_json.load_summary((folder / "summary.json").read_bytes(), str(folder / "summary.json"))
     pooled = Histogram()
     for stage, gaps in zip(stored.header.stages, stored.gaps, strict=False):
         if stage.measured:
             pooled.merge(gaps)
     rows: np.ndarray[tuple[int], np.dtype[np.void]] = stored.rows
-    return Run(folder=str(folder.relative_to(under)), header=stored.header, summary=summary, rows=rows, gaps=pooled)
+    return RecordedRun(
+        folder=str(folder.relative_to(under)), header=stored.header, summary=summary, rows=rows, gaps=pooled
+    )
 
 
 def _preflight(settings: Settings, folder: Path, say: Callable[[str], None]) -> list[Finding]:
@@ -203,13 +205,13 @@ def _prices(folder: Path, contract: Contract) -> Prices | None:
         return None
     from loadgen.cost import price_file
 
-    return price_file.load(folder / PRICES, accept_sample=True)
+    return price_file.load_prices(folder / PRICES, accept_sample=True)
 
 
 def money(prices: Prices) -> Money:
     """Cost per thousand good requests under `prices`; of several that fit, the dearest."""
 
-    def cost(run: Run, good: Interval) -> tuple[Interval, str]:
+    def cost(run: RecordedRun, good: Bounds) -> tuple[Bounds, str]:
         from loadgen.cost import prices as pricing
         from loadgen.cost import unit_cost
         from loadgen.cost.evidence import Evidence
@@ -228,7 +230,7 @@ def money(prices: Prices) -> Money:
             one = unit_cost.cost(basis, price, run.summary.target.gpus, unit_cost.GOOD)
             if one is None or one.low is None or one.high is None:
                 raise UserError("nobody says how many GPUs there are", run.folder, "--gpus")
-            found.append(Interval(*(float(end * 1000) for end in (one.total, one.low, one.high))))
+            found.append(Bounds(*(float(end * 1000) for end in (one.total, one.low, one.high))))
         return max(found), prices.currency
 
     return cost

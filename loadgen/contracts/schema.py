@@ -22,7 +22,7 @@ from loadgen.workload import Workload
 from loadgen.workload.fields import Duration, FiniteRate, Part, Quantile, Share, Source, Tagged, Whole, choice
 from loadgen.workload.messages import fault, in_order
 from loadgen.workload.schema import Slo, WrittenSlo
-from loadgen.workload.yaml_marks import Map, read
+from loadgen.workload.yaml_marks import Map, read_yaml
 
 EXAMPLES = ("chatbot", "rag", "summarization", "agentic", "mlperf-server", "mlperf-interactive")
 LATENCIES = ("ttft", "ttft_from_sent", "first_answer", "tpot", "itl", "inter_chunk", "e2e", "max_gap")
@@ -97,7 +97,7 @@ class Errors(Tagged):
     limit: Annotated[Share, AfterValidator(_some)]
 
 
-class Goodput(Tagged):
+class GoodputTerm(Tagged):
     """At least this share of requests meets every limit of the `slo`."""
 
     tag = "goodput"
@@ -112,7 +112,7 @@ class _AtLeast(Tagged):
     rate: FiniteRate
 
 
-class Requests(_AtLeast):
+class RequestsTerm(_AtLeast):
     """Ok requests per second, steady (metrics.md)."""
 
     tag = "requests"
@@ -145,7 +145,7 @@ def _money(value: Any) -> Any:
     return Decimal(match[1]), match[2]
 
 
-class Cost(Tagged):
+class CostTerm(Tagged):
     """A thousand good requests cost at most so much, by the contract's `prices`."""
 
     tag = "cost"
@@ -159,7 +159,7 @@ class _Windowed(Tagged):
     window_ns: Annotated[Duration, Field(gt=0)] = Field(validation_alias="window")
 
 
-class Drift(_Windowed):
+class DriftTerm(_Windowed):
     """A latency at a percentile is at most this share higher in the last window than in the first."""
 
     tag = "drift"
@@ -197,12 +197,12 @@ class Against(Tagged):
 _TERMS: dict[str, type[Tagged]] = {
     kind.tag: kind
     for kind in (
-        Ttft, TtftFromSent, FirstAnswer, Tpot, Itl, InterChunk, E2e, MaxGap, Errors, Goodput, Requests, GoodRequests,
-        OutputPerGpu, TokensPerGpu, Cost, Drift, Sustained, BetweenNodes, Against,
+        Ttft, TtftFromSent, FirstAnswer, Tpot, Itl, InterChunk, E2e, MaxGap, Errors, GoodputTerm, RequestsTerm,
+        GoodRequests, OutputPerGpu, TokensPerGpu, CostTerm, DriftTerm, Sustained, BetweenNodes, Against,
     )
 }  # fmt: skip
 Latency = Ttft | TtftFromSent | FirstAnswer | Tpot | Itl | InterChunk | E2e | MaxGap
-AtLeast = Requests | GoodRequests | OutputPerGpu | TokensPerGpu
+AtLeast = RequestsTerm | GoodRequests | OutputPerGpu | TokensPerGpu
 Term = Annotated[
     Annotated[Ttft, Tag("ttft")]
     | Annotated[TtftFromSent, Tag("ttft_from_sent")]
@@ -213,13 +213,13 @@ Term = Annotated[
     | Annotated[E2e, Tag("e2e")]
     | Annotated[MaxGap, Tag("max_gap")]
     | Annotated[Errors, Tag("errors")]
-    | Annotated[Goodput, Tag("goodput")]
-    | Annotated[Requests, Tag("requests")]
+    | Annotated[GoodputTerm, Tag("goodput")]
+    | Annotated[RequestsTerm, Tag("requests")]
     | Annotated[GoodRequests, Tag("good_requests")]
     | Annotated[OutputPerGpu, Tag("output_per_gpu")]
     | Annotated[TokensPerGpu, Tag("tokens_per_gpu")]
-    | Annotated[Cost, Tag("cost")]
-    | Annotated[Drift, Tag("drift")]
+    | Annotated[CostTerm, Tag("cost")]
+    | Annotated[DriftTerm, Tag("drift")]
     | Annotated[Sustained, Tag("sustained")]
     | Annotated[BetweenNodes, Tag("between_nodes")]
     | Annotated[Against, Tag("against")],
@@ -242,7 +242,7 @@ _Slo = Annotated[Slo | None, BeforeValidator(_slo)]
 Name = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
-class Level(Part):
+class ContractLevel(Part):
     """One load, and what was promised under it. What is left out is as in the workload."""
 
     synonyms: ClassVar[dict[str, str]] = {
@@ -283,14 +283,14 @@ class Contract(Part):
     gpus: Whole | None = None
     prices: str | None = None
     slo: _Slo = None
-    levels: Annotated[tuple[Level, ...], BeforeValidator(_levels)]
+    levels: Annotated[tuple[ContractLevel, ...], BeforeValidator(_levels)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """A level and the load it becomes: `workload` with the level's own rate, bounds and limits; `place` in the file."""
 
-    level: Level
+    level: ContractLevel
     workload: Workload
     requests: int | None  # measured ones of one run, as expected; None: nobody knows before (closed loop by time)
     rate: float | None  # of measured requests, expected
@@ -316,7 +316,7 @@ class Draft:
     index: int
     name: str
     workload: str | None
-    level: Level | None
+    level: ContractLevel | None
     terms: tuple[tuple[str, int, Any], ...]
 
 
@@ -342,7 +342,7 @@ def plain(value: Any) -> str | None:
 
 
 def read_text(text: str, label: str, env: Mapping[str, str]) -> tuple[Map, list[Fault]]:
-    return read(text, label, env, kind="contract", smallest=_EXAMPLE)
+    return read_yaml(text, label, env, kind="contract", smallest=_EXAMPLE)
 
 
 def shipped() -> dict[str, Path]:

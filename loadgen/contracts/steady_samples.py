@@ -33,7 +33,7 @@ Timed = tuple[NDArray[np.int64], NDArray[np.float64]]  # due instants in ns, and
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RecordedRun:
     """One run as it was recorded. `rows`: `record.ROW` of all stages; `gaps`: of the measured stages, pooled."""
 
     folder: str
@@ -51,7 +51,7 @@ class Missing(Exception):
     """Nothing can be said, and why."""
 
 
-class Sample(NamedTuple):
+class SteadySample(NamedTuple):
     """The figures of the settled part of each run, of `total` requests in all. `caveat`: why they cannot show that a
     promise is kept which `bound` does not keep; `of`: the part of the load, in words."""
 
@@ -92,7 +92,7 @@ def size(values: Series) -> int:
     return sum(map(len, values))
 
 
-def looks(runs: Sequence[Run]) -> tuple[float, float] | None:
+def looks(runs: Sequence[RecordedRun]) -> tuple[float, float] | None:
     """Stays that the load lasts (load time / mean time in the system), and the load time in s, over all runs; None for
     closed loops, whose number in the system does not wander."""
     if not runs or any(stage.closed for stage in runs[0].header.stages if stage.measured):
@@ -105,7 +105,7 @@ def looks(runs: Sequence[Run]) -> tuple[float, float] | None:
     return (count, length) if count else None
 
 
-def _stay_s(run: Run) -> float:
+def _stay_s(run: RecordedRun) -> float:
     return (run.summary.e2e_ms.mean or 0.0) / 1e3
 
 
@@ -117,12 +117,14 @@ def supported(values: Series, p: float, what: str) -> None:
         raise Missing(f"{n:,} samples; p{p * 100:g} is supported from {least:,}")
 
 
-def settle(runs: Sequence[Run], timed: Sequence[Timed], metric: str, p: float, confidence: float, what: str) -> Sample:
+def settle(
+    runs: Sequence[RecordedRun], timed: Sequence[Timed], metric: str, p: float, confidence: float, what: str
+) -> SteadySample:
     """What of the figures is after the start-up and before the end, and what stands against a pass by them."""
     parts = [steady_state.part(*one, _stay_s(run) * 1e9) for run, one in zip(runs, timed, strict=True)]
     cut = [(due[part.start : part.end], one[part.start : part.end])
            for (due, one), part in zip(timed, parts, strict=True)]  # fmt: skip
-    sample = Sample([values for _, values in cut], sum(len(values) for _, values in timed))
+    sample = SteadySample([values for _, values in cut], sum(len(values) for _, values in timed))
     stays = looks(runs) if waits(runs, metric) else None
     if not all(part.settled for part in parts):
         lengths = [float(due[-1] - due[0]) / 1e9 for due, _ in timed if len(due)]
@@ -192,12 +194,12 @@ def together(values: Series, p: float, confidence: float, length_s: float) -> st
     )
 
 
-def waits(runs: Sequence[Run], metric: str) -> bool:
+def waits(runs: Sequence[RecordedRun], metric: str) -> bool:
     """Whether the wait in a queue is a part of the figure that counts."""
     return metric in QUEUED and not (metric == "e2e" and _no_wait(runs))
 
 
-def _no_wait(runs: Sequence[Run]) -> bool:
+def _no_wait(runs: Sequence[RecordedRun]) -> bool:
     """Whether next to nothing of E2E is a wait for the first token."""
     pairs = [(run.summary.ttft_ms.p99, run.summary.e2e_ms.p50) for run in runs]
     return all(wait is not None and stay is not None and wait < NO_WAIT * stay for wait, stay in pairs)

@@ -14,12 +14,12 @@ import msgspec
 
 from loadgen import errors as codes
 from loadgen import format
-from loadgen.contracts.evaluate import Held, Measured, Money, Yardstick
+from loadgen.contracts.evaluate import Evaluator, Held, MeasuredLevel, Money
 from loadgen.contracts.lint import words
-from loadgen.contracts.schema import Contract, Level
-from loadgen.contracts.steady_samples import Missing, Run
+from loadgen.contracts.schema import Contract, ContractLevel
+from loadgen.contracts.steady_samples import Missing, RecordedRun
 from loadgen.metrics import columns
-from loadgen.stats.quantile_interval import Interval
+from loadgen.stats.quantile_interval import Bounds
 
 SCHEMA = 1
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
@@ -110,16 +110,18 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def levels(
-    contract: Contract, measured: Mapping[str, Measured], money: Money | None = None
+    contract: Contract, measured: Mapping[str, MeasuredLevel], money: Money | None = None
 ) -> tuple[LevelVerdict, ...]:
     """The verdict on every level of the contract, in its order."""
     return tuple(_level(contract, level, measured, money) for level in contract.levels)
 
 
-def _level(contract: Contract, level: Level, measured: Mapping[str, Measured], money: Money | None) -> LevelVerdict:
-    found = measured.get(level.name, Measured(trouble="it was not run"))
+def _level(
+    contract: Contract, level: ContractLevel, measured: Mapping[str, MeasuredLevel], money: Money | None
+) -> LevelVerdict:
+    found = measured.get(level.name, MeasuredLevel(trouble="it was not run"))
     blocked = _blocked(level, found)
-    bench = Yardstick(contract.confidence, measured, found, money)
+    bench = Evaluator(contract.confidence, measured, found, money)
     terms = [
         _judged(bench, term, level.name, kind, blocked)
         for kind, listed in (("must", level.must), ("should", level.should))
@@ -146,7 +148,7 @@ def _ours(warning: str) -> bool:
     return warning.startswith(("validity limit failure_share", "SLO term "))
 
 
-def _blocked(level: Level, found: Measured) -> str:
+def _blocked(level: ContractLevel, found: MeasuredLevel) -> str:
     """Why nothing can be said about any term of a level; "" when something can."""
     if found.trouble or not found.runs:
         return found.trouble or "there is no run"
@@ -162,7 +164,7 @@ def _blocked(level: Level, found: Measured) -> str:
     return ""
 
 
-def _cache(level: Level, run: Run) -> str:
+def _cache(level: ContractLevel, run: RecordedRun) -> str:
     """Why the cache was not as the contract says; "" when it was, or when nothing is said."""
     part = run.summary.tokens.cached_share
     if level.cache is None or (level.cache == "cold" and part is None and not run.header.shares_prompts):
@@ -176,7 +178,7 @@ def _cache(level: Level, run: Run) -> str:
     return ""
 
 
-def _judged(bench: Yardstick, term: Any, level: str, kind: Any, blocked: str) -> Judgement:
+def _judged(bench: Evaluator, term: Any, level: str, kind: Any, blocked: str) -> Judgement:
     said = {"term": words(term), "level": level, "kind": kind}
     if blocked:
         return Judgement(**said, verdict="INCONCLUSIVE", reason=blocked)
@@ -239,7 +241,7 @@ def figure(value: float, unit: str) -> str:
     return f"{format.quantity(value)}{unit}" if unit.startswith("/") else f"{format.quantity(value)} {unit}".strip()
 
 
-def _ends(found: Interval, unit: str) -> str:
+def _ends(found: Bounds, unit: str) -> str:
     if found.low == math.inf:
         return "failed requests throughout"
     low = figure(found.low, unit) if math.isfinite(found.low) else "any"

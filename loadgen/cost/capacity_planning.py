@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from loadgen.cost.evidence import Evidence
 from loadgen.errors import UserError
-from loadgen.results.capacity import Interval, replications
+from loadgen.results.capacity import RateInterval, replications
 
 GPUS_PER_VM = 4  # ND GB300 v6; one fault domain
 VMS_PER_RACK = 18  # of an NVL72: 72 GPUs
@@ -29,14 +29,14 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CapacityPlan:
     """How many machines `users` need. VMs are whole; `vms_low` and `vms_high` come from the ends of the rate. All but
     the rates and `rack_lost` is None without users."""
 
     gpus_per_vm: int
     vms_per_rack: int
-    per_vm: Interval  # interactions per second within the SLO
-    per_rack: Interval
+    per_vm: RateInterval  # interactions per second within the SLO
+    per_rack: RateInterval
     rack_lost: Loss  # with a full rack
     users: int | None = None
     think_s: float | None = None
@@ -50,10 +50,10 @@ class Plan:
     lost: Loss | None = None  # with `vms` VMs
 
 
-def scaled(rate: Interval, by: float) -> Interval:
+def scaled(rate: RateInterval, by: float) -> RateInterval:
     ends = (rate.low, rate.high)
     low, high = (None if end is None else end * by for end in ends)
-    return Interval(mid=rate.mid * by, low=low, high=high)
+    return RateInterval(mid=rate.mid * by, low=low, high=high)
 
 
 def demand(users: int, think_s: float, response_s: float) -> float:
@@ -62,11 +62,13 @@ def demand(users: int, think_s: float, response_s: float) -> float:
     return users / (think_s + response_s)
 
 
-def fleet(rate: Interval, gpus: int, *, gpus_per_vm: int = GPUS_PER_VM, vms_per_rack: int = VMS_PER_RACK) -> Plan:
+def fleet(
+    rate: RateInterval, gpus: int, *, gpus_per_vm: int = GPUS_PER_VM, vms_per_rack: int = VMS_PER_RACK
+) -> CapacityPlan:
     """VMs and racks by a rate that `gpus` GPUs carried within the SLO. Rates are scaled by GPUs: VMs are taken as
     independent replicas, and what a router in front of them costs is not in it."""
     per_vm = scaled(rate, gpus_per_vm / gpus)
-    return Plan(
+    return CapacityPlan(
         gpus_per_vm=gpus_per_vm,
         vms_per_rack=vms_per_rack,
         per_vm=per_vm,
@@ -75,7 +77,7 @@ def fleet(rate: Interval, gpus: int, *, gpus_per_vm: int = GPUS_PER_VM, vms_per_
     )
 
 
-def plan(by: Plan, users: int, think_s: float, response_s: float) -> Plan:
+def plan(by: CapacityPlan, users: int, think_s: float, response_s: float) -> CapacityPlan:
     """Machines of a `fleet` for `users`."""
     wanted = demand(users, think_s, response_s)
     cycle_s = think_s + response_s
@@ -103,7 +105,7 @@ def plan(by: Plan, users: int, think_s: float, response_s: float) -> Plan:
 ROUNDING = 1e-9  # a demand of exactly three VMs needs three, whatever binary floats make of it
 
 
-def _loss(vms: int, per_vm: Interval, gpus: int, wanted: float | None = None, cycle_s: float | None = None) -> Loss:
+def _loss(vms: int, per_vm: RateInterval, gpus: int, wanted: float | None = None, cycle_s: float | None = None) -> Loss:
     left = (vms - 1) * per_vm.mid
     return Loss(
         vms=vms,
@@ -115,21 +117,21 @@ def _loss(vms: int, per_vm: Interval, gpus: int, wanted: float | None = None, cy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredRate:
     """What a plan rests on. `rate`: interactions per second within the SLO, by all `gpus` together."""
 
     name: str
     folder: str
     basis: str  # "capacity by search", "at this load"
     lower_bound: bool = False  # a capacity whose end was not found
-    rate: Interval
+    rate: RateInterval
     noun: str  # what an interaction is: "good requests", "requests", "conversations", "successful tasks"
     gpus: int
     response_s: float
     workload: str
 
 
-def measured(evidence: Evidence, gpus: int) -> Measured:
+def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
     """The rate within the SLO: a capacity's; else the steady rate of successful tasks where there are conversations, of
     good requests, or without an SLO of requests.
 
@@ -138,7 +140,7 @@ def measured(evidence: Evidence, gpus: int) -> Measured:
     summary, found = evidence.summary, evidence.capacity
     if found is not None:
         basis, noun = f"capacity by {found.method}", str(found.unit)
-        rate = Interval(mid=found.rate_per_s, low=found.low_per_s, high=found.high_per_s)
+        rate = RateInterval(mid=found.rate_per_s, low=found.low_per_s, high=found.high_per_s)
         if found.unit == "requests" and summary.sessions is not None:
             offered = summary.requests.scheduled - summary.requests.cancelled
             rate, noun = scaled(rate, summary.sessions.count / offered), "conversations"
@@ -151,7 +153,7 @@ def measured(evidence: Evidence, gpus: int) -> Measured:
             raise UserError(what, evidence.folder, "a longer run, or one at a load that the endpoint can carry")
         rate = replications(each)
     answer_ms = summary.e2e_ms.mean if summary.sessions is None else summary.sessions.duration_ms.mean
-    return Measured(
+    return MeasuredRate(
         name=evidence.name,
         folder=evidence.folder,
         basis=basis,

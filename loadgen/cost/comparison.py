@@ -64,7 +64,7 @@ class BreakEven:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class OfferComparison:
     """All that `loadgen cost` says. `unit` is what offers are compared by; `against_first` has for each offer in what
     it differs from the first."""
 
@@ -77,11 +77,11 @@ class Comparison:
     break_evens: tuple[BreakEven, ...]
 
 
-def compare(offers: Sequence[Offer], prices: Prices) -> Comparison:
+def compare_offers(offers: Sequence[Offer], prices: Prices) -> OfferComparison:
     """Everything there is to say about offers of one price file, the first of them first."""
     unit = _unit(offers)
     pairs = tuple(_pair(a, b, unit) for a, b in combinations(offers, 2))
-    return Comparison(
+    return OfferComparison(
         prices=prices,
         unit=unit,
         offers=tuple(offers),

@@ -16,13 +16,13 @@ from loadgen.metrics.summary import Summary
 from loadgen.results import capacity
 
 
-class NotValid(Fault):
+class UnsoundEvidence(Fault):
     """A measurement that cannot be trusted was to be used: exit 3."""
 
     exit_code = UNSOUND
 
 
-def read(folders: Sequence[Path], *, allow_invalid: bool = False) -> tuple[Evidence, ...]:
+def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tuple[Evidence, ...]:
     """The evidence of each folder, named after it. Raises Faults with everything that is wrong with them."""
     faults: list[Fault] = []
     found: list[Evidence] = []
@@ -56,7 +56,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 def _one(folder: Path, name: str, allow_invalid: bool) -> Evidence:
     if (folder / capacity.FILE).is_file():
         file = folder / capacity.FILE
-        found = capacity.load(_bytes(file), str(file))
+        found = capacity.load_capacity(_bytes(file), str(file))
         run = folder / found.evidence
         summary = _summary(run, allow_invalid, f"named as the evidence of {file}")
         if not summary.goodput.slo:
@@ -105,12 +105,14 @@ def _summary(folder: Path, allow_invalid: bool, why: str = "") -> Summary:
     if not file.is_file():
         raise UserError("no summary.json here", str(folder), why or "give the folder that a run has written")
     data = _bytes(file)
-    summary = summary_json.load(data, str(file))
+    summary = summary_json.load_summary(data, str(file))
     faults: list[Fault] = []
     if not summary.verdict.valid and not allow_invalid:
         reasons = "; ".join(summary.verdict.reasons)
         hint = "measure again; or --allow-invalid, and its rows will say so"
-        faults.append(NotValid(f"not a valid measurement: {reasons}", place(data, file, "verdict", "valid"), hint))
+        faults.append(
+            UnsoundEvidence(f"not a valid measurement: {reasons}", place(data, file, "verdict", "valid"), hint)
+        )
     if summary.requests.ok == 0:
         what = "no request of this run was answered"
         faults.append(UserError(what, place(data, file, "requests", "ok"), "nothing was bought that could be priced"))

@@ -19,19 +19,19 @@ from loadgen.cost.prices import (
     NOT_VERIFIED,
     UNDATED,
     Energy,
-    Exchange,
+    ExchangeRate,
     Owned,
     PerToken,
     Price,
     Prices,
     Rented,
-    Written,
+    WrittenPrices,
     first_day,
 )
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.workload.fields import Source
 from loadgen.workload.messages import fault, in_order, locate
-from loadgen.workload.yaml_marks import Map, child, read, where
+from loadgen.workload.yaml_marks import Map, child, read_yaml, where
 
 SAMPLE = Path(__file__).parent.parent / "data" / "prices_sample.yaml"
 EXAMPLE = "docs/prices.example.yaml"
@@ -48,7 +48,7 @@ ABSURD: dict[str, tuple[Decimal, Decimal]] = {
 }
 
 
-def load(
+def load_prices(
     path: Path | None,
     *,
     accept_sample: bool = False,
@@ -78,10 +78,10 @@ def parse(
     env: Mapping[str, str] = os.environ,
 ) -> Prices:
     """`load` of a text that was read. Pure but for the defaults of `today` and `env`."""
-    top, faults = read(text, label, env, kind="price file", smallest=f"like {EXAMPLE}")
+    top, faults = read_yaml(text, label, env, kind="price file", smallest=f"like {EXAMPLE}")
     source = Source(file=label, folder=Path(), faults=faults)
     try:
-        written = Written.model_validate(top, context=source)
+        written = WrittenPrices.model_validate(top, context=source)
     except ValidationError as error:
         source.faults.extend(_hinted(fault(item, top, label)) for item in error.errors(include_url=False))
         raise Faults(in_order(source.faults)) from None
@@ -140,13 +140,13 @@ def _place(top: Map, label: str, loc: tuple[str | int, ...]) -> str:
     return where(label, spot, path)
 
 
-def _lists(written: Written) -> Iterator[tuple[tuple[str, int], Price]]:
+def _lists(written: WrittenPrices) -> Iterator[tuple[tuple[str, int], Price]]:
     for key in ("rented", "owned", "per_token"):
         for index, price in enumerate(getattr(written, key)):
             yield (key, index), price
 
 
-def _own_faults(written: Written, top: Map, label: str, today: date) -> list[Fault]:
+def _own_faults(written: WrittenPrices, top: Map, label: str, today: date) -> list[Fault]:
     """What pydantic cannot see: dates to come, keys that exclude each other, one offer priced twice."""
     faults: list[Fault] = []
 
@@ -228,11 +228,11 @@ Located = tuple[tuple[str, int], Price]
 
 
 def _exchanged(
-    written: Written, top: Map, label: str, wanted: str
+    written: WrittenPrices, top: Map, label: str, wanted: str
 ) -> tuple[list[Located], tuple[str, ...], list[Fault]]:
     """Every price in `wanted`, the rates used in words, and a fault for each price whose rate nobody gave."""
     faults: list[Fault] = []
-    rates: dict[tuple[str, str], Exchange] = {}
+    rates: dict[tuple[str, str], ExchangeRate] = {}
     for i, rate in enumerate(written.exchange):
         if rates.setdefault((rate.from_, rate.to), rate) is not rate:
             what, at = f"two rates from {rate.from_} to {rate.to}", _place(top, label, ("exchange", i))

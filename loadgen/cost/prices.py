@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
 from loadgen.errors import UserError
-from loadgen.results.manifest import Target
+from loadgen.results.manifest import TargetFacts
 from loadgen.units import Wrong
 from loadgen.workload.fields import Part, meant
 
@@ -164,7 +164,7 @@ class PerToken(_Priced):
 Price = Rented | Owned | PerToken
 
 
-class Exchange(Part):
+class ExchangeRate(Part):
     """One `from` is worth `rate` of `to`. Nothing is inverted and nothing is chained: what is needed is written."""
 
     from_: Currency = Field(validation_alias="from")
@@ -174,13 +174,13 @@ class Exchange(Part):
     source: Text
 
 
-class Written(Part):
+class WrittenPrices(Part):
     """What a price file may say."""
 
     currency: Currency
     sample: bool = False  # not anybody's offer: needs --accept-sample-prices
     notes: str = ""
-    exchange: tuple[Exchange, ...] = ()
+    exchange: tuple[ExchangeRate, ...] = ()
     rented: tuple[Rented, ...] = ()
     owned: tuple[Owned, ...] = ()
     per_token: tuple[PerToken, ...] = ()
@@ -199,7 +199,7 @@ class Prices:
     exchanged: tuple[str, ...]  # in words: which rates were used
 
 
-def find(prices: Prices, target: Target, chosen: str = "", result: str = "") -> tuple[Price, ...]:
+def find(prices: Prices, target: TargetFacts, chosen: str = "", result: str = "") -> tuple[Price, ...]:
     """The prices of a target: the one called `chosen`; else those of its shape (of its region, where both say one);
     else, for a target without a shape, those of its model and URL. Several only when they differ in commitment.
 
@@ -234,25 +234,25 @@ def dated(price: Price) -> str:
     return ", ".join(filter(None, (price.commitment, when, price.source, price.quality)))
 
 
-def _of_shape(price: Price, target: Target) -> bool:
+def _of_shape(price: Price, target: TargetFacts) -> bool:
     if isinstance(price, PerToken) or price.shape.lower() != target.shape.lower():
         return False
     return not price.region or not target.region or price.region.lower() == target.region.lower()
 
 
-def _of_model(price: Price, target: Target) -> bool:
+def _of_model(price: Price, target: TargetFacts) -> bool:
     if not isinstance(price, PerToken) or price.model.lower() != target.model.lower():
         return False
     return target.url.startswith(price.url)
 
 
-def _called(target: Target) -> str:
+def _called(target: TargetFacts) -> str:
     if target.shape:
         return f"the shape {target.shape}" + (f" in {target.region}" if target.region else "")
     return f"the model {target.model or '(none said)'} at {target.url or target.name or 'an unknown URL'}"
 
 
-def _supply(target: Target, prices: Prices) -> str:
+def _supply(target: TargetFacts, prices: Prices) -> str:
     if target.shape:
         what = f"supply rented: (or owned:) with shape: {target.shape}, per_hour, gpus, as_of and source"
     else:

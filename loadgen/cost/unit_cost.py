@@ -15,7 +15,7 @@ from loadgen.cost.evidence import Evidence, notes
 from loadgen.cost.prices import Energy, Owned, PerToken, Price, Rented
 from loadgen.errors import UserError
 from loadgen.metrics.summary import Summary
-from loadgen.results.capacity import Interval, replications
+from loadgen.results.capacity import RateInterval, replications
 
 # What a price is per. `rates` and `counts` of a Basis, and the costs of an Offer, have these keys.
 REQUEST, GOOD, TASK, OUTPUT, TOTAL = "request", "good_request", "task", "million_output_tokens", "million_tokens"
@@ -109,7 +109,7 @@ def basis(evidence: Evidence) -> Basis:
         return _at_capacity(evidence, total)
     each = [_steady(summary) for summary in summaries]
     rates: dict[str, Decimal | None] = {}
-    spread = Interval(mid=1.0)
+    spread = RateInterval(mid=1.0)
     for unit in UNITS:
         values = [rate[unit] for rate in each]
         known = [float(value) for value in values if value is not None]

@@ -36,7 +36,7 @@ READ_BYTES = 256 << 10  # at a time: some 50 µs
 _FRAME = struct.Struct("<qiiiB")  # number, bytes that follow, built tokens, asked output, its source
 
 
-class Rolling(Bodies):
+class BodyPrefetch(Bodies):
     """As `Bodies`, but building is another process's part. Make it in a running loop, `await filled()`, then send."""
 
     def __init__(self, job: Job, part: Schedule, prompts: Prompts) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.metrics.accumulator import Ledger
+from loadgen.metrics.accumulator import Accumulator
 from loadgen.results import manifest, slot_ranges, store
 from loadgen.results.record import ROW
 from loadgen.results.store import Segment
@@ -32,7 +32,7 @@ SAMPLE_ROWS = 100_000  # of --keep sample: at least half as many, once there wer
 _SCATTER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: multiples of it lie evenly
 
 
-class Recorder:
+class Compactor:
     """The process that turns rows into Parquet, or folds them, while a run goes. `finish` waits until all is done."""
 
     def __init__(self, folder: Path) -> None:
@@ -125,7 +125,7 @@ class Fold:
     """Rows into a ledger, and some of them into a sample."""
 
     def __init__(self, folder: Path, header: manifest.Header) -> None:
-        self._folder, self._header, self._ledger = folder, header, Ledger(header)
+        self._folder, self._header, self._ledger = folder, header, Accumulator(header)
         self._seen: dict[int, NDArray[np.void]] = {}  # by worker
         self._sampled = header.keep == "sample"
         self._sample: list[tuple[int, NDArray[np.void]]] = []  # worker, rows

@@ -26,11 +26,11 @@ from loadgen_sdk.transport.wire import FOREVER, Wire
 from numpy.typing import NDArray
 
 from loadgen.execution.bodies import Bodies
-from loadgen.execution.target_selection import Routes
+from loadgen.execution.target_selection import TargetSelection
 from loadgen.results.manifest import Second
-from loadgen.results.record import BIN_NS, Place, row, unsent_row
+from loadgen.results.record import BIN_NS, RowPlace, row, unsent_row
 from loadgen.results.store import Spool
-from loadgen.schedule.dispatcher import Agenda, Start
+from loadgen.schedule.dispatcher import Dispatcher, Start
 from loadgen.schedule.timetable import Schedule
 from loadgen.stats.quantiles import Histogram
 
@@ -150,7 +150,7 @@ def no_collector() -> Iterator[None]:
         gc.unfreeze()
 
 
-class Drive:
+class Driver:
     """One schedule, its clients (one per target), one spool. `run` returns when every slot has its record."""
 
     def __init__(
@@ -172,12 +172,12 @@ class Drive:
         run_id: str = "",
         redact: Callable[[str], str] = str,
     ) -> None:
-        self._agenda = Agenda(schedule, max_in_flight=max_in_flight)
+        self._agenda = Dispatcher(schedule, max_in_flight=max_in_flight)
         self._bodies, self._clients, self._wire, self._spool = bodies, clients, wire, spool
         self._numbers = numbers
         self._sent = [0] * len(schedule.stages)
         self._step = [0 if span.chains is not None else span.lanes * schedule.turns for span in schedule.stages]
-        self._routes = Routes(route, len(clients), schedule.turns, lambda target: clients[target].in_flight)
+        self._routes = TargetSelection(route, len(clients), schedule.turns, lambda target: clients[target].in_flight)
         self._stop_on_failure = stop_on_failure
         self._start_ns, self._grace_ns, self._worker, self._run_id = start_ns, grace_ns, worker, run_id
         self._redact = redact
@@ -319,7 +319,9 @@ class Drive:
             if not self._cutting and self._routes.failed(target, done, done.done) and self._stop_on_failure:
                 self.give_up()
             text = self._spool.text(self._redact(failure.text))
-        place = Place(number, start.request, start.stage, self._worker, target, start.session, start.turn, start.lane)
+        place = RowPlace(
+            number, start.request, start.stage, self._worker, target, start.session, start.turn, start.lane
+        )
         self._spool.row(row(place, done, self._start_ns, text=text, built=self._bodies.built(start.stage, number)))
         self._bodies.answered(number, done)
         agenda = self._agenda
@@ -336,7 +338,7 @@ class Drive:
 
     def _never(self, start: Start) -> None:
         self.counters.dropped += 1
-        place = Place(
+        place = RowPlace(
             start.number,
             start.request,
             start.stage,

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from loadgen_sdk.errors import TargetUnusable
-from loadgen_sdk.probe.probe import Found
+from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import Tls
 
 from loadgen import seeds
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import resource_limits
-from loadgen.limits import Limits
+from loadgen.limits import ValidityLimits
 from loadgen.metrics import columns
 from loadgen.requests import prompts
 from loadgen.requests import tokenizer as tokens
@@ -33,7 +33,7 @@ from loadgen.requests.build import build
 from loadgen.results import manifest
 from loadgen.schedule import timetable as schedule
 from loadgen.schedule.timetable import Schedule
-from loadgen.server_metrics.scraper import Asked
+from loadgen.server_metrics.scraper import PagesAsked
 from loadgen.sim.server.options import PHYSICAL
 from loadgen.slo import Slo, Term
 from loadgen.workload import Closed, Gamma, Ramp, Replay, Workload, recipe_fingerprint
@@ -117,10 +117,10 @@ class Settings:
         return ", ".join(endpoint.shown for endpoint in self.endpoints)
 
     @property
-    def pages(self) -> Asked:
+    def pages(self) -> PagesAsked:
         """The servers' own metrics pages to read."""
         keys = tuple(endpoint.api_key for endpoint in self.endpoints)
-        return Asked(self.server_metrics, keys, self.headers, self.tls)
+        return PagesAsked(self.server_metrics, keys, self.headers, self.tls)
 
     def of(self, endpoint: Endpoint) -> Settings:
         """These settings for one of its endpoints alone."""
@@ -133,7 +133,7 @@ class Job:
 
     workload: Workload
     settings: Settings
-    found: tuple[Found, ...]  # one for each of settings.endpoints
+    found: tuple[ProbeResult, ...]  # one for each of settings.endpoints
     seed: int
     salt: int
     folder: Path
@@ -142,7 +142,7 @@ class Job:
 
 def plan(job: Job) -> tuple[Schedule, prompts.Prompts, tokens.Tokenizer]:
     """The timetable and the requests of a job: the same in every process."""
-    tokenizer = tokens.load(job.settings.tokenizer)
+    tokenizer = tokens.load_tokenizer(job.settings.tokenizer)
     return (
         schedule.build(job.workload, job.seed),
         build(job.workload, job.seed, job.salt, tokenizer, job.found[0].template_tokens or 0),
@@ -153,7 +153,7 @@ def plan(job: Job) -> tuple[Schedule, prompts.Prompts, tokens.Tokenizer]:
 def prepare(
     workload: Workload,
     settings: Settings,
-    found: tuple[Found, ...],
+    found: tuple[ProbeResult, ...],
     *,
     simulated: bool,
     folder: Path,
@@ -179,7 +179,7 @@ def prepare(
     source = "server" if all(one.usage for one in found) else tokenizer.tag
     slots = timetable.slots
     targets = tuple(
-        manifest.Target(
+        manifest.TargetFacts(
             url=one.target.redacted,
             server=one.server,
             model=one.model,
@@ -207,7 +207,7 @@ def prepare(
         api=settings.api,
         stream=settings.stream,
         slo=slo,
-        limits=Limits(**workload.limits.model_dump()),
+        limits=ValidityLimits(**workload.limits.model_dump()),
         stages=tuple(_stage(workload, timetable, i) for i in range(len(timetable.stages))),
         fingerprints=manifest.Fingerprints(
             recipe=recipe_fingerprint(workload, source), timetable=schedule.fingerprint(timetable)
@@ -240,7 +240,7 @@ def describe(workload: Workload, settings: Settings) -> str:
     """What a run would do, without touching the network: load, sizes, fingerprints."""
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     timetable = schedule.build(workload, seed)
-    requests = build(workload, seed, 0, tokens.load(settings.tokenizer))
+    requests = build(workload, seed, 0, tokens.load_tokenizer(settings.tokenizer))
     lines = [f"workload: {workload.name}", f"target: {settings.shown}", f"seed: {seed}"]
     for index in range(len(timetable.stages)):
         stage = _stage(workload, timetable, index)
@@ -297,7 +297,7 @@ def _enough(
     timetable: Schedule,
     workload: Workload,
     settings: Settings,
-    found: tuple[Found, ...],
+    found: tuple[ProbeResult, ...],
     simulated: bool,
     *,
     here: bool,
@@ -389,9 +389,9 @@ def _physics(settings: Settings) -> tuple[str, ...]:
     """What the embedded endpoint is a model of, if it is one."""
     if not settings.embedded.get("preset"):
         return ()
-    from loadgen.sim.presets.preset import load
+    from loadgen.sim.presets.preset import load_preset
 
-    preset = load(settings.embedded["preset"])
+    preset = load_preset(settings.embedded["preset"])
     return (
         f"simulated in real time: {preset.words}; prompt and answer have {preset.limits.max_seq_len:,} tokens at most;"
         f" with fewer than {preset.valid_from_sequences.value:,.0f} sequences per replica the model extrapolates",
@@ -407,9 +407,9 @@ def _shares(workload: Workload) -> bool:
     return bool(getattr(requests, "shared_prefix_tokens", 0) or getattr(requests, "system_tokens", 0))
 
 
-def _stage(workload: Workload, timetable: Schedule, index: int) -> manifest.Stage:
+def _stage(workload: Workload, timetable: Schedule, index: int) -> manifest.StagePlan:
     span, stage = timetable.stages[index], workload.stages[index]
-    return manifest.Stage(
+    return manifest.StagePlan(
         name=span.name,
         arrival=words(stage.arrival),
         closed=bool(span.lanes),

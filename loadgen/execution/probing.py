@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Iterator
 
 from loadgen_sdk.errors import TargetUnusable
-from loadgen_sdk.probe.fetch import Direct
-from loadgen_sdk.probe.probe import Found, probe
+from loadgen_sdk.probe.fetch import Fetcher
+from loadgen_sdk.probe.probe import ProbeResult, probe
 from loadgen_sdk.transport.target import Target
 
 from loadgen.errors import Fault, Faults, TargetError, UserError
 from loadgen.execution.plan import Endpoint, Settings
 
 
-async def find(settings: Settings) -> Found:
+async def find(settings: Settings) -> ProbeResult:
     """Probe the target. Raises TargetError with what to do about it."""
     assert settings.url is not None
     shown = Endpoint(url=settings.url).shown
@@ -25,7 +25,7 @@ async def find(settings: Settings) -> Found:
     except TargetUnusable as error:
         raise UserError(str(error), shown, error.hint) from None
     try:
-        direct = Direct(target, settings.tls.context() if target.tls else None)
+        direct = Fetcher(target, settings.tls.context() if target.tls else None)
         return await probe(
             target,
             exchange=direct.exchange,
@@ -41,12 +41,12 @@ async def find(settings: Settings) -> Found:
         raise TargetError(str(error), shown, error.hint) from None
 
 
-async def find_all(settings: Settings) -> tuple[Found, ...]:
+async def find_all(settings: Settings) -> tuple[ProbeResult, ...]:
     """Probe every endpoint. Raises the faults of all that cannot be used, or do not serve what the first one does."""
     endpoints = settings.endpoints
     found = await asyncio.gather(*(find(settings.of(one)) for one in endpoints), return_exceptions=True)
     faults: list[Fault] = []
-    first: tuple[Endpoint, Found] | None = None
+    first: tuple[Endpoint, ProbeResult] | None = None
     for endpoint, one in zip(endpoints, found, strict=True):
         if isinstance(one, Fault):
             faults.append(one)
@@ -63,7 +63,7 @@ async def find_all(settings: Settings) -> tuple[Found, ...]:
     return tuple(one for one in found if not isinstance(one, BaseException))
 
 
-def _unlike(first: Endpoint, wanted: Found, endpoint: Endpoint, found: Found) -> Iterator[TargetError]:
+def _unlike(first: Endpoint, wanted: ProbeResult, endpoint: Endpoint, found: ProbeResult) -> Iterator[TargetError]:
     """What one target has behind it that the first one has not."""
     ours, theirs = _served(found), _served(wanted)
     if (ours, found.quirk) != (theirs, wanted.quirk):
@@ -72,6 +72,6 @@ def _unlike(first: Endpoint, wanted: Found, endpoint: Endpoint, found: Found) ->
         yield TargetError(what, endpoint.shown, hint)
 
 
-def _served(found: Found) -> str:
+def _served(found: ProbeResult) -> str:
     """The model that answers: by the server's own list, as some answer to any name."""
     return found.model if found.model in found.models or not found.models else ", ".join(found.models)

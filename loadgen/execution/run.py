@@ -21,7 +21,7 @@ import msgspec
 from loadgen import run_folder
 from loadgen.errors import UserError
 from loadgen.execution.backends.single import Share, large, work
-from loadgen.execution.compactor import Recorder
+from loadgen.execution.compactor import Compactor
 from loadgen.execution.plan import Job, Settings, plan, prepare
 from loadgen.execution.probing import find_all
 from loadgen.execution.shared_counters import Counted
@@ -56,7 +56,7 @@ def new_folder(out: Path | None, name: str, now: datetime.datetime) -> Path:
     return folder
 
 
-def finish(job: Job, header: manifest.Header, share: Share, recorder: Recorder, timetable: Schedule) -> Summary:
+def finish(job: Job, header: manifest.Header, share: Share, recorder: Compactor, timetable: Schedule) -> Summary:
     """Read everything back, judge it, and leave the folder in order."""
     folder = job.folder
     digest = prompts.Digest(share.prompts_total, share.prompts_count)
@@ -86,7 +86,7 @@ def finish(job: Job, header: manifest.Header, share: Share, recorder: Recorder, 
     summary = run_folder.summary(folder)
     from loadgen.metrics import summary_json
 
-    store.replace(folder / "summary.json", summary_json.dump(summary))
+    store.replace(folder / "summary.json", summary_json.dump_summary(summary))
     if recorder.finish() if whole is None else whole:
         store.drop_spool(folder)
     return summary
@@ -146,7 +146,7 @@ def execute(
             store.replace(folder / "run.json", manifest.encode(header))
             if announce is not None:
                 announce(header, timetable, folder)
-            recorder = Recorder(folder)
+            recorder = Compactor(folder)
             try:
                 if cluster is not None:
 

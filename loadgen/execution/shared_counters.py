@@ -18,7 +18,7 @@ LATEST = 256  # of each worker's TTFTs
 _BLOCK = np.dtype([*((name, "<i8") for name in NUMBERS), ("ttfts", "<i8"), ("ttft_ns", "<i8", (LATEST,))])
 
 
-class Board:
+class SharedCounters:
     """Counters of several workers: each writes its own block, `counters` is their sum.
 
     `stop`, where the workers are on this machine, asks all of them to start nothing more, as `Drive.stop` does.

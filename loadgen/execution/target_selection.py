@@ -13,7 +13,7 @@ SILENCE = frozenset(("dns", "connect", "tls", "reset", "timeout_total", "timeout
 RETRY_NS = 1_000_000_000  # how often a target that is down is tried, by a lane or by whoever has a choice
 
 
-class Routes:
+class TargetSelection:
     """`route`: auto, round-robin, least-in-flight or sticky; auto is sticky where conversations have several turns.
 
     Round robin and sticky go by number, so that whoever sends a request, it goes to the same target, dead or alive:

@@ -21,7 +21,7 @@ from loadgen_sdk.transport.target import Target
 
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution.plan import Endpoint
-from loadgen.workload.yaml_marks import Map, Seq, Spot, child, read, where
+from loadgen.workload.yaml_marks import Map, Seq, Spot, child, read_yaml, where
 
 KEYS = ("name", "url", "api_key_env", "api_key_file", "gpus", "shape", "region")
 
@@ -29,7 +29,7 @@ KEYS = ("name", "url", "api_key_env", "api_key_file", "gpus", "shape", "region")
 NOTHING = Endpoint(url="")
 
 
-def load(path: Path, env: Mapping[str, str] = os.environ, common: Endpoint = NOTHING) -> tuple[Endpoint, ...]:
+def load_targets(path: Path, env: Mapping[str, str] = os.environ, common: Endpoint = NOTHING) -> tuple[Endpoint, ...]:
     """The endpoints of a file: a list, or a mapping with `targets:`. Raises Faults with all that is wrong.
 
     `common`: the key, GPUs, shape and region of targets that do not name their own.
@@ -46,7 +46,7 @@ def load(path: Path, env: Mapping[str, str] = os.environ, common: Endpoint = NOT
     else:
         shift = 0
     try:
-        top, faults = read(
+        top, faults = read_yaml(
             text, str(path), env, kind="targets file", smallest="write a list: - {name: vm-01, url: http://...}"
         )
     except Faults as found:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from loadgen.errors import UserError
-from loadgen.interop.result import Result, counted, numbers, result, statistics
+from loadgen.interop.result import ForeignResult, counted, numbers, result, statistics
 from loadgen.stats.quantiles import QUANTILES
 
 
-def aiperf(value: dict[str, Any], where: str) -> Result:
+def aiperf(value: dict[str, Any], where: str) -> ForeignResult:
     def mean(name: str) -> Any:
         block = value.get(name)
         return block.get("avg") if isinstance(block, Mapping) else None
@@ -60,7 +60,7 @@ def aiperf(value: dict[str, Any], where: str) -> Result:
     )
 
 
-def records(text: str, where: str) -> Result:
+def records(text: str, where: str) -> ForeignResult:
     """`profile_export.jsonl`: a line per request, from which the statistics are made as AIPerf makes them."""
     names = {"ttft_ms": "time_to_first_token", "tpot_ms": "inter_token_latency", "e2e_ms": "request_latency"}
     values: dict[str, list[float]] = {ours: [] for ours in (*names, "inter_chunk_ms")}

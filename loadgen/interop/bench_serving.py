@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgen.interop.result import Result, counted, in_flight, numbers, result, statistics
+from loadgen.interop.result import ForeignResult, counted, in_flight, numbers, result, statistics
 
 
-def _bench_serving(value: dict[str, Any], where: str, tool: str, e2e: str) -> Result:
+def _bench_serving(value: dict[str, Any], where: str, tool: str, e2e: str) -> ForeignResult:
     """vLLM's and SGLang's flat files, which have one ancestor."""
     figures: dict[str, float] = {}
     for ours, theirs in (("ttft_ms", "ttft"), ("tpot_ms", "tpot"), ("inter_chunk_ms", "itl"), ("e2e_ms", e2e)):
@@ -39,9 +39,9 @@ def _bench_serving(value: dict[str, Any], where: str, tool: str, e2e: str) -> Re
     )
 
 
-def vllm(value: dict[str, Any], where: str) -> Result:
+def vllm(value: dict[str, Any], where: str) -> ForeignResult:
     return _bench_serving(value, where, "vllm bench serve", "e2el")
 
 
-def sglang(value: dict[str, Any], where: str) -> Result:
+def sglang(value: dict[str, Any], where: str) -> ForeignResult:
     return _bench_serving(value, where, "SGLang bench_serving", "e2e_latency")

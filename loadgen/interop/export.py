@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FORMATS = ("vllm", "aiperf", "guidellm", "mlcommons", "csv")
 
 
-class Source:
+class ExportSource:
     """A run as an export reads it."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Source:
 
 def vllm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
     """The file of `vllm bench serve --save-result --save-detailed`, without texts and single gaps: nobody kept them."""
-    source = Source(summary, header, rows, gaps, "vllm bench serve")
+    source = ExportSource(summary, header, rows, gaps, "vllm bench serve")
     measured = [stage for stage in header.stages if stage.measured]
     rate = measured[0].rate if measured else None
     lanes = measured[0].concurrency if measured else None
@@ -113,7 +113,7 @@ def vllm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequenc
 
 def aiperf(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
     """`profile_export_aiperf.json`, schema 1.4."""
-    source = Source(summary, header, rows, gaps, "AIPerf")
+    source = ExportSource(summary, header, rows, gaps, "AIPerf")
     tokens = summary.tokens
     found: dict[str, Any] = {"schema_version": "1.4", "benchmark_id": summary.run.id}
 
@@ -169,7 +169,7 @@ def aiperf(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seque
 
 def guidellm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
     """`benchmarks.json`, one benchmark, figures of successful requests."""
-    source = Source(summary, header, rows, gaps, "GuideLLM")
+    source = ExportSource(summary, header, rows, gaps, "GuideLLM")
     tokens = summary.tokens
 
     def block(stats: Mapping[str, float], scale: float = 1.0) -> dict[str, Any] | None:
@@ -237,7 +237,7 @@ def mlcommons(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Se
 
     Early-stopping percentiles as LoadGen estimates them: the sample that many places from the end which may be over.
     """
-    source = Source(summary, header, rows, gaps, "mlcommons/endpoints")
+    source = ExportSource(summary, header, rows, gaps, "mlcommons/endpoints")
     window = summary.window
     measured = [stage for stage in header.stages if stage.measured]
     lanes = measured[0].concurrency if measured else None

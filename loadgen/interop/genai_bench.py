@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgen.interop.result import Result, counted, numbers, result, statistics
+from loadgen.interop.result import ForeignResult, counted, numbers, result, statistics
 
 
-def genai_bench(value: dict[str, Any], where: str) -> Result:
+def genai_bench(value: dict[str, Any], where: str) -> ForeignResult:
     run = value["aggregated_metrics"]
     scale = 1.0 if value.get("_time_unit", "s") == "ms" else 1e3
     figures: dict[str, float] = {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from loadgen.interop.result import WITH_FIRST, Result, counted, numbers, result, statistics
+from loadgen.interop.result import WITH_FIRST, ForeignResult, counted, numbers, result, statistics
 
 
-def guidellm(value: dict[str, Any], where: str) -> Result:
+def guidellm(value: dict[str, Any], where: str) -> ForeignResult:
     runs = value["benchmarks"]
     run = runs[-1]
     metrics = run["metrics"]

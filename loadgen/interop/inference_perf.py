@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgen.interop.result import WITH_FIRST, Result, as_number, counted, numbers, result, statistics
+from loadgen.interop.result import WITH_FIRST, ForeignResult, as_number, counted, numbers, result, statistics
 
 
-def inference_perf(value: dict[str, Any], where: str) -> Result:
+def inference_perf(value: dict[str, Any], where: str) -> ForeignResult:
     good = value["successes"]
     latency, rates = good.get("latency") or {}, good.get("throughput") or {}
     figures: dict[str, float] = {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgen.errors import UserError
-from loadgen.stats.loadgen_spread import PERCENTILES, Spread
+from loadgen.stats.loadgen_spread import PERCENTILES, LoadGenSpread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ MARK = ":::MLLOG "
 UNOFFICIAL = "MLPerf-style, unofficial"  # how our own logs begin
 
 
-class Log(msgspec.Struct, frozen=True, kw_only=True):
+class LoadGenLog(msgspec.Struct, frozen=True, kw_only=True):
     """An official log, or one of ours: figures as they are written, None where it does not have them.
 
     `generation` 1 is LoadGen up to 5.x ("Time to Output Token"), 2 is 6.x ("Time per Output Token"). `detail`: the
@@ -46,14 +46,14 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | None
     scheduled_samples_per_s: float | None
     tokens_per_s: float | None
-    latency: Spread | None
-    ttft: Spread | None
-    tpot: Spread | None
+    latency: LoadGenSpread | None
+    ttft: LoadGenSpread | None
+    tpot: LoadGenSpread | None
     parameters: dict[str, str]
     detail: dict[str, Any]
 
 
-def read(path: Path) -> Log:
+def read_log(path: Path) -> LoadGenLog:
     """The log at `path`: a folder with LoadGen's files, or its summary file; with the detail file beside it if there.
 
     Raises UserError for what is no LoadGen summary.
@@ -66,7 +66,7 @@ def read(path: Path) -> Log:
         raise UserError(what, str(summary), f"name a {SUMMARY} or its folder") from None
     beside = summary.with_name(summary.name.replace("summary", "detail"))
     detail = beside.read_text("utf-8", errors="replace") if beside != summary and beside.is_file() else ""
-    return parse(text, detail, where=str(summary))
+    return parse_log(text, detail, where=str(summary))
 
 
 _LINE = re.compile(r"^\s*(.+?)\s*:\s*(\S.*?)\s*$")
@@ -84,7 +84,7 @@ _KINDS = {
 """How either generation calls the three distributions."""
 
 
-def parse(summary: str, detail: str = "", where: str = "") -> Log:
+def parse_log(summary: str, detail: str = "", where: str = "") -> LoadGenLog:
     """A summary's text, and that of the detail log, as values. Raises UserError when it is not LoadGen's."""
     if "MLPerf Results Summary" not in summary:
         raise UserError("not a LoadGen summary", where, f"the file that LoadGen calls {SUMMARY}")
@@ -117,7 +117,7 @@ def parse(summary: str, detail: str = "", where: str = "") -> Log:
     queries = details.get("result_query_count")
     if offline:
         queries = details.get("generated_samples_per_query") or _integer(parameters.get("samples_per_query", ""))
-    return Log(
+    return LoadGenLog(
         path=where,
         generation=2 if "Time per Output Token" in head or "accuracy_sample_count" in parameters else 1,
         unofficial=summary.startswith(UNOFFICIAL),
@@ -178,10 +178,10 @@ def _number(text: str | None) -> float | None:
     return value if value is not None and abs(value) < float("inf") else None
 
 
-def _read_spread(found: dict[str, int | None] | None, count: Any) -> Spread | None:
+def _read_spread(found: dict[str, int | None] | None, count: Any) -> LoadGenSpread | None:
     if not found:
         return None
-    return Spread(
+    return LoadGenSpread(
         count=count if isinstance(count, int) else 0,
         min=found.get("min"),
         max=found.get("max"),

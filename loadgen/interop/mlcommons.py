@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadgen.interop.result import Result, counted, numbers, result, statistics
+from loadgen.interop.result import ForeignResult, counted, numbers, result, statistics
 
 if TYPE_CHECKING:
-    from loadgen.stats.loadgen_spread import Spread
+    from loadgen.stats.loadgen_spread import LoadGenSpread
 
 
-def endpoints(value: dict[str, Any], where: str) -> Result:
+def endpoints(value: dict[str, Any], where: str) -> ForeignResult:
     figures: dict[str, float] = {}
     for ours, theirs in (("ttft_ms", "ttft"), ("tpot_ms", "tpot"), ("e2e_ms", "latency")):
         figures |= statistics(ours, value.get(theirs), 1e-6)
@@ -37,10 +37,10 @@ def endpoints(value: dict[str, Any], where: str) -> Result:
     )
 
 
-def loadgen_log(where: str) -> Result:
-    from loadgen.interop.loadgen_log import read
+def loadgen_log(where: str) -> ForeignResult:
+    from loadgen.interop.loadgen_log import read_log
 
-    log = read(Path(where))
+    log = read_log(Path(where))
     figures: dict[str, float] = {}
     for ours, spread in (("ttft_ms", log.ttft), ("tpot_ms", log.tpot), ("e2e_ms", log.latency)):
         if spread is not None:
@@ -61,7 +61,7 @@ def loadgen_log(where: str) -> Result:
     )
 
 
-def _of_log(spread: Spread) -> dict[str, Any]:
+def _of_log(spread: LoadGenSpread) -> dict[str, Any]:
     from loadgen.stats.loadgen_spread import PERCENTILES
 
     percentiles = {f"{p * 100:.1f}": value for p, value in zip(PERCENTILES, spread.percentiles, strict=False)}

@@ -28,7 +28,7 @@ STATS = {"p1": 0.01, "p5": 0.05, "p10": 0.1, "p25": 0.25, "p50": 0.5, "p75": 0.7
 STATS["p99_9"] = 0.999
 
 
-class Sample(NamedTuple):
+class WeightedValues(NamedTuple):
     """Values in ns, each as often as `weights` says (once without)."""
 
     values: NDArray[np.float64]
@@ -78,13 +78,13 @@ class Pooled(NamedTuple):
 class Theirs(NamedTuple):
     """The samples that one tool would have had; None: it has no such metric."""
 
-    ttft: Sample
-    tpot: Sample | None
-    itl: Sample | Pooled | None
-    e2e: Sample
+    ttft: WeightedValues
+    tpot: WeightedValues | None
+    itl: WeightedValues | Pooled | None
+    e2e: WeightedValues
 
 
-class Reported(msgspec.Struct, frozen=True, kw_only=True):
+class ToolFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What one tool would print, in ms: (p50, p99) of each metric, None where it has none; `counts` says how."""
 
     tool: str
@@ -118,16 +118,18 @@ def theirs(header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) ->
     with_role = Histogram()
     with_role.merge(pooled)
     with_role.add((first - role)[first > role])
-    from_sent, whole = Sample((first - sent) / 1.0), Sample((end - sent) / 1.0)
-    decode, steps = Sample(_per(end - first, n - 1)), Sample(_per(last - first, n - 1))
+    from_sent, whole = WeightedValues((first - sent) / 1.0), WeightedValues((end - sent) / 1.0)
+    decode, steps = WeightedValues(_per(end - first, n - 1)), WeightedValues(_per(last - first, n - 1))
     itl = Pooled(pooled)
     return {
         "vllm bench serve": Theirs(
-            Sample((role - sent) / 1.0), Sample(_per(end - role, n - 1)), Pooled(with_role), whole
+            WeightedValues((role - sent) / 1.0), WeightedValues(_per(end - role, n - 1)), Pooled(with_role), whole
         ),
         "SGLang bench_serving": Theirs(from_sent, decode, itl, whole),
         "AIPerf": Theirs(from_sent, None, decode, whole),
-        "GuideLLM": Theirs(from_sent, Sample(_per(last - sent, n), n), Sample(_per(last - first, n - 1), n - 1), whole),
+        "GuideLLM": Theirs(
+            from_sent, WeightedValues(_per(last - sent, n), n), WeightedValues(_per(last - first, n - 1), n - 1), whole
+        ),
         "inference-perf": Theirs(from_sent, steps, itl, whole),
         "genai-bench": Theirs(from_sent, decode, None, whole),
         "mlcommons/endpoints": Theirs(from_sent, decode, None, whole),
@@ -138,14 +140,14 @@ def _per(span: NDArray[np.int64], by: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.where(by > 0, span / np.maximum(by, 1), np.nan)
 
 
-def reported(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> list[Reported]:
+def reported(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> list[ToolFigures]:
     """Ours first, then each tool; [] when no request is ok."""
     from loadgen.interop.reader import COUNTS
 
     found = theirs(header, rows, gaps)
     if not found:
         return []
-    ours = Reported(
+    ours = ToolFigures(
         tool="loadgen",
         ttft=(summary.ttft_ms.p50, summary.ttft_ms.p99),
         tpot=(summary.tpot_ms.p50, summary.tpot_ms.p99),
@@ -157,12 +159,12 @@ def reported(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seq
     return [ours, *(_line(tool, samples, COUNTS[tool]) for tool, samples in found.items())]
 
 
-def _line(tool: str, samples: Theirs, counts: str) -> Reported:
-    def pair(sample: Sample | Pooled | None) -> Pair:
+def _line(tool: str, samples: Theirs, counts: str) -> ToolFigures:
+    def pair(sample: WeightedValues | Pooled | None) -> Pair:
         stats = sample.stats() if sample is not None else {}
         return stats.get("p50"), stats.get("p99")
 
-    return Reported(
+    return ToolFigures(
         tool=tool,
         ttft=pair(samples.ttft),
         tpot=pair(samples.tpot),

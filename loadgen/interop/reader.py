@@ -19,21 +19,21 @@ from loadgen.interop.genai_bench import genai_bench
 from loadgen.interop.guidellm import guidellm
 from loadgen.interop.inference_perf import inference_perf
 from loadgen.interop.mlcommons import endpoints, loadgen_log
-from loadgen.interop.result import COUNTS, WITH_FIRST, Result
+from loadgen.interop.result import COUNTS, WITH_FIRST, ForeignResult
 
-__all__ = ["COUNTS", "WITH_FIRST", "Result", "parse", "read"]
+__all__ = ["COUNTS", "WITH_FIRST", "ForeignResult", "parse_result", "read_result"]
 
 
-def read(path: Path) -> Result:
+def read_result(path: Path) -> ForeignResult:
     """Raises UserError for a file that cannot be read, or that no known tool has written."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror}", str(path), "") from None
-    return parse(data, str(path))
+    return parse_result(data, str(path))
 
 
-def parse(data: bytes, where: str = "") -> Result:
+def parse_result(data: bytes, where: str = "") -> ForeignResult:
     """The result in a file's bytes. Raises UserError."""
     text = data.decode("utf-8", "replace")
     if "MLPerf Results Summary" in text[:4000]:
@@ -78,7 +78,7 @@ def _json(text: str) -> tuple[Any, int]:
         return json.loads(lines[-1]), len(lines)
 
 
-_TOOLS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any], str], Result]], ...] = (
+_TOOLS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any], str], ForeignResult]], ...] = (
     (lambda value: "mean_e2e_latency_ms" in value and "mean_ttft_ms" in value, sglang),
     (lambda value: "mean_ttft_ms" in value and "request_throughput" in value, vllm),
     (lambda value: "aiperf_version" in value or isinstance(value.get("request_latency"), dict), aiperf),

@@ -50,7 +50,7 @@ COUNTS: dict[str, str] = {
 WITH_FIRST = "tpot_with_first_ms"  # E2E / n, the first token's wait in it: not a metric here; shown, not compared
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class ForeignResult(msgspec.Struct, frozen=True, kw_only=True):
     """What another tool has reported. `figures`: by the path of the nearest thing here (`ttft_ms.p99`), in our units;
     `called`: what the tool itself calls each family of them."""
 
@@ -112,10 +112,12 @@ def counted(ok: Any, failed: Any) -> dict[str, float]:
     return found | ({"ok_share": good / (good + bad)} if good + bad else {})
 
 
-def result(tool: str, where: str, figures: dict[str, float], called: dict[str, str], **rest: Any) -> Result:
+def result(tool: str, where: str, figures: dict[str, float], called: dict[str, str], **rest: Any) -> ForeignResult:
     words = {name: str(rest.get(name) or "") for name in ("version", "model", "target", "load", "started")}
     notes = tuple(rest.get("notes", ()))
-    return Result(tool=tool, file=where, figures=figures, called=called, counts=COUNTS[tool], notes=notes, **words)
+    return ForeignResult(
+        tool=tool, file=where, figures=figures, called=called, counts=COUNTS[tool], notes=notes, **words
+    )
 
 
 def in_flight(lanes: Any, rate: Any) -> str:

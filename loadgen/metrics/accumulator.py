@@ -32,7 +32,7 @@ AT_ONCE_S = 0.001  # a stretch shorter than this is an instant to a curve
 _FORMAT = 1
 
 
-class Curve:
+class TimeCurve:
     """How much has come up to any instant: an amount spread evenly over a stretch of time, added up over many.
 
     Exact at the edges of its bins, straight between them. A bin is as long as it must be for BINS of them to reach the
@@ -75,7 +75,7 @@ class Curve:
     def _arrays(self) -> tuple[NDArray[np.float64], ...]:
         return self.slope, self.level, self.lumps
 
-    def merge(self, other: Curve) -> None:
+    def merge(self, other: TimeCurve) -> None:
         """Add another one."""
         while self.bin_s < other.bin_s:
             self._double()
@@ -105,7 +105,7 @@ class Cell:
         self.most: dict[str, int] = {}
         self.errors: dict[str, tuple[int, int, str]] = {}  # kind -> count, due of the first with words, its words
         self.histograms: dict[str, Histogram] = {}
-        self.curves: dict[str, Curve] = {}
+        self.curves: dict[str, TimeCurve] = {}
 
     def count(self, name: str, value: Any) -> None:
         self.sums[name] = self.sums.get(name, 0) + int(value)
@@ -126,8 +126,8 @@ class Cell:
     def histogram(self, name: str) -> Histogram:
         return self.histograms.setdefault(name, Histogram())
 
-    def curve(self, name: str) -> Curve:
-        return self.curves.setdefault(name, Curve())
+    def curve(self, name: str) -> TimeCurve:
+        return self.curves.setdefault(name, TimeCurve())
 
     def merge(self, other: Cell) -> None:
         """Add what another cell has; it stays as it is."""
@@ -155,7 +155,7 @@ class Cell:
         self.errors[kind] = (before[0] + count, *first)
 
 
-class Block:
+class FoldedBlock:
     """Measured ok requests due in a stretch of time: how many, and histograms of their SHOWN metrics."""
 
     __slots__ = ("of", "requests")
@@ -164,14 +164,14 @@ class Block:
         self.requests = 0
         self.of = {metric: Histogram() for metric in SHOWN}
 
-    def merge(self, other: Block) -> None:
+    def merge(self, other: FoldedBlock) -> None:
         """Add another one; it stays as it is."""
         self.requests += other.requests
         for metric in SHOWN:
             self.of[metric].merge(other.of[metric])
 
 
-class Ledger:
+class Accumulator:
     """All of a run: a cell per stage and per target, and the measured latencies by blocks of time.
 
     `add` rows in any order, but those of a conversation in the order of its turns.
@@ -187,7 +187,7 @@ class Ledger:
         self.stages = [Cell() for _ in self._measured]
         self.targets = [Cell() for _ in header.targets] if len(header.targets) > 1 else []
         self.other_targets = [Cell() for _ in self.targets]  # rows of stages that are not measured
-        self.blocks: list[Block] = []
+        self.blocks: list[FoldedBlock] = []
         self.block_ns = FIRST_NS
         self._open: dict[int, list[int]] = {}  # conversation -> due of its first turn, all ok so far, cancelled
 
@@ -246,7 +246,7 @@ class Ledger:
             self.blocks = [_joined(self.blocks[i : i + 2]) for i in range(0, len(self.blocks), 2)]
         places = due // self.block_ns
         while len(self.blocks) <= int(places.max()):
-            self.blocks.append(Block())
+            self.blocks.append(FoldedBlock())
         for metric in SHOWN:
             values = columns.measure(metric)[ok]
             for place in np.unique(places).tolist():
@@ -279,7 +279,7 @@ class Ledger:
         cancelled = sum(told[2] for told in self._open.values())
         return len(self._open) - cancelled, cancelled
 
-    def merge(self, other: Ledger) -> None:
+    def merge(self, other: Accumulator) -> None:
         """Add a ledger of the same run."""
         for mine, theirs in zip(self._cells(), other._cells(), strict=True):
             mine.merge(theirs)
@@ -289,7 +289,7 @@ class Ledger:
                 self.blocks = [_joined(self.blocks[j : j + 2]) for j in range(0, len(self.blocks), 2)]
             place = i * other.block_ns // self.block_ns
             while len(self.blocks) <= place:
-                self.blocks.append(Block())
+                self.blocks.append(FoldedBlock())
             self.blocks[place].merge(block)
         self._open.update(other._open)
 
@@ -331,7 +331,7 @@ class Ledger:
         return msgspec.msgpack.encode(packed)
 
     @classmethod
-    def from_bytes(cls, data: bytes, header: Header) -> Ledger:
+    def from_bytes(cls, data: bytes, header: Header) -> Accumulator:
         """The inverse, of a ledger of the same run. Raises ValueError for anything else."""
         try:
             packed = msgspec.msgpack.decode(data, type=_Packed)
@@ -348,7 +348,7 @@ class Ledger:
                 curve.bin_s = bin_s
                 curve.slope, curve.level, curve.lumps = np.frombuffer(values).reshape(3, BINS).copy()
         for requests, kept in packed.blocks:
-            made.blocks.append(Block())
+            made.blocks.append(FoldedBlock())
             made.blocks[-1].requests = requests
             made.blocks[-1].of = {metric: Histogram.from_bytes(one) for metric, one in kept.items()}
         made.block_ns, made._open = packed.block_ns, packed.open
@@ -372,7 +372,7 @@ class _Packed(msgspec.Struct):
     format: int = _FORMAT
 
 
-def _joined(blocks: Sequence[Block]) -> Block:
+def _joined(blocks: Sequence[FoldedBlock]) -> FoldedBlock:
     for other in blocks[1:]:
         blocks[0].merge(other)
     return blocks[0]

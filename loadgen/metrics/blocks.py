@@ -12,7 +12,7 @@ import numpy as np
 
 from loadgen.metrics import columns as metrics
 from loadgen.metrics import validity
-from loadgen.metrics.accumulator import Curve
+from loadgen.metrics.accumulator import TimeCurve
 from loadgen.metrics.columns import CANCELLED, DROPPED, FAILED, LOST, OK, Columns, Span, Window
 from loadgen.results.record import KINDS, SOURCES
 from loadgen.stats.quantiles import Distribution, exact, milliseconds
@@ -39,7 +39,7 @@ class ErrorKind(msgspec.Struct, frozen=True, kw_only=True):
     first_text: str
 
 
-class Requests(msgspec.Struct, frozen=True, kw_only=True):
+class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     """ok + failed + dropped + cancelled + lost = scheduled, always."""
 
     scheduled: int
@@ -105,7 +105,7 @@ class Stalls(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None
 
 
-class Client(msgspec.Struct, frozen=True, kw_only=True):
+class ClientUse(msgspec.Struct, frozen=True, kw_only=True):
     """What the load generator itself used, all workers together; `cpu_share_max` and `waited_share_max` are of one
     worker, of one core."""
 
@@ -122,7 +122,7 @@ def bytes(columns: Columns) -> Bytes:
     return Bytes(sent=int(columns["bytes_sent"].sum()), received=int(columns["bytes_received"].sum()))
 
 
-def requests(columns: Columns, texts: Sequence[str], unrecorded: int) -> Requests:
+def requests(columns: Columns, texts: Sequence[str], unrecorded: int) -> RequestCounts:
     """Counts by status and kind, most frequent kind first. `unrecorded`: planned slots without a row: they are lost."""
     ok, failed, dropped, cancelled, lost = (
         int(columns.where(code).sum()) for code in (OK, FAILED, DROPPED, CANCELLED, LOST)
@@ -131,7 +131,7 @@ def requests(columns: Columns, texts: Sequence[str], unrecorded: int) -> Request
     errors = {KINDS[kind]: _error(columns, kind, texts) for kind in kinds if kind}
     if unrecorded:
         errors["no_record"] = ErrorKind(count=unrecorded, first_text="planned, but no record of it was found")
-    return Requests(
+    return RequestCounts(
         scheduled=len(columns) + unrecorded,
         ok=ok,
         failed=failed,
@@ -221,7 +221,7 @@ def tokens_over_time(
     events = int(measured["output_events"][counted].sum(dtype=np.int64))
     billed = int(measured["output_tokens"][counted].sum(dtype=np.int64))
     sums = metrics.event_sums(timeline)
-    curve = Curve()
+    curve = TimeCurve()
     if sums is None and events:
         for part in everything:
             start, end, amount = metrics.token_spans(part)
@@ -329,13 +329,13 @@ def sessions(measured: Columns, everything: Sequence[Columns], inside: Window, t
     )
 
 
-def client(measured: Columns, seconds: Sequence[Second], inside: Window, workers: int) -> Client:
+def client(measured: Columns, seconds: Sequence[Second], inside: Window, workers: int) -> ClientUse:
     """What all workers used together, from the samples that each took of itself."""
     arrived = measured["first_token_ns"] >= 0
     return used(seconds, inside, workers, float(measured["kernel_stamp"][arrived].mean()) if arrived.any() else None)
 
 
-def used(seconds: Sequence[Second], inside: Window, workers: int, kernel_stamp_share: float | None) -> Client:
+def used(seconds: Sequence[Second], inside: Window, workers: int, kernel_stamp_share: float | None) -> ClientUse:
     """CPU-seconds and peak memory of all workers together, the fullest second of one; None without samples."""
     cpu_s: dict[int, float] = {}
     peak: dict[int, int] = {}
@@ -343,7 +343,7 @@ def used(seconds: Sequence[Second], inside: Window, workers: int, kernel_stamp_s
         cpu_s[second.worker] = max(cpu_s.get(second.worker, 0.0), second.cpu_s)
         peak[second.worker] = max(peak.get(second.worker, 0), second.peak_rss_bytes)
     busiest, most_waited = validity.busiest(seconds, inside), validity.most_waited(seconds, inside)
-    return Client(
+    return ClientUse(
         cpu_s=sum(cpu_s.values()) if seconds else None,
         peak_rss_bytes=sum(peak.values()) if seconds else None,
         workers=workers,

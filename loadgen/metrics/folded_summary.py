@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loadgen.metrics import blocks, columns, drift
-from loadgen.metrics.accumulator import Cell, Ledger
-from loadgen.metrics.blocks import Bytes, ErrorKind, Requests, Sessions, Sources, Stalls, Tokens
+from loadgen.metrics.accumulator import Accumulator, Cell
+from loadgen.metrics.blocks import Bytes, ErrorKind, RequestCounts, Sessions, Sources, Stalls, Tokens
 from loadgen.metrics.columns import Goodput, Load, Span, TermResult, Window, per_second, span
 from loadgen.metrics.summary import (
     SCHEMA,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 def summarize(
     header: Header,
-    ledger: Ledger,
+    ledger: Accumulator,
     gaps: Sequence[Histogram] = (),
     timeline: Sequence[NDArray[np.int64]] = (),
     seconds: Sequence[Second] = (),
@@ -116,7 +116,7 @@ def _of(cell: Cell, metric: str) -> Distribution:
     return histogram.distribution() if histogram is not None else Distribution()
 
 
-def _unrecorded(header: Header, ledger: Ledger, stage: int) -> int:
+def _unrecorded(header: Header, ledger: Accumulator, stage: int) -> int:
     planned = header.stages[stage].slots if header.stages else None
     return 0 if planned is None else max(0, planned - ledger.stages[stage].sums.get("rows", 0))
 
@@ -177,12 +177,12 @@ def _most_in_flight(seconds: Sequence[Second], inside: Window) -> int | None:
     return max((sum(workers.values()) for workers in found.values()), default=None)
 
 
-def _requests(cell: Cell, unrecorded: int) -> Requests:
+def _requests(cell: Cell, unrecorded: int) -> RequestCounts:
     sums = cell.sums
     errors = {kind: ErrorKind(count=count, first_text=words) for kind, (count, _, words) in cell.errors.items()}
     if unrecorded:
         errors["no_record"] = ErrorKind(count=unrecorded, first_text="planned, but no record of it was found")
-    return Requests(
+    return RequestCounts(
         scheduled=sums.get("rows", 0) + unrecorded,
         ok=sums.get("ok", 0),
         failed=sums.get("failed", 0),
@@ -314,7 +314,7 @@ def _goodput(
     )
 
 
-def _sessions(ledger: Ledger, cell: Cell, everything: Sequence[Cell], inside: Window) -> Sessions | None:
+def _sessions(ledger: Accumulator, cell: Cell, everything: Sequence[Cell], inside: Window) -> Sessions | None:
     cut, cancelled = ledger.cut()
     whole = cell.sums.get("sessions", 0)
     if not whole and not cut and not cancelled:
@@ -330,7 +330,7 @@ def _sessions(ledger: Ledger, cell: Cell, everything: Sequence[Cell], inside: Wi
     )
 
 
-def _client(cell: Cell, header: Header, inside: Window, seconds: Sequence[Second]) -> blocks.Client:
+def _client(cell: Cell, header: Header, inside: Window, seconds: Sequence[Second]) -> blocks.ClientUse:
     answered = cell.sums.get("answered", 0)
     stamped = cell.sums["kernel_stamps"] / answered if answered else None
     return blocks.used(seconds, inside, header.workers, stamped)
@@ -338,7 +338,7 @@ def _client(cell: Cell, header: Header, inside: Window, seconds: Sequence[Second
 
 def _stages(
     header: Header,
-    ledger: Ledger,
+    ledger: Accumulator,
     everything: tuple[Cell, Cell],
     gaps: Sequence[Histogram],
     timeline: Sequence[NDArray[np.int64]],
@@ -366,7 +366,7 @@ def _stages(
         )
 
 
-def _targets(header: Header, ledger: Ledger, inside: Window) -> Iterator[TargetSummary]:
+def _targets(header: Header, ledger: Accumulator, inside: Window) -> Iterator[TargetSummary]:
     for target, cell, other in zip(header.targets, ledger.targets, ledger.other_targets, strict=False):
         everything = (cell, other)
         own = _tokens(cell, everything, window(cell, everything), None)
@@ -385,7 +385,7 @@ def _targets(header: Header, ledger: Ledger, inside: Window) -> Iterator[TargetS
 
 
 def _drift(
-    ledger: Ledger,
+    ledger: Accumulator,
     measured: Cell,
     everything: Sequence[Cell],
     inside: Window,

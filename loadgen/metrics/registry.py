@@ -72,10 +72,16 @@ def paths() -> list[str]:
 
 
 def _paths() -> set[str]:
-    from loadgen.metrics.blocks import Client, Requests, Stalls, Tokens
+    from loadgen.metrics.blocks import ClientUse, RequestCounts, Stalls, Tokens
     from loadgen.metrics.columns import Goodput, Load
 
-    kinds = (("tokens", Tokens), ("load", Load), ("goodput", Goodput), ("requests", Requests), ("client", Client))
+    kinds = (
+        ("tokens", Tokens),
+        ("load", Load),
+        ("goodput", Goodput),
+        ("requests", RequestCounts),
+        ("client", ClientUse),
+    )
     text = ("sources", "by_error", "arrival", "slo", "met")
     found = {f"{name}.{field}" for name, kind in kinds for field in kind.__struct_fields__ if field not in text}
     return found | {f"stalls.{field}" for field in Stalls.__struct_fields__}

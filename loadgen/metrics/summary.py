@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from loadgen.limits import Limits
+from loadgen.limits import ValidityLimits
 from loadgen.metrics import blocks, drift, validity
 from loadgen.metrics import columns as metrics
-from loadgen.metrics.blocks import Bytes, Client, Requests, Sessions, Stalls, Tokens
+from loadgen.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
 from loadgen.metrics.columns import OK, Columns, Goodput, Load, Window
 from loadgen.metrics.drift import Drift
-from loadgen.results.manifest import Fingerprints, Host, Target
+from loadgen.results.manifest import Fingerprints, Host, TargetFacts
 from loadgen.results.record import KINDS
 from loadgen.server_metrics.series import Served
 from loadgen.stats.quantiles import Distribution, Histogram, exact
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadgen.results.manifest import Header, Second, Stage
+    from loadgen.results.manifest import Header, Second, StagePlan
 
 SCHEMA = 1
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Which run, made how, by what."""
 
     id: str
@@ -60,7 +60,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     valid: bool
     reasons: tuple[str, ...]
     warnings: tuple[str, ...]
-    limits: Limits
+    limits: ValidityLimits
 
 
 class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
     measured: bool
     concurrency: int | None
     window: Window
-    requests: Requests
+    requests: RequestCounts
     load: Load
     tokens: Tokens
     ttft_ms: Distribution
@@ -84,8 +84,8 @@ class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
 class TargetSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One of several targets: its measured requests, over the window of the whole run (one clock for all)."""
 
-    target: Target
-    requests: Requests
+    target: TargetFacts
+    requests: RequestCounts
     bytes: Bytes
     load: Load
     tokens: Tokens
@@ -96,7 +96,7 @@ class TargetSummary(msgspec.Struct, frozen=True, kw_only=True):
     own_output_per_s: float | None = None  # over this target's own first due to its own last token
 
 
-class Rack(msgspec.Struct, frozen=True, kw_only=True):
+class RackTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Output tokens/s of several targets, by two definitions that differ when they do not end together.
 
     `sum_of_rates_per_s` adds each target's rate over its own time, as published rack totals do; `single_clock_per_s`
@@ -117,15 +117,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """`summary.json`. Only measured stages count, except where a name says otherwise (`warmup`, `window.whole`)."""
 
     schema: int
-    run: Run
-    target: Target
+    run: RunFacts
+    target: TargetFacts
     rtt_ms: float | None
     window: Window
     bytes: Bytes
     fingerprints: Fingerprints
     verdict: Verdict
-    requests: Requests
-    warmup: Requests
+    requests: RequestCounts
+    warmup: RequestCounts
     load: Load
     tokens: Tokens
     ttft_ms: Distribution
@@ -146,10 +146,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     stamp_error_ms: Distribution
     goodput: Goodput
     sessions: Sessions | None  # null when no request belongs to a conversation
-    client: Client
+    client: ClientUse
     stages: tuple[StageSummary, ...]
     targets: tuple[TargetSummary, ...]  # empty with a single target
-    rack: Rack | None = None  # null with a single target
+    rack: RackTokens | None = None  # null with a single target
     drift: Drift = Drift()
     server: Served | None = None  # what the servers counted; null when no metrics page was read
     kept: str = "raw"  # which rows were kept: raw (all), sample, histogram (none)
@@ -256,14 +256,14 @@ def _shared(values: Sequence[_T], other: _T) -> _T:
     return values[0] if all(value == values[0] for value in values) else other
 
 
-def whole_target(targets: Sequence[Target]) -> Target:
+def whole_target(targets: Sequence[TargetFacts]) -> TargetFacts:
     """The target as one thing: of several, what they have in common, and all their GPUs."""
     if not targets:
-        return Target()
+        return TargetFacts()
     if len(targets) == 1:
         return targets[0]
     gpus = [target.gpus for target in targets if target.gpus is not None]
-    return Target(
+    return TargetFacts(
         name=f"{len(targets)} targets",
         gpus=sum(gpus) if len(gpus) == len(targets) else None,
         simulated=any(target.simulated for target in targets),
@@ -275,9 +275,9 @@ def whole_target(targets: Sequence[Target]) -> Target:
     )
 
 
-def run_of(header: Header) -> Run:
+def run_of(header: Header) -> RunFacts:
     """The block `run`."""
-    return Run(
+    return RunFacts(
         id=header.run,
         name=header.name,
         workload=header.workload,
@@ -297,7 +297,7 @@ def run_of(header: Header) -> Run:
     )
 
 
-def _unrecorded(stages: Sequence[Stage], rows: NDArray[np.void]) -> NDArray[np.int64]:
+def _unrecorded(stages: Sequence[StagePlan], rows: NDArray[np.void]) -> NDArray[np.int64]:
     """Per stage, slots that were planned and have no row: what a run that was cut off has lost."""
     recorded = np.bincount(rows["stage"], minlength=max(len(stages), 1))
     planned = np.array([-1 if stage.slots is None else stage.slots for stage in stages] or [-1])
@@ -347,7 +347,7 @@ def _stages(
         )
 
 
-def _only(stage: Stage, measured: Columns, summary: Summary) -> StageSummary:
+def _only(stage: StagePlan, measured: Columns, summary: Summary) -> StageSummary:
     """The one measured stage: all that is measured, so the summary says it already. But its `window.whole` is its
     own, without the warm-up before it."""
     whole = metrics.span(0, int(measured["done_ns"].max(initial=-1)))
@@ -394,13 +394,13 @@ def _targets(
         )
 
 
-def rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None) -> Rack | None:
+def rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None) -> RackTokens | None:
     """The block `rack`; None for a single target."""
     rates = [target.own_output_per_s or 0.0 for target in targets]
     if not rates:
         return None
     median = statistics.median(rates)
-    return Rack(
+    return RackTokens(
         targets=len(rates),
         sum_of_rates_per_s=sum(rates),
         single_clock_per_s=single_clock_per_s,

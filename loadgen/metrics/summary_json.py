@@ -12,12 +12,12 @@ from loadgen.metrics.summary import SCHEMA, Summary
 from loadgen.results.manifest import refuse_newer
 
 
-def dump(summary: Summary) -> bytes:
+def dump_summary(summary: Summary) -> bytes:
     """`summary.json`: UTF-8, indented by two, ending in a newline. What is unknown is null, never left out."""
     return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
 
 
-def load(data: bytes, where: str = "summary.json") -> Summary:
+def load_summary(data: bytes, where: str = "summary.json") -> Summary:
     """The inverse of `dump`. Fields unknown to this version are passed over.
 
     Raises UserError for what is no summary, and for one of a newer schema.
@@ -31,4 +31,4 @@ def load(data: bytes, where: str = "summary.json") -> Summary:
 
 def render(summary: Summary) -> str:
     """What `--json` prints."""
-    return dump(summary).decode()
+    return dump_summary(summary).decode()

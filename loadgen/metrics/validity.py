@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import loadgen.errors as codes
-from loadgen.limits import Limits
+from loadgen.limits import ValidityLimits
 from loadgen.metrics import columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadgen.limits import Limits
+    from loadgen.limits import ValidityLimits
     from loadgen.metrics.columns import Goodput, Load, Window
     from loadgen.results.manifest import Second
     from loadgen.stats.quantiles import Distribution
@@ -59,7 +59,7 @@ def _inside(seconds: Sequence[Second], window: Window) -> list[Second]:
 
 
 def reasons(
-    limits: Limits,
+    limits: ValidityLimits,
     *,
     ttft: Distribution,
     e2e: Distribution,
@@ -114,9 +114,9 @@ def reasons(
         yield f"worker {worker} died: the rest of its requests are lost"
 
 
-def changed(limits: Limits) -> Iterator[str]:
+def changed(limits: ValidityLimits) -> Iterator[str]:
     """A warning for each limit that is not the default one."""
-    defaults = Limits()
+    defaults = ValidityLimits()
     for field in defaults.__struct_fields__:
         value, default = getattr(limits, field), getattr(defaults, field)
         if value != default:

@@ -158,7 +158,7 @@ def _shuffle(values: list[int], twister: _Twister) -> None:
 # -- the official file -------------------------------------------------------------------------------------------------
 
 
-class Sample(NamedTuple):
+class DatasetSample(NamedTuple):
     """One sample of the user's file: the prompt as token ids (chat template and all) or as text; tokens of the
     reference answer where the file has them."""
 
@@ -176,7 +176,7 @@ OUTPUTS = ("tok_output_length", "tok_output_len", "tok_ref_output_len", "output_
 class File:
     """The samples of a file, and its name for results."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[DatasetSample, ...]
     name: str
 
     @property
@@ -185,7 +185,7 @@ class File:
         return not isinstance(self.samples[0].prompt, str)
 
 
-def read(path: Path, found: Benchmark, *, benchmark: str) -> File:
+def read_dataset(path: Path, found: Benchmark, *, benchmark: str) -> File:
     """The data set in a pickle, JSONL or parquet file. Raises UserError or Faults for everything else.
 
     Nothing in a pickle is ever called. More rows than the benchmark has samples are cut off, and the name says so.
@@ -194,8 +194,8 @@ def read(path: Path, found: Benchmark, *, benchmark: str) -> File:
         raise UserError("no such file", f"--dataset {path}", "the official data set: a .pkl, .jsonl or .parquet file")
     kind = path.suffixes[-2] if path.suffix == ".gz" and len(path.suffixes) > 1 else path.suffix
     readers: dict[str, Callable[[Path], dict[str, Sequence[Any]]]] = {
-        ".pkl": pickle_reader.read,
-        ".pickle": pickle_reader.read,
+        ".pkl": pickle_reader.read_pickle,
+        ".pickle": pickle_reader.read_pickle,
         ".jsonl": _jsonl,
         ".json": _jsonl,
         ".parquet": _parquet,
@@ -225,7 +225,7 @@ def _samples(
     path: Path,
     column: str,
     benchmark: str,
-) -> Iterator[Sample]:
+) -> Iterator[DatasetSample]:
     """Every row, checked; all faults at once, up to FAULTS_SHOWN."""
     faults: list[UserError] = []
     samples = []
@@ -238,7 +238,9 @@ def _samples(
             what = f"a prompt of {len(prompt):,} tokens"
             faults.append(UserError(what, where, f"{benchmark} has at most {found.max_input:,} tokens in"))
         else:
-            samples.append(Sample(prompt, _count(outputs[row]) if outputs is not None and row < len(outputs) else None))
+            samples.append(
+                DatasetSample(prompt, _count(outputs[row]) if outputs is not None and row < len(outputs) else None)
+            )
             if isinstance(samples[-1].prompt, str) != isinstance(samples[0].prompt, str):
                 faults.append(UserError("texts and token ids in one column", where, "one or the other"))
         if len(faults) == FAULTS_SHOWN:

@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadgen.mlperf.result import DISCLOSURE, Check, Result
+from loadgen.mlperf.result import DISCLOSURE, Check, MlperfResult
 from loadgen.mlperf.rules import Test
-from loadgen.stats.loadgen_spread import PERCENTILES, Spread
+from loadgen.stats.loadgen_spread import PERCENTILES, LoadGenSpread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ _UNUSED = (
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, result: Result, asked: Test, *, sut: str, version: str) -> tuple[Path, Path]:
+def write(folder: Path, result: MlperfResult, asked: Test, *, sut: str, version: str) -> tuple[Path, Path]:
     """Both files, into `folder`. `sut` is who answered; it is marked where it was a simulation."""
     name = f"SIMULATED {sut}" if result.simulated else sut
     summary, detail = folder / SUMMARY, folder / DETAIL
@@ -43,7 +43,7 @@ def write(folder: Path, result: Result, asked: Test, *, sut: str, version: str) 
     return summary, detail
 
 
-def summary_text(result: Result, asked: Test, *, sut: str) -> str:
+def summary_text(result: MlperfResult, asked: Test, *, sut: str) -> str:
     """`mlperf_log_summary.txt` as LoadGen 6.0.17 lays it out, the disclosure before it.
 
     Where LoadGen leaves the TTFT early stopping text blank because TPOT's has failed, the text is given.
@@ -51,7 +51,7 @@ def summary_text(result: Result, asked: Test, *, sut: str) -> str:
     return "\n".join(_summary(result, asked, sut)) + "\n"
 
 
-def _summary(result: Result, asked: Test, sut: str) -> Iterator[str]:
+def _summary(result: MlperfResult, asked: Test, sut: str) -> Iterator[str]:
     offline = asked.scenario == "offline"
     yield DISCLOSURE
     if result.simulated:
@@ -118,7 +118,7 @@ def _summary(result: Result, asked: Test, sut: str) -> Iterator[str]:
     yield "No errors encountered during test."
 
 
-def _stats(spread: Spread, name: str, gap: str, pad: int, lower: str) -> Iterator[str]:
+def _stats(spread: LoadGenSpread, name: str, gap: str, pad: int, lower: str) -> Iterator[str]:
     for word, value in (("Min", spread.min), ("Max", spread.max), ("Mean", spread.mean)):
         yield f"{word} {name}".ljust(len(name) + 5) + " " * (pad - 1) + f": {_whole(value)}"
     for p, value in zip(PERCENTILES, spread.percentiles, strict=True):
@@ -135,11 +135,11 @@ def early_stopping_text(check: Check) -> str:
     )
 
 
-def early_stopping_met(result: Result) -> bool:
+def early_stopping_met(result: MlperfResult) -> bool:
     return all(check.early_stopping_met for check in result.checks)
 
 
-def _recommendations(result: Result) -> Iterator[str]:
+def _recommendations(result: MlperfResult) -> Iterator[str]:
     for check in result.checks:
         if not check.met:
             yield f"{check.metric.upper()} constrain not met: Reduce target QPS to improve latency."
@@ -165,7 +165,7 @@ def _seeds(asked: Test) -> tuple[tuple[str, int], ...]:
     )
 
 
-def detail_text(result: Result, asked: Test, *, sut: str, version: str) -> str:
+def detail_text(result: MlperfResult, asked: Test, *, sut: str, version: str) -> str:
     """`mlperf_log_detail.txt`: one `:::MLLOG {json}` per line, LoadGen's keys."""
     lines = []
     for number, (key, value) in enumerate(_details(result, asked, sut, version), 1):
@@ -176,7 +176,7 @@ def detail_text(result: Result, asked: Test, *, sut: str, version: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _details(result: Result, asked: Test, sut: str, version: str) -> Iterator[tuple[str, Any]]:
+def _details(result: MlperfResult, asked: Test, sut: str, version: str) -> Iterator[tuple[str, Any]]:
     offline = asked.scenario == "offline"
     yield "loadgen_version", f"unofficial: {version}"
     yield "generic_message", DISCLOSURE
@@ -231,7 +231,7 @@ def _details(result: Result, asked: Test, sut: str, version: str) -> Iterator[tu
     yield "num_errors", 0
 
 
-def _detailed(spread: Spread, plain: str, percentile: str) -> Iterator[tuple[str, int | None]]:
+def _detailed(spread: LoadGenSpread, plain: str, percentile: str) -> Iterator[tuple[str, int | None]]:
     for word in ("min", "max", "mean"):
         yield plain.format(word), getattr(spread, word)
     for p, value in zip(PERCENTILES, spread.percentiles, strict=True):

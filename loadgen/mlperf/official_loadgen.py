@@ -20,7 +20,7 @@ import numpy as np
 
 from loadgen import seeds
 from loadgen.errors import UserError
-from loadgen.interop.loadgen_log import Log, read
+from loadgen.interop.loadgen_log import LoadGenLog, read_log
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf import rules, run
 from loadgen.requests import build as build_prompts
@@ -29,11 +29,11 @@ from loadgen.requests import tokenizer as tokens
 from loadgen.stats.loadgen_spread import PERCENTILES
 
 if TYPE_CHECKING:
-    from loadgen_sdk.probe.probe import Found
+    from loadgen_sdk.probe.probe import ProbeResult
     from loadgen_sdk.request import Completion
 
     from loadgen.execution.plan import Settings
-    from loadgen.mlperf.result import Result
+    from loadgen.mlperf.result import MlperfResult
     from loadgen.mlperf.rules import Test
     from loadgen.mlperf.run import Data
 
@@ -147,7 +147,7 @@ def _order(asked: Test) -> list[int]:
 
 def perform(
     asked: Test, data: Data, settings: Settings, *, qps: float, lanes: int | None = None
-) -> tuple[Result, int | None]:
+) -> tuple[MlperfResult, int | None]:
     """Run the official LoadGen against the target; its logs in the folder, ours in `own/`. The result is by our stamps,
     with LoadGen's beside it in the notes. Raises Fault for whatever stands in the way.
     """
@@ -173,7 +173,7 @@ def perform(
 
 def _perform(
     lg: Any, asked: Test, data: Data, settings: Settings, qps: float, lanes: int | None, simulated: bool
-) -> tuple[Result, int | None]:
+) -> tuple[MlperfResult, int | None]:
     from loadgen.execution.probing import find
 
     folder = settings.out
@@ -181,7 +181,7 @@ def _perform(
     folder.mkdir(parents=True, exist_ok=True)
     loop = asyncio.new_event_loop()
     found = loop.run_until_complete(find(settings))
-    tokenizer = tokens.load(settings.tokenizer)
+    tokenizer = tokens.load_tokenizer(settings.tokenizer)
     workload = run.workload(asked, data, qps=qps, lanes=lanes)
     requests = build_prompts.build(workload, seeds.fresh(), seeds.fresh(), tokenizer, found.template_tokens or 0)
     offline = asked.scenario == "offline"
@@ -247,15 +247,15 @@ def _result(
     settings: Settings,
     qps: float,
     folder: Path,
-    found: Found,
+    found: ProbeResult,
     carrier: Carrier,
     planned: Any,
     simulated: bool,
-) -> Result:
+) -> MlperfResult:
     """Ours by the kernel's stamps, and what LoadGen says, in notes."""
     from loadgen.execution.plan import version
 
-    log = read(folder)
+    log = read_log(folder)
     trace, late_ns = _trace(carrier, planned)
     notes = [f"served by {found.target.redacted} ({found.model}); queries issued by the official LoadGen"]
     notes += run.cautions(asked)
@@ -270,7 +270,7 @@ def _result(
     return result
 
 
-def _trace(carrier: Carrier, planned: Any) -> tuple[mlperf.Trace, int]:
+def _trace(carrier: Carrier, planned: Any) -> tuple[mlperf.QueryTrace, int]:
     """By our stamps, from LoadGen's planned instants: its start is the earliest that fits all its issues. And by how
     much it issued late, p99.
     """
@@ -289,11 +289,11 @@ def _trace(carrier: Carrier, planned: Any) -> tuple[mlperf.Trace, int]:
     counts = column(lambda one: one.usage.output if one.usage.output is not None else one.output_events, 0)
     latency = np.where(ok & (end >= 0), end - start - due, mlperf.UNRESOLVED)
     ttft = np.where(ok & (first >= 0), first - start - due, np.where(ok, latency, mlperf.UNRESOLVED))
-    trace = mlperf.Trace(due, ttft, latency, np.where(ok, np.maximum(counts, 0), 0))
+    trace = mlperf.QueryTrace(due, ttft, latency, np.where(ok, np.maximum(counts, 0), 0))
     return trace, int(np.quantile(late, 0.99)) if n else 0
 
 
-def _beside(log: Log, ours: Result) -> list[str]:
+def _beside(log: LoadGenLog, ours: MlperfResult) -> list[str]:
     """LoadGen's own figures next to ours, and the difference: what Python took to tell it."""
     notes = [f"LoadGen's own result: {'VALID' if log.valid else 'INVALID'}"]
     notes += [f"LoadGen: {reason}" for reason in log.reasons]

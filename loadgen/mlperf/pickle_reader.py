@@ -127,7 +127,7 @@ class _Reader(pickle._Unpickler):
         return type(known.__name__, (known,), {})  # a class of its own: what a file does to it ends with the file
 
 
-def read(path: Path) -> dict[str, Sequence[Any]]:
+def read_pickle(path: Path) -> dict[str, Sequence[Any]]:
     """The columns of the table in a pickle (gzipped or not). Raises UserError for everything else."""
     data = path.read_bytes()
     try:

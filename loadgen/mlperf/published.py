@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A line of a table; `notes` are keys of `notes.yaml`, for this line alone."""
 
     notes: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return ""
 
 
-class Node(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedNode(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of the 18 Offline runs: four GPUs, their own clock. `tokens_per_s` counts output tokens."""
 
     node: int
@@ -38,7 +38,7 @@ class Node(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
     latency_p50_s: float
 
 
-class System(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class System(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A submitted system; output tokens per second of the whole of it, None where nothing was submitted."""
 
     round: str
@@ -56,7 +56,7 @@ class System(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return f"{self.submitter}, {self.system}"
 
 
-class Latency(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Latency(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Latencies at a target rate, of the whole system."""
 
     run: str
@@ -72,7 +72,7 @@ class Latency(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
     latency_p99_s: float
 
 
-class Limit(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedLimit(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a benchmark's scenario allows at p99, and its data set."""
 
     benchmark: str
@@ -90,7 +90,7 @@ class Limit(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return f"{self.benchmark} {self.scenario}"
 
 
-class Profile(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Profile(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A line of the published capacity table: tokens of an interaction, and interactions per second of a rack."""
 
     profile: str  # the name of our workload
@@ -105,7 +105,7 @@ class Profile(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.profile
 
 
-class Figure(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Figure(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A published figure as it was printed, and what was found of it."""
 
     name: str
@@ -114,7 +114,7 @@ class Figure(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
     found: str
 
 
-R = TypeVar("R", bound=Row)
+R = TypeVar("R", bound=PublishedRow)
 
 
 class Table(msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,8 +129,8 @@ class Table(msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknow
 
 
 @cache
-def nodes() -> Table[Node]:
-    return msgspec.yaml.decode(_data("nodes"), type=Table[Node])
+def nodes() -> Table[PublishedNode]:
+    return msgspec.yaml.decode(_data("nodes"), type=Table[PublishedNode])
 
 
 @cache
@@ -144,8 +144,8 @@ def latency() -> Table[Latency]:
 
 
 @cache
-def limits() -> Table[Limit]:
-    return msgspec.yaml.decode(_data("limits"), type=Table[Limit])
+def limits() -> Table[PublishedLimit]:
+    return msgspec.yaml.decode(_data("limits"), type=Table[PublishedLimit])
 
 
 @cache
@@ -180,7 +180,7 @@ def _data(name: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rack:
+class PublishedRack:
     """18 nodes as one. Tokens per second."""
 
     least: float
@@ -191,7 +191,7 @@ class Rack:
     single_clock: float  # all tokens over the slowest run
 
 
-def rack(rows: Iterable[Node]) -> Rack:
+def rack(rows: Iterable[PublishedNode]) -> PublishedRack:
     """What the runs of a rack say together. A node's run is its samples over their rate, which is finer than the whole
     seconds of `run_s`; its tokens are its rate times that. (The logs themselves give 1,030,088 on a single clock, these
     rounded figures 3 less.)
@@ -200,7 +200,7 @@ def rack(rows: Iterable[Node]) -> Rack:
     rates = [row.tokens_per_s for row in rows]
     runs_s = [row.samples / row.samples_per_s for row in rows]
     tokens = sum(rate * run_s for rate, run_s in zip(rates, runs_s, strict=True))
-    return Rack(
+    return PublishedRack(
         least=min(rates),
         most=max(rates),
         mean=fmean(rates),
@@ -220,7 +220,7 @@ class Arithmetic:
     single_clock: float  # by output, with the single-clock rate
 
 
-def arithmetic(profile: Profile, rates: Rack) -> Arithmetic:
+def arithmetic(profile: Profile, rates: PublishedRack) -> Arithmetic:
     return Arithmetic(
         profile=profile,
         as_published=rates.sum_of_rates / profile.tokens,

@@ -15,7 +15,7 @@ import numpy as np
 from loadgen.errors import OK, SLO_MISSED, UNSOUND
 from loadgen.results.record import STATUS
 from loadgen.stats.early_stopping import needed
-from loadgen.stats.loadgen_spread import PERCENTILES, Spread
+from loadgen.stats.loadgen_spread import PERCENTILES, LoadGenSpread
 from loadgen.stats.quantiles import index
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ UNRESOLVED = 1 << 62
 # -- a run, reduced ----------------------------------------------------------------------------------------------------
 
 
-class Trace(NamedTuple):
+class QueryTrace(NamedTuple):
     """One entry per issued query, in the order of issue; ns. `ttft_ns` and `latency_ns` count from the scheduled
     instant and are UNRESOLVED where the query failed; `tokens` is 0 there."""
 
@@ -74,7 +74,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
     """`mlperf.result` of a run. Rates are per second; `completed_*` over the window that ends with the last-issued
     query, `whole_*` over the whole run until the last completion."""
 
@@ -99,9 +99,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     completed_tokens_per_s: float | None
     whole_samples_per_s: float | None
     whole_tokens_per_s: float | None
-    latency: Spread
-    ttft: Spread | None
-    tpot: Spread | None
+    latency: LoadGenSpread
+    ttft: LoadGenSpread | None
+    tpot: LoadGenSpread | None
     dataset: str = ""
     target_qps: float | None = None
     notes: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reduce(
-    trace: Trace,
+    trace: QueryTrace,
     asked: Test,
     *,
     lenient: bool = False,
@@ -129,7 +129,7 @@ def reduce(
     target_qps: float | None = None,
     notes: Sequence[str] = (),
     simulated: bool = False,
-) -> Result:
+) -> MlperfResult:
     """What the rules say of a run.
 
     With `lenient`, one-token replies are what LoadGen makes of them: 0 tokens, a TPOT of -(latency - ttft).
@@ -151,7 +151,7 @@ def reduce(
     reasons = tuple(_reasons(asked, n, missing, length_ns, checks, int((resolved & (tokens < 1)).sum())))
     rest = n if offline else n - 1  # n instants enclose n - 1 gaps
     window = whole if offline else ended
-    return Result(
+    return MlperfResult(
         benchmark=asked.benchmark,
         scenario=asked.scenario,
         round=asked.round,
@@ -183,7 +183,7 @@ def reduce(
     )
 
 
-def _tpot(trace: Trace, resolved: NDArray[np.bool_], lenient: bool) -> tuple[int, NDArray[np.int64]]:
+def _tpot(trace: QueryTrace, resolved: NDArray[np.bool_], lenient: bool) -> tuple[int, NDArray[np.int64]]:
     """How many tokens count, and the TPOT of each query that has one: (latency - ttft) // (n - 1)."""
     _, ttft, latency, tokens = trace
     several = resolved & (tokens > 1)
@@ -248,10 +248,10 @@ def _reasons(
             )
 
 
-def _spread(values: NDArray[np.int64]) -> Spread:
+def _spread(values: NDArray[np.int64]) -> LoadGenSpread:
     n = len(values)
     if n == 0:
-        return Spread(count=0, min=None, max=None, mean=None, percentiles=(None,) * len(PERCENTILES))
+        return LoadGenSpread(count=0, min=None, max=None, mean=None, percentiles=(None,) * len(PERCENTILES))
     ordered = np.sort(values)
 
     def at(place: int) -> int | None:
@@ -259,7 +259,7 @@ def _spread(values: NDArray[np.int64]) -> Spread:
         return None if found >= UNRESOLVED else found
 
     complete = at(n - 1) is not None
-    return Spread(
+    return LoadGenSpread(
         count=n,
         min=at(0),
         max=at(n - 1),
@@ -277,7 +277,7 @@ def _rate(count: int, length_ns: int | None) -> float | None:
     return None if not length_ns or length_ns <= 0 else count / (length_ns / 1e9)
 
 
-def trace(columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0, *, one_query: bool = False) -> Trace:
+def trace(columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0, *, one_query: bool = False) -> QueryTrace:
     """The trace of a run's rows (`record.FIELDS` by name, any order): what did not end ok has not completed.
 
     `origin_ns` is where LoadGen's clock starts: the first instant of the measured stage. Rows that never became due
@@ -295,7 +295,7 @@ def trace(columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0, *, one_q
     ttft = np.where(ttft < 0, latency, ttft - due)  # an answer that was not streamed has its first token at its end
     latency[~ok] = ttft[~ok] = UNRESOLVED
     tokens[~ok] = 0
-    return Trace(due - origin_ns, ttft, latency, tokens)
+    return QueryTrace(due - origin_ns, ttft, latency, tokens)
 
 
 # -- TEST06 ------------------------------------------------------------------------------------------------------------

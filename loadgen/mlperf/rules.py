@@ -22,7 +22,7 @@ SCENARIOS: tuple[Scenario, ...] = ("server", "interactive", "offline")
 _RULES = Path(__file__).parent.parent / "data" / "mlperf_rules.yaml"
 
 
-class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RuleLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """p99 limits of one scenario, the round from which they hold, and where they are written."""
 
     ttft_ms: int
@@ -51,8 +51,8 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mean_output: float
     mean_output_source: str
     rounds: tuple[str, ...]
-    server: Limit
-    interactive: Limit | None = None
+    server: RuleLimit
+    interactive: RuleLimit | None = None
     note: str = ""
 
 
@@ -65,7 +65,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     source: str
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RulesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole table."""
 
     sources: dict[str, str]
@@ -80,11 +80,11 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 @functools.cache
-def rules() -> Rules:
+def rules() -> RulesTable:
     """The packaged table. Checked by its types, so that a wrong key in it fails every test."""
     import yaml
 
-    return msgspec.convert(yaml.safe_load(_RULES.read_text("utf-8")), Rules)
+    return msgspec.convert(yaml.safe_load(_RULES.read_text("utf-8")), RulesTable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

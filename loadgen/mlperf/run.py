@@ -21,7 +21,7 @@ from loadgen.mlperf import result as mlperf
 from loadgen.results import store
 from loadgen.results.record import ROW, STATUS
 from loadgen.search import experiment, trials
-from loadgen.search.load_search import Ask, Goal, Search
+from loadgen.search.load_search import Goal, LoadSearch, NextTrial
 from loadgen.workload import (
     AtLeast,
     Closed,
@@ -78,7 +78,7 @@ def official(asked: rules.Test, path: Path, folder: Path) -> tuple[Data, rules.T
     Answers end where the model ends them, at the rules' maximum at the latest; greedy, as in the reference.
     """
     found = rules.rules().benchmarks[asked.benchmark]
-    file = dataset.read(path, found, benchmark=asked.benchmark)
+    file = dataset.read_dataset(path, found, benchmark=asked.benchmark)
     asked = replace(asked, samples=len(file.samples), min_queries=min(asked.min_queries, len(file.samples)))
     folder.mkdir(parents=True, exist_ok=True)
     out = folder / REQUESTS
@@ -132,7 +132,7 @@ def probe(asked: rules.Test, qps: float) -> rules.Test:
 
 def peak(
     asked: rules.Test, data: Data, settings: Settings, folder: Path, start: float
-) -> tuple[Search, trials.Probes, experiment.Plan]:
+) -> tuple[LoadSearch, trials.Trials, experiment.ExperimentPlan]:
     """The search for the highest rate whose official run is VALID, by the official seeds: what is asked, how a probe of
     it is run, and what makes it the same search."""
     assert asked.ttft_ns is not None and asked.tpot_ns is not None
@@ -141,11 +141,11 @@ def peak(
         slo.Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns, quantile=asked.percentile),
     )
 
-    def make(ask: Ask) -> Workload:
+    def make(ask: NextTrial) -> Workload:
         length = asked if ask.kind == "confirm" else probe(asked, ask.load)
         return workload(length, data, qps=ask.load)
 
-    runs = trials.Probes(
+    runs = trials.Trials(
         folder=folder,
         goal=Goal(slo=slo.Slo(terms=terms), mlperf=True),
         make=make,
@@ -153,7 +153,7 @@ def peak(
         seed=asked.seeds.schedule >> 11,
         seeded=False,
     )
-    plan = experiment.Plan(
+    plan = experiment.ExperimentPlan(
         by="search",
         kind="request_rate",
         workload=f"mlperf {asked.benchmark} {asked.scenario}",
@@ -162,7 +162,7 @@ def peak(
         flags={"data": data.name},
     )
     precision = 0.01 if asked.scenario == "server" else 0.03
-    return Search(low=0.01, high=1e6, start=start, precision=precision), runs, plan
+    return LoadSearch(low=0.01, high=1e6, start=start, precision=precision), runs, plan
 
 
 def settings_for(data: Data, settings: Settings) -> Settings:
@@ -200,7 +200,7 @@ def read_columns(folder: Path) -> dict[str, NDArray[Any]]:
     """
     files = sorted((folder / "requests").glob("*.parquet"))
     if (folder / "spool").is_dir() or not files:
-        rows = store.read(folder).rows
+        rows = store.read_run(folder).rows
         return {name: np.ascontiguousarray(rows[name]) for name in COLUMNS}
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -234,7 +234,7 @@ def _plain(name: str, column: Any) -> NDArray[Any]:
     return made
 
 
-def judge(folder: Path, asked: rules.Test, summary: Summary, *, data_name: str, qps: float) -> mlperf.Result:
+def judge(folder: Path, asked: rules.Test, summary: Summary, *, data_name: str, qps: float) -> mlperf.MlperfResult:
     """The result of a finished run; written into its folder with LoadGen's two log files."""
     traced = _traced(folder, asked, summary)
     simulated = summary.target.simulated
@@ -248,7 +248,7 @@ def judge(folder: Path, asked: rules.Test, summary: Summary, *, data_name: str, 
     return result
 
 
-def again(folder: Path, summary: Summary) -> mlperf.Result:
+def again(folder: Path, summary: Summary) -> mlperf.MlperfResult:
     """The result of a stored run, worked out once more from its records; nothing is written. Raises UserError."""
     before = read(folder)
     scenario: Any = before.scenario
@@ -260,7 +260,7 @@ def again(folder: Path, summary: Summary) -> mlperf.Result:
     )  # fmt: skip
 
 
-def _traced(folder: Path, asked: rules.Test, summary: Summary) -> mlperf.Trace:
+def _traced(folder: Path, asked: rules.Test, summary: Summary) -> mlperf.QueryTrace:
     columns = read_columns(folder)
     chosen = columns["stage"] == _measured(summary)
     if not chosen.all():
@@ -279,17 +279,17 @@ def cautions(asked: rules.Test) -> list[str]:
     return [*notes, *([asked.note] if asked.note else [])]
 
 
-def write(folder: Path, result: mlperf.Result, asked: rules.Test, *, sut: str, version: str) -> None:
+def write(folder: Path, result: mlperf.MlperfResult, asked: rules.Test, *, sut: str, version: str) -> None:
     """`mlperf.json` and LoadGen's two log files."""
     store.replace(folder / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     log_files.write(folder, result, asked, sut=sut, version=version)
 
 
-def read(folder: Path) -> mlperf.Result:
+def read(folder: Path) -> mlperf.MlperfResult:
     """A stored result. Raises UserError when there is none."""
     path = folder / RESULT
     try:
-        return msgspec.json.decode(path.read_bytes(), type=mlperf.Result)
+        return msgspec.json.decode(path.read_bytes(), type=mlperf.MlperfResult)
     except OSError as error:
         raise UserError(
             f"no MLPerf-style result there: {error.strerror}", str(path), "a folder of loadgen mlperf"

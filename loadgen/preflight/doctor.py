@@ -21,8 +21,8 @@ from loadgen_sdk.app.client import Client
 from loadgen_sdk.dialects.quirks import Quirk
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.errors import TargetUnusable
-from loadgen_sdk.probe.fetch import Direct
-from loadgen_sdk.probe.probe import Answer, Found, probe
+from loadgen_sdk.probe.fetch import Fetcher
+from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult, probe
 from loadgen_sdk.request import Completion, Request
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import raise_file_limit
@@ -33,7 +33,7 @@ from loadgen.preflight import host_checks, target_checks
 from loadgen.preflight.host_checks import Machine
 from loadgen.preflight.target_checks import FAULT, OK, TRIAL_TOKENS, Finding, Trial
 from loadgen.requests import tokenizer as tokens
-from loadgen.sim.presets.preset import load
+from loadgen.sim.presets.preset import load_preset
 
 CONNECTS = 5
 PROMPTS = (16, 256)  # content tokens of the two prompts whose counts are compared
@@ -70,7 +70,7 @@ async def _target(settings: Settings, tell: Callable[[Finding], None]) -> None:
     assert settings.url is not None
     target = Target.parse(settings.url, api=settings.api, server=None if settings.server == "auto" else settings.server)
     context = settings.tls.context() if target.tls else None
-    direct = Direct(target, context, timeout_s=REPLY_S)
+    direct = Fetcher(target, context, timeout_s=REPLY_S)
     begun = monotonic_ns()
     await direct.connect()  # resolves, and says why where it cannot
     addresses = await _addresses(target)
@@ -89,7 +89,7 @@ async def _target(settings: Settings, tell: Callable[[Finding], None]) -> None:
     found, words = await _probe(settings, target, direct)
     tell(target_checks.models(found))
     tell(target_checks.make(found))
-    tokenizer = tokens.load(settings.tokenizer)
+    tokenizer = tokens.load_tokenizer(settings.tokenizer)
     tell(target_checks.tokenizer(found, tokenizer.name, tokenizer.tag == "tokenizer"))
     tell(target_checks.usage(found, settings.stream))
     trials = await _trials(settings, found, words)
@@ -132,9 +132,9 @@ async def _handshake(target: Target, context: Any, verify: bool) -> Finding:
     return target_checks.tls(session.version() or "TLS", verify, expires, now, took_ms)
 
 
-async def _probe(settings: Settings, target: Target, direct: Direct) -> tuple[Found, str]:
+async def _probe(settings: Settings, target: Target, direct: Fetcher) -> tuple[ProbeResult, str]:
     """The probe of a run, with prompts of our tokenizer's own words; and the longer of them."""
-    tokenizer = tokens.load(settings.tokenizer)
+    tokenizer = tokens.load_tokenizer(settings.tokenizer)
     texts = [_text(tokenizer, n) for n in PROMPTS]
     found = await probe(
         target,
@@ -166,7 +166,7 @@ class _Trials(msgspec.Struct, frozen=True):
     tried: str
 
 
-async def _trials(settings: Settings, found: Found, words: str) -> _Trials:
+async def _trials(settings: Settings, found: ProbeResult, words: str) -> _Trials:
     """The question forced and free, and the probe's longer prompt again; one client, one connection where it holds."""
     quirk, tried = found.quirk, ""
     if not quirk.forces and found.server == "generic":
@@ -181,7 +181,7 @@ async def _trials(settings: Settings, found: Found, words: str) -> _Trials:
     return _Trials(first[0], rest[0], rest[1], any(trial.reused for trial in rest), tried)
 
 
-async def _ask(settings: Settings, found: Found, quirk: Quirk, asks: list[tuple[str, int, bool]]) -> list[Trial]:
+async def _ask(settings: Settings, found: ProbeResult, quirk: Quirk, asks: list[tuple[str, int, bool]]) -> list[Trial]:
     """One after the other over one client: (text, tokens, forced)."""
     client = Client(
         found.target,
@@ -237,12 +237,12 @@ async def _one(settings: Settings, client: Client, text: str, asked: int, exact:
     )
 
 
-async def _quiet(direct: Direct, target: Target, head: Any, settings: Settings, path: str) -> Answer:
+async def _quiet(direct: Fetcher, target: Target, head: Any, settings: Settings, path: str) -> HttpAnswer:
     """A page that may as well be missing, or too large."""
     try:
         return await direct.exchange("GET", target.beside(path), (*head, *target.auth(settings.api_key)), b"")
     except TargetUnusable:
-        return Answer(0, {}, b"")
+        return HttpAnswer(0, {}, b"")
 
 
 # -- this host ---------------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def run(settings: Settings) -> tuple[str, list[Finding]]:
     """Examine, against the embedded endpoint when there is no URL; returns what was examined, in words."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
     if settings.url is not None and settings.url.startswith("sim:"):
-        preset = load(settings.url.removeprefix("sim:"), "--url sim:")
+        preset = load_preset(settings.url.removeprefix("sim:"), "--url sim:")
         meaning = "it runs within the command, in virtual time: nothing is connected to, and this host does not matter"
         title = f"doctor: simulated: {preset.name} (virtual time, not a real server), {stamp}"
         return title, [Finding("target", OK, preset.words, meaning)]

@@ -24,7 +24,7 @@ from loadgen.stats.quantiles import index
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loadgen.sim.server.send_log import Log
+    from loadgen.sim.server.send_log import SentRequests
     from loadgen.workload import Workload
 
 Kind = Literal["spread", "lockstep", "requests"]
@@ -67,7 +67,7 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
     explained_share: float  # the same, the truth being anywhere up to the endpoint's next look at its clock
 
 
-def truth(rows: NDArray[np.void], log: Log, run_id: str, start_ns: int) -> Truth | None:
+def truth(rows: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int) -> Truth | None:
     """Compare the ok rows of a run with the log of the endpoint that served it; None when they share no request.
 
     The log's instant is read just before each send, so that the truth lies between it and the next one in the log,
@@ -146,7 +146,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     server_limited: bool = False
 
 
-class Level(msgspec.Struct, frozen=True, kw_only=True):
+class SoundLevel(msgspec.Struct, frozen=True, kw_only=True):
     """The last sound level of a kind; `per_s` null when none was. `limit`: what ended the search above it: the
     client, the server (then the client can do more than this) or nothing (the steps were used up)."""
 
@@ -155,13 +155,13 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     limit: Literal["client", "server", "steps"]
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class SelfcheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a self-check."""
 
     seconds: float
     cpus: int
     steps: tuple[Step, ...]
-    levels: tuple[Level, ...]
+    levels: tuple[SoundLevel, ...]
 
     @property
     def sound(self) -> bool:
@@ -197,7 +197,7 @@ def _broken(steps: Sequence[Step]) -> float | None:
     return min((step.offered for step in steps if step.offered not in sound), default=None)
 
 
-def level(kind: Kind, steps: Sequence[Step]) -> Level:
+def level(kind: Kind, steps: Sequence[Step]) -> SoundLevel:
     """What the steps of one kind say: the highest sound one below every level that the client broke at."""
     broken = _broken(steps)
     sound = [step for step in steps if step.sound and (broken is None or step.offered < broken)]
@@ -207,7 +207,7 @@ def level(kind: Kind, steps: Sequence[Step]) -> Level:
         limit = "client"
     elif any(step.server_limited for step in steps):
         limit = "server"
-    return Level(kind=kind, per_s=best, limit=limit)
+    return SoundLevel(kind=kind, per_s=best, limit=limit)
 
 
 def server_limited(*, cpu_share: float, server_share: float, server_late_p50_ms: float) -> bool:
@@ -238,7 +238,7 @@ def heading(kind: Kind) -> str:
     return f"{NAMES[kind]}\n" + "".join(f"{name:>{max(len(name), _WIDTH) + 2}}" for name in _COLUMNS)
 
 
-def sentence(found: Level) -> str:
+def sentence(found: SoundLevel) -> str:
     """The answer of one kind in words."""
     if found.per_s is None:
         return f"{NAMES[found.kind]}: no level was sound, the lightest one included"
@@ -249,13 +249,13 @@ def sentence(found: Level) -> str:
     return f"{said} or more: the search ended there" if found.limit == "steps" else said
 
 
-def render(found: Found) -> str:
+def render(found: SelfcheckResult) -> str:
     """The answer for people."""
     lines = [f"One worker on this host ({found.cpus} cores, shared with the endpoint in these steps) can carry:"]
     return "\n".join([*lines, *(f"  {sentence(each)}" for each in found.levels)])
 
 
-def to_json(found: Found) -> str:
+def to_json(found: SelfcheckResult) -> str:
     """The answer for machines: `Found`, as JSON."""
     return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
 
@@ -263,7 +263,7 @@ def to_json(found: Found) -> str:
 # -- the steps themselves ------------------------------------------------------------------------------------------
 
 
-def run(seconds: float = 3.0, say: Callable[[str], None] = print) -> Found:
+def run(seconds: float = 3.0, say: Callable[[str], None] = print) -> SelfcheckResult:
     """Try levels of each kind, telling `say` of every step: at most ten, each `seconds` long and a little more."""
     import os
 
@@ -278,7 +278,7 @@ def run(seconds: float = 3.0, say: Callable[[str], None] = print) -> Found:
         steps += own
         levels.append(level(kind, own))
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Found(seconds=seconds, cpus=cpus, steps=tuple(steps), levels=tuple(levels))
+    return SelfcheckResult(seconds=seconds, cpus=cpus, steps=tuple(steps), levels=tuple(levels))
 
 
 def step(kind: Kind, offered: float, seconds: float) -> Step:
@@ -386,5 +386,5 @@ def _drive(url: str, workload: Workload, folder: Path) -> _Drove:
         store.replace(folder / "run.json", manifest.encode(header))
         runner.run(work(job, 0, 1, gate))
     end_ns = monotonic_ns()
-    stored = store.read(folder)
+    stored = store.read_run(folder)
     return _Drove(rows=stored.rows, summary=summarize(*stored), run_id=job.run_id, start_ns=starts[0], end_ns=end_ns)

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 from loadgen_sdk.dialects.quirks import Quirk
-from loadgen_sdk.probe.probe import Answer, Found
+from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult
 
 from loadgen import format
 
@@ -117,7 +117,7 @@ def auth(keyed: bool, with_key: int, without: int | None) -> Finding:
     return Finding("auth", OK, "key accepted, refused without", "limits of that key apply to the load")
 
 
-def models(found: Found) -> Finding:
+def models(found: ProbeResult) -> Finding:
     """The model list, and the model that a load would ask for."""
     listed = ", ".join(found.models[:6]) or "none"
     words = f"{found.model!r} of {len(found.models)} listed: {listed}"
@@ -132,7 +132,7 @@ def models(found: Found) -> Finding:
     return Finding("model", OK, words, "requests name it, and another name would be refused")
 
 
-def make(found: Found) -> Finding:
+def make(found: ProbeResult) -> Finding:
     """Which row of the table of servers applies."""
     words = f"{found.quirk.title}{' ' + found.version if found.version else ''} ({'; '.join(found.evidence)})"
     if found.server == "generic":
@@ -144,7 +144,7 @@ def make(found: Found) -> Finding:
 # -- what the answers can tell -----------------------------------------------------------------------------------
 
 
-def tokenizer(found: Found, called: str, own: bool) -> Finding:
+def tokenizer(found: ProbeResult, called: str, own: bool) -> Finding:
     """The server's count of two prompts against ours; `called` our vocabulary, `own` if it is the model's file."""
     ratio, template = found.token_ratio, found.template_tokens
     if ratio is None:
@@ -243,7 +243,7 @@ def first_token(trials: Sequence[Trial]) -> Finding | None:
     )
 
 
-def usage(found: Found, streamed: bool) -> Finding:
+def usage(found: ProbeResult, streamed: bool) -> Finding:
     """Whether answers of the kind a run asks for carry token counts."""
     kind = "streamed answers" if streamed else "answers"
     if found.usage:
@@ -294,7 +294,7 @@ _PREFIXES = {
 }
 
 
-def metrics_pages(pages: Mapping[str, Answer]) -> Finding:
+def metrics_pages(pages: Mapping[str, HttpAnswer]) -> Finding:
     """The server's own metrics, by path."""
     words = [text for path, answer in pages.items() if (text := _page(path, answer))]
     if not words:
@@ -307,7 +307,7 @@ def metrics_pages(pages: Mapping[str, Answer]) -> Finding:
     return Finding("metrics", NOTE if drained else OK, "; ".join(words), meaning)
 
 
-def _page(path: str, answer: Answer) -> str:
+def _page(path: str, answer: HttpAnswer) -> str:
     if answer.status != 200:
         return ""
     text = answer.body.decode("utf-8", "replace")

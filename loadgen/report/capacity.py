@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from loadgen import format
-from loadgen.cost.capacity_planning import Loss, Measured, Plan
+from loadgen.cost.capacity_planning import CapacityPlan, Loss, MeasuredRate
 from loadgen.cost.comparison import slo_words
 from loadgen.cost.evidence import Evidence, notes
 from loadgen.mlperf import published as reference
 from loadgen.report import published
-from loadgen.results.capacity import Interval
+from loadgen.results.capacity import RateInterval
 
 WIDTH = 100
 
 
 def render_text(
-    profile: str, found: Evidence | None, measured: Measured | None, plan: Plan | None, width: int = WIDTH
+    profile: str, found: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None, width: int = WIDTH
 ) -> str:
     """Ends in a newline. Without a run there is no plan, and the text says so."""
     blocks = [_published(profile, width), list(_measured(found, measured, plan, width))]
@@ -33,7 +33,9 @@ def _published(profile: str, width: int) -> list[str]:
     return list(published.told(published.capacity(profile), width))
 
 
-def _measured(found: Evidence | None, measured: Measured | None, plan: Plan | None, width: int) -> Iterator[str]:
+def _measured(
+    found: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None, width: int
+) -> Iterator[str]:
     if found is None or measured is None:
         yield "From a run under the SLO: none was given (--results DIR), so none of the above is a capacity."
         return
@@ -52,13 +54,13 @@ def _measured(found: Evidence | None, measured: Measured | None, plan: Plan | No
         yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ")
 
 
-def _machines(plan: Plan) -> Iterator[str]:
+def _machines(plan: CapacityPlan) -> Iterator[str]:
     vm, rack = _span(plan.per_vm), _span(plan.per_rack)
     yield f"one VM of {plan.gpus_per_vm} GPUs: {vm}/s; one rack of {plan.vms_per_rack} independent VMs: {rack}/s"
     yield _loss(plan.rack_lost, "of a full rack")
 
 
-def _users(plan: Plan) -> Iterator[str]:
+def _users(plan: CapacityPlan) -> Iterator[str]:
     if plan.users is None or plan.vms is None or plan.lost is None or plan.response_s is None:
         yield "how many users that is: --users N --think 30s"
         return
@@ -87,13 +89,13 @@ def _loss(loss: Loss, of: str) -> str:
     )
 
 
-def _span(rate: Interval) -> str:
+def _span(rate: RateInterval) -> str:
     if rate.low is None or rate.high is None:
         return format.quantity(rate.mid)
     return f"{format.quantity(rate.mid)} [{format.quantity(rate.low)}, {format.quantity(rate.high)}]"
 
 
-def render_json(profile: str, found: Evidence | None, measured: Measured | None, plan: Plan | None) -> str:
+def render_json(profile: str, found: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None) -> str:
     """The same, for machines."""
     rack = reference.rack(reference.nodes().rows)
     rows = [row for row in reference.profiles().rows if row.profile == profile]

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from loadgen.compare.comparison import Comparison, Difference
-    from loadgen.compare.thresholds import Outcome
+    from loadgen.compare.thresholds import ThresholdOutcome
 
 _COLOURS = {"better": "32", "worse": "31"}
 
 
-def render_text(found: Comparison, outcomes: Sequence[Outcome] = (), *, color: bool = False) -> str:
+def render_text(found: Comparison, outcomes: Sequence[ThresholdOutcome] = (), *, color: bool = False) -> str:
     """Sides, whether their work is the same, one table per other side, what stands behind it, conditions."""
     lines = _said("Compare", f"{found.sides[0]} with {', '.join(found.sides[1:])}{_mark_simulated(found)}")
     lines += _said("Work", _work(found))
@@ -49,7 +49,7 @@ def render_text(found: Comparison, outcomes: Sequence[Outcome] = (), *, color: b
     return "\n".join(lines) + "\n"
 
 
-def render_markdown(found: Comparison, outcomes: Sequence[Outcome] = ()) -> str:
+def render_markdown(found: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) -> str:
     """The same, for pasting."""
     others = ", ".join(f"**{side}**" for side in found.sides[1:])
     parts = [f"**{found.sides[0]}** with {others}{_mark_simulated(found)}. Work: {_work(found)}.\n"]
@@ -69,7 +69,7 @@ def render_markdown(found: Comparison, outcomes: Sequence[Outcome] = ()) -> str:
     return "\n".join(parts)
 
 
-def cases(found: Comparison, outcomes: Sequence[Outcome]) -> Iterator[Case]:
+def cases(found: Comparison, outcomes: Sequence[ThresholdOutcome]) -> Iterator[Case]:
     """A case for each condition; without conditions one for each difference, none of which can fail."""
     if found.simulated:
         yield Case(name=_mark_simulated(found).strip(" ()"), group="loadgen compare", outcome="passed")
@@ -118,7 +118,7 @@ def _legend(found: Comparison) -> str:
     )
 
 
-def _mark(outcome: Outcome) -> str:
+def _mark(outcome: ThresholdOutcome) -> str:
     return {True: "FAILED", False: "passed", None: "no figure"}[outcome.failed]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
 from loadgen import format
-from loadgen.cost.comparison import Comparison, slo_words
+from loadgen.cost.comparison import OfferComparison, slo_words
 from loadgen.cost.prices import Owned, PerToken, dated
 from loadgen.cost.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer
 from loadgen.format import NONE
@@ -70,12 +70,12 @@ def apportioned(cost: Cost, by: int, digits: int = DIGITS) -> tuple[Decimal, dic
     return total, parts
 
 
-def units(comparison: Comparison) -> list[str]:
+def units(comparison: OfferComparison) -> list[str]:
     """The units that any offer has a cost in."""
     return [unit for unit in UNITS if any(offer.costs[unit] is not None for offer in comparison.offers)]
 
 
-def headline(comparison: Comparison) -> str:
+def headline(comparison: OfferComparison) -> str:
     """What these prices are, said before any of them."""
     prices = comparison.prices
     start = f"All amounts in {prices.currency}, prices from {prices.file}."
@@ -142,7 +142,7 @@ def standing(offer: Offer) -> str:
     return ", ".join([offer.basis.label, *marks])
 
 
-def render_text(comparison: Comparison, width: int = WIDTH) -> str:
+def render_text(comparison: OfferComparison, width: int = WIDTH) -> str:
     """The whole answer for a terminal, ending in a newline."""
     blocks = (
         textwrap.wrap(headline(comparison), width),
@@ -168,11 +168,11 @@ def _told(offer: Offer, differs: Sequence[str], width: int) -> Iterator[str]:
         yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _mark(comparison: Comparison, i: int) -> str:
+def _mark(comparison: OfferComparison, i: int) -> str:
     return comparison.offers[i].name + (" *" if comparison.against_first[i] else "")
 
 
-def _costs(comparison: Comparison, width: int) -> Iterator[str]:
+def _costs(comparison: OfferComparison, width: int) -> Iterator[str]:
     shown = units(comparison)
     head = (f"{comparison.prices.currency} per", *(_mark(comparison, i) for i in range(len(comparison.offers))))
     rows: list[Sequence[str]] = [("", *(standing(offer) for offer in comparison.offers))]
@@ -205,7 +205,7 @@ def ends(cost: Cost | None, by: int) -> str:
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]  # head, lines
 
 
-def parts(comparison: Comparison) -> Rows:
+def parts(comparison: OfferComparison) -> Rows:
     """What the compared unit is made of, a column per offer; each column adds up to its last line."""
     by, name = PER[comparison.unit]
     costs = [offer.costs[comparison.unit] for offer in comparison.offers]
@@ -219,7 +219,7 @@ def parts(comparison: Comparison) -> Rows:
     return head, [*rows, ("total", *(NONE if one is None else f"{one[0]:,f}" for one in found))]
 
 
-def power(comparison: Comparison) -> Rows:
+def power(comparison: OfferComparison) -> Rows:
     """Energy at the measured rate, a line per offer whose machines have their power said; no lines without."""
     by, per = PER[comparison.unit]
     head = ("Energy at the measured rate", "W with PUE", "J/output token", "output tok/s per MW", f"kWh per {per}")
@@ -233,12 +233,12 @@ def power(comparison: Comparison) -> Rows:
     return head, rows
 
 
-def _power(comparison: Comparison) -> list[str]:
+def _power(comparison: OfferComparison) -> list[str]:
     head, rows = power(comparison)
     return show_table(head, rows) if rows else []
 
 
-def _pairs(comparison: Comparison, width: int) -> Iterator[str]:
+def _pairs(comparison: OfferComparison, width: int) -> Iterator[str]:
     if not comparison.pairs:
         return
     yield f"Ratio of cost per {PER[comparison.unit][1].removeprefix('1,000 ').removesuffix('s')}"
@@ -258,7 +258,7 @@ def _pairs(comparison: Comparison, width: int) -> Iterator[str]:
 SHOWN_SWINGS = 4  # of an offer, in text
 
 
-def _swings(comparison: Comparison) -> Iterator[str]:
+def _swings(comparison: OfferComparison) -> Iterator[str]:
     by, name = PER[comparison.unit]
     rows: list[Sequence[str]] = []
     for offer in comparison.offers:
@@ -272,7 +272,7 @@ def _swings(comparison: Comparison) -> Iterator[str]:
         yield f"  {comparison.prices.currency} per {name}; each input alone; 10 % where nobody said how sure it is"
 
 
-def _break_evens(comparison: Comparison, width: int) -> Iterator[str]:
+def _break_evens(comparison: OfferComparison, width: int) -> Iterator[str]:
     if comparison.break_evens:
         yield "Break-even between machines and paying by the token"
     for one in comparison.break_evens:
@@ -308,7 +308,7 @@ def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
     return lines
 
 
-def render_markdown(comparison: Comparison) -> str:
+def render_markdown(comparison: OfferComparison) -> str:
     """For pasting: the offers, their costs, the ratios; ends in a newline."""
     shown = units(comparison)
     head = ["Offer", *(f"{comparison.prices.currency} per {PER[unit][1]}" for unit in shown), "Measured"]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from loadgen.cost.comparison import Comparison
+from loadgen.cost.comparison import OfferComparison
 from loadgen.cost.prices import Owned, Rented
 from loadgen.cost.unit_cost import UNITS, Offer
 
@@ -23,7 +23,7 @@ CSV_HEAD = (
 )
 
 
-def render_csv(comparison: Comparison) -> str:
+def render_csv(comparison: OfferComparison) -> str:
     """One line per offer, unit and part (the total among them), amounts per one unit, unrounded."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -48,7 +48,7 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def render_json(comparison: Comparison) -> str:
+def render_json(comparison: OfferComparison) -> str:
     """Everything, documented in docs/cost.md. Amounts are strings of decimal digits per one unit."""
     prices = comparison.prices
     whole = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from loadgen.cost.comparison import BreakEven, Comparison, Swing
+from loadgen.cost.comparison import BreakEven, OfferComparison, Swing
 from loadgen.cost.unit_cost import PARTS, Offer
 from loadgen.format import NONE
 from loadgen.report import cost as words
@@ -39,7 +39,7 @@ svg .rent { stroke: #3b6fb6 } svg .token { stroke: #8b5fb0 }
 """
 
 
-def render(comparison: Comparison) -> str:
+def render(comparison: OfferComparison) -> str:
     """The whole page."""
     prices = comparison.prices
     marked = prices.sample or any(offer.evidence.simulated for offer in comparison.offers)
@@ -70,7 +70,7 @@ def render(comparison: Comparison) -> str:
     )
 
 
-def _offers(comparison: Comparison) -> Iterator[str]:
+def _offers(comparison: OfferComparison) -> Iterator[str]:
     yield "<h2>Offers, and what they rest on</h2>"
     for offer, differs in zip(comparison.offers, comparison.against_first, strict=True):
         notes = [f"<li class=warn>{escape(note)}</li>" for note in offer.notes]
@@ -80,7 +80,7 @@ def _offers(comparison: Comparison) -> Iterator[str]:
         yield f"<p><b>{escape(offer.name)}</b><br>{told}</p>" + (f"<ul>{''.join(notes)}</ul>" if notes else "")
 
 
-def _table(comparison: Comparison) -> Iterator[str]:
+def _table(comparison: OfferComparison) -> Iterator[str]:
     names = [_name(offer, differs) for offer, differs in zip(comparison.offers, comparison.against_first, strict=True)]
     yield "<div class=wide><table><tr><th>" + escape(comparison.prices.currency) + " per</th>"
     yield "".join(f"<th>{escape(name)}</th>" for name in names) + "</tr>"
@@ -111,7 +111,7 @@ def _name(offer: Offer, differs: Sequence[str]) -> str:
     return offer.name + (" *" if differs else "")
 
 
-def _bars(comparison: Comparison) -> str:
+def _bars(comparison: OfferComparison) -> str:
     """One bar per offer, its parts stacked, its interval as a whisker."""
     by = PER[comparison.unit][0]
     costs = [offer.costs[comparison.unit] for offer in comparison.offers]
@@ -146,7 +146,7 @@ def _bars(comparison: Comparison) -> str:
     return _svg(y + 20, marks, "cost by offer and part")
 
 
-def _tornado(offer: Offer, comparison: Comparison) -> str:
+def _tornado(offer: Offer, comparison: OfferComparison) -> str:
     swings = [swing for swing in comparison.swings if swing.offer == offer.name]
     cost = offer.costs[comparison.unit]
     if not swings or cost is None:
@@ -186,7 +186,7 @@ def _swing(swing: Swing, y: int, by: int, down: float, up: float) -> Iterator[st
     yield _text(end + 4, y + 13, money(most), "start", soft=True)
 
 
-def _pairs(comparison: Comparison) -> Iterator[str]:
+def _pairs(comparison: OfferComparison) -> Iterator[str]:
     if not comparison.pairs:
         return
     yield "<h2>Which is cheaper</h2><div class=wide><table>"
@@ -201,7 +201,7 @@ def _pairs(comparison: Comparison) -> Iterator[str]:
     yield "</table></div>"
 
 
-def _break_evens(comparison: Comparison) -> Iterator[str]:
+def _break_evens(comparison: OfferComparison) -> Iterator[str]:
     if comparison.break_evens:
         yield "<h2>Break-even between machines and paying by the token</h2>"
     by_name = {offer.name: offer for offer in comparison.offers}
@@ -211,7 +211,7 @@ def _break_evens(comparison: Comparison) -> Iterator[str]:
             yield _lines(one, by_name[one.rent], by_name[one.by_token], comparison)
 
 
-def _lines(one: BreakEven, rent: Offer, by_token: Offer, comparison: Comparison) -> str:
+def _lines(one: BreakEven, rent: Offer, by_token: Offer, comparison: OfferComparison) -> str:
     """Cost of a day against units of a day: a step of machines, a straight line of tokens, where they meet."""
     mine, theirs = rent.costs[comparison.unit], by_token.costs[comparison.unit]
     assert one.per_day is not None and mine is not None and theirs is not None

@@ -35,14 +35,14 @@ ABOVE, WRAPPED = 14, 4  # lines above them; more of them on a screen narrower th
 BAR = 60  # columns
 
 
-class Spread(NamedTuple):
+class LatencyView(NamedTuple):
     """p50 and p99 in ms over the last RECENT_S and since the start; None where nothing came."""
 
     recent: tuple[float | None, float | None]
     all: tuple[float | None, float | None]
 
 
-class Node(NamedTuple):
+class TargetView(NamedTuple):
     """One of several targets, over the last RECENT_S."""
 
     name: str
@@ -65,15 +65,15 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     ok: int
     in_flight: int | None
     tokens: float | None
-    ttft: Spread
-    tpot: Spread
+    ttft: LatencyView
+    tpot: LatencyView
     good_recent: float | None  # share within the SLO; null without one
     good_all: float | None
     errors: tuple[tuple[str, int], ...]
     send_lag_p99: float | None
     client_lag_p99: float | None
     cpu: float | None
-    nodes: tuple[Node, ...]
+    nodes: tuple[TargetView, ...]
 
 
 class View:
@@ -139,8 +139,8 @@ class View:
             ok=int(self._statuses[OK]),
             in_flight=self._latest("in_flight"),
             tokens=events if events is not None else float(recent["output_tokens"][ok].clip(0).sum()) / span,
-            ttft=Spread(_exact(recent.measure("ttft")[ok]), _pooled(self._ttft)),
-            tpot=Spread(_exact(recent.measure("tpot")[ok]), _pooled(self._tpot)),
+            ttft=LatencyView(_exact(recent.measure("ttft")[ok]), _pooled(self._ttft)),
+            tpot=LatencyView(_exact(recent.measure("tpot")[ok]), _pooled(self._tpot)),
             good_recent=good,
             good_all=self._good / self._counted if self._header.slo is not None and self._counted else None,
             errors=tuple(sorted(found, key=lambda kind: -kind[1])),
@@ -154,7 +154,7 @@ class View:
         slots = [stage.slots for stage in self._header.stages]
         return sum(slot for slot in slots if slot is not None) if slots and None not in slots else None
 
-    def _stage(self, now_s: float) -> manifest.Stage | None:
+    def _stage(self, now_s: float) -> manifest.StagePlan | None:
         begun = [stage for stage in self._header.stages if stage.start_ns <= now_s * 1e9]
         return begun[-1] if begun else None
 
@@ -188,7 +188,7 @@ class View:
             rate += sent / span if span > 0 else one.sent / max(one.t_s, 0.1)
         return rate
 
-    def _nodes(self, recent: Columns, ok: NDArray[np.bool_], span: float) -> list[Node]:
+    def _nodes(self, recent: Columns, ok: NDArray[np.bool_], span: float) -> list[TargetView]:
         if len(self._header.targets) < 2:
             return []
         ttft = recent.measure("ttft")
@@ -196,7 +196,7 @@ class View:
         for i, target in enumerate(self._header.targets):
             mine = ok & (recent["target"] == i)
             name = target.name or target.url
-            found.append(Node(name, float(mine.sum()) / span, int(self._failed[i]), _exact(ttft[mine])))
+            found.append(TargetView(name, float(mine.sum()) / span, int(self._failed[i]), _exact(ttft[mine])))
         return found
 
 
@@ -277,7 +277,7 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
 # -- the folder and the terminal -----------------------------------------------------------------------------------
 
 
-class Tail:
+class SpoolTail:
     """Reads what is new in a run's spool; a half-written line or row waits for its other half."""
 
     def __init__(self, folder: Path) -> None:
@@ -328,7 +328,7 @@ def follow(folder: Path, stop: Any) -> None:
     from rich.live import Live as Screen
 
     view = View(manifest.decode((folder / "run.json").read_bytes()))
-    tail = Tail(folder)
+    tail = SpoolTail(folder)
     seen_s, seen_at = 0.0, monotonic()
     with Screen(console=Console(stderr=True), auto_refresh=False, transient=True) as screen:
         while not select.select([stop], [], [], EVERY_S)[0]:
@@ -342,7 +342,7 @@ def follow(folder: Path, stop: Any) -> None:
                 screen.update(draw(view.picture(now_s, events), *screen.console.size), refresh=True)
 
 
-class Live:
+class Dashboard:
     """The process that follows a run, from the command that started the run."""
 
     def __init__(self, folder: Path) -> None:

@@ -21,11 +21,11 @@ from loadgen.stats.quantiles import SUPPORT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadgen.interop.other_definitions import Reported
+    from loadgen.interop.other_definitions import ToolFigures
     from loadgen.metrics.summary import StageSummary, Summary, TargetSummary
     from loadgen.report.run_data import Figures
     from loadgen.results.manifest import Header
-    from loadgen.server_metrics.series import Sample
+    from loadgen.server_metrics.series import MetricSample
     from loadgen.stats.quantiles import Distribution
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p99_9")
@@ -35,8 +35,8 @@ def render(
     summary: Summary,
     header: Header | None = None,
     figures: Figures | None = None,
-    others: Sequence[Reported] = (),
-    said: Sequence[Sample] = (),
+    others: Sequence[ToolFigures] = (),
+    said: Sequence[MetricSample] = (),
 ) -> str:
     """The page. Without `header` and `figures` (only a summary was kept) it has tables and no pictures. `others`: what
     other tools would have reported of the same rows; `said`: what the servers said of themselves meanwhile.
@@ -199,7 +199,7 @@ def _over_time(sheet: page.Page, summary: Summary, figures: Figures) -> None:
     sheet.charts(run_charts.over_time(figures, summary))
 
 
-def _server(sheet: page.Page, summary: Summary, figures: Figures | None, said: Sequence[Sample]) -> None:
+def _server(sheet: page.Page, summary: Summary, figures: Figures | None, said: Sequence[MetricSample]) -> None:
     if summary.server is None:
         return
     sheet.section("What the server says of itself", id="server")
@@ -332,7 +332,7 @@ def _client(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
         sheet.charts(run_charts.client(figures, summary))
 
 
-def _elsewhere(sheet: page.Page, others: Sequence[Reported]) -> None:
+def _elsewhere(sheet: page.Page, others: Sequence[ToolFigures]) -> None:
     if not others:
         return
     sheet.section("How other tools would have reported this very run", id="others")

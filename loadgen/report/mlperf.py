@@ -14,19 +14,19 @@ from loadgen.stats.loadgen_spread import PERCENTILES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from loadgen.mlperf.result import Result
-    from loadgen.stats.loadgen_spread import Spread
+    from loadgen.mlperf.result import MlperfResult
+    from loadgen.stats.loadgen_spread import LoadGenSpread
 
 WIDTH = 100
 NAMES = {"server": "Server", "interactive": "Interactive", "offline": "Offline"}
 
 
-def render(result: Result, *, gpus: int | None = None, parts: Iterable[str] = (), width: int = WIDTH) -> str:
+def render(result: MlperfResult, *, gpus: int | None = None, parts: Iterable[str] = (), width: int = WIDTH) -> str:
     """The whole report, ending in a newline. `parts`: lines about each of several targets (`report.text.parts`)."""
     return "\n".join(_lines(result, gpus, tuple(parts), width)) + "\n"
 
 
-def _lines(result: Result, gpus: int | None, parts: tuple[str, ...], width: int) -> Iterator[str]:
+def _lines(result: MlperfResult, gpus: int | None, parts: tuple[str, ...], width: int) -> Iterator[str]:
     mark = "SIMULATED, not a real system: " if result.simulated else ""
     rate = f", target {result.target_qps:,.6g}/s" if result.target_qps else ""
     yield f"{mark}MLPerf-style (unofficial) {NAMES[result.scenario]} · {result.benchmark} · round {result.round}{rate}"
@@ -77,7 +77,7 @@ def _lines(result: Result, gpus: int | None, parts: tuple[str, ...], width: int)
         yield from textwrap.wrap(note, width, initial_indent="  note: ", subsequent_indent="    ")
 
 
-def _table(result: Result) -> Iterator[str]:
+def _table(result: MlperfResult) -> Iterator[str]:
     head = ("ms", *(f"p{p * 100:g}" for p in PERCENTILES), "mean", "max")
     rows = [
         (name, *_cells(spread))
@@ -90,6 +90,6 @@ def _table(result: Result) -> Iterator[str]:
         yield f"{row[0]:<{max(widths[0], 9)}}  " + "  ".join(cells)
 
 
-def _cells(spread: Spread) -> list[str]:
+def _cells(spread: LoadGenSpread) -> list[str]:
     values = (*spread.percentiles, spread.mean, spread.max)
     return ["-" if value is None else f"{value / 1e6:,.3f}" for value in values]

@@ -12,7 +12,7 @@ from loadgen.report import page
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from loadgen.interop.reader import Result
+    from loadgen.interop.reader import ForeignResult
 
 STATS = ("mean", "p50", "p90", "p95", "p99", "max")
 RATES = {
@@ -27,14 +27,14 @@ RATES = {
 }
 
 
-def _latencies(result: Result) -> Iterator[tuple[str, ...]]:
+def _latencies(result: ForeignResult) -> Iterator[tuple[str, ...]]:
     for path, name in result.called.items():
         values = [result.figures.get(f"{path}.{stat}") for stat in STATS]
         if any(value is not None for value in values):
             yield (name, *map(format.milliseconds, values))
 
 
-def _rates(result: Result) -> Iterator[tuple[str, str]]:
+def _rates(result: ForeignResult) -> Iterator[tuple[str, str]]:
     for path, name in RATES.items():
         if path in result.figures:
             value = result.figures[path]
@@ -46,7 +46,7 @@ def _rates(result: Result) -> Iterator[tuple[str, str]]:
             )
 
 
-def _about(result: Result) -> list[tuple[str, str]]:
+def _about(result: ForeignResult) -> list[tuple[str, str]]:
     return [
         ("Tool", " ".join(filter(None, (result.tool, result.version)))),
         ("File", result.file),
@@ -57,7 +57,7 @@ def _about(result: Result) -> list[tuple[str, str]]:
     ]
 
 
-def render_text(result: Result) -> str:
+def render_text(result: ForeignResult) -> str:
     """A table for a terminal; the last lines say what its figures are, and are not."""
     lines = [f"{name:<11}{value}" for name, value in _about(result) if value]
     rows = [("ms, as it calls them", *STATS), *_latencies(result)]
@@ -72,7 +72,7 @@ def render_text(result: Result) -> str:
     return "\n".join([*lines, "Figures only: no records, no fingerprint, no verdict of ours."]) + "\n"
 
 
-def render_html(result: Result) -> str:
+def render_html(result: ForeignResult) -> str:
     """The same as a page."""
     sheet = page.Page(f"{result.tool}: {result.file}", f"loadgen report of a file by {result.tool}")
     sheet.add(

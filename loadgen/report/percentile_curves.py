@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Curve(msgspec.Struct, frozen=True, kw_only=True):
+class PercentileCurve(msgspec.Struct, frozen=True, kw_only=True):
     """A percentile curve. `nines` are -log10(1 - p): 1 is p90, 2 is p99; the last point is the largest sample.
 
     `carried` is the last place that `count` samples can carry (`quantiles.support`); beyond it, the curve is anecdote.
@@ -43,7 +43,7 @@ def carried(count: int) -> float:
     return int(_nines(low) * 1e4) / 1e4  # down
 
 
-def curve(name: str, values_ns: NDArray[np.int64]) -> Curve | None:
+def curve(name: str, values_ns: NDArray[np.int64]) -> PercentileCurve | None:
     """The percentile curve of per-request values, each point an element of the sample; None when there is none."""
     values = np.sort(columns.defined(values_ns))
     if len(values) == 0:
@@ -51,7 +51,7 @@ def curve(name: str, values_ns: NDArray[np.int64]) -> Curve | None:
     return _curve(name, len(values), lambda p: float(values[index(len(values), p)]), float(values[-1]))
 
 
-def curve_of_histogram(name: str, histogram: Histogram) -> Curve | None:
+def curve_of_histogram(name: str, histogram: Histogram) -> PercentileCurve | None:
     """The same from a histogram, within its bound."""
     count = histogram.count
     if count == 0:
@@ -64,11 +64,11 @@ def curve_of_histogram(name: str, histogram: Histogram) -> Curve | None:
     return _curve(name, count, at, float(histogram.largest_ns))
 
 
-def _curve(name: str, count: int, at: Callable[[float], float], largest: float) -> Curve:
+def _curve(name: str, count: int, at: Callable[[float], float], largest: float) -> PercentileCurve:
     end = max(float(np.log10(count)), 0.3)
     places = np.unique(np.concatenate((np.linspace(0, 0.3, 12), np.linspace(0.3, end, 90))))[:-1]
     values = [at(1 - 10 ** -float(place)) for place in places]
-    return Curve(
+    return PercentileCurve(
         name=name,
         count=count,
         nines=rounded([*places, end], 4),

@@ -158,7 +158,7 @@ def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
         yield _heat(figures, x)
 
 
-def server(figures: Figures, found: Mapping[str, served.Curve]) -> Iterator[Chart]:
+def server(figures: Figures, found: Mapping[str, served.MetricCurve]) -> Iterator[Chart]:
     """What the servers said along the run, over what the client saw of the same."""
     x, stages = _time(figures), bands(figures)
 
@@ -191,7 +191,7 @@ def server(figures: Figures, found: Mapping[str, served.Curve]) -> Iterator[Char
             yield Chart(kind="lines", title=title, x=x, y=y, series=(*series, *beside), bands=stages)
 
 
-def _thinned(curve: served.Curve) -> tuple[Sequence[float], Sequence[float]]:
+def _thinned(curve: served.MetricCurve) -> tuple[Sequence[float], Sequence[float]]:
     """At most MOST_BINS points."""
     from loadgen.report.run_data import MOST_BINS
 

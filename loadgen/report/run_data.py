@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from loadgen.metrics.columns import OK, UNDEFINED, Columns
-from loadgen.report.percentile_curves import Curve, curve, curve_of_histogram, round_to, rounded
+from loadgen.report.percentile_curves import PercentileCurve, curve, curve_of_histogram, round_to, rounded
 from loadgen.results.record import BIN_NS, KINDS
 from loadgen.stats.quantiles import Histogram, index
 
@@ -63,7 +63,7 @@ class Heat(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[tuple[int, int, int], ...]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
     """A stage on the axis of time."""
 
     name: str
@@ -77,8 +77,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a page about one run draws. Curves and clouds: ok measured requests; series over time: all."""
 
     length_s: float
-    stages: tuple[Part, ...]
-    curves: dict[str, Curve]
+    stages: tuple[StageSpan, ...]
+    curves: dict[str, PercentileCurve]
     ttft: Bins  # ms by due instant: p50, and where a bin has enough p90, p99, max
     tpot: Bins  # ms by the instant of the last token
     output: Bins  # tokens/s by event time
@@ -195,12 +195,12 @@ def _length_s(rows: NDArray[np.void], timeline: Sequence[NDArray[np.int64]]) -> 
     return max(float(max(ends)) / 1e9, 0.1)
 
 
-def _parts(header: Header, rows: NDArray[np.void], length_s: float) -> Iterator[Part]:
+def _parts(header: Header, rows: NDArray[np.void], length_s: float) -> Iterator[StageSpan]:
     for i, stage in enumerate(header.stages):
         due = rows["due_ns"][(rows["stage"] == i) & (rows["due_ns"] >= 0)]
         start = stage.start_ns / 1e9 if stage.start_ns or i == 0 else float(due.min(initial=0)) / 1e9
         end = stage.end_ns / 1e9 if stage.end_ns is not None else float(due.max(initial=0)) / 1e9
-        yield Part(
+        yield StageSpan(
             name=stage.name or f"stage {i + 1}",
             arrival=stage.arrival,
             start_s=round_to(start, 5),

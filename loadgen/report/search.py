@@ -10,7 +10,7 @@ from loadgen import format
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadgen.search.load_search import Answer, Ask, Goal, Told
+    from loadgen.search.load_search import Goal, NextTrial, SearchAnswer, TrialResult
 
 WIDTH = 100
 KINDS = {"bracket": "looking for a bracket", "probe": "probe", "confirm": "confirmation at full length"}
@@ -30,23 +30,23 @@ ENDINGS = {
 }
 
 
-def asking(ask: Ask, unit: str) -> str:
+def asking(ask: NextTrial, unit: str) -> str:
     """The line before a probe."""
     return f"probe {ask.number}: {ask.load:.4g}{unit} ({KINDS[ask.kind]})"
 
 
-def told(one: Told) -> str:
+def told(one: TrialResult) -> str:
     """The line after it."""
     early = ", ended early" if one.early else ""
     return f"  {one.outcome}{early} after {format.duration(one.spent_s)}: {one.why}"
 
 
-def render(answer: Answer, told: Sequence[Told], goal: Goal, *, unit: str, simulated: bool) -> str:
+def render(answer: SearchAnswer, told: Sequence[TrialResult], goal: Goal, *, unit: str, simulated: bool) -> str:
     """The whole report, ending in a newline."""
     return "\n".join(_lines(answer, told, goal, unit, simulated)) + "\n"
 
 
-def _lines(answer: Answer, told: Sequence[Told], goal: Goal, unit: str, simulated: bool) -> Iterator[str]:
+def _lines(answer: SearchAnswer, told: Sequence[TrialResult], goal: Goal, unit: str, simulated: bool) -> Iterator[str]:
     mark = "SIMULATED, not a real server: " if simulated else ""
     yield f"{mark}highest load at which {', '.join(goal.names)} hold"
     yield ""

@@ -12,7 +12,7 @@ from loadgen.report.page import Axis, Chart, Mark, Series
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from loadgen.search.sweep import Curve, Level
+    from loadgen.search.sweep import SweepCurve, SweepLevel
 
 _HEAD: tuple[str, ...] = (
     *("load", "ok", "req/s", "tokens/s", "per GPU", "per user"),
@@ -20,7 +20,7 @@ _HEAD: tuple[str, ...] = (
 )
 
 
-def _row(curve: Curve, level: Level) -> tuple[str, ...]:
+def _row(curve: SweepCurve, level: SweepLevel) -> tuple[str, ...]:
     def ms(name: str) -> str:
         text = format.milliseconds(getattr(level, name))
         return f"~{text}" if name in level.unsupported and text != format.NONE else text
@@ -38,7 +38,7 @@ def _row(curve: Curve, level: Level) -> tuple[str, ...]:
     )
 
 
-def _words(curve: Curve, level: Level) -> Iterator[str]:
+def _words(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
     if not level.valid:
         yield "INVALID"
     if level.state != "finished":
@@ -53,7 +53,7 @@ def _words(curve: Curve, level: Level) -> Iterator[str]:
         yield "Pareto"
 
 
-def sentences(curve: Curve) -> Iterator[str]:
+def sentences(curve: SweepCurve) -> Iterator[str]:
     """What the sweep comes to."""
     by_name = {level.name: level for level in curve.levels}
     if curve.slo:
@@ -75,7 +75,7 @@ def sentences(curve: Curve) -> Iterator[str]:
         yield "No knee yet: throughput still grows faster than E2E p50 at the last level."
 
 
-def _table(curve: Curve) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _table(curve: SweepCurve) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Without the columns that nobody can fill."""
     rows = [_row(curve, level) for level in curve.levels]
     kept = [i for i in range(len(_HEAD)) if i == 0 or any(row[i] not in (format.NONE, "") for row in rows)]
@@ -85,7 +85,7 @@ def _table(curve: Curve) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 _UNITS = "Latencies in ms. tokens/s: output, while load was offered; per user: 1 / TPOT p50. ~: too few samples."
 
 
-def render_text(curve: Curve) -> str:
+def render_text(curve: SweepCurve) -> str:
     """The table and what it comes to."""
     head, rows = _table(curve)
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
@@ -101,7 +101,7 @@ def render_text(curve: Curve) -> str:
     return "\n".join([*mark, *lines, _UNITS, "", *sentences(curve)]).rstrip() + "\n"
 
 
-def render_markdown(curve: Curve) -> str:
+def render_markdown(curve: SweepCurve) -> str:
     """The same, for pasting."""
     head, rows = _table(curve)
     gpus = f", {curve.gpus} GPUs" if curve.gpus else ""
@@ -113,7 +113,7 @@ def render_markdown(curve: Curve) -> str:
     )
 
 
-def render_html(curve: Curve) -> str:
+def render_html(curve: SweepCurve) -> str:
     """The page: what it comes to, the curve, the front, every level."""
     sheet = page.Page(f"{curve.workload}: {len(curve.levels)} levels", f"loadgen {curve.version} report of a sweep")
     if any(level.simulated for level in curve.levels):
@@ -139,7 +139,7 @@ def render_html(curve: Curve) -> str:
     return sheet.render()
 
 
-def charts(curve: Curve) -> Iterator[Chart]:
+def charts(curve: SweepCurve) -> Iterator[Chart]:
     """Throughput against latency, per GPU against per user, latency and goodput against load."""
     levels = [level for level in curve.levels if level.output_per_s is not None]
     if not levels:
@@ -191,14 +191,14 @@ def charts(curve: Curve) -> Iterator[Chart]:
             )
 
 
-def _pareto(levels: list[Level]) -> Iterator[Chart]:
+def _pareto(levels: list[SweepLevel]) -> Iterator[Chart]:
     known = [level for level in levels if level.per_user is not None and level.output_per_s is not None]
     if not known:
         return
     per_gpu = all(level.per_gpu is not None for level in known)
     unit = "tokens/s per GPU" if per_gpu else "tokens/s in all"
 
-    def series(chosen: list[Level], name: str, color: str, dash: str = "") -> Series:
+    def series(chosen: list[SweepLevel], name: str, color: str, dash: str = "") -> Series:
         ordered = sorted(chosen, key=lambda level: level.per_user or 0)
         return Series(
             name=name,

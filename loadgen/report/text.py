@@ -16,11 +16,11 @@ from loadgen.stats.quantiles import SUPPORT, Distribution
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from loadgen.metrics.blocks import Requests
+    from loadgen.metrics.blocks import RequestCounts
     from loadgen.metrics.columns import Goodput, TermResult
     from loadgen.metrics.drift import Drift
     from loadgen.metrics.summary import StageSummary, Summary, TargetSummary
-    from loadgen.results.manifest import Target
+    from loadgen.results.manifest import TargetFacts
     from loadgen.server_metrics.series import Served
 
 WIDTH = 100
@@ -132,7 +132,7 @@ def _opening(summary: Summary, paint: Callable[[str, str], str], width: int) -> 
         yield " " * LABEL + paint(words.get(run.state, run.state), "yellow")
 
 
-def _called(target: Target) -> str:
+def _called(target: TargetFacts) -> str:
     server = f" ({target.server})" if target.server else ""
     if target.name and target.url:
         return f"{target.name} at {target.url}{server}"
@@ -358,7 +358,7 @@ def _term(term: TermResult) -> tuple[str, str, str]:
     return limit, came, f"{format.count(term.over)} of {format.count(term.count)} over"
 
 
-def _errors(requests: Requests, width: int) -> Iterator[str]:
+def _errors(requests: RequestCounts, width: int) -> Iterator[str]:
     if not requests.by_error:
         return
     yield "Errors"

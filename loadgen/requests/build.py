@@ -7,7 +7,7 @@ from typing import Any
 from loadgen.requests.prompts import FilePrompts, Prompts, SyntheticPrompts
 from loadgen.requests.tokenizer import Tokenizer
 from loadgen.requests.trace_prompts import TracePrompts
-from loadgen.workload.traces import read
+from loadgen.workload.traces import read_trace
 
 
 def build(workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0) -> Prompts:
@@ -16,7 +16,7 @@ def build(workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_to
     template_tokens: what the server adds to a prompt; only a trace's lengths, which contain it, want to know.
     """
     if hasattr(workload.requests, "trace"):
-        return TracePrompts(read(workload.requests.trace), seed, salt, tokenizer, template_tokens)
+        return TracePrompts(read_trace(workload.requests.trace), seed, salt, tokenizer, template_tokens)
     if hasattr(workload.requests, "path"):
         return FilePrompts(workload.requests, seed, tokenizer)
     return SyntheticPrompts(workload.requests, seed, salt, tokenizer)

@@ -73,7 +73,7 @@ PASSED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 KNOWN = ("prompt", "messages", *LENGTHS, *PASSED, "extra_body")
 
 
-class Wrong(ValueError):
+class BadRow(ValueError):
     """What is wrong with a line; `column` counts bytes from 1, 0 when it is the row as a whole."""
 
     def __init__(self, what: str, hint: str = "", column: int = 0) -> None:
@@ -82,7 +82,7 @@ class Wrong(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class DatasetRow:
     """One request as the user wrote it; exactly one of `messages` and `prompt` is set."""
 
     messages: list[dict[str, Any]] | None = None
@@ -105,7 +105,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: int) -> DatasetRow:
         """Read row `index` again. Raises UserError when the file has changed since it was checked."""
         begin, end = self.starts[index], self.starts[index + 1]
         try:
@@ -114,12 +114,12 @@ class Rows:
                 line = os.pread(file, end - begin, begin)
             finally:
                 os.close(file)
-            return parse(_first_line(line))
-        except (OSError, Wrong) as error:
+            return parse_row(_first_line(line))
+        except (OSError, BadRow) as error:
             raise UserError(f"the file changed during the run: {error}", str(self.path)) from None
 
 
-def read(path: str | Path) -> Rows:
+def read_rows(path: str | Path) -> Rows:
     """Check every row of a JSONL file. Raises Faults with the first FAULTS_SHOWN faults, or UserError for the file."""
     path = Path(path)
     starts, faults, ignored, digest, at = array("Q"), list[UserError](), dict[str, None](), hashlib.sha256(), 0
@@ -136,9 +136,9 @@ def read(path: str | Path) -> Rows:
                 if not line.strip():
                     continue
                 try:
-                    ignored.update(dict.fromkeys(parse(line).ignored))
+                    ignored.update(dict.fromkeys(parse_row(line).ignored))
                     starts.append(begin)
-                except Wrong as wrong:
+                except BadRow as wrong:
                     where = f"{path}:{number}" + (f":{wrong.column}" if wrong.column else "")
                     faults.append(UserError(str(wrong), where, wrong.hint))
                     if len(faults) == FAULTS_SHOWN:
@@ -154,28 +154,28 @@ def read(path: str | Path) -> Rows:
     return Rows(path=path, sha256=digest.hexdigest(), starts=starts, ignored=tuple(ignored))
 
 
-def parse(line: bytes) -> Row:
+def parse_row(line: bytes) -> DatasetRow:
     """One line → Row. Raises Wrong."""
     try:
         line.decode()  # first, because the decoder below counts the place of a bad byte from the start of its string
         row = msgspec.json.decode(line)
     except UnicodeDecodeError as error:
-        raise Wrong("not UTF-8", "save the file as UTF-8", error.start + 1) from None
+        raise BadRow("not UTF-8", "save the file as UTF-8", error.start + 1) from None
     except RecursionError:
-        raise Wrong("nested too deeply") from None
+        raise BadRow("nested too deeply") from None
     except msgspec.DecodeError as error:
         place = re.search(r"\(byte (\d+)\)", str(error))
         text = re.sub(r" \(byte \d+\)", "", str(error)).removeprefix("JSON is malformed: ")
         text = text.replace("Input data was truncated", "the line ends before the object does")
-        raise Wrong(f"not JSON: {text}", "one JSON object per line", int(place[1]) + 1 if place else 0) from None
+        raise BadRow(f"not JSON: {text}", "one JSON object per line", int(place[1]) + 1 if place else 0) from None
     if not isinstance(row, dict):
-        raise Wrong("not a JSON object", 'write {"prompt": "..."} or {"messages": [...]}')
+        raise BadRow("not a JSON object", 'write {"prompt": "..."} or {"messages": [...]}')
     if ("prompt" in row) == ("messages" in row):
         what = "both `prompt` and `messages`" if "prompt" in row else "neither `prompt` nor `messages`"
         close = next((near for key in row for near in difflib.get_close_matches(key, ("prompt", "messages"), 1)), None)
-        raise Wrong(what, f'did you mean "{close}"?' if close and close not in row else "give exactly one of them")
+        raise BadRow(what, f'did you mean "{close}"?' if close and close not in row else "give exactly one of them")
     length, exact = _length(row)
-    return Row(
+    return DatasetRow(
         messages=_messages(row["messages"]) if "messages" in row else None,
         prompt=_prompt(row["prompt"]) if "prompt" in row else None,
         output_tokens=length,
@@ -190,10 +190,10 @@ def _length(row: dict[str, Any]) -> tuple[int | None, bool]:
     if not given:
         return None, False
     if len(given) > 1:
-        raise Wrong(f"{' and '.join(given)} together", "output_tokens is the exact length, max_tokens an upper bound")
+        raise BadRow(f"{' and '.join(given)} together", "output_tokens is the exact length, max_tokens an upper bound")
     value = row[given[0]]
     if not _integer(value) or not 1 <= value <= MOST_OUTPUT_TOKENS:
-        raise Wrong(f"{given[0]} is {_shown(value)}", f"a whole number from 1 to {MOST_OUTPUT_TOKENS:,}")
+        raise BadRow(f"{given[0]} is {_shown(value)}", f"a whole number from 1 to {MOST_OUTPUT_TOKENS:,}")
     return value, LENGTHS[given[0]]
 
 
@@ -202,21 +202,21 @@ def _prompt(value: Any) -> str | list[int]:
         return value
     if isinstance(value, list) and value and all(_integer(token) and token >= 0 for token in value):
         return value
-    raise Wrong(f"prompt is {_shown(value)}", "a text that is not empty, or a list of token ids")
+    raise BadRow(f"prompt is {_shown(value)}", "a text that is not empty, or a list of token ids")
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:
     hint = 'like [{"role": "user", "content": "Hello"}]'
     if not isinstance(value, list) or not value:
-        raise Wrong(f"messages is {_shown(value)}", hint)
+        raise BadRow(f"messages is {_shown(value)}", hint)
     for i, message in enumerate(value):
         if not isinstance(message, dict):
-            raise Wrong(f"messages[{i}] is {_shown(message)}", hint)
+            raise BadRow(f"messages[{i}] is {_shown(message)}", hint)
         if not isinstance(message.get("role"), str):
-            raise Wrong(f"messages[{i}].role is {_shown(message.get('role'))}", hint)
+            raise BadRow(f"messages[{i}].role is {_shown(message.get('role'))}", hint)
         content = message.get("content")
         if not isinstance(content, str | list) and not (content is None and "tool_calls" in message):
-            raise Wrong(f"messages[{i}].content is {_shown(content)}", "a text, or a list of parts")
+            raise BadRow(f"messages[{i}].content is {_shown(content)}", "a text, or a list of parts")
     return value
 
 
@@ -224,10 +224,10 @@ def _extra(row: dict[str, Any]) -> dict[str, Any]:
     for key in PASSED.keys() & row.keys():
         needed, fits = PASSED[key]
         if not fits(row[key]):
-            raise Wrong(f"{key} is {_shown(row[key])}", needed)
+            raise BadRow(f"{key} is {_shown(row[key])}", needed)
     more = row.get("extra_body", {})
     if not isinstance(more, dict):
-        raise Wrong(f"extra_body is {_shown(more)}", "an object")
+        raise BadRow(f"extra_body is {_shown(more)}", "an object")
     return {key: row[key] for key in row if key in PASSED} | more
 
 

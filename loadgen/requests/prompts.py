@@ -241,7 +241,7 @@ class FilePrompts:
     history = "scripted"
 
     def __init__(self, requests: Any, seed: int, tokenizer: Tokenizer) -> None:
-        self.rows = dataset.read(requests.path)
+        self.rows = dataset.read_rows(requests.path)
         self._tokenizer = tokenizer
         self._output = law(requests.output_tokens) if requests.output_tokens else None
         self._lengths_key = key(seed)

@@ -66,7 +66,7 @@ class Tokenizer:
         return len(self.encode(text)) if text else 0
 
 
-def load(spec: str | None = None) -> Tokenizer:
+def load_tokenizer(spec: str | None = None) -> Tokenizer:
     """Return the packaged tokenizer (None, "" or "cl100k"), or that of a `tokenizer.json`: the file, or its folder.
 
     Raises UserError when there is no such file, it is not a tokenizer, or the packaged data is damaged.

@@ -48,7 +48,7 @@ def dump(capacity: Capacity) -> bytes:
     return msgspec.json.format(msgspec.json.encode(capacity), indent=2) + b"\n"
 
 
-def load(data: bytes, where: str = FILE) -> Capacity:
+def load_capacity(data: bytes, where: str = FILE) -> Capacity:
     """The inverse of `dump`. Raises UserError for what is no capacity: damaged, newer, or not low <= rate <= high."""
     refuse_newer(data, SCHEMA, where)
     try:
@@ -71,7 +71,7 @@ def load(data: bytes, where: str = FILE) -> Capacity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class RateInterval:
     """A rate with its 95 % interval; both ends None where one run says nothing about its spread."""
 
     mid: float
@@ -79,10 +79,10 @@ class Interval:
     high: float | None = None
 
 
-def replications(values: Sequence[float]) -> Interval:
+def replications(values: Sequence[float]) -> RateInterval:
     """The mean of independent repeats and Student's 95 % interval of it; no interval from one value. Ends below zero
     are cut to the smallest value seen: a rate is positive."""
     found = intervals.replications(values, CONFIDENCE)
     if len(values) < 2:
-        return Interval(mid=found.value)
-    return Interval(mid=found.value, low=found.low if found.low > 0 else min(values), high=found.high)
+        return RateInterval(mid=found.value)
+    return RateInterval(mid=found.value, low=found.low if found.low > 0 else min(values), high=found.high)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import msgspec
 
 from loadgen.errors import UserError
-from loadgen.limits import Limits
+from loadgen.limits import ValidityLimits
 from loadgen.results.record import SCHEMA
 from loadgen.slo import Slo
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Where the load went. `gpus`, `shape` and `region` are what the user declared, for cost; "" and null: not said."""
 
     url: str = ""
@@ -35,7 +35,7 @@ class Fingerprints(msgspec.Struct, frozen=True, kw_only=True):
     bodies: str = ""
 
 
-class Stage(msgspec.Struct, frozen=True, kw_only=True):
+class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     """One part of the run as planned, with one arrival law; rows refer to it by its place in `Header.stages`."""
 
     name: str = ""
@@ -102,13 +102,13 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     schedule_seed: int | None = None
     salt: str = ""
-    targets: tuple[Target, ...] = ()
+    targets: tuple[TargetFacts, ...] = ()
     client: str = "wire"  # wire, openai
     api: str = "chat"
     stream: bool = True
     slo: Slo | None = None
-    limits: Limits = Limits()
-    stages: tuple[Stage, ...] = ()
+    limits: ValidityLimits = ValidityLimits()
+    stages: tuple[StagePlan, ...] = ()
     fingerprints: Fingerprints = Fingerprints()
     rtt_ms: float | None = None  # connect time without load
     tokenizer: str = ""

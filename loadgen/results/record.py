@@ -76,7 +76,7 @@ pack = struct.Struct("<" + "".join(_LETTER[code] for _, code, _ in FIELDS)).pack
 BIN_NS = 10_000_000  # of the timeline of output events
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """Which slot a record is of, in the order of the first fields of FIELDS."""
 
     slot: int
@@ -89,7 +89,7 @@ class Place(NamedTuple):
     lane: int
 
 
-def row(place: Place, done: Completion, start_ns: int, *, text: int, built: Built) -> bytes:
+def row(place: RowPlace, done: Completion, start_ns: int, *, text: int, built: Built) -> bytes:
     """The row of a request that was sent. `start_ns` is the run's instant 0; `text` the index of its failure's text."""
     failure = done.failure
     usage = done.usage
@@ -155,7 +155,7 @@ class Built(NamedTuple):
     asked_output: int
 
 
-def unsent_row(place: Place, due_ns: int, kind: str, status: str, built: Built, text: int = -1) -> bytes:
+def unsent_row(place: RowPlace, due_ns: int, kind: str, status: str, built: Built, text: int = -1) -> bytes:
     """The row of a slot that was never sent; `due_ns` relative to the run, -1 when it never became due."""
     never = (-1,) * 9
     counts = (-1, -1, -1, -1, built.tokens, built.asked_output, 0, 0, 0, 0)
@@ -173,7 +173,7 @@ __all__ = [
     "STATUS",
     "STATUSES",
     "Built",
-    "Place",
+    "RowPlace",
     "pack",
     "row",
     "unsent_row",

@@ -224,7 +224,7 @@ def recorded(folder: Path, worker: int, header: manifest.Header) -> NDArray[np.v
 # -- reading back ------------------------------------------------------------------------------------------------
 
 
-def read(folder: Path, *, lazily: bool = False) -> Stored:
+def read_run(folder: Path, *, lazily: bool = False) -> Stored:
     """A run as far as it got. Raises UserError for a folder that is no run, or one of a newer schema.
 
     `lazily`: of a finished run, its rows are a `Frame`, which can do what `summarize` asks of rows.
@@ -257,15 +257,15 @@ def read(folder: Path, *, lazily: bool = False) -> Stored:
 def read_lightly(folder: Path) -> Stored:
     """The same; of millions of rows a `Frame`."""
     merged = folder / "requests" / MERGED
-    return read(folder, lazily=merged.exists() and _many(merged))
+    return read_run(folder, lazily=merged.exists() and _many(merged))
 
 
-def server(folder: Path) -> list[series.Sample]:
+def server(folder: Path) -> list[series.MetricSample]:
     """What the servers said of themselves, in order of time; empty where no page was read."""
-    found: list[series.Sample] = []
+    found: list[series.MetricSample] = []
     file = folder / series.FILE
     if file.is_file():
-        decoder = msgspec.json.Decoder(series.Sample)
+        decoder = msgspec.json.Decoder(series.MetricSample)
         with file.open("rb") as lines, contextlib.suppress(msgspec.MsgspecError):  # a last line that was cut off
             found.extend(map(decoder.decode, lines))
     return found

@@ -31,7 +31,7 @@ class Start(NamedTuple):
     dropped: str = ""  # "", "in_flight_cap", "previous_turn_failed" or "interrupted"
 
 
-class Agenda:
+class Dispatcher:
     """What to start when, for one schedule or one share of it.
 
     Every slot comes out once: from `ready`, or after `stop` from `unsent`. Slots that a closed loop with a duration

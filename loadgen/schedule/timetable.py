@@ -63,7 +63,7 @@ class Slot(NamedTuple):
     lane: int  # -1 in open loop
 
 
-class Columns(NamedTuple):
+class SlotColumns(NamedTuple):
     """The same by columns, one line per slot in ascending number, each an int64 array; fields as in `Slot`."""
 
     number: Ints
@@ -205,7 +205,7 @@ class Schedule:
                 yield from range(number, number + self.turns)
             base += step
 
-    def columns(self) -> Columns:
+    def columns(self) -> SlotColumns:
         """All slots of this share. Raises ValueError when a stage is bounded by its duration alone."""
         parts = []
         for span in self.stages:
@@ -214,7 +214,7 @@ class Schedule:
             j = np.arange(span.chains, dtype=np.int64)
             place = j % span.lanes if span.lanes else j
             parts.append(_lines(self, span, 0, span.chains, place % self.parts == self.part))
-        return Columns(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        return SlotColumns(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def slot(self, number: int) -> Slot:
         """The line of this number, by arithmetic. Raises IndexError when the run has none."""
@@ -305,7 +305,7 @@ def fingerprint(schedule: Schedule) -> str:
     return digest.hexdigest()
 
 
-def _lines(schedule: Schedule, span: StageSpan, j: int, n: int, keep: NDArray[np.bool_] | None = None) -> Columns:
+def _lines(schedule: Schedule, span: StageSpan, j: int, n: int, keep: NDArray[np.bool_] | None = None) -> SlotColumns:
     """The slots of the stage's chains j … j + n - 1, those of `keep` (by chain) where given."""
     turns = schedule.turns
     chain = np.arange(j, j + n, dtype=np.int64)
@@ -329,7 +329,7 @@ def _lines(schedule: Schedule, span: StageSpan, j: int, n: int, keep: NDArray[np
     def spread(values: Ints | int) -> Ints:
         return np.broadcast_to(np.asarray(values, np.int64), (n, turns)).reshape(-1)
 
-    return Columns(
+    return SlotColumns(
         number=number.reshape(-1),
         request=number.reshape(-1),
         due_ns=due.reshape(-1),
@@ -369,7 +369,7 @@ def _arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) -> arri
         case Ramp(from_rate=low, to_rate=high):
             return arrivals.ramp(low, high, rng=rng, duration_ns=duration_ns, count=count)
         case Replay(file=file, speed=speed):
-            trace = traces.read(file)
+            trace = traces.read_trace(file)
             return arrivals.given(trace.due_ns, trace.end_ns, speed=speed, duration_ns=duration_ns, count=count)
     raise ValueError(f"{stage.arrival!r} has no arrivals")
 

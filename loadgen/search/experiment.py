@@ -24,7 +24,7 @@ from loadgen.metrics import summary_json
 from loadgen.results import capacity, store
 from loadgen.results.manifest import refuse_newer
 from loadgen.search import sweep
-from loadgen.search.load_search import Answer, Told
+from loadgen.search.load_search import SearchAnswer, TrialResult
 from loadgen.workload import Closed, Workload, request_fingerprint
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ CURVE = "curve.csv"
 SUMMARY = "summary.json"
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What makes two searches, or two sweeps, the same one. Which loads is not part of it: more may be added."""
 
     schema: int = SCHEMA
@@ -55,7 +55,7 @@ _WORDS = {
 }  # fmt: skip
 
 
-def begin(folder: Path, plan: Plan) -> list[Told]:
+def begin(folder: Path, plan: ExperimentPlan) -> list[TrialResult]:
     """Make the folder, or take up the one that is there; what was told in it already (see `told`).
 
     Raises UserError when the folder holds something else, or the runs of another plan.
@@ -76,7 +76,7 @@ def begin(folder: Path, plan: Plan) -> list[Told]:
     return told(folder)
 
 
-def _flags(before: Plan, plan: Plan) -> str:
+def _flags(before: ExperimentPlan, plan: ExperimentPlan) -> str:
     """(slo: 1 there, 2 here)"""
     names = sorted(
         name for name in before.flags.keys() | plan.flags.keys() if before.flags.get(name) != plan.flags.get(name)
@@ -85,30 +85,30 @@ def _flags(before: Plan, plan: Plan) -> str:
     return f" ({'; '.join(said)})" if names else ""
 
 
-def _read(path: Path) -> Plan:
+def _read(path: Path) -> ExperimentPlan:
     data = path.read_bytes()
     refuse_newer(data, SCHEMA, str(path))
     try:
-        return msgspec.json.decode(data, type=Plan)
+        return msgspec.json.decode(data, type=ExperimentPlan)
     except msgspec.DecodeError as error:
         raise UserError(f"not the plan of a search or sweep: {error}", str(path), "it was changed or damaged") from None
 
 
-def told(folder: Path) -> list[Told]:
+def told(folder: Path) -> list[TrialResult]:
     """How the runs came out, in their order. What says nothing is left out, to be run again: a line that was cut off
     and all after it, a probe that was not valid, a run whose folder is gone."""
     path = folder / TOLD
-    found: dict[int, Told] = {}
+    found: dict[int, TrialResult] = {}
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
-            one = msgspec.json.decode(line, type=Told)
+            one = msgspec.json.decode(line, type=TrialResult)
         except msgspec.DecodeError:
             break
         found[one.ask.number] = one
     return [one for one in found.values() if one.outcome != "invalid" and (folder / one.folder / SUMMARY).is_file()]
 
 
-def append(folder: Path, one: Told) -> None:
+def append(folder: Path, one: TrialResult) -> None:
     """The next line, alone on it whatever was cut off before."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / TOLD
@@ -129,7 +129,9 @@ def unused(folder: Path, name: str) -> Path:
     return path
 
 
-def finish(folder: Path, told: Sequence[Told], answer: Answer, *, workload: Workload) -> capacity.Capacity | None:
+def finish(
+    folder: Path, told: Sequence[TrialResult], answer: SearchAnswer, *, workload: Workload
+) -> capacity.Capacity | None:
     """Write the curve, and the capacity where there is one (else none is left behind)."""
     folder.mkdir(parents=True, exist_ok=True)
     store.replace(folder / CURVE, "\n".join(curve(told)).encode() + b"\n")
@@ -141,7 +143,9 @@ def finish(folder: Path, told: Sequence[Told], answer: Answer, *, workload: Work
     return found
 
 
-def highest(folder: Path, told: Sequence[Told], answer: Answer, *, workload: Workload) -> capacity.Capacity | None:
+def highest(
+    folder: Path, told: Sequence[TrialResult], answer: SearchAnswer, *, workload: Workload
+) -> capacity.Capacity | None:
     """The capacity that these runs are evidence of; None without an SLO, a load that held at full length, or when full
     runs failed where they should have passed.
 
@@ -154,7 +158,7 @@ def highest(folder: Path, told: Sequence[Told], answer: Answer, *, workload: Wor
     if best is None or answer.load is None or answer.reason == "unconfirmed":
         return None
     path = folder / best.folder / SUMMARY
-    summary = summary_json.load(path.read_bytes(), str(path))
+    summary = summary_json.load_summary(path.read_bytes(), str(path))
     if not summary.goodput.slo:
         return None
     recipe = request_fingerprint(workload, _counted(summary))
@@ -222,7 +226,7 @@ def figures(summary: Summary) -> dict[str, float | None]:
     return dict(zip(FIGURES, values, strict=True))
 
 
-def curve(told: Sequence[Told]) -> Iterator[str]:
+def curve(told: Sequence[TrialResult]) -> Iterator[str]:
     """CSV: load against p99s, goodput and throughput, by load; `pareto` marks the points that no other one beats in
     both tokens/s per GPU (or in all) and tokens/s per user."""
     points = {

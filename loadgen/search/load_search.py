@@ -278,7 +278,7 @@ def _phi(z: NDArray[np.float64]) -> NDArray[np.float64]:
 # -- asking and telling ------------------------------------------------------------------------------------------------
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class NextTrial(msgspec.Struct, frozen=True, kw_only=True):
     """The next probe: at which load, and whether it may end early as under. `number` counts from 0."""
 
     number: int
@@ -287,7 +287,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     early_under: bool
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a probe came out. `spent_s` with its drain; `why` in words.
 
     `offered`: the load that its timetable in fact offered until it was decided (its arrivals over that time), where the
@@ -295,7 +295,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     `noise`: 1 / sqrt(n) of a full length, the scale of the luck that is left (lengths, and in which order they come).
     """
 
-    ask: Ask
+    ask: NextTrial
     outcome: Outcome
     early: bool
     spent_s: float
@@ -306,7 +306,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, float | None] = {}
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Where a search stands. `load` None: not even the lowest load holds (`reason` "none"), or nothing is known yet.
 
     reason: "" not finished; "found" precise and confirmed; "none"; "highest" the highest load allowed holds;
@@ -325,7 +325,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class Search:
+class LoadSearch:
     """Ask, run, tell, until `ask` is None. Loads are rates per second, or lanes where `whole`."""
 
     low: float  # not below this
@@ -335,14 +335,14 @@ class Search:
     most_probes: int = MOST_PROBES
     most_s: float = math.inf
     whole: bool = False
-    told: list[Told] = field(default_factory=list)
+    told: list[TrialResult] = field(default_factory=list)
     stopped: str = ""
 
     @property
-    def _sound(self) -> list[Told]:
+    def _sound(self) -> list[TrialResult]:
         return [one for one in self.told if one.outcome != "invalid"]
 
-    def tell(self, told: Told) -> None:
+    def tell(self, told: TrialResult) -> None:
         """An INVALID probe says nothing about the load, and ends the search with what it knows."""
         self.told.append(told)
         if told.outcome == "invalid":
@@ -352,7 +352,7 @@ class Search:
         """From outside: interrupted, out of time."""
         self.stopped = self.stopped or reason
 
-    def ask(self) -> Ask | None:
+    def ask(self) -> NextTrial | None:
         """The next probe, or None: see `answer`. The same until it is told."""
         if self._reason():
             return None
@@ -378,7 +378,7 @@ class Search:
             return self.low
         return None
 
-    def _next(self, load: float, kind: Kind) -> Ask:
+    def _next(self, load: float, kind: Kind) -> NextTrial:
         load = min(max(load, self.low), self.high)
         if self.whole:
             load = float(round(load))
@@ -387,7 +387,7 @@ class Search:
         over = min((one.ask.load for one in self._sound if one.outcome == "over"), default=math.inf)
         # nearer to what is over than the answer's precision, only a run at full length tells
         early = kind != "confirm" and load * (1 + self.precision) <= over
-        return Ask(number=len(self.told), load=load, kind=kind, early_under=early)
+        return NextTrial(number=len(self.told), load=load, kind=kind, early_under=early)
 
     def _highest(self, outcome: Outcome) -> float | None:
         loads = [one.ask.load for one in self._sound if one.outcome == outcome]
@@ -456,7 +456,7 @@ class Search:
         return ""
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> SearchAnswer:
         """The best that is known now."""
         held, missed = self._highest("under"), self._highest("over")
         reason = self._reason()
@@ -466,7 +466,7 @@ class Search:
         if isinstance(bounds, tuple) and missed is not None and reason != "none":
             interval = self._belief(bounds).interval()
             load = interval.value
-        return Answer(
+        return SearchAnswer(
             load=None if reason == "none" else load,
             interval=interval,
             confirmed=self._confirmed,
@@ -479,7 +479,7 @@ class Search:
         )
 
 
-def resume(search: Search, told: Iterable[Told]) -> Search:
+def resume(search: LoadSearch, told: Iterable[TrialResult]) -> LoadSearch:
     """The search as it stood when these had been told."""
     for one in told:
         search.tell(one)

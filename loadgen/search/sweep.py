@@ -23,7 +23,7 @@ Name = TypeVar("Name")
 MOST = 200  # levels in one sweep
 
 
-class Level(msgspec.Struct, frozen=True, kw_only=True):
+class SweepLevel(msgspec.Struct, frozen=True, kw_only=True):
     """One load of several. Rates while load was offered where they are known; latencies ms."""
 
     name: str  # of its folder: c8, r2.5
@@ -49,7 +49,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     front: bool = False  # no other level gives more per GPU and more per user
 
 
-class Curve(msgspec.Struct, frozen=True, kw_only=True):
+class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
     """A sweep as it came out, levels in order of load."""
 
     workload: str
@@ -59,7 +59,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     started: str
     slo: str
-    levels: tuple[Level, ...]
+    levels: tuple[SweepLevel, ...]
     knee: str  # name of the level, "" when no level lies between others
     best: str  # name of the highest level that met the SLO, "" when none or no SLO
 
@@ -118,7 +118,7 @@ def name(kind: Kind, amount: float) -> str:
     return f"{'c' if kind == 'concurrency' else 'r'}{amount:g}"
 
 
-def curve(named: Sequence[tuple[str, Summary]]) -> Curve:
+def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
     """The levels of a sweep, or of any folder of runs, in order of load. At least one."""
     levels = sorted((_level(called, summary) for called, summary in named), key=lambda one: (one.amount or 0, one.name))
     # GPUs divide all alike, so throughput stands for that per GPU
@@ -127,7 +127,7 @@ def curve(named: Sequence[tuple[str, Summary]]) -> Curve:
     first = named[0][1]
     promised = [f"{t.metric} {t.limit_ms:g} ms at p{t.quantile * 100:g}" for t in first.goodput.slo]
     met = [one for one in levels if one.slo_met and one.valid]
-    return Curve(
+    return SweepCurve(
         workload=first.run.workload,
         model=first.target.model,
         target=first.target.name or first.target.url,
@@ -141,14 +141,14 @@ def curve(named: Sequence[tuple[str, Summary]]) -> Curve:
     )
 
 
-def _level(called: str, summary: Summary) -> Level:
+def _level(called: str, summary: Summary) -> SweepLevel:
     tokens, load = summary.tokens, summary.load
     output = tokens.steady_output_per_s if tokens.steady_output_per_s is not None else tokens.output_per_s
     lanes = next((stage.concurrency for stage in summary.stages if stage.measured), None)
     gpus, tpot = summary.target.gpus, summary.tpot_ms.p50
     done = load.steady_completed_rps if load.steady_completed_rps is not None else load.completed_rps
     shown = (("ttft", summary.ttft_ms), ("tpot", summary.tpot_ms), ("e2e", summary.e2e_ms))
-    return Level(
+    return SweepLevel(
         name=called,
         load=load.arrival,
         amount=float(lanes) if lanes is not None else load.offered_rps,
@@ -172,7 +172,7 @@ def _level(called: str, summary: Summary) -> Level:
     )
 
 
-def knee(levels: Sequence[Level]) -> str:
+def knee(levels: Sequence[SweepLevel]) -> str:
     """Where more load begins to cost more waiting than it brings: the largest output tokens/s divided by E2E p50
     (Kleinrock 1979: power), among sound levels. "" with fewer than three, or when it is the last one: not reached yet.
     """

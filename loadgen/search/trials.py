@@ -27,7 +27,7 @@ from loadgen.metrics import columns
 from loadgen.results import store
 from loadgen.results.record import KIND, ROW
 from loadgen.search import experiment
-from loadgen.search.load_search import Answer, Ask, Goal, Look, Search, Told, Watch
+from loadgen.search.load_search import Goal, LoadSearch, Look, NextTrial, SearchAnswer, TrialResult, Watch
 from loadgen.workload import Closed, Poisson
 
 if TYPE_CHECKING:
@@ -51,33 +51,33 @@ class Interrupted(Exception):
     """The user stopped a probe."""
 
 
-def called(ask: Ask) -> str:
+def called(ask: NextTrial) -> str:
     """The folder of a probe."""
     return f"p{ask.number:02d}-{ask.load:.6g}{'-confirm' if ask.kind == 'confirm' else ''}"
 
 
 @dataclass(slots=True)
-class Probes:
+class Trials:
     """The folder, and how a probe is made. `make(ask)` is its workload; `seeded`: each gets its own seed; `watched`: it
     may end before its length; `name(ask)` is its folder."""
 
     folder: Path
     goal: Goal
-    make: Callable[[Ask], Workload]
+    make: Callable[[NextTrial], Workload]
     settings: Settings
     seed: int
     seeded: bool = True
     watched: bool = True
-    name: Callable[[Ask], str] = called
+    name: Callable[[NextTrial], str] = called
     execute: Callable[..., tuple[Summary, Path]] = run.execute
 
-    def run(self, ask: Ask) -> Told:
+    def run(self, ask: NextTrial) -> TrialResult:
         """Run one probe and store how it came out. Raises Interrupted, or Fault for what stands in the way."""
         told = self._probe(ask)
         experiment.append(self.folder, told)
         return told
 
-    def _probe(self, ask: Ask) -> Told:
+    def _probe(self, ask: NextTrial) -> TrialResult:
         workload = self._workload(ask)
         settings = replace(self.settings, out=experiment.unused(self.folder, self.name(ask)))
         simulated = settings.url is not None and settings.url.startswith("sim:")
@@ -93,19 +93,21 @@ class Probes:
             summary, folder, look, stop_s = self._live(workload, settings, ask)
         return self._tell(ask, workload, summary, folder, look, stop_s)
 
-    def _workload(self, ask: Ask) -> Workload:
+    def _workload(self, ask: NextTrial) -> Workload:
         workload = self.make(ask)
         if not self.seeded:
             return workload.model_copy(update={"seed": self.seed})
         seed = seeds.derived(self.seed, "probe", ask.number) >> 11
         return workload.model_copy(update={"seed": seed, "schedule_seed": None})
 
-    def _watch(self, due: NDArray[np.int64], ask: Ask) -> Watch:
+    def _watch(self, due: NDArray[np.int64], ask: NextTrial) -> Watch:
         return Watch(self.goal, due, early_under=ask.early_under)
 
-    def _virtual(self, workload: Workload, settings: Settings, ask: Ask) -> tuple[Summary, Path, Look | None, float]:
+    def _virtual(
+        self, workload: Workload, settings: Settings, ask: NextTrial
+    ) -> tuple[Summary, Path, Look | None, float]:
         summary, folder = self.execute(workload, settings)
-        rows = store.read(folder).rows
+        rows = store.read_run(folder).rows
         rows = _known(rows[np.argsort(rows["done_ns"], kind="stable")])
         due = _due(workload, rows)
         if due is None:
@@ -123,7 +125,7 @@ class Probes:
                 return summary, folder, look, now / S
         return summary, folder, None, 0.0
 
-    def _live(self, workload: Workload, settings: Settings, ask: Ask) -> tuple[Summary, Path, Look | None, float]:
+    def _live(self, workload: Workload, settings: Settings, ask: NextTrial) -> tuple[Summary, Path, Look | None, float]:
         decided: list[tuple[Look, float]] = []
         tasks: list[asyncio.Task[None]] = []
         planned: list[tuple[Schedule, Path]] = []
@@ -138,7 +140,7 @@ class Probes:
 
             async def follow() -> None:
                 watch = self._watch(_measured_due(timetable), ask)
-                with contextlib.closing(Tail(folder)) as tail:
+                with contextlib.closing(RowTail(folder)) as tail:
                     while True:
                         await asyncio.sleep(LOOK_S)
                         rows = _known(tail.rows())
@@ -162,9 +164,9 @@ class Probes:
         return (summary, folder, *(decided[0] if decided else (None, 0.0)))
 
     def _tell(
-        self, ask: Ask, workload: Workload, summary: Summary, folder: Path, look: Look | None, stop_s: float
-    ) -> Told:
-        rows = store.read(folder).rows
+        self, ask: NextTrial, workload: Workload, summary: Summary, folder: Path, look: Look | None, stop_s: float
+    ) -> TrialResult:
+        rows = store.read_run(folder).rows
         measured = np.array([stage.measured for stage in summary.stages] or [True])[rows["stage"]]
         rows = rows[measured]
         sent = rows[rows["due_ns"] >= 0]
@@ -189,7 +191,7 @@ class Probes:
                 if count > most
             ]
             outcome, why = ("over", "; ".join(over)) if over else ("under", "at full length")
-        return Told(
+        return TrialResult(
             ask=ask,
             outcome=outcome,  # type: ignore[arg-type]
             early=look is not None and outcome != "invalid",
@@ -201,10 +203,10 @@ class Probes:
             figures=experiment.figures(summary),
         )
 
-    def finish(self, search: Search) -> Answer:
+    def finish(self, search: LoadSearch) -> SearchAnswer:
         """The answer, written with the data of its plots and the capacity that follows."""
         answer = search.answer
-        ask = Ask(number=0, load=answer.load or 1.0, kind="probe", early_under=False)
+        ask = NextTrial(number=0, load=answer.load or 1.0, kind="probe", early_under=False)
         experiment.finish(self.folder, search.told, answer, workload=self.make(ask))
         simulated = any(one.figures.get("simulated") for one in search.told)
         stored = {"answer": answer, "simulated": simulated, "goal": list(self.goal.names), "told": search.told}
@@ -212,7 +214,7 @@ class Probes:
         return answer
 
 
-class Tail:
+class RowTail:
     """The rows of a run as its workers append them. Files stay open: the recorder takes away those that are full."""
 
     def __init__(self, folder: Path) -> None:

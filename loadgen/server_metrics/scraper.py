@@ -24,12 +24,12 @@ import msgspec
 
 from loadgen.errors import UserError
 from loadgen.server_metrics import series
-from loadgen.server_metrics.series import Sample
+from loadgen.server_metrics.series import MetricSample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loadgen_sdk.probe.probe import Found
+    from loadgen_sdk.probe.probe import ProbeResult
     from loadgen_sdk.transport.wire import Tls
 
 EVERY_S = 1.0
@@ -42,7 +42,7 @@ MOST_BYTES = 16 << 20
 WORDS = ("auto", "off", "drain")
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class PageAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Where one page may be: the first path that answers with one is it."""
 
     target: int | None
@@ -55,17 +55,17 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     drains: bool = False  # JSON that each read empties is read too: only where somebody asked for it
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class ScrapeJob(msgspec.Struct, frozen=True, kw_only=True):
     """What the process is told on its standard input, in one line."""
 
-    places: tuple[Place, ...]
+    places: tuple[PageAddress, ...]
     verify: bool = True
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
 
 
-class Asked(NamedTuple):
+class PagesAsked(NamedTuple):
     """Which pages a run reads, and with what: `pages` as `--server-metrics` has them, a key (or None) per target."""
 
     pages: tuple[str, ...]
@@ -74,14 +74,14 @@ class Asked(NamedTuple):
     tls: Tls
 
 
-def places(asked: Asked, found: Sequence[Found]) -> tuple[Place, ...]:
+def places(asked: PagesAsked, found: Sequence[ProbeResult]) -> tuple[PageAddress, ...]:
     """The pages that are asked for. The key of a target goes to pages on its own host and port, nowhere else."""
     if "off" in asked.pages:
         return ()
     urls = [one for one in asked.pages if one not in WORDS]
     if urls:
         return tuple(_named(url, i if len(urls) == len(found) else None, asked, found) for i, url in enumerate(urls))
-    made: list[Place] = []
+    made: list[PageAddress] = []
     for i, one in enumerate(found):
         paths = series.AUTO.get(one.server, ())
         if "drain" in asked.pages and one.server == "trtllm":
@@ -93,7 +93,7 @@ def places(asked: Asked, found: Sequence[Found]) -> tuple[Place, ...]:
             if any(place.shown == shown for place in made):
                 continue  # the same server under another key: its page is read once
             made.append(
-                Place(
+                PageAddress(
                     target=i, host=target.host, port=target.port, tls=target.tls, headers=_headers(asked, i, one),
                     paths=tuple(target.beside(path) for path in paths), shown=shown,
                     drains="drain" in asked.pages,
@@ -120,7 +120,7 @@ def check(asked: Sequence[str]) -> UserError | None:
     return None
 
 
-def _named(url: str, target: int | None, asked: Asked, found: Sequence[Found]) -> Place:
+def _named(url: str, target: int | None, asked: PagesAsked, found: Sequence[ProbeResult]) -> PageAddress:
     import base64
     from urllib.parse import unquote
 
@@ -134,7 +134,7 @@ def _named(url: str, target: int | None, asked: Asked, found: Sequence[Found]) -
         headers = {**headers, "Authorization": f"Basic {base64.b64encode(pair).decode()}"}
     path = parts.path or "/metrics"
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return Place(
+    return PageAddress(
         target=own if target is None else target,
         host=host,
         port=port,
@@ -146,7 +146,7 @@ def _named(url: str, target: int | None, asked: Asked, found: Sequence[Found]) -
     )
 
 
-def _headers(asked: Asked, target: int, found: Found) -> dict[str, str]:
+def _headers(asked: PagesAsked, target: int, found: ProbeResult) -> dict[str, str]:
     key = asked.keys[target]
     made = {"Authorization": f"Bearer {key}"} if key else {}
     if found.target.basic:
@@ -160,7 +160,7 @@ def _headers(asked: Asked, target: int, found: Found) -> dict[str, str]:
 class Reader:
     """One page, over a connection of its own that is opened again when it fails."""
 
-    def __init__(self, place: Place, context: Any) -> None:
+    def __init__(self, place: PageAddress, context: Any) -> None:
         self._place, self._context = place, context
         self._connection: HTTPConnection | None = None
         self._iterations = series.Iterations()
@@ -192,7 +192,7 @@ class Reader:
             return False
         return True
 
-    def news(self, t_s: float, took_s: float, *, every: bool) -> list[Sample]:
+    def news(self, t_s: float, took_s: float, *, every: bool) -> list[MetricSample]:
         """What the latest read changed, all of it when `every`; `up` is the last line of each read."""
         changed = {
             key: value
@@ -202,7 +202,7 @@ class Reader:
         self._last |= changed
         own = {(series.TOOK, ""): round(took_s, 6), (series.UP, ""): float(bool(self._latest))}
         return [
-            Sample(t_s=t_s, target=self._place.target, page=self.url, name=name, labels=labels, value=value)
+            MetricSample(t_s=t_s, target=self._place.target, page=self.url, name=name, labels=labels, value=value)
             for (name, labels), value in (*changed.items(), *own.items())
         ]
 
@@ -232,7 +232,7 @@ class Reader:
 def follow(folder: Path, source: RawIOBase, said: IO[bytes]) -> None:
     """The life of the process: find the pages and name them, wait for the start instant, read until standard input
     ends, read once more."""
-    job = msgspec.json.decode(source.readline(), type=Job)
+    job = msgspec.json.decode(source.readline(), type=ScrapeJob)
     context = None
     if any(place.tls for place in job.places):
         from loadgen_sdk.transport.wire import Tls
@@ -274,7 +274,7 @@ def follow(folder: Path, source: RawIOBase, said: IO[bytes]) -> None:
 class Scraper:
     """The process that reads the pages of a run, from the command that started the run; none where nothing is read."""
 
-    def __init__(self, folder: Path, asked: Asked, found: Sequence[Found]) -> None:
+    def __init__(self, folder: Path, asked: PagesAsked, found: Sequence[ProbeResult]) -> None:
         self._off = "off" in asked.pages
         self._process: subprocess.Popen[bytes] | None = None
         pages = places(asked, found)
@@ -289,7 +289,7 @@ class Scraper:
                 start_new_session=True,  # Ctrl-C is the run's affair
             )
         tls = asked.tls
-        job = Job(places=pages, verify=tls.verify, ca=tls.ca, cert=tls.cert, key=tls.key)
+        job = ScrapeJob(places=pages, verify=tls.verify, ca=tls.ca, cert=tls.cert, key=tls.key)
         self._tell(msgspec.json.encode(job) + b"\n")
 
     def pages(self) -> tuple[str, ...] | None:

@@ -87,7 +87,7 @@ _SHARES, _COUNTERS = (KV_USE, HITS), (OUTPUT, INPUT, CACHED, DONE)
 _MEANING = {name: what for what, names in KNOWN.items() for name in names}
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class MetricSample(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `server.jsonl`: a series took this value. A value holds until the next line of its series."""
 
     t_s: float  # from the start of the run; below 0: read before the load began
@@ -98,7 +98,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     value: float
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+class PageReading(msgspec.Struct, frozen=True, kw_only=True):
     """One page, and how its reading went."""
 
     url: str
@@ -110,7 +110,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     """What the servers counted between the first read, before the load, and the last, after it. Sums over all pages;
     null where a page does not say."""
 
-    pages: tuple[Page, ...]
+    pages: tuple[PageReading, ...]
     output_tokens: int | None = None
     client_output_tokens: int | None = None  # by the client, of ok requests, warm-up included
     input_tokens: int | None = None
@@ -122,7 +122,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     hit_share: float | None = None  # as the server last said
 
 
-class Curve(NamedTuple):
+class MetricCurve(NamedTuple):
     """A quantity along the run, at the instants of its reads."""
 
     t_s: tuple[float, ...]
@@ -206,7 +206,7 @@ def passing(name: str) -> bool:
 # -- a run ---------------------------------------------------------------------------------------------------------
 
 
-def curves(found: Sequence[Sample]) -> dict[str, Curve]:
+def curves(found: Sequence[MetricSample]) -> dict[str, MetricCurve]:
     """What is known by name along the run: counts are sums over pages and labels, shares means; counters are per
     second between two reads, at the middle."""
     made = {}
@@ -214,13 +214,13 @@ def curves(found: Sequence[Sample]) -> dict[str, Curve]:
         if what in _COUNTERS:
             rates = [((a[0] + b[0]) / 2, (b[1] - a[1]) / (b[0] - a[0])) for a, b in pairwise(points) if b[0] > a[0]]
             if any(rate for _, rate in rates):
-                made[what] = Curve(*zip(*rates, strict=True))
+                made[what] = MetricCurve(*zip(*rates, strict=True))
         else:
-            made[what] = Curve(*zip(*points, strict=True))
+            made[what] = MetricCurve(*zip(*points, strict=True))
     return made
 
 
-def summarize(found: Sequence[Sample], client_output_tokens: int | None) -> Served | None:
+def summarize(found: Sequence[MetricSample], client_output_tokens: int | None) -> Served | None:
     """The block `server` of a summary; None when no page was read."""
     reads: dict[str, list[float]] = {}
     for one in found:
@@ -235,7 +235,7 @@ def summarize(found: Sequence[Sample], client_output_tokens: int | None) -> Serv
         return max((value for _, value in every.get(what, ())), default=None)
 
     return Served(
-        pages=tuple(Page(url=url, reads=len(all_), failed=all_.count(0.0)) for url, all_ in reads.items()),
+        pages=tuple(PageReading(url=url, reads=len(all_), failed=all_.count(0.0)) for url, all_ in reads.items()),
         output_tokens=grown.get(OUTPUT),
         client_output_tokens=client_output_tokens,
         input_tokens=grown.get(INPUT),
@@ -268,7 +268,7 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def _quantities(found: Sequence[Sample]) -> dict[str, list[tuple[float, float]]]:
+def _quantities(found: Sequence[MetricSample]) -> dict[str, list[tuple[float, float]]]:
     """(t, value) at each read of any page. A counter counts from its first value on; one that falls has begun anew."""
     state: dict[str, dict[tuple[str, str, str], float]] = {}
     last: dict[tuple[str, str, str], float] = {}

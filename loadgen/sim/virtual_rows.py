@@ -35,7 +35,7 @@ class Flights:
     stretches: array[int] = field(default_factory=lambda: array("q"))
 
 
-class Outcome(NamedTuple):
+class VirtualRows(NamedTuple):
     """As `summary.summarize` takes it."""
 
     rows: NDArray[np.void]
@@ -54,7 +54,7 @@ class _Stretches(NamedTuple):
 
 def outcome(
     flights: Flights, ends: Sequence[Sequence[int]], schedule: Schedule, *, interval: int, source: str, kept_cache: bool
-) -> Outcome:
+) -> VirtualRows:
     """`ends`: of each replica's iterations; `interval`: tokens per event after the first; `source`: tag of the prompt
     counts as built; `kept_cache`: whether the server says how much of a prompt it had in its cache."""
     columns = _columns(flights.sent, FLIGHT)
@@ -87,7 +87,7 @@ def outcome(
         rows[name][sent:] = column
     cancelled = unsent[:, 2] == KIND["interrupted"]
     rows["status"][sent:] = np.where(cancelled, STATUS["cancelled"], STATUS["dropped"])
-    return Outcome(rows, gaps, timeline)
+    return VirtualRows(rows, gaps, timeline)
 
 
 _NEVER = tuple(

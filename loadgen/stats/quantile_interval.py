@@ -20,7 +20,7 @@ LEAST_WORTH = 20
 Series = Sequence[NDArray[np.float64]]  # one array per run, in order of time
 
 
-class Interval(NamedTuple):
+class Bounds(NamedTuple):
     """`low` and `high` enclose the truth with the confidence asked for; infinite where the sample has no bound."""
 
     value: float
@@ -28,10 +28,10 @@ class Interval(NamedTuple):
     high: float
 
 
-def share(marks: Series, confidence: float) -> Interval:
+def share(marks: Series, confidence: float) -> Bounds:
     """Of 0/1 marks: Wilson's interval for the worth of the sample."""
     p = float(np.concatenate(marks).mean())
-    return Interval(p, *intervals.wilson(p, intervals.worth(marks, confidence), confidence))
+    return Bounds(p, *intervals.wilson(p, intervals.worth(marks, confidence), confidence))
 
 
 def above(values: Series, p: float) -> list[NDArray[np.float64]]:
@@ -46,7 +46,7 @@ def known(values: Series, p: float, confidence: float) -> float:
     return intervals.worth(above(values, p), confidence)
 
 
-def quantile(values: Series, p: float, confidence: float) -> Interval:
+def quantile(values: Series, p: float, confidence: float) -> Bounds:
     """`sorted[floor(n * p)]`, and the sample's own values at the ends of the share's interval around p (Woodruff 1952).
 
     Values may be infinite (requests that failed). An end is infinite where the interval reaches past the sample, and
@@ -61,7 +61,7 @@ def quantile(values: Series, p: float, confidence: float) -> Interval:
     else:
         low, high = intervals.wilson(p, worth, confidence)
         first, last = math.floor(n * low) or -1, math.ceil(n * high)
-    return Interval(
+    return Bounds(
         float(ordered[index(n, p)]),
         float(ordered[first]) if first >= 0 and worth >= intervals.unseen(1 - p, confidence) else -math.inf,
         float(ordered[last]) if last < n and worth >= intervals.unseen(p, confidence) else math.inf,
@@ -76,11 +76,11 @@ def tolerance(values: Series, p: float, confidence: float) -> float:
     return math.exp(min(intervals.tolerance(np.log(np.maximum(found, 1.0)), p, confidence), 700.0))
 
 
-def ratio(over: Interval, under: Interval) -> Interval:
+def ratio(over: Bounds, under: Bounds) -> Bounds:
     """`over / under` of two independent positive things."""
-    return Interval(*intervals.quotient(over, under))
+    return Bounds(*intervals.quotient(over, under))
 
 
-def plain(found: intervals.Interval) -> Interval:
+def plain(found: intervals.Interval) -> Bounds:
     """An interval of `uncertainty` as one to judge by."""
-    return Interval(found.value, found.low, found.high)
+    return Bounds(found.value, found.low, found.high)

@@ -20,7 +20,7 @@ FEWEST = 5  # stretches of one stay, from which their correlation says anything
 SURE = 1.96  # standard errors that a correlation may be larger than it looks
 
 
-class Part(NamedTuple):
+class SteadyPart(NamedTuple):
     """`start` to `end`: places in order of due. `settled` is False where the start-up is not over in the first half."""
 
     start: int
@@ -28,20 +28,20 @@ class Part(NamedTuple):
     settled: bool
 
 
-def part(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float) -> Part:
+def part(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float) -> SteadyPart:
     """The values after the start-up, less those due within a stay of the end, which met an emptying server.
 
     Only a start that is lower than the rest is a start-up: a server begins empty. A high one was seen and counts.
     """
     n = len(values)
     if n == 0:
-        return Part(0, 0, True)
+        return SteadyPart(0, 0, True)
     end = int(np.searchsorted(due_ns, due_ns[-1] - stay_ns, "right"))
     if end <= n // 2:
-        return Part(0, n, False)
+        return SteadyPart(0, n, False)
     series, firsts = _stretches(due_ns[:end], values[:end], (due_ns[end - 1] - due_ns[0]) / BATCHES)
     start = rising(series)
-    return Part(0, end, False) if start is None else Part(int(firsts[start]), end, True)
+    return SteadyPart(0, end, False) if start is None else SteadyPart(int(firsts[start]), end, True)
 
 
 def rising(series: NDArray[np.float64]) -> int | None:
@@ -90,4 +90,4 @@ def _stretches(
     return np.add.reduceat(ranks, firsts) / sizes, firsts
 
 
-__all__ = ["Part", "looks", "part", "rising", "worst"]
+__all__ = ["SteadyPart", "looks", "part", "rising", "worst"]

@@ -19,7 +19,7 @@ from loadgen.workload.flags import Overrides, parse
 from loadgen.workload.messages import fault, in_order
 from loadgen.workload.overrides import apply
 from loadgen.workload.schema import Workload, Written
-from loadgen.workload.yaml_marks import read
+from loadgen.workload.yaml_marks import read_yaml
 
 _SUFFIXES = (".yaml", ".yml")
 _PROMPTS = (".jsonl", ".csv", ".parquet")
@@ -89,7 +89,7 @@ def _checked(
     changes: Mapping[str, Any] | None = None,
 ) -> Workload:
     flags, faults = parse(overrides)
-    top, found = read(text, label, env)
+    top, found = read_yaml(text, label, env)
     source = Source(file=label, folder=folder, faults=found)
     try:
         written = Written.model_validate(top, context=source)

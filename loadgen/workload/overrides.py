@@ -230,9 +230,9 @@ def _once_through(stages: list[Stage], requests: Synthetic | FromFile | FromTrac
 
 
 def _trace(path: Path) -> Trace:
-    from loadgen.workload.traces import read
+    from loadgen.workload.traces import read_trace
 
-    return read(path)
+    return read_trace(path)
 
 
 def _named(stages: tuple[Stage, ...], faults: list[Fault], file: str, top: Map) -> list[Stage]:

@@ -70,7 +70,7 @@ class Trace:
         return len(self) * 1e9 / self.end_ns if self.end_ns else math.inf
 
 
-class Row(NamedTuple):
+class TraceRow(NamedTuple):
     """One line, as its format's reader understands it; instants in ns of whatever clock."""
 
     at_ns: int
@@ -82,7 +82,7 @@ class Row(NamedTuple):
     turn: int = 0
 
 
-class Wrong(ValueError):
+class BadTraceLine(ValueError):
     """What is wrong with a line."""
 
     def __init__(self, what: str, hint: str = "") -> None:
@@ -90,7 +90,7 @@ class Wrong(ValueError):
         self.hint = hint
 
 
-def read(path: str | Path) -> Trace:
+def read_trace(path: str | Path) -> Trace:
     """The trace in a file. Raises Faults with the first FAULTS_SHOWN faults, or UserError for the file as a whole."""
     path = Path(path)
     try:
@@ -143,7 +143,7 @@ def _parsed(path: Path, text: Any, digest: str) -> Trace:
     return _trace(path, digest, name, found, skipped)
 
 
-def _trace(path: Path, digest: str, name: str, rows: list[Row], skipped: int) -> Trace:
+def _trace(path: Path, digest: str, name: str, rows: list[TraceRow], skipped: int) -> Trace:
     block = _block_of(rows)
     hashes, starts, tokens_of = array("q"), [0], dict[int, int]()
     sessions: dict[str, int] = {}
@@ -176,7 +176,7 @@ def _trace(path: Path, digest: str, name: str, rows: list[Row], skipped: int) ->
     )
 
 
-def _block_of(rows: Sequence[Row]) -> int:
+def _block_of(rows: Sequence[TraceRow]) -> int:
     """Tokens of one hash: the size by which most prompts have as many hashes as they should."""
     hashed = [row for row in rows[:LOOKED_AT] if row.hashes and not row.block]
     if not hashed:
@@ -194,10 +194,10 @@ def _block_of(rows: Sequence[Row]) -> int:
 # ------------------------------------------------------------------------------------------------------------ formats
 
 
-def _json_format(line: str, path: Path) -> tuple[str, Callable[[dict[str, Any]], Row]]:
+def _json_format(line: str, path: Path) -> tuple[str, Callable[[dict[str, Any]], TraceRow]]:
     try:
         first = _object(line)
-    except Wrong as wrong:
+    except BadTraceLine as wrong:
         raise UserError(str(wrong), f"{path}:1", wrong.hint) from None
     if {"block_size", "input_source"} <= first.keys():
         return "shape trace", _shape
@@ -214,9 +214,9 @@ def _json_format(line: str, path: Path) -> tuple[str, Callable[[dict[str, Any]],
     raise UserError("not a trace that is known here", f"{path}:1", _KNOWN)
 
 
-def _shape(row: dict[str, Any]) -> Row:
+def _shape(row: dict[str, Any]) -> TraceRow:
     microseconds = (_instant(row, "timestamp", 1e6) + 500) // 1000  # what it was written with; floats hold no more
-    return Row(
+    return TraceRow(
         at_ns=microseconds * 1000,
         input_tokens=_count(row, "input_length", 1),
         output_tokens=_count(row, "output_length", 0),
@@ -227,8 +227,8 @@ def _shape(row: dict[str, Any]) -> Row:
     )
 
 
-def _mooncake(scale: float, row: dict[str, Any]) -> Row:
-    return Row(
+def _mooncake(scale: float, row: dict[str, Any]) -> TraceRow:
+    return TraceRow(
         at_ns=_instant(row, "timestamp", scale),
         input_tokens=_count(row, "input_length", 1),
         output_tokens=_count(row, "output_length", 0),
@@ -237,12 +237,12 @@ def _mooncake(scale: float, row: dict[str, Any]) -> Row:
     )
 
 
-def _bailian(chats: dict[str, tuple[str, int]], row: dict[str, Any]) -> Row:
+def _bailian(chats: dict[str, tuple[str, int]], row: dict[str, Any]) -> TraceRow:
     """A turn names its parent; the conversation is called by its first turn."""
     own, parent = str(row.get("chat_id")), str(row.get("parent_chat_id"))
     session, turn = chats.get(parent, (own, -1))
     chats[own] = session, turn + 1
-    return Row(
+    return TraceRow(
         at_ns=_instant(row, "timestamp", 1e9),
         input_tokens=_count(row, "input_length", 1),
         output_tokens=_count(row, "output_length", 0),
@@ -253,7 +253,7 @@ def _bailian(chats: dict[str, tuple[str, int]], row: dict[str, Any]) -> Row:
     )
 
 
-def _csv_format(line: str, path: Path) -> tuple[str, Callable[[dict[str, str]], Row], list[str]]:
+def _csv_format(line: str, path: Path) -> tuple[str, Callable[[dict[str, str]], TraceRow], list[str]]:
     columns = [name.strip() for name in next(csv.reader([line]), [])]
     have = {name.lower() for name in columns}
     lower = [name.lower() for name in columns]
@@ -267,9 +267,9 @@ def _csv_format(line: str, path: Path) -> tuple[str, Callable[[dict[str, str]], 
     raise UserError("not a trace that is known here", f"{path}:1", _KNOWN)
 
 
-def _csv_row(names: tuple[str, str, str], at: Callable[[str], int], row: dict[str, str]) -> Row:
+def _csv_row(names: tuple[str, str, str], at: Callable[[str], int], row: dict[str, str]) -> TraceRow:
     when, read_tokens, written = (row[name] for name in names)
-    return Row(
+    return TraceRow(
         at_ns=at(when), input_tokens=_whole(read_tokens, names[1], 1), output_tokens=_whole(written, names[2], 0)
     )
 
@@ -290,12 +290,12 @@ def _chained(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterato
     yield from rest
 
 
-def _each(path: Path, lines: Iterator[tuple[int, str]], parse: Callable[[str], Row]) -> Iterator[Row]:
+def _each(path: Path, lines: Iterator[tuple[int, str]], parse: Callable[[str], TraceRow]) -> Iterator[TraceRow]:
     faults = []
     for number, line in lines:
         try:
             row = parse(line)
-        except Wrong as wrong:
+        except BadTraceLine as wrong:
             faults.append(UserError(str(wrong), f"{path}:{number}", wrong.hint))
             if len(faults) == FAULTS_SHOWN:
                 faults.append(UserError(f"checking stopped after {FAULTS_SHOWN} faults", str(path)))
@@ -311,9 +311,9 @@ def _object(line: str) -> dict[str, Any]:
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Wrong(f"not JSON: {error}", "one JSON object per line") from None
+        raise BadTraceLine(f"not JSON: {error}", "one JSON object per line") from None
     if not isinstance(row, dict):
-        raise Wrong("not a JSON object", "one JSON object per line")
+        raise BadTraceLine("not a JSON object", "one JSON object per line")
     return row
 
 
@@ -321,9 +321,9 @@ def _fields(line: str, columns: list[str]) -> dict[str, str]:
     try:
         values = next(csv.reader([line]))
     except (csv.Error, StopIteration) as error:
-        raise Wrong(f"not CSV: {error}") from None
+        raise BadTraceLine(f"not CSV: {error}") from None
     if len(values) < len(columns):
-        raise Wrong(f"{len(values)} fields, the first line names {len(columns)}")
+        raise BadTraceLine(f"{len(values)} fields, the first line names {len(columns)}")
     return dict(zip(columns, (value.strip() for value in values), strict=False))
 
 
@@ -334,7 +334,7 @@ def _is_number(value: Any) -> bool:
 def _instant(row: dict[str, Any], name: str, scale: float) -> int:
     value = row.get(name)
     if not isinstance(value, int | float) or not _is_number(value) or abs(value) > 1e15:
-        raise Wrong(f"{name} is {_shown(value)}", "a number")
+        raise BadTraceLine(f"{name} is {_shown(value)}", "a number")
     return int(value) * int(scale) + round((value - int(value)) * scale)
 
 
@@ -342,7 +342,7 @@ def _count(row: dict[str, Any], name: str, least: int) -> int:
     value = row.get(name)
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not least <= value <= MOST_TOKENS:  # type: ignore[operator]
-        raise Wrong(f"{name} is {_shown(value)}", f"a whole number from {least} to {MOST_TOKENS:,}")
+        raise BadTraceLine(f"{name} is {_shown(value)}", f"a whole number from {least} to {MOST_TOKENS:,}")
     return int(value)  # type: ignore[arg-type]
 
 
@@ -350,16 +350,16 @@ def _whole(text: str, name: str, least: int) -> int:
     try:
         value = float(text)
     except ValueError:
-        raise Wrong(f"{name} is {text!r}", "a whole number") from None
+        raise BadTraceLine(f"{name} is {text!r}", "a whole number") from None
     if not value.is_integer() or not least <= value <= MOST_TOKENS:
-        raise Wrong(f"{name} is {text}", f"a whole number from {least} to {MOST_TOKENS:,}")
+        raise BadTraceLine(f"{name} is {text}", f"a whole number from {least} to {MOST_TOKENS:,}")
     return int(value)
 
 
 def _hashes(row: dict[str, Any]) -> list[int]:
     value = row.get("hash_ids") or []
     if not isinstance(value, list):
-        raise Wrong(f"hash_ids is {_shown(value)}", "a list")
+        raise BadTraceLine(f"hash_ids is {_shown(value)}", "a list")
     found = []
     for item in value:
         if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item <= _ID_BITS:  # large or named: folded
@@ -372,9 +372,9 @@ def _seconds_ns(text: str) -> int:
     try:
         value = float(text)
     except ValueError:
-        raise Wrong(f"timestamp is {text!r}", "seconds") from None
+        raise BadTraceLine(f"timestamp is {text!r}", "seconds") from None
     if not math.isfinite(value) or abs(value) > 1e12:
-        raise Wrong(f"timestamp is {text}", "seconds")
+        raise BadTraceLine(f"timestamp is {text}", "seconds")
     return int(value) * 10**9 + round((value - int(value)) * 1e9)
 
 
@@ -385,7 +385,7 @@ def _date_ns(text: str) -> int:
     try:
         date = datetime.datetime.fromisoformat(whole + rest[len(digits) :])
     except ValueError:
-        raise Wrong(f"timestamp is {text!r}", "a date like 2023-11-16 18:15:46.6805900") from None
+        raise BadTraceLine(f"timestamp is {text!r}", "a date like 2023-11-16 18:15:46.6805900") from None
     if date.tzinfo is None:
         date = date.replace(tzinfo=datetime.UTC)
     since = date - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

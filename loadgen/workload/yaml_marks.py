@@ -65,7 +65,7 @@ def where(file: str, spot: Spot, path: str) -> str:
 SMALLEST = "the smallest workload: name: truth, and requests: {input_tokens: 150, output_tokens: 200}"
 
 
-def read(
+def read_yaml(
     text: str, file: str, env: Mapping[str, str], *, kind: str = "workload", smallest: str = SMALLEST
 ) -> tuple[Map, list[Fault]]:
     """The top mapping of `text` and the faults found on the way (repeated keys, unset variables).

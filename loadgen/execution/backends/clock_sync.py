@@ -16,7 +16,7 @@ TOLERATED_NS = 10_000_000
 (`metrics.BIN_NS`), so what is called an instant of the run would differ by more than a bin from node to node."""
 
 
-class Asked(NamedTuple):
+class ClockExchange(NamedTuple):
     """One exchange, ns: `asked` and `back` on our clock, `there` on the other."""
 
     asked: int
@@ -35,7 +35,7 @@ class Offset(NamedTuple):
         return here_ns + self.ns
 
 
-def offset(exchanges: Sequence[Asked]) -> Offset:
+def offset(exchanges: Sequence[ClockExchange]) -> Offset:
     """What the exchanges, at least one, say together. Where they contradict each other (a clock was slewed meanwhile,
     or they lie too far apart in time), what the quickest one says alone."""
     low = max(one.there - one.back for one in exchanges)

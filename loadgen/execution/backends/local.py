@@ -18,7 +18,7 @@ from typing import Any
 from loadgen.execution.backends import merge, worker
 from loadgen.execution.backends.single import Share
 from loadgen.execution.plan import Job
-from loadgen.execution.shared_counters import Board, Counted
+from loadgen.execution.shared_counters import Counted, SharedCounters
 from loadgen.schedule import timetable as schedule
 
 
@@ -38,7 +38,7 @@ async def run(
     (job.folder / "spool").mkdir(exist_ok=True)
     data = pickle.dumps(job)
     started = [worker.start(data, i, workers) for i in range(workers)]
-    board = Board(job.folder / "spool" / worker.BOARD, workers, stop=lambda: _pass_on(started, signal.SIGINT))
+    board = SharedCounters(job.folder / "spool" / worker.BOARD, workers, stop=lambda: _pass_on(started, signal.SIGINT))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, _pass_on, started, number)

@@ -14,7 +14,7 @@ from loadgen.execution.backends.single import Share
 from loadgen.execution.bodies import UNKNOWN
 from loadgen.execution.plan import Job
 from loadgen.results import manifest, slot_ranges, store
-from loadgen.results.record import ROW, Place, unsent_row
+from loadgen.results.record import ROW, RowPlace, unsent_row
 from loadgen.schedule import timetable as schedule
 
 AT_ONCE = 100_000  # slots that are looked up together
@@ -52,7 +52,7 @@ def lost(job: Job, timetable: schedule.Schedule, i: int, workers: int, why: str)
     while numbers := list(islice(expected, AT_ONCE)):
         for number in np.array(numbers)[~slot_ranges.among(runs, np.array(numbers))].tolist():
             slot = timetable.slot(number)
-            place = Place(number, slot.request, slot.stage, i, 0, slot.session, slot.turn, slot.lane)
+            place = RowPlace(number, slot.request, slot.stage, i, 0, slot.session, slot.turn, slot.lane)
             spool.row(unsent_row(place, slot.due_ns, "worker_died", "lost", UNKNOWN, text))
         spool.flush()
     spool.close()

@@ -24,10 +24,10 @@ from typing import Any
 from loadgen.errors import Fault, Faults, TargetError, UserError
 from loadgen.execution import resource_limits
 from loadgen.execution.backends import clock_sync, merge, ray_agent, worker
-from loadgen.execution.backends.ray_agent import Copy, Courier, Facts
+from loadgen.execution.backends.ray_agent import Copy, Facts, RayAgent
 from loadgen.execution.backends.single import Share
 from loadgen.execution.plan import Job
-from loadgen.execution.shared_counters import Board, Counted
+from loadgen.execution.shared_counters import Counted, SharedCounters
 from loadgen.results import manifest
 from loadgen.schedule import timetable as schedule
 from loadgen.workload import Replay
@@ -42,7 +42,7 @@ PIECE_BYTES = 64 << 10  # of a pickled job: Ray sends arguments of up to 100 KB 
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[Cluster]:
+def connected(address: str) -> Iterator[RayCluster]:
     """A Ray cluster, while inside: `auto` (the one of this machine, or RAY_ADDRESS) or host:port of its head. One that
     the caller is connected to already is used, and left connected. Raises UserError where there is none."""
     try:
@@ -58,7 +58,7 @@ def connected(address: str) -> Iterator[Cluster]:
             what = " ".join(str(error).split())[:300]
             hint = "start one: ray start --head; the same Ray and Python on every node and here"
             raise UserError(f"no Ray cluster to join: {what}", f"--ray {address}", hint) from None
-    cluster = Cluster(address)
+    cluster = RayCluster(address)
     try:
         yield cluster
     finally:
@@ -108,7 +108,7 @@ class _Member:
 
 
 @dataclass(slots=True, eq=False)
-class Cluster:
+class RayCluster:
     """One that we are connected to. `place`, then `run`, once."""
 
     address: str
@@ -147,7 +147,7 @@ class Cluster:
         workers = job.settings.workers
         self.refuse_too_many(workers)
         where = await asyncio.to_thread(self._spread, workers)
-        made = ray.remote(Courier)
+        made = ray.remote(RayAgent)
         for i, (node_id, node, address) in enumerate(where):
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=i
@@ -256,7 +256,7 @@ class Cluster:
         is, before the start instant and, with the drift of their clocks, after the end."""
         workers = len(self._members)
         (job.folder / "spool").mkdir(exist_ok=True)
-        board = Board(job.folder / "spool" / worker.BOARD, workers)
+        board = SharedCounters(job.folder / "spool" / worker.BOARD, workers)
         loop = asyncio.get_running_loop()
         data = pickle.dumps(job)
         pieces = [data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES)]
@@ -303,7 +303,7 @@ class Cluster:
         except Exception as error:  # see _facts
             raise TargetError(f"a worker could not be started: {type(error).__name__}", member.where) from None
 
-    async def _follow(self, member: _Member, board: Board) -> Share | None:
+    async def _follow(self, member: _Member, board: SharedCounters) -> Share | None:
         """Its files, its counters and what it says, until it ends or is lost. None: it has reported no share."""
         assert member.copy is not None and member.ready is not None
         share = None
@@ -388,7 +388,7 @@ class Cluster:
         for _ in range(EXCHANGES):
             asked = monotonic_ns()
             there = await member.courier.clock.remote()
-            exchanges.append(clock_sync.Asked(asked, there, monotonic_ns()))
+            exchanges.append(clock_sync.ClockExchange(asked, there, monotonic_ns()))
         return clock_sync.offset(exchanges)
 
     # -- what is said of it --------------------------------------------------------------------------------------------

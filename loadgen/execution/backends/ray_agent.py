@@ -33,7 +33,7 @@ import loadgen
 from loadgen.execution import plan, resource_limits
 from loadgen.execution.backends import worker
 from loadgen.execution.driver import GROWING_BINS
-from loadgen.execution.shared_counters import Board
+from loadgen.execution.shared_counters import SharedCounters
 from loadgen.results import store
 
 TAKE_BYTES = 4 << 20  # of one answer
@@ -118,7 +118,7 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-class Courier:
+class RayAgent:
     """One worker of a node. All its methods are calls from the driver; none waits for the worker."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Courier:
         self._folder = Path(tempfile.mkdtemp(prefix=f"loadgen-{told.run_id}-w{i}-"))
         (self._folder / "spool").mkdir()
         self._i, self._workers = i, workers
-        self._board = Board(self._folder / "spool" / worker.BOARD, workers)
+        self._board = SharedCounters(self._folder / "spool" / worker.BOARD, workers)
         self._process = worker.start(pickle.dumps(replace(told, folder=self._folder)), i, workers)
         with contextlib.suppress(OSError):  # Ray starts its processes with a niceness of 15
             os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)

@@ -14,8 +14,8 @@ from loadgen_sdk.transport.wire import Wire, raise_file_limit
 
 from loadgen.errors import TargetError
 from loadgen.execution.bodies import Bodies
-from loadgen.execution.body_prefetch import Rolling
-from loadgen.execution.driver import AHEAD, HOLD_NS, Drive, no_collector
+from loadgen.execution.body_prefetch import BodyPrefetch
+from loadgen.execution.driver import AHEAD, HOLD_NS, Driver, no_collector
 from loadgen.execution.plan import Job, cap, plan
 from loadgen.results import store
 from loadgen.schedule import timetable as schedule
@@ -55,7 +55,7 @@ async def work(
     share: int,
     shares: int,
     gate: Callable[[], Any],
-    on_drive: Callable[[Drive], Any] | None = None,
+    on_drive: Callable[[Driver], Any] | None = None,
 ) -> Share:
     """Do one share of a job in this process. `gate()` is awaited when all is ready and gives the start instant."""
     settings, workload = job.settings, job.workload
@@ -65,7 +65,7 @@ async def work(
     wire = Wire(asyncio.get_running_loop())
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
     rolling = large(whole) and settings.client == "wire"
-    bodies = Rolling(job, part, requests) if rolling else Bodies(requests, clients[0].prepare, len(part.stages))
+    bodies = BodyPrefetch(job, part, requests) if rolling else Bodies(requests, clients[0].prepare, len(part.stages))
     spool = store.Spool(job.folder, share)
     secrets = [*(endpoint.api_key for endpoint in settings.endpoints), *(value for _, value in settings.headers)]
 
@@ -76,7 +76,7 @@ async def work(
 
     try:
         numbers = []
-        if isinstance(bodies, Rolling):
+        if isinstance(bodies, BodyPrefetch):
             await bodies.filled()
         else:
             numbers = [part.stage_numbers(span) for span in part.stages]
@@ -85,7 +85,7 @@ async def work(
         for client in clients:
             await client.open(-(-_connections(part) // len(clients)))
         with no_collector():
-            drive = Drive(
+            drive = Driver(
                 schedule=part,
                 bodies=bodies,
                 numbers=numbers,

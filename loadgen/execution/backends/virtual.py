@@ -21,12 +21,12 @@ import msgspec
 
 from loadgen.errors import UserError
 from loadgen.results.record import KIND
-from loadgen.schedule.dispatcher import Agenda
-from loadgen.sim.engine.replica import DONE, NEVER, Costs, Limits, Replica, Request
+from loadgen.schedule.dispatcher import Dispatcher
+from loadgen.sim.engine.replica import DONE, NEVER, Costs, Replica, ServerLimits, SimRequest
 from loadgen.sim.engine.routing import Route, route
-from loadgen.sim.presets.preset import Preset, load
+from loadgen.sim.presets.preset import Preset, load_preset
 from loadgen.sim.request_lengths import Sizes, of_file, of_trace, of_workload
-from loadgen.sim.virtual_rows import Flights, Outcome, outcome
+from loadgen.sim.virtual_rows import Flights, VirtualRows, outcome
 
 if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
@@ -57,12 +57,12 @@ class Course:
     ) -> None:
         self.flights = Flights()
         self.replicas = replicas
-        self._agenda = Agenda(schedule, max_in_flight=max_in_flight)
+        self._agenda = Dispatcher(schedule, max_in_flight=max_in_flight)
         self._sizes, self._next = sizes, next_replica
         horizon = schedule.horizon_ns
         self._over = NEVER if horizon is None or grace_ns >= NEVER else horizon + grace_ns
         self._timeout_ns = timeout_ns
-        self._flying: deque[Request] = deque()  # in order of due, with some that are done
+        self._flying: deque[SimRequest] = deque()  # in order of due, with some that are done
 
     def run(self) -> None:
         """Until every slot has its record."""
@@ -128,7 +128,7 @@ class Course:
                 self.flights.sent.extend(refused)
                 agenda.finished(number, due_ns, False)
                 continue
-            request = Request(number, due_ns, input_tokens, output_tokens, blocks)
+            request = SimRequest(number, due_ns, input_tokens, output_tokens, blocks)
             request.at = at
             replica.submit(request)
             flying.append(request)
@@ -137,7 +137,7 @@ class Course:
                 woken += 1
         return woken
 
-    def _cut(self, request: Request, now_ns: int) -> None:
+    def _cut(self, request: SimRequest, now_ns: int) -> None:
         """The client gives up on a request."""
         at = request.at
         replica = self.replicas[at]
@@ -161,7 +161,7 @@ def simulate(
     sizes: Sizes,
     *,
     costs: Costs,
-    limits: Limits,
+    limits: ServerLimits,
     speeds: Sequence[float] = (1.0,),
     routing: str = "round_robin",
     interval: int = 1,
@@ -169,7 +169,7 @@ def simulate(
     max_in_flight: int | None = None,
     timeout_ns: int = NEVER,
     grace_ns: int = NEVER,
-) -> tuple[Outcome, Course]:
+) -> tuple[VirtualRows, Course]:
     """A schedule against replicas of these costs and speeds: what a run records, and the course it took."""
     replicas = [Replica(costs.at_speed(speed), limits) for speed in speeds]
     course = Course(
@@ -208,7 +208,7 @@ def execute(
     from loadgen.metrics.summary import summarize
     from loadgen.results import manifest, store
 
-    preset = load(name, f"--target {SCHEME}")
+    preset = load_preset(name, f"--target {SCHEME}")
     if len(settings.endpoints) > 1:
         raise UserError("a simulated target cannot share a run with others", f"--target {SCHEME}{name}", "run it alone")
     now = datetime.datetime.now(datetime.UTC).astimezone()
@@ -240,17 +240,17 @@ def execute(
     seconds = [_second(made, course, used)]
     summary = summarize(header, made.rows, made.gaps, made.timeline, seconds, list(TEXTS))
     _store(folder, header, made, seconds)
-    store.replace(folder / "summary.json", summary_json.dump(summary))
+    store.replace(folder / "summary.json", summary_json.dump_summary(summary))
     return summary, folder
 
 
 def _found(preset: Preset, settings: Settings) -> Any:
     """What a probe of such a server would find."""
     from loadgen_sdk.dialects.quirks import QUIRKS
-    from loadgen_sdk.probe.probe import Found
+    from loadgen_sdk.probe.probe import ProbeResult
     from loadgen_sdk.transport.target import Target
 
-    return Found(
+    return ProbeResult(
         target=Target.parse("http://simulated", api=settings.api),
         server="trtllm",
         quirk=QUIRKS["trtllm"],
@@ -321,7 +321,7 @@ def _sizes(workload: Workload, requests: Any, per_block: int) -> Sizes:
     return of_workload(workload.requests, requests, per_block)
 
 
-def _second(made: Outcome, course: Course, cpu_s: float) -> Any:
+def _second(made: VirtualRows, course: Course, cpu_s: float) -> Any:
     """What the simulation itself used; not a second of anything, so that nobody takes it for load of a client."""
     from loadgen.results.manifest import Second
 
@@ -336,7 +336,7 @@ def _second(made: Outcome, course: Course, cpu_s: float) -> Any:
     )
 
 
-def _store(folder: Path, header: Header, made: Outcome, seconds: list[Any]) -> None:
+def _store(folder: Path, header: Header, made: VirtualRows, seconds: list[Any]) -> None:
     """The files of a run as they are after a clean end (see `store`)."""
     import pyarrow.parquet as pq
 

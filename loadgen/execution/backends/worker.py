@@ -21,9 +21,9 @@ from time import monotonic_ns
 
 from loadgen.errors import Fault, TargetError
 from loadgen.execution.backends.single import Share, work
-from loadgen.execution.driver import Drive
+from loadgen.execution.driver import Driver
 from loadgen.execution.plan import Job
-from loadgen.execution.shared_counters import Board
+from loadgen.execution.shared_counters import SharedCounters
 
 BOARD = "board"
 SHOW_S = 1.0
@@ -83,10 +83,10 @@ def _worker() -> None:
         await asyncio.sleep(max(0, start_ns - monotonic_ns() - HEAD_START_NS // 2) / 1e9)
         return start_ns
 
-    def begun(drive: Drive) -> None:
+    def begun(drive: Driver) -> None:
         """Counters go to the board; and the load ends with the process that asked for it, as the end of stdin tells."""
         loop = asyncio.get_running_loop()
-        board = Board(job.folder / "spool" / BOARD, workers)
+        board = SharedCounters(job.folder / "spool" / BOARD, workers)
         said = False
 
         def show() -> None:

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from loadgen.sim.engine.latency_model import Emission
-from loadgen.sim.engine.replica import NEVER, Costs, Limits, Replica, Request
+from loadgen.sim.engine.replica import NEVER, Costs, Replica, ServerLimits, SimRequest
 from loadgen.sim.engine.routing import route
 
 BUNCH = 5  # emissions that leave together: a wake-up for each would cost more than the sends
@@ -53,7 +53,7 @@ class Fleet:
         self,
         *,
         costs: Costs,
-        limits: Limits,
+        limits: ServerLimits,
         speeds: Sequence[float] = (1.0,),
         routing: str = "round_robin",
         interval: int = 1,
@@ -69,9 +69,9 @@ class Fleet:
         self._ends: list[tuple[int, int]] = []
         self._last = [0] * len(speeds)  # when each replica's last iteration ended
         self._begun = [0] * len(speeds)
-        self._requests: dict[Hashable, tuple[Request, int]] = {}
+        self._requests: dict[Hashable, tuple[SimRequest, int]] = {}
         # Decoding requests of a replica, by the iteration (modulo interval) in which they emit.
-        self._phases: list[list[dict[Request, None]]] = [[{} for _ in range(interval)] for _ in speeds]
+        self._phases: list[list[dict[SimRequest, None]]] = [[{} for _ in range(interval)] for _ in speeds]
 
     @property
     def active(self) -> int:
@@ -97,12 +97,12 @@ class Fleet:
 
     def submit(
         self, now_ns: int, key: Hashable, input_tokens: int, output_tokens: int, blocks: Sequence[Hashable] = ()
-    ) -> Request:
+    ) -> SimRequest:
         """A request arrives; `blocks` are the hashes of its prompt's full blocks. What comes back says, once it has a
         first token, when it was admitted and how much of its prompt was cached. ValueError as in `Replica.submit`."""
         if output_tokens < 1 or key in self._requests:
             raise ValueError(f"needs a new key and at least one output token: {key!r}, {output_tokens}")
-        request = Request(key, now_ns, input_tokens, output_tokens, blocks)
+        request = SimRequest(key, now_ns, input_tokens, output_tokens, blocks)
         at = self._next()
         replica = self.replicas[at]
         replica.submit(request)

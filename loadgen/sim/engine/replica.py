@@ -36,7 +36,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ServerLimits:
     """How the server was configured, in TensorRT-LLM's words."""
 
     max_batch_size: int  # sequences in a batch, those being prefilled included
@@ -51,7 +51,7 @@ class Limits:
     block_reuse: bool = False  # prompts share the blocks of equal beginnings
 
 
-class Request:
+class SimRequest:
     """One sequence in a replica. What its owner may read: `key`, `cached`, `first` and `last` (iterations)."""
 
     __slots__ = (
@@ -136,13 +136,13 @@ class Replica:
         "waiting",
     )
 
-    def __init__(self, costs: Costs, limits: Limits) -> None:
+    def __init__(self, costs: Costs, limits: ServerLimits) -> None:
         if limits.max_num_tokens < limits.max_batch_size:
             raise ValueError("max_num_tokens must be at least max_batch_size: all decode in every iteration")
         if limits.kv_blocks * limits.tokens_per_block < limits.max_seq_len:
             raise ValueError("the key-value cache does not hold one sequence of max_seq_len")
         self._costs, self._limits = costs, limits
-        self.waiting: deque[Request] = deque()
+        self.waiting: deque[SimRequest] = deque()
         self.active = 0  # admitted, not done
         self.decoding = 0  # of them, past their prefill
         self.decoded = 0  # sum of `decoding` over the iterations ended
@@ -152,15 +152,15 @@ class Replica:
         self.context_requests = self.context_tokens = 0  # prefilled in the iteration in progress
         self.pauses = 0
         self.hits = self.misses = 0  # blocks of prompts found in the cache at admission, and not found
-        self.paused: list[tuple[Request, int, int]] = []
-        self.started: list[Request] = []
+        self.paused: list[tuple[SimRequest, int, int]] = []
+        self.started: list[SimRequest] = []
         self._under_way = False  # between `begin` and `finish`
         self._kv = 0  # tokens in the caches of decoding sequences
         self._blocks_used = 0  # without the pinned shared ones
-        self._partial: Request | None = None  # prefilled in part: the head of the queue, as it were
-        self._ready: list[Request] = []  # whose prefill ends with the iteration in progress
-        self._running: dict[Request, None] = {}  # decoding, in order of admission
-        self._buckets: dict[int, list[Request]] = {}  # by the iteration of their last token
+        self._partial: SimRequest | None = None  # prefilled in part: the head of the queue, as it were
+        self._ready: list[SimRequest] = []  # whose prefill ends with the iteration in progress
+        self._running: dict[SimRequest, None] = {}  # decoding, in order of admission
+        self._buckets: dict[int, list[SimRequest]] = {}  # by the iteration of their last token
         self._phase = [0] * limits.tokens_per_block  # decoding sequences, by the iteration (modulo) that needs a block
         self._pinned: dict[Hashable, int] = {}  # shared blocks in use -> by how many
         self._cache: dict[Hashable, None] = {}  # shared blocks in no use, the longest unused first
@@ -175,7 +175,7 @@ class Replica:
         limits = self._limits
         return input_tokens < limits.max_seq_len and (limits.chunked_prefill or input_tokens <= limits.max_num_tokens)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SimRequest) -> None:
         """A request arrives; requests arrive in order of `due_ns`. Raises ValueError for what can never be served."""
         if not self.admissible(request.input_tokens):
             raise ValueError(f"a prompt of {request.input_tokens} tokens cannot be served")
@@ -240,7 +240,7 @@ class Replica:
         self._under_way = True
         return True
 
-    def finish(self) -> list[Request]:
+    def finish(self) -> list[SimRequest]:
         """The iteration in progress has ended: every decoding sequence, and every one now prefilled, has one token
         more. Returns those that are done."""
         k = self.iteration
@@ -286,7 +286,7 @@ class Replica:
         self.decoding = len(running)
         return done
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: SimRequest) -> None:
         """Nothing more of this request; what it held is free from the next iteration on. One that is done is passed
         over."""
         state = request.state
@@ -307,7 +307,7 @@ class Replica:
             self.active -= 1
         request.state = DONE
 
-    def generated(self, request: Request) -> int:
+    def generated(self, request: SimRequest) -> int:
         """Tokens that a request has got by the end of the last iteration."""
         if request.state == DECODING or (request.state == DONE and request.last >= 0):
             before = request.output_tokens - request.todo
@@ -316,7 +316,7 @@ class Replica:
 
     # -- blocks --------------------------------------------------------------------------------------------------
 
-    def _admit(self, request: Request) -> bool:
+    def _admit(self, request: SimRequest) -> bool:
         """Take the blocks for a waiting request, if they are there."""
         limits = self._limits
         per_block = limits.tokens_per_block
@@ -337,7 +337,7 @@ class Replica:
         self.active += 1
         return True
 
-    def _admit_shared(self, request: Request, need: int, free: int) -> bool:
+    def _admit_shared(self, request: SimRequest, need: int, free: int) -> bool:
         limits, pinned, cache = self._limits, self._pinned, self._cache
         per_block = limits.tokens_per_block
         usable = min(len(request.blocks), (request.total - 1) // per_block)  # one token at least is computed
@@ -370,7 +370,7 @@ class Replica:
         self.active += 1
         return True
 
-    def _share(self, request: Request) -> None:
+    def _share(self, request: SimRequest) -> None:
         """The prompt is computed: its full blocks can serve others; those that another one has shared stay its own."""
         pinned, cache = self._pinned, self._cache
         shared = list(request.pinned)
@@ -389,7 +389,7 @@ class Replica:
         while len(cache) > room:
             del cache[next(iter(cache))]
 
-    def _leave(self, done: list[Request]) -> None:
+    def _leave(self, done: list[SimRequest]) -> None:
         """These have got their last token: the common case of `_drop`, in which all that they held is known."""
         limits, running, phase = self._limits, self._running, self._phase
         per_block = limits.tokens_per_block
@@ -409,7 +409,7 @@ class Replica:
         self.decoding -= len(done)
         self.active -= len(done)
 
-    def _drop(self, request: Request) -> None:
+    def _drop(self, request: SimRequest) -> None:
         """Take a decoding sequence out of the batch, of whatever length it is after `iteration` iterations."""
         steps = min(self.iteration - 1, request.last) - request.from_iteration  # decoded, after the first token
         del self._running[request]
@@ -427,7 +427,7 @@ class Replica:
                 held += 1  # cancelled within an iteration for which it was given a block
         self._give_back(request, held)
 
-    def _give_back(self, request: Request, held: int) -> None:
+    def _give_back(self, request: SimRequest, held: int) -> None:
         self._blocks_used -= held
         if request.pinned:
             pinned, cache = self._pinned, self._cache

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import msgspec
 
 from loadgen.errors import UserError
-from loadgen.sim.engine.replica import Costs, Limits
+from loadgen.sim.engine.replica import Costs, ServerLimits
 
 FOLDER = Path(__file__).parent
 GIB = 1 << 30
@@ -24,7 +24,7 @@ Routing = Literal["round_robin", "weighted"]
 ROUTINGS: tuple[Routing, ...] = ("round_robin", "weighted")
 
 
-class Constant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SourcedNumber(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A number and where it is from. The unit is in the name of its key."""
 
     value: float
@@ -83,16 +83,18 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU, and what of its data sheet arrives."""
 
-    memory_gib: Constant
-    bandwidth_tb_s: Constant  # of its memory, data sheet
-    bandwidth_share: Constant  # of it that arrives
-    peak_tflops: Constant  # dense, in the precision of the weights, data sheet
-    compute_share: Constant  # of it that arrives, communication and all else that scales with tokens included: fitted
-    overhead_ms: Constant  # per iteration: fitted, one per GPU generation
-    power_w: Constant  # TDP
+    memory_gib: SourcedNumber
+    bandwidth_tb_s: SourcedNumber  # of its memory, data sheet
+    bandwidth_share: SourcedNumber  # of it that arrives
+    peak_tflops: SourcedNumber  # dense, in the precision of the weights, data sheet
+    compute_share: (
+        SourcedNumber  # of it that arrives, communication and all else that scales with tokens included: fitted
+    )
+    overhead_ms: SourcedNumber  # per iteration: fitted, one per GPU generation
+    power_w: SourcedNumber  # TDP
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PresetServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Its configuration, in TensorRT-LLM's words."""
 
     max_batch_size: int
@@ -121,10 +123,10 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     gpus_per_replica: int  # tensor parallel
     model: Model
     hardware: Hardware
-    server: Server
-    assumed_input_tokens: Constant  # mean prompt of the runs it was fitted on: they do not publish it
+    server: PresetServer
+    assumed_input_tokens: SourcedNumber  # mean prompt of the runs it was fitted on: they do not publish it
     fitted_on: str
-    valid_from_sequences: Constant  # per replica: below, nothing published binds the model
+    valid_from_sequences: SourcedNumber  # per replica: below, nothing published binds the model
     vm_speeds: tuple[float, ...] = ()  # of each VM, relative to their mean; empty: all 1
     routing: Routing = "round_robin"
     notes: tuple[str, ...] = ()
@@ -163,11 +165,11 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         )
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> ServerLimits:
         server = self.server
         per_gpu = self.hardware.memory_gib.value - server.reserve_gib
         free = (per_gpu * self.gpus_per_replica * GIB - self.model.memory_bytes) * server.kv_cache_share
-        return Limits(
+        return ServerLimits(
             max_batch_size=server.max_batch_size,
             max_num_tokens=server.max_num_tokens,
             kv_blocks=max(0, int(free / (self.model.kv_token_bytes * server.tokens_per_block))),
@@ -184,7 +186,7 @@ def names() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.yaml"))
 
 
-def load(name: str, where: str = "--preset ") -> Preset:
+def load_preset(name: str, where: str = "--preset ") -> Preset:
     """A packaged preset by name, or the user's own by the path of its file. Raises UserError."""
     return _check(_read(name, f"{where}{name}", ()), f"{where}{name}")
 
@@ -246,7 +248,7 @@ _KNOWN: dict[str, type[msgspec.Struct]] = {
     "$": Preset,
     "$.model": Model,
     "$.hardware": Hardware,
-    "$.server": Server,
+    "$.server": PresetServer,
 }
 
 
@@ -257,7 +259,7 @@ def _check(value: dict[str, Any], where: str) -> Preset:
         text = str(error)
         what, _, at = text.partition(" - at ")
         at = at.strip("`") or "$"
-        kind = _KNOWN.get(at, Constant)
+        kind = _KNOWN.get(at, SourcedNumber)
         place = f"{where} ({at.removeprefix('$.')})" if at != "$" else where
         hint = f"known: {', '.join(kind.__struct_fields__)}" if "field" in what else _choices(at)
         raise UserError(what[:1].lower() + what[1:], place, hint) from None

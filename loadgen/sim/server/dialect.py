@@ -42,7 +42,7 @@ class Refusal(Exception):
         self.status, self.body, self.headers = status, body, headers
 
 
-class Ask(msgspec.Struct, kw_only=True, gc=False):
+class ParsedRequest(msgspec.Struct, kw_only=True, gc=False):
     """One request, read and checked."""
 
     api: Api
@@ -158,7 +158,7 @@ class Script:
         "trtllm",
     )
 
-    def __init__(self, ask: Ask, dialect: Dialect, number: int, created: int) -> None:
+    def __init__(self, ask: ParsedRequest, dialect: Dialect, number: int, created: int) -> None:
         self._ask, self._dialect, self.created, self.trtllm = ask, dialect, created, dialect == "trtllm"
         chat = ask.api == "chat"
         self._id = f"{'chatcmpl' if chat else 'cmpl'}-{number}"

@@ -30,8 +30,8 @@ from loadgen.sim.server.dialect import WORDS, Refusal, Script
 from loadgen.sim.server.message import Incoming, head
 from loadgen.sim.server.metrics_pages import Tally, iteration_stats
 from loadgen.sim.server.options import Options
-from loadgen.sim.server.request_parser import Rules, read
-from loadgen.sim.server.response import JSON, Answer, End
+from loadgen.sim.server.request_parser import RequestRules, parse_request
+from loadgen.sim.server.response import JSON, End, SimAnswer
 from loadgen.sim.server.send_log import LoggedRequest, SendLog
 
 FLOOD_EVENTS = 50  # events in one write when flooding
@@ -43,12 +43,12 @@ _PAGES = frozenset(("/v1/models", "/health", "/version", "/metrics", "/_log", "/
 _TIMED_WITH_ANSWER = (1, 3)  # TensorRT-LLM from here on; before, timings are at /perf_metrics
 
 
-class Server:
+class SimServer:
     """The endpoint. `turn` does everything that can be done now and waits for more; `close` gives everything back."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.rules = Rules(
+        self.rules = RequestRules(
             dialect=options.dialect,
             model=options.model,
             max_seq_len=options.max_seq_len,
@@ -91,7 +91,7 @@ class Server:
             raise UserError(f"cannot use a file: {error.strerror}", str(error.filename)) from None
         self._idle_close_ns = duration_ns(options.idle_close, "--idle-close")
         self._connections: dict[int, Connection] = {}
-        self._later: list[tuple[int, int, Answer]] = []  # answers held back by slow_first_byte
+        self._later: list[tuple[int, int, SimAnswer]] = []  # answers held back by slow_first_byte
         self._stopping = False
         self._open()
 
@@ -99,7 +99,7 @@ class Server:
         """The engine of a preset, or this process's share of its replicas; what it accepts is the preset's affair."""
         from loadgen.sim.presets import preset
 
-        system = preset.load(options.preset)
+        system = preset.load_preset(options.preset)
         speeds = system.speeds[options.core :: options.cores]
         if not speeds:
             raise UserError(f"{options.cores} processes for {system.replicas} replicas", "--cores", "one each at most")
@@ -322,7 +322,9 @@ class Server:
             "cpu_s": time.process_time(),
         }
 
-    def _record(self, incoming: Incoming, status: int, ask: dialect.Ask | None = None, fault: str = "") -> None:
+    def _record(
+        self, incoming: Incoming, status: int, ask: dialect.ParsedRequest | None = None, fault: str = ""
+    ) -> None:
         number = self._number
         self._number += 1
         if status >= 400:
@@ -344,7 +346,7 @@ class Server:
         )
 
     def _ask(self, connection: Connection, incoming: Incoming, api: dialect.Api) -> None:
-        ask = read(incoming.body, api, self.rules)
+        ask = parse_request(incoming.body, api, self.rules)
         fault = self._fault(incoming, ask)
         name = fault.name if fault else ""
         if name == "idle_reset":
@@ -362,7 +364,7 @@ class Server:
             return
         number = self._number
         script = Script(ask, self.rules.dialect, number, int(time.time()))
-        connection.answer = answer = Answer(
+        connection.answer = answer = SimAnswer(
             connection, incoming, ask, script, number, self._per_event, fault, timed=self._timed
         )
         self._record(incoming, 200, ask, name)
@@ -371,7 +373,7 @@ class Server:
         else:
             self._begin(answer, incoming.arrival_ns)
 
-    def _fault(self, incoming: Incoming, ask: dialect.Ask) -> faults.Fault | None:
+    def _fault(self, incoming: Incoming, ask: dialect.ParsedRequest) -> faults.PlannedFault | None:
         named = incoming.headers.get(b"x-sim-fault")
         if named is None:
             return self.plan.draw(self._number, ask.output_tokens)
@@ -381,7 +383,7 @@ class Server:
             raise dialect.refused(self.rules.dialect, str(wrong), "X-Sim-Fault") from None
         return faults.placed(fault, ask.output_tokens, self.options.seed, self._number)
 
-    def _begin(self, answer: Answer, at_ns: int) -> None:
+    def _begin(self, answer: SimAnswer, at_ns: int) -> None:
         """Send what comes before any token; the pace decides when the rest does."""
         connection, ask = answer.connection, answer.ask
         data, end = answer.opening()
@@ -439,13 +441,13 @@ class Server:
                     self._tell(answer, due)
                 self._end(answer, end)
 
-    def _tell(self, answer: Answer, last_ns: int) -> None:
+    def _tell(self, answer: SimAnswer, last_ns: int) -> None:
         """Note an answered request for the pages that speak of them."""
         arrival, served = answer.incoming.arrival_ns, answer.served
         admitted = served.admitted_ns if served is not None else arrival
         self.tally.finished(answer.number, arrival, admitted, answer.first_ns or last_ns, last_ns, answer.ask)
 
-    def _end(self, answer: Answer, end: End) -> None:
+    def _end(self, answer: SimAnswer, end: End) -> None:
         connection = answer.connection
         self.pace.cancel(answer)
         if end == "answered":

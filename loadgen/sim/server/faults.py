@@ -47,7 +47,7 @@ PLACED = frozenset(
 """Those that strike at a token; without `@` the token is drawn."""
 
 
-class Fault(msgspec.Struct, frozen=True):
+class PlannedFault(msgspec.Struct, frozen=True):
     """One fault of one request. `at`: token index for PLACED ones, ns for TIMED ones, -1 where it has no meaning or is
     yet to be drawn."""
 
@@ -55,13 +55,13 @@ class Fault(msgspec.Struct, frozen=True):
     at: int = -1
 
 
-class Plan(msgspec.Struct, frozen=True):
+class FaultPlan(msgspec.Struct, frozen=True):
     """Faults and the share of requests that each strikes; the shares add up to at most 1."""
 
-    entries: tuple[tuple[Fault, float], ...] = ()
+    entries: tuple[tuple[PlannedFault, float], ...] = ()
     seed: int = 0
 
-    def draw(self, number: int, output_tokens: int) -> Fault | None:
+    def draw(self, number: int, output_tokens: int) -> PlannedFault | None:
         """The fault of request `number` (counted from 0 by arrival), or None. At most one strikes a request."""
         if not self.entries:
             return None
@@ -73,42 +73,44 @@ class Plan(msgspec.Struct, frozen=True):
         return None
 
 
-def placed(fault: Fault, output_tokens: int, seed: int, number: int) -> Fault:
+def placed(fault: PlannedFault, output_tokens: int, seed: int, number: int) -> PlannedFault:
     """`fault` with its token drawn, where it needs one and names none; never after the last token."""
     if fault.name not in PLACED:
         return fault
     last = output_tokens - 1
-    return Fault(fault.name, min(fault.at, last) if fault.at >= 0 else int(uniform(seed, 4, number) * output_tokens))
+    return PlannedFault(
+        fault.name, min(fault.at, last) if fault.at >= 0 else int(uniform(seed, 4, number) * output_tokens)
+    )
 
 
-def one(text: str, where: str = "") -> Fault:
+def one(text: str, where: str = "") -> PlannedFault:
     """`truncate`, `truncate@3`, `http_429@2s`: a fault as a header or flag names it. Raises UserError."""
     name, at_sign, at = (part.strip() for part in text.partition("@"))
     if name not in NAMES:
         raise UserError(f'unknown fault "{name}"', where, "known: " + ", ".join(NAMES))
     if name in TIMED:
-        return Fault(name, duration_ns(at, where) if at_sign else TIMED[name])
+        return PlannedFault(name, duration_ns(at, where) if at_sign else TIMED[name])
     if not at_sign:
-        return Fault(name)
+        return PlannedFault(name)
     if name not in PLACED:
         raise UserError(f'"{name}" takes no "@"', where, "only these do: " + ", ".join((*TIMED, *sorted(PLACED))))
     if not at.isascii() or not at.isdigit() or len(at) > 9:
         raise UserError(f'not a token index: "{at}"', where, f"write it as {name}@3; 0 is the first token")
-    return Fault(name, int(at))
+    return PlannedFault(name, int(at))
 
 
-def parse(text: str, seed: int = 0, where: str = "--fault") -> Plan:
+def parse(text: str, seed: int = 0, where: str = "--fault") -> FaultPlan:
     """`truncate:0.05,http_429@2s:0.1` as a plan; a fault without a share strikes every request."""
     shares: dict[str, Any] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, colon, share = entry.partition(":")
         shares[name.strip()] = share.strip() if colon else 1.0
-    return read(shares, seed, where)
+    return parse_faults(shares, seed, where)
 
 
-def read(shares: Mapping[str, Any], seed: int = 0, where: str = "faults") -> Plan:
+def parse_faults(shares: Mapping[str, Any], seed: int = 0, where: str = "faults") -> FaultPlan:
     """A mapping (of a YAML file) from fault, with its `@` if any, to share. Raises Faults with all that is wrong."""
-    entries: list[tuple[Fault, float]] = []
+    entries: list[tuple[PlannedFault, float]] = []
     wrong: list[Wrong] = []
     for text, value in shares.items():
         try:
@@ -128,4 +130,4 @@ def read(shares: Mapping[str, Any], seed: int = 0, where: str = "faults") -> Pla
         wrong.append(UserError("the shares add up to more than 1", where, "a request has at most one fault"))
     if wrong:
         raise Faults(wrong)
-    return Plan(tuple(entries), seed)
+    return FaultPlan(tuple(entries), seed)

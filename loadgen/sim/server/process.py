@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from loadgen.errors import Fault, Faults, TargetError
-from loadgen.sim.server.endpoint import Server
+from loadgen.sim.server.endpoint import SimServer
 from loadgen.sim.server.options import Options, from_json
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def serve(options: Options, stdin: int = -1) -> int:
     others: list[Embedded] = []
     if options.cores > 1 and options.core == 0:
         options, others = _several(options)
-    server = Server(options)
+    server = SimServer(options)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.stop)
     gc.freeze()  # what the start made lives on; connections and answers are free of cycles when they end

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.sim.server.dialect import Api, Ask, Dialect, malformed, refused, too_long, unknown_model
+from loadgen.sim.server.dialect import Api, Dialect, ParsedRequest, malformed, refused, too_long, unknown_model
 
 TEMPLATE_TOKENS = 8  # what the simulated chat template adds to every prompt
 NATURAL_TOKENS = 256  # length around which an answer ends when no limit was asked for
@@ -19,7 +19,7 @@ BLOCK_BYTES = 6  # of a prompt, that stand for a token where its blocks are cut:
 TOO_MANY_TOKENS = 1_000_000  # an answer longer than this is refused, whatever the context
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
+class RequestRules(msgspec.Struct, frozen=True, kw_only=True):
     """What the simulated server was started with, as far as requests are judged by it."""
 
     dialect: Dialect = "trtllm"
@@ -173,7 +173,7 @@ def count_tokens(text: str) -> int:
     return text.count(" ") + (0 if text[:1] in ("", " ") else 1)
 
 
-def read(body: bytes, api: Api, rules: Rules) -> Ask:
+def parse_request(body: bytes, api: Api, rules: RequestRules) -> ParsedRequest:
     """The request in `body`; raises Refusal with the dialect's own error for everything that this server refuses."""
     try:
         asked = _READERS[rules.dialect, api](body)
@@ -198,7 +198,7 @@ def read(body: bytes, api: Api, rules: Rules) -> Ask:
             raise unknown_model(asked.model)
     input_tokens, digest, blocks = _prompt(asked, api, rules)
     output_tokens, finish_reason = _length(asked, limit, input_tokens, digest, rules)
-    return Ask(
+    return ParsedRequest(
         api=api,
         model=asked.model,
         stream=bool(asked.stream),
@@ -213,7 +213,7 @@ def read(body: bytes, api: Api, rules: Rules) -> Ask:
     )
 
 
-def _blocks(content: bytes, tokens: int, rules: Rules) -> tuple[int, ...]:
+def _blocks(content: bytes, tokens: int, rules: RequestRules) -> tuple[int, ...]:
     """A hash per full block of a prompt, each standing for all that comes before its end. Blocks are cut by bytes
     (BLOCK_BYTES a token), which splits no prompt and puts equal beginnings into equal blocks."""
     per_block = rules.tokens_per_block
@@ -227,7 +227,7 @@ def _blocks(content: bytes, tokens: int, rules: Rules) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _prompt(asked: Any, api: Api, rules: Rules) -> tuple[int, bytes, tuple[int, ...]]:
+def _prompt(asked: Any, api: Api, rules: RequestRules) -> tuple[int, bytes, tuple[int, ...]]:
     """Token count of the prompt, 64 bytes that stand for its content, and its blocks in the prefix cache."""
     hash_ = hashlib.blake2b(rules.seed.to_bytes(8, "little"), digest_size=64)
     if api == "completions":
@@ -264,7 +264,7 @@ def _prompt(asked: Any, api: Api, rules: Rules) -> tuple[int, bytes, tuple[int, 
     return tokens, hash_.digest(), _blocks(content, tokens, rules)
 
 
-def _length(asked: Any, limit: int | None, input_tokens: int, digest: bytes, rules: Rules) -> tuple[int, str]:
+def _length(asked: Any, limit: int | None, input_tokens: int, digest: bytes, rules: RequestRules) -> tuple[int, str]:
     """Output length and finish reason. Unforced answers end by themselves somewhere around the length asked for."""
     room = rules.max_seq_len - input_tokens
     if rules.dialect == "openai":

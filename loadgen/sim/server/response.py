@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from loadgen.sim.server import dialect
-from loadgen.sim.server.dialect import DONE, END, WORDS, Ask, Script
-from loadgen.sim.server.faults import Fault
+from loadgen.sim.server.dialect import DONE, END, WORDS, ParsedRequest, Script
+from loadgen.sim.server.faults import PlannedFault
 from loadgen.sim.server.message import Incoming, head
 
 WRONG_COUNT = 7  # tokens that a `wrong_count` usage is off by
@@ -22,7 +22,7 @@ End = Literal["", "answered", "close", "reset", "stall"]
 """What follows the bytes: nothing yet, the next request, a close, a reset, silence for ever."""
 
 
-class Answer:
+class SimAnswer:
     """`connection` is the server's; nothing here looks at it. `made`: tokens sent, `sent`: events."""
 
     __slots__ = (
@@ -49,17 +49,17 @@ class Answer:
         self,
         connection: Any,
         incoming: Incoming,
-        ask: Ask,
+        ask: ParsedRequest,
         script: Script,
         number: int,
         per_event: int = 1,
-        fault: Fault | None = None,
+        fault: PlannedFault | None = None,
         *,
         timed: bool = True,
     ) -> None:
         self.connection, self.incoming, self.ask, self.number = connection, incoming, ask, number
         self.head, self.tail, self.digest = script.head, script.tail, ask.digest
-        self.fault = fault or Fault("")
+        self.fault = fault or PlannedFault("")
         self.made = self.sent = self.first_ns = 0
         self.keep_alive = incoming.keep_alive and self.fault.name not in ("close_delimited", "connection_close")
         # head + word + tail says all there is to say of most token events; the server's fast path uses it.

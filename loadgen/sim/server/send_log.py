@@ -59,7 +59,7 @@ class SendLog:
         return head + b"\n" + rows.tobytes()
 
 
-class Log(msgspec.Struct):
+class SentRequests(msgspec.Struct):
     """A log as read: requests by number, and the columns as int64 arrays of equal length, in order of sending."""
 
     requests: list[LoggedRequest]
@@ -69,7 +69,7 @@ class Log(msgspec.Struct):
     sent_ns: np.ndarray[Any, np.dtype[np.int64]]
 
 
-def parse_log(data: bytes) -> Log:
+def parse_log(data: bytes) -> SentRequests:
     """The inverse of `drain`; raises ValueError or msgspec.MsgspecError for anything else."""
     import numpy as np
 
@@ -78,10 +78,10 @@ def parse_log(data: bytes) -> Log:
     table = np.frombuffer(rest, "<i8").reshape(-1, len(COLUMNS))
     if len(table) != head.events:
         raise ValueError(f"the log should have {head.events} events and has {len(table)}")
-    return Log(head.requests, *(np.ascontiguousarray(table[:, i]) for i in range(len(COLUMNS))))
+    return SentRequests(head.requests, *(np.ascontiguousarray(table[:, i]) for i in range(len(COLUMNS))))
 
 
-def read_log(path: str) -> Log:
+def read_log(path: str) -> SentRequests:
     """The log in a file."""
     with open(path, "rb") as file:
         return parse_log(file.read())

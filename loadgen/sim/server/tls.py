@@ -18,9 +18,9 @@ class Context:
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
 
-    def wrap(self, sock: socket.socket) -> Wire:
+    def wrap(self, sock: socket.socket) -> TlsSocket:
         """The TLS face of `sock`, whose handshake happens while it is read."""
-        return Wire(sock, self._context)
+        return TlsSocket(sock, self._context)
 
 
 def context(cert: str, key: str) -> Context:
@@ -33,7 +33,7 @@ def context(cert: str, key: str) -> Context:
     return Context(made)
 
 
-class Wire:
+class TlsSocket:
     """`recv` gives plain bytes, `b""` at the end, BlockingIOError when there are none; `send` takes all and keeps the
     records that the kernel did not take, to go first next time."""
 

@@ -293,10 +293,10 @@ class Client(Pool):
         await super().open(connections)
 
     async def _learn(self, server: str, api_key: str | None, headers: tuple[tuple[str, str], ...]) -> None:
-        from ..probe.fetch import Direct
+        from ..probe.fetch import Fetcher
         from ..probe.probe import probe
 
-        direct = Direct(self.target, self._tls)
+        direct = Fetcher(self.target, self._tls)
         found = await probe(
             self.target,
             exchange=direct.exchange,

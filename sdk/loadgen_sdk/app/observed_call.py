@@ -13,7 +13,7 @@ from typing import Any
 
 from ..request import NEVER, Failure
 from .measurement import Api, Attempt, Content, Measurement, Status, price_of, timings
-from .policy import Conduct
+from .policy import Policy
 from .prompt_text import estimated_tokens
 from .retry import retry_after_s
 from .throttle import Permit
@@ -27,7 +27,7 @@ class Setting:
 
     __slots__ = ("ask_usage", "key", "manner", "server", "warned")
 
-    def __init__(self, manner: Conduct, server: str, key: str, ask_usage: bool) -> None:
+    def __init__(self, manner: Policy, server: str, key: str, ask_usage: bool) -> None:
         self.manner, self.server, self.key, self.ask_usage = manner, server, key, ask_usage
         self.warned = False
 

@@ -25,7 +25,7 @@ Observer = Callable[[Measurement], object]
 Observers = Observer | Iterable[Observer] | None
 
 
-class Conduct(NamedTuple):
+class Policy(NamedTuple):
     """What applies to every call of one client."""
 
     observers: tuple[Observer, ...] = ()
@@ -57,7 +57,7 @@ def conduct(
     retry: Retry | None,
     record: ShapeRecorder | None,
     keep_content: bool,
-) -> Conduct:
+) -> Policy:
     """The checked whole of it. Raises WrongUse."""
     from .retry import Retry
     from .throttle import Throttle
@@ -74,4 +74,4 @@ def conduct(
         raise WrongUse(f"retry is a {type(retry).__name__}", "give Retry(attempts=3)")
     if record is not None and not hasattr(record, "begin"):
         raise WrongUse(f"record is a {type(record).__name__}", 'give record_shape("traffic.jsonl")')
-    return Conduct(observers, checked_prices(prices), throttle, retry, record, keep_content)
+    return Policy(observers, checked_prices(prices), throttle, retry, record, keep_content)

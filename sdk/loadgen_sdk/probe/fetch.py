@@ -12,7 +12,7 @@ from time import monotonic_ns
 from ..errors import TargetUnusable
 from ..transport.http1 import Malformed, Response, head
 from ..transport.target import Target
-from .probe import Answer, Headers
+from .probe import Headers, HttpAnswer
 
 MAX_BODY_BYTES = 4 << 20
 _BROKE = "the server, or a proxy before it, gave up in the middle of an answer: see their logs"
@@ -26,7 +26,7 @@ def _cut_short(target: Target, method: str, size: int) -> TargetUnusable:
     return TargetUnusable(f"{target.address} closed the connection without an answer to {method}", hint)
 
 
-class Direct:
+class Fetcher:
     """The two functions that `probe` asks through, over TCP and TLS. Raises TargetUnusable, in words for the user."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Direct:
         writer.transport.abort()
         return took
 
-    async def exchange(self, method: str, path: str, headers: Headers, sent: bytes) -> Answer:
+    async def exchange(self, method: str, path: str, headers: Headers, sent: bytes) -> HttpAnswer:
         """One request on a connection of its own. See `Exchange`."""
         target = self._target
         reader, writer = await self._open(self._address or await self._resolve(), self._tls)
@@ -81,7 +81,7 @@ class Direct:
             raise TargetUnusable(f"{target.address}: {error.strerror or 'the connection broke'}", hint) from None
         finally:
             writer.transport.abort()
-        return Answer(response.status, response.headers, b"".join(pieces))
+        return HttpAnswer(response.status, response.headers, b"".join(pieces))
 
     async def _resolve(self) -> str:
         """The first address of the host that takes a connection."""

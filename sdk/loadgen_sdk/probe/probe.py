@@ -32,7 +32,7 @@ SAMPLES = ((" ".join(["hello"] * 4), 4), (" ".join(["hello"] * 36), 36))
 """Prompts of two lengths and their content tokens; a word that is one token in every vocabulary in use."""
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """One HTTP answer: status, headers (names in lower case), the whole body."""
 
     status: int
@@ -41,13 +41,13 @@ class Answer(NamedTuple):
 
 
 Headers = Sequence[tuple[str, str]]
-Exchange = Callable[[str, str, Headers, bytes], Awaitable[Answer]]
+Exchange = Callable[[str, str, Headers, bytes], Awaitable[HttpAnswer]]
 """(method, request target, headers, body) -> Answer. Raises TargetUnusable when there is no answer."""
 Connect = Callable[[], Awaitable[int]]
 """() -> ns that a TCP connection took. Raises TargetUnusable."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the probe found. None where the server said nothing about it."""
 
     target: Target
@@ -116,7 +116,7 @@ async def probe(
     headers: Headers = (),
     extra_body: Mapping[str, Any] | None = None,
     samples: Sequence[tuple[str, int]] = SAMPLES,
-) -> Found:
+) -> ProbeResult:
     """Find out what `target` is; two prompts are generated (1 and ASKED_TOKENS tokens), for token counts and bundling.
 
     `samples`: a short and a longer prompt with their content tokens. Raises TargetUnusable, with what to do about it,
@@ -172,7 +172,7 @@ async def probe(
     warnings += _warnings(quirk, usage, exact, usages[1], bundle)
     if asking.failures:
         warnings.append(f"{len(asking.failures)} probing requests failed before one went well: {asking.failures[0]}")
-    return Found(
+    return ProbeResult(
         target=target,
         server=name,
         quirk=quirk,
@@ -208,17 +208,17 @@ class _Asking:
         self._keyed = bool(api_key or target.basic)
         self.failures: list[str] = []  # of generations that were tried again
 
-    async def get(self, path: str) -> Answer:
+    async def get(self, path: str) -> HttpAnswer:
         return await self._exchange("GET", path, (("Accept", "application/json"), *self._headers), b"")
 
-    async def quiet(self, path: str) -> Answer:
+    async def quiet(self, path: str) -> HttpAnswer:
         """An answer that may as well be missing; `path` "" is not asked."""
         if path:
             with contextlib.suppress(TargetUnusable):
                 return await self.get(path)
-        return Answer(0, {}, b"")
+        return HttpAnswer(0, {}, b"")
 
-    async def pinned(self, quirk: Quirk, listed: Answer, models: tuple[str, ...]) -> str:
+    async def pinned(self, quirk: Quirk, listed: HttpAnswer, models: tuple[str, ...]) -> str:
         """The one model of a server that cannot list it but names it when asked for another, else ""."""
         if models or listed.status == 200 or not quirk.checks_model:
             return ""
@@ -284,7 +284,7 @@ class _Asking:
             raise _Failed(f"a probe of {tokens} tokens failed: {failure.kind}: {said}", "see the server's log")
         return reading
 
-    def refuse(self, answer: Answer, model: str, models: tuple[str, ...]) -> NoReturn:
+    def refuse(self, answer: HttpAnswer, model: str, models: tuple[str, ...]) -> NoReturn:
         """Say in one error why nothing can work, and what to do."""
         status, where = answer.status, self.target.redacted
         said = self._clean(error_text(answer.body)) or "no text"
@@ -326,7 +326,9 @@ async def _rtt_ms(connect: Connect) -> float:
     return median(times) / 1e6
 
 
-async def _make(asking: _Asking, server: str, hosted: str, listed: Answer, version: Answer) -> tuple[str, list[str]]:
+async def _make(
+    asking: _Asking, server: str, hosted: str, listed: HttpAnswer, version: HttpAnswer
+) -> tuple[str, list[str]]:
     """The name of the row, and why."""
     if server == "auto" and hosted:
         return hosted, [f"the host is {asking.target.host}"]
@@ -353,11 +355,11 @@ def _match(said: Mapping[str, str]) -> tuple[Sign, str] | None:
     return None
 
 
-def _text(answer: Answer) -> str:
+def _text(answer: HttpAnswer) -> str:
     return answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
 
 
-def _models(listed: Answer) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _models(listed: HttpAnswer) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Ids of the models listed, and those among them that are no adapters (which name a parent that is listed too)."""
     try:
         value = msgspec.json.decode(listed.body) if listed.status == 200 else None
@@ -373,7 +375,7 @@ def _models(listed: Answer) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ids, tuple(row["id"] for row in rows if row.get("parent") not in ids)
 
 
-def _only(models: tuple[str, ...], bases: tuple[str, ...], listed: Answer, quirk: Quirk) -> str:
+def _only(models: tuple[str, ...], bases: tuple[str, ...], listed: HttpAnswer, quirk: Quirk) -> str:
     """The model to use when none was named."""
     if len(bases) == 1:
         return bases[0]
@@ -394,7 +396,7 @@ def _about_model(said: str, model: str) -> bool:
     return quoted or bool(re.search(r"(?i)\b(?:model|deployment)\b.{0,80}\b(?:not|unknown|exist)", said))
 
 
-def _version(answer: Answer) -> str:
+def _version(answer: HttpAnswer) -> str:
     found = re.search(r'"version"\s*:\s*"([^"]{1,60})"', _text(answer))
     return found[1] if found else ""
 
