@@ -84,7 +84,7 @@ def _look(pid: int, seen: dict[int, int], peaks: dict[str, int], *, memory: bool
             status = Path(f"/proc/{pid}/status").read_text()
             peak = next((int(row.split()[1]) for row in status.splitlines() if row.startswith("VmHWM")), 0) * 1024
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            modules = {b"loadgen.recorder": "recorder", b"loadgen.fanout.worker": "worker"}
+            modules = {b"loadgen.execution.compactor": "compactor", b"loadgen.execution.backends.worker": "worker"}
             name = next((modules[word] for word in words if word in modules), "run")
             peaks[name] = max(peaks.get(name, 0), peak)
     except (OSError, IndexError, ValueError):

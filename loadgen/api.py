@@ -151,7 +151,7 @@ def run(
 
     if asyncio._get_running_loop() is not None:
         hint = "in async code: await asyncio.to_thread(loadgen.run, ...)"
-        raise UserError("loadgen.run blocks, and an event loop is running here", "loadgen.execution.run", hint)
+        raise UserError("loadgen.run blocks, and an event loop is running here", "loadgen.run", hint)
     overrides, settings = _read(url, flags)
     checked = _workload(workload, trace, overrides)
     summary, folder = execute(checked, settings)
@@ -181,15 +181,15 @@ def _workload(workload: Any, trace: Any, overrides: Overrides) -> Workload:
         if trace is not None or (changed := given(overrides)):
             what = "a trace" if trace is not None else ", ".join(changed)
             hint = "give the file or a mapping, or change the Workload with model_copy"
-            raise UserError(f"a checked Workload is not changed by {what}", "loadgen.execution.run", hint)
+            raise UserError(f"a checked Workload is not changed by {what}", "loadgen.run", hint)
         return workload
     if isinstance(workload, Mapping):
         if trace is not None:
-            raise UserError("a mapping and a trace", "loadgen.execution.run", "give one of them, or a workload's file")
+            raise UserError("a mapping and a trace", "loadgen.run", "give one of them, or a workload's file")
         return of_mapping(workload, overrides)
     if workload is not None and not isinstance(workload, str | os.PathLike):
         hint = "give a file, a packaged name, a mapping or a Workload"
-        raise UserError(f"a {type(workload).__name__} is no workload", "loadgen.execution.run", hint)
+        raise UserError(f"a {type(workload).__name__} is no workload", "loadgen.run", hint)
     return read(
         None if workload is None else os.fspath(workload), None if trace is None else os.fspath(trace), overrides
     )
@@ -265,5 +265,5 @@ def _read(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
         rest["targets"] = targets.from_urls(
             urls, rest.get("api_key"), rest.get("gpus"), rest.get("shape", ""), rest.get("region", "")
         )
-    settings = Settings(url=urls[0] if urls else None, command=("loadgen.execution.run",), **rest)
+    settings = Settings(url=urls[0] if urls else None, command=("loadgen.run",), **rest)
     return Overrides(**overrides), settings
