@@ -122,7 +122,7 @@ class OpenTelemetry:
             "gen_ai.usage.reasoning.output_tokens": measurement.reasoning_tokens,
             "gen_ai.response.time_to_first_chunk": first,
             "http.request.resend_count": measurement.retries or None,
-            "loadgen.cost.unit_cost": measurement.cost,
+            "loadgen.cost": measurement.cost,
             "loadgen.token_source": measurement.token_source,
         }
         attributes |= {name: value for name, value in optional.items() if value not in (None, "")}
