@@ -25,10 +25,11 @@ START = """if True:
     import time, numpy, msgspec, hashlib, zlib
     begin = time.process_time()
     from types import SimpleNamespace as N
-    from loadgen import prompts, tokens
+    from loadgen.requests.build import build
+    from loadgen.requests.tokenizer import load_tokenizer
     laws = N(input_tokens=N(tag="fixed", value=1300), output_tokens=N(tag="fixed", value=500), shared_prefix_tokens=0,
              prefixes=1, system_tokens=0, turns=None)
-    prompts.build(N(requests=laws), 1, 2, tokens.load())[0]
+    build(N(requests=laws), 1, 2, load_tokenizer())[0]
     print((time.process_time() - begin) * 1000)
 """
 

@@ -282,8 +282,9 @@ def million(flags: argparse.Namespace) -> None:
 MERGE = """
 import resource, sys, time
 from pathlib import Path
-from loadgen import metrics, store
-from loadgen.quantiles import exact
+from loadgen.metrics import columns as metrics
+from loadgen.results import store
+from loadgen.stats.quantiles import exact
 began, cpu = time.perf_counter(), time.process_time()
 columns = metrics.Columns(store.Frame([Path(sys.argv[1]) / "requests" / "requests.parquet"]))
 for metric in ("ttft", "tpot", "e2e", "send_lag"):

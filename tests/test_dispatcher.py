@@ -1,4 +1,4 @@
-"""The dispatcher in virtual time: whatever the completions do, each slot comes out once, in time, and within its limits."""
+"""The dispatcher in virtual time: each slot comes out once, in time and within its limits, whatever completions do."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Run:
 def drive(
     dispatcher: Dispatcher, service: Service, *, stop_ns: int | None = None, limit: int = 64, late_ns: int = 0
 ) -> Run:
-    """Run a dispatcher on a virtual clock, from `stop_ns` on only to the ends of what is in flight. With `late_ns` it asks
-    for what is due only so much after the instant at which it was told to."""
+    """Run a dispatcher on a virtual clock, from `stop_ns` on only to the ends of what is in flight. With `late_ns` it
+    is asked for what is due only so much after the instant that it named."""
     run, now, ends = Run(), 0, list[tuple[int, int, bool]]()
     while not dispatcher.done:
         due = dispatcher.next_ns()

@@ -534,7 +534,7 @@ def test_an_endpoint_that_cannot_start_says_why(wrong: dict[str, str]) -> None:
 
 
 def test_the_endpoint_ends_with_its_parent() -> None:
-    code = "import sys; from loadgen.sim.embedded import start; print(start().url, flush=True); sys.stdin.read()"
+    code = "import sys; from loadgen.sim.server.embedded import start; print(start().url, flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         host, port = parent.stdout.readline().decode().strip().split("//")[1].split(":")
