@@ -1,6 +1,6 @@
-"""The command line: one file per command, each flags -> one call -> print -> exit code. No arithmetic here.
+"""The command line, one file per command: flags in, one call, an answer printed, an exit code.
 
-Commands import what they need when they run, so that `loadgen --help` answers at once.
+No arithmetic here. A command imports what it needs when it runs, so that `loadgen --help` answers at once.
 """
 
 from __future__ import annotations
