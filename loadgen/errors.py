@@ -1,14 +1,8 @@
-"""The errors a user can cause or meet, the exit codes, and the one handler around `main`.
-
-Nothing here prints except `ending`, which the command line wraps around everything it does.
-"""
+"""The errors a user can cause or meet, and the exit codes. Values only: `cli/ending.py` prints them and leaves."""
 
 from __future__ import annotations
 
-import sys
-import tempfile
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 OK = 0  # done, SLO met
 SLO_MISSED = 1  # a sound run that missed its SLO, or a comparison that failed
@@ -59,24 +53,3 @@ class Faults(Exception):
 
     def __str__(self) -> str:
         return "\n".join(str(fault) for fault in self.faults)
-
-
-def ending(call: Callable[[], int]) -> int:
-    """Run `call` and turn each of the three endings (expected, interrupted, bug) into an exit code."""
-    try:
-        return call()
-    except (Fault, Faults) as fault:
-        print(fault, file=sys.stderr)
-        return fault.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader of stdout left (`loadgen report | head`)
-        sys.stderr.close()
-        return OK
-    except Exception as bug:
-        with tempfile.NamedTemporaryFile("w", prefix="loadgen-bug-", suffix=".txt", delete=False) as file:
-            traceback.print_exc(file=file)
-        print(f"error: a bug in loadgen: {type(bug).__name__}: {bug}\n  --> {file.name}", file=sys.stderr)
-        print("hint: please report it with that file", file=sys.stderr)
-        return BUG

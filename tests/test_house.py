@@ -1,211 +1,188 @@
-"""What a compiler would guard: imports point one way, there are no cycles, pure rooms stay pure."""
+"""What a compiler would guard: imports point one way, heavy things are imported late, and the README tells the truth.
+
+Layers, siblings and purity are contracts of import-linter in `pyproject.toml`; here is what it cannot see.
+"""
+
+from __future__ import annotations
 
 import ast
+import re
+import subprocess
 import sys
+from collections import defaultdict
 from functools import cache
 from graphlib import TopologicalSorter
-from pathlib import Path
 
+import grimp
+import make_rooms
 import pytest
+from importlinter.cli import lint_imports
+from make_rooms import FOLDERS, README, ROOT
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = {"loadgen": ROOT / "loadgen", "loadgen_sdk": ROOT / "sdk" / "loadgen_sdk"}
-
-PURE = {
-    "loadgen.metrics.drift",
-    "loadgen.metrics.accumulator",
-    "loadgen.metrics.folded_summary",
-    "loadgen.schedule.dispatcher",
-    "loadgen.compare.comparison",
-    "loadgen.compare.thresholds",
-    "loadgen.schedule.arrivals",
-    "loadgen.execution.backends.clock_sync",
-    "loadgen.preflight.target_checks",
-    "loadgen.preflight.host_checks",
-    "loadgen.results.manifest",
-    "loadgen.contracts.verdict",
-    "loadgen.requests.laws",
-    "loadgen.search.sweep",
-    "loadgen.metrics.columns",
-    "loadgen.requests.prompts",
-    "loadgen.stats.quantiles",
-    "loadgen.results.record",
-    "loadgen.metrics.summary_json",
-    "loadgen.format",
-    "loadgen.report.text",
-    "loadgen.report.validation",
-    "loadgen.contracts.steady_samples",
-    "loadgen.schedule.timetable",
-    "loadgen.results.slot_ranges",
-    "loadgen.stats.steady_state",
-    "loadgen.stats.quantile_interval",
-    "loadgen.sim.server.response",
-    "loadgen.sim.server.request_parser",
-    "loadgen.sim.server.dialect",
-    "loadgen.sim.engine.replica",
-    "loadgen.sim.server.faults",
-    "loadgen.sim.engine.fleet",
-    "loadgen.sim.server.message",
-    "loadgen.sim.server.options",
-    "loadgen.sim.virtual_rows",
-    "loadgen.sim.engine.latency_model",
-    "loadgen.sim.server.metrics_pages",
-    "loadgen.sim.engine.routing",
-    "loadgen.sim.request_lengths",
-    "loadgen.metrics.summary",
-    "loadgen.metrics.blocks",
-    "loadgen.units",
-    "loadgen.metrics.validity",
-    "loadgen.contracts.evaluate",
-    "loadgen_sdk.dialects.body",
-    "loadgen_sdk.dialects.quirks",
-    "loadgen_sdk.dialects.reader",
-    "loadgen_sdk.transport.exchange",
-    "loadgen_sdk.transport.http1",
-    "loadgen_sdk.measures",
-    "loadgen_sdk.probe.probe",
-    "loadgen_sdk.request",
-    "loadgen_sdk.dialects.sse",
-    "loadgen_sdk.transport.target",
-}
-"""Rooms that touch no file, socket, clock or process. `probe` asks through functions it is given."""
-
-IO_MODULES = {
-    "socket",
-    "ssl",
-    "select",
-    "selectors",
-    "subprocess",
-    "threading",
-    "multiprocessing",
-    "tempfile",
-    "shutil",
-}
-CLOCKS = {"time", "monotonic", "monotonic_ns", "time_ns", "perf_counter", "sleep"}
-ONLY = {  # heavy module -> who may import it
-    "tiktoken": {"loadgen.requests.tokenizer"},
-    "tokenizers": {"loadgen.requests.tokenizer"},
-    "ray": {"loadgen.execution.backends.ray"},
-    "httptools": {"loadgen.sim"},
-}
-AT_THE_TOP_OF_NOTHING = {"openai", "pyarrow", "tokenizers", "tiktoken", "ray", "rich", "uvloop"}
+HEAVY = {"openai", "pyarrow", "ray", "rich", "tiktoken", "tokenizers", "uvloop"}
 """Imported inside the function that needs them, so that `--help` is instant."""
+
+ONLY = {  # heavy module -> the one that may import it
+    "httptools": "loadgen.sim.server.connection",
+    "mlperf_loadgen": "loadgen.mlperf.official_loadgen",
+    "openai": "loadgen_sdk.transport.openai_client",
+    "ray": "loadgen.execution.backends.ray",
+    "rich": "loadgen.report.dashboard",
+    "tiktoken": "loadgen.requests.tokenizer",
+    "tokenizers": "loadgen.requests.tokenizer",
+}
+
+TWICE = {  # class -> why two modules have one of this name
+    "Slo": "`workload/schema.py`: checked, as a file writes it; `slo.py`: the promise that a run stores",
+    "StageSpan": "`schedule/timetable.py`: a stage in slots; `report/run_data.py`: the same on the axis of a chart",
+    "Term": "as Slo",
+}
 
 
 @cache
-def modules() -> dict[str, ast.Module]:
+def trees() -> dict[str, ast.Module]:
+    """Every module by its name, parsed."""
     found = {}
-    for package, folder in PACKAGES.items():
-        for path in sorted(folder.rglob("*.py")):
-            parts = path.relative_to(folder).with_suffix("").parts
-            name = ".".join((package, *parts)).removesuffix(".__init__")
-            found[name] = ast.parse(path.read_text(), str(path))
+    for package, folder in FOLDERS.items():
+        for file in sorted(folder.rglob("*.py")):
+            name = ".".join((package, *file.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__")
+            found[name] = ast.parse(file.read_text("utf-8"), str(file))
     return found
 
 
-def imports(name: str, *, top_only: bool = False) -> set[str]:
-    """Modules that `name` imports, relative ones resolved; those for type checking alone are left out."""
-    found: set[str] = set()
-    path_is_package = any(other.startswith(name + ".") for other in modules())
-
-    def visit(node: ast.AST) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                continue
-            if isinstance(child, ast.Import):
-                found.update(alias.name for alias in child.names)
-            elif isinstance(child, ast.ImportFrom):
-                base = child.module or ""
-                if child.level:
-                    up = name.split(".") if path_is_package else name.split(".")[:-1]
-                    up = up[: len(up) - child.level + 1]
-                    base = ".".join([*up, base] if base else up)
-                found.add(base)
-                found.update(f"{base}.{alias.name}" for alias in child.names)
-            if not (top_only and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))):
-                visit(child)
-
-    visit(modules()[name])
-    return found
+@cache
+def graph() -> grimp.ImportGraph:
+    """Who imports whom, at the top of a module, in a function or for type checking; packages of others as a whole."""
+    return grimp.build_graph(*FOLDERS, include_external_packages=True, cache_dir=None)
 
 
-def ours(name: str, *, top_only: bool = False) -> set[str]:
-    return {found for found in imports(name, top_only=top_only) if found in modules() and found != name}
+@cache
+def sources() -> dict[str, str]:
+    """The text of every Python file here, tests and benchmarks too, by its place."""
+    folders = (*FOLDERS.values(), ROOT / "tests", ROOT / "benchmarks")
+    return {str(file.relative_to(ROOT)): file.read_text("utf-8") for folder in folders for file in folder.rglob("*.py")}
 
 
-def test_pure_rooms_exist() -> None:
-    assert set(modules()) >= PURE
+def test_imports_are_as_drawn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    broken = lint_imports(no_cache=True, no_logo=True)
+    assert not broken, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", sorted(PURE))
-def test_pure_rooms_import_no_io(name: str) -> None:
-    roots = {found.split(".")[0] for found in imports(name)}
-    assert not roots & IO_MODULES
-    assert not {f"time.{clock}" for clock in CLOCKS} & imports(name)
-    impure = {
-        "loadgen.execution.driver",
-        "loadgen.execution.run",
-        "loadgen.results.store",
-        "loadgen.execution.bodies",
-        "loadgen.report.progress",
+@pytest.mark.parametrize("room", ["contracts", "mlperf"])
+def test_rooms_on_two_lines_are_listed_by_module(room: str) -> None:
+    listed = {
+        f"loadgen.{name}" for line in make_rooms.layers("loadgen") for name in line if name.startswith(f"{room}.")
     }
-    impure |= {
-        "loadgen.sim.server.process",
-        "loadgen.sim.server.endpoint",
-        "loadgen.sim.server.embedded",
-        "loadgen_sdk.transport.wire",
-        "loadgen_sdk.app.client",
-        "loadgen_sdk.probe.fetch",
-    }
-    assert not ours(name) & impure
-
-
-def test_the_sdk_never_imports_the_generator() -> None:
-    for name in modules():
-        if name.startswith("loadgen_sdk"):
-            assert not {found for found in imports(name) if found == "loadgen" or found.startswith("loadgen.")}, name
-
-
-def test_nobody_imports_the_command_line() -> None:
-    for name in modules():
-        if not name.startswith("loadgen.cli") and name != "loadgen.__main__":
-            assert not {found for found in ours(name) if found.startswith("loadgen.cli")}, name
-
-
-@pytest.mark.parametrize(("heavy", "allowed"), sorted(ONLY.items()))
-def test_heavy_modules_have_one_importer(heavy: str, allowed: set[str]) -> None:
-    users = {name for name in modules() if heavy in {found.split(".")[0] for found in imports(name)}}
-    assert {name for name in users if not any(name == one or name.startswith(one + ".") for one in allowed)} == set()
-
-
-def test_only_the_wire_touches_sockets_in_the_client() -> None:
-    users = {name for name in modules() if name.startswith("loadgen_sdk") and "socket" in imports(name)}
-    # clock: a socket pair stands in where there is no timerfd; direct: the probe's few requests before the load
-    assert users <= {"loadgen_sdk.transport.wire", "loadgen_sdk.transport.clock", "loadgen_sdk.probe.fetch"}
-
-
-def test_heavy_imports_are_inside_functions() -> None:
-    for name in modules():
-        top = {found.split(".")[0] for found in imports(name, top_only=True)}
-        assert not top & AT_THE_TOP_OF_NOTHING, name
+    assert graph().find_children(f"loadgen.{room}") == listed
 
 
 def test_no_cycles() -> None:
-    graph = {name: ours(name, top_only=True) for name in modules()}
-    for name, found in graph.items():  # `from . import x` names the package as well; that is no cycle of its own
-        found -= {name.rpartition(".")[0]}
-    TopologicalSorter(graph).prepare()
+    imports = {name: set(graph().find_modules_directly_imported_by(name)) for name in graph().modules}
+    imports["loadgen"].remove("loadgen.api")  # `loadgen.run` is looked up there when it is first used
+    TopologicalSorter(imports).prepare()
 
 
-def test_each_room_says_what_it_is() -> None:
-    for name, tree in modules().items():
-        if tree.body:
-            assert ast.get_docstring(tree), name
+def test_modules_that_are_started_exist() -> None:
+    started = [
+        (file, name) for file, text in sources().items() for name in re.findall(r'"-m",\s*"(loadgen[\w.]*)"', text)
+    ]
+    assert len(started) >= 6
+    assert [(file, name) for file, name in started if name not in trees()] == []
+
+
+def test_code_that_is_text_imports_what_exists() -> None:
+    """Of code in strings, for another process, neither mypy nor the tests of its file would always tell."""
+    for file, text in sources().items():
+        for name, imported in re.findall(r"\bfrom (loadgen(?:_sdk)?(?:\.\w+)*) import ([\w, ]*)", text):
+            assert name in trees() or name == "loadgen.data", file
+            if name == "loadgen":
+                names = {one.split()[0] for one in imported.split(",") if one.strip()}
+                assert names <= {"Result", "load", "run"} or {f"loadgen.{one}" for one in names} <= set(trees()), file
+
+
+@pytest.mark.parametrize("package", FOLDERS)
+def test_a_class_name_has_one_meaning(package: str) -> None:
+    places = defaultdict(list)
+    for name, tree in trees().items():
+        for node in tree.body:
+            if name.split(".")[0] == package and isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(name)
+    allowed = set(TWICE) if package == "loadgen" else set()
+    assert {name: where for name, where in places.items() if len(where) > 1 and name not in allowed} == {}
+    assert all(len(places[name]) == 2 for name in allowed), "an excuse that is no longer needed"
+
+
+def test_heavy_imports_are_inside_functions() -> None:
+    def visit(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                top.update(alias.name.split(".")[0] for alias in child.names)
+            elif isinstance(child, ast.ImportFrom) and not child.level:
+                top.add((child.module or "").split(".")[0])
+            typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            if not typing and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                visit(child)
+
+    for name, tree in trees().items():
+        top: set[str] = set()
+        visit(tree)
+        assert not top & HEAVY, name
+
+
+@pytest.mark.parametrize("heavy", ONLY)
+def test_heavy_modules_have_one_importer(heavy: str) -> None:
+    assert graph().find_modules_that_directly_import(heavy) == {ONLY[heavy]}
 
 
 def test_help_imports_nothing_heavy() -> None:
-    import subprocess
-
     code = "import sys, loadgen.cli; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"numpy", "pyarrow", "openai", "pydantic", "tiktoken", "uvloop", "rich"} & set(loaded)
+    assert not (HEAVY | {"numpy", "pydantic"}) & set(loaded)
+
+
+def test_each_module_says_what_it_is() -> None:
+    for name, tree in trees().items():
+        assert ast.get_docstring(tree), name
+
+
+@pytest.mark.parametrize("package", FOLDERS)
+def test_each_room_says_what_it_is_and_what_it_is_not(package: str) -> None:
+    for folder in FOLDERS[package].iterdir():
+        if any(folder.glob("*.py")) and folder.name != "data":
+            assert (folder / "__init__.py").exists(), folder
+    for path in make_rooms.packages(package):
+        what, rules = make_rooms.docstring(FOLDERS[package] / path)
+        assert what.endswith(".") and rules.endswith("."), path
+
+
+def test_few_modules_stand_beside_the_rooms() -> None:
+    assert len(list(FOLDERS["loadgen"].glob("*.py"))) <= 12
+
+
+def test_the_tables_of_rooms_are_what_the_rooms_say() -> None:
+    assert README.read_text("utf-8") == make_rooms.readme(), "python tests/make_rooms.py"
+
+
+def test_files_named_in_the_documents_exist() -> None:
+    for document in (ROOT / "README.md", README, *(ROOT / "docs").glob("*.md")):
+        named = re.findall(r"`((?:loadgen|sdk|tests|benchmarks)/[\w/]+\.\w+)`", document.read_text("utf-8"))
+        for file in named:
+            assert (ROOT / file).exists(), f"{document.name}: {file}"
+
+
+def test_where_is_it_has_ten_answers() -> None:
+    section = README.read_text("utf-8").partition("## Where is it?")[2].partition("\n## ")[0]
+    questions = [line for line in section.splitlines() if line.startswith("| Where ")]
+    assert len(questions) == 10
+    assert all(re.search(r"`(?:loadgen|sdk)/[\w/]+\.py`", line) for line in questions)
+
+
+def test_the_drawing_of_rooms_is_that_of_the_layers() -> None:
+    section = README.read_text("utf-8").partition("## Rooms")[2].partition("<!--")[0]
+    lines = [line.split() for line in section.splitlines() if line.startswith("    ")]
+    drawn = [{re.sub(r"(\.py|/)$", "", word) for word in line if word.endswith((".py", "/"))} for line in lines]
+    layers = [{name.replace(".", "/") for name in line} for line in make_rooms.layers("loadgen")]
+    # of the judgements, the rooms are drawn and the modules are listed
+    assert drawn == [{name.partition("/")[0] for name in line} if "compare" in line else line for line in layers]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_tokens import train
+from test_tokenizer import train
 
 from loadgen import workload
 from loadgen.requests import laws, prompts

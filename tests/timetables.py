@@ -1,4 +1,4 @@
-"""Workloads in a few words, for the tests of the timetable and the agenda."""
+"""Workloads in a few words, for the tests of the timetable and the dispatcher."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The command line: one file per command, each flags -> one call -> print -> exit code. No arithmetic here.
+"""The command line, one file per command: flags in, one call, an answer printed, an exit code.
 
-Commands import what they need when they run, so that `loadgen --help` answers at once.
+No arithmetic here. A command imports what it needs when it runs, so that `loadgen --help` answers at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from loadgen.cli.capacity import capacity
 from loadgen.cli.compare import compare
 from loadgen.cli.cost import cost
 from loadgen.cli.doctor import doctor
+from loadgen.cli.ending import ending
 from loadgen.cli.export import export
 from loadgen.cli.mlperf import app as mlperf
 from loadgen.cli.reference import reference
@@ -28,7 +29,7 @@ from loadgen.cli.selfcheck import selfcheck
 from loadgen.cli.sim import sim
 from loadgen.cli.sweep import sweep
 from loadgen.cli.validate import validate
-from loadgen.errors import OK, USAGE, ending
+from loadgen.errors import OK, USAGE
 
 COLLECT_AFTER = 50_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
 

@@ -233,7 +233,7 @@ def _folder(asked: Test, flags: dict[str, Any]) -> Path:
     """Where the results go. Nothing is made yet."""
     from datetime import datetime
 
-    from loadgen.execution.run import unused
+    from loadgen.execution.folder_names import unused
 
     return unused(flags["out"], f"mlperf-{asked.benchmark}-{asked.scenario}", datetime.now().astimezone())
 

@@ -77,8 +77,8 @@ def search(
 
     from loadgen import seeds, units
     from loadgen.errors import Fault, Faults, UserError
+    from loadgen.execution.folder_names import run_id
     from loadgen.execution.plan import _slo
-    from loadgen.execution.run import run_id
     from loadgen.search import experiment, trials
     from loadgen.search.load_search import Goal, LoadSearch
     from loadgen.workload import Closed, Overrides, load

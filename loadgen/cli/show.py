@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loadgen.execution import run
+from loadgen.execution.folder_names import new_folder
 from loadgen.execution.plan import Settings, describe
 from loadgen.metrics import summary_json
 from loadgen.metrics.summary import Summary, exit_code
@@ -55,7 +56,7 @@ class Show:
         from loadgen.report import sweep
         from loadgen.search.sweep import curve
 
-        parent = run.new_folder(settings.out, workloads[0].name, datetime.now().astimezone())
+        parent = new_folder(settings.out, workloads[0].name, datetime.now().astimezone())
         named = []
         for i, workload in enumerate(workloads):
             level = next((stage.arrival.concurrency for stage in workload.stages if stage.measured), i)  # type: ignore[union-attr]

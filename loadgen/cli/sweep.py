@@ -94,7 +94,7 @@ def sweep(
     from datetime import datetime
 
     from loadgen.errors import Fault, Faults, UserError
-    from loadgen.execution import run
+    from loadgen.execution.folder_names import run_id
     from loadgen.results import store
     from loadgen.search import sweep as levels
     from loadgen.workload.flags import Overrides
@@ -125,7 +125,7 @@ def sweep(
         faults.append(fault)
     if faults or settings is None:
         raise Faults(faults)
-    name = run.run_id(f"sweep-{next(iter(grid.values())).name}", datetime.now().astimezone())
+    name = run_id(f"sweep-{next(iter(grid.values())).name}", datetime.now().astimezone())
     parent = settings.out or Path("results") / name
     settings = replace(settings, out=parent)
     with store.nothing_left(parent):

@@ -1,4 +1,5 @@
-"""Promises about a service: the contract file, its lint, the evaluation of its terms, the verdict.
+"""Promises about a service: the contract file, its lint, the figure of each term, the verdict.
 
-A judgement, but for `load.py` and `run.py`, which read everything a contract names and carry it out.
+A judgement: runs no load, renders nothing, knows no other judgement. Only `load.py`, which reads what a contract
+names, and `run.py`, which carries it out and writes its report, stand above the judgements.
 """

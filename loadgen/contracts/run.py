@@ -245,7 +245,7 @@ def _now() -> str:
 
 def _folder(out: Path | None, name: str) -> Path:
     if out is None:
-        from loadgen.execution.run import run_id
+        from loadgen.execution.folder_names import run_id
 
         out = Path("results") / run_id(f"validate-{name}", datetime.datetime.now().astimezone())
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

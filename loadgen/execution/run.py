@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from loadgen import run_folder
 from loadgen.errors import UserError
 from loadgen.execution.backends.single import Share, large, work
 from loadgen.execution.compactor import Compactor
+from loadgen.execution.folder_names import unused
 from loadgen.execution.plan import Job, Settings, plan, prepare
 from loadgen.execution.probing import find_all
 from loadgen.execution.shared_counters import Counted
@@ -33,27 +33,6 @@ from loadgen.server_metrics import scraper as scrape
 from loadgen.workload import Workload
 
 SETTLE_NS = 20_000_000  # from "everything is ready" to instant 0
-
-
-def run_id(name: str, now: datetime.datetime) -> str:
-    """The folder name of a run: readable, sorted by time, unique."""
-    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)[:60]
-    return f"{plain}-{now:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
-
-
-def unused(out: Path | None, name: str, now: datetime.datetime) -> Path:
-    """`out` itself when given and without a run, else another name beside it or under `results/`. Makes nothing."""
-    folder = out if out is not None else Path("results") / run_id(name, now)
-    if (folder / "run.json").exists():
-        folder = folder.with_name(f"{folder.name}-{now:%Y%m%d-%H%M%S}")
-    return folder
-
-
-def new_folder(out: Path | None, name: str, now: datetime.datetime) -> Path:
-    """The same, made."""
-    folder = unused(out, name, now)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def finish(job: Job, header: manifest.Header, share: Share, recorder: Compactor, timetable: Schedule) -> Summary:

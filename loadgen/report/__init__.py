@@ -1,4 +1,5 @@
-"""The only renderer: text for terminals, Markdown, JSON for people's tools, HTML pages, charts, the live dashboard.
+"""The only renderer: text, Markdown, CSV, JUnit, HTML pages, charts, the live dashboard.
 
-Values in, strings out. Computes no figure that is not made by the rooms below; `dashboard.py` is a process of its own.
+Values in, strings out: no figure is computed here that a room below could give. Only `dashboard.py` and `progress.py`
+wait; the dashboard is a process of its own that reads a growing folder.
 """

@@ -1,4 +1,5 @@
 """The highest load under an SLO: which load to try next, the trials, the folder of an experiment, sweeps.
 
-`load_search.py` is pure (ask, tell). `trials.py` carries out one load at a time; nothing here renders.
+A judgement: renders nothing and knows no other judgement. `load_search.py` and `sweep.py` are pure; `trials.py` runs
+one load at a time through `execution/`.
 """

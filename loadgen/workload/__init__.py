@@ -1,8 +1,7 @@
-"""The workload: what is sent, when, and what was promised. Every check that a workload file can fail lives here.
+"""The workload file and the flags over it: what is sent, when, and what was promised. Every check of it is here.
 
-`load` reads, everything else is values. Nothing is drawn here, no prompt is made and no clock is looked at. What the
-words mean is in docs/workloads.md. Inside: `positions` (YAML that remembers where it stood) and `parts` (what pydantic
-lacks) carry `model` (the types); `overrides` (flags) and `apply` change it; `reading` puts them together.
+`loading.py` and `traces.py` read, everything else is values: nothing is drawn, no prompt is made, no clock is read.
+What the words mean is in docs/workloads.md.
 """
 
 from loadgen.workload.fields import Empirical, Fixed, Listed, LogNormal, Normal, Uniform

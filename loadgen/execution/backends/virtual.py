@@ -202,8 +202,8 @@ def execute(
     A prompt has exactly the tokens that the workload asks for; the chat template adds none. The client takes no time,
     the network none either. Raises Fault or Faults for whatever stands in the way.
     """
+    from loadgen.execution.folder_names import new_folder
     from loadgen.execution.plan import plan, prepare
-    from loadgen.execution.run import new_folder
     from loadgen.metrics import summary_json
     from loadgen.metrics.summary import summarize
     from loadgen.results import manifest, store

@@ -1,4 +1,5 @@
 """For applications: the client, `instrument`, retries, throttles, measurements, telemetry, traces of shapes.
 
-Built on the rooms below; the load generator itself uses none of it.
+Built on the rooms below, which know nothing of it. A load is sent through
+`transport/` itself, not through this room.
 """

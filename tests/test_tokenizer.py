@@ -82,6 +82,7 @@ def test_nothing_asks_the_network_or_an_imported_library_before_counting():
         import socket, sys
         def forbidden(*_, **__): raise AssertionError("network")
         socket.socket = socket.create_connection = socket.getaddrinfo = forbidden
+        from loadgen.requests import prompts
         from loadgen.requests.tokenizer import load_tokenizer
         tokenizer = load_tokenizer()
         assert not {"tiktoken", "tokenizers", "pyarrow", "openai", "pydantic"} & sys.modules.keys()

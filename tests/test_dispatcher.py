@@ -1,4 +1,4 @@
-"""The agenda in virtual time: whatever the completions do, each slot comes out once, in time, and within its limits."""
+"""The dispatcher in virtual time: each slot comes out once, in time and within its limits, whatever completions do."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ class Run:
 
 
 def drive(
-    agenda: Dispatcher, service: Service, *, stop_ns: int | None = None, limit: int = 64, late_ns: int = 0
+    dispatcher: Dispatcher, service: Service, *, stop_ns: int | None = None, limit: int = 64, late_ns: int = 0
 ) -> Run:
-    """Run an agenda on a virtual clock, from `stop_ns` on only to the ends of what is in flight. With `late_ns` it asks
-    for what is due only so much after the instant at which it was told to."""
+    """Run a dispatcher on a virtual clock, from `stop_ns` on only to the ends of what is in flight. With `late_ns` it
+    is asked for what is due only so much after the instant that it named."""
     run, now, ends = Run(), 0, list[tuple[int, int, bool]]()
-    while not agenda.done:
-        due = agenda.next_ns()
+    while not dispatcher.done:
+        due = dispatcher.next_ns()
         if ends and (due is None or ends[0][0] <= due):
             now, number, ok = heapq.heappop(ends)
             run.ends[number] = now
-            agenda.finished(number, now, ok)
+            dispatcher.finished(number, now, ok)
             continue
         assert due is not None, "neither anything in flight nor anything to come, and yet not done"
         now = max(now, due + late_ns)
         if stop_ns is not None and now >= stop_ns:
-            agenda.stop()
-            run.unsent, stop_ns = list(agenda.unsent()), None
+            dispatcher.stop()
+            run.unsent, stop_ns = list(dispatcher.unsent()), None
             continue
         full = True
         while full:
-            starts = agenda.ready(now, limit)
+            starts = dispatcher.ready(now, limit)
             sent_dues = [start.due_ns for start in starts if not start.dropped]
             assert sent_dues == sorted(sent_dues)
             full = len(starts) == limit
@@ -67,10 +67,10 @@ def drive(
                 if not start.dropped:
                     took, ok = service(start)
                     heapq.heappush(ends, (now + took, start.number, ok))
-            run.most = max(run.most, agenda.in_flight)
-    assert agenda.in_flight == 0
-    assert agenda.next_ns() is None
-    assert agenda.ready(now + S) == []
+            run.most = max(run.most, dispatcher.in_flight)
+    assert dispatcher.in_flight == 0
+    assert dispatcher.next_ns() is None
+    assert dispatcher.ready(now + S) == []
     return run
 
 
@@ -129,7 +129,7 @@ def test_every_slot_comes_out_exactly_once(stages, turns, cap, failing, seed, st
         assert not by_status["interrupted"]
     if cap is None:
         assert not by_status["in_flight_cap"]
-    for start in run.all:  # the agenda's own arithmetic is that of the columns
+    for start in run.all:  # the dispatcher's own arithmetic is that of the columns
         slot = schedule.slot(start.number)
         assert start[:6] == (slot.number, slot.request, slot.stage, slot.session, slot.turn, slot.lane)
     check_chains(schedule, run)
@@ -302,11 +302,11 @@ def test_a_stage_that_ends_late_does_not_end_the_one_after() -> None:
 
 
 def test_a_late_driver_does_not_move_what_was_planned() -> None:
-    agenda = Dispatcher(build(workload(closed(1, count=1, duration_ns=S), constant(10.0, count=3)), 1))
-    agenda.ready(0)
-    agenda.finished(0, 2 * S, True)  # told before it was asked again: the stage had ended at its duration
-    assert agenda.next_ns() == S
-    assert [start.due_ns for start in agenda.ready(5 * S)] == [S, 1100 * MS, 1200 * MS]
+    dispatcher = Dispatcher(build(workload(closed(1, count=1, duration_ns=S), constant(10.0, count=3)), 1))
+    dispatcher.ready(0)
+    dispatcher.finished(0, 2 * S, True)  # told before it was asked again: the stage had ended at its duration
+    assert dispatcher.next_ns() == S
+    assert [start.due_ns for start in dispatcher.ready(5 * S)] == [S, 1100 * MS, 1200 * MS]
     talk = Dispatcher(build(workload(constant(2.0, count=1), closed(1, count=1), turns=2, tool_ns=100 * MS), 1))
     talk.ready(0)
     talk.finished(0, 100 * MS, True)
@@ -344,33 +344,33 @@ def test_workers_together_start_what_one_would(stages, turns: int, n: int, seed:
 
 def test_after_stop_nothing_starts_and_what_did_not_is_told_with_its_reason() -> None:
     schedule = build(workload(constant(10.0, count=5), closed(2, count=6)), 1)
-    agenda = Dispatcher(schedule)
+    dispatcher = Dispatcher(schedule)
     with pytest.raises(RuntimeError):
-        next(agenda.unsent())
-    first, second = agenda.ready(100 * MS)
-    agenda.stop()
-    agenda.stop()
-    assert agenda.next_ns() is None
-    assert not agenda.done
-    agenda.finished(second.number, 200 * MS, True)
-    agenda.finished(first.number, 210 * MS, False)
-    assert agenda.done
-    assert agenda.ready(S) == []
-    unsent = list(agenda.unsent())
+        next(dispatcher.unsent())
+    first, second = dispatcher.ready(100 * MS)
+    dispatcher.stop()
+    dispatcher.stop()
+    assert dispatcher.next_ns() is None
+    assert not dispatcher.done
+    dispatcher.finished(second.number, 200 * MS, True)
+    dispatcher.finished(first.number, 210 * MS, False)
+    assert dispatcher.done
+    assert dispatcher.ready(S) == []
+    unsent = list(dispatcher.unsent())
     assert {start.dropped for start in unsent} == {"interrupted"}
     assert numbers(unsent) == list(range(2, 11))
     assert [start.due_ns for start in unsent[:3]] == [200 * MS, 300 * MS, 400 * MS]
     assert [start.due_ns for start in unsent[3:]] == [-1] * 6  # when the lanes would have come to them is not known
     with pytest.raises(KeyError):
-        agenda.finished(first.number, S, True)
+        dispatcher.finished(first.number, S, True)
 
 
 def test_of_a_lane_that_stands_only_its_next_start_has_an_instant() -> None:
-    agenda = Dispatcher(build(workload(closed(1, count=3), turns=2), 1))
-    agenda.ready(0)
-    agenda.finished(0, 5 * MS, True)
-    agenda.stop()
-    assert [(start.number, start.due_ns) for start in agenda.unsent()] == [
+    dispatcher = Dispatcher(build(workload(closed(1, count=3), turns=2), 1))
+    dispatcher.ready(0)
+    dispatcher.finished(0, 5 * MS, True)
+    dispatcher.stop()
+    assert [(start.number, start.due_ns) for start in dispatcher.unsent()] == [
         (1, 5 * MS),
         (2, -1),
         (3, -1),
