@@ -1,4 +1,5 @@
-"""The only renderer: text for terminals, Markdown, JSON for people's tools, HTML pages, charts, the live dashboard.
+"""The only renderer: text for terminals, Markdown, JSON, JUnit, HTML pages, charts, and the live dashboard.
 
-Values in, strings out. Computes no figure that is not made by the rooms below; `dashboard.py` is a process of its own.
+Functions take values and return strings. The rooms below compute the figures; this one does not compute any others.
+`dashboard.py` runs as a separate process.
 """
