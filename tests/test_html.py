@@ -215,7 +215,7 @@ def test_several_targets_have_the_table_of_a_rack() -> None:
     found["target"] = np.arange(900) % 3
     nodes = tuple(TargetFacts(name=f"node-{i}", gpus=4) for i in range(3))
     summary = summary_of(found, targets=nodes)
-    spread = {name: cells for name, *cells in html._spread(summary.targets)}
+    spread = {name: cells for name, *cells in html._target_statistics(summary.targets)}
     rates = sorted(target.tokens.output_per_s or 0 for target in summary.targets)
     least, most, mean, median, total = (float(cell.replace(",", "")) for cell in spread["output tokens/s"])
     assert (least, median, most) == pytest.approx(rates, rel=0.01)

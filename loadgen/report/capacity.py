@@ -1,6 +1,6 @@
-"""How many users, VMs and racks: the published table worked out again, what it ignores, and what a run says.
+"""Capacity planning: the published capacity table recomputed, what it ignores, and the plan based on a run.
 
-Pure: values in, a string out.
+Pure: takes values, returns a string.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ WIDTH = 100
 
 
 def render_text(
-    profile: str, found: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None, width: int = WIDTH
+    profile: str,
+    evidence: Evidence | None,
+    measured: MeasuredRate | None,
+    plan: CapacityPlan | None,
+    width: int = WIDTH,
 ) -> str:
-    """Ends in a newline. Without a run there is no plan, and the text says so."""
-    blocks = [_published(profile, width), list(_measured(found, measured, plan, width))]
+    """The whole report, ending in a newline. Without a run there is no plan, and the text says so."""
+    blocks = [_published(profile, width), list(_measured(evidence, measured, plan, width))]
     return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
 
 
@@ -34,19 +38,19 @@ def _published(profile: str, width: int) -> list[str]:
 
 
 def _measured(
-    found: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None, width: int
+    evidence: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None, width: int
 ) -> Iterator[str]:
-    if found is None or measured is None:
+    if evidence is None or measured is None:
         yield "From a run under the SLO: none was given (--results DIR), so none of the above is a capacity."
         return
-    mark = "SIMULATED, " if found.simulated else ""
+    mark = "SIMULATED, " if evidence.simulated else ""
     yield f"From a run under the SLO: {mark}{measured.name}"
-    least = "at least " if measured.lower_bound else ""
-    words = f"{measured.basis}: {least}{_span(measured.rate)} {measured.noun}/s of {measured.workload}"
+    lower_bound = "at least " if measured.lower_bound else ""
+    words = f"{measured.basis}: {lower_bound}{_span(measured.rate)} {measured.noun}/s of {measured.workload}"
     words += f" on {measured.gpus} GPUs, "
-    words += f"SLO: {slo_words(found.summary)}; mean answer {measured.response_s:.3g} s; from {measured.folder}"
+    words += f"SLO: {slo_words(evidence.summary)}; mean answer {measured.response_s:.3g} s; from {measured.folder}"
     yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-    for note in notes(found):
+    for note in notes(evidence):
         yield from textwrap.wrap(f"! {note}", width, initial_indent="  ", subsequent_indent="    ")
     if plan is None:
         return
@@ -68,9 +72,9 @@ def _users(plan: CapacityPlan) -> Iterator[str]:
         f"{plan.users:,} users, each waiting {plan.response_s:.3g} s for an answer and thinking {plan.think_s:g} s: "
         f"{format.quantity(plan.demand_per_s)} interactions/s"
     )
-    apart = plan.vms_low is not None and plan.vms_low != plan.vms_high
-    ends = f" ({plan.vms_low:,} to {plan.vms_high:,} by the interval)" if apart else ""
-    yield f"VMs: {plan.vms:,}{ends}; racks: {plan.racks:,}; one full rack carries {plan.rack_users:,} such users"
+    has_range = plan.vms_low is not None and plan.vms_low != plan.vms_high
+    vms_range = f" ({plan.vms_low:,} to {plan.vms_high:,} by the interval)" if has_range else ""
+    yield f"VMs: {plan.vms:,}{vms_range}; racks: {plan.racks:,}; one full rack carries {plan.rack_users:,} such users"
     yield _loss(plan.lost, "of these")
     enough = plan.lost.share is not None and plan.lost.share >= 1
     yield (
@@ -80,11 +84,11 @@ def _users(plan: CapacityPlan) -> Iterator[str]:
     )
 
 
-def _loss(loss: Loss, of: str) -> str:
+def _loss(loss: Loss, vms_of: str) -> str:
     share = f", {format.percent(loss.share)} of the demand" if loss.share is not None else ""
     users = f", {loss.users:,} users" if loss.users is not None else ""
     return (
-        f"with one fault domain of {loss.gpus} GPUs lost, {loss.vms - 1:,} of {loss.vms:,} VMs {of} carry "
+        f"with one fault domain of {loss.gpus} GPUs lost, {loss.vms - 1:,} of {loss.vms:,} VMs {vms_of} carry "
         f"{format.quantity(loss.carried_per_s)}/s{share}{users}"
     )
 
@@ -95,27 +99,29 @@ def _span(rate: RateInterval) -> str:
     return f"{format.quantity(rate.mid)} [{format.quantity(rate.low)}, {format.quantity(rate.high)}]"
 
 
-def render_json(profile: str, found: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None) -> str:
-    """The same, for machines."""
+def render_json(
+    profile: str, evidence: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None
+) -> str:
+    """The same content as a JSON document, ending in a newline."""
     rack = reference.rack(reference.nodes().rows)
     rows = [row for row in reference.profiles().rows if row.profile == profile]
-    again = [reference.arithmetic(row, rack) for row in rows]
-    whole = {
+    reproduced = [reference.arithmetic(row, rack) for row in rows]
+    document = {
         "schema": 1,
         "profile": profile,
         "published": [
             {
-                "per_s": one.profile.published_per_s,
-                "as_published": one.as_published,
-                "by_output": one.by_output,
-                "single_clock": one.single_clock,
+                "per_s": row_reproduced.profile.published_per_s,
+                "as_published": row_reproduced.as_published,
+                "by_output": row_reproduced.by_output,
+                "single_clock": row_reproduced.single_clock,
             }
-            for one in again
+            for row_reproduced in reproduced
         ],
         "ignored": list(reference.IGNORED),
         "notes": reference.notes_of(reference.profiles(), rows),
         "measured": None if measured is None else asdict(measured),
-        "measured_notes": [] if found is None else list(notes(found)),
+        "measured_notes": [] if evidence is None else list(notes(evidence)),
         "plan": None if plan is None else asdict(plan),
     }
-    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"

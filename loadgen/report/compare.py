@@ -1,4 +1,4 @@
-"""A comparison as text for a terminal, as Markdown and as JUnit cases. Pure: a `Comparison` in, strings out."""
+"""A comparison as text for a terminal, as Markdown and as JUnit cases. Pure: takes a `Comparison`, returns strings."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ if TYPE_CHECKING:
 _COLOURS = {"better": "32", "worse": "31"}
 
 
-def render_text(found: Comparison, outcomes: Sequence[ThresholdOutcome] = (), *, color: bool = False) -> str:
-    """Sides, whether their work is the same, one table per other side, what stands behind it, conditions."""
-    lines = _said("Compare", f"{found.sides[0]} with {', '.join(found.sides[1:])}{_mark_simulated(found)}")
-    lines += _said("Work", _work(found))
-    lines += _said("Judged", found.scope)
-    for side in found.sides[1:]:
-        here = [one for one in found.differences if one.side == side]
-        shared = _shared(here)
-        head, cells = _table(found, side, here, shared)
-        rows = _columns((*head, ""), [(*row, "") for row in cells]) if shared else _columns(head, cells)
-        for i, one in enumerate(here, 1):
-            if color and one.word in _COLOURS:
-                rows[i] = rows[i][: -len(one.word)] + f"\x1b[{_COLOURS[one.word]}m{one.word}\x1b[0m"
+def render_text(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = (), *, color: bool = False) -> str:
+    """The sides, whether their work is the same, one table per compared side, notes, and the `--fail-on` outcomes."""
+    lines = _labelled(
+        "Compare", f"{comparison.sides[0]} with {', '.join(comparison.sides[1:])}{_mark_simulated(comparison)}"
+    )
+    lines += _labelled("Work", _work(comparison))
+    lines += _labelled("Judged", comparison.scope)
+    for side in comparison.sides[1:]:
+        differences = [difference for difference in comparison.differences if difference.side == side]
+        shared_reason = _shared(differences)
+        head, cells = _table(comparison, side, differences, shared_reason)
+        rows = _aligned((*head, ""), [(*row, "") for row in cells]) if shared_reason else _aligned(head, cells)
+        for i, difference in enumerate(differences, 1):
+            if color and difference.word in _COLOURS:
+                rows[i] = (
+                    rows[i][: -len(difference.word)] + f"\x1b[{_COLOURS[difference.word]}m{difference.word}\x1b[0m"
+                )
         lines += ["", *rows]
-        if shared:
-            lines += _paragraph(_unjudged(shared))
-    if _judging(found):
-        lines += ["", *_paragraph(_legend(found))]
-    if found.notes:
-        lines += ["", "Notes", *(line for note in found.notes for line in _bullet(note))]
+        if shared_reason:
+            lines += _paragraph(_unjudged(shared_reason))
+    if _has_intervals(comparison):
+        lines += ["", *_paragraph(_legend(comparison))]
+    if comparison.notes:
+        lines += ["", "Notes", *(line for note in comparison.notes for line in _bullet(note))]
     if outcomes:
         lines += [
             "",
@@ -49,71 +53,79 @@ def render_text(found: Comparison, outcomes: Sequence[ThresholdOutcome] = (), *,
     return "\n".join(lines) + "\n"
 
 
-def render_markdown(found: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) -> str:
-    """The same, for pasting."""
-    others = ", ".join(f"**{side}**" for side in found.sides[1:])
-    parts = [f"**{found.sides[0]}** with {others}{_mark_simulated(found)}. Work: {_work(found)}.\n"]
-    for side in found.sides[1:]:
-        here = [one for one in found.differences if one.side == side]
-        shared = _shared(here)
-        parts.append(markdown.table(*_table(found, side, here, shared)))
-        if shared:
-            parts.append(_unjudged(shared) + "\n")
-    if _judging(found):
-        parts.append(_legend(found) + "\n")
-    parts.append(f"Judged: {found.scope}.\n")
-    if found.notes:
-        parts.append("\n".join(f"- {note}" for note in found.notes) + "\n")
+def render_markdown(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) -> str:
+    """The same content as Markdown."""
+    others = ", ".join(f"**{side}**" for side in comparison.sides[1:])
+    parts = [f"**{comparison.sides[0]}** with {others}{_mark_simulated(comparison)}. Work: {_work(comparison)}.\n"]
+    for side in comparison.sides[1:]:
+        differences = [difference for difference in comparison.differences if difference.side == side]
+        shared_reason = _shared(differences)
+        parts.append(markdown.table(*_table(comparison, side, differences, shared_reason)))
+        if shared_reason:
+            parts.append(_unjudged(shared_reason) + "\n")
+    if _has_intervals(comparison):
+        parts.append(_legend(comparison) + "\n")
+    parts.append(f"Judged: {comparison.scope}.\n")
+    if comparison.notes:
+        parts.append("\n".join(f"- {note}" for note in comparison.notes) + "\n")
     if outcomes:
-        parts.append("\n".join(f"- {_mark(o)} `{o.condition}` ({o.side}: {o.said})" for o in outcomes) + "\n")
+        parts.append(
+            "\n".join(
+                f"- {_mark(outcome)} `{outcome.condition}` ({outcome.side}: {outcome.said})" for outcome in outcomes
+            )
+            + "\n"
+        )
     return "\n".join(parts)
 
 
-def cases(found: Comparison, outcomes: Sequence[ThresholdOutcome]) -> Iterator[Case]:
-    """A case for each condition; without conditions one for each difference, none of which can fail."""
-    if found.simulated:
-        yield Case(name=_mark_simulated(found).strip(" ()"), group="loadgen compare", outcome="passed")
-    if not found.valid:
-        reasons = "\n".join(note for note in found.notes if "not valid" in note)
+def cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> Iterator[Case]:
+    """JUnit cases: one per condition; without conditions, one per difference, which cannot fail.
+
+    A comparison with simulated sides has one more case that says so; one of invalid runs has one more case in error.
+    """
+    if comparison.simulated:
+        yield Case(name=_mark_simulated(comparison).strip(" ()"), group="loadgen compare", outcome="passed")
+    if not comparison.valid:
+        reasons = "\n".join(note for note in comparison.notes if "not valid" in note)
         yield Case(name="measurements are valid", group="loadgen compare", outcome="error", text=reasons)
     for outcome in outcomes:
         kind = {True: "failed", False: "passed", None: "skipped"}[outcome.failed]
         yield Case(name=outcome.condition, group=f"loadgen compare {outcome.side}", outcome=kind, text=outcome.said)  # type: ignore[arg-type]
     if not outcomes:
-        for one in found.differences:
-            said = " ".join(cell for cell in _row(one)[1:] if cell != format.NONE)
-            yield Case(name=one.name, group=f"loadgen compare {one.side}", outcome="passed", text=said)
+        for difference in comparison.differences:
+            figures = " ".join(cell for cell in _row(difference)[1:] if cell != format.NONE)
+            yield Case(name=difference.name, group=f"loadgen compare {difference.side}", outcome="passed", text=figures)
 
 
-def _work(found: Comparison) -> str:
-    if found.same_work is None:
+def _work(comparison: Comparison) -> str:
+    if comparison.same_work is None:
         return "whether the work was the same is not known: a side has no fingerprint"
-    if found.same_work:
+    if comparison.same_work:
         return "the same: equal recipe fingerprints"
-    return f"NOT the same: {'; '.join(found.unlike)}"
+    return f"NOT the same: {'; '.join(comparison.unlike)}"
 
 
-def _mark_simulated(found: Comparison) -> str:
-    if not found.simulated:
+def _mark_simulated(comparison: Comparison) -> str:
+    if not comparison.simulated:
         return ""
-    which = "" if len(found.simulated) == len(found.sides) else f": {', '.join(found.simulated)}"
-    return f" (SIMULATED{which})"
+    sides = "" if len(comparison.simulated) == len(comparison.sides) else f": {', '.join(comparison.simulated)}"
+    return f" (SIMULATED{sides})"
 
 
-def _shared(rows: Sequence[Difference]) -> str:
-    """The reason why none of them is judged, where it is one reason."""
-    reasons = {one.why for one in rows}
-    return reasons.pop() if len(rows) > 1 and len(reasons) == 1 else ""
+def _shared(differences: Sequence[Difference]) -> str:
+    """The one reason for which none of several differences is judged; the empty string if there is no such reason."""
+    reasons = {difference.why for difference in differences}
+    return reasons.pop() if len(differences) > 1 and len(reasons) == 1 else ""
 
 
-def _unjudged(why: str) -> str:
-    hint = "; --anyway judges all the same" if why == UNLIKE else ""
-    return f"None of them is judged: {why}{hint}."
+def _unjudged(reason: str) -> str:
+    hint = "; --anyway judges all the same" if reason == UNLIKE else ""
+    return f"None of them is judged: {reason}{hint}."
 
 
-def _legend(found: Comparison) -> str:
+def _legend(comparison: Comparison) -> str:
     return (
-        f"Intervals: {found.confidence:.0%} for all metrics together (Holm). Seen from: the smallest change that "
+        f"Intervals: {comparison.confidence:.0%} for all metrics together (Holm). Seen from: the smallest change that "
         "would be seen in nine of ten such comparisons. Shares differ in points."
     )
 
@@ -122,7 +134,7 @@ def _mark(outcome: ThresholdOutcome) -> str:
     return {True: "FAILED", False: "passed", None: "no figure"}[outcome.failed]
 
 
-def _said(label: str, text: str) -> list[str]:
+def _labelled(label: str, text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=f"{label:<{LABEL}}", subsequent_indent=" " * LABEL)
 
 
@@ -134,8 +146,8 @@ def _bullet(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent="  - ", subsequent_indent="    ")
 
 
-def _columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """First and last column to the left, the others to the right."""
+def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a text table: first and last column left-aligned, the others right-aligned."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = []
     for first, *middle, last in (head, *rows):
@@ -144,51 +156,59 @@ def _columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def _judging(found: Comparison) -> bool:
-    return any(one.low is not None for one in found.differences)
+def _has_intervals(comparison: Comparison) -> bool:
+    return any(difference.low is not None for difference in comparison.differences)
 
 
 def _table(
-    found: Comparison, side: str, rows: Sequence[Difference], shared: str
+    comparison: Comparison, side: str, differences: Sequence[Difference], shared_reason: str
 ) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Its head and its rows; where no row is judged, without what a judgement says."""
-    if shared:
-        return ("metric", found.sides[0], side, "change"), [_row(one)[:4] for one in rows]
-    head = ("metric", found.sides[0], side, "change", f"interval, {found.confidence:.0%}", "seen from", "")
-    return head, [_row(one) for one in rows]
+    """Head and rows of the table for `side`. With a `shared_reason`, the columns of the judgement are left out."""
+    if shared_reason:
+        return ("metric", comparison.sides[0], side, "change"), [_row(difference)[:4] for difference in differences]
+    head = ("metric", comparison.sides[0], side, "change", f"interval, {comparison.confidence:.0%}", "seen from", "")
+    return head, [_row(difference) for difference in differences]
 
 
-def _row(one: Difference) -> tuple[str, ...]:
-    word = f"{one.word}: {one.why}" if one.word == "cannot tell" and one.why else one.word
+def _row(difference: Difference) -> tuple[str, ...]:
+    word = (
+        f"{difference.word}: {difference.why}"
+        if difference.word == "cannot tell" and difference.why
+        else difference.word
+    )
     return (
-        ", ".join(filter(None, (one.name, one.unit))),
-        _figure(one, one.before),
-        _figure(one, one.after),
-        _change(one),
-        interval(one),
-        _reach(one),
+        ", ".join(filter(None, (difference.name, difference.unit))),
+        _figure(difference, difference.before),
+        _figure(difference, difference.after),
+        _change(difference),
+        interval(difference),
+        _detectable(difference),
         word,
     )
 
 
-def _figure(one: Difference, value: float | None) -> str:
-    return format.percent(value) if one.absolute else format.quantity(value)
+def _figure(difference: Difference, value: float | None) -> str:
+    return format.percent(value) if difference.absolute else format.quantity(value)
 
 
-def _change(one: Difference) -> str:
-    if one.change is None:
+def _change(difference: Difference) -> str:
+    if difference.change is None:
         return format.NONE
-    if one.change == 0:
+    if difference.change == 0:
         return "="
-    if one.absolute:
-        return f"{one.change * 100:+.2f} points"
-    if abs(one.change) < 0.0005:
+    if difference.absolute:
+        return f"{difference.change * 100:+.2f} points"
+    if abs(difference.change) < 0.0005:
         return "0.0 %"
-    return f"{one.change * 100:+.1f} %" if abs(one.change) < 1 else format.difference(one.before, one.after)
+    return (
+        f"{difference.change * 100:+.1f} %"
+        if abs(difference.change) < 1
+        else format.difference(difference.before, difference.after)
+    )
 
 
-def _reach(one: Difference) -> str:
-    if one.detectable is None:
+def _detectable(difference: Difference) -> str:
+    if difference.detectable is None:
         return format.NONE
-    unit = "points" if one.absolute else "%"
-    return f"{one.detectable * 100:.1f} {unit}" if one.detectable < 99 else format.NONE
+    unit = "points" if difference.absolute else "%"
+    return f"{difference.detectable * 100:.1f} {unit}" if difference.detectable < 99 else format.NONE

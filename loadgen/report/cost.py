@@ -1,7 +1,7 @@
-"""What requests cost, as text and Markdown. CSV and JSON are in `cost_data.py`, the page with plots in `cost_page.py`.
+"""What requests cost, as text and Markdown. CSV and JSON are in `cost_data.py`, the HTML page in `cost_page.py`.
 
-Pure: a `Comparison` in, a string out. Amounts stay `Decimal` to the last digit and are rounded for printing so that
-printed parts add up to the printed total.
+Pure: takes an `OfferComparison`, returns a string. Amounts are exact `Decimal` values; they are rounded only for
+printing, such that the printed parts add up to the printed total.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from loadgen.cost.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UN
 from loadgen.format import NONE
 
 WIDTH = 100
-DIGITS = 4  # of an amount
+DIGITS = 4  # significant digits of a printed amount
 
-# How many units an amount is printed for, and how that is called. Tokens are by the million already.
+# How many units a printed amount is for, and the name of that quantity. Token units are already millions.
 PER: Mapping[str, tuple[int, str]] = {
     REQUEST: (1000, "1,000 requests"),
     GOOD: (1000, "1,000 good requests"),
@@ -44,112 +44,118 @@ PART_NAMES |= {"output": "output tokens", "egress": "egress"}
 
 
 def money(amount: Decimal | None, digits: int = DIGITS) -> str:
-    """`digits` significant digits, thousands separated, no exponent, never through a binary float."""
+    """An amount with `digits` significant digits and thousands separators, without exponent or binary floats."""
     if amount is None:
         return NONE
     return f"{amount.quantize(_step(amount, digits), rounding=ROUND_HALF_EVEN):,f}"
 
 
 def _step(amount: Decimal, digits: int) -> Decimal:
-    """The last place that is printed of an amount; whole units at most."""
+    """The value of the last printed digit of an amount; never above 1."""
     place = min(amount.adjusted() - digits + 1, 0) if amount else -digits + 1
     return Decimal(1).scaleb(place)
 
 
 def apportioned(cost: Cost, by: int, digits: int = DIGITS) -> tuple[Decimal, dict[str, Decimal]]:
-    """The total, and its parts, of `by` units, rounded to the total's last printed place so that they still add up:
-    what is left over goes to the parts that lost most by rounding down."""
+    """The total cost of `by` units and its parts, rounded to the last printed digit of the total.
+
+    The rounded parts add up to the rounded total: parts are rounded down, and the remaining steps go to the parts that
+    lost most (largest remainder).
+    """
     total = cost.total * by
     step = _step(total, digits)
     total = total.quantize(step, rounding=ROUND_HALF_EVEN)
     exact = {part: amount * by for part, amount in cost.parts.items()}
     parts = {part: amount.quantize(step, rounding=ROUND_FLOOR) for part, amount in exact.items()}
-    left = int((total - sum(parts.values(), Decimal(0))) / step)
-    for part in sorted(parts, key=lambda part: parts[part] - exact[part])[:left]:
+    steps_left = int((total - sum(parts.values(), Decimal(0))) / step)
+    for part in sorted(parts, key=lambda part: parts[part] - exact[part])[:steps_left]:
         parts[part] += step
     return total, parts
 
 
 def units(comparison: OfferComparison) -> list[str]:
-    """The units that any offer has a cost in."""
+    """The units in which at least one offer has a cost."""
     return [unit for unit in UNITS if any(offer.costs[unit] is not None for offer in comparison.offers)]
 
 
 def headline(comparison: OfferComparison) -> str:
-    """What these prices are, said before any of them."""
+    """Printed before any amount: currency, price file, sample prices, simulated servers, exchange rates."""
     prices = comparison.prices
-    start = f"All amounts in {prices.currency}, prices from {prices.file}."
+    text = f"All amounts in {prices.currency}, prices from {prices.file}."
     if prices.sample:
-        start = f"SAMPLE PRICES, nobody's offer ({prices.file}), in {prices.currency}. " + prices.notes
+        text = f"SAMPLE PRICES, nobody's offer ({prices.file}), in {prices.currency}. " + prices.notes
     simulated = [offer.name for offer in comparison.offers if offer.evidence.simulated]
     if simulated:
-        start = f"SIMULATED, no real server was measured: {', '.join(simulated)}. " + start
+        text = f"SIMULATED, no real server was measured: {', '.join(simulated)}. " + text
     if prices.exchanged:
-        start += " Exchanged at " + "; ".join(prices.exchanged) + "."
-    return start
+        text += " Exchanged at " + "; ".join(prices.exchanged) + "."
+    return text
 
 
 def priced(offer: Offer) -> str:
-    """The price of an offer in words."""
+    """The price of an offer in words: provider, rate, what the rate covers, date."""
     price = offer.price
     if isinstance(price, PerToken):
         cached = f", {price.per_million_cached:f} cached" if price.per_million_cached is not None else ""
-        what = (
+        words = (
             f"{price.model}: {price.per_million_input:f} input{cached}, {price.per_million_output:f} output per million"
         )
     else:
         gpus = offer.gpus_paid
         hourly = sum(offer.hourly.values(), Decimal(0))
-        made = " (" + " + ".join(f"{part} {money(amount)}" for part, amount in offer.hourly.items()) + ")"
-        what = f"{price.shape or price.gpu}, {gpus:f} x {price.gpu}: {money(hourly)} per hour"
-        what += made if len(offer.hourly) > 1 or isinstance(price, Owned) else ""
+        breakdown = " (" + " + ".join(f"{part} {money(amount)}" for part, amount in offer.hourly.items()) + ")"
+        words = f"{price.shape or price.gpu}, {gpus:f} x {price.gpu}: {money(hourly)} per hour"
+        words += breakdown if len(offer.hourly) > 1 or isinstance(price, Owned) else ""
         if offer.utilization != 1:
-            what += f", paid at {offer.utilization:%} utilization".replace(".000000", "")
-    return f"{price.provider} {what}; {dated(price)}"
+            words += f", paid at {offer.utilization:%} utilization".replace(".000000", "")
+    return f"{price.provider} {words}; {dated(price)}"
 
 
 def measured(offer: Offer) -> str:
-    """What the offer rests on, in words."""
+    """The measurement behind an offer in words: rate or token counts, interval, SLO, folder."""
     basis, summary, capacity = offer.basis, offer.evidence.summary, offer.evidence.capacity
-    work = summary.run.workload or summary.run.name
+    workload = summary.run.workload or summary.run.name
     limits = slo_words(summary)
     if capacity is not None:
-        least = "at least " if capacity.lower_bound else ""
-        rate = f"{least}{format.quantity(capacity.rate_per_s)} {capacity.unit}/s"
+        lower_bound = "at least " if capacity.lower_bound else ""
+        rate = f"{lower_bound}{format.quantity(capacity.rate_per_s)} {capacity.unit}/s"
         if capacity.low_per_s is not None and capacity.high_per_s is not None:
             ends = f"{format.quantity(capacity.low_per_s)} to {format.quantity(capacity.high_per_s)}"
             rate += f" ({capacity.confidence * 100:g} % interval {ends})"
         else:
             rate += " (no interval)"
-        return f"capacity by {capacity.method}: {rate} of {work} under {limits}; from {offer.evidence.folder}"
+        return f"capacity by {capacity.method}: {rate} of {workload} under {limits}; from {offer.evidence.folder}"
     if isinstance(offer.price, PerToken):
-        counted = f"{summary.requests.ok:,} requests of {work}, tokens as counted"
+        counted = f"{summary.requests.ok:,} requests of {workload}, tokens as counted"
         return f"{basis.label}: {counted}; SLO: {limits}; from {offer.evidence.folder}"
-    found = basis.rates[REQUEST]
-    rate = f"{format.quantity(float(found))}/s" if found else NONE
-    if basis.low is not None and basis.high is not None and found:
-        ends = f"{format.quantity(float(found * basis.low))} to {format.quantity(float(found * basis.high))}"
+    request_rate = basis.rates[REQUEST]
+    rate = f"{format.quantity(float(request_rate))}/s" if request_rate else NONE
+    if basis.low is not None and basis.high is not None and request_rate:
+        ends = (
+            f"{format.quantity(float(request_rate * basis.low))} to {format.quantity(float(request_rate * basis.high))}"
+        )
         rate += f" (95 % interval {ends})"
     return (
-        f"{basis.label}: {rate} of {work} completed while load was offered; SLO: {limits}; from {offer.evidence.folder}"
+        f"{basis.label}: {rate} of {workload} completed while load was offered; "
+        f"SLO: {limits}; from {offer.evidence.folder}"
     )
 
 
 def standing(offer: Offer) -> str:
-    """In a few words, for beside every figure: what it was priced at, and whether to believe it."""
+    """A short label for every figure of an offer: the basis of its rate, then "simulated" and "INVALID" where true."""
     marks = ["simulated"] if offer.evidence.simulated else []
     marks += [] if offer.evidence.valid else ["INVALID"]
     return ", ".join([offer.basis.label, *marks])
 
 
 def render_text(comparison: OfferComparison, width: int = WIDTH) -> str:
-    """The whole answer for a terminal, ending in a newline."""
+    """The whole comparison for a terminal, ending in a newline."""
     blocks = (
         textwrap.wrap(headline(comparison), width),
         [
             line
-            for offer in zip(comparison.offers, comparison.against_first, strict=True)
-            for line in _told(*offer, width)
+            for offer_and_differences in zip(comparison.offers, comparison.against_first, strict=True)
+            for line in _offer_lines(*offer_and_differences, width)
         ],
         _costs(comparison, width),
         in_columns(*parts(comparison), width),
@@ -161,29 +167,29 @@ def render_text(comparison: OfferComparison, width: int = WIDTH) -> str:
     return "\n\n".join("\n".join(lines) for block in blocks if (lines := list(block))) + "\n"
 
 
-def _told(offer: Offer, differs: Sequence[str], width: int) -> Iterator[str]:
+def _offer_lines(offer: Offer, differences: Sequence[str], width: int) -> Iterator[str]:
     yield offer.name
-    marks = [f"! NOT COMPARABLE with the first: {'; '.join(differs)}"] if differs else []
+    marks = [f"! NOT COMPARABLE with the first: {'; '.join(differences)}"] if differences else []
     for words in (priced(offer), measured(offer), *(f"! {note}" for note in offer.notes), *marks):
         yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _mark(comparison: OfferComparison, i: int) -> str:
+def _marked_name(comparison: OfferComparison, i: int) -> str:
     return comparison.offers[i].name + (" *" if comparison.against_first[i] else "")
 
 
 def _costs(comparison: OfferComparison, width: int) -> Iterator[str]:
-    shown = units(comparison)
-    head = (f"{comparison.prices.currency} per", *(_mark(comparison, i) for i in range(len(comparison.offers))))
+    shown_units = units(comparison)
+    head = (f"{comparison.prices.currency} per", *(_marked_name(comparison, i) for i in range(len(comparison.offers))))
     rows: list[Sequence[str]] = [("", *(standing(offer) for offer in comparison.offers))]
-    for unit in shown:
+    for unit in shown_units:
         by, name = PER[unit]
         costs = [offer.costs[unit] for offer in comparison.offers]
         rows.append((name, *(NONE if cost is None else money(cost.total * by) for cost in costs)))
         if any(cost is not None and _has_width(cost) for cost in costs):
             rows.append(("", *(ends(cost, by) for cost in costs)))
     yield from in_columns(head, rows, width)
-    for unit in shown:
+    for unit in shown_units:
         yield f"  {PER[unit][1]}: {EXPLAINED[unit]}"
     if any(comparison.against_first):
         yield "  * not comparable with the first: see above"
@@ -194,7 +200,7 @@ def _has_width(cost: Cost) -> bool:
 
 
 def ends(cost: Cost | None, by: int) -> str:
-    """The interval of a cost of `by` units, or why it has none."""
+    """The interval of the cost of `by` units; a remark where it has none; the empty string without a cost."""
     if cost is None or cost.low is None or cost.high is None:
         return "" if cost is None else "(no interval)"
     if cost.low == cost.high:
@@ -202,25 +208,28 @@ def ends(cost: Cost | None, by: int) -> str:
     return f"[{money(cost.low * by)}, {money(cost.high * by)}]"
 
 
-Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]  # head, lines
+Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]  # head, rows
 
 
 def parts(comparison: OfferComparison) -> Rows:
-    """What the compared unit is made of, a column per offer; each column adds up to its last line."""
+    """The parts of the cost of the compared unit, one column per offer. The last row is the total of each column."""
     by, name = PER[comparison.unit]
     costs = [offer.costs[comparison.unit] for offer in comparison.offers]
-    found = [None if cost is None else apportioned(cost, by) for cost in costs]
-    head = (f"Parts of {name}", *(_mark(comparison, i) for i in range(len(found))))
+    rounded = [None if cost is None else apportioned(cost, by) for cost in costs]
+    head = (f"Parts of {name}", *(_marked_name(comparison, i) for i in range(len(rounded))))
     rows = [
-        (PART_NAMES[part], *(NONE if one is None or part not in one[1] else f"{one[1][part]:,f}" for one in found))
+        (
+            PART_NAMES[part],
+            *(NONE if amounts is None or part not in amounts[1] else f"{amounts[1][part]:,f}" for amounts in rounded),
+        )
         for part in PARTS
-        if any(one is not None and part in one[1] for one in found)
+        if any(amounts is not None and part in amounts[1] for amounts in rounded)
     ]
-    return head, [*rows, ("total", *(NONE if one is None else f"{one[0]:,f}" for one in found))]
+    return head, [*rows, ("total", *(NONE if amounts is None else f"{amounts[0]:,f}" for amounts in rounded))]
 
 
 def power(comparison: OfferComparison) -> Rows:
-    """Energy at the measured rate, a line per offer whose machines have their power said; no lines without."""
+    """Energy at the measured rate: one row per offer whose power is known, possibly none."""
     by, per = PER[comparison.unit]
     head = ("Energy at the measured rate", "W with PUE", "J/output token", "output tok/s per MW", f"kWh per {per}")
     rows = []
@@ -255,7 +264,7 @@ def _pairs(comparison: OfferComparison, width: int) -> Iterator[str]:
         )
 
 
-SHOWN_SWINGS = 4  # of an offer, in text
+SHOWN_SWINGS = 4  # most sensitivities per offer in the text
 
 
 def _swings(comparison: OfferComparison) -> Iterator[str]:
@@ -275,29 +284,29 @@ def _swings(comparison: OfferComparison) -> Iterator[str]:
 def _break_evens(comparison: OfferComparison, width: int) -> Iterator[str]:
     if comparison.break_evens:
         yield "Break-even between machines and paying by the token"
-    for one in comparison.break_evens:
-        words = f"{one.rent} against {one.by_token}: {one.word}"
+    for break_even in comparison.break_evens:
+        words = f"{break_even.rent} against {break_even.by_token}: {break_even.word}"
         yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 def in_columns(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """A table whose columns are offers: as many beside each other as fit, the others below under the same labels."""
+    """A table with one column per offer. Columns that do not fit into `width` follow below, labels repeated."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     first = 1
     while first < len(head):
-        last, used = first, widths[0] + 2 + widths[first]
-        while last + 1 < len(head) and used + 2 + widths[last + 1] <= width:
+        last, used_width = first, widths[0] + 2 + widths[first]
+        while last + 1 < len(head) and used_width + 2 + widths[last + 1] <= width:
             last += 1
-            used += 2 + widths[last]
-        shown = [0, *range(first, last + 1)]
-        yield from show_table([head[i] for i in shown], [[row[i] for i in shown] for row in rows])
+            used_width += 2 + widths[last]
+        columns = [0, *range(first, last + 1)]
+        yield from show_table([head[i] for i in columns], [[row[i] for i in columns] for row in rows])
         first = last + 1
         if first < len(head):
             yield ""
 
 
 def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """The first `left` columns to the left, the others to the right, each as wide as it needs."""
+    """Lines of a text table: the first `left` columns left-aligned, the others right-aligned."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = []
     for row in (head, *rows):
@@ -309,13 +318,13 @@ def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
 
 
 def render_markdown(comparison: OfferComparison) -> str:
-    """For pasting: the offers, their costs, the ratios; ends in a newline."""
-    shown = units(comparison)
-    head = ["Offer", *(f"{comparison.prices.currency} per {PER[unit][1]}" for unit in shown), "Measured"]
-    lines = [headline(comparison), "", _pipes(head), _pipes(["---", *("---:" for _ in shown), "---"])]
+    """The comparison as Markdown: offers, costs, ratios, break-evens; ends in a newline."""
+    shown_units = units(comparison)
+    head = ["Offer", *(f"{comparison.prices.currency} per {PER[unit][1]}" for unit in shown_units), "Measured"]
+    lines = [headline(comparison), "", _pipes(head), _pipes(["---", *("---:" for _ in shown_units), "---"])]
     for i, offer in enumerate(comparison.offers):
-        cells = [_cell(offer.costs[unit], PER[unit][0]) for unit in shown]
-        lines.append(_pipes([_mark(comparison, i), *cells, standing(offer)]))
+        cells = [_cell(offer.costs[unit], PER[unit][0]) for unit in shown_units]
+        lines.append(_pipes([_marked_name(comparison, i), *cells, standing(offer)]))
     lines.append("")
     for i, offer in enumerate(comparison.offers):
         lines.append(f"- **{offer.name}**: {priced(offer)}. {measured(offer)}.")
@@ -323,9 +332,9 @@ def render_markdown(comparison: OfferComparison) -> str:
         if comparison.against_first[i]:
             lines.append(f"  - \\* not comparable with the first: {'; '.join(comparison.against_first[i])}")
     for block in (_pairs(comparison, 10_000), _break_evens(comparison, 10_000)):
-        told = list(block)
-        if told:
-            lines += ["", told[0], "", *(f"- {line.strip()}" for line in told[1:])]
+        block_lines = list(block)
+        if block_lines:
+            lines += ["", block_lines[0], "", *(f"- {line.strip()}" for line in block_lines[1:])]
     return "\n".join(lines) + "\n"
 
 

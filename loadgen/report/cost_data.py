@@ -1,7 +1,7 @@
-"""What requests cost, for machines: CSV and JSON, documented in docs/cost.md.
+"""What requests cost, as CSV and JSON for other programs; the formats are documented in docs/cost.md.
 
-Pure: a `Comparison` in, a string out. Amounts are decimal digits for one unit, in JSON as strings; nothing is a binary
-float.
+Pure: takes an `OfferComparison`, returns a string. Amounts are for one unit, in decimal digits (strings in JSON), and
+never pass through a binary float.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ CSV_HEAD = (
 
 
 def render_csv(comparison: OfferComparison) -> str:
-    """One line per offer, unit and part (the total among them), amounts per one unit, unrounded."""
+    """CSV with one line per offer, unit and part, and one for the total. Amounts are for one unit and not rounded."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_HEAD)
-    for offer, differs in zip(comparison.offers, comparison.against_first, strict=True):
-        shared = (offer.basis.label, _yes(not differs), _yes(offer.evidence.valid), _yes(offer.evidence.simulated))
+    for offer, differences in zip(comparison.offers, comparison.against_first, strict=True):
+        shared = (offer.basis.label, _yes(not differences), _yes(offer.evidence.valid), _yes(offer.evidence.simulated))
         price = (_yes(comparison.prices.sample), offer.price.name, offer.price.as_of, offer.price.source)
         for unit in UNITS:
             cost = offer.costs[unit]
             if cost is None:
                 continue
-            ends = ("" if end is None else f"{end:f}" for end in (cost.low, cost.high))
-            total = ("total", f"{cost.total:f}", comparison.prices.currency, *ends)
+            bounds = ("" if bound is None else f"{bound:f}" for bound in (cost.low, cost.high))
+            total = ("total", f"{cost.total:f}", comparison.prices.currency, *bounds)
             writer.writerow((offer.name, unit, *total, *shared, *price))
             for part, amount in cost.parts.items():
-                one = (part, f"{amount:f}", comparison.prices.currency, "", "")
-                writer.writerow((offer.name, unit, *one, *shared, *price))
+                part_cells = (part, f"{amount:f}", comparison.prices.currency, "", "")
+                writer.writerow((offer.name, unit, *part_cells, *shared, *price))
     return out.getvalue()
 
 
@@ -49,16 +49,16 @@ def _yes(value: bool) -> str:
 
 
 def render_json(comparison: OfferComparison) -> str:
-    """Everything, documented in docs/cost.md. Amounts are strings of decimal digits per one unit."""
+    """The whole comparison as JSON (see docs/cost.md). Amounts are for one unit, as strings of decimal digits."""
     prices = comparison.prices
-    whole = {
+    document = {
         "schema": 1,
         "currency": prices.currency,
         "prices": {"file": prices.file, "sample": prices.sample, "exchanged": list(prices.exchanged)},
         "compared_by": comparison.unit,
         "offers": [
-            _offer_json(offer, differs)
-            for offer, differs in zip(comparison.offers, comparison.against_first, strict=True)
+            _offer_json(offer, differences)
+            for offer, differences in zip(comparison.offers, comparison.against_first, strict=True)
         ],
         "pairs": [
             {
@@ -85,24 +85,24 @@ def render_json(comparison: OfferComparison) -> str:
         ],
         "break_even": [
             {
-                "rent": one.rent,
-                "by_token": one.by_token,
-                "per_day": _digits(one.per_day),
-                "carries_per_day": _digits(one.carries),
-                "judgement": one.word,
+                "rent": break_even.rent,
+                "by_token": break_even.by_token,
+                "per_day": _digits(break_even.per_day),
+                "carries_per_day": _digits(break_even.carries),
+                "judgement": break_even.word,
             }
-            for one in comparison.break_evens
+            for break_even in comparison.break_evens
         ],
     }
-    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def _digits(amount: Decimal | None) -> str | None:
-    """At most 12 places behind the point."""
+    """Decimal digits with at most 12 decimal places, without an exponent; None stays None."""
     return None if amount is None else f"{round(amount, 12).normalize():f}"
 
 
-def _offer_json(offer: Offer, differs: Sequence[str]) -> dict[str, Any]:
+def _offer_json(offer: Offer, differences: Sequence[str]) -> dict[str, Any]:
     price, power = offer.price, offer.power
     kind = "rented" if isinstance(price, Rented) else "owned" if isinstance(price, Owned) else "per_token"
     return {
@@ -112,7 +112,7 @@ def _offer_json(offer: Offer, differs: Sequence[str]) -> dict[str, Any]:
         "confidence": offer.basis.confidence,
         "valid": offer.evidence.valid,
         "simulated": offer.evidence.simulated,
-        "not_comparable_with_first": list(differs),
+        "not_comparable_with_first": list(differences),
         "notes": list(offer.notes),
         "price": {
             "name": price.name,

@@ -1,7 +1,7 @@
-"""What requests cost, as one HTML page that opens without a network: the tables, and plots drawn as SVG.
+"""What requests cost, as one HTML page that needs no network: tables, and charts drawn as SVG.
 
-Pure: a `Comparison` in, a string out. Numbers in tables are those of `cost.py`; binary floats appear only as places on
-a plot.
+Pure: takes an `OfferComparison`, returns a string. The amounts in the tables come from `cost.py`. Binary floats are
+used only for positions in a chart.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ svg .rent { stroke: #3b6fb6 } svg .token { stroke: #8b5fb0 }
 
 
 def render(comparison: OfferComparison) -> str:
-    """The whole page."""
+    """The text of the whole HTML file."""
     prices = comparison.prices
     marked = prices.sample or any(offer.evidence.simulated for offer in comparison.offers)
     kind = ' class="sample"' if marked else ""
@@ -52,8 +52,8 @@ def render(comparison: OfferComparison) -> str:
         *_table(comparison),
         f"<h2>{escape(prices.currency)} per {escape(PER[comparison.unit][1])}, and what it is made of</h2>",
         _bars(comparison),
-        *_plain(*words.parts(comparison)),
-        *_plain(*words.power(comparison)),
+        *_plain_table(*words.parts(comparison)),
+        *_plain_table(*words.power(comparison)),
         *_pairs(comparison),
         "<h2>What moves it most</h2>",
         "<p class=soft>Each input alone: a capacity over its interval, what nobody has said the uncertainty of by "
@@ -72,16 +72,19 @@ def render(comparison: OfferComparison) -> str:
 
 def _offers(comparison: OfferComparison) -> Iterator[str]:
     yield "<h2>Offers, and what they rest on</h2>"
-    for offer, differs in zip(comparison.offers, comparison.against_first, strict=True):
+    for offer, differences in zip(comparison.offers, comparison.against_first, strict=True):
         notes = [f"<li class=warn>{escape(note)}</li>" for note in offer.notes]
-        if differs:
-            notes.append(f"<li class=warn>not comparable with the first: {escape('; '.join(differs))}</li>")
-        told = f"{escape(words.priced(offer))}<br><small>{escape(words.measured(offer))}</small>"
-        yield f"<p><b>{escape(offer.name)}</b><br>{told}</p>" + (f"<ul>{''.join(notes)}</ul>" if notes else "")
+        if differences:
+            notes.append(f"<li class=warn>not comparable with the first: {escape('; '.join(differences))}</li>")
+        description = f"{escape(words.priced(offer))}<br><small>{escape(words.measured(offer))}</small>"
+        yield f"<p><b>{escape(offer.name)}</b><br>{description}</p>" + (f"<ul>{''.join(notes)}</ul>" if notes else "")
 
 
 def _table(comparison: OfferComparison) -> Iterator[str]:
-    names = [_name(offer, differs) for offer, differs in zip(comparison.offers, comparison.against_first, strict=True)]
+    names = [
+        _name(offer, differences)
+        for offer, differences in zip(comparison.offers, comparison.against_first, strict=True)
+    ]
     yield "<div class=wide><table><tr><th>" + escape(comparison.prices.currency) + " per</th>"
     yield "".join(f"<th>{escape(name)}</th>" for name in names) + "</tr>"
     labels = "".join(f"<td><small>{escape(words.standing(offer))}</small></td>" for offer in comparison.offers)
@@ -98,7 +101,7 @@ def _table(comparison: OfferComparison) -> Iterator[str]:
     yield "</table></div>"
 
 
-def _plain(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _plain_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     if rows:
         yield "<div class=wide><table>" + "".join(
             "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) + "</tr>"
@@ -107,16 +110,16 @@ def _plain(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "</table></div>"
 
 
-def _name(offer: Offer, differs: Sequence[str]) -> str:
-    return offer.name + (" *" if differs else "")
+def _name(offer: Offer, differences: Sequence[str]) -> str:
+    return offer.name + (" *" if differences else "")
 
 
 def _bars(comparison: OfferComparison) -> str:
-    """One bar per offer, its parts stacked, its interval as a whisker."""
+    """One stacked bar per offer: a segment per part of the cost, and its interval as a whisker."""
     by = PER[comparison.unit][0]
     costs = [offer.costs[comparison.unit] for offer in comparison.offers]
-    most = max((float((cost.high or cost.total) * by) for cost in costs if cost is not None), default=0.0) or 1.0
-    scale = (WIDTH - LABEL - 110) / most
+    highest = max((float((cost.high or cost.total) * by) for cost in costs if cost is not None), default=0.0) or 1.0
+    scale = (WIDTH - LABEL - 110) / highest
     marks: list[str] = []
     for i, (offer, cost) in enumerate(zip(comparison.offers, costs, strict=True)):
         y = i * ROW + 8
@@ -128,15 +131,18 @@ def _bars(comparison: OfferComparison) -> str:
         x = float(LABEL)
         for part in PARTS:
             if part in parts:
-                wide = float(cost.parts[part] * by) * scale
+                part_width = float(cost.parts[part] * by) * scale
                 title = f"{PART_NAMES[part]}: {parts[part]:,f}"
-                marks.append(_rect(x, y, wide, BAR, COLOURS[part], title))
-                x += wide
-        end = float((cost.high or cost.total) * by) * scale + LABEL
-        marks.append(_text(max(x, end) + 6, y + 13, money(cost.total * by), "start"))
+                marks.append(_rect(x, y, part_width, BAR, COLOURS[part], title))
+                x += part_width
+        interval_end = float((cost.high or cost.total) * by) * scale + LABEL
+        marks.append(_text(max(x, interval_end) + 6, y + 13, money(cost.total * by), "start"))
         if cost.low is not None and cost.high is not None and cost.low != cost.high:
             low = LABEL + float(cost.low * by) * scale
-            path = f"M{low:.1f} {y + 3}v{BAR - 6}M{low:.1f} {y + BAR / 2}H{end:.1f}M{end:.1f} {y + 3}v{BAR - 6}"
+            path = (
+                f"M{low:.1f} {y + 3}v{BAR - 6}M{low:.1f} {y + BAR / 2}"
+                f"H{interval_end:.1f}M{interval_end:.1f} {y + 3}v{BAR - 6}"
+            )
             marks.append(f'<path class=ink d="{path}"/>')
     y, x = len(costs) * ROW + 12, 120.0
     for part in PARTS:
@@ -152,18 +158,18 @@ def _tornado(offer: Offer, comparison: OfferComparison) -> str:
     if not swings or cost is None:
         return ""
     by = PER[comparison.unit][0]
-    ends = [float(end * by) for swing in swings for end in (swing.down, swing.up)]
-    low, high = min(ends), max(ends)
+    amounts = [float(amount * by) for swing in swings for amount in (swing.down, swing.up)]
+    low, high = min(amounts), max(amounts)
     scale = (WIDTH - LABEL - 160) / ((high - low) or 1.0)
     left = LABEL + 70
 
-    def place(amount: float) -> float:
+    def x_of(amount: float) -> float:
         return left + (amount - low) * scale
 
-    middle = place(float(cost.total * by))
+    middle = x_of(float(cost.total * by))
     marks = [_text(4, 16, offer.name, "start")]
     for i, swing in enumerate(swings):
-        marks += _swing(swing, 26 + i * 24, by, place(float(swing.down * by)), place(float(swing.up * by)))
+        marks += _swing(swing, 26 + i * 24, by, x_of(float(swing.down * by)), x_of(float(swing.up * by)))
     bottom = 26 + len(swings) * 24
     marks.append(f'<path class=ink stroke-dasharray="3 3" d="M{middle:.1f} 22V{bottom}"/>')
     marks.append(_text(middle, bottom + 14, money(cost.total * by), "middle"))
@@ -171,19 +177,19 @@ def _tornado(offer: Offer, comparison: OfferComparison) -> str:
 
 
 def _swing(swing: Swing, y: int, by: int, down: float, up: float) -> Iterator[str]:
-    x, end = min(down, up), max(down, up)
-    least, most = sorted((swing.down * by, swing.up * by))
+    left, right = min(down, up), max(down, up)
+    lower, higher = sorted((swing.down * by, swing.up * by))
     yield _text(LABEL - 8, y + 13, f"{swing.input}, {swing.change}", "end")
     yield _rect(
-        x,
+        left,
         y,
-        max(end - x, 1.0),
+        max(right - left, 1.0),
         BAR,
         "#3b6fb6",
         f"{swing.input}: down {money(swing.down * by)}, up {money(swing.up * by)}",
     )
-    yield _text(x - 4, y + 13, money(least), "end", soft=True)
-    yield _text(end + 4, y + 13, money(most), "start", soft=True)
+    yield _text(left - 4, y + 13, money(lower), "end", soft=True)
+    yield _text(right + 4, y + 13, money(higher), "start", soft=True)
 
 
 def _pairs(comparison: OfferComparison) -> Iterator[str]:
@@ -192,10 +198,10 @@ def _pairs(comparison: OfferComparison) -> Iterator[str]:
     yield "<h2>Which is cheaper</h2><div class=wide><table>"
     yield "<tr><th>Offers</th><th>ratio</th><th class=word>judgement</th></tr>"
     for pair in comparison.pairs:
-        ends = f" [{money(pair.low)}, {money(pair.high)}]" if pair.low is not None else ""
-        ratio = NONE if pair.ratio is None else money(pair.ratio) + ends
-        why = "; ".join((*pair.differences, *pair.notes))
-        word = escape(pair.word) + (f"<br><small>{escape(why)}</small>" if why else "")
+        interval = f" [{money(pair.low)}, {money(pair.high)}]" if pair.low is not None else ""
+        ratio = NONE if pair.ratio is None else money(pair.ratio) + interval
+        reasons = "; ".join((*pair.differences, *pair.notes))
+        word = escape(pair.word) + (f"<br><small>{escape(reasons)}</small>" if reasons else "")
         names = f"{escape(pair.a)} / {escape(pair.b)}"
         yield f"<tr><td>{names}</td><td class=whole>{ratio}</td><td class=word>{word}</td></tr>"
     yield "</table></div>"
@@ -205,44 +211,56 @@ def _break_evens(comparison: OfferComparison) -> Iterator[str]:
     if comparison.break_evens:
         yield "<h2>Break-even between machines and paying by the token</h2>"
     by_name = {offer.name: offer for offer in comparison.offers}
-    for one in comparison.break_evens:
-        yield f"<p><b>{escape(one.rent)}</b> against <b>{escape(one.by_token)}</b>: {escape(one.word)}.</p>"
-        if one.per_day is not None:
-            yield _lines(one, by_name[one.rent], by_name[one.by_token], comparison)
+    for break_even in comparison.break_evens:
+        yield (
+            f"<p><b>{escape(break_even.rent)}</b> against <b>{escape(break_even.by_token)}</b>: "
+            f"{escape(break_even.word)}.</p>"
+        )
+        if break_even.per_day is not None:
+            yield _lines(break_even, by_name[break_even.rent], by_name[break_even.by_token], comparison)
 
 
-def _lines(one: BreakEven, rent: Offer, by_token: Offer, comparison: OfferComparison) -> str:
-    """Cost of a day against units of a day: a step of machines, a straight line of tokens, where they meet."""
-    mine, theirs = rent.costs[comparison.unit], by_token.costs[comparison.unit]
-    assert one.per_day is not None and mine is not None and theirs is not None
-    most = max(one.per_day * 2, min(one.carries, one.per_day * 6))
-    fixed = sum(rent.hourly.values()) * 24
-    marginal = sum(amount for part, amount in mine.parts.items() if part != "machines")
-    until = min(most, one.carries)  # beyond what the machines carry there is no line
-    top = max(theirs.total * most, fixed + marginal * until)
+def _lines(break_even: BreakEven, rent: Offer, by_token: Offer, comparison: OfferComparison) -> str:
+    """Cost per day over units per day: rented machines (fixed cost plus cost per unit), payment by token, break-even.
+
+    The line of the machines ends where they reach their capacity.
+    """
+    rent_cost, token_cost = rent.costs[comparison.unit], by_token.costs[comparison.unit]
+    assert break_even.per_day is not None and rent_cost is not None and token_cost is not None
+    max_units = max(break_even.per_day * 2, min(break_even.carries, break_even.per_day * 6))
+    fixed_per_day = sum(rent.hourly.values()) * 24
+    marginal_cost = sum(amount for part, amount in rent_cost.parts.items() if part != "machines")
+    rent_until = min(max_units, break_even.carries)  # the line of the machines ends at their capacity
+    max_amount = max(token_cost.total * max_units, fixed_per_day + marginal_cost * rent_until)
     left, height = 90, 220
 
     def x(units: object) -> float:
-        return left + float(str(units)) / float(most) * (WIDTH - left - 130)
+        return left + float(str(units)) / float(max_units) * (WIDTH - left - 130)
 
     def y(amount: object) -> float:
-        return 14 + height * (1 - float(str(amount)) / float(top))
+        return 14 + height * (1 - float(str(amount)) / float(max_amount))
 
-    end, full = x(until), fixed + marginal * until
+    rent_end_x, rent_end_amount = x(rent_until), fixed_per_day + marginal_cost * rent_until
     marks = [
         f'<path class=axis d="M{left} 14V{14 + height}H{WIDTH - 120}"/>',
-        f'<path class=rent d="M{left} {y(fixed):.1f}L{end:.1f} {y(full):.1f}"/>',
-        f'<path class=token d="M{left} {y(0):.1f}L{x(most):.1f} {y(theirs.total * most):.1f}"/>',
-        f'<path class=axis stroke-dasharray="3 3" d="M{x(one.per_day):.1f} 14V{14 + height}"/>',
-        _text(end + 4, y(full) + 4, _short(one.rent), "start", one.rent),
-        _text(x(most) + 4, y(theirs.total * most) + 4, _short(one.by_token), "start", one.by_token),
-        _text(left - 6, 22, money(top, 3), "end", soft=True),
+        f'<path class=rent d="M{left} {y(fixed_per_day):.1f}L{rent_end_x:.1f} {y(rent_end_amount):.1f}"/>',
+        f'<path class=token d="M{left} {y(0):.1f}L{x(max_units):.1f} {y(token_cost.total * max_units):.1f}"/>',
+        f'<path class=axis stroke-dasharray="3 3" d="M{x(break_even.per_day):.1f} 14V{14 + height}"/>',
+        _text(rent_end_x + 4, y(rent_end_amount) + 4, _short(break_even.rent), "start", break_even.rent),
+        _text(
+            x(max_units) + 4,
+            y(token_cost.total * max_units) + 4,
+            _short(break_even.by_token),
+            "start",
+            break_even.by_token,
+        ),
+        _text(left - 6, 22, money(max_amount, 3), "end", soft=True),
         _text(left - 6, 14 + height, "0", "end", soft=True),
         _text(left - 6, 40, f"{comparison.prices.currency} a day", "end", soft=True),
-        _text(x(one.per_day), 14 + height + 16, f"{one.per_day:,.0f} a day", "middle"),
-        _text(x(most), 14 + height + 16, f"{most:,.0f}", "end", soft=True),
+        _text(x(break_even.per_day), 14 + height + 16, f"{break_even.per_day:,.0f} a day", "middle"),
+        _text(x(max_units), 14 + height + 16, f"{max_units:,.0f}", "end", soft=True),
     ]
-    return _svg(height + 40, marks, f"{one.rent} against {one.by_token}")
+    return _svg(height + 40, marks, f"{break_even.rent} against {break_even.by_token}")
 
 
 def _short(name: str, most: int = 30) -> str:

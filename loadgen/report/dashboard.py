@@ -1,7 +1,7 @@
-"""The live view of a run: a process of its own that reads the run's folder as it grows and draws on the terminal.
+"""The live dashboard of a run: a separate process that reads the run's folder as it grows and draws on the terminal.
 
-It shares nothing with the workers but their files, so that looking costs them nothing. `View` is pure: rows in, a
-`Picture` out; only `follow` and `Live` touch files, the clock and the terminal.
+It shares only files with the workers, so that watching a run costs them nothing. `View` is pure: it takes rows and
+returns a `Picture`. Only `follow`, `SpoolTail` and `Dashboard` touch files, processes, the clock and the terminal.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 EVERY_S = 0.5
 RECENT_S = 10.0
-TARGETS = 24  # rows of targets on one screen
-ABOVE, WRAPPED = 14, 4  # lines above them; more of them on a screen narrower than the bar
-BAR = 60  # columns
+TARGETS = 24  # most rows of targets on one screen
+ABOVE, WRAPPED = 14, 4  # lines above the targets; extra lines on a screen narrower than BAR
+BAR = 60  # width of the progress bar, in columns
 
 
 class LatencyView(NamedTuple):
-    """p50 and p99 in ms over the last RECENT_S and since the start; None where nothing came."""
+    """p50 and p99 in ms, over the last RECENT_S and since the start; None without samples."""
 
     recent: tuple[float | None, float | None]
     all: tuple[float | None, float | None]
 
 
 class TargetView(NamedTuple):
-    """One of several targets, over the last RECENT_S."""
+    """One of several targets, over the last RECENT_S; `ttft` is p50 and p99 in ms."""
 
     name: str
     ok_per_s: float
@@ -52,7 +52,7 @@ class TargetView(NamedTuple):
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """All that one look at a run shows; rates per second over the last RECENT_S."""
+    """Everything the dashboard shows at one instant. Rates are per second, over the last RECENT_S."""
 
     elapsed_s: float
     left_s: float | None
@@ -67,7 +67,7 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     tokens: float | None
     ttft: LatencyView
     tpot: LatencyView
-    good_recent: float | None  # share within the SLO; null without one
+    good_recent: float | None  # share of requests within the SLO; None without an SLO
     good_all: float | None
     errors: tuple[tuple[str, int], ...]
     send_lag_p99: float | None
@@ -77,7 +77,7 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class View:
-    """What has been seen of a run. Memory does not grow with it: histograms, and the rows of the last seconds."""
+    """What is known of a run so far, in bounded memory: histograms, and the rows of the last RECENT_S."""
 
     def __init__(self, header: Header) -> None:
         self._header = header
@@ -90,7 +90,7 @@ class View:
         self._seconds: list[Second] = []
 
     def add(self, rows: NDArray[np.void]) -> None:
-        """New rows, of any worker."""
+        """Add new rows, from any worker."""
         if not len(rows):
             return
         columns = Columns(rows)
@@ -106,108 +106,113 @@ class View:
         self._recent = np.concatenate([self._recent, rows])
 
     def sample(self, seconds: list[Second]) -> None:
-        """What the workers noted of themselves."""
+        """Add the workers' reports about themselves; the last 1,024 are kept."""
         self._seconds = [*self._seconds, *seconds][-64 * 16 :]
 
     @property
     def latest_s(self) -> float:
-        """The latest instant that anything is known of."""
+        """Time of the workers' latest report, in seconds of the run; 0 before the first."""
         return max((second.t_s for second in self._seconds), default=0.0)
 
     def picture(self, now_s: float, events: float | None = None) -> Picture:
-        """As of an instant of the run. `events`: output events per second, from the timeline."""
-        since = round((now_s - RECENT_S) * 1e9)
-        self._recent = self._recent[self._recent["done_ns"] >= since]
+        """What to show at `now_s`, in seconds of the run.
+
+        `events`: output events per second, from the timeline; None: the output tokens of finished requests are used.
+        """
+        since_ns = round((now_s - RECENT_S) * 1e9)
+        self._recent = self._recent[self._recent["done_ns"] >= since_ns]
         recent = Columns(self._recent)
-        span = max(min(now_s, RECENT_S), 0.1)
+        span_s = max(min(now_s, RECENT_S), 0.1)
         ok = recent.where(OK)
-        done, planned = int(self._statuses.sum()), self._planned()
-        good = None
+        done, planned = int(self._statuses.sum()), self._planned_requests()
+        good_recent = None
         if self._header.slo is not None and len(recent):
-            good = float(metrics.meets(recent, self._header.slo).sum() / len(recent))
-        stage = self._stage(now_s)
-        found = [(KINDS[i] or "other", int(count)) for i, count in enumerate(self._kinds) if count]
+            good_recent = float(metrics.meets(recent, self._header.slo).sum() / len(recent))
+        stage = self._current_stage(now_s)
+        errors = [(KINDS[i] or "other", int(count)) for i, count in enumerate(self._kinds) if count]
         return Picture(
             elapsed_s=now_s,
-            left_s=self._left(now_s, done, planned, len(recent) / span),
+            left_s=self._remaining_s(now_s, done, planned, len(recent) / span_s),
             stage=" · ".join(filter(None, (stage.name, stage.arrival))) if stage is not None else "",
             offered=stage.rate if stage is not None else None,
-            sent=self._sent(),
-            completed=float(ok.sum()) / span,
+            sent=self._sent_per_s(),
+            completed=float(ok.sum()) / span_s,
             done=done,
             planned=planned,
             ok=int(self._statuses[OK]),
-            in_flight=self._latest("in_flight"),
-            tokens=events if events is not None else float(recent["output_tokens"][ok].clip(0).sum()) / span,
-            ttft=LatencyView(_exact(recent.measure("ttft")[ok]), _pooled(self._ttft)),
-            tpot=LatencyView(_exact(recent.measure("tpot")[ok]), _pooled(self._tpot)),
-            good_recent=good,
+            in_flight=self._sum_of_latest("in_flight"),
+            tokens=events if events is not None else float(recent["output_tokens"][ok].clip(0).sum()) / span_s,
+            ttft=LatencyView(_p50_p99_ms(recent.measure("ttft")[ok]), _histogram_p50_p99_ms(self._ttft)),
+            tpot=LatencyView(_p50_p99_ms(recent.measure("tpot")[ok]), _histogram_p50_p99_ms(self._tpot)),
+            good_recent=good_recent,
             good_all=self._good / self._counted if self._header.slo is not None and self._counted else None,
-            errors=tuple(sorted(found, key=lambda kind: -kind[1])),
-            send_lag_p99=_exact(recent.measure("send_lag")[recent["sent_ns"] >= 0])[1],
-            client_lag_p99=_exact(recent.measure("client_lag"))[1],
-            cpu=max((one.cpu_share for one in self._last().values()), default=None),
-            nodes=tuple(self._nodes(recent, ok, span)),
+            errors=tuple(sorted(errors, key=lambda kind: -kind[1])),
+            send_lag_p99=_p50_p99_ms(recent.measure("send_lag")[recent["sent_ns"] >= 0])[1],
+            client_lag_p99=_p50_p99_ms(recent.measure("client_lag"))[1],
+            cpu=max((second.cpu_share for second in self._last_seconds().values()), default=None),
+            nodes=tuple(self._target_views(recent, ok, span_s)),
         )
 
-    def _planned(self) -> int | None:
+    def _planned_requests(self) -> int | None:
         slots = [stage.slots for stage in self._header.stages]
         return sum(slot for slot in slots if slot is not None) if slots and None not in slots else None
 
-    def _stage(self, now_s: float) -> manifest.StagePlan | None:
-        begun = [stage for stage in self._header.stages if stage.start_ns <= now_s * 1e9]
-        return begun[-1] if begun else None
+    def _current_stage(self, now_s: float) -> manifest.StagePlan | None:
+        started = [stage for stage in self._header.stages if stage.start_ns <= now_s * 1e9]
+        return started[-1] if started else None
 
-    def _left(self, now_s: float, done: int, planned: int | None, rate: float) -> float | None:
-        """To the end of the timetable; where it has none, by the pace of the last seconds."""
+    def _remaining_s(self, now_s: float, done: int, planned: int | None, rate: float) -> float | None:
+        """Seconds to the end of the timetable; without a timed end, estimated from the recent rate; None if unknown."""
         ends = [stage.end_ns for stage in self._header.stages]
         if ends and ends[-1] is not None:
             return max(ends[-1] / 1e9 - now_s, 0.0)
         return (planned - done) / rate if planned is not None and rate > 0 else None
 
-    def _last(self) -> dict[int, Second]:
+    def _last_seconds(self) -> dict[int, Second]:
         return {second.worker: second for second in self._seconds}
 
-    def _latest(self, name: str) -> int | None:
-        last = self._last()
-        return sum(getattr(second, name) for second in last.values()) if last else None
+    def _sum_of_latest(self, name: str) -> int | None:
+        latest_by_worker = self._last_seconds()
+        return sum(getattr(second, name) for second in latest_by_worker.values()) if latest_by_worker else None
 
-    def _sent(self) -> float | None:
-        """Per second, from the workers' own counts some RECENT_S apart."""
-        last = self._last()
-        if not last:
+    def _sent_per_s(self) -> float | None:
+        """Requests sent per second, from the workers' counts about RECENT_S apart; None before the first report."""
+        latest_by_worker = self._last_seconds()
+        if not latest_by_worker:
             return None
-        earliest: dict[int, Second] = {}
+        earliest_by_worker: dict[int, Second] = {}
         for second in self._seconds:
-            if second.t_s >= last[second.worker].t_s - RECENT_S:
-                earliest.setdefault(second.worker, second)
+            if second.t_s >= latest_by_worker[second.worker].t_s - RECENT_S:
+                earliest_by_worker.setdefault(second.worker, second)
         rate = 0.0
-        for worker, one in last.items():
-            before = earliest[worker]
-            span, sent = one.t_s - before.t_s, one.sent - before.sent
-            rate += sent / span if span > 0 else one.sent / max(one.t_s, 0.1)
+        for worker, latest in latest_by_worker.items():
+            earlier = earliest_by_worker[worker]
+            span_s, sent = latest.t_s - earlier.t_s, latest.sent - earlier.sent
+            rate += sent / span_s if span_s > 0 else latest.sent / max(latest.t_s, 0.1)
         return rate
 
-    def _nodes(self, recent: Columns, ok: NDArray[np.bool_], span: float) -> list[TargetView]:
+    def _target_views(self, recent: Columns, ok: NDArray[np.bool_], span_s: float) -> list[TargetView]:
         if len(self._header.targets) < 2:
             return []
         ttft = recent.measure("ttft")
-        found = []
+        views = []
         for i, target in enumerate(self._header.targets):
-            mine = ok & (recent["target"] == i)
+            ok_here = ok & (recent["target"] == i)
             name = target.name or target.url
-            found.append(TargetView(name, float(mine.sum()) / span, int(self._failed[i]), _exact(ttft[mine])))
-        return found
+            views.append(
+                TargetView(name, float(ok_here.sum()) / span_s, int(self._failed[i]), _p50_p99_ms(ttft[ok_here]))
+            )
+        return views
 
 
-def _exact(values_ns: NDArray[np.int64]) -> tuple[float | None, float | None]:
+def _p50_p99_ms(values_ns: NDArray[np.int64]) -> tuple[float | None, float | None]:
     values = np.sort(values_ns[values_ns != UNDEFINED])
     if not len(values):
         return None, None
     return float(values[index(len(values), 0.5)]) / 1e6, float(values[index(len(values), 0.99)]) / 1e6
 
 
-def _pooled(histogram: Histogram) -> tuple[float | None, float | None]:
+def _histogram_p50_p99_ms(histogram: Histogram) -> tuple[float | None, float | None]:
     return (histogram.quantile(0.5) / 1e6, histogram.quantile(0.99) / 1e6) if histogram.count else (None, None)
 
 
@@ -215,14 +220,16 @@ def _pooled(histogram: Histogram) -> tuple[float | None, float | None]:
 
 
 def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
-    """A picture as something that rich prints; some ten lines and those of the targets, the worst off first where not
-    all have room."""
+    """The picture as a renderable of `rich`: about ten lines, and one line per target.
+
+    Where not all targets fit, the worst are shown: most failed requests first, then the highest TTFT p99.
+    """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    def pair(found: tuple[float | None, float | None]) -> str:
-        return f"{format.milliseconds(found[0])} / {format.milliseconds(found[1])}"
+    def pair(quantiles: tuple[float | None, float | None]) -> str:
+        return f"{format.milliseconds(quantiles[0])} / {format.milliseconds(quantiles[1])}"
 
     total = f" of {format.count(picture.planned)}" if picture.planned is not None else ""
     left = (
@@ -234,38 +241,42 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
     )
     parts: list[Any] = [head]
     if picture.planned:
-        bar = min(BAR, width)
-        full = min(round(bar * picture.done / picture.planned), bar)
-        parts.append(Text.assemble(("━" * full, "green"), ("━" * (bar - full), "dim")))
+        bar_columns = min(BAR, width)
+        done_columns = min(round(bar_columns * picture.done / picture.planned), bar_columns)
+        parts.append(Text.assemble(("━" * done_columns, "green"), ("━" * (bar_columns - done_columns), "dim")))
     rates = Table.grid(padding=(0, 2))
     offered = f"{format.rate(picture.offered)} offered, " if picture.offered is not None else ""
     rates.add_row("load", f"{offered}{format.rate(picture.sent)} sent, {format.rate(picture.completed)} completed")
     rates.add_row("in flight", f"{format.count(picture.in_flight)},  {format.rate(picture.tokens)} output tokens")
     rates.add_row("", "")
-    column, since = (20, "since the start") if width >= BAR else (12, "since start")
-    rates.add_row("ms, p50 / p99", f"{'last 10 s':<{column}}{since}", style="dim")
-    for name, spread in (("TTFT", picture.ttft), ("TPOT", picture.tpot)):
-        rates.add_row(name, f"{pair(spread.recent):<{column}}{pair(spread.all)}")
+    column, since_title = (20, "since the start") if width >= BAR else (12, "since start")
+    rates.add_row("ms, p50 / p99", f"{'last 10 s':<{column}}{since_title}", style="dim")
+    for name, latencies in (("TTFT", picture.ttft), ("TPOT", picture.tpot)):
+        rates.add_row(name, f"{pair(latencies.recent):<{column}}{pair(latencies.all)}")
     if picture.good_all is not None:
         style = "green" if picture.good_all >= 0.99 else "yellow"
-        good = f"{format.percent(picture.good_recent):<{column}}{format.percent(picture.good_all)}"
-        rates.add_row("within SLO", Text(good, style=style))
+        shares = f"{format.percent(picture.good_recent):<{column}}{format.percent(picture.good_all)}"
+        rates.add_row("within SLO", Text(shares, style=style))
     busy = picture.cpu is not None and picture.cpu > CPU_SHARE
-    own = f"CPU {format.percent(picture.cpu)} of a core, send lag p99 {format.milliseconds(picture.send_lag_p99)} ms, "
-    own += f"client lag p99 {format.milliseconds(picture.client_lag_p99)} ms"
-    rates.add_row("generator", Text(own, style="bold red" if busy else ""))
+    generator = (
+        f"CPU {format.percent(picture.cpu)} of a core, send lag p99 {format.milliseconds(picture.send_lag_p99)} ms, "
+    )
+    generator += f"client lag p99 {format.milliseconds(picture.client_lag_p99)} ms"
+    rates.add_row("generator", Text(generator, style="bold red" if busy else ""))
     if picture.errors:
-        told = ", ".join(f"{kind} {format.count(count)}" for kind, count in picture.errors[:6])
-        rates.add_row("errors", Text(told, style="red"))
+        error_counts = ", ".join(f"{kind} {format.count(count)}" for kind, count in picture.errors[:6])
+        rates.add_row("errors", Text(error_counts, style="red"))
     parts.append(rates)
     if picture.nodes:
         nodes = Table(box=None, padding=(0, 2, 0, 0))
         for title in ("target", "ok/s", "failed", "TTFT p50 / p99"):
             nodes.add_column(title, justify="left" if title == "target" else "right", header_style="dim")
-        room = max(min(TARGETS, height - ABOVE - WRAPPED * (width < BAR)), 3)
+        max_rows = max(min(TARGETS, height - ABOVE - WRAPPED * (width < BAR)), 3)
         shown = list(picture.nodes)
-        if len(shown) > room:
-            shown = sorted(picture.nodes, key=lambda node: (node.failed, node.ttft[1] or 0.0), reverse=True)[: room - 1]
+        if len(shown) > max_rows:
+            shown = sorted(picture.nodes, key=lambda node: (node.failed, node.ttft[1] or 0.0), reverse=True)[
+                : max_rows - 1
+            ]
         for node in shown:
             nodes.add_row(node.name, format.quantity(node.ok_per_s), format.count(node.failed), pair(node.ttft))
         parts.append(nodes)
@@ -278,49 +289,49 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
 
 
 class SpoolTail:
-    """Reads what is new in a run's spool; a half-written line or row waits for its other half."""
+    """Reads what was appended to a run's spool since the last read; a half-written line or row is left for the next."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._places: dict[Path, int] = {}
+        self._offsets: dict[Path, int] = {}
 
     def rows(self) -> NDArray[np.void]:
-        parts = [np.frombuffer(data, ROW) for data in self._new("w*.rows", ROW.itemsize)]
+        parts = [np.frombuffer(data, ROW) for data in self._unread("w*.rows", ROW.itemsize)]
         return np.concatenate(parts) if parts else np.zeros(0, ROW)
 
     def seconds(self) -> list[Second]:
-        return [one for data in self._new("w*.seconds", 0) for one in manifest.decode_seconds(data)]
+        return [second for data in self._unread("w*.seconds", 0) for second in manifest.decode_seconds(data)]
 
     def events(self, low_s: float, high_s: float) -> float | None:
-        """Output events per second in a stretch, from the timelines, which lag by some 2 s."""
+        """Output events per second from low_s to high_s, by the timelines (about 2 s behind); None if unknown."""
         low, high = int(low_s * 1e9 / BIN_NS), int(high_s * 1e9 / BIN_NS)
-        total, found = 0, False
+        total, has_file = 0, False
         for file in (self._folder / "flows").glob("w*.timeline.*"):
             if not file.name.endswith(".new"):
                 counts = np.fromfile(file, "<i8")
                 total += int(counts[max(low, 0) : high].sum())
-                found = True
-        return total * 1e9 / BIN_NS / (high - max(low, 0)) if found and high > max(low, 0) else None
+                has_file = True
+        return total * 1e9 / BIN_NS / (high - max(low, 0)) if has_file and high > max(low, 0) else None
 
-    def _new(self, pattern: str, size: int) -> list[bytes]:
+    def _unread(self, pattern: str, size: int) -> list[bytes]:
         parts = []
         for path in sorted(self._folder.glob(f"spool/{pattern}")):
-            start = self._places.get(path, 0)
+            start = self._offsets.get(path, 0)
             try:
                 with path.open("rb") as file:
                     file.seek(start)
                     data = file.read()
-            except FileNotFoundError:  # the run has ended between the glob and here
+            except FileNotFoundError:  # the run ended after the glob
                 continue
-            whole = len(data) // size * size if size else data.rfind(b"\n") + 1
-            self._places[path] = start + whole
-            if whole:
-                parts.append(data[:whole])
+            complete = len(data) // size * size if size else data.rfind(b"\n") + 1
+            self._offsets[path] = start + complete
+            if complete:
+                parts.append(data[:complete])
         return parts
 
 
 def follow(folder: Path, stop: Any) -> None:
-    """Draw a run's folder on stderr until `stop` (a file) has something to read or ends."""
+    """Draw the run in `folder` on stderr until the file `stop` becomes readable or reaches its end."""
     import select
     from time import monotonic
 
@@ -329,32 +340,32 @@ def follow(folder: Path, stop: Any) -> None:
 
     view = View(manifest.decode((folder / "run.json").read_bytes()))
     tail = SpoolTail(folder)
-    seen_s, seen_at = 0.0, monotonic()
+    latest_s, latest_at_s = 0.0, monotonic()
     with Screen(console=Console(stderr=True), auto_refresh=False, transient=True) as screen:
         while not select.select([stop], [], [], EVERY_S)[0]:
             view.add(tail.rows())
             view.sample(tail.seconds())
-            if view.latest_s > seen_s:
-                seen_s, seen_at = view.latest_s, monotonic()
-            if seen_s:
-                now_s = seen_s + monotonic() - seen_at
+            if view.latest_s > latest_s:
+                latest_s, latest_at_s = view.latest_s, monotonic()
+            if latest_s:
+                now_s = latest_s + monotonic() - latest_at_s
                 events = tail.events(now_s - RECENT_S - 2, now_s - 2)
                 screen.update(draw(view.picture(now_s, events), *screen.console.size), refresh=True)
 
 
 class Dashboard:
-    """The process that follows a run, from the command that started the run."""
+    """The dashboard process, as seen by the command that runs the load."""
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "loadgen.report.dashboard", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the run's affair
+            start_new_session=True,  # Ctrl-C goes to the run only
         )
 
     def close(self) -> None:
-        """Take the view away; waits until the terminal is as it was."""
+        """Stop the process and wait until it has restored the terminal; it is killed after 5 s."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

@@ -1,4 +1,4 @@
-"""What every word on a page means, as it stands on the page. Text only; the formulas live in `loadgen_sdk.measures`."""
+"""The definitions of metrics as printed on a page. Text only; the formulas are in `loadgen_sdk.measures`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""One run as one HTML file: the answer on the first screen, then everything it rests on.
+"""One run as one HTML file: the result on the first screen, then all the data behind it.
 
-Pure: a `Summary`, the header and the `Figures` in, a string out. No arithmetic on records; sentences come from
-`words.py`, numbers from `numbers.py`, the frame from `page.py`.
+Pure: takes a `Summary`, the manifest's `Header` and the chart data (`Figures`), returns a string. No arithmetic on
+records: sentences come from `run_headline.py`, chart data from `run_data.py`, charts from `run_charts.py`, the frame
+from `page.py`.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ def render(
     others: Sequence[ToolFigures] = (),
     said: Sequence[MetricSample] = (),
 ) -> str:
-    """The page. Without `header` and `figures` (only a summary was kept) it has tables and no pictures. `others`: what
-    other tools would have reported of the same rows; `said`: what the servers said of themselves meanwhile.
+    """The text of the page. Without `header` and `figures` (when only a summary was kept), it has tables but no charts.
+
+    `others`: the figures that other tools would have reported for the same rows. `said`: samples of the servers' own
+    metrics during the run.
     """
     run = summary.run
     sheet = page.Page(f"{run.workload or run.name}: {run.id}", f"loadgen {run.version} report")
@@ -51,11 +54,11 @@ def render(
     if figures is not None:
         _lengths(sheet, summary, figures)
     _errors(sheet, summary, figures)
-    _parts(sheet, summary)
+    _stages_and_targets(sheet, summary)
     _client(sheet, summary, figures)
-    _elsewhere(sheet, others)
+    _other_tools(sheet, others)
     _definitions(sheet)
-    _again(sheet, summary, header)
+    _reproduction(sheet, summary, header)
     return sheet.render()
 
 
@@ -104,8 +107,8 @@ def _first_screen(sheet: page.Page, summary: Summary) -> None:
         sheet.add('<h3 class="warn" style="margin-top:16px">Warnings</h3>', page.listed(summary.verdict.warnings))
 
 
-def _lasted(duration_s: float | None, what: str = "") -> str:
-    return "" if duration_s is None else f"{format.duration(duration_s)} {what}".rstrip()
+def _lasted(duration_s: float | None, suffix: str = "") -> str:
+    return "" if duration_s is None else f"{format.duration(duration_s)} {suffix}".rstrip()
 
 
 def _counts(summary: Summary) -> str:
@@ -120,9 +123,9 @@ def _counts(summary: Summary) -> str:
     return ", ".join(parts)
 
 
-def _value(found: Distribution, quantile: str) -> str:
-    text = format.milliseconds(getattr(found, quantile))
-    unsure = found.count and quantile not in found.supported
+def _quantile_ms(distribution: Distribution, quantile: str) -> str:
+    text = format.milliseconds(getattr(distribution, quantile))
+    unsure = distribution.count and quantile not in distribution.supported
     return f"~{text}" if unsure and text != format.NONE else text
 
 
@@ -164,20 +167,20 @@ def _distributions(unit: str, rows: Sequence[tuple[str, Distribution]]) -> str:
         [
             (
                 name,
-                format.milliseconds(found.mean),
-                *(_value(found, quantile) for quantile in QUANTILES),
-                format.milliseconds(found.max),
-                format.count(found.count),
+                format.milliseconds(distribution.mean),
+                *(_quantile_ms(distribution, quantile) for quantile in QUANTILES),
+                format.milliseconds(distribution.max),
+                format.count(distribution.count),
             )
-            for name, found in rows
+            for name, distribution in rows
         ],
     )
 
 
-def _about_latency(summary: Summary, found: Sequence[Distribution]) -> Iterator[str]:
-    few = [q for q in QUANTILES if any(d.count and q not in d.supported for d in found)]
-    if few:
-        needs = ", ".join(f"{q.replace('_', '.')} {format.count(SUPPORT[q])}" for q in few)
+def _about_latency(summary: Summary, distributions: Sequence[Distribution]) -> Iterator[str]:
+    unsupported = [q for q in QUANTILES if any(d.count and q not in d.supported for d in distributions)]
+    if unsupported:
+        needs = ", ".join(f"{q.replace('_', '.')} {format.count(SUPPORT[q])}" for q in unsupported)
         yield f"~ rests on too few samples to be relied on; samples needed: {needs}."
     if summary.itl_ms is None and summary.inter_chunk_ms.count:
         yield f"No inter-token latency is given: {summary.itl_absent}."
@@ -206,8 +209,8 @@ def _server(sheet: page.Page, summary: Summary, figures: Figures | None, said: S
     sheet.add(f"<p>{escape(', '.join(server_says(summary.server)))}.</p>")
     if figures is not None:
         sheet.charts(run_charts.server(figures, series.curves(said)))
-    pages = [(one.url, format.count(one.reads), format.count(one.failed)) for one in summary.server.pages]
-    sheet.add(page.table(("metrics page", "reads", "failed"), pages))
+    rows = [(source.url, format.count(source.reads), format.count(source.failed)) for source in summary.server.pages]
+    sheet.add(page.table(("metrics page", "reads", "failed"), rows))
     sheet.add(
         '<p class="soft">Read about once a second over a connection of its own, by a process of its own. Every series '
         f"of the pages is in {series.FILE}.</p>"
@@ -220,25 +223,32 @@ def _lengths(sheet: page.Page, summary: Summary, figures: Figures) -> None:
     if tokens.output is None:
         sheet.add("<p>No request came back whole: no length is known.</p>")
         return
-    said = [f"{format.count(tokens.input)} prompt tokens and {format.count(tokens.output)} output tokens in all."]
-    by = {"server": "the server", "tokenizer": "the model's tokenizer", "estimate": "an estimate", "events": "events"}
-    sources = [by.get(tag, "nobody") for tag in tokens.sources.output]
+    sentences = [f"{format.count(tokens.input)} prompt tokens and {format.count(tokens.output)} output tokens in all."]
+    counters = {
+        "server": "the server",
+        "tokenizer": "the model's tokenizer",
+        "estimate": "an estimate",
+        "events": "events",
+    }
+    sources = [counters.get(tag, "nobody") for tag in tokens.sources.output]
     if sources:
-        said.append(f"Output was counted by {' and '.join(sources)}.")
+        sentences.append(f"Output was counted by {' and '.join(sources)}.")
     if tokens.asked_output is None:
-        said.append("No output length was asked for.")
+        sentences.append("No output length was asked for.")
     elif not tokens.length_mismatch_share:
-        said.append("Every answer is exactly as long as asked.")
+        sentences.append("Every answer is exactly as long as asked.")
     else:
-        said.append(f"{format.percent(tokens.length_mismatch_share)} of the answers are not as long as asked.")
+        sentences.append(f"{format.percent(tokens.length_mismatch_share)} of the answers are not as long as asked.")
     if tokens.cached_share is None:
-        said.append("The server does not say how much of a prompt came from its prefix cache.")
+        sentences.append("The server does not say how much of a prompt came from its prefix cache.")
     else:
-        said.append(f"{format.percent(tokens.cached_share)} of the prompt tokens came from the server's prefix cache.")
-    for what, cloud in (("prompts have", figures.ttft_by_input), ("answers have", figures.e2e_by_output)):
+        sentences.append(
+            f"{format.percent(tokens.cached_share)} of the prompt tokens came from the server's prefix cache."
+        )
+    for subject, cloud in (("prompts have", figures.ttft_by_input), ("answers have", figures.e2e_by_output)):
         if cloud.count > 1 and cloud.x[0] == cloud.x[1]:
-            said.append(f"All {what} {format.count(round(cloud.x[0]))} tokens.")
-    sheet.add(f"<p>{escape(' '.join(said))}</p>")
+            sentences.append(f"All {subject} {format.count(round(cloud.x[0]))} tokens.")
+    sheet.add(f"<p>{escape(' '.join(sentences))}</p>")
     sheet.charts(run_charts.lengths(figures))
 
 
@@ -254,8 +264,8 @@ def _errors(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
         sheet.charts(run_charts.errors(figures))
 
 
-def _parts(sheet: page.Page, summary: Summary) -> None:
-    """Stages when there are several, targets when there are several."""
+def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
+    """A table of stages when there are several, and tables of targets when there are several."""
     head = ("", "ok", "failed", "req/s", "out tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "goodput")
 
     def row(name: str, part: StageSummary | TargetSummary) -> tuple[str, ...]:
@@ -265,7 +275,7 @@ def _parts(sheet: page.Page, summary: Summary) -> None:
             format.count(part.requests.failed + part.requests.lost),
             format.quantity(part.load.completed_rps),
             format.quantity(part.tokens.output_per_s),
-            *(_value(d, quantile) for d in (part.ttft_ms, part.tpot_ms) for quantile in ("p50", "p99")),
+            *(_quantile_ms(d, quantile) for d in (part.ttft_ms, part.tpot_ms) for quantile in ("p50", "p99")),
             format.percent(part.goodput.share),
         )
 
@@ -283,16 +293,18 @@ def _parts(sheet: page.Page, summary: Summary) -> None:
         sheet.section("Targets", id="targets")
         rows = [row(part.target.name or part.target.url, part) for part in summary.targets]
         sheet.add(page.table(("target", *head[1:]), rows))
-        sheet.add(page.table(("over the targets", "min", "max", "mean", "median", "sum"), _spread(summary.targets)))
+        sheet.add(
+            page.table(("over the targets", "min", "max", "mean", "median", "sum"), _target_statistics(summary.targets))
+        )
         sheet.add(
             '<p class="soft">Rates of all targets are over one clock, the window of the whole run, so their sum is the '
             "rate of the whole.</p>"
         )
 
 
-def _spread(targets: Sequence[TargetSummary]) -> list[tuple[str, ...]]:
-    """The rack table: least, most, mean and median target, and the sum where a sum means something."""
-    kinds = (
+def _target_statistics(targets: Sequence[TargetSummary]) -> list[tuple[str, ...]]:
+    """Rows of minimum, maximum, mean and median over the targets; the sum of rates only: latencies do not add up."""
+    metrics = (
         ("output tokens/s", [t.tokens.output_per_s for t in targets], True),
         ("requests/s", [t.load.completed_rps for t in targets], True),
         ("TTFT p50, ms", [t.ttft_ms.p50 for t in targets], False),
@@ -301,14 +313,16 @@ def _spread(targets: Sequence[TargetSummary]) -> list[tuple[str, ...]]:
         ("TPOT p99, ms", [t.tpot_ms.p99 for t in targets], False),
     )
     rows = []
-    for name, values, adds_up in kinds:
-        known = sorted(value for value in values if value is not None)
-        if not known:
+    for name, values, adds_up in metrics:
+        ordered = sorted(value for value in values if value is not None)
+        if not ordered:
             continue
-        half = len(known) // 2
-        median = known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2
-        figures = (known[0], known[-1], sum(known) / len(known), median)
-        rows.append((name, *map(format.quantity, figures), format.quantity(sum(known)) if adds_up else format.NONE))
+        middle = len(ordered) // 2
+        median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        statistics = (ordered[0], ordered[-1], sum(ordered) / len(ordered), median)
+        rows.append(
+            (name, *map(format.quantity, statistics), format.quantity(sum(ordered)) if adds_up else format.NONE)
+        )
     return rows
 
 
@@ -316,11 +330,13 @@ def _client(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
     sheet.section("The load generator itself", id="client")
     client = summary.client
     busy = f", the busiest second {format.percent(client.cpu_share_max)} of a core" if client.cpu_share_max else ""
-    used = f"{client.workers} worker{'s' if client.workers != 1 else ''}"
+    client_use = f"{client.workers} worker{'s' if client.workers != 1 else ''}"
     if client.cpu_s is not None:
-        used += f", {format.quantity(client.cpu_s)} CPU-s{busy}, {format.size(client.peak_rss_bytes)} of memory at most"
+        client_use += (
+            f", {format.quantity(client.cpu_s)} CPU-s{busy}, {format.size(client.peak_rss_bytes)} of memory at most"
+        )
     traffic = f"{format.size(summary.bytes.sent)} sent, {format.size(summary.bytes.received)} received"
-    sheet.add(f"<p>{escape(f'{used}; {traffic}.')}</p>")
+    sheet.add(f"<p>{escape(f'{client_use}; {traffic}.')}</p>")
     rows = [
         ("Connect", summary.connect_ms),
         ("Send lag", summary.send_lag_ms),
@@ -332,7 +348,7 @@ def _client(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
         sheet.charts(run_charts.client(figures, summary))
 
 
-def _elsewhere(sheet: page.Page, others: Sequence[ToolFigures]) -> None:
+def _other_tools(sheet: page.Page, others: Sequence[ToolFigures]) -> None:
     if not others:
         return
     sheet.section("How other tools would have reported this very run", id="others")
@@ -361,8 +377,8 @@ def _definitions(sheet: page.Page) -> None:
     sheet.add(page.table(("metric", "is"), DEFINITIONS, words=True), "</details>")
 
 
-def _again(sheet: page.Page, summary: Summary, header: Header | None) -> None:
-    run, prints = summary.run, summary.fingerprints
+def _reproduction(sheet: page.Page, summary: Summary, header: Header | None) -> None:
+    run, fingerprints = summary.run, summary.fingerprints
     rtt = f"{format.milliseconds(summary.rtt_ms)} ms without load" if summary.rtt_ms is not None else ""
     sheet.section("How to reproduce", id="again")
     sheet.add(f"<pre>{escape(shlex.join(run.command))}</pre>")
@@ -375,10 +391,10 @@ def _again(sheet: page.Page, summary: Summary, header: Header | None) -> None:
                 ("Seed", "" if run.seed is None else str(run.seed)),
                 ("Schedule", "" if run.schedule_seed is None else f"seed {run.schedule_seed}"),
                 ("Salt", header.salt if header is not None else ""),
-                ("Recipe", prints.recipe),
-                ("Prompts", prints.prompts),
-                ("Timetable", prints.timetable),
-                ("Bodies", prints.bodies),
+                ("Recipe", fingerprints.recipe),
+                ("Prompts", fingerprints.prompts),
+                ("Timetable", fingerprints.timetable),
+                ("Bodies", fingerprints.bodies),
                 ("Client", f"{run.client}, {run.api}, {'streamed' if run.stream else 'not streamed'}"),
                 ("Tokenizer", f"{run.tokenizer} ({run.tokenizer_tag})" if run.tokenizer else ""),
                 ("Connect", rtt),

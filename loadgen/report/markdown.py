@@ -1,4 +1,4 @@
-"""Markdown tables, for pasting. Pure."""
+"""Markdown tables. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """The first `left` columns to the left, the others to the right."""
+    """A Markdown table, ending in a newline: the first `left` columns left-aligned, the others right-aligned."""
     lines = [_line(head), _line([":--" if i < left else "--:" for i in range(len(head))]), *map(_line, rows)]
     return "\n".join(lines) + "\n"
 

@@ -1,6 +1,6 @@
-"""An MLPerf-style result as text: what was tested, VALID or INVALID with each reason, every figure that LoadGen prints.
+"""An MLPerf-style result as text: what was tested, every figure that LoadGen prints, VALID or INVALID with reasons.
 
-Pure: a `Result` in, a string out. The first line says SIMULATED where it was, the next ones carry the disclosure.
+Pure: takes an `MlperfResult`, returns a string. The first line says SIMULATED where that is so; the disclosure follows.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def _lines(result: MlperfResult, gpus: int | None, parts: tuple[str, ...], width
         yield f"Tokens/s   {format.quantity(tokens, 4)}{per_gpu}"
     else:
         yield f"Tokens/s   {format.quantity(tokens, 4)} until the last-issued query ended (LoadGen's){per_gpu}"
-        whole = format.quantity(result.whole_tokens_per_s, 4)
-        yield f"           {whole} over the whole run, until the last completion"
+        whole_run = format.quantity(result.whole_tokens_per_s, 4)
+        yield f"           {whole_run} over the whole run, until the last completion"
         yield (
             f"Samples/s  {format.quantity(result.completed_samples_per_s, 4)} completed, "
             f"{format.quantity(result.scheduled_samples_per_s, 4)} scheduled"
@@ -63,10 +63,10 @@ def _lines(result: MlperfResult, gpus: int | None, parts: tuple[str, ...], width
             value = "a query that never completed" if check.value_ns is None else f"{check.value_ns / 1e6:,.3f} ms"
             loadgen = "passes" if check.met else "fails"
             checker = "passes" if check.checker_met else "fails"
-            early = "passes" if check.early_stopping_met else f"fails, {check.more:,} more queries needed"
+            early_stopping = "passes" if check.early_stopping_met else f"fails, {check.more:,} more queries needed"
             limit = f"limit {check.limit_ns / 1e6:g} ms"
             yield f"{check.metric.upper()} p99  {value}, {limit}: LoadGen {loadgen}, submission checker {checker}"
-            yield f"          {check.over:,} of {check.count:,} over the limit: early stopping {early}"
+            yield f"          {check.over:,} of {check.count:,} over the limit: early stopping {early_stopping}"
         yield ""
     yield f"Result     {'VALID' if result.valid else 'INVALID'}"
     for reason in result.reasons:

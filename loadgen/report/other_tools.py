@@ -1,4 +1,4 @@
-"""What another tool has reported, as text and as a page, under its own names and definitions. Pure."""
+"""A result file of another tool as text and as a page, under that tool's own names and definitions. Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _about(result: ForeignResult) -> list[tuple[str, str]]:
 
 
 def render_text(result: ForeignResult) -> str:
-    """A table for a terminal; the last lines say what its figures are, and are not."""
+    """Tables for a terminal, ending in a newline. The last lines say how the tool counts; nothing is checked."""
     lines = [f"{name:<11}{value}" for name, value in _about(result) if value]
     rows = [("ms, as it calls them", *STATS), *_latencies(result)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -73,7 +73,7 @@ def render_text(result: ForeignResult) -> str:
 
 
 def render_html(result: ForeignResult) -> str:
-    """The same as a page."""
+    """The same content as an HTML page."""
     sheet = page.Page(f"{result.tool}: {result.file}", f"loadgen report of a file by {result.tool}")
     sheet.add(
         page.mark("FOREIGN", f"figures of {result.tool}, under its definitions: not ours, and not checked", "warn")

@@ -1,7 +1,7 @@
-"""The frame of every HTML page: style, script, charts and tables in one file that needs no network.
+"""The frame of every HTML page: style sheet, script, charts and tables in one file that needs no network.
 
-Pure but for the two files that lie beside it (`page.css`, `page.js`). It knows nothing of runs; what goes on a page is
-`html.py`'s. Charts are drawn in the browser at the width that is there, so that a phone gets readable letters.
+Pure, except that it reads `page.css` and `page.js` from its own folder. It knows nothing about runs: `html.py` decides
+what goes on a page. The browser draws the charts at the available width, so that their text is readable on a phone.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-COLORS = ("c1", "c2", "c3", "c4", "c5", "c6")  # variables of page.css; "good", "bad", "warn", "soft" are others
+COLORS = ("c1", "c2", "c3", "c4", "c5", "c6")  # CSS variables of page.css, as are "good", "bad", "warn", "soft"
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One axis. Without `min` and `max` it fits what is drawn; `nines` shows -log10(1 - p) as p90, p99, ..."""
+    """One axis. Without `min` and `max` its range is that of the data. `nines` prints -log10(1 - p) as p90, p99, ..."""
 
     label: str = ""
     unit: str = ""
@@ -32,7 +32,7 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line, or one kind of bar or point. Beyond x = `carried` a line is dashed and called unsupported."""
+    """One line, or one kind of bar or point. Where x > `carried`, a line is dashed: too few samples support it."""
 
     x: Sequence[float]
     y: Sequence[float | None]
@@ -46,7 +46,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Band(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A stretch of the x axis, shaded and named."""
+    """A shaded interval of the x axis, with a label."""
 
     start: float = msgspec.field(name="from")
     end: float = msgspec.field(name="to")
@@ -55,7 +55,7 @@ class Band(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A dashed line at one x or one y. `fit`: the y axis stretches to show it."""
+    """A dashed line at one x or one y. With `fit`, the y axis is extended to include it."""
 
     x: float | None = None
     y: float | None = None
@@ -65,7 +65,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A picture: lines, bars (of `step`, stacked), a cloud of points, or cells (left, right, low, high, count)."""
+    """One chart: lines, bars (`step` wide, stacked), a scatter plot, or cells of (left, right, low, high, count)."""
 
     kind: Literal["lines", "bars", "cloud", "cells"]
     title: str
@@ -82,7 +82,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Page:
-    """Collects a page from top to bottom; `render` gives the file's text."""
+    """Collects the parts of a page from top to bottom; `render` returns the text of the file."""
 
     def __init__(self, title: str, made_by: str) -> None:
         self._title, self._made_by = title, made_by
@@ -90,28 +90,28 @@ class Page:
         self._charts: list[Chart] = []
 
     def add(self, *html: str) -> None:
-        """Markup; whatever came from outside must have gone through `escape`."""
+        """Append HTML. The caller must have passed every outside string through `escape`."""
         self._parts += html
 
     def section(self, title: str, *, id: str = "") -> None:
-        mark = f' id="{escape(id)}"' if id else ""
-        self.add(f"<h2{mark}>{escape(title)}</h2>")
+        id_attribute = f' id="{escape(id)}"' if id else ""
+        self.add(f"<h2{id_attribute}>{escape(title)}</h2>")
 
     def charts(self, charts: Iterable[Chart]) -> None:
-        """Side by side where there is room. None at all leaves nothing behind."""
+        """Append charts, side by side where the page is wide enough. Without charts, nothing is added."""
         figures = [self._figure(chart) for chart in charts]
         if figures:
             self.add('<div class="charts">', *figures, "</div>")
 
     def _figure(self, chart: Chart) -> str:
         self._charts.append(chart)
-        wide = ' class="wide"' if chart.wide else ""
+        css_class = ' class="wide"' if chart.wide else ""
         note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
         number = len(self._charts) - 1
-        return f'<figure{wide} data-chart="{number}"><figcaption>{escape(chart.title)}</figcaption>{note}</figure>'
+        return f'<figure{css_class} data-chart="{number}"><figcaption>{escape(chart.title)}</figcaption>{note}</figure>'
 
     def render(self) -> str:
-        """The whole file."""
+        """The text of the whole HTML file."""
         data = msgspec.json.encode(self._charts).decode().replace("<", "\\u003c")
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -128,41 +128,45 @@ class Page:
 
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""The page may load nothing, and a browser holds it to that."""
+"""Content security policy: the browser refuses to load anything from outside the file."""
 
 
 @cache
 def asset(name: str) -> str:
+    """The text of a file in this folder: `page.css` or `page.js`."""
     return resources.files("loadgen.report").joinpath(name).read_text("utf-8")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> str:
-    """Cells are plain text; one that starts with ~ is shown as unsure. `words`: sentences, to the left, wrapped."""
+    """An HTML table of plain-text cells; the empty string without rows.
+
+    A cell that starts with ~ is shown as uncertain. `words`: the cells are sentences, left-aligned and wrapped.
+    """
     if not rows:
         return ""
     heads = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     body = "".join("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>" for row in rows)
-    kind = ' class="words"' if words else ""
-    return f'<div class="scroll"><table{kind}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+    css_class = ' class="words"' if words else ""
+    return f'<div class="scroll"><table{css_class}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _cell(text: str) -> str:
-    kind = ' class="unsure"' if text.startswith("~") else ""
-    return f"<td{kind}>{escape(text)}</td>"
+    css_class = ' class="unsure"' if text.startswith("~") else ""
+    return f"<td{css_class}>{escape(text)}</td>"
 
 
 def listed(sentences: Iterable[str], kind: str = "") -> str:
-    """A list of sentences; nothing when there are none."""
+    """A bulleted list of sentences; the empty string when there are none."""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
     return f'<ul class="said {kind}">{items}</ul>' if items else ""
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Short facts, name beside value; those without a value are left out."""
+    """Short facts, each a name and a value. Pairs with an empty value are left out."""
     items = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs if value)
     return f'<dl class="facts">{"".join(items)}</dl>'
 
 
 def mark(word: str, text: str, kind: Literal["bad", "warn"]) -> str:
-    """A large mark that nobody overlooks."""
+    """A large box that warns the reader: `word` in bold, then `text`."""
     return f'<div class="mark {kind}" role="note"><b>{escape(word)}</b>{escape(text)}</div>'

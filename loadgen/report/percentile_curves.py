@@ -1,6 +1,6 @@
-"""Percentile curves: how long a request of each rank took, and how far the sample carries the curve. Pure numpy.
+"""Percentile curves: the value at each percentile, and up to which percentile the sample supports it. Pure numpy.
 
-Nothing is drawn here; `plots.py` draws, dashed beyond what is carried.
+Nothing is drawn here: `run_charts.py` describes the chart, in which the unsupported part is dashed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 
 class PercentileCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """A percentile curve. `nines` are -log10(1 - p): 1 is p90, 2 is p99; the last point is the largest sample.
+    """One percentile curve. `nines` are -log10(1 - p): 1 is p90, 2 is p99; the last point is the largest sample.
 
-    `carried` is the last place that `count` samples can carry (`quantiles.support`); beyond it, the curve is anecdote.
+    `carried`, also in nines, is the highest percentile that `count` samples support (`stats.quantiles.support`). Beyond
+    it, the curve is only an anecdote.
     """
 
     name: str
@@ -33,18 +34,18 @@ class PercentileCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def carried(count: int) -> float:
-    """The highest place, in nines, that `count` samples can carry: the largest p with support(p) <= count."""
+    """The largest p with support(p) <= count, in nines: -log10(1 - p), rounded down; 0 for fewer than support(0.01)."""
     if count < support(0.01):
         return 0.0
     low, high = 0.01, 1 - 1e-12
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if support(middle) <= count else (low, middle)
-    return int(_nines(low) * 1e4) / 1e4  # down
+    return int(_nines(low) * 1e4) / 1e4  # rounded down
 
 
 def curve(name: str, values_ns: NDArray[np.int64]) -> PercentileCurve | None:
-    """The percentile curve of per-request values, each point an element of the sample; None when there is none."""
+    """The percentile curve of per-request values in ns. Each point is a value of the sample; None without samples."""
     values = np.sort(columns.defined(values_ns))
     if len(values) == 0:
         return None
@@ -52,26 +53,26 @@ def curve(name: str, values_ns: NDArray[np.int64]) -> PercentileCurve | None:
 
 
 def curve_of_histogram(name: str, histogram: Histogram) -> PercentileCurve | None:
-    """The same from a histogram, within its bound."""
+    """The same from a histogram, with the error bound of its buckets; None when it is empty."""
     count = histogram.count
     if count == 0:
         return None
     sums = np.cumsum(histogram.counts)
 
-    def at(p: float) -> float:
+    def value_at(p: float) -> float:
         return histogram.middle(int(np.searchsorted(sums, index(count, p), side="right")))
 
-    return _curve(name, count, at, float(histogram.largest_ns))
+    return _curve(name, count, value_at, float(histogram.largest_ns))
 
 
-def _curve(name: str, count: int, at: Callable[[float], float], largest: float) -> PercentileCurve:
-    end = max(float(np.log10(count)), 0.3)
-    places = np.unique(np.concatenate((np.linspace(0, 0.3, 12), np.linspace(0.3, end, 90))))[:-1]
-    values = [at(1 - 10 ** -float(place)) for place in places]
+def _curve(name: str, count: int, value_at: Callable[[float], float], largest: float) -> PercentileCurve:
+    last_place = max(float(np.log10(count)), 0.3)
+    places = np.unique(np.concatenate((np.linspace(0, 0.3, 12), np.linspace(0.3, last_place, 90))))[:-1]
+    values = [value_at(1 - 10 ** -float(place)) for place in places]
     return PercentileCurve(
         name=name,
         count=count,
-        nines=rounded([*places, end], 4),
+        nines=rounded([*places, last_place], 4),
         ms=rounded([value / 1e6 for value in (*values, largest)], 4),
         carried=carried(count),
     )
@@ -82,7 +83,7 @@ def _nines(p: float) -> float:
 
 
 def round_to(value: float, digits: int) -> float:
-    """To so many significant digits: what a picture can show."""
+    """The value rounded to `digits` significant digits, which is enough for a chart."""
     return float(f"{value:.{digits}g}")
 
 

@@ -1,6 +1,6 @@
-"""The plain progress line on stderr while a run goes: over itself on a terminal, else a line now and then. IO.
+"""The plain progress line on stderr during a run: one line that is rewritten on a terminal, else a line every 10 s. IO.
 
-What a terminal shows without `--plain` is `live.py`.
+Without `--plain`, a terminal shows the dashboard (`dashboard.py`) instead.
 """
 
 from __future__ import annotations
@@ -14,51 +14,51 @@ from loadgen.execution.driver import Counters
 from loadgen.execution.shared_counters import Counted
 
 EVERY_S = 0.5
-LINE_EVERY_S = 10.0  # where a line cannot be written over
+LINE_EVERY_S = 10.0  # where the line cannot be rewritten
 
 
 class Progress:
-    """Writes one line, again and again, over itself."""
+    """Writes a progress line again and again: over itself on a terminal, else below the last."""
 
     def __init__(
         self, total: int | None, horizon_ns: int | None, out: TextIO | None = None, *, plain: bool = False
     ) -> None:
         self._total, self._horizon_ns, self._out = total, horizon_ns, out or sys.stderr
-        self._over = self._out.isatty()
-        self._shown = plain or self._over  # silent when nobody looks, unless it was asked for
+        self._is_terminal = self._out.isatty()
+        self._is_shown = plain or self._is_terminal  # without a terminal, only when it was asked for
         self._last_events = 0
-        self._last_at = self._began = monotonic_ns()
+        self._last_ns = self._began_ns = monotonic_ns()
         self._handle: asyncio.TimerHandle | None = None
 
     def follow(self, drive: Counted) -> None:
-        """Start showing these counters, until the loop ends."""
-        if not self._shown:
+        """Show these counters from now on, until the event loop ends or `clear` is called."""
+        if not self._is_shown:
             return
-        every_s = EVERY_S if self._over else LINE_EVERY_S
+        every_s = EVERY_S if self._is_terminal else LINE_EVERY_S
         loop = asyncio.get_running_loop()
 
         def show() -> None:
             now = monotonic_ns()
             line = self.line(drive.counters, now)
-            self._out.write("\r\x1b[K" + line if self._over else line + "\n")
+            self._out.write("\r\x1b[K" + line if self._is_terminal else line + "\n")
             self._out.flush()
             self._handle = loop.call_later(every_s, show)
 
         self._handle = loop.call_later(every_s, show)
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Stop, and erase the line on a terminal."""
         if self._handle is not None:
             self._handle.cancel()
-            if self._over:
+            if self._is_terminal:
                 self._out.write("\r\x1b[K")
                 self._out.flush()
 
     def line(self, counters: Counters, now: int) -> str:
-        """What there is to say now; `now` on the monotonic clock."""
-        span = max(now - self._last_at, 1) / 1e9
-        rate = (counters.events - self._last_events) / span
-        self._last_events, self._last_at = counters.events, now
+        """The progress line; `now` is in ns on the monotonic clock. The rate covers the time since the last call."""
+        span_s = max(now - self._last_ns, 1) / 1e9
+        rate = (counters.events - self._last_events) / span_s
+        self._last_events, self._last_ns = counters.events, now
         done = counters.ok + counters.failed + counters.dropped
         parts = [f"{done:,}/{self._total:,} done" if self._total is not None else f"{done:,} done"]
         parts += [f"{counters.in_flight:,} in flight", f"{rate:,.0f} events/s"]
@@ -71,6 +71,6 @@ class Progress:
         if counters.dropped:
             parts.append(f"{counters.dropped:,} dropped")
         if self._horizon_ns is not None:
-            left = (self._began + self._horizon_ns - now) / 1e9
-            parts.append(f"{left:,.0f} s left" if left > 0 else "draining")
+            left_s = (self._began_ns + self._horizon_ns - now) / 1e9
+            parts.append(f"{left_s:,.0f} s left" if left_s > 0 else "draining")
         return " · ".join(parts)

@@ -1,6 +1,6 @@
-"""The published figures as tables, each with its source, date, quality and notes, in text, Markdown and JSON.
+"""The published reference figures as text, Markdown and JSON tables, each with its source, date, quality and notes.
 
-Pure: tables in, a string out. A figure is never shown here without the notes that belong to it.
+Pure: takes table names, returns a string. No figure is shown without the notes that belong to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SECTIONS = ("nodes", "mlperf", "latency", "limits", "capacity", "figures")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One table as it is shown: cells as text, the first `left` columns to the left, `after` lines below it."""
+    """One table, ready to print: cells as text, `left` columns left-aligned, the lines `after` below the rows."""
 
     title: str
     origin: str
@@ -35,7 +35,7 @@ class Section:
 
 
 def section(name: str) -> Section:
-    """A table by its name in SECTIONS."""
+    """The table with this name, one of SECTIONS. KeyError for any other."""
     return {
         "nodes": _nodes,
         "mlperf": _mlperf,
@@ -47,24 +47,25 @@ def section(name: str) -> Section:
 
 
 def render_text(names: Sequence[str], width: int = WIDTH) -> str:
-    """Ends in a newline."""
+    """The tables as text, ending in a newline."""
     return "\n\n".join("\n".join(told(section(name), width)) for name in names) + "\n"
 
 
 def render_markdown(names: Sequence[str]) -> str:
+    """The tables as Markdown, ending in a newline."""
     blocks = []
     for name in names:
-        one = section(name)
-        line = ["---" if i < one.left else "---:" for i in range(len(one.head))]
-        rows = [" | ".join(row) for row in (one.head, line, *one.rows)]
-        lines = [f"### {one.title}", "", one.origin, "", *(f"| {row} |" for row in rows), ""]
-        lines += [f"- {words}" for words in (*one.after, *one.notes)]
+        table = section(name)
+        alignment = ["---" if i < table.left else "---:" for i in range(len(table.head))]
+        rows = [" | ".join(row) for row in (table.head, alignment, *table.rows)]
+        lines = [f"### {table.title}", "", table.origin, "", *(f"| {row} |" for row in rows), ""]
+        lines += [f"- {note}" for note in (*table.after, *table.notes)]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
 
 
 def render_json(names: Sequence[str]) -> str:
-    """The tables as they are stored, with the text of their notes and, for nodes and capacity, what was worked out."""
+    """The tables as stored, with the text of their notes; for nodes and capacity, also the computed figures."""
     rack = published.rack(published.nodes().rows)
     tables: dict[str, Any] = {
         "nodes": published.nodes(),
@@ -74,7 +75,7 @@ def render_json(names: Sequence[str]) -> str:
         "capacity": published.profiles(),
         "figures": published.figures(),
     }
-    whole = {}
+    document = {}
     for name in names:
         table = msgspec.to_builtins(tables[name])
         table["note_texts"] = published.notes_of(tables[name])
@@ -85,20 +86,25 @@ def render_json(names: Sequence[str]) -> str:
                 msgspec.to_builtins(published.arithmetic(row, rack)) for row in published.profiles().rows
             ]
             table["ignored"] = list(published.IGNORED)
-        whole[name] = table
-    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+        document[name] = table
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def told(one: Section, width: int) -> Iterator[str]:
-    """The lines of a table: its title, where it is from, its rows, what follows from them, its notes."""
-    yield one.title
+def told(table: Section, width: int) -> Iterator[str]:
+    """The lines of a table: title, origin, rows, what follows from them, notes."""
+    yield table.title
     yield from textwrap.wrap(
-        one.origin, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
+        table.origin,
+        width,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        break_on_hyphens=False,
+        break_long_words=False,
     )
-    yield from show_table(one.head, one.rows, one.left)
-    for words in one.after:
+    yield from show_table(table.head, table.rows, table.left)
+    for words in table.after:
         yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ")
-    for words in one.notes:
+    for words in table.notes:
         yield from textwrap.wrap(words, width, initial_indent="  ! ", subsequent_indent="    ", break_on_hyphens=False)
 
 
@@ -108,7 +114,7 @@ def _origin(table: published.Table[published.R]) -> str:
 
 def _nodes() -> Section:
     table = published.nodes()
-    found = published.rack(table.rows)
+    rack = published.rack(table.rows)
     rows = [
         (
             str(row.node),
@@ -120,12 +126,12 @@ def _nodes() -> Section:
         )
         for row in table.rows
     ]
-    ratio = found.single_clock / found.sum_of_rates - 1
+    ratio = rack.single_clock / rack.sum_of_rates - 1
     after = (
-        f"minimum {found.least:,.1f}, maximum {found.most:,.1f}, mean {found.mean:,.1f}, median {found.median:,.1f} "
+        f"minimum {rack.least:,.1f}, maximum {rack.most:,.1f}, mean {rack.mean:,.1f}, median {rack.median:,.1f} "
         "tokens/s per node (published median: 61,759)",
-        f"sum of the 18 rates: {found.sum_of_rates:,.1f} tokens/s, each over its own run",
-        f"single clock: {found.single_clock:,.0f} tokens/s, all tokens over the slowest run ({ratio:+.1%})",
+        f"sum of the 18 rates: {rack.sum_of_rates:,.1f} tokens/s, each over its own run",
+        f"single clock: {rack.single_clock:,.0f} tokens/s, all tokens over the slowest run ({ratio:+.1%})",
     )
     return Section(
         title=table.title,
@@ -227,22 +233,22 @@ def _limits() -> Section:
 
 
 def capacity(profile: str = "") -> Section:
-    """The capacity table worked out again; of one profile where one is named."""
+    """The published capacity table with its figures recomputed; only one profile if `profile` is given."""
     table = published.profiles()
     shown = [row for row in table.rows if profile in ("", row.profile)]
     rack = published.rack(published.nodes().rows)
     rows = []
     for row in shown:
-        again = published.arithmetic(row, rack)
+        reproduced = published.arithmetic(row, rack)
         rows.append(
             (
                 f"{row.profile}: {row.title}",
                 f"{row.tokens:,}",
                 f"{row.output:,}",
                 f"~{row.published_per_s:,.0f}/s",
-                f"{again.as_published:,.1f}/s",
-                f"{again.by_output:,.0f}/s",
-                f"{again.single_clock:,.0f}/s",
+                f"{reproduced.as_published:,.1f}/s",
+                f"{reproduced.by_output:,.0f}/s",
+                f"{reproduced.single_clock:,.0f}/s",
             )
         )
     return Section(

@@ -1,4 +1,4 @@
-"""Which pictures a page about a run has, and what is drawn in each. Pure: `Figures` in, `page.Chart` out."""
+"""The charts on the page of a run, and what each of them draws. Pure: takes `Figures`, returns `page.Chart` objects."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ QUANTILE_COLORS = {"p50": "c1", "p90": "c3", "p99": "c2", "max": "c6"}
 MS = Axis(label="ms", unit="ms", min=0)
 
 
-def _spread(values: Sequence[float | None]) -> bool:
-    """Whether values differ so much that only a logarithmic axis shows them."""
+def _needs_log_axis(values: Sequence[float | None]) -> bool:
+    """Whether the values differ so much (30 times) that only a logarithmic axis shows them all."""
     known = [value for value in values if value is not None and value > 0]
     return bool(known) and max(known) > 30 * min(known)
 
 
-def _log(values: Sequence[float | None], label: str = "ms") -> Axis:
+def _value_axis(values: Sequence[float | None], label: str = "ms") -> Axis:
     return (
-        Axis(label=f"{label}, log", unit=label, log=True) if _spread(values) else Axis(label=label, unit=label, min=0)
+        Axis(label=f"{label}, log", unit=label, log=True)
+        if _needs_log_axis(values)
+        else Axis(label=label, unit=label, min=0)
     )
 
 
@@ -35,29 +37,29 @@ def _log(values: Sequence[float | None], label: str = "ms") -> Axis:
 
 
 def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
-    """Percentile curves; dashed beyond what the samples carry, with the limits of the SLO as lines."""
+    """Percentile curves, dashed where the samples are too few to support them, with the SLO limits as lines."""
     for title, names in (
         ("Time to first token", ("ttft", "ttft_from_sent")),
         ("Time per output token, and gaps between events", ("tpot", "inter_chunk")),
         ("End to end", ("e2e",)),
         ("Largest gap of a request", ("max_gap",)),
     ):
-        found = [(name, figures.curves[name]) for name in names if name in figures.curves]
-        if not found:
+        named_curves = [(name, figures.curves[name]) for name in names if name in figures.curves]
+        if not named_curves:
             continue
         terms = [term for term in summary.goodput.slo if term.metric in (*names, "itl")]
         if title != "Time per output token, and gaps between events":
             terms = [term for term in terms if term.metric != "itl"]
-        most = max(curve.nines[-1] for _, curve in found)
-        values = [value for _, curve in found for value in curve.ms]
-        first = found[0][1]
-        note = f"{format.count(first.count)} samples carry it up to p{_percent(first.carried)}"
+        last_place = max(curve.nines[-1] for _, curve in named_curves)
+        values = [value for _, curve in named_curves for value in curve.ms]
+        main = named_curves[0][1]
+        note = f"{format.count(main.count)} samples carry it up to p{_percent(main.carried)}"
         yield Chart(
             kind="lines",
             title=title,
-            note=f"{note}; dashed beyond" if first.carried < first.nines[-1] else note,
-            x=Axis(label="percentile", format="nines", min=0, max=most),
-            y=_log(values),
+            note=f"{note}; dashed beyond" if main.carried < main.nines[-1] else note,
+            x=Axis(label="percentile", format="nines", min=0, max=last_place),
+            y=_value_axis(values),
             series=tuple(
                 Series(
                     name=curve.name,
@@ -67,7 +69,7 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
                     carried=curve.carried,
                     dash="5 4" if name == "ttft_from_sent" else "",
                 )
-                for i, (name, curve) in enumerate(found)
+                for i, (name, curve) in enumerate(named_curves)
             ),
             marks=tuple(
                 Mark(
@@ -78,12 +80,12 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
                 )
                 for term in terms
             )
-            + (Mark(x=first.carried, label=f"p{_percent(first.carried)}", color="soft"),) * (first.carried < most),
+            + (Mark(x=main.carried, label=f"p{_percent(main.carried)}", color="soft"),) * (main.carried < last_place),
         )
 
 
 def _percent(nines: float) -> str:
-    """Rounded down, with no more digits than its nines: never more than is carried."""
+    """A percentile as text, from its place in nines. Rounded down, so that it never claims more than is supported."""
     digits = max(int(nines) - 1, 0)
     return f"{int((1 - 10**-nines) * 100 * 10**digits) / 10**digits:.{digits}f}"
 
@@ -91,37 +93,37 @@ def _percent(nines: float) -> str:
 # -- over time -----------------------------------------------------------------------------------------------------
 
 
-def _time(figures: Figures) -> Axis:
+def _time_axis(figures: Figures) -> Axis:
     return Axis(label="since the start of the run", format="time", min=0, max=figures.length_s)
 
 
 def _centres(bins: Bins, length_s: float) -> tuple[float, ...]:
-    """The middles of the bins; of the last one, the middle of what the run has of it."""
+    """The middle of each bin, in seconds. The last bin counts only as far as the run lasted."""
     count = max((len(values) for values in bins.series.values()), default=0)
     edges = [min(i * bins.width_s, length_s) for i in range(count + 1)]
     return tuple(round((low + high) / 2, 6) for low, high in pairwise(edges))
 
 
 def bands(figures: Figures) -> tuple[Band, ...]:
-    """The stages: those that are not measured shaded, several measured ones in turn."""
-    found = []
+    """Stages as bands: unmeasured ones shaded, several measured ones shaded alternately; then the draining time."""
+    stage_bands = []
     measured = [stage for stage in figures.stages if stage.measured]
     for stage in figures.stages:
         if not stage.measured:
-            found.append(Band(start=stage.start_s, end=stage.end_s, label=stage.name, color="c5"))
+            stage_bands.append(Band(start=stage.start_s, end=stage.end_s, label=stage.name, color="c5"))
         elif len(measured) > 1 and measured.index(stage) % 2 == 0:
-            found.append(Band(start=stage.start_s, end=stage.end_s, label=stage.name, color="c6"))
+            stage_bands.append(Band(start=stage.start_s, end=stage.end_s, label=stage.name, color="c6"))
         elif len(measured) > 1:
-            found.append(Band(start=stage.start_s, end=stage.end_s, label=stage.name, color="card"))
-    end = max((stage.end_s for stage in figures.stages), default=0)
-    if figures.stages and figures.length_s - end > 0.01 * figures.length_s:
-        found.append(Band(start=end, end=figures.length_s, label="draining", color="c4"))
-    return tuple(found)
+            stage_bands.append(Band(start=stage.start_s, end=stage.end_s, label=stage.name, color="card"))
+    stages_end_s = max((stage.end_s for stage in figures.stages), default=0)
+    if figures.stages and figures.length_s - stages_end_s > 0.01 * figures.length_s:
+        stage_bands.append(Band(start=stages_end_s, end=figures.length_s, label="draining", color="c4"))
+    return tuple(stage_bands)
 
 
 def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
-    """Load, tokens, requests in flight, TTFT and TPOT along the run, stages marked."""
-    x, stages = _time(figures), bands(figures)
+    """Load, output tokens, requests in flight, TTFT, TPOT and gaps between events over time, with the stages marked."""
+    x, stages = _time_axis(figures), bands(figures)
 
     def lines(title: str, bins: Bins, y: Axis, note: str = "", marks: tuple[Mark, ...] = ()) -> Chart:
         centres = _centres(bins, figures.length_s)
@@ -131,16 +133,16 @@ def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
         )
         return Chart(kind="lines", title=title, note=note, x=x, y=y, series=series, bands=stages, marks=marks)
 
-    offered = figures.load
+    load = figures.load
     yield lines(
         "Offered against delivered load",
-        offered,
+        load,
         Axis(label="requests/s", unit="/s", min=0),
-        f"per {offered.width_s:g} s: due by the timetable, sent, ended ok",
+        f"per {load.width_s:g} s: due by the timetable, sent, ended ok",
     )
     yield lines("Output tokens per second", figures.output, Axis(label="tokens/s", unit="tokens/s", min=0))
     yield lines("Requests in flight", figures.in_flight, Axis(label="requests", min=0))
-    for title, name, bins, what in (
+    for title, name, bins, basis in (
         ("Time to first token", "ttft", figures.ttft, "by due instant"),
         ("Time per output token", "tpot", figures.tpot, "by the instant of the last token"),
     ):
@@ -153,28 +155,28 @@ def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
             for t in summary.goodput.slo
             if t.metric == name and t.limit_ms < 3 * top
         )
-        yield lines(title, bins, _log(values), f"per {bins.width_s:g} s, {what}", limits)
+        yield lines(title, bins, _value_axis(values), f"per {bins.width_s:g} s, {basis}", limits)
     if figures.gaps is not None:
-        yield _heat(figures, x)
+        yield _gap_heat_chart(figures, x)
 
 
-def server(figures: Figures, found: Mapping[str, served.MetricCurve]) -> Iterator[Chart]:
-    """What the servers said along the run, over what the client saw of the same."""
-    x, stages = _time(figures), bands(figures)
+def server(figures: Figures, curves_by_metric: Mapping[str, served.MetricCurve]) -> Iterator[Chart]:
+    """The servers' own metrics over time, with the client's view of the same quantity where it has one."""
+    x, stages = _time_axis(figures), bands(figures)
 
-    def line(name: str, what: str, color: str) -> tuple[Series, ...]:
-        one = found.get(what)
-        if one is None:
+    def line(name: str, metric: str, color: str) -> tuple[Series, ...]:
+        curve = curves_by_metric.get(metric)
+        if curve is None:
             return ()
-        points = [(t, value) for t, value in zip(*_thinned(one), strict=True) if 0 <= t <= figures.length_s]
+        points = [(t, value) for t, value in zip(*_at_most_bins(curve), strict=True) if 0 <= t <= figures.length_s]
         ts, values = zip(*points, strict=True) if points else ((), ())
         return (Series(name=name, x=ts, y=values, color=color),) if points else ()
 
-    def ours(bins: Bins, name: str) -> Series:
-        """Over as long as there is between two reads, so that both lines are as smooth."""
+    def client_series(bins: Bins, name: str) -> Series:
+        """Means over about 1 s, the time between two reads of the metrics page, so that both lines are as smooth."""
         (values,) = bins.series.values()
-        each = max(round(1 / bins.width_s), 1)
-        t_s, means = _means(_centres(bins, figures.length_s), [value or 0.0 for value in values], each)
+        group = max(round(1 / bins.width_s), 1)
+        t_s, means = _means(_centres(bins, figures.length_s), [value or 0.0 for value in values], group)
         return Series(name=name, x=t_s, y=means, color="soft", dash="5 4")
 
     requests = (*line("running, by the server", served.RUNNING, "c1"), *line("queued there", served.WAITING, "c2"))
@@ -186,26 +188,26 @@ def server(figures: Figures, found: Mapping[str, served.MetricCurve]) -> Iterato
         ("Caches of the server", shares, Axis(label="share", format="percent", min=0)),
     ):
         if series:
-            beside = [ours(figures.in_flight, "in flight, by the client")] if series is requests else []
-            beside += [ours(figures.output, "by the client")] if series is tokens else []
-            yield Chart(kind="lines", title=title, x=x, y=y, series=(*series, *beside), bands=stages)
+            client_lines = [client_series(figures.in_flight, "in flight, by the client")] if series is requests else []
+            client_lines += [client_series(figures.output, "by the client")] if series is tokens else []
+            yield Chart(kind="lines", title=title, x=x, y=y, series=(*series, *client_lines), bands=stages)
 
 
-def _thinned(curve: served.MetricCurve) -> tuple[Sequence[float], Sequence[float]]:
-    """At most MOST_BINS points."""
+def _at_most_bins(curve: served.MetricCurve) -> tuple[Sequence[float], Sequence[float]]:
+    """The curve's x and y, averaged down to at most MOST_BINS points."""
     from loadgen.report.run_data import MOST_BINS
 
     return _means(curve.t_s, curve.values, max(-(-len(curve.t_s) // MOST_BINS), 1))
 
 
-def _means(x: Sequence[float], y: Sequence[float], each: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Means of `each` points after the other."""
+def _means(x: Sequence[float], y: Sequence[float], group: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """x and y as means of consecutive groups of `group` points."""
 
-    def of(values: Sequence[float]) -> tuple[float, ...]:
-        parts = [values[i : i + each] for i in range(0, len(values), each)]
+    def group_means(values: Sequence[float]) -> tuple[float, ...]:
+        parts = [values[i : i + group] for i in range(0, len(values), group)]
         return tuple(float(f"{sum(part) / len(part):.5g}") for part in parts)
 
-    return of(x), of(y)
+    return group_means(x), group_means(y)
 
 
 def _styles(bins: Bins) -> Iterator[tuple[str, str]]:
@@ -216,12 +218,18 @@ def _styles(bins: Bins) -> Iterator[tuple[str, str]]:
         )
 
 
-def _heat(figures: Figures, x: Axis) -> Chart:
+def _gap_heat_chart(figures: Figures, x: Axis) -> Chart:
     heat = figures.gaps
     assert heat is not None
     cells = tuple(
-        (when * heat.width_s, (when + 1) * heat.width_s, heat.edges_ms[place], heat.edges_ms[place + 1], count)
-        for when, place, count in heat.cells
+        (
+            time_bin * heat.width_s,
+            (time_bin + 1) * heat.width_s,
+            heat.edges_ms[bucket],
+            heat.edges_ms[bucket + 1],
+            count,
+        )
+        for time_bin, bucket, count in heat.cells
     )
     return Chart(
         kind="cells",
@@ -243,19 +251,21 @@ def _heat(figures: Figures, x: Axis) -> Chart:
 
 
 def lengths(figures: Figures) -> Iterator[Chart]:
-    """TTFT against prompt length, E2E against output length, asked against received, and the cache over time."""
+    """TTFT over prompt length, E2E over output length, received over requested length, cache share over time."""
     tokens = Axis(label="prompt tokens", unit="prompt tokens", pad=True)
     out = Axis(label="output tokens", unit="output tokens", pad=True)
-    yield from _cloud("TTFT against prompt length", figures.ttft_by_input, tokens, "ms")
-    yield from _cloud("E2E against output length", figures.e2e_by_output, out, "ms")
+    yield from _cloud_chart("TTFT against prompt length", figures.ttft_by_input, tokens, "ms")
+    yield from _cloud_chart("E2E against output length", figures.e2e_by_output, out, "ms")
     if figures.asked_by_output is not None:
         asked = Axis(label="asked for, tokens", unit="asked", pad=True)
-        yield from _cloud("Output length: asked against received", figures.asked_by_output, asked, "tokens received")
+        yield from _cloud_chart(
+            "Output length: asked against received", figures.asked_by_output, asked, "tokens received"
+        )
     if figures.cached is not None and any(figures.cached.series["cached"]):
         yield Chart(
             kind="lines",
             title="Prompt tokens from the prefix cache",
-            x=_time(figures),
+            x=_time_axis(figures),
             y=Axis(label="share", format="percent", min=0, max=1),
             series=(
                 Series(x=_centres(figures.cached, figures.length_s), y=figures.cached.series["cached"], color="c3"),
@@ -264,11 +274,11 @@ def lengths(figures: Figures) -> Iterator[Chart]:
         )
 
 
-def _cloud(title: str, cloud: Cloud, x: Axis, unit: str) -> Iterator[Chart]:
+def _cloud_chart(title: str, cloud: Cloud, x: Axis, unit: str) -> Iterator[Chart]:
     if cloud.count == 0:
         return
     if cloud.x[0] == cloud.x[1]:
-        return  # all of one length: the percentile curve says more
+        return  # all lengths are equal: the percentile curve shows more
     y = Axis(label=f"{unit}, log" if cloud.log_y else unit, unit=unit, log=cloud.log_y, pad=True)
     if cloud.points:
         xs, ys = zip(*cloud.points, strict=True)
@@ -276,25 +286,25 @@ def _cloud(title: str, cloud: Cloud, x: Axis, unit: str) -> Iterator[Chart]:
         return
     from loadgen.report.run_data import CELLS
 
-    across = (cloud.x[1] - cloud.x[0]) / CELLS[0]
+    cell_width = (cloud.x[1] - cloud.x[0]) / CELLS[0]
     low, high = (_log10(cloud.y[0]), _log10(cloud.y[1])) if cloud.log_y else cloud.y
-    up = (high - low) / CELLS[1] or 1.0
+    cell_height = (high - low) / CELLS[1] or 1.0
 
-    def back(value: float) -> float:
+    def y_value(value: float) -> float:
         return float(f"{10**value if cloud.log_y else value:.5g}")
 
     cells = tuple(
         (
-            round(cloud.x[0] + i * across, 2),
-            round(cloud.x[0] + (i + 1) * across, 2),
-            back(low + j * up),
-            back(low + (j + 1) * up),
+            round(cloud.x[0] + column * cell_width, 2),
+            round(cloud.x[0] + (column + 1) * cell_width, 2),
+            y_value(low + row * cell_height),
+            y_value(low + (row + 1) * cell_height),
             count,
         )
-        for i, j, count in cloud.cells
+        for column, row, count in cloud.cells
     )
     axis_x = Axis(label=x.label, unit=x.unit, min=cloud.x[0], max=cloud.x[1])
-    axis_y = Axis(label=y.label, unit=unit, log=cloud.log_y, min=back(low), max=back(high))
+    axis_y = Axis(label=y.label, unit=unit, log=cloud.log_y, min=y_value(low), max=y_value(high))
     note = f"{format.count(cloud.count)} requests, counted in cells: darker is more (log)"
     yield Chart(kind="cells", title=title, note=note, x=axis_x, y=axis_y, cells=cells)
 
@@ -306,7 +316,7 @@ def _log10(value: float) -> float:
 
 
 def errors(figures: Figures) -> Iterator[Chart]:
-    """Requests that are not ok, by kind, stacked."""
+    """Requests that are not ok, as stacked bars by kind of error."""
     bins = figures.errors
     if not bins.series:
         return
@@ -315,7 +325,7 @@ def errors(figures: Figures) -> Iterator[Chart]:
         kind="bars",
         title="Requests that are not ok",
         note=f"per {bins.width_s:g} s, by kind, at the instant that it was known",
-        x=_time(figures),
+        x=_time_axis(figures),
         y=Axis(label="requests", min=0),
         series=tuple(
             Series(name=kind, x=centres, y=values, color=("bad", *COLORS)[i % 7])
@@ -329,7 +339,7 @@ def errors(figures: Figures) -> Iterator[Chart]:
 
 
 def client(figures: Figures, summary: Summary) -> Iterator[Chart]:
-    """How busy the load generator was, and how late it sent."""
+    """CPU use of the load generator, and its send lag."""
     bins = figures.client
     centres = _centres(bins, figures.length_s)
     cpu, lag = bins.series["cpu"], bins.series["send lag, largest"]
@@ -337,7 +347,7 @@ def client(figures: Figures, summary: Summary) -> Iterator[Chart]:
         yield Chart(
             kind="lines",
             title="CPU of the busiest worker",
-            x=_time(figures),
+            x=_time_axis(figures),
             y=Axis(label="of one core", format="percent", min=0, max=max(1.0, *(v or 0 for v in cpu))),
             series=(Series(x=centres, y=cpu, color="c1"),),
             bands=bands(figures),
@@ -348,8 +358,8 @@ def client(figures: Figures, summary: Summary) -> Iterator[Chart]:
             kind="lines",
             title="Largest send lag",
             note=f"per {bins.width_s:g} s",
-            x=_time(figures),
-            y=_log(lag),
+            x=_time_axis(figures),
+            y=_value_axis(lag),
             series=(Series(x=centres, y=lag, color="c2"),),
             bands=bands(figures),
         )

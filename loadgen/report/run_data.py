@@ -1,7 +1,7 @@
-"""What the pictures of a run show, as numbers: rows in, a few thousand figures out, however many rows there are.
+"""The data behind the charts of a run: takes rows, returns a few thousand numbers, however many rows there are.
 
-Pure numpy. Nothing is drawn here and nothing is said; every series has a bounded length, so that a page of ten million
-requests is as large as a page of a thousand.
+Pure numpy. Nothing is drawn or put into words here. Every series has a bounded length, so the page of a run with ten
+million requests is as large as the page of a run with a thousand.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ if TYPE_CHECKING:
 
     from loadgen.results.manifest import Header, Second
 
-MOST_BINS = 120  # of time, in one picture
-MOST_POINTS = 1_500  # beyond this many, points are counted in cells
-CELLS = (64, 40)  # of a picture of counted points, across and up
-BUSY_BIN = 20  # requests in a bin of time, on average, before it has a p90
-FULL_BIN = 100  # and a p99
+MOST_BINS = 120  # time bins in one chart
+MOST_POINTS = 1_500  # with more points than this, they are counted in cells
+CELLS = (64, 40)  # of a chart of counted points: columns, rows
+BUSY_BIN = 20  # median number of requests per time bin from which p90 is shown
+FULL_BIN = 100  # the same for p99
 STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400)
 
 Values = tuple[float | None, ...]
 
 
 class Bins(msgspec.Struct, frozen=True, kw_only=True):
-    """Series over equal bins of time; bin i is from i * width_s to (i + 1) * width_s. null: nothing to say of a bin."""
+    """Series over equal time bins; bin i covers i * width_s to (i + 1) * width_s. None: the bin has no value."""
 
     width_s: float
     series: dict[str, Values]
 
 
 class Cloud(msgspec.Struct, frozen=True, kw_only=True):
-    """Many pairs: as points, or counted in cells (column, row, count) whose edges are evenly spaced in x and y.
+    """Many (x, y) pairs: as points, or counted in cells of (column, row, count), whose edges are evenly spaced.
 
-    `log_y`: y runs in log10.
+    `count` is the number of pairs; `x` and `y` are the ranges. `log_y`: the axis is logarithmic, and the rows are
+    evenly spaced in log10(y).
     """
 
     count: int
@@ -56,7 +57,7 @@ class Cloud(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heat(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of values over time: cell (bin of time, bucket, count); bucket i is edges_ms[i] to edges_ms[i + 1]."""
+    """Value counts over time. Cells are (time bin, bucket, count); bucket i covers edges_ms[i] to edges_ms[i + 1]."""
 
     width_s: float
     edges_ms: tuple[float, ...]
@@ -64,7 +65,7 @@ class Heat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage on the axis of time."""
+    """A stage and its place on the time axis, in seconds from the start of the run."""
 
     name: str
     arrival: str
@@ -74,22 +75,25 @@ class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a page about one run draws. Curves and clouds: ok measured requests; series over time: all."""
+    """Everything that the page of one run draws.
+
+    Percentile curves and clouds cover ok requests of measured stages; series over time cover all requests.
+    """
 
     length_s: float
     stages: tuple[StageSpan, ...]
     curves: dict[str, PercentileCurve]
-    ttft: Bins  # ms by due instant: p50, and where a bin has enough p90, p99, max
-    tpot: Bins  # ms by the instant of the last token
+    ttft: Bins  # ms, by due instant: p50 and max; p90 and p99 where the bins hold enough requests
+    tpot: Bins  # ms, by the instant of the last token; the same quantiles
     output: Bins  # tokens/s by event time
     in_flight: Bins
     load: Bins  # requests/s: due, sent, ok
-    errors: Bins  # requests by kind, in each bin
-    cached: Bins | None  # share of prompt tokens; null: the server says nothing about it
-    client: Bins  # CPU share of the busiest worker, and p99 send lag in ms
+    errors: Bins  # requests that are not ok, by kind of error
+    cached: Bins | None  # share of prompt tokens; None: the server does not report it
+    client: Bins  # CPU share of the busiest worker, and the largest send lag in ms
     ttft_by_input: Cloud
     e2e_by_output: Cloud
-    asked_by_output: Cloud | None  # null: nothing was asked, or every answer is as long as asked
+    asked_by_output: Cloud | None  # None: no length was asked for, or every answer is exactly as long as asked
     gaps: Heat | None
 
 
@@ -103,41 +107,45 @@ def figures(
     heat: NDArray[np.void] | None = None,
     heat_edges_ns: NDArray[np.int64] | None = None,
 ) -> Figures:
-    """Arguments as of `summary.summarize`; `heat`: lines of `store.HEAT`, whose edges are `heat_edges_ns`."""
-    every = Columns(rows)
+    """The data for every chart of one run.
+
+    Arguments as for `metrics.summary.summarize`. `heat`: rows of dtype `results.store.HEAT`, with bucket edges
+    `heat_edges_ns`.
+    """
+    columns = Columns(rows)
     is_measured = np.array([stage.measured for stage in header.stages] or [True])[rows["stage"]]
-    chosen = is_measured & every.where(OK)
+    is_counted = is_measured & columns.where(OK)
     length_s = _length_s(rows, timeline)
     pooled = Histogram()
     for i, histogram in enumerate(gaps):
         if not header.stages or header.stages[i].measured:
             pooled.merge(histogram)
-    ttft, tpot, e2e = (every.measure(name) for name in ("ttft", "tpot", "e2e"))
-    sent, ok = every["sent_ns"] >= 0, every.where(OK)
+    ttft, tpot, e2e = (columns.measure(name) for name in ("ttft", "tpot", "e2e"))
+    sent, ok = columns["sent_ns"] >= 0, columns.where(OK)
     curves = {
-        "ttft": curve("TTFT", ttft[chosen]),
-        "ttft_from_sent": curve("TTFT from sent", every.measure("ttft_from_sent")[chosen]),
-        "tpot": curve("TPOT", tpot[chosen]),
+        "ttft": curve("TTFT", ttft[is_counted]),
+        "ttft_from_sent": curve("TTFT from sent", columns.measure("ttft_from_sent")[is_counted]),
+        "tpot": curve("TPOT", tpot[is_counted]),
         "inter_chunk": curve_of_histogram("gap between events", pooled),
-        "max_gap": curve("largest gap of a request", every.measure("max_gap")[chosen]),
-        "e2e": curve("E2E", e2e[chosen]),
-        "send_lag": curve("send lag", every.measure("send_lag")[sent & is_measured]),
+        "max_gap": curve("largest gap of a request", columns.measure("max_gap")[is_counted]),
+        "e2e": curve("E2E", e2e[is_counted]),
+        "send_lag": curve("send lag", columns.measure("send_lag")[sent & is_measured]),
     }
     return Figures(
         length_s=round_to(length_s, 6),
-        stages=tuple(_parts(header, rows, length_s)),
-        curves={name: found for name, found in curves.items() if found is not None},
-        ttft=quantiles_over_time(every["due_ns"], ttft, ok, length_s),
-        tpot=quantiles_over_time(every["last_token_ns"], tpot, ok, length_s),
-        output=_output(every, timeline, length_s),
-        in_flight=_in_flight(every, length_s),
-        load=_load(every, length_s),
-        errors=_errors(every, length_s),
-        cached=_cached(every, length_s),
-        client=_client(every, seconds, length_s),
-        ttft_by_input=cloud(every["input_tokens"], ttft, chosen),
-        e2e_by_output=cloud(every["output_tokens"], e2e, chosen),
-        asked_by_output=_asked(every, chosen),
+        stages=tuple(_stage_spans(header, rows, length_s)),
+        curves={name: percentile_curve for name, percentile_curve in curves.items() if percentile_curve is not None},
+        ttft=quantiles_over_time(columns["due_ns"], ttft, ok, length_s),
+        tpot=quantiles_over_time(columns["last_token_ns"], tpot, ok, length_s),
+        output=_output(columns, timeline, length_s),
+        in_flight=_in_flight(columns, length_s),
+        load=_load(columns, length_s),
+        errors=_errors(columns, length_s),
+        cached=_cached(columns, length_s),
+        client=_client(columns, seconds, length_s),
+        ttft_by_input=cloud(columns["input_tokens"], ttft, is_counted),
+        e2e_by_output=cloud(columns["output_tokens"], e2e, is_counted),
+        asked_by_output=_output_asked(columns, is_counted),
         gaps=None if heat is None or heat_edges_ns is None else gap_heat(heat, heat_edges_ns, length_s),
     )
 
@@ -146,38 +154,38 @@ def figures(
 
 
 def width_s(length_s: float, most: int = MOST_BINS) -> float:
-    """The shortest of STEPS_S of which `most` cover the length."""
+    """The smallest bin width in STEPS_S with which at most `most` bins cover the length."""
     return next((step for step in STEPS_S if step * most >= length_s), length_s / most)
 
 
 def quantiles_over_time(
     when_ns: NDArray[np.int64], values_ns: NDArray[np.int64], chosen: NDArray[np.bool_], length_s: float
 ) -> Bins:
-    """Quantiles of what happened in each bin: median and largest always, p90 and p99 where bins are full enough."""
-    which = np.flatnonzero(chosen & (values_ns != UNDEFINED) & (when_ns >= 0))
-    wanted = max(len(which) // BUSY_BIN, 8)
-    step = width_s(length_s, min(MOST_BINS, wanted))
-    count = _count(length_s, step)
-    bins = np.minimum(when_ns[which] // round(step * 1e9), count - 1).astype(np.int16)
+    """Quantiles in ms per time bin: median and maximum always, p90 and p99 where bins hold enough requests."""
+    indices = np.flatnonzero(chosen & (values_ns != UNDEFINED) & (when_ns >= 0))
+    wanted_bins = max(len(indices) // BUSY_BIN, 8)
+    bin_s = width_s(length_s, min(MOST_BINS, wanted_bins))
+    bin_count = _bin_count(length_s, bin_s)
+    bins = np.minimum(when_ns[indices] // round(bin_s * 1e9), bin_count - 1).astype(np.int16)
     order = np.argsort(bins, kind="stable")
-    values = values_ns[which][order]
-    edges = np.searchsorted(bins[order], np.arange(count + 1))
-    typical = float(np.median(np.diff(edges)[np.diff(edges) > 0])) if len(which) else 0
-    names: list[tuple[str, float]] = [("p50", 0.5)]
-    names += [("p90", 0.9)] if typical >= BUSY_BIN else []
-    names += [("p99", 0.99)] if typical >= FULL_BIN else []
-    series: dict[str, list[float | None]] = {name: [] for name, _ in (*names, ("max", 1.0))}
-    for low, high in pairwise(edges):
-        inside = np.sort(values[low:high])
-        for name, p in names:
+    values = values_ns[indices][order]
+    edges = np.searchsorted(bins[order], np.arange(bin_count + 1))
+    typical_per_bin = float(np.median(np.diff(edges)[np.diff(edges) > 0])) if len(indices) else 0
+    quantiles: list[tuple[str, float]] = [("p50", 0.5)]
+    quantiles += [("p90", 0.9)] if typical_per_bin >= BUSY_BIN else []
+    quantiles += [("p99", 0.99)] if typical_per_bin >= FULL_BIN else []
+    series: dict[str, list[float | None]] = {name: [] for name, _ in (*quantiles, ("max", 1.0))}
+    for first, end in pairwise(edges):
+        inside = np.sort(values[first:end])
+        for name, p in quantiles:
             series[name].append(inside[index(len(inside), p)] / 1e6 if len(inside) else None)
         series["max"].append(inside[-1] / 1e6 if len(inside) else None)
-    return _bins(step, series)
+    return _bins(bin_s, series)
 
 
-def _bins(step: float, series: dict[str, list[float | None]]) -> Bins:
+def _bins(bin_s: float, series: dict[str, list[float | None]]) -> Bins:
     return Bins(
-        width_s=step,
+        width_s=bin_s,
         series={
             name: tuple(None if value is None else round_to(value, 4) for value in values)
             for name, values in series.items()
@@ -185,8 +193,8 @@ def _bins(step: float, series: dict[str, list[float | None]]) -> Bins:
     )
 
 
-def _count(length_s: float, step: float) -> int:
-    return max(int(np.ceil(length_s / step - 1e-9)), 1)
+def _bin_count(length_s: float, bin_s: float) -> int:
+    return max(int(np.ceil(length_s / bin_s - 1e-9)), 1)
 
 
 def _length_s(rows: NDArray[np.void], timeline: Sequence[NDArray[np.int64]]) -> float:
@@ -195,7 +203,7 @@ def _length_s(rows: NDArray[np.void], timeline: Sequence[NDArray[np.int64]]) -> 
     return max(float(max(ends)) / 1e9, 0.1)
 
 
-def _parts(header: Header, rows: NDArray[np.void], length_s: float) -> Iterator[StageSpan]:
+def _stage_spans(header: Header, rows: NDArray[np.void], length_s: float) -> Iterator[StageSpan]:
     for i, stage in enumerate(header.stages):
         due = rows["due_ns"][(rows["stage"] == i) & (rows["due_ns"] >= 0)]
         start = stage.start_ns / 1e9 if stage.start_ns or i == 0 else float(due.min(initial=0)) / 1e9
@@ -209,51 +217,57 @@ def _parts(header: Header, rows: NDArray[np.void], length_s: float) -> Iterator[
         )
 
 
-def _rate(instants_ns: NDArray[np.int64], step: float, count: int) -> list[float | None]:
-    places = np.minimum(instants_ns // round(step * 1e9), count - 1)
-    return list(np.bincount(np.maximum(places, 0), minlength=count) / step)
+def _rate_per_bin(instants_ns: NDArray[np.int64], bin_s: float, count: int) -> list[float | None]:
+    bins = np.minimum(instants_ns // round(bin_s * 1e9), count - 1)
+    return list(np.bincount(np.maximum(bins, 0), minlength=count) / bin_s)
 
 
-def _load(every: Columns, length_s: float) -> Bins:
-    step = width_s(length_s, min(MOST_BINS, max(len(every) // 5, 8)))
-    count = _count(length_s, step)
-    instants = {
-        "due": every["due_ns"][every.attempted],
-        "sent": every["sent_ns"][every["sent_ns"] >= 0],
-        "ok": every["end_ns"][every.where(OK) & (every["end_ns"] >= 0)],
+def _load(columns: Columns, length_s: float) -> Bins:
+    bin_s = width_s(length_s, min(MOST_BINS, max(len(columns) // 5, 8)))
+    count = _bin_count(length_s, bin_s)
+    instants_by_name = {
+        "due": columns["due_ns"][columns.attempted],
+        "sent": columns["sent_ns"][columns["sent_ns"] >= 0],
+        "ok": columns["end_ns"][columns.where(OK) & (columns["end_ns"] >= 0)],
     }
-    return _bins(step, {name: _rate(found, step, count) for name, found in instants.items()})
+    return _bins(
+        bin_s, {name: _rate_per_bin(instants_ns, bin_s, count) for name, instants_ns in instants_by_name.items()}
+    )
 
 
-def _in_flight(every: Columns, length_s: float) -> Bins:
-    """Mean number in flight in each bin, exactly: the integral at both edges, divided by the width."""
-    step = width_s(length_s)
-    count = _count(length_s, step)
-    edges = np.arange(count + 1) * step * 1e9
-    sent = every["sent_ns"] >= 0
-    starts = np.sort(every["sent_ns"][sent])
-    ends = every["done_ns"][sent]
+def _in_flight(columns: Columns, length_s: float) -> Bins:
+    """Exact mean number in flight per bin: the integral between the edges of the bin, divided by its width."""
+    bin_s = width_s(length_s)
+    count = _bin_count(length_s, bin_s)
+    edges = np.arange(count + 1) * bin_s * 1e9
+    sent = columns["sent_ns"] >= 0
+    starts = np.sort(columns["sent_ns"][sent])
+    ends = columns["done_ns"][sent]
     ends = np.sort(ends[ends >= 0])
 
     def integral(instants: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Sum over the instants before each edge of the time from them to it."""
+        """For each bin edge: the time from every earlier instant to the edge, summed (ns)."""
         sums = np.concatenate(([0.0], np.cumsum(instants, dtype=np.float64)))
         before = np.searchsorted(instants, edges)
-        found: NDArray[np.float64] = before * edges - sums[before]
-        return found
+        sum_to_edge: NDArray[np.float64] = before * edges - sums[before]
+        return sum_to_edge
 
-    mean = np.diff(integral(starts) - integral(ends)) / (step * 1e9)
-    return _bins(step, {"in flight": [max(float(value), 0.0) for value in mean]})
+    mean = np.diff(integral(starts) - integral(ends)) / (bin_s * 1e9)
+    return _bins(bin_s, {"in flight": [max(float(value), 0.0) for value in mean]})
 
 
-def _output(every: Columns, timeline: Sequence[NDArray[np.int64]], length_s: float) -> Bins:
-    """Tokens by event time: events of the timeline times tokens per event; without one, each answer spread evenly."""
-    step = width_s(length_s)
-    count = _count(length_s, step)
-    ok = every.where(OK) & (every["output_tokens"] >= 0)
-    events = int(every["output_events"][ok].sum(dtype=np.int64))
-    tokens = int(every["output_tokens"][ok].sum(dtype=np.int64))
-    edges_s = np.arange(count + 1) * step
+def _output(columns: Columns, timeline: Sequence[NDArray[np.int64]], length_s: float) -> Bins:
+    """Output tokens per second, by the time of their events.
+
+    With a timeline: its events, times the mean number of tokens per event. Without one: the tokens of each answer are
+    spread evenly from its first to its last token.
+    """
+    bin_s = width_s(length_s)
+    count = _bin_count(length_s, bin_s)
+    ok = columns.where(OK) & (columns["output_tokens"] >= 0)
+    events = int(columns["output_events"][ok].sum(dtype=np.int64))
+    tokens = int(columns["output_tokens"][ok].sum(dtype=np.int64))
+    edges_s = np.arange(count + 1) * bin_s
     total = np.zeros(count + 1)
     if events and any(counts.any() for counts in timeline):
         for counts in timeline:
@@ -261,87 +275,97 @@ def _output(every: Columns, timeline: Sequence[NDArray[np.int64]], length_s: flo
             total += np.interp(edges_s * 1e9 / BIN_NS, np.arange(len(sums)), sums)
         total *= tokens / events
     else:
-        first = np.where(every["first_token_ns"] < 0, every["end_ns"], every["first_token_ns"])[ok]
-        last = np.where(every["last_token_ns"] < 0, every["end_ns"], every["last_token_ns"])[ok]
+        first = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])[ok]
+        last = np.where(columns["last_token_ns"] < 0, columns["end_ns"], columns["last_token_ns"])[ok]
         for i, edge in enumerate(edges_s * 1e9):
             share = np.clip((edge - first) / np.maximum(last - first, 1), 0, 1)
-            total[i] = float((share * every["output_tokens"][ok]).sum())
-    return _bins(step, {"output": list(np.diff(total) / step)})
+            total[i] = float((share * columns["output_tokens"][ok]).sum())
+    return _bins(bin_s, {"output": list(np.diff(total) / bin_s)})
 
 
-def _errors(every: Columns, length_s: float) -> Bins:
-    """Requests that are not ok, by kind, at the instant that their end was known."""
-    wrong = ~every.where(OK)
-    step = width_s(length_s, 60)
-    count = _count(length_s, step)
-    when = np.where(every["done_ns"] >= 0, every["done_ns"], every["due_ns"])[wrong]
-    kinds = every["kind"][wrong]
-    places = np.clip(when // round(step * 1e9), 0, count - 1)
+def _errors(columns: Columns, length_s: float) -> Bins:
+    """Requests that are not ok, by kind of error, at the instant they ended; at the due instant if they never did."""
+    not_ok = ~columns.where(OK)
+    bin_s = width_s(length_s, 60)
+    count = _bin_count(length_s, bin_s)
+    ended_ns = np.where(columns["done_ns"] >= 0, columns["done_ns"], columns["due_ns"])[not_ok]
+    kinds = columns["kind"][not_ok]
+    bins = np.clip(ended_ns // round(bin_s * 1e9), 0, count - 1)
     series: dict[str, list[float | None]] = {}
     for kind in np.argsort(-np.bincount(kinds, minlength=1), kind="stable"):
-        here = places[kinds == kind]
-        if len(here):
-            series[KINDS[kind] or "not finished"] = list(np.bincount(here, minlength=count).astype(float))
-    return _bins(step, series)
+        bins_of_kind = bins[kinds == kind]
+        if len(bins_of_kind):
+            series[KINDS[kind] or "not finished"] = list(np.bincount(bins_of_kind, minlength=count).astype(float))
+    return _bins(bin_s, series)
 
 
-def _cached(every: Columns, length_s: float) -> Bins | None:
-    known = every.where(OK) & (every["cached_tokens"] >= 0) & (every["input_tokens"] > 0)
-    if not known.any():
+def _cached(columns: Columns, length_s: float) -> Bins | None:
+    has_counts = columns.where(OK) & (columns["cached_tokens"] >= 0) & (columns["input_tokens"] > 0)
+    if not has_counts.any():
         return None
-    step = width_s(length_s, min(MOST_BINS, max(int(known.sum()) // 5, 8)))
-    count = _count(length_s, step)
-    when = np.where(every["first_token_ns"] < 0, every["end_ns"], every["first_token_ns"])[known]
-    places = np.minimum(when // round(step * 1e9), count - 1)
-    cached = np.bincount(places, every["cached_tokens"][known], count)
-    asked = np.bincount(places, every["input_tokens"][known], count)
-    shares = [float(c / a) if a else None for c, a in zip(cached, asked, strict=True)]
-    return _bins(step, {"cached": shares})
+    bin_s = width_s(length_s, min(MOST_BINS, max(int(has_counts.sum()) // 5, 8)))
+    count = _bin_count(length_s, bin_s)
+    started_ns = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])[has_counts]
+    bins = np.minimum(started_ns // round(bin_s * 1e9), count - 1)
+    cached = np.bincount(bins, columns["cached_tokens"][has_counts], count)
+    prompt = np.bincount(bins, columns["input_tokens"][has_counts], count)
+    shares = [
+        float(cached_sum / prompt_sum) if prompt_sum else None
+        for cached_sum, prompt_sum in zip(cached, prompt, strict=True)
+    ]
+    return _bins(bin_s, {"cached": shares})
 
 
-def _client(every: Columns, seconds: Sequence[Second], length_s: float) -> Bins:
-    step = max(width_s(length_s), 1.0)
-    count = _count(length_s, step)
+def _client(columns: Columns, seconds: Sequence[Second], length_s: float) -> Bins:
+    bin_s = max(width_s(length_s), 1.0)
+    count = _bin_count(length_s, bin_s)
     busiest: list[float | None] = [None] * count
     for second in seconds:
-        place = min(int(max(second.t_s - second.span_s / 2, 0) // step), count - 1)
+        bin_number = min(int(max(second.t_s - second.span_s / 2, 0) // bin_s), count - 1)
         if second.span_s >= 0.5:
-            busiest[place] = max(busiest[place] or 0.0, second.cpu_share)
-    sent = every["sent_ns"] >= 0
-    lag = every.measure("send_lag")[sent]
-    places = np.minimum(every["sent_ns"][sent] // round(step * 1e9), count - 1)
-    largest = np.full(count, UNDEFINED)
-    np.maximum.at(largest, places, lag)
+            busiest[bin_number] = max(busiest[bin_number] or 0.0, second.cpu_share)
+    sent = columns["sent_ns"] >= 0
+    lag_ns = columns.measure("send_lag")[sent]
+    bins = np.minimum(columns["sent_ns"][sent] // round(bin_s * 1e9), count - 1)
+    largest_lag_ns = np.full(count, UNDEFINED)
+    np.maximum.at(largest_lag_ns, bins, lag_ns)
     return _bins(
-        step,
-        {"cpu": busiest, "send lag, largest": [None if value == UNDEFINED else value / 1e6 for value in largest]},
+        bin_s,
+        {
+            "cpu": busiest,
+            "send lag, largest": [None if value == UNDEFINED else value / 1e6 for value in largest_lag_ns],
+        },
     )
 
 
 def gap_heat(lines: NDArray[np.void], edges_ns: NDArray[np.int64], length_s: float) -> Heat | None:
-    """Lines of `store.HEAT` in cells; gaps shorter than the first edge are left out (events of one read). None: no
-    lines."""
+    """Counts of gap lengths over time, from rows of dtype `results.store.HEAT`; None if there is nothing to show.
+
+    Gaps shorter than the first edge are left out: they lie between events that arrived in one read.
+    """
     if not len(lines):
         return None
-    until = np.unique(lines["until_ns"])
-    typical = float(np.median(np.diff(until, prepend=0))) / 1e9
-    step = next(
-        step for step in (*STEPS_S, length_s) if step >= min(0.8 * typical, length_s) and step * MOST_BINS >= length_s
+    until_ns = np.unique(lines["until_ns"])
+    typical_s = float(np.median(np.diff(until_ns, prepend=0))) / 1e9
+    bin_s = next(
+        bin_s
+        for bin_s in (*STEPS_S, length_s)
+        if bin_s >= min(0.8 * typical_s, length_s) and bin_s * MOST_BINS >= length_s
     )
-    count = _count(length_s, step)
-    middle = lines["until_ns"] / 1e9 - min(typical, step) / 2
-    places = np.clip(middle / step, 0, count - 1).astype(np.int64)
+    count = _bin_count(length_s, bin_s)
+    middle_s = lines["until_ns"] / 1e9 - min(typical_s, bin_s) / 2
+    bins = np.clip(middle_s / bin_s, 0, count - 1).astype(np.int64)
     total = np.zeros((count, len(edges_ns)), np.int64)
-    np.add.at(total, places, lines["counts"][:, 1:])
-    used = np.flatnonzero(total.any(axis=0))
-    if not len(used):
+    np.add.at(total, bins, lines["counts"][:, 1:])
+    used_buckets = np.flatnonzero(total.any(axis=0))
+    if not len(used_buckets):
         return None
-    low, high = int(used[0]), int(used[-1]) + 1
+    low, high = int(used_buckets[0]), int(used_buckets[-1]) + 1
     cells = tuple(
         (int(i), int(j), int(total[i, low + j])) for i, j in zip(*np.nonzero(total[:, low:high]), strict=True)
     )
     edges = np.append(edges_ns, edges_ns[-1] * 2)[low : high + 1] / 1e6
-    return Heat(width_s=step, edges_ms=rounded(edges, 4), cells=cells)
+    return Heat(width_s=bin_s, edges_ms=rounded(edges, 4), cells=cells)
 
 
 # -- pairs ---------------------------------------------------------------------------------------------------------
@@ -353,35 +377,35 @@ def cloud(
     chosen: NDArray[np.bool_],
     y_per: float = 1e6,
 ) -> Cloud:
-    """Pairs of a known x and a defined y, y divided by `y_per`. Counted in cells beyond MOST_POINTS."""
-    which = chosen & (x >= 0) & (y_ns != UNDEFINED)
-    xs, ys = x[which].astype(np.float64), y_ns[which] / y_per
+    """Pairs of a known x and a defined y; y is divided by `y_per`. More than MOST_POINTS pairs are counted in cells."""
+    is_known = chosen & (x >= 0) & (y_ns != UNDEFINED)
+    xs, ys = x[is_known].astype(np.float64), y_ns[is_known] / y_per
     if len(xs) == 0:
         return Cloud(count=0)
-    spread = float(ys.max()) > 20 * max(float(ys.min()), 1e-6) and float(ys.min()) > 0
+    log_y = float(ys.max()) > 20 * max(float(ys.min()), 1e-6) and float(ys.min()) > 0
     ends_x = float(xs.min()), float(xs.max())
     ends_y = float(ys.min()), float(ys.max())
     if len(xs) <= MOST_POINTS:
         pairs = zip(rounded(xs, 4), rounded(ys, 4), strict=True)
-        return Cloud(count=len(xs), points=tuple(pairs), x=ends_x, y=ends_y, log_y=spread)
-    up = np.log10(ys) if spread else ys
-    across = _cells(xs, CELLS[0])
-    upward = _cells(up, CELLS[1])
-    counts = np.bincount(across * CELLS[1] + upward, minlength=CELLS[0] * CELLS[1])
-    cells = tuple((int(c // CELLS[1]), int(c % CELLS[1]), int(counts[c])) for c in np.flatnonzero(counts))
-    return Cloud(count=len(xs), cells=cells, x=ends_x, y=ends_y, log_y=spread)
+        return Cloud(count=len(xs), points=tuple(pairs), x=ends_x, y=ends_y, log_y=log_y)
+    scaled_ys = np.log10(ys) if log_y else ys
+    cell_columns = _cell_numbers(xs, CELLS[0])
+    cell_rows = _cell_numbers(scaled_ys, CELLS[1])
+    counts = np.bincount(cell_columns * CELLS[1] + cell_rows, minlength=CELLS[0] * CELLS[1])
+    cells = tuple((int(cell // CELLS[1]), int(cell % CELLS[1]), int(counts[cell])) for cell in np.flatnonzero(counts))
+    return Cloud(count=len(xs), cells=cells, x=ends_x, y=ends_y, log_y=log_y)
 
 
-def _cells(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+def _cell_numbers(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     low, high = float(values.min()), float(values.max())
     if high <= low:
         return np.zeros(len(values), np.int64)
-    places: NDArray[np.int64] = np.minimum((values - low) / (high - low) * count, count - 1).astype(np.int64)
-    return places
+    numbers: NDArray[np.int64] = np.minimum((values - low) / (high - low) * count, count - 1).astype(np.int64)
+    return numbers
 
 
-def _asked(every: Columns, chosen: NDArray[np.bool_]) -> Cloud | None:
-    known = chosen & (every["asked_output"] >= 0) & (every["output_tokens"] >= 0)
-    if not (every["asked_output"][known] != every["output_tokens"][known]).any():
+def _output_asked(columns: Columns, chosen: NDArray[np.bool_]) -> Cloud | None:
+    has_both = chosen & (columns["asked_output"] >= 0) & (columns["output_tokens"] >= 0)
+    if not (columns["asked_output"][has_both] != columns["output_tokens"][has_both]).any():
         return None
-    return cloud(every["asked_output"].astype(np.int64), every["output_tokens"].astype(np.int64), known, 1)
+    return cloud(columns["asked_output"].astype(np.int64), columns["output_tokens"].astype(np.int64), has_both, 1)

@@ -1,6 +1,6 @@
-"""What a run comes to, in one sentence and five numbers, and the marks that nobody may overlook.
+"""The result of a run in one sentence and five numbers, and the warnings that no reader may miss.
 
-Pure: a `Summary` in, words out. Every page and every message that says "how did it go" says it with these.
+Pure: takes a `Summary`, returns texts. Every page and message that states the result of a run uses these functions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Note(NamedTuple):
-    """A mark: its word in capitals, what it means here, how bad it is."""
+    """A warning: its word in capitals, what it means for this run, how serious it is."""
 
     word: str
     text: str
@@ -27,7 +27,7 @@ class Note(NamedTuple):
 
 
 class Number(NamedTuple):
-    """One of the numbers that matter: what it is, the figure, its unit, what stands beside it."""
+    """One headline number: its name, value and unit, and the text beside it."""
 
     name: str
     value: str
@@ -36,19 +36,23 @@ class Number(NamedTuple):
 
 
 def client_limited(summary: Summary) -> bool:
-    """Whether the load generator, not the server, may have made the numbers: late sends, unsure stamps, a busy core."""
-    limits, scale = summary.verdict.limits, summary.ttft_ms.p50 or summary.e2e_ms.p50
+    """Whether the load generator, not the server, may have determined the figures.
+
+    That is so when a core was too busy, when send lag p99 is too large a share of TTFT p50 (E2E p50 without TTFT), or
+    when stamp error p99 is. The limits are those of the verdict.
+    """
+    limits, scale_ms = summary.verdict.limits, summary.ttft_ms.p50 or summary.e2e_ms.p50
     busy = summary.client.cpu_share_max
     if busy is not None and busy > limits.cpu_share:
         return True
-    if scale is None:
+    if scale_ms is None:
         return False
-    late = (summary.send_lag_ms.p99 or 0) > limits.send_lag_share * scale
-    return late or (summary.stamp_error_ms.p99 or 0) > limits.stamp_error_share * scale
+    sends_late = (summary.send_lag_ms.p99 or 0) > limits.send_lag_share * scale_ms
+    return sends_late or (summary.stamp_error_ms.p99 or 0) > limits.stamp_error_share * scale_ms
 
 
 def marks(summary: Summary) -> Iterator[Note]:
-    """What must be seen before any number."""
+    """The warnings to show before any number."""
     if summary.target.simulated:
         yield Note(
             "SIMULATED", "a model of a server answered, no real one: nothing here was measured on hardware", "warn"
@@ -64,20 +68,20 @@ def marks(summary: Summary) -> Iterator[Note]:
 
 
 def limit(term: TermResult) -> str:
-    """`TTFT p99 at most 2,000 ms`."""
+    """An SLO term in words, such as `TTFT p99 at most 2,000 ms`."""
     name = NAMES.get(term.metric, term.metric)
     return f"{name} p{term.quantile * 100:g} at most {format.milliseconds(term.limit_ms)} ms"
 
 
 def outcome(term: TermResult) -> str:
-    """`174 ms`, `~174 ms` when too few samples stand behind it, or why there is none."""
+    """The measured value: `174 ms`; `~174 ms` with too few samples; or why there is no value."""
     if term.value_ms is None:
         return "falls on a failed one" if term.count else "not measured"
     return f"{'' if term.supported else '~'}{format.milliseconds(term.value_ms)} ms"
 
 
 def sentence(summary: Summary) -> str:
-    """How it went, in one sentence; whether to believe it comes first."""
+    """The result in one sentence. For an invalid run it only says that the numbers cannot be relied on."""
     requests, goodput = summary.requests, summary.goodput
     if not summary.verdict.valid:
         return "Do not rely on these numbers: the measurement is not valid."
@@ -87,62 +91,72 @@ def sentence(summary: Summary) -> str:
             f"A sound measurement without a promise to hold it against: {format.count(requests.ok)} of "
             f"{format.count(requests.scheduled)} requests succeeded ({share})."
         )
-    good = f"{format.count(goodput.good)} of {format.count(goodput.counted)} requests ({format.percent(goodput.share)})"
+    good_requests = (
+        f"{format.count(goodput.good)} of {format.count(goodput.counted)} requests ({format.percent(goodput.share)})"
+    )
     if goodput.met:
         promises = " and ".join(limit(term) for term in goodput.slo)
-        return f"SLO met: {promises or 'the promised share'}; {good} were within every limit."
-    missed = [_missed(term) for term in goodput.slo if not term.met]
+        return f"SLO met: {promises or 'the promised share'}; {good_requests} were within every limit."
+    missed = [_missed_term(term) for term in goodput.slo if not term.met]
     if goodput.share_limit is not None and (goodput.share or 0) < goodput.share_limit:
-        missed.append(f"only {good} were within every limit, {format.percent(goodput.share_limit)} were promised")
+        missed.append(
+            f"only {good_requests} were within every limit, {format.percent(goodput.share_limit)} were promised"
+        )
         return f"SLO missed: {'; '.join(missed)}."
-    return f"SLO missed: {'; '.join(missed)}; {good} were within every limit."
+    return f"SLO missed: {'; '.join(missed)}; {good_requests} were within every limit."
 
 
-def _missed(term: TermResult) -> str:
+def _missed_term(term: TermResult) -> str:
     name = f"{NAMES.get(term.metric, term.metric)} p{term.quantile * 100:g}"
     if term.value_ms is None:
         return f"{name} falls on a failed request" if term.count else f"{name} was not measured"
     return f"{name} is {format.milliseconds(term.value_ms)} ms, the limit {format.milliseconds(term.limit_ms)} ms"
 
 
-def shown_quantile(summary: Summary, metric: str, found: Distribution) -> str:
-    """The quantile to show of a metric: the one promised, else the highest that its samples carry."""
+def shown_quantile(summary: Summary, metric: str, distribution: Distribution) -> str:
+    """The quantile to show for a metric: the one in the SLO; else p99, p95 or p90 if the samples suffice; else p50."""
     promised = [term.quantile for term in summary.goodput.slo if term.metric == metric]
     for name, p in (("p99_9", 0.999), ("p99", 0.99), ("p95", 0.95), ("p90", 0.9), ("p50", 0.5)):
         if promised and promised[0] == p:
             return name
-    return next((name for name in ("p99", "p95", "p90") if name in found.supported), "p50")
+    return next((name for name in ("p99", "p95", "p90") if name in distribution.supported), "p50")
 
 
 def five(summary: Summary) -> tuple[Number, ...]:
-    """TTFT, TPOT, output tokens/s, requests/s, and the share that kept the promise (or succeeded)."""
+    """TTFT, TPOT, output tokens/s, completed requests/s, and the share within the SLO (without one: that succeeded)."""
     tokens, load, goodput = summary.tokens, summary.load, summary.goodput
-    steady = tokens.steady_output_per_s is not None
-    output = tokens.steady_output_per_s if steady else tokens.output_per_s
+    has_steady = tokens.steady_output_per_s is not None
+    output = tokens.steady_output_per_s if has_steady else tokens.output_per_s
     gpus = summary.target.gpus
-    beside = f"{format.rate(output / gpus)} per GPU" if output is not None and gpus else ""
-    when = "while load was offered" if steady else "over the measured window"
-    done = load.steady_completed_rps if load.steady_completed_rps is not None else load.completed_rps
+    per_gpu = f"{format.rate(output / gpus)} per GPU" if output is not None and gpus else ""
+    window = "while load was offered" if has_steady else "over the measured window"
+    completed = load.steady_completed_rps if load.steady_completed_rps is not None else load.completed_rps
     offered = f"{format.rate(load.offered_rps)} offered" if load.offered_rps is not None else ""
     in_flight = f"{format.quantity(load.in_flight_mean)} in flight"
     if goodput.share is not None:
-        last = Number("Within the SLO", format.percent(goodput.share), "", f"goodput {format.rate(goodput.rps)}")
+        success = Number("Within the SLO", format.percent(goodput.share), "", f"goodput {format.rate(goodput.rps)}")
     else:
         share = summary.requests.ok / summary.requests.scheduled if summary.requests.scheduled else None
-        last = Number("Succeeded", format.percent(share), "", f"{format.count(summary.requests.scheduled)} scheduled")
+        success = Number(
+            "Succeeded", format.percent(share), "", f"{format.count(summary.requests.scheduled)} scheduled"
+        )
     return (
-        _latency(summary, "ttft", "TTFT", summary.ttft_ms),
-        _latency(summary, "tpot", "TPOT", summary.tpot_ms),
-        Number("Output tokens", format.quantity(output), "/s", ", ".join(filter(None, (beside, when)))),
-        Number("Completed", format.quantity(done), "req/s", ", ".join(filter(None, (offered, in_flight)))),
-        last,
+        _latency_number(summary, "ttft", "TTFT", summary.ttft_ms),
+        _latency_number(summary, "tpot", "TPOT", summary.tpot_ms),
+        Number("Output tokens", format.quantity(output), "/s", ", ".join(filter(None, (per_gpu, window)))),
+        Number("Completed", format.quantity(completed), "req/s", ", ".join(filter(None, (offered, in_flight)))),
+        success,
     )
 
 
-def _latency(summary: Summary, metric: str, name: str, found: Distribution) -> Number:
-    quantile = shown_quantile(summary, metric, found)
-    unsure = "" if quantile in found.supported or not found.count else "~"
-    value = getattr(found, quantile)
-    median = f"p50 {format.milliseconds(found.p50)} ms" if quantile != "p50" else f"{format.count(found.count)} samples"
-    beside = f"{median}; too few samples for {quantile}" if unsure else median
-    return Number(f"{name} {quantile.replace('_', '.')}", unsure + format.milliseconds(value), "ms", beside)
+def _latency_number(summary: Summary, metric: str, name: str, distribution: Distribution) -> Number:
+    quantile = shown_quantile(summary, metric, distribution)
+    mark = "" if quantile in distribution.supported or not distribution.count else "~"
+    value = getattr(distribution, quantile)
+    median = (
+        f"p50 {format.milliseconds(distribution.p50)} ms"
+        if quantile != "p50"
+        else f"{format.count(distribution.count)} samples"
+    )
+    beside = f"{median}; too few samples for {quantile}" if mark else median
+    return Number(f"{name} {quantile.replace('_', '.')}", mark + format.milliseconds(value), "ms", beside)

@@ -1,4 +1,4 @@
-"""A search as text: one line per probe, then the load found, its interval, and what speaks for it. Pure."""
+"""A search as text: one line per probe, then the load it found with its interval and its confirmation. Pure."""
 
 from __future__ import annotations
 
@@ -31,37 +31,39 @@ ENDINGS = {
 
 
 def asking(ask: NextTrial, unit: str) -> str:
-    """The line before a probe."""
+    """The line printed before a probe."""
     return f"probe {ask.number}: {ask.load:.4g}{unit} ({KINDS[ask.kind]})"
 
 
-def told(one: TrialResult) -> str:
-    """The line after it."""
-    early = ", ended early" if one.early else ""
-    return f"  {one.outcome}{early} after {format.duration(one.spent_s)}: {one.why}"
+def told(result: TrialResult) -> str:
+    """The line printed after a probe."""
+    ended_early = ", ended early" if result.early else ""
+    return f"  {result.outcome}{ended_early} after {format.duration(result.spent_s)}: {result.why}"
 
 
-def render(answer: SearchAnswer, told: Sequence[TrialResult], goal: Goal, *, unit: str, simulated: bool) -> str:
+def render(answer: SearchAnswer, results: Sequence[TrialResult], goal: Goal, *, unit: str, simulated: bool) -> str:
     """The whole report, ending in a newline."""
-    return "\n".join(_lines(answer, told, goal, unit, simulated)) + "\n"
+    return "\n".join(_lines(answer, results, goal, unit, simulated)) + "\n"
 
 
-def _lines(answer: SearchAnswer, told: Sequence[TrialResult], goal: Goal, unit: str, simulated: bool) -> Iterator[str]:
+def _lines(
+    answer: SearchAnswer, results: Sequence[TrialResult], goal: Goal, unit: str, simulated: bool
+) -> Iterator[str]:
     mark = "SIMULATED, not a real server: " if simulated else ""
     yield f"{mark}highest load at which {', '.join(goal.names)} hold"
     yield ""
     head = ("load", "outcome", "spent", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "goodput/s", "")
     rows = [
         (
-            f"{one.ask.load:.4g}",
-            one.outcome + (" (early)" if one.early else ""),
-            format.duration(one.spent_s),
-            *(format.milliseconds(one.figures.get(name)) for name in _LATENCIES),
-            format.quantity(one.figures.get("output_tokens_per_s")),
-            format.quantity(one.figures.get("goodput_rps")),
-            "confirmation" if one.ask.kind == "confirm" else "",
+            f"{result.ask.load:.4g}",
+            result.outcome + (" (early)" if result.early else ""),
+            format.duration(result.spent_s),
+            *(format.milliseconds(result.figures.get(name)) for name in _LATENCIES),
+            format.quantity(result.figures.get("output_tokens_per_s")),
+            format.quantity(result.figures.get("goodput_rps")),
+            "confirmation" if result.ask.kind == "confirm" else "",
         )
-        for one in sorted(told, key=lambda one: (one.ask.load, one.ask.number))
+        for result in sorted(results, key=lambda result: (result.ask.load, result.ask.number))
     ]
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     for row in (head, *rows):
@@ -84,9 +86,9 @@ def _lines(answer: SearchAnswer, told: Sequence[TrialResult], goal: Goal, unit: 
     yield f"Spent      {format.duration(spent)} in {answer.probes} probes, {confirming}"
     ended = f"Ended      {ENDINGS.get(answer.reason, answer.reason)}"
     yield from textwrap.wrap(ended, WIDTH, subsequent_indent=" " * 11)
-    bad = next((one for one in told if one.outcome == "invalid"), None)
-    if bad is not None:
-        yield f"           probe {bad.ask.number}: {bad.why}"
+    invalid = next((result for result in results if result.outcome == "invalid"), None)
+    if invalid is not None:
+        yield f"           probe {invalid.ask.number}: {invalid.why}"
 
 
 _LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")

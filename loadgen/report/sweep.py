@@ -1,4 +1,4 @@
-"""A sweep as text, as a Markdown table for pasting, and as a page. Pure: a `levels.Curve` in, strings out."""
+"""A sweep as text, as a Markdown table and as an HTML page. Pure: takes a `SweepCurve`, returns strings."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def _row(curve: SweepCurve, level: SweepLevel) -> tuple[str, ...]:
         format.quantity(level.per_user),
         *map(ms, ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50")),
         format.percent(level.goodput),
-        ", ".join(_words(curve, level)),
+        ", ".join(_remarks(curve, level)),
     )
 
 
-def _words(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
+def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
     if not level.valid:
         yield "INVALID"
     if level.state != "finished":
@@ -54,7 +54,7 @@ def _words(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
 
 
 def sentences(curve: SweepCurve) -> Iterator[str]:
-    """What the sweep comes to."""
+    """The result of the sweep in sentences: the highest level within the SLO, and the knee."""
     by_name = {level.name: level for level in curve.levels}
     if curve.slo:
         if curve.best:
@@ -66,34 +66,34 @@ def sentences(curve: SweepCurve) -> Iterator[str]:
         else:
             yield f"No level kept the SLO ({curve.slo})."
     if curve.knee:
-        found = by_name[curve.knee]
+        knee = by_name[curve.knee]
         yield (
-            f"Knee: {found.load}, {format.rate(found.output_per_s)} output tokens at E2E p50 "
-            f"{format.milliseconds(found.e2e_p50)} ms (largest ratio of the two)."
+            f"Knee: {knee.load}, {format.rate(knee.output_per_s)} output tokens at E2E p50 "
+            f"{format.milliseconds(knee.e2e_p50)} ms (largest ratio of the two)."
         )
     elif len(curve.levels) >= 3:
         yield "No knee yet: throughput still grows faster than E2E p50 at the last level."
 
 
 def _table(curve: SweepCurve) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Without the columns that nobody can fill."""
+    """Head and rows of the table, without the columns that are empty in every row."""
     rows = [_row(curve, level) for level in curve.levels]
-    kept = [i for i in range(len(_HEAD)) if i == 0 or any(row[i] not in (format.NONE, "") for row in rows)]
-    return tuple(_HEAD[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
+    kept_columns = [i for i in range(len(_HEAD)) if i == 0 or any(row[i] not in (format.NONE, "") for row in rows)]
+    return tuple(_HEAD[i] for i in kept_columns), [tuple(row[i] for i in kept_columns) for row in rows]
 
 
 _UNITS = "Latencies in ms. tokens/s: output, while load was offered; per user: 1 / TPOT p50. ~: too few samples."
 
 
 def render_text(curve: SweepCurve) -> str:
-    """The table and what it comes to."""
+    """The table and the result, for a terminal, ending in a newline."""
     head, rows = _table(curve)
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = []
     for row in (head, *rows):
-        last = len(row) - (head[-1] == "")
+        remark_column = len(row) - (head[-1] == "")
         cells = [
-            f"{cell:>{width}}" if 0 < i < last else f"{cell:<{width}}"
+            f"{cell:>{width}}" if 0 < i < remark_column else f"{cell:<{width}}"
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
@@ -102,19 +102,20 @@ def render_text(curve: SweepCurve) -> str:
 
 
 def render_markdown(curve: SweepCurve) -> str:
-    """The same, for pasting."""
+    """The same content as Markdown."""
     head, rows = _table(curve)
     gpus = f", {curve.gpus} GPUs" if curve.gpus else ""
     mark = "SIMULATED: " if any(level.simulated for level in curve.levels) else ""
-    made = f"loadgen {curve.version}, {curve.started[:10]}"
-    title = f"**{mark}{curve.workload}**, {curve.model} at {curve.target}{gpus}, {made}\n"
+    made_by = f"loadgen {curve.version}, {curve.started[:10]}"
+    title = f"**{mark}{curve.workload}**, {curve.model} at {curve.target}{gpus}, {made_by}\n"
     return (
-        "\n".join([title, markdown.table(head, rows), _UNITS, "", *(f"- {said}" for said in sentences(curve))]) + "\n"
+        "\n".join([title, markdown.table(head, rows), _UNITS, "", *(f"- {sentence}" for sentence in sentences(curve))])
+        + "\n"
     )
 
 
 def render_html(curve: SweepCurve) -> str:
-    """The page: what it comes to, the curve, the front, every level."""
+    """The HTML page: the result, the charts (with the Pareto front), the table of levels."""
     sheet = page.Page(f"{curve.workload}: {len(curve.levels)} levels", f"loadgen {curve.version} report of a sweep")
     if any(level.simulated for level in curve.levels):
         sheet.add(page.mark("SIMULATED", "a model of a server answered: nothing here was measured on hardware", "warn"))
@@ -124,7 +125,7 @@ def render_html(curve: SweepCurve) -> str:
     sheet.add(
         f"<h1>{escape(' · '.join(filter(None, (curve.workload, curve.model, f'{len(curve.levels)} levels'))))}</h1>"
     )
-    sheet.add(*(f'<p class="sentence">{escape(said)}</p>' for said in sentences(curve)))
+    sheet.add(*(f'<p class="sentence">{escape(sentence)}</p>' for sentence in sentences(curve)))
     facts = (("Target", curve.target), ("Model", curve.model), ("GPUs", str(curve.gpus or "")), ("SLO", curve.slo))
     sheet.add(page.facts((*facts, ("When", curve.started.replace("T", " ")), ("Made by", f"loadgen {curve.version}"))))
     sheet.section("Throughput and latency")
@@ -140,11 +141,11 @@ def render_html(curve: SweepCurve) -> str:
 
 
 def charts(curve: SweepCurve) -> Iterator[Chart]:
-    """Throughput against latency, per GPU against per user, latency and goodput against load."""
+    """Charts: latency over throughput, tokens/s per GPU over per user, throughput and goodput over load."""
     levels = [level for level in curve.levels if level.output_per_s is not None]
     if not levels:
         return
-    named = tuple(level.name for level in levels)
+    names = tuple(level.name for level in levels)
     output = [level.output_per_s or 0.0 for level in levels]
     marks = tuple(
         Mark(x=level.output_per_s, label=word, color=color)
@@ -155,7 +156,7 @@ def charts(curve: SweepCurve) -> Iterator[Chart]:
 
     def line(field: str, name: str, color: str, dash: str = "") -> Series:
         values = [getattr(level, field) for level in levels]
-        labels = named if not dash else ()
+        labels = names if not dash else ()
         return Series(name=name, x=output, y=values, color=color, dots=True, labels=labels, dash=dash)
 
     tokens = Axis(label="output tokens/s", unit="tokens/s", min=0)
@@ -171,15 +172,15 @@ def charts(curve: SweepCurve) -> Iterator[Chart]:
     yield from _pareto(levels)
     amounts = [level.amount for level in levels]
     if all(amount is not None for amount in amounts) and len(levels) > 1:
-        x = [amount or 0.0 for amount in amounts]
-        lanes = levels[0].name.startswith("c")
-        load = Axis(label="requests in flight, log" if lanes else "requests/s offered, log", log=True)
+        loads = [amount or 0.0 for amount in amounts]
+        is_closed_loop = levels[0].name.startswith("c")
+        load = Axis(label="requests in flight, log" if is_closed_loop else "requests/s offered, log", log=True)
         yield Chart(
             kind="lines",
             title="Output tokens per second against load",
             x=load,
             y=Axis(label="tokens/s", unit="tokens/s", min=0),
-            series=(Series(x=x, y=output, color="c3", dots=True),),
+            series=(Series(x=loads, y=output, color="c3", dots=True),),
         )
         if any(level.goodput is not None for level in levels):
             yield Chart(
@@ -187,15 +188,15 @@ def charts(curve: SweepCurve) -> Iterator[Chart]:
                 title="Requests within the SLO against load",
                 x=load,
                 y=Axis(label="share", format="percent", min=0, max=1),
-                series=(Series(x=x, y=[level.goodput for level in levels], color="good", dots=True),),
+                series=(Series(x=loads, y=[level.goodput for level in levels], color="good", dots=True),),
             )
 
 
 def _pareto(levels: list[SweepLevel]) -> Iterator[Chart]:
-    known = [level for level in levels if level.per_user is not None and level.output_per_s is not None]
-    if not known:
+    known_levels = [level for level in levels if level.per_user is not None and level.output_per_s is not None]
+    if not known_levels:
         return
-    per_gpu = all(level.per_gpu is not None for level in known)
+    per_gpu = all(level.per_gpu is not None for level in known_levels)
     unit = "tokens/s per GPU" if per_gpu else "tokens/s in all"
 
     def series(chosen: list[SweepLevel], name: str, color: str, dash: str = "") -> Series:
@@ -210,14 +211,14 @@ def _pareto(levels: list[SweepLevel]) -> Iterator[Chart]:
             labels=tuple(level.name for level in ordered),
         )
 
-    front, rest = [level for level in known if level.front], [level for level in known if not level.front]
-    found = [series(front, "Pareto front", "c4")] if front else []
-    found += [series([level], "dominated" if i == 0 else "", "c6") for i, level in enumerate(rest)]
+    front, rest = [level for level in known_levels if level.front], [level for level in known_levels if not level.front]
+    all_series = [series(front, "Pareto front", "c4")] if front else []
+    all_series += [series([level], "dominated" if i == 0 else "", "c6") for i, level in enumerate(rest)]
     yield Chart(
         kind="lines",
         title=f"{unit[0].upper()}{unit[1:]} against tokens/s per user",
         note="" if per_gpu else "of all GPUs together: --gpus was not given",
         x=Axis(label="tokens/s per user (1 / TPOT p50)", unit="tokens/s per user", min=0),
         y=Axis(label=unit, unit=unit, min=0),
-        series=tuple(found),
+        series=tuple(all_series),
     )

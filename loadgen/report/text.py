@@ -1,6 +1,7 @@
-"""The summary as a table for a terminal: what was tested, what came out, whether to believe it.
+"""A run's summary as tables for a terminal: what was tested, what was measured, whether the figures can be trusted.
 
-Pure: a `Summary` in, a string out, at most `width` columns, save for names: a URL is never cut. No arithmetic here.
+Pure: takes a `Summary`, returns a string of at most `width` columns. Names may be wider: a URL is never cut. No
+arithmetic is done here.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ if TYPE_CHECKING:
     from loadgen.server_metrics.series import Served
 
 WIDTH = 100
-LABEL = 11  # of the left column
-SHOWN = ("p50", "p90", "p95", "p99")  # p99.9 and least are in the JSON
+LABEL = 11  # width of the left column
+SHOWN = ("p50", "p90", "p95", "p99")  # p99.9 and the minimum are in the JSON
 
 
 def render(summary: Summary, *, color: bool = False, width: int = WIDTH) -> str:
-    """The whole report, ending in a newline. The first line says what was tested, the last ones whether it counts."""
+    """The whole report, ending in a newline. The first line says what was tested; the last lines are the verdict."""
     paint = _ansi if color else _plain
     blocks = (
-        _opening(summary, paint, width),
+        _heading(summary, paint, width),
         _counts(summary, width),
         _latency(summary),
         _tokens(summary, width),
@@ -45,7 +46,7 @@ def render(summary: Summary, *, color: bool = False, width: int = WIDTH) -> str:
 
 
 def render_levels(summaries: Sequence[Summary], *, color: bool = False) -> str:
-    """One line per summary, for a run of several levels of load: `--concurrency 1,2,4,8`."""
+    """A table with one line per summary, for a run with several load levels: `--concurrency 1,2,4,8`."""
     paint = _ansi if color else _plain
     head = (
         "load",
@@ -85,30 +86,30 @@ def render_levels(summaries: Sequence[Summary], *, color: bool = False) -> str:
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1"}
 
 
-def _ansi(words: str, colour: str) -> str:
-    return f"\x1b[{_COLOURS[colour]}m{words}\x1b[0m"
+def _ansi(text: str, colour: str) -> str:
+    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
 
 
-def _plain(words: str, colour: str) -> str:
-    return words
+def _plain(text: str, colour: str) -> str:
+    return text
 
 
 def _wrapped(label: str, parts: Sequence[str], width: int, separator: str = ", ") -> list[str]:
-    """`label`, then the parts that are not empty to the right of it; a line ends between parts, never within one."""
-    held = separator.join(part.replace(" ", "\u00a0") for part in parts if part)
+    """`label` on the left, the non-empty parts on the right. Lines break between parts, never inside one."""
+    text = separator.join(part.replace(" ", "\u00a0") for part in parts if part)
     lines = textwrap.wrap(
-        held, width, initial_indent=f"{label:<{LABEL}}", subsequent_indent=" " * LABEL, break_on_hyphens=False
+        text, width, initial_indent=f"{label:<{LABEL}}", subsequent_indent=" " * LABEL, break_on_hyphens=False
     )
     return [line.replace("\u00a0", " ") for line in lines] or [label]
 
 
-def _listed(sentences: Sequence[str], width: int) -> Iterator[str]:
+def _bullets(sentences: Sequence[str], width: int) -> Iterator[str]:
     for sentence in sentences:
         yield from textwrap.wrap(sentence, width, initial_indent="  - ", subsequent_indent="    ")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """First column to the left, the others to the right, each as wide as it needs."""
+    """Lines of a text table: first column left-aligned, the others right-aligned, each as wide as its widest cell."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = []
     for row in (head, *rows):
@@ -117,22 +118,22 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def _opening(summary: Summary, paint: Callable[[str, str], str], width: int) -> Iterator[str]:
+def _heading(summary: Summary, paint: Callable[[str, str], str], width: int) -> Iterator[str]:
     target, run = summary.target, summary.run
     mark = paint("SIMULATED, not a real server:", "yellow") + " " if target.simulated else ""
-    yield mark + paint(" · ".join(filter(None, (_called(target), target.model, summary.load.arrival))), "bold")
+    yield mark + paint(" · ".join(filter(None, (_target_name(target), target.model, summary.load.arrival))), "bold")
     gpus = f"{target.gpus} GPU{'s' if target.gpus != 1 else ''}" if target.gpus is not None else ""
     rtt = f"connect time {format.milliseconds(summary.rtt_ms)} ms without load" if summary.rtt_ms is not None else ""
     seed = f"seed {run.seed}" if run.seed is not None else ""
     yield from _wrapped("Run", [f"{run.workload or run.name}: {run.id}", seed, f"loadgen {run.version}"], width)
     yield from _wrapped("", [gpus, target.shape, target.region, rtt], width)
     if run.state != "finished":
-        words = {"interrupted": "interrupted by the user", "cut_off": "cut off: no clean end was recorded"}
-        words["stopped"] = "ended early: a target stopped answering"
-        yield " " * LABEL + paint(words.get(run.state, run.state), "yellow")
+        state_texts = {"interrupted": "interrupted by the user", "cut_off": "cut off: no clean end was recorded"}
+        state_texts["stopped"] = "ended early: a target stopped answering"
+        yield " " * LABEL + paint(state_texts.get(run.state, run.state), "yellow")
 
 
-def _called(target: TargetFacts) -> str:
+def _target_name(target: TargetFacts) -> str:
     server = f" ({target.server})" if target.server else ""
     if target.name and target.url:
         return f"{target.name} at {target.url}{server}"
@@ -162,20 +163,23 @@ def _counts(summary: Summary, width: int) -> Iterator[str]:
     yield from _wrapped("Time", [f"{format.duration(window.duration_s)} measured", offered], width)
     yield from _drift(summary.drift, width)
     if summary.sessions is not None:
-        found = summary.sessions
-        p50 = format.duration(None if found.duration_ms.p50 is None else found.duration_ms.p50 / 1000)
-        done = f"{format.count(found.ok)} of {format.count(found.count)} conversations ok"
-        done += f" (+ {format.count(found.cut)} cut short by the end of the load)" if found.cut else ""
-        yield from _wrapped("Tasks", [done, format.rate(found.ok_per_s), f"p50 {p50} each"], width)
+        sessions = summary.sessions
+        p50 = format.duration(None if sessions.duration_ms.p50 is None else sessions.duration_ms.p50 / 1000)
+        done = f"{format.count(sessions.ok)} of {format.count(sessions.count)} conversations ok"
+        done += f" (+ {format.count(sessions.cut)} cut short by the end of the load)" if sessions.cut else ""
+        yield from _wrapped("Tasks", [done, format.rate(sessions.ok_per_s), f"p50 {p50} each"], width)
 
 
 def _drift(drift: Drift, width: int) -> Iterator[str]:
-    """How the last third of a run was, beside its first; in half a minute it says little but how a run begins."""
+    """How the last third of a run differs from its first third.
+
+    Nothing for blocks shorter than 2 s: in about half a minute, the difference mostly shows how a run starts.
+    """
     if (drift.block_s or 0) < 2:
         return
-    shown = [
-        (name, getattr(drift, part))
-        for name, part in (
+    changes = [
+        (name, getattr(drift, field))
+        for name, field in (
             ("TTFT p50", "ttft_p50"),
             ("p99", "ttft_p99"),
             ("TPOT p50", "tpot_p50"),
@@ -184,13 +188,13 @@ def _drift(drift: Drift, width: int) -> Iterator[str]:
             ("output tokens/s", "output_per_s"),
         )
     ]
-    parts = [f"{name} {change * 100:+.1f} %" for name, change in shown if change is not None]
+    parts = [f"{name} {change * 100:+.1f} %" for name, change in changes if change is not None]
     if parts:
         yield from _wrapped("Drift", ["last third of the time against the first: " + parts[0], *parts[1:]], width)
 
 
 def _value(distribution: Distribution, quantile: str) -> str:
-    """A quantile in ms, marked when too few samples stand behind it."""
+    """A quantile in ms, marked with ~ when it has too few samples."""
     value = getattr(distribution, quantile)
     if value is None:
         return format.NONE
@@ -198,11 +202,11 @@ def _value(distribution: Distribution, quantile: str) -> str:
 
 
 def _footnote(distributions: Sequence[Distribution], quantiles: Sequence[str] = SHOWN) -> list[str]:
-    """Says what the mark means, when it was used."""
-    few = {q for d in distributions if d.count for q in quantiles if q not in d.supported}
-    if not few:
+    """One line that explains the ~ mark; empty when no shown quantile has it."""
+    unsupported = {q for d in distributions if d.count for q in quantiles if q not in d.supported}
+    if not unsupported:
         return []
-    needs = ", ".join(f"{q} {format.count(SUPPORT[q])}" for q in quantiles if q in few)
+    needs = ", ".join(f"{q} {format.count(SUPPORT[q])}" for q in quantiles if q in unsupported)
     return [f"~ rests on too few samples; needed: {needs}"]
 
 
@@ -251,50 +255,52 @@ def _latency(summary: Summary) -> Iterator[str]:
 def _tokens(summary: Summary, width: int) -> Iterator[str]:
     tokens, client = summary.tokens, summary.client
     cached = f" ({format.percent(tokens.cached_share)} cached)" if tokens.cached_share is not None else ""
-    asked = f" of {format.count(tokens.asked_output)} asked" if tokens.asked_output not in (None, tokens.output) else ""
-    by = " + ".join(tag for tag in tokens.sources.output if tag != "none")
-    sums = [f"{format.count(tokens.input)} in{cached}", f"{format.count(tokens.output)} out{asked}"]
-    yield from _wrapped("Tokens", [*sums, f"output counted by: {by}" if by else ""], width)
+    requested = (
+        f" of {format.count(tokens.asked_output)} asked" if tokens.asked_output not in (None, tokens.output) else ""
+    )
+    counters = " + ".join(tag for tag in tokens.sources.output if tag != "none")
+    totals = [f"{format.count(tokens.input)} in{cached}", f"{format.count(tokens.output)} out{requested}"]
+    yield from _wrapped("Tokens", [*totals, f"output counted by: {counters}" if counters else ""], width)
     rates = [f"{format.rate(tokens.output_per_s)} output", f"{format.rate(tokens.total_per_s)} input + output"]
     if tokens.steady_output_per_s is not None:
         rates.append(f"while load was offered {format.rate(tokens.steady_output_per_s)} output")
         rates.append(f"{format.rate(tokens.steady_total_per_s)} input + output")
     yield from _wrapped("", rates, width)
-    used = [f"{client.workers} worker{'s' if client.workers != 1 else ''}"]
-    used += [f"{format.quantity(client.cpu_s)} CPU-s"] if client.cpu_s is not None else []
-    used += (
+    client_use = [f"{client.workers} worker{'s' if client.workers != 1 else ''}"]
+    client_use += [f"{format.quantity(client.cpu_s)} CPU-s"] if client.cpu_s is not None else []
+    client_use += (
         [f"busiest second {format.percent(client.cpu_share_max)} of a core"] if client.cpu_share_max is not None else []
     )
     if client.waited_share_max is not None and client.waited_share_max > WAITED_SHARE:
-        used.append(f"kept off it by others for {format.percent(client.waited_share_max)} of one")
-    used += [f"{format.size(client.peak_rss_bytes)} at most"] if client.peak_rss_bytes is not None else []
+        client_use.append(f"kept off it by others for {format.percent(client.waited_share_max)} of one")
+    client_use += [f"{format.size(client.peak_rss_bytes)} at most"] if client.peak_rss_bytes is not None else []
     traffic = [f"{format.size(summary.bytes.sent)} sent", f"{format.size(summary.bytes.received)} received"]
-    yield from _wrapped("Client", [*used, *traffic], width)
+    yield from _wrapped("Client", [*client_use, *traffic], width)
     if summary.server is not None:
         yield from _wrapped("Server", server_says(summary.server), width)
 
 
-def server_says(served: Served) -> list[str]:
-    """What the servers' metrics pages came to, in phrases: their count of tokens beside the client's first."""
-    said = []
-    theirs, ours = served.output_tokens, served.client_output_tokens
-    if theirs is not None:
-        word = "the client as many"
-        if theirs != ours:
-            word = f"the client {format.count(ours)} ({format.difference(ours, theirs)})"
-        said.append(f"{format.count(theirs)} output tokens by its own count, {word}")
-    if served.running_max is not None:
-        said.append(f"at most {format.count(served.running_max)} running")
-    if served.waiting_max is not None:
-        said.append(f"{format.count(served.waiting_max)} queued")
-    if served.kv_use_max is not None:
-        said.append(f"KV cache {format.percent(served.kv_use_max)} full at most")
-    reads, failed = (sum(getattr(page, name) for page in served.pages) for name in ("reads", "failed"))
-    return [*said, f"{format.count(reads)} reads" + (f", {format.count(failed)} of them failed" if failed else "")]
+def server_says(server: Served) -> list[str]:
+    """Phrases about the servers' own metrics. The first compares their count of output tokens with the client's."""
+    phrases = []
+    server_count, client_count = server.output_tokens, server.client_output_tokens
+    if server_count is not None:
+        client_phrase = "the client as many"
+        if server_count != client_count:
+            client_phrase = f"the client {format.count(client_count)} ({format.difference(client_count, server_count)})"
+        phrases.append(f"{format.count(server_count)} output tokens by its own count, {client_phrase}")
+    if server.running_max is not None:
+        phrases.append(f"at most {format.count(server.running_max)} running")
+    if server.waiting_max is not None:
+        phrases.append(f"{format.count(server.waiting_max)} queued")
+    if server.kv_use_max is not None:
+        phrases.append(f"KV cache {format.percent(server.kv_use_max)} full at most")
+    reads, failed = (sum(getattr(page, name) for page in server.pages) for name in ("reads", "failed"))
+    return [*phrases, f"{format.count(reads)} reads" + (f", {format.count(failed)} of them failed" if failed else "")]
 
 
 def parts(summary: Summary) -> Iterator[str]:
-    """Stages when several are measured; targets, and both totals of them, when there are several."""
+    """Lines about stages, when several are measured, and about targets with both totals, when there are several."""
     head = ("", "ok", "failed", "requests/s", "output tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
 
     def row(name: str, part: StageSummary | TargetSummary) -> tuple[str, ...]:
@@ -321,41 +327,41 @@ def parts(summary: Summary) -> Iterator[str]:
             ("  all tokens over one clock", format.quantity(rack.single_clock_per_s)),
         ]
         yield from _table(("", ""), totals)[1:]
-        figures = (rack.min_per_s, rack.mean_per_s, rack.median_per_s, rack.max_per_s)
-        nodes = zip(("min", "mean", "median", "max"), figures, strict=True)
-        each = ", ".join(f"{name} {format.quantity(value)}" for name, value in nodes)
-        yield f"  of a target {each}, spread {format.percent(rack.spread)}"
+        rates = (rack.min_per_s, rack.mean_per_s, rack.median_per_s, rack.max_per_s)
+        statistics = zip(("min", "mean", "median", "max"), rates, strict=True)
+        per_target = ", ".join(f"{name} {format.quantity(value)}" for name, value in statistics)
+        yield f"  of a target {per_target}, spread {format.percent(rack.spread)}"
 
 
 def _slo(goodput: Goodput, paint: Callable[[str, str], str], width: int) -> Iterator[str]:
     if goodput.met is None:
         return
-    word, colour = ("met", "green") if goodput.met else ("MISSED", "red")
-    good = f"{word}: {format.count(goodput.good)} of {format.count(goodput.counted)} requests within every limit"
-    promised = f", promised {format.percent(goodput.share_limit)}" if goodput.share_limit is not None else ""
-    good += f" ({format.percent(goodput.share)}{promised})"
-    first, *others = _wrapped("SLO", [good, f"goodput {format.rate(goodput.rps)}"], width)
-    yield first.replace(word, paint(word, colour), 1)
+    result, colour = ("met", "green") if goodput.met else ("MISSED", "red")
+    text = f"{result}: {format.count(goodput.good)} of {format.count(goodput.counted)} requests within every limit"
+    share_limit = f", promised {format.percent(goodput.share_limit)}" if goodput.share_limit is not None else ""
+    text += f" ({format.percent(goodput.share)}{share_limit})"
+    first, *others = _wrapped("SLO", [text, f"goodput {format.rate(goodput.rps)}"], width)
+    yield first.replace(result, paint(result, colour), 1)
     yield from others
     yield from (
-        f"  {line}  {paint(end, 'green' if term.met else 'red')}"
-        for term, line, end in zip(
+        f"  {line}  {paint(term_result, 'green' if term.met else 'red')}"
+        for term, line, term_result in zip(
             goodput.slo,
-            _table(("", "", ""), [_term(term) for term in goodput.slo])[1:],
+            _table(("", "", ""), [_term_cells(term) for term in goodput.slo])[1:],
             ["met" if term.met else "MISSED" for term in goodput.slo],
             strict=True,
         )
     )
 
 
-def _term(term: TermResult) -> tuple[str, str, str]:
+def _term_cells(term: TermResult) -> tuple[str, str, str]:
     name = NAMES.get(term.metric, term.metric)
     limit = f"{name} p{term.quantile * 100:g} at most {format.milliseconds(term.limit_ms)} ms"
     if term.value_ms is None:
-        came = "falls on a failed one" if term.count else "nothing measured"
+        outcome = "falls on a failed one" if term.count else "nothing measured"
     else:
-        came = f"{'' if term.supported else '~'}{format.milliseconds(term.value_ms)} ms"
-    return limit, came, f"{format.count(term.over)} of {format.count(term.count)} over"
+        outcome = f"{'' if term.supported else '~'}{format.milliseconds(term.value_ms)} ms"
+    return limit, outcome, f"{format.count(term.over)} of {format.count(term.count)} over"
 
 
 def _errors(requests: RequestCounts, width: int) -> Iterator[str]:
@@ -364,8 +370,8 @@ def _errors(requests: RequestCounts, width: int) -> Iterator[str]:
     yield "Errors"
     longest = max(len(kind) for kind in requests.by_error)
     for kind, error in requests.by_error.items():
-        words = "".join(letter if letter.isprintable() else " " for letter in error.first_text)
-        line = f"  {kind:<{longest}}  {format.count(error.count):>7}  {' '.join(words.split())}"
+        printable = "".join(letter if letter.isprintable() else " " for letter in error.first_text)
+        line = f"  {kind:<{longest}}  {format.count(error.count):>7}  {' '.join(printable.split())}"
         yield line if len(line) <= width else line[: width - 3] + "..."
 
 
@@ -373,9 +379,9 @@ def _verdict(summary: Summary, paint: Callable[[str, str], str], width: int) -> 
     verdict = summary.verdict
     if verdict.warnings:
         yield paint("Warnings", "yellow")
-        yield from _listed(verdict.warnings, width)
+        yield from _bullets(verdict.warnings, width)
     if verdict.valid:
         yield f"{paint('VALID', 'green')}: the measurement is sound"
     else:
         yield f"{paint('INVALID', 'red')}: do not rely on these numbers"
-        yield from _listed(verdict.reasons, width)
+        yield from _bullets(verdict.reasons, width)

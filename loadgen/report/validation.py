@@ -1,6 +1,6 @@
-"""A validation for people: one page of HTML for those who will not read more, and the same as text for a terminal.
+"""The verdict on a contract for readers: one short HTML page, the same as text for a terminal, and JUnit cases.
 
-Pure: a `Validation` in, a string out. Every figure was made in `judge.py`.
+Pure: takes a `Validation`, returns a string. Every figure was computed in `contracts/verdict.py`.
 """
 
 from __future__ import annotations
@@ -37,58 +37,59 @@ KIND = {PASS: "good", FAIL: "bad", INCONCLUSIVE: "warn"}
 WIDTH = 110
 
 
-def render(found: Validation) -> str:
-    """The page."""
-    sheet = page.Page(f"{found.verdict}: {found.contract}", f"loadgen {found.version} validation")
-    if found.simulated:
+def render(validation: Validation) -> str:
+    """The HTML page."""
+    sheet = page.Page(f"{validation.verdict}: {validation.contract}", f"loadgen {validation.version} validation")
+    if validation.simulated:
         sheet.add(
             page.mark("SIMULATED", "a model of a server answered, no real one: this verdict is an exercise", "warn")
         )
-    if found.interrupted:
+    if validation.interrupted:
         sheet.add(page.mark("INTERRUPTED", "the user broke it off: what was not run is not known", "warn"))
-    sheet.add(f"<h1>{escape(found.contract)}</h1>")
+    sheet.add(f"<h1>{escape(validation.contract)}</h1>")
     sheet.add(
-        f'<p class="sentence {KIND[found.verdict]}">{escape(found.verdict)}: {escape(found.sentence)}.</p>',
-        f"<p>{escape(found.verdict)} means: {escape(MEANING[found.verdict])}.</p>",
+        f'<p class="sentence {KIND[validation.verdict]}">{escape(validation.verdict)}: '
+        f"{escape(validation.sentence)}.</p>",
+        f"<p>{escape(validation.verdict)} means: {escape(MEANING[validation.verdict])}.</p>",
         page.facts(
             (
-                ("Target", found.target),
-                ("Model", found.model),
-                ("Server", found.server),
-                ("When", f"{found.started.replace('T', ' ')} to {found.ended.replace('T', ' ')}"),
-                ("Confidence", f"{found.confidence * 100:g} %, two-sided, of every interval"),
-                ("Contract", f"SHA-256 {found.contract_sha256}"),
+                ("Target", validation.target),
+                ("Model", validation.model),
+                ("Server", validation.server),
+                ("When", f"{validation.started.replace('T', ' ')} to {validation.ended.replace('T', ' ')}"),
+                ("Confidence", f"{validation.confidence * 100:g} %, two-sided, of every interval"),
+                ("Contract", f"SHA-256 {validation.contract_sha256}"),
             )
         ),
     )
-    shared = _shared(found)
-    for level in found.levels:
+    shared_notes = _shared(validation)
+    for level in validation.levels:
         sheet.section(f"{level.name}: {level.verdict}")
         sheet.add(f'<p class="soft">{escape(_load(level))}</p>')
         if level.trouble:
             sheet.add(page.mark("NOTHING SHOWN", level.trouble, "warn"))
         rows = [_row(term, level.trouble) for term in level.terms]
         sheet.add(_coloured(page.table(("verdict", "", "promise", "measured"), rows, words=True)))
-        sheet.add(page.listed([note for note in level.notes if note not in shared], "warn"))
-    if shared:
+        sheet.add(page.listed([note for note in level.notes if note not in shared_notes], "warn"))
+    if shared_notes:
         sheet.section("Said of every level")
-        sheet.add(page.listed(shared, "warn"))
-    if found.preflight:
+        sheet.add(page.listed(shared_notes, "warn"))
+    if validation.preflight:
         sheet.section("Seen before the first request")
-        sheet.add(page.listed(found.preflight))
+        sheet.add(page.listed(validation.preflight))
     sheet.section("What the words mean")
-    sheet.add(page.listed((f"{word}: {meaning}" for word, meaning in _words(found))))
+    sheet.add(page.listed((f"{word}: {meaning}" for word, meaning in _glossary(validation))))
     return sheet.render()
 
 
 def _coloured(table: str) -> str:
-    """The verdicts of a table as they are above it, and no unit on another line than its number."""
-    for word, kind in KIND.items():
-        table = table.replace(f"<td>{word}</td>", f'<td class="{kind}"><b>{word}</b></td>')
+    """The table with its verdicts coloured, and with no line break between a number and its unit."""
+    for word, css_class in KIND.items():
+        table = table.replace(f"<td>{word}</td>", f'<td class="{css_class}"><b>{word}</b></td>')
     return _UNITS.sub("\\1\u00a0\\2", table)
 
 
-def _words(found: Validation) -> Iterator[tuple[str, str]]:
+def _glossary(validation: Validation) -> Iterator[tuple[str, str]]:
     yield "PASS", "the whole interval of the measured figure keeps the promise"
     yield "FAIL", "the whole interval breaks it"
     yield (
@@ -98,17 +99,17 @@ def _words(found: Validation) -> Iterator[tuple[str, str]]:
         "the load generator was the limit, or the run was not valid",
     )
     yield "must, should", "the verdict is that of the must terms; should terms are told and decide nothing"
-    told = " ".join(term.term for level in found.levels for term in level.terms)
+    term_texts = " ".join(term.term for level in validation.levels for term in level.terms)
     for word, meaning in TERMS.items():
-        if re.search(rf"\b{word}\b", told):
+        if re.search(rf"\b{word}\b", term_texts):
             yield word, meaning
-    if re.search(r"\bp[0-9]", told):
+    if re.search(r"\bp[0-9]", term_texts):
         yield "p50, p99", "so many of 100 requests are at or below it; one that failed is above every limit"
 
 
-def _shared(found: Validation) -> list[str]:
-    """Notes that all levels have, if there are several: told once."""
-    notes = [level.notes for level in found.levels]
+def _shared(validation: Validation) -> list[str]:
+    """Notes that all of several levels have in common; they are printed once."""
+    notes = [level.notes for level in validation.levels]
     return [note for note in notes[0] if all(note in other for other in notes)] if len(notes) > 1 else []
 
 
@@ -117,28 +118,28 @@ def _load(level: LevelVerdict) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _row(term: Judgement, told: str) -> tuple[str, ...]:
-    return (term.verdict, term.kind, term.term, format.NONE if term.reason == told else term.reason)
+def _row(term: Judgement, level_trouble: str) -> tuple[str, ...]:
+    return (term.verdict, term.kind, term.term, format.NONE if term.reason == level_trouble else term.reason)
 
 
-def text(found: Validation) -> str:
-    """The verdict for a terminal, ending in a newline; the last line is the verdict itself."""
-    lines = [f"contract: {found.contract}   target: {found.target} {found.model}".rstrip()]
-    if found.simulated:
+def text(validation: Validation) -> str:
+    """The validation as text for a terminal, ending in a newline. The last line is the verdict."""
+    lines = [f"contract: {validation.contract}   target: {validation.target} {validation.model}".rstrip()]
+    if validation.simulated:
         lines.append("SIMULATED, not a real server: this verdict is an exercise")
-    shared = _shared(found)
-    for level in found.levels:
+    shared_notes = _shared(validation)
+    for level in validation.levels:
         lines += ["", f"{level.name}: {level.verdict}   ({_load(level)})"]
         lines += _wrapped("  ", level.trouble) if level.trouble else []
         for term in level.terms:
             lines += _wrapped(f"  {term.verdict:<12}  {term.kind:<6}  ", f"{term.term}")
             lines += _wrapped(" " * 24, term.reason) if term.reason != level.trouble else []
         for note in level.notes:
-            lines += _wrapped("  note: ", note) if note not in shared else []
-    lines += [""] if shared else []
-    for note in shared:
+            lines += _wrapped("  note: ", note) if note not in shared_notes else []
+    lines += [""] if shared_notes else []
+    for note in shared_notes:
         lines += _wrapped("note, of every level: ", note)
-    return "\n".join([*lines, "", f"{found.verdict}: {found.sentence}"]) + "\n"
+    return "\n".join([*lines, "", f"{validation.verdict}: {validation.sentence}"]) + "\n"
 
 
 def _wrapped(lead: str, sentence: str) -> list[str]:
@@ -146,8 +147,8 @@ def _wrapped(lead: str, sentence: str) -> list[str]:
 
 
 def cases(validation: Validation) -> list[Case]:
-    """The terms as test cases: an undecided one, and a should that does not hold, is skipped with its reason."""
-    found = []
+    """One JUnit case per term. An inconclusive term, and a "should" term that fails, is skipped with its reason."""
+    test_cases = []
     for level in validation.levels:
         for term in level.terms:
             outcome: Literal["passed", "failed", "skipped"] = "skipped"
@@ -156,5 +157,5 @@ def cases(validation: Validation) -> list[Case]:
             elif term.verdict == FAIL and term.kind == "must":
                 outcome = "failed"
             message = f"{term.verdict}: {term.reason}"
-            found.append(Case(group=level.name, name=f"{term.kind} {term.term}", outcome=outcome, text=message))
-    return found
+            test_cases.append(Case(group=level.name, name=f"{term.kind} {term.term}", outcome=outcome, text=message))
+    return test_cases
