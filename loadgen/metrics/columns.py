@@ -310,11 +310,10 @@ def within(instants_ns: NDArray[np.int64], stretch: Span | Window) -> NDArray[np
 
 
 def in_flight(everything: Sequence[Columns], stretch: Span | Window) -> tuple[float | None, int | None]:
-    """Mean and maximum number of requests in flight (sent and not done) in an interval, computed exactly by a sweep
-    over starts and ends.
+    """Mean and maximum number of requests in flight (sent and not done) in an interval.
 
-    A request without an end (its worker died) counts as in flight until the end of the interval. At the same instant,
-    ends are counted before starts.
+    Exact, by a sweep over starts and ends. A request without an end (its worker died) counts as in flight until the end
+    of the interval. At the same instant, ends are counted before starts.
     """
     if stretch.start_s is None or stretch.end_s is None:
         return None, None
@@ -419,8 +418,7 @@ def events_between(sums: NDArray[np.int64], stretch: Span | Window) -> float:
 
 
 def spread_tokens(columns: Columns, stretch: Span) -> float:
-    """Output tokens of ok requests in an interval; the tokens of each request are spread evenly from its first to its
-    last token.
+    """Output tokens of ok requests in an interval, those of a request spread evenly from its first to its last token.
 
     This estimates token times where there is no timeline: for one of several targets, and for answers that were not
     streamed.

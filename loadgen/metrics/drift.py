@@ -30,9 +30,7 @@ FEWEST = 6  # whole blocks needed to compute a change
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """One block of the run: quantiles of the measured ok requests due in it, and the rate of the output tokens that
-    came in it.
-    """
+    """One block of the run: quantiles of the measured ok requests due in it, and the output tokens that came in it."""
 
     start_s: float
     end_s: float

@@ -1,4 +1,4 @@
-"""The highest load under an SLO: which load to try next, the trials, the folder of an experiment, sweeps.
+"""Search for the highest load under an SLO, and sweeps: the next load, the trials, the folder of an experiment.
 
-`load_search.py` is pure (ask, tell). `trials.py` carries out one load at a time; nothing here renders.
+`load_search.py` is pure (ask and tell). `trials.py` runs one load at a time. Nothing here renders.
 """
