@@ -186,10 +186,10 @@ def test_holm_rejects_what_the_step_down_rejects(chances: list[float]) -> None:
 
 
 def test_the_gap_of_two_figures() -> None:
-    gap = comparison._gap(Known(1.0, 0.3, 19), Known(2.0, 0.4, 9))
+    gap = comparison._difference_of(Known(1.0, 0.3, 19), Known(2.0, 0.4, 9))
     assert (gap.value, gap.error) == pytest.approx((1.0, 0.5))
     assert gap.freedom == pytest.approx(0.5**4 / (0.3**4 / 19 + 0.4**4 / 9))
-    assert comparison._chance(Known(0.0, 0.0, 9)) == 1.0 and comparison._chance(Known(1.0, 0.0, 9)) == 0.0
+    assert comparison._p_value(Known(0.0, 0.0, 9)) == 1.0 and comparison._p_value(Known(1.0, 0.0, 9)) == 0.0
 
 
 def test_the_error_of_a_quantile_is_that_of_its_sampling() -> None:
@@ -264,7 +264,7 @@ def test_conditions_on_shares_are_in_points() -> None:
 def test_beyond_noise_asks_for_the_whole_interval(low: float | None, failed: bool) -> None:
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
     one = difference(before=100.0, after=110.0, change=0.1, low=low, high=None if low is None else 0.2)
-    assert thresholds._held(condition, one, beyond_noise=True).failed is failed
+    assert thresholds._check(condition, one, beyond_noise=True).failed is failed
 
 
 @pytest.mark.parametrize(

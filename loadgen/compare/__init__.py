@@ -1,4 +1,4 @@
-"""Results held against each other: equal work first, then each difference with its interval.
+"""Comparison of results: first whether the work was the same, then each difference with its interval.
 
-A judgement: reads finished results, runs no load and renders nothing. Knows no other judgement.
+It reads finished results, runs no load and renders nothing. It does not import the other judgements.
 """

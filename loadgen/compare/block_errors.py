@@ -1,6 +1,7 @@
-"""Figures of one run, or of several as one, with their standard error: by blocks of time, since requests hang together.
+"""Figures of one run, or of several runs taken as one, with their standard errors by blocks of time.
 
-Pure. Intervals are `uncertainty.py`'s; here is only which values in which order speak for which figure.
+Pure. Blocks are needed because requests of a run are correlated. The formulas are those of `stats/intervals.py`; this
+module decides which values, in which order, stand for which figure.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ if TYPE_CHECKING:
 
     from loadgen.metrics.registry import Metric
 
-BLOCKS = (20, 10)  # of a run: more see little of what lasts long, fewer know their own spread badly; the wider is used
+BLOCKS = (20, 10)  # per run: more blocks miss long disturbances, fewer estimate the spread badly; the wider is used
 RESAMPLES = 300  # enough to know a standard error to 4 %
-MANY = 20_000  # samples from which the quantile's own rank is blocked instead of the quantile: the same, and cheap
-PIECES = 20  # of the steady window, for a rate
+MANY = 20_000  # samples from which the rank of the quantile is blocked instead: the same result, and cheap
+PIECES = 20  # pieces of the steady window, for the error of a rate
 
 
 class Known(NamedTuple):
-    """A figure on the scale on which it is compared (log, or plain for shares), with its standard error."""
+    """A figure on the scale of the comparison (log, or plain for shares) with its standard error.
+
+    `freedom`: the degrees of freedom of that error.
+    """
 
     value: float
     error: float
@@ -38,13 +42,18 @@ class Known(NamedTuple):
 
 
 def _in_order(columns: Columns, values: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-    which = np.flatnonzero(chosen)
-    ordered: NDArray[np.int64] = values[which][np.argsort(columns["due_ns"][which], kind="stable")]
+    """The chosen values in order of their due instants."""
+    places = np.flatnonzero(chosen)
+    ordered: NDArray[np.int64] = values[places][np.argsort(columns["due_ns"][places], kind="stable")]
     return ordered
 
 
 def latency(parts: Sequence[Columns], one: Metric, value: float) -> tuple[Known | None, str]:
-    """A quantile or a mean of ok requests in order of due: the error by blocks."""
+    """A quantile or a mean of the ok requests, with its error by blocks in order of due instant; or None and the
+    reason.
+
+    `value`: the figure of the summary, in its unit.
+    """
     runs = []
     for part in parts:
         values = part.measure(one.per_request)
@@ -64,12 +73,13 @@ def latency(parts: Sequence[Columns], one: Metric, value: float) -> tuple[Known 
 
 
 def _quantile_error(values: NDArray[np.float64], p: float) -> tuple[float, float]:
-    """Standard error of the log of a quantile, and its degrees of freedom.
+    """Standard error of the logarithm of a quantile, and its degrees of freedom.
 
-    The widest of those by BLOCKS. What lies beyond the quantile may come from a few stretches of time (one long queue);
-    then as many values stand behind it, however many blocks there are, and Student's t grows accordingly.
+    The error is the widest of those by BLOCKS. The values beyond the quantile may come from a few intervals of time
+    (one long queue). Then the estimate rests on that few values, however many blocks there are, so the degrees of
+    freedom are limited by the number of those intervals.
     """
-    found = []
+    errors = []
     positive = np.maximum(values, 1.0)
     for blocks in BLOCKS:
         if len(values) <= MANY:
@@ -80,24 +90,25 @@ def _quantile_error(values: NDArray[np.float64], p: float) -> tuple[float, float
             error = interval.half_width
         else:
             error = _rank_error(positive, p, blocks)
-        found.append((error * _small(blocks), float(blocks - 1)))
-    error, freedom = max(found)
-    return error, max(min(freedom, _stretches(values, p) - 1.0), 1.0)
+        errors.append((error * _bootstrap_correction(blocks), float(blocks - 1)))
+    error, freedom = max(errors)
+    return error, max(min(freedom, _blocks_beyond(values, p) - 1.0), 1.0)
 
 
-def _stretches(values: NDArray[np.float64], p: float) -> int:
-    """In how many of the finer blocks something lies beyond the quantile."""
+def _blocks_beyond(values: NDArray[np.float64], p: float) -> int:
+    """In how many of the smaller blocks some value lies beyond the quantile."""
     blocks = max(BLOCKS)
     size = len(values) // blocks
     beyond = values > np.sort(values)[index(len(values), p)]
     return int(beyond[len(values) - blocks * size :].reshape(blocks, size).any(axis=1).sum())
 
 
-_ONE_SIGMA = math.erf(1 / math.sqrt(2))  # of a normal law: half the width of this interval is its standard error
+# level of a normal interval whose half width is the standard error
+_ONE_SIGMA = math.erf(1 / math.sqrt(2))
 
 
-def _small(blocks: int) -> float:
-    """Resampled blocks vary by (b - 1) / b too little."""
+def _bootstrap_correction(blocks: int) -> float:
+    """Correction of a standard error: resampled blocks have only (b - 1) / b of the true variance."""
     return math.sqrt(blocks / (blocks - 1))
 
 
@@ -110,7 +121,10 @@ def _quantile_of(p: float) -> Callable[[NDArray[np.float64]], float]:
 
 
 def _rank_error(values: NDArray[np.float64], p: float, blocks: int) -> float:
-    """By the share of values above the quantile, block by block, carried over to values by the sample itself."""
+    """Standard error of the log of a quantile by the share of values above it.
+
+    The share is computed block by block, and its error is carried over to values through the ordered sample.
+    """
     ordered = np.sort(values)
     middle = ordered[index(len(values), p)]
     share = intervals.batch_means((values > middle).astype(np.float64), batches=blocks)
@@ -120,20 +134,24 @@ def _rank_error(values: NDArray[np.float64], p: float, blocks: int) -> float:
 
 
 def _by_means(values: NDArray[np.float64]) -> Known | None:
-    found = [intervals.batch_means(values, batches=blocks) for blocks in BLOCKS]
-    widest = max(found, key=lambda interval: interval.half_width)
+    estimates = [intervals.batch_means(values, batches=blocks) for blocks in BLOCKS]
+    widest = max(estimates, key=lambda interval: interval.half_width)
     if not math.isfinite(widest.half_width):
         return None
     return Known(float(values.mean()), widest.error, widest.count - 1)
 
 
 def marks(columns: Columns, good: NDArray[np.bool_]) -> NDArray[np.float64]:
-    counted = ~columns.where(CANCELLED)
-    return _in_order(columns, good.astype(np.int64), counted).astype(np.float64)
+    """1 for each good request and 0 for each other one, in order of due instant; cancelled requests are left out."""
+    not_cancelled = ~columns.where(CANCELLED)
+    return _in_order(columns, good.astype(np.int64), not_cancelled).astype(np.float64)
 
 
 def share(marks: Sequence[NDArray[np.float64]], value: float) -> Known | None:
-    """A share, its error by blocks, never less than that of independent requests with two more of either kind."""
+    """A share with its error by blocks; None with too few values.
+
+    The error is never less than that of independent requests with two more of either kind.
+    """
     everything = np.concatenate(marks)
     n = len(everything)
     if n < 4 * max(BLOCKS):
@@ -145,16 +163,16 @@ def share(marks: Sequence[NDArray[np.float64]], value: float) -> Known | None:
 
 
 def rate(windows: Sequence[Span], parts: Sequence[Columns], value: float) -> tuple[Known | None, str]:
-    """Output tokens per second while load was offered: by pieces of that time."""
-    each: list[float] = []
+    """Output tokens per second in the steady windows, with the error by pieces of that time; or None and the reason."""
+    rates: list[float] = []
     for steady, part in zip(windows, parts, strict=True):
         if steady.start_s is None or steady.end_s is None:
             return None, "no time under load"
         edges = np.linspace(steady.start_s * 1e9, steady.end_s * 1e9, PIECES + 1)
         pieces = [metrics.span(float(a), float(b)) for a, b in pairwise(edges)]
-        each += [metrics.spread_tokens(part, piece) / (piece.duration_s or 1) for piece in pieces]
-    mean = float(np.mean(each))
-    known = _by_means(np.array(each))
+        rates += [metrics.spread_tokens(part, piece) / (piece.duration_s or 1) for piece in pieces]
+    mean = float(np.mean(rates))
+    known = _by_means(np.array(rates))
     if known is None or mean <= 0:
         return None, "no tokens under load"
     return Known(math.log(value), known.error / mean, known.freedom), ""

@@ -1,8 +1,8 @@
-"""Two or more results side by side: the same work or not, what differs by how much, and whether that can be told.
+"""Compares two or more results: whether the work was the same, what differs by how much, and whether that is certain.
 
-Pure. Requests of a run hang together, so a run speaks through blocks of its time, and repeats speak as whole runs
-(`uncertainty.py`); metrics judged together share the risk of a false alarm (Holm 1979). What rests on one run of each
-side holds for these runs alone, and says so.
+Pure. Requests of one run are correlated, so a run is judged by blocks of its time, and repeats are judged as whole runs
+(`stats/intervals.py`). Metrics judged together share the risk of a false alarm (Holm 1979). A result from one run of
+each side holds for these runs only, and the output says so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from loadgen.results.manifest import Header
 
 UNLIKE = "not the same work"
-POWER = 0.9  # with which the smallest detectable change would be found
+POWER = 0.9  # probability of finding the smallest detectable change
 
 Word = Literal["better", "worse", "no difference seen", "cannot tell"]
 
@@ -46,13 +46,13 @@ SHOWN = (
     "ok_share",
     "goodput.share",
 )
-"""What is compared without being asked for; each where both sides have it."""
+"""The metrics compared by default, each where both sides have it."""
 TOLD = ("tokens.output_per_s", "load.completed_rps")
-"""And beside another tool's figures."""
+"""Further metrics, when a side is the figures of another tool."""
 
 
 class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: its summary, and its rows where they were kept (`record.ROW`, all stages)."""
+    """One run: its summary, and its rows if they were kept (`record.ROW`, all stages)."""
 
     name: str
     summary: Summary
@@ -60,6 +60,7 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
     rows: NDArray[np.void] | None = None
 
     def measured(self) -> Columns | None:
+        """The rows of measured stages as columns; None without rows."""
         if self.rows is None or self.header is None:
             return None
         stages = np.array([stage.measured for stage in self.header.stages] or [True])
@@ -67,7 +68,7 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to compare: a run, repeats of it, or figures that another tool has reported (by path, `told`)."""
+    """One side of a comparison: a run, repeats of it, or the figures that another tool reported (`told`, by path)."""
 
     name: str
     runs: tuple[ComparedRun, ...] = ()
@@ -76,11 +77,11 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric of one side against the first one.
+    """One metric of one side, compared with the first side.
 
-    `change`: relative (0.1 is +10 %); of a share, the difference in parts of one. `low`, `high`: its interval at the
-    level at which the word was decided; null where there is none. `detectable`: the smallest change that would be seen
-    with a chance of POWER. `why`: of "cannot tell".
+    `change`: relative (0.1 is +10 %); for a share, the difference as a part of one. `low`, `high`: its interval at the
+    level at which `word` was decided; null where there is none. `detectable`: the smallest change that would be found
+    with probability POWER. `why`: the reason for "cannot tell".
     """
 
     metric: str
@@ -98,37 +99,40 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def absolute(self) -> bool:
-        """Whether `change` is a difference of shares and not a ratio less one."""
+        """Whether `change` is a difference of shares, and not a ratio minus one."""
         return self.metric in SHARES
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a comparison says. `same_work`: null where a side has no fingerprint. `simulated`: the sides
-    that say nothing about hardware."""
+    """The result of a comparison. `same_work`: null where a side has no fingerprint."""
 
     sides: tuple[str, ...]
     runs: tuple[int, ...]
     same_work: bool | None
-    unlike: tuple[str, ...]  # what differs between the sides' work, in words
+    unlike: tuple[str, ...]  # what differs between the work of the sides, in words
     scope: str
     confidence: float
     notes: tuple[str, ...]
     valid: bool
-    simulated: tuple[str, ...]  # sides of which a run was against a simulated server
+    simulated: tuple[str, ...]  # sides with a run against a simulated server: they say nothing about hardware
     differences: tuple[Difference, ...]
 
 
 def compare(
     sides: Sequence[Side], *, also: Sequence[str] = (), confidence: float = LEVEL, anyway: bool = False
 ) -> Comparison:
-    """Every side against the first one, over the metrics of SHOWN and those asked for in `also`.
+    """Compare every side with the first one, over the metrics of SHOWN and those in `also`.
 
-    `anyway`: judge although the work differs. Without it, a difference between sides whose recipes differ, or that are
-    not valid, is shown and not judged.
+    `anyway`: judge although the work differs. Without it, a difference between sides whose recipes differ is shown but
+    not judged. Sides that are not valid are never judged.
     """
     first = sides[0]
-    told = TOLD if any(side.told for side in sides) else ()
-    chosen = [found for path in dict.fromkeys((*SHOWN, *told, *also)) if (found := metric(path)) is not None]
+    extra_metrics = TOLD if any(side.told for side in sides) else ()
+    metrics_compared = [
+        known_metric
+        for path in dict.fromkeys((*SHOWN, *extra_metrics, *also))
+        if (known_metric := metric(path)) is not None
+    ]
     differences: list[Difference] = []
     for other in sides[1:]:
         unlike = _unlike(first, other)
@@ -138,7 +142,7 @@ def compare(
             why = UNLIKE
         elif invalid:
             why = f"{' and '.join(invalid)} {'is' if len(invalid) == 1 else 'are'} not valid"
-        differences += _judged(first, other, chosen, also, confidence, why)
+        differences += _differences(first, other, metrics_compared, also, confidence, why)
     all_unlike = tuple(dict.fromkeys(text for other in sides[1:] for text in _unlike(first, other)))
     unknown = any(side.told or not side.runs or not side.runs[0].summary.fingerprints.recipe for side in sides)
     return Comparison(
@@ -159,23 +163,23 @@ def compare(
 
 
 def _unlike(first: Side, other: Side) -> list[str]:
-    """How the work of two sides differs; empty when it does not, or when it is not known."""
+    """How the work of two sides differs, in words; empty when it does not, or when that is not known."""
     if not first.runs or not other.runs:
         return []
     a, b = first.runs[0].summary, other.runs[0].summary
     if not a.fingerprints.recipe or not b.fingerprints.recipe or a.fingerprints.recipe == b.fingerprints.recipe:
         return []
-    found = [
-        f"{what}: {one or 'none'} against {two or 'none'}"
-        for what, one, two in (
+    differences = [
+        f"{name}: {first_value or 'none'} against {other_value or 'none'}"
+        for name, first_value, other_value in (
             ("workload", a.run.workload, b.run.workload),
             ("load", a.load.arrival, b.load.arrival),
             ("SLO", _promises(a), _promises(b)),
             ("output counted by", ", ".join(a.tokens.sources.output), ", ".join(b.tokens.sources.output)),
         )
-        if one != two
+        if first_value != other_value
     ]
-    return found or [f"recipe: {a.fingerprints.recipe} against {b.fingerprints.recipe}"]
+    return differences or [f"recipe: {a.fingerprints.recipe} against {b.fingerprints.recipe}"]
 
 
 def _promises(summary: Summary) -> str:
@@ -183,11 +187,13 @@ def _promises(summary: Summary) -> str:
 
 
 def _notes(sides: Sequence[Side]) -> list[str]:
-    """What to know that does not forbid the comparison."""
+    """What a reader should know that does not forbid the comparison."""
     notes: list[str] = []
     for side in sides:
         notes += [f"{side.name}: {note}" for note in side.notes]
-        missing = [one.name for path in (*SHOWN, *TOLD) if path not in side.told and (one := metric(path))]
+        missing = [
+            known_metric.name for path in (*SHOWN, *TOLD) if path not in side.told and (known_metric := metric(path))
+        ]
         if side.told and missing:
             notes.append(f"{side.name} does not say: {'; '.join(missing)}")
         for run in side.runs:
@@ -199,12 +205,14 @@ def _notes(sides: Sequence[Side]) -> list[str]:
                 notes.append(f"{name} {words.get(run.summary.run.state, run.summary.run.state)}")
             if run.rows is None:
                 notes.append(f"{name} has no records, only a summary: nothing can be told from it alone")
-    for what, values in (
+    for subject, values in (
         ("models", [{run.summary.target.model for run in side.runs} for side in sides if side.runs]),
         ("versions of loadgen", [{run.summary.run.version for run in side.runs} for side in sides if side.runs]),
     ):
         if len({frozenset(value) for value in values}) > 1:
-            notes.append(f"different {what}: {' against '.join('/'.join(sorted(value)) or 'none' for value in values)}")
+            notes.append(
+                f"different {subject}: {' against '.join('/'.join(sorted(value)) or 'none' for value in values)}"
+            )
     seeds = [run.summary.run.seed for side in sides for run in side.runs if run.summary.run.seed is not None]
     if len(seeds) > 1:
         notes.append("the seed is the same: equal prompts, a prefix cache may remember them" if len(set(seeds)) == 1
@@ -223,72 +231,74 @@ def _scope(sides: Sequence[Side]) -> str:
     return "by blocks of time within these runs: what another start of the server would show, they cannot tell"
 
 
-# -- figures with their errors -------------------------------------------------------------------------------------
+# -- figures with their standard errors ----------------------------------------------------------------------------
 
 
-def _judged(
-    first: Side, other: Side, chosen: Sequence[Metric], also: Sequence[str], confidence: float, why: str
+def _differences(
+    first: Side, other: Side, metrics_compared: Sequence[Metric], also: Sequence[str], confidence: float, why: str
 ) -> list[Difference]:
     repeated = len(first.runs) > 1 and len(other.runs) > 1
-    found: list[tuple[Metric, float | None, float | None, Known | None, str]] = []
-    for one in chosen:
-        before, after = _value(first, one), _value(other, one)
-        if (before is None or after is None) and one.path not in also:
+    results: list[tuple[Metric, float | None, float | None, Known | None, str]] = []
+    for compared in metrics_compared:
+        before, after = _value(first, compared), _value(other, compared)
+        if (before is None or after is None) and compared.path not in also:
             continue
-        gap, reason = None, why
+        difference, reason = None, why
         if not why:
-            a, because = _known(first, one, repeated)
-            b, because_b = _known(other, one, repeated)
-            reason = because or because_b
-            gap = _gap(a, b) if a is not None and b is not None else None
-        found.append((one, before, after, gap, reason))
-    levels = _holm([None if gap is None else _chance(gap) for *_, gap, _ in found], 1 - confidence)
-    family = max(sum(gap is not None for *_, gap, _ in found), 1)
+            a, reason_a = _estimate(first, compared, repeated)
+            b, reason_b = _estimate(other, compared, repeated)
+            reason = reason_a or reason_b
+            difference = _difference_of(a, b) if a is not None and b is not None else None
+        results.append((compared, before, after, difference, reason))
+    levels = _holm(
+        [None if difference is None else _p_value(difference) for *_, difference, _ in results], 1 - confidence
+    )
+    family = max(sum(difference is not None for *_, difference, _ in results), 1)
     return [
-        _difference(one, other.name, before, after, gap, reason, level, (1 - confidence) / family)
-        for (one, before, after, gap, reason), level in zip(found, levels, strict=True)
+        _difference(compared, other.name, before, after, difference, reason, level, (1 - confidence) / family)
+        for (compared, before, after, difference, reason), level in zip(results, levels, strict=True)
     ]
 
 
-def _value(side: Side, one: Metric) -> float | None:
-    """As the summary has it; of repeats, the mean."""
+def _value(side: Side, compared: Metric) -> float | None:
+    """The figure of the summary; for repeats, the mean over the runs. None where a run has none."""
     if side.told:
-        return side.told.get(one.path)
-    values = [figure(run.summary, one.path) for run in side.runs]
+        return side.told.get(compared.path)
+    values = [figure(run.summary, compared.path) for run in side.runs]
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known and len(known) == len(values) else None
 
 
-def _known(side: Side, one: Metric, repeated: bool) -> tuple[Known | None, str]:
-    """The figure with its error, or why it has none."""
+def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | None, str]:
+    """The figure with its standard error, on the scale of the comparison; or None and the reason."""
     if side.told or not side.runs:
         return None, f"{side.name} has figures only"
-    value = _value(side, one)
+    value = _value(side, compared)
     if value is None:
         return None, f"{side.name} has none"
-    plain = one.path in SHARES
-    if not plain and value <= 0:
+    is_share = compared.path in SHARES
+    if not is_share and value <= 0:
         return None, "zero"
     if repeated:
-        values = [figure(run.summary, one.path) or 0.0 for run in side.runs]
-        if not plain and min(values) <= 0:
+        values = [figure(run.summary, compared.path) or 0.0 for run in side.runs]
+        if not is_share and min(values) <= 0:
             return None, "zero"
-        scaled = np.array(values) if plain else np.log(values)
+        scaled = np.array(values) if is_share else np.log(values)
         return Known(float(scaled.mean()), float(scaled.std(ddof=1)) / math.sqrt(len(values)), len(values) - 1), ""
     parts = [run.measured() for run in side.runs]
     columns = [part for part in parts if part is not None]
     if len(columns) < len(parts):
         return None, f"{side.name} has no records"
-    if one.per_request:
-        return block_errors.latency(columns, one, value)
-    if one.path == "ok_share":
+    if compared.per_request:
+        return block_errors.latency(columns, compared, value)
+    if compared.path == "ok_share":
         return block_errors.share([block_errors.marks(part, part.where(OK)) for part in columns], value), ""
-    if one.path == "goodput.share":
+    if compared.path == "goodput.share":
         slo = next((run.header.slo for run in side.runs if run.header is not None), None)
         if slo is None:
             return None, "no SLO"
         return block_errors.share([block_errors.marks(part, metrics.meets(part, slo)) for part in columns], value), ""
-    if one.path == "tokens.steady_output_per_s":
+    if compared.path == "tokens.steady_output_per_s":
         return block_errors.rate([run.summary.window.steady for run in side.runs], columns, value)
     return None, "no interval is known for it"
 
@@ -296,67 +306,74 @@ def _known(side: Side, one: Metric, repeated: bool) -> tuple[Known | None, str]:
 # -- differences ---------------------------------------------------------------------------------------------------
 
 
-def _gap(a: Known, b: Known) -> Known:
-    """The difference of two independent figures."""
+def _difference_of(a: Known, b: Known) -> Known:
+    """The difference b - a of two independent figures."""
     freedom = intervals.welch(a.error**2, a.freedom, b.error**2, b.freedom)
     return Known(b.value - a.value, math.hypot(a.error, b.error), freedom)
 
 
-def _chance(gap: Known) -> float:
-    """Of a difference at least this large where there is none (two-sided p-value)."""
-    if gap.value == 0:
+def _p_value(difference: Known) -> float:
+    """Two-sided p-value: the probability of a difference at least this large when there is none."""
+    if difference.value == 0:
         return 1.0
-    if gap.error == 0:
+    if difference.error == 0:
         return 0.0
-    return 2 * (1 - intervals.t_below(abs(gap.value) / gap.error, gap.freedom))
+    return 2 * (1 - intervals.t_below(abs(difference.value) / difference.error, difference.freedom))
 
 
-def _holm(chances: Sequence[float | None], risk: float) -> list[float]:
-    """Of each metric the risk at which it is judged: the least p-value at risk / m, the next at risk / (m - 1), and so
-    on until the first that is not significant, whose level all the others share (Holm 1979)."""
-    order = sorted((chance, i) for i, chance in enumerate(chances) if chance is not None)
-    levels = [risk] * len(chances)
+def _holm(p_values: Sequence[float | None], risk: float) -> list[float]:
+    """The risk at which each metric is judged, by the method of Holm (1979).
+
+    The least p-value is judged at risk / m, the next at risk / (m - 1), and so on. The first one that is not
+    significant stops this, and all the others share its level. `p_values`: None for metrics that are not
+    judged.
+    """
+    order = sorted((p_value, i) for i, p_value in enumerate(p_values) if p_value is not None)
+    levels = [risk] * len(p_values)
     level, stopped = risk, False
-    for place, (chance, i) in enumerate(order):
+    for place, (p_value, i) in enumerate(order):
         if not stopped:
             level = risk / (len(order) - place)
-            stopped = chance > level
+            stopped = p_value > level
         levels[i] = level
     return levels
 
 
 def _difference(
-    one: Metric,
+    compared: Metric,
     side: str,
     before: float | None,
     after: float | None,
-    gap: Known | None,
+    difference: Known | None,
     why: str,
     level: float,
     family_level: float,
 ) -> Difference:
-    plain = one.path in SHARES
+    is_share = compared.path in SHARES
     change = None
     if before is not None and after is not None:
-        change = after - before if plain else (after / before - 1 if before else None)
+        change = after - before if is_share else (after / before - 1 if before else None)
 
-    def back(value: float) -> float:
-        return value if plain else math.expm1(min(value, 50.0))
+    def to_change(value: float) -> float:
+        """From the scale of the comparison to `change`: ratios are compared as logarithms."""
+        return value if is_share else math.expm1(min(value, 50.0))
 
     low = high = detectable = None
     word: Word = "cannot tell"
-    if gap is not None:
-        half = intervals.t_quantile(1 - level / 2, gap.freedom) * gap.error
-        low, high = back(gap.value - half), back(gap.value + half)
-        reach = intervals.t_quantile(1 - family_level / 2, gap.freedom) + intervals.t_quantile(POWER, gap.freedom)
-        detectable = back(reach * gap.error)
+    if difference is not None:
+        half = intervals.t_quantile(1 - level / 2, difference.freedom) * difference.error
+        low, high = to_change(difference.value - half), to_change(difference.value + half)
+        detectable_errors = intervals.t_quantile(1 - family_level / 2, difference.freedom) + intervals.t_quantile(
+            POWER, difference.freedom
+        )
+        detectable = to_change(detectable_errors * difference.error)
         word, why = "no difference seen", ""
-        if (low > 0 or high < 0) and one.better:
-            word = "better" if (gap.value > 0) == (one.better > 0) else "worse"
+        if (low > 0 or high < 0) and compared.better:
+            word = "better" if (difference.value > 0) == (compared.better > 0) else "worse"
     return Difference(
-        metric=one.path,
-        name=one.name,
-        unit=one.unit,
+        metric=compared.path,
+        name=compared.name,
+        unit=compared.unit,
         side=side,
         before=before,
         after=after,
@@ -365,5 +382,5 @@ def _difference(
         high=high,
         detectable=detectable,
         word=word,
-        why=why or ("no interval is known for it" if gap is None else ""),
+        why=why or ("no interval is known for it" if difference is None else ""),
     )

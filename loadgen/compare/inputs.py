@@ -1,6 +1,6 @@
-"""Results to hold against each other, read from where they lie: a run, a folder of repeats, a file of another tool. IO.
+"""Reads the results to compare: a run, a folder of repeats, or a file of another tool. IO.
 
-What cannot be compared is said here: a folder that is no run, runs that are no repeats of each other.
+It reports what cannot be compared: a folder that is no run, and runs that are not repeats of one another.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ LEFT_BY_OTHERS = (
     "result_summary.json",
     "mlperf_log_summary.txt",
 )
-"""The file in a folder of another tool that holds its figures."""
+"""Names of result files of other tools; a folder with one of them is a result of that tool."""
 
 
 class ForeignFigures(Protocol):
-    """What another tool has reported, as its reader leaves it: figures by path, and how it counts."""
+    """The figures that another tool reported: by path, with a description of how the tool counts."""
 
     @property
     def tool(self) -> str: ...
@@ -40,9 +40,10 @@ class ForeignFigures(Protocol):
 
 
 def read_sides(paths: list[Path], read_other: Callable[[Path], ForeignFigures]) -> list[Side]:
-    """One side each, named by as much of its path as tells them apart. Raises Faults with everything that is wrong.
+    """One side per path, named by the shortest end of the path that is unique.
 
-    `read_other` reads a file of another tool. Raises UserError."""
+    `read_other` reads the result file of another tool and may raise UserError. Raises Faults with every fault found.
+    """
     faults = []
     sides = []
     for path, name in zip(paths, names(paths), strict=True):
@@ -56,21 +57,21 @@ def read_sides(paths: list[Path], read_other: Callable[[Path], ForeignFigures]) 
 
 
 def names(paths: list[Path]) -> list[str]:
-    """The last parts of each path, as many as tell them all apart."""
+    """The last parts of each path, as many as are needed to make the names unique."""
     parts = [path.resolve().parts for path in paths]
     for depth in range(1, 12):
-        found = ["/".join(part[-depth:]) for part in parts]
-        if len(set(found)) == len(found):
-            return found
+        short_names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(short_names)) == len(short_names):
+            return short_names
     return [str(path) for path in paths]
 
 
 def _side(path: Path, name: str, read_other: Callable[[Path], ForeignFigures]) -> Side:
-    other = by_another_tool(path)
-    if other is not None:
-        told = read_other(other)
-        notes = (f"figures of {told.tool}: {told.counts}", *told.notes)
-        return Side(name=name, told=dict(told.figures), notes=notes)
+    other_file = by_another_tool(path)
+    if other_file is not None:
+        reported = read_other(other_file)
+        notes = (f"figures of {reported.tool}: {reported.counts}", *reported.notes)
+        return Side(name=name, told=dict(reported.figures), notes=notes)
     if is_run(path):
         return Side(name=name, runs=(read_run(path),))
     folders = sorted(filter(is_run, path.glob("*/"))) if path.is_dir() else []
@@ -80,8 +81,8 @@ def _side(path: Path, name: str, read_other: Callable[[Path], ForeignFigures]) -
         raise UserError(what, str(path), hint)
     runs = tuple(read_run(folder) for folder in folders)
     recipes: dict[str, str] = {}
-    for one in runs:
-        recipes.setdefault(one.summary.fingerprints.recipe, one.name)
+    for run in runs:
+        recipes.setdefault(run.summary.fingerprints.recipe, run.name)
     if len(recipes) > 1:
         hint = f"name one of them: {path / next(iter(recipes.values()))}"
         raise UserError(
@@ -91,7 +92,7 @@ def _side(path: Path, name: str, read_other: Callable[[Path], ForeignFigures]) -
 
 
 def of_one_work(folder: Path, found: Sequence[tuple[str, Summary]]) -> None:
-    """Raises UserError for runs that are no levels of one load: other requests, another model, another promise."""
+    """Raises UserError unless the runs are levels of one load: same requests, model, API and SLO."""
     (first, base), *others = found
     for name, summary in others:
         unlike = [
@@ -116,7 +117,7 @@ def _promise(summary: Summary) -> list[tuple[str, float, float]]:
 
 
 def by_another_tool(path: Path) -> Path | None:
-    """The result file of another tool that a path names, itself or by its folder; None for anything of ours."""
+    """The result file of another tool that a path names, directly or by its folder; None for a result of loadgen."""
     if path.is_file():
         return path
     if is_run(path):
@@ -125,18 +126,22 @@ def by_another_tool(path: Path) -> Path | None:
 
 
 def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run, finished or not."""
     return (folder / "run.json").is_file() or (folder / "summary.json").is_file()
 
 
 def read_run(folder: Path) -> ComparedRun:
-    """A run as far as it got; of one that kept its summary alone, that. Raises UserError."""
+    """A run as far as it was recorded; only its summary when it kept no records. Raises UserError."""
     path = folder / "summary.json"
     if not has_records(folder) and (path.is_file() or (folder / "run.json").is_file()):
-        kept = summary_json.load_summary(path.read_bytes(), str(path)) if path.is_file() else run_folder.summary(folder)
-        return ComparedRun(name=folder.name, summary=kept)
+        summary = (
+            summary_json.load_summary(path.read_bytes(), str(path)) if path.is_file() else run_folder.summary(folder)
+        )
+        return ComparedRun(name=folder.name, summary=summary)
     stored = store.read_run(folder)
     return ComparedRun(name=folder.name, summary=summarize(*stored), header=stored.header, rows=stored.rows)
 
 
 def has_records(folder: Path) -> bool:
+    """Whether the folder of a run holds rows of requests."""
     return store.has_rows(folder)

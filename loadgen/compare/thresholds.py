@@ -1,7 +1,7 @@
-"""Conditions of `--fail-on`: `ttft_ms.p99 > +5%`, `goodput.share < 99%`; read from text, held against a comparison.
+"""Conditions of `--fail-on`: `ttft_ms.p99 > +5%`, `goodput.share < 99%`. Parsing them, and checking a comparison.
 
-Pure. With a sign the limit is a change against the first side, relative (%) or in the metric's unit; without one it is
-the value of the other side itself.
+Pure. A limit with a sign is a change against the first side: relative (%) or in the unit of the metric. A limit without
+a sign is a value of the other side itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _TESTS: dict[str, Callable[[float, float], bool]] = {
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """What fails a comparison. `limit`: a change as a part of one, a difference or a value in the metric's unit."""
+    """A condition that makes a comparison fail.
+
+    `limit`: a relative change as a part of one, or a difference or a value in the unit of the metric, by `kind`.
+    """
 
     text: str
     metric: str
@@ -44,7 +47,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThresholdOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A condition held against one side. `failed` is null where the metric has no figure on both sides."""
+    """A condition checked for one side. `failed` is null where the metric does not have figures on both sides."""
 
     condition: str
     side: str
@@ -53,20 +56,20 @@ class ThresholdOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_thresholds(texts: Sequence[str]) -> tuple[Condition, ...]:
-    """Raises Faults with everything that is wrong with them."""
+    """The conditions in these texts. Raises Faults with every fault found."""
     faults: list[UserError] = []
-    found = []
+    conditions = []
     for text in texts:
         try:
-            found.append(_one(text))
+            conditions.append(_parse(text))
         except UserError as fault:
             faults.append(fault)
     if faults:
         raise Faults(faults)
-    return tuple(found)
+    return tuple(conditions)
 
 
-def _one(text: str) -> Condition:
+def _parse(text: str) -> Condition:
     where = f"--fail-on '{text}'"
     form = _FORM.fullmatch(text)
     if form is None:
@@ -78,12 +81,12 @@ def _one(text: str) -> Condition:
         close = get_close_matches(name, paths(), 3, 0.5)
         hint = f"did you mean {', '.join(close)}?" if close else "as in summary.json: ttft_ms.p99, goodput.share"
         raise UserError(f'no metric is called "{name}"', where, hint)
-    found = metric(path)
-    assert found is not None
+    known_metric = metric(path)
+    assert known_metric is not None
     number = float(digits) * (-1 if sign == "-" else 1)
     if unit in _MS:
-        if found.unit != "ms":
-            raise UserError(f"{path} is no time", where, f"write the limit in {found.unit or 'its own unit'}")
+        if known_metric.unit != "ms":
+            raise UserError(f"{path} is no time", where, f"write the limit in {known_metric.unit or 'its own unit'}")
         number *= _MS[unit]
     if unit == "%":
         if not sign and path not in SHARES:
@@ -96,40 +99,47 @@ def _one(text: str) -> Condition:
 def hold(
     conditions: Sequence[Condition], found: Comparison, *, beyond_noise: bool = False
 ) -> Iterator[ThresholdOutcome]:
-    """Each condition against each other side. `beyond_noise`: a change fails only where the whole interval is beyond
-    the limit."""
+    """Check each condition for each other side.
+
+    `beyond_noise`: a change fails only where its whole interval is beyond the limit.
+    """
     for condition in conditions:
-        for one in found.differences:
-            if one.metric == condition.metric:
-                yield _held(condition, one, beyond_noise)
+        for difference in found.differences:
+            if difference.metric == condition.metric:
+                yield _check(condition, difference, beyond_noise)
 
 
-def _held(condition: Condition, one: Difference, beyond_noise: bool) -> ThresholdOutcome:
-    def told(failed: bool | None, said: str) -> ThresholdOutcome:
-        return ThresholdOutcome(condition=condition.text, side=one.side, failed=failed, said=said)
+def _check(condition: Condition, difference: Difference, beyond_noise: bool) -> ThresholdOutcome:
+    def outcome(failed: bool | None, text: str) -> ThresholdOutcome:
+        return ThresholdOutcome(condition=condition.text, side=difference.side, failed=failed, said=text)
 
-    if one.after is None or (one.before is None and condition.kind != "value"):
-        return told(None, f"{one.name} has no figure on both sides")
+    if difference.after is None or (difference.before is None and condition.kind != "value"):
+        return outcome(None, f"{difference.name} has no figure on both sides")
     test = _TESTS[condition.test]
     if condition.kind == "value":
-        return told(test(one.after, condition.limit), f"{one.name} is {format.quantity(one.after)} {one.unit}".rstrip())
-    assert one.before is not None
-    said = f"{one.name}: {format.quantity(one.before)} to {format.quantity(one.after)} {one.unit}".rstrip()
+        return outcome(
+            test(difference.after, condition.limit),
+            f"{difference.name} is {format.quantity(difference.after)} {difference.unit}".rstrip(),
+        )
+    assert difference.before is not None
+    before, after = format.quantity(difference.before), format.quantity(difference.after)
+    text = f"{difference.name}: {before} to {after} {difference.unit}".rstrip()
     if condition.kind == "difference":
-        return told(test(one.after - one.before, condition.limit), said)
-    if one.change is None:
-        return told(None, f"{said}: no relative change from zero")
-    said += f" ({one.change * 100:+.1f} %)"
+        return outcome(test(difference.after - difference.before, condition.limit), text)
+    if difference.change is None:
+        return outcome(None, f"{text}: no relative change from zero")
+    text += f" ({difference.change * 100:+.1f} %)"
     if not beyond_noise:
-        return told(test(round(one.change, 9), condition.limit), said)  # 105 against 100 is 5 %, not a little more
-    end = one.low if condition.test in (">", ">=") else one.high
+        # rounded, because 105 against 100 is 5 % and not a little more
+        return outcome(test(round(difference.change, 9), condition.limit), text)
+    end = difference.low if condition.test in (">", ">=") else difference.high
     if end is None:
-        return told(False, f"{said}; without an interval: {one.why}")
-    return told(test(end, condition.limit), f"{said}, interval {interval(one)}")
+        return outcome(False, f"{text}; without an interval: {difference.why}")
+    return outcome(test(end, condition.limit), f"{text}, interval {interval(difference)}")
 
 
 def interval(one: Difference) -> str:
-    """`+8.1 to +14.2 %`; of a share, in points."""
+    """The interval of a change as text: `+8.1 to +14.2 %`; of a share, in points."""
     if one.low is None or one.high is None:
         return format.NONE
     unit = "points" if one.absolute else "%"

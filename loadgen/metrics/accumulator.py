@@ -1,8 +1,8 @@
-"""Rows folded into sums, histograms and curves of time as they come, so that a run of days needs no more memory than
-one of minutes: what is kept of a run whose rows are not (`--keep histogram`), or not all (`--keep sample`).
+"""Sums, histograms and time curves of rows, added up while the rows arrive: the memory does not grow with the run.
 
-Pure numpy. Everything adds up: ledgers of several workers, or of any split of the rows, merge into that of the whole.
-`soak.summarize` makes a Summary of one.
+This is all that remains of a run whose rows are not kept (`--keep histogram`), or not all of them (`--keep sample`).
+Pure numpy. Everything is additive: the accumulators of several workers, or of any split of the rows, merge into that of
+all rows. `folded_summary.summarize` computes a Summary from one.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 LATENCIES = ("ttft", "ttft_from_sent", "first_answer", "tpot", "tpot_mlperf", "e2e", "max_gap")  # of ok requests
 OWN = ("connect", "send_lag", "client_lag", "stamp_error")  # of requests that were sent
-BINS = 4096  # of a curve, at most: then neighbours are joined
-AT_ONCE_S = 0.001  # a stretch shorter than this is an instant to a curve
+BINS = 4096  # most bins of a curve; when a curve needs more, neighbouring bins are joined
+AT_ONCE_S = 0.001  # a curve treats a shorter interval as an instant
 _FORMAT = 1
 
 
 class TimeCurve:
-    """How much has come up to any instant: an amount spread evenly over a stretch of time, added up over many.
+    """The cumulative amount up to any instant, where each amount is spread evenly over an interval of time.
 
-    Exact at the edges of its bins, straight between them. A bin is as long as it must be for BINS of them to reach the
+    Exact at the edges of the bins, linear between them. The bins are as long as needed for BINS of them to reach the
     latest instant: 0.1 s for a run of minutes, 9 s for one of ten hours.
     """
 
@@ -43,25 +43,25 @@ class TimeCurve:
 
     def __init__(self, bin_s: float = 0.1) -> None:
         self.bin_s = bin_s
-        self.slope = np.zeros(BINS)  # changes of slope in each bin,
-        self.level = np.zeros(BINS)  # and each times its instant
-        self.lumps = np.zeros(BINS)  # what came at once
+        self.slope = np.zeros(BINS)  # sum of the changes of slope in each bin
+        self.level = np.zeros(BINS)  # sum of each change of slope times its instant
+        self.lumps = np.zeros(BINS)  # amounts that came at one instant
 
     def add(self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], amount: NDArray[Any]) -> None:
-        """`amount` of each, spread over start to end; where that is no stretch, all of it at its instant."""
+        """Add amounts, each spread evenly from its start to its end; an interval too short counts at its end."""
         if len(start_ns) == 0:
             return
         start = np.maximum(start_ns, 0) / 1e9
         end = np.maximum(end_ns / 1e9, start)
         while float(end.max()) >= self.bin_s * BINS:
             self._double()
-        at_once = end - start < AT_ONCE_S
-        self.lumps += np.bincount(self._places(end[at_once]), amount[at_once], BINS)
-        start, end = start[~at_once], end[~at_once]
-        steepness = amount[~at_once] / (end - start)
-        for at, change in ((start, steepness), (end, -steepness)):
-            self.slope += np.bincount(self._places(at), change, BINS)
-            self.level += np.bincount(self._places(at), change * at, BINS)
+        is_instant = end - start < AT_ONCE_S
+        self.lumps += np.bincount(self._places(end[is_instant]), amount[is_instant], BINS)
+        start, end = start[~is_instant], end[~is_instant]
+        slopes = amount[~is_instant] / (end - start)
+        for at_s, change in ((start, slopes), (end, -slopes)):
+            self.slope += np.bincount(self._places(at_s), change, BINS)
+            self.level += np.bincount(self._places(at_s), change * at_s, BINS)
 
     def _places(self, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
         return (at_s / self.bin_s).astype(np.int64)
@@ -76,7 +76,7 @@ class TimeCurve:
         return self.slope, self.level, self.lumps
 
     def merge(self, other: TimeCurve) -> None:
-        """Add another one."""
+        """Add another curve to this one."""
         while self.bin_s < other.bin_s:
             self._double()
         step = round(self.bin_s / other.bin_s)
@@ -84,18 +84,18 @@ class TimeCurve:
             mine[: BINS // step] += theirs.reshape(-1, step).sum(axis=1)
 
     def between(self, start_s: float | None, end_s: float | None) -> float:
-        """How much came in a stretch, ends included; 0 for none."""
+        """The amount that came in an interval, ends included; 0 when an end is None."""
         if start_s is None or end_s is None:
             return 0.0
         edges = np.arange(BINS + 1) * self.bin_s
         slope, level, lumps = (np.concatenate(([0.0], np.cumsum(values))) for values in self._arrays())
-        total = edges * slope - level + lumps
-        low, high = np.interp([start_s, end_s], edges, total)
+        cumulative = edges * slope - level + lumps
+        low, high = np.interp([start_s, end_s], edges, cumulative)
         return float(high - low)
 
 
 class Cell:
-    """Sums and histograms of some rows: of a stage or a target. Every part adds up, or is a least or a most."""
+    """Sums and histograms of the rows of a stage or of a target. Every part is a sum, a minimum or a maximum."""
 
     __slots__ = ("curves", "errors", "histograms", "least", "most", "sums")
 
@@ -103,7 +103,8 @@ class Cell:
         self.sums: dict[str, int] = {}
         self.least: dict[str, int] = {}
         self.most: dict[str, int] = {}
-        self.errors: dict[str, tuple[int, int, str]] = {}  # kind -> count, due of the first with words, its words
+        # kind -> count, then due instant and text of the failure due first among those with a text
+        self.errors: dict[str, tuple[int, int, str]] = {}
         self.histograms: dict[str, Histogram] = {}
         self.curves: dict[str, TimeCurve] = {}
 
@@ -111,14 +112,14 @@ class Cell:
         self.sums[name] = self.sums.get(name, 0) + int(value)
 
     def span(self, name: str, values: NDArray[np.int64]) -> None:
-        """Remember how many there are, the least and the most of them."""
+        """Record the count, the minimum and the maximum of these values."""
         self.count(name, len(values))
         if len(values):
             self.least[name] = min(self.least.get(name, 1 << 62), int(values.min()))
             self.most[name] = max(self.most.get(name, -1), int(values.max()))
 
     def known(self, name: str, values: NDArray[np.int64]) -> None:
-        """Add up those that are known (not -1), and how many those are."""
+        """Add the sum of the known values (those not -1), and how many they are."""
         known = values[values >= 0]
         self.count(name, known.sum(dtype=np.int64))
         self.count(name + "_known", len(known))
@@ -130,7 +131,7 @@ class Cell:
         return self.curves.setdefault(name, TimeCurve())
 
     def merge(self, other: Cell) -> None:
-        """Add what another cell has; it stays as it is."""
+        """Add another cell to this one; the other does not change."""
         for name, value in other.sums.items():
             self.count(name, value)
         latest = other.most.get("sent", -1) > self.most.get("sent", -1)
@@ -141,22 +142,22 @@ class Cell:
                 self.most[name] = max(self.most.get(name, -1), value)
             elif latest:
                 self.most[name] = value
-        for kind, told in other.errors.items():
-            self.error(kind, *told)
+        for kind, error in other.errors.items():
+            self.error(kind, *error)
         for name, histogram in other.histograms.items():
             self.histogram(name).merge(histogram)
         for name, curve in other.curves.items():
             self.curve(name).merge(curve)
 
     def error(self, kind: str, count: int, due_ns: int, words: str) -> None:
-        """Count a kind of failure; the words of the one due first stand for all, those without words come last."""
+        """Count failures of a kind. The text kept is that of the failure due first among those with a text."""
         before = self.errors.get(kind, (0, 1 << 62, ""))
-        first = min(before[1:], (due_ns, words), key=lambda told: (not told[1], told[0]))
+        first = min(before[1:], (due_ns, words), key=lambda instant_text: (not instant_text[1], instant_text[0]))
         self.errors[kind] = (before[0] + count, *first)
 
 
 class FoldedBlock:
-    """Measured ok requests due in a stretch of time: how many, and histograms of their SHOWN metrics."""
+    """Measured ok requests due in one block of time: their number, and a histogram of each SHOWN metric."""
 
     __slots__ = ("of", "requests")
 
@@ -165,16 +166,16 @@ class FoldedBlock:
         self.of = {metric: Histogram() for metric in SHOWN}
 
     def merge(self, other: FoldedBlock) -> None:
-        """Add another one; it stays as it is."""
+        """Add another block to this one; the other does not change."""
         self.requests += other.requests
         for metric in SHOWN:
             self.of[metric].merge(other.of[metric])
 
 
 class Accumulator:
-    """All of a run: a cell per stage and per target, and the measured latencies by blocks of time.
+    """All figures of a run: a cell per stage and per target, and the measured latencies by blocks of time.
 
-    `add` rows in any order, but those of a conversation in the order of its turns.
+    `add` takes rows in any order, but those of a conversation in the order of its turns.
     """
 
     def __init__(self, header: Header) -> None:
@@ -182,32 +183,33 @@ class Accumulator:
         self._closed = np.array([stage.closed for stage in header.stages] or [False])
         self._slo = header.slo
         self._turns = header.turns
-        judged = [term.metric for term in header.slo.terms if term.metric in LATENCIES] if header.slo else []
-        self._of_target = tuple(dict.fromkeys((*SHOWN, *judged)))
+        slo_metrics = [term.metric for term in header.slo.terms if term.metric in LATENCIES] if header.slo else []
+        self._target_metrics = tuple(dict.fromkeys((*SHOWN, *slo_metrics)))
         self.stages = [Cell() for _ in self._measured]
         self.targets = [Cell() for _ in header.targets] if len(header.targets) > 1 else []
         self.other_targets = [Cell() for _ in self.targets]  # rows of stages that are not measured
         self.blocks: list[FoldedBlock] = []
         self.block_ns = FIRST_NS
-        self._open: dict[int, list[int]] = {}  # conversation -> due of its first turn, all ok so far, cancelled
+        # number of a conversation -> due instant of its first turn, all turns ok so far (0 or 1), cancelled (0 or 1)
+        self._open_conversations: dict[int, list[int]] = {}
 
     def add(self, rows: NDArray[np.void], texts: Sequence[str]) -> None:
-        """Fold some rows."""
+        """Add some rows. `texts`: error texts, indexed by `rows["text"]`."""
         for stage, measured in enumerate(self._measured):
-            chosen = rows["stage"] == stage
-            if not chosen.any():
+            in_stage = rows["stage"] == stage
+            if not in_stage.any():
                 continue
-            columns = Columns(rows, chosen)
+            columns = Columns(rows, in_stage)
             self._fold(self.stages[stage], columns, texts, (*LATENCIES, *OWN), bool(self._closed[stage]))
             self._conversations(self.stages[stage], columns)
             if measured:
                 self._by_time(columns)
             for target in range(len(self.targets)):
-                of_target = chosen & (rows["target"] == target)
+                in_target = in_stage & (rows["target"] == target)
                 cell = (self.targets if measured else self.other_targets)[target]
-                self._fold(cell, Columns(rows, of_target), texts, self._of_target, bool(self._closed[stage]))
+                self._fold(cell, Columns(rows, in_target), texts, self._target_metrics, bool(self._closed[stage]))
 
-    def _fold(self, cell: Cell, columns: Columns, texts: Sequence[str], shown: Sequence[str], closed: bool) -> None:
+    def _fold(self, cell: Cell, columns: Columns, texts: Sequence[str], latencies: Sequence[str], closed: bool) -> None:
         if len(columns) == 0:
             return
         ok, sent = columns.where(OK), columns["sent_ns"] >= 0
@@ -219,9 +221,9 @@ class Accumulator:
         _times(cell, columns, sent, closed)
         _tokens(cell, columns, ok)
         _errors(cell, columns, texts)
-        for metric in shown:
-            chosen = sent if metric in OWN else ok
-            cell.histogram(metric).add(metrics.defined(columns.measure(metric)[chosen]))
+        for metric in latencies:
+            selected = sent if metric in OWN else ok
+            cell.histogram(metric).add(metrics.defined(columns.measure(metric)[selected]))
         cell.count("tpot_undefined", (columns.measure("tpot")[ok] == UNDEFINED).sum())
         cell.count("stalled", (columns.measure("max_gap")[ok] > metrics.STALL_NS).sum())
         ends = columns["end_ns"]
@@ -261,26 +263,30 @@ class Accumulator:
         for session, turn, status, due, end in zip(*(columns[name].tolist() for name in names), strict=True):
             if session < 0:
                 continue
-            told = self._open.setdefault(session, [due, 1, 0])
-            told[1] &= status == OK
-            told[2] |= status == CANCELLED
+            state = self._open_conversations.setdefault(session, [due, 1, 0])
+            state[1] &= status == OK
+            state[2] |= status == CANCELLED
             if turn == self._turns - 1:
-                del self._open[session]
+                del self._open_conversations[session]
                 cell.count("sessions", 1)
-                cell.count("sessions_cancelled", told[2])
-                if told[1]:
+                cell.count("sessions_cancelled", state[2])
+                if state[1]:
                     cell.count("sessions_ok", 1)
-                    cell.histogram("session").add(np.array([end - told[0]], np.int64))
-                    one = np.array([end], np.int64)
-                    cell.curve("session").add(one, one, np.ones(1))
+                    cell.histogram("session").add(np.array([end - state[0]], np.int64))
+                    end_ns = np.array([end], np.int64)
+                    cell.curve("session").add(end_ns, end_ns, np.ones(1))
 
     def cut(self) -> tuple[int, int]:
-        """Conversations whose last turn was never scheduled: how many the end of the load cut, how many the user."""
-        cancelled = sum(told[2] for told in self._open.values())
-        return len(self._open) - cancelled, cancelled
+        """Conversations whose last turn was never scheduled: how many the end of the load cut, how many a cancelled
+        turn.
+
+        A conversation with a turn that the user cancelled counts in the second number only.
+        """
+        cancelled = sum(state[2] for state in self._open_conversations.values())
+        return len(self._open_conversations) - cancelled, cancelled
 
     def merge(self, other: Accumulator) -> None:
-        """Add a ledger of the same run."""
+        """Add the accumulator of other rows of the same run."""
         for mine, theirs in zip(self._cells(), other._cells(), strict=True):
             mine.merge(theirs)
         for i, block in enumerate(other.blocks):
@@ -291,7 +297,7 @@ class Accumulator:
             while len(self.blocks) <= place:
                 self.blocks.append(FoldedBlock())
             self.blocks[place].merge(block)
-        self._open.update(other._open)
+        self._open_conversations.update(other._open_conversations)
 
     def _cells(self) -> Iterator[Cell]:
         yield from self.stages
@@ -299,7 +305,7 @@ class Accumulator:
         yield from self.other_targets
 
     def measured(self, measured: bool = True) -> Cell:
-        """The stages that are measured, or those that are not, as one."""
+        """One cell with the sum of all measured stages, or of all others."""
         total = Cell()
         for cell, is_measured in zip(self.stages, self._measured, strict=True):
             if is_measured == measured:
@@ -307,7 +313,7 @@ class Accumulator:
         return total
 
     def to_bytes(self) -> bytes:
-        """What `from_bytes` reads; 0.5 to 2 MB."""
+        """The accumulator as bytes that `from_bytes` decodes; 0.5 to 2 MB."""
         packed = _Packed(
             cells=[
                 _PackedCell(
@@ -315,44 +321,53 @@ class Accumulator:
                     least=cell.least,
                     most=cell.most,
                     errors=cell.errors,
-                    histograms={name: one.to_bytes() for name, one in cell.histograms.items()},
+                    histograms={name: histogram.to_bytes() for name, histogram in cell.histograms.items()},
                     curves={
-                        name: (one.bin_s, np.concatenate(one._arrays()).tobytes()) for name, one in cell.curves.items()
+                        name: (curve.bin_s, np.concatenate(curve._arrays()).tobytes())
+                        for name, curve in cell.curves.items()
                     },
                 )
                 for cell in self._cells()
             ],
             blocks=[
-                (block.requests, {metric: one.to_bytes() for metric, one in block.of.items()}) for block in self.blocks
+                (block.requests, {metric: histogram.to_bytes() for metric, histogram in block.of.items()})
+                for block in self.blocks
             ],
             block_ns=self.block_ns,
-            open=self._open,
+            open=self._open_conversations,
         )
         return msgspec.msgpack.encode(packed)
 
     @classmethod
     def from_bytes(cls, data: bytes, header: Header) -> Accumulator:
-        """The inverse, of a ledger of the same run. Raises ValueError for anything else."""
+        """The inverse of `to_bytes`, for an accumulator of the same run. Raises ValueError for anything else."""
         try:
             packed = msgspec.msgpack.decode(data, type=_Packed)
         except msgspec.DecodeError as error:
             raise ValueError(f"no ledger: {error}") from None
-        made = cls(header)
-        if packed.format != _FORMAT or len(packed.cells) != len(list(made._cells())):
+        accumulator = cls(header)
+        if packed.format != _FORMAT or len(packed.cells) != len(list(accumulator._cells())):
             raise ValueError(f"no ledger of this run in format {_FORMAT}")
-        for cell, one in zip(made._cells(), packed.cells, strict=True):
-            cell.sums, cell.least, cell.most, cell.errors = one.sums, one.least, one.most, one.errors
-            cell.histograms = {name: Histogram.from_bytes(kept) for name, kept in one.histograms.items()}
-            for name, (bin_s, values) in one.curves.items():
+        for cell, packed_cell in zip(accumulator._cells(), packed.cells, strict=True):
+            cell.sums, cell.least, cell.most, cell.errors = (
+                packed_cell.sums,
+                packed_cell.least,
+                packed_cell.most,
+                packed_cell.errors,
+            )
+            cell.histograms = {name: Histogram.from_bytes(encoded) for name, encoded in packed_cell.histograms.items()}
+            for name, (bin_s, values) in packed_cell.curves.items():
                 curve = cell.curve(name)
                 curve.bin_s = bin_s
                 curve.slope, curve.level, curve.lumps = np.frombuffer(values).reshape(3, BINS).copy()
-        for requests, kept in packed.blocks:
-            made.blocks.append(FoldedBlock())
-            made.blocks[-1].requests = requests
-            made.blocks[-1].of = {metric: Histogram.from_bytes(one) for metric, one in kept.items()}
-        made.block_ns, made._open = packed.block_ns, packed.open
-        return made
+        for requests, encoded in packed.blocks:
+            accumulator.blocks.append(FoldedBlock())
+            accumulator.blocks[-1].requests = requests
+            accumulator.blocks[-1].of = {
+                metric: Histogram.from_bytes(histogram_bytes) for metric, histogram_bytes in encoded.items()
+            }
+        accumulator.block_ns, accumulator._open_conversations = packed.block_ns, packed.open
+        return accumulator
 
 
 class _PackedCell(msgspec.Struct):
@@ -373,8 +388,8 @@ class _Packed(msgspec.Struct):
 
 
 def _joined(blocks: Sequence[FoldedBlock]) -> FoldedBlock:
-    for other in blocks[1:]:
-        blocks[0].merge(other)
+    for block in blocks[1:]:
+        blocks[0].merge(block)
     return blocks[0]
 
 
@@ -384,7 +399,7 @@ def _times(cell: Cell, columns: Columns, sent: NDArray[np.bool_], closed: bool) 
         cell.span("open_due", columns["due_ns"][columns.attempted])
     before = cell.most.get("sent", -1)
     cell.span("sent", columns["sent_ns"][sent])
-    if cell.most.get("sent", -1) > before:  # the request issued last
+    if cell.most.get("sent", -1) > before:  # these rows hold the request issued last so far
         latest = int(np.argmax(columns["sent_ns"]))
         cell.most["issued_end"], cell.most["issued_done"] = (
             int(columns[name][latest]) for name in ("end_ns", "done_ns")
@@ -417,19 +432,20 @@ def _tokens(cell: Cell, columns: Columns, ok: NDArray[np.bool_]) -> None:
     cell.count("comparable", comparable.sum())
     cell.count("unequal", (columns["asked_output"] != columns["output_tokens"])[comparable].sum())
     by_count = np.isin(columns["output_source"], [SOURCES.index("server"), SOURCES.index("tokenizer")])
-    told = ok & (events > 0) & by_count
-    cell.count("told_events", events[told].sum())
-    cell.count("told_streamed", streamed[told].sum())
-    cell.count("surplus", np.maximum(streamed[told] - events[told] - 1, 0).sum())
+    # requests whose output tokens a server or a tokenizer counted
+    token_counted = ok & (events > 0) & by_count
+    cell.count("told_events", events[token_counted].sum())
+    cell.count("told_streamed", streamed[token_counted].sum())
+    cell.count("surplus", np.maximum(streamed[token_counted] - events[token_counted] - 1, 0).sum())
     cell.count("unsaid", (ok & (columns["first_event_tokens"] == 0)).sum())
-    both = ok & (columns["input_source"] == SOURCES.index("server")) & (columns["built_tokens"] > 0)
-    both &= columns["input_tokens"] >= 0
-    cell.count("both", both.sum())
-    cell.count("both_built", columns["built_tokens"][both].sum(dtype=np.int64))
-    cell.count("both_said", columns["input_tokens"][both].sum(dtype=np.int64))
-    for which in ("input", "output"):
-        for code, count in enumerate(np.bincount(columns[f"{which}_source"][ok], minlength=len(SOURCES)).tolist()):
-            cell.count(f"{which}_source_{SOURCES[code] or 'none'}", count)
+    both_counted = ok & (columns["input_source"] == SOURCES.index("server")) & (columns["built_tokens"] > 0)
+    both_counted &= columns["input_tokens"] >= 0
+    cell.count("both", both_counted.sum())
+    cell.count("both_built", columns["built_tokens"][both_counted].sum(dtype=np.int64))
+    cell.count("both_said", columns["input_tokens"][both_counted].sum(dtype=np.int64))
+    for side in ("input", "output"):
+        for code, count in enumerate(np.bincount(columns[f"{side}_source"][ok], minlength=len(SOURCES)).tolist()):
+            cell.count(f"{side}_source_{SOURCES[code] or 'none'}", count)
     cell.curve("output").add(*metrics.token_spans(columns))
     first = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])
     prompted = ok & (columns["input_tokens"] >= 0)
@@ -441,9 +457,9 @@ def _errors(cell: Cell, columns: Columns, texts: Sequence[str]) -> None:
         if not kind:
             continue
         places = np.flatnonzero(columns["kind"] == kind)
-        told = places[columns["text"][places] >= 0]
-        some = told if len(told) else places
-        first = some[np.argmin(columns["due_ns"][some])]
+        with_text = places[columns["text"][places] >= 0]
+        candidates = with_text if len(with_text) else places
+        first = candidates[np.argmin(columns["due_ns"][candidates])]
         text, status = int(columns["text"][first]), int(columns["http_status"][first])
         words = texts[text] if 0 <= text < len(texts) else ""
         if KINDS[kind] == "worker_died":

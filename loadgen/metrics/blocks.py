@@ -1,6 +1,6 @@
-"""Counting: requests by status and error, tokens by source, conversations, bytes, the load generator's own use.
+"""Counting blocks of the summary: requests, errors, tokens, conversations, bytes, use of the load generator itself.
 
-Pure, columns only. The types are blocks of `summary.json`; their fields are defined in `docs/summary.md`.
+Pure, on columns only. The types are blocks of `summary.json`; `docs/summary.md` defines their fields.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 
 class Bytes(msgspec.Struct, frozen=True, kw_only=True):
-    """On the wire, heads and bodies, measured requests of any status."""
+    """Bytes on the wire, heads and bodies, of measured requests of any status."""
 
     sent: int
     received: int
 
 
 class ErrorKind(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a kind of failure happened, and the first words about it (of the request due first)."""
+    """How often a kind of failure happened, and the text of the failed request that was due first."""
 
     count: int
     first_text: str
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """ok + failed + dropped + cancelled + lost = scheduled, always."""
+    """Requests by status: ok + failed + dropped + cancelled + lost = scheduled, always."""
 
     scheduled: int
     ok: int
@@ -53,14 +53,14 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
-    """How many ok requests have their counts from where: server, tokenizer, estimate, events, or none."""
+    """Ok requests by the source of their token counts: server, tokenizer, estimate, events, or none."""
 
     input: dict[str, int]
     output: dict[str, int]
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of ok requests, and their rates. A sum is over the requests whose count is known; null when none is."""
+    """Tokens of ok requests, and their rates. A sum covers the requests with a known count; null without any."""
 
     input: int | None
     output: int | None
@@ -84,9 +84,11 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sessions(msgspec.Struct, frozen=True, kw_only=True):
-    """Conversations (agentic tasks) of measured stages. `ok`: every turn of it is. `duration_ms`: due of the first
-    turn to the end of the last, of those that are ok. Those with a turn that the user cancelled are not counted, nor
-    those that the end of their stage cut short (`cut`).
+    """Conversations (agentic tasks) of measured stages.
+
+    `ok`: conversations whose turns are all ok. `duration_ms`: from the due instant of the first turn to the end of the
+    last one, of ok conversations. `count` leaves out conversations with a turn that the user cancelled, and those that
+    the end of their stage cut short (`cut`).
     """
 
     count: int
@@ -106,8 +108,10 @@ class Stalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What the load generator itself used, all workers together; `cpu_share_max` and `waited_share_max` are of one
-    worker, of one core."""
+    """Resources that the load generator itself used, all workers together.
+
+    `cpu_share_max` and `waited_share_max` are shares of one core, for the one worker with the largest share.
+    """
 
     cpu_s: float | None
     peak_rss_bytes: int | None
@@ -118,12 +122,14 @@ class ClientUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bytes(columns: Columns) -> Bytes:
-    """Bytes of requests of any status."""
+    """Bytes sent and received, of requests of any status."""
     return Bytes(sent=int(columns["bytes_sent"].sum()), received=int(columns["bytes_received"].sum()))
 
 
 def requests(columns: Columns, texts: Sequence[str], unrecorded: int) -> RequestCounts:
-    """Counts by status and kind, most frequent kind first. `unrecorded`: planned slots without a row: they are lost."""
+    """Counts by status and by error kind, most frequent kind first. `unrecorded`: planned slots without a row; they are
+    lost.
+    """
     ok, failed, dropped, cancelled, lost = (
         int(columns.where(code).sum()) for code in (OK, FAILED, DROPPED, CANCELLED, LOST)
     )
@@ -145,9 +151,9 @@ def requests(columns: Columns, texts: Sequence[str], unrecorded: int) -> Request
 
 def _error(columns: Columns, kind: int, texts: Sequence[str]) -> ErrorKind:
     places = np.flatnonzero(columns["kind"] == kind)
-    told = places[columns["text"][places] >= 0]
-    some = told if len(told) else places
-    first = some[np.argmin(columns["due_ns"][some])]
+    with_text = places[columns["text"][places] >= 0]
+    candidates = with_text if len(with_text) else places
+    first = candidates[np.argmin(columns["due_ns"][candidates])]
     text, status = int(columns["text"][first]), int(columns["http_status"][first])
     words = texts[text] if 0 <= text < len(texts) else ""
     if not words and status:
@@ -165,10 +171,14 @@ def _plus(a: float | None, b: float | None) -> float | None:
 
 
 def tokens(measured: Columns, everything: Sequence[Columns], inside: Window, events: float | None) -> Tokens:
-    """`events`: output events in the steady window; None where there is no timeline, then tokens are spread evenly."""
+    """The block `tokens`.
+
+    `events`: output events in the steady window. None when there is no timeline: then the tokens of a request are
+    spread evenly from its first to its last token.
+    """
     ok = measured.where(OK)
     output_column, input_column, cached_column = (
-        measured[f"{which}_tokens"][ok] for which in ("output", "input", "cached")
+        measured[f"{side}_tokens"][ok] for side in ("output", "input", "cached")
     )
     output, prompt, cached = _sum(output_column), _sum(input_column), _sum(cached_column)
     counted = ok & (measured["output_tokens"] >= 0) & (measured["output_events"] > 0)
@@ -181,7 +191,7 @@ def tokens(measured: Columns, everything: Sequence[Columns], inside: Window, eve
     else:
         spread = sum(metrics.spread_tokens(part, inside.steady) for part in everything)
         steady_output = metrics.per_second(spread, inside.steady)
-    steady_input = metrics.per_second(sum(_prompted(part, inside.steady) for part in everything), inside.steady)
+    steady_input = metrics.per_second(sum(_prompt_tokens(part, inside.steady) for part in everything), inside.steady)
     asked = ok & (measured["asked_output"] >= 0)
     comparable = asked & (measured["output_tokens"] >= 0)
     unequal = int((measured["asked_output"] != measured["output_tokens"])[comparable].sum())
@@ -214,8 +224,10 @@ def tokens(measured: Columns, everything: Sequence[Columns], inside: Window, eve
 def tokens_over_time(
     measured: Columns, everything: Sequence[Columns], timeline: Sequence[NDArray[np.int64]]
 ) -> Callable[[Span], float | None]:
-    """Output tokens that came in a stretch, whoever had asked for them: by the events of the timeline, each as many
-    tokens as the measured ones carry on average; where there is none, spread evenly over each answer.
+    """A function from an interval to the output tokens that came in it, of all requests in `everything`.
+
+    With a timeline, each output event counts as many tokens as the measured events carry on average. Without one, the
+    tokens of each answer are spread evenly over it. The function returns None when no tokens were counted.
     """
     counted = measured.where(OK) & (measured["output_tokens"] >= 0) & (measured["output_events"] > 0)
     events = int(measured["output_events"][counted].sum(dtype=np.int64))
@@ -227,26 +239,26 @@ def tokens_over_time(
             start, end, amount = metrics.token_spans(part)
             curve.add(start, end, amount)
 
-    def came(stretch: Span) -> float | None:
+    def tokens_in(stretch: Span) -> float | None:
         if not events:
             return None
         if sums is None:
             return curve.between(stretch.start_s, stretch.end_s)
         return metrics.events_between(sums, stretch) * billed / events
 
-    return came
+    return tokens_in
 
 
-def _prompted(columns: Columns, stretch: Span) -> int:
-    """Prompt tokens of ok requests whose first token came in a stretch: by then the prompt has been processed."""
-    answered = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])
-    chosen = columns.where(OK) & metrics.within(answered, stretch)
-    return _sum(columns["input_tokens"][chosen]) or 0
+def _prompt_tokens(columns: Columns, stretch: Span) -> int:
+    """Prompt tokens of ok requests whose first token came in an interval: by then the prompt has been processed."""
+    first_ns = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])
+    selected = columns.where(OK) & metrics.within(first_ns, stretch)
+    return _sum(columns["input_tokens"][selected]) or 0
 
 
 def _whole_output(everything: Sequence[Columns]) -> int | None:
     sums = [_sum(part["output_tokens"][part.where(OK)]) for part in everything]
-    known = [found for found in sums if found is not None]
+    known = [total for total in sums if total is not None]
     return sum(known) if known else None
 
 
@@ -258,7 +270,7 @@ def _sources(codes: NDArray[np.int64]) -> dict[str, int]:
 def itl_absent(columns: Columns, inter_chunk: Distribution) -> str:
     """Why the gaps between events are not gaps between tokens; "" when they are.
 
-    A token more than events is allowed each request: the token that ends an answer often has no text.
+    Each request may have one token more than events: the token that ends an answer often has no text.
     """
     if inter_chunk.count == 0:
         return "no answer had two output events"
@@ -275,7 +287,7 @@ def itl_absent(columns: Columns, inter_chunk: Distribution) -> str:
 
 
 def stalls(columns: Columns) -> Stalls:
-    """Ok requests that stood still for longer than `metrics.STALL_NS`."""
+    """Ok requests with a gap between output events of more than `columns.STALL_NS`."""
     ok = columns.where(OK)
     stalled = int((columns.measure("max_gap")[ok] > metrics.STALL_NS).sum())
     total = int(ok.sum())
@@ -283,10 +295,10 @@ def stalls(columns: Columns) -> Stalls:
 
 
 class _Conversations(NamedTuple):
-    """Per conversation, in the order of its number."""
+    """Arrays with an element per conversation, in the order of the conversation numbers."""
 
     good: NDArray[np.bool_]  # every turn is ok
-    cancelled: NDArray[np.bool_]  # the user cancelled a turn of it
+    cancelled: NDArray[np.bool_]  # the user cancelled one of its turns
     cut: NDArray[np.bool_]  # its last turn was never scheduled: the stage ended first
     due_ns: NDArray[np.int64]  # of the first turn
     end_ns: NDArray[np.int64]  # of the last output
@@ -312,31 +324,31 @@ def _conversations(columns: Columns, turns: int) -> _Conversations:
 
 
 def sessions(measured: Columns, everything: Sequence[Columns], inside: Window, turns: int) -> Sessions | None:
-    """Conversations of `turns` turns in measured stages; None when there are none."""
-    found = _conversations(measured, turns)
-    if len(found.good) == 0:
+    """The block `sessions` for conversations of `turns` turns in measured stages; None when there are none."""
+    conversations = _conversations(measured, turns)
+    if len(conversations.good) == 0:
         return None
-    good = int(found.good.sum())
-    anywhere = [found if part is measured else _conversations(part, turns) for part in everything]
-    steady = sum(int((part.good & metrics.within(part.end_ns, inside.steady)).sum()) for part in anywhere)
+    good = int(conversations.good.sum())
+    all_conversations = [conversations if part is measured else _conversations(part, turns) for part in everything]
+    steady = sum(int((part.good & metrics.within(part.end_ns, inside.steady)).sum()) for part in all_conversations)
     return Sessions(
-        count=len(found.good) - int(found.cancelled.sum()) - int(found.cut.sum()),
-        cut=int(found.cut.sum()),
+        count=len(conversations.good) - int(conversations.cancelled.sum()) - int(conversations.cut.sum()),
+        cut=int(conversations.cut.sum()),
         ok=good,
         ok_per_s=metrics.per_second(good, inside),
         steady_ok_per_s=metrics.per_second(steady, inside.steady),
-        duration_ms=exact((found.end_ns - found.due_ns)[found.good]),
+        duration_ms=exact((conversations.end_ns - conversations.due_ns)[conversations.good]),
     )
 
 
 def client(measured: Columns, seconds: Sequence[Second], inside: Window, workers: int) -> ClientUse:
-    """What all workers used together, from the samples that each took of itself."""
+    """The block `client`, from the samples that each worker took of itself."""
     arrived = measured["first_token_ns"] >= 0
     return used(seconds, inside, workers, float(measured["kernel_stamp"][arrived].mean()) if arrived.any() else None)
 
 
 def used(seconds: Sequence[Second], inside: Window, workers: int, kernel_stamp_share: float | None) -> ClientUse:
-    """CPU-seconds and peak memory of all workers together, the fullest second of one; None without samples."""
+    """CPU seconds and peak memory of all workers together, and the largest share of one; None without samples."""
     cpu_s: dict[int, float] = {}
     peak: dict[int, int] = {}
     for second in seconds:
@@ -354,16 +366,23 @@ def used(seconds: Sequence[Second], inside: Window, workers: int, kernel_stamp_s
 
 
 def prompt_disagreement(columns: Columns, template_tokens: int | None) -> float | None:
-    """How much the server's prompt counts differ from ours (content as built + the template's share), relative."""
-    both = columns.where(OK) & (columns["input_source"] == SOURCES.index("server")) & (columns["built_tokens"] > 0)
-    both &= columns["input_tokens"] >= 0
-    if not both.any():
+    """How far the server's prompt token counts differ from ours, relative; None when no request has both counts.
+
+    Ours is the content as built plus the share of the chat template.
+    """
+    both_counted = (
+        columns.where(OK) & (columns["input_source"] == SOURCES.index("server")) & (columns["built_tokens"] > 0)
+    )
+    both_counted &= columns["input_tokens"] >= 0
+    if not both_counted.any():
         return None
-    ours = int(columns["built_tokens"][both].sum(dtype=np.int64)) + (template_tokens or 0) * int(both.sum())
-    return (int(columns["input_tokens"][both].sum(dtype=np.int64)) - ours) / ours
+    ours = int(columns["built_tokens"][both_counted].sum(dtype=np.int64)) + (template_tokens or 0) * int(
+        both_counted.sum()
+    )
+    return (int(columns["input_tokens"][both_counted].sum(dtype=np.int64)) - ours) / ours
 
 
 def repeated(columns: Columns) -> int:
-    """Requests sent whose prompt another one has sent already."""
+    """Requests that were sent with a prompt that an earlier one had sent already."""
     numbers = columns["request"][columns["sent_ns"] >= 0]
     return int((np.diff(np.sort(numbers)) == 0).sum())

@@ -1,7 +1,7 @@
-"""From rows to rates, intervals of time, load and goodput; the validity limits and the terms of an SLO.
+"""Rates, time windows, load and goodput computed from rows; the limits of warnings and the results of SLO terms.
 
-Pure, and columns only: no loop over rows, since a rack's run has two million of them. Per-request definitions are those
-of `loadgen_sdk.measures`, here over whole columns (a test holds the two against each other).
+Pure. It works on whole columns and never loops over rows, since the run of a rack has two million of them. The
+definitions per request are those of `loadgen_sdk.measures`, here over columns; a test compares the two.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ if TYPE_CHECKING:
 OK, FAILED, DROPPED, CANCELLED, LOST = range(len(STATUSES))
 
 
-# Limits of the warnings: beyond one of them a run stays valid, and says so.
+# Limits of the warnings. A run beyond one of them stays valid, and its summary carries a warning.
 COUNT_DISAGREEMENT = 0.02  # between two counts of the same tokens
 LENGTH_MISMATCH = 0.02  # of requests whose output is not as long as asked
 CACHED_SHARE = 0.05  # of prompt tokens, when the workload declares no sharing
 GAP_VARIATION = 0.10  # between the planned and the real coefficient of variation of send gaps
 GAPS_NEEDED = 30  # fewer send gaps than this say nothing about their variation
-ITL_TOKENS_PER_EVENT = 0.01  # events that carry a further token, before inter-chunk gaps are no longer ITL
-STALL_NS = 1_000_000_000  # a gap between output events that a reader notices as a standstill
+ITL_TOKENS_PER_EVENT = 0.01  # share of events with a second token, above which inter-chunk gaps are not ITL
+STALL_NS = 1_000_000_000  # a gap between output events that a reader of the answer notices as a stall
 
 
 class TermResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a term came out. `value_ms` is null when no request has one or the quantile falls on a failed request."""
+    """The result of one SLO term. `value_ms` is null when no request has a value, or when the quantile falls on a
+    failed request.
+    """
 
     metric: str
     quantile: float
@@ -49,10 +51,10 @@ class TermResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that meet every term; all null without an SLO. `counted` leaves out only what the user cancelled."""
+    """Requests that meet every SLO term; all fields are null without an SLO. `counted`: all but cancelled requests."""
 
     rps: float | None = None  # good requests over the measured window
-    steady_rps: float | None = None  # good requests that ended in the steady window, over it
+    steady_rps: float | None = None  # good requests that ended in the steady window, per second of that window
     share: float | None = None
     good: int | None = None
     counted: int | None = None
@@ -62,7 +64,7 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of time, in seconds from the start of the run; null when there is none."""
+    """An interval of time in seconds from the start of the run; all fields are null when there is none."""
 
     start_s: float | None = None
     end_s: float | None = None
@@ -70,9 +72,12 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """What rates are divided by. The fields of its own are the measured window: first measured due to last measured
-    `last_token`. `steady` is first to last measured due; `last_issued` first measured due to the end of the request
-    issued last (MLPerf LoadGen's); `whole` the start of the run to the last end of a body, warm-up included."""
+    """The intervals that rates are divided by.
+
+    `start_s` to `end_s` is the measured window: first measured due instant to last measured `last_token`. `steady`:
+    first to last measured due instant. `last_issued`: first measured due instant to the end of the request that was
+    issued last (MLPerf LoadGen's definition). `whole`: start of the run to the last end of a body, warm-up included.
+    """
 
     start_s: float | None = None
     end_s: float | None = None
@@ -83,14 +88,14 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What the timetable asked for, what was sent, what came back. A rate of n instants is (n - 1) / (last - first)."""
+    """Offered, achieved and completed load. The rate of n instants is (n - 1) / (last - first)."""
 
-    arrival: str = ""  # in words, as written in the workload: "poisson 10/s"
-    offered_rps: float | None = None  # of due instants; null in a closed loop, which offers nothing by itself
-    achieved_rps: float | None = None  # of sent instants
+    arrival: str = ""  # as written in the workload: "poisson 10/s"
+    offered_rps: float | None = None  # rate of due instants; null in a closed loop, which has no offered load
+    achieved_rps: float | None = None  # rate of sent instants
     completed_rps: float | None = None  # ok requests over the measured window
-    steady_completed_rps: float | None = None  # ok requests that ended in the steady window, over it
-    in_flight_mean: float | None = None  # over the measured window, all stages' requests counted
+    steady_completed_rps: float | None = None  # ok requests that ended in the steady window, per second of it
+    in_flight_mean: float | None = None  # mean over the measured window; requests of all stages count
     in_flight_max: int | None = None
     gap_variation: float | None = None  # standard deviation / mean of real send gaps; open-loop stages only
     gap_variation_planned: float | None = None  # of the due instants of the same requests
@@ -110,42 +115,44 @@ _KEPT_FIELDS = frozenset(
     ]
 )
 _KEPT_FIELDS |= {"input_tokens", "output_tokens", "reasoning_tokens", "output_events", "first_event_tokens"}
-_AT_ONCE = 1_000_000  # rows looked at together where the intermediate results of all would be large
+_CHUNK_ROWS = 1_000_000  # rows processed in one step, to bound the size of intermediate arrays
 _KEPT_METRICS = frozenset(("ttft", "tpot"))
 
 
 class Columns:
-    """Rows of a run, or some of them, or some of other columns, seen as columns. What is used often is kept,
-    contiguous, once read or derived; all of it (`keep_all`) would be half a gigabyte for a rack's run.
+    """A view by column of the rows of a run, of a selection of them, or of a selection of other columns.
+
+    Columns that are used often are kept in memory, contiguous, once they were read or derived. `keep_all` keeps every
+    column: half a gigabyte for the run of a rack.
     """
 
-    __slots__ = ("_chosen", "_keep_all", "_kept", "_rows")
+    __slots__ = ("_keep_all", "_kept", "_rows", "_selected_rows")
 
     def __init__(
         self, rows: NDArray[np.void] | Columns, chosen: NDArray[np.bool_] | None = None, *, keep_all: bool = False
     ) -> None:
         self._rows = rows
-        self._chosen = None if chosen is None or bool(chosen.all()) else np.flatnonzero(chosen)
+        self._selected_rows = None if chosen is None or bool(chosen.all()) else np.flatnonzero(chosen)
         self._kept: dict[str, NDArray[np.int64]] = {}
         self._keep_all = keep_all
 
     def __len__(self) -> int:
-        return len(self._rows) if self._chosen is None else len(self._chosen)
+        return len(self._rows) if self._selected_rows is None else len(self._selected_rows)
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:
-        """A field of `record.FIELDS`, in its own integer type."""
+        """The column of one field of `record.FIELDS`, in the integer type of that field."""
         if field in self._kept:
             return self._kept[field]
         if not len(self):
             return np.zeros(0, ROW[field])
         column: NDArray[np.int64] = self._rows[field]
-        column = np.ascontiguousarray(column) if self._chosen is None else column[self._chosen]
+        column = np.ascontiguousarray(column) if self._selected_rows is None else column[self._selected_rows]
         if self._keep_all or field in _KEPT_FIELDS:
             self._kept[field] = column
         return column
 
     def measure(self, metric: str) -> NDArray[np.int64]:
-        """A metric of MEASURES in ns for every row of any status, UNDEFINED where it has none."""
+        """A metric of MEASURES for every row, of any status: int64 ns, UNDEFINED where a row has no value."""
         if metric in self._kept:
             return self._kept[metric]
         values = MEASURES[metric](self)
@@ -154,12 +161,13 @@ class Columns:
         return values
 
     def where(self, status: int) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = self["status"] == status
-        return found
+        """Which rows have this status: a mask of the length of the columns."""
+        mask: NDArray[np.bool_] = self["status"] == status
+        return mask
 
     @property
     def attempted(self) -> NDArray[np.bool_]:
-        """Rows whose due instant came: sent, or dropped at it."""
+        """Which rows reached their due instant: they were sent then, or dropped."""
         return (self["sent_ns"] >= 0) | self.where(DROPPED)
 
 
@@ -177,34 +185,35 @@ def _between(start: str, end: str) -> Callable[[Columns], NDArray[np.int64]]:
 
 
 def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
-    """`measures.streamed_tokens` of every row; -1 where the output was not counted."""
+    """`measures.streamed_tokens` of every row; -1 where the output tokens were not counted."""
     if not len(columns) or int(columns["reasoning_tokens"].max()) <= 0:
         return columns["output_tokens"]
     unstreamed = (columns["reasoning_tokens"] > 0) & (columns["first_token_ns"] == columns["first_answer_ns"])
-    n: NDArray[np.int64] = columns["output_tokens"] - np.where(unstreamed, columns["reasoning_tokens"], 0)
-    return n
+    token_counts: NDArray[np.int64] = columns["output_tokens"] - np.where(unstreamed, columns["reasoning_tokens"], 0)
+    return token_counts
 
 
-def _divided(span: NDArray[np.int64], by: NDArray[np.int64]) -> NDArray[np.int64]:
-    divided: NDArray[np.int64] = span // np.maximum(by, 1)
-    divided[(by <= 0) | (span == UNDEFINED)] = UNDEFINED
-    return divided
+def _divide(span: NDArray[np.int64], divisor: NDArray[np.int64]) -> NDArray[np.int64]:
+    quotient: NDArray[np.int64] = span // np.maximum(divisor, 1)
+    quotient[(divisor <= 0) | (span == UNDEFINED)] = UNDEFINED
+    return quotient
 
 
 def _tpot(columns: Columns) -> NDArray[np.int64]:
     span = _between("first_token_ns", "last_token_ns")(columns)
-    return _divided(span, streamed_tokens(columns) - np.maximum(columns["first_event_tokens"], 1))
+    return _divide(span, streamed_tokens(columns) - np.maximum(columns["first_event_tokens"], 1))
 
 
 def _tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
     span = _between("first_token_ns", "end_ns")(columns)
-    return _divided(np.where(columns["due_ns"] < 0, UNDEFINED, span), columns["output_tokens"].astype(np.int64) - 1)
+    return _divide(np.where(columns["due_ns"] < 0, UNDEFINED, span), columns["output_tokens"].astype(np.int64) - 1)
 
 
 def _connect(columns: Columns) -> NDArray[np.int64]:
-    wait = _between("due_ns", "ready_ns")(columns)
-    wait[(wait < 0) & (wait != UNDEFINED)] = 0
-    return wait
+    """From the due instant until the connection was ready; 0 when it was ready before."""
+    wait_ns = _between("due_ns", "ready_ns")(columns)
+    wait_ns[(wait_ns < 0) & (wait_ns != UNDEFINED)] = 0
+    return wait_ns
 
 
 def _where_first_token(field: str) -> Callable[[Columns], NDArray[np.int64]]:
@@ -230,30 +239,34 @@ MEASURES: Mapping[str, Callable[[Columns], NDArray[np.int64]]] = {
 }
 """Per-request metrics over columns; the definitions are those of `loadgen_sdk.measures`."""
 
-POOLED = ("itl", "inter_chunk")  # over all gaps of all requests: a quantile, but no yes or no for a single request
+POOLED = ("itl", "inter_chunk")  # over all gaps of all requests: they have quantiles, but no value per request
 TERMS = ("ttft", "ttft_from_sent", "first_answer", "tpot", "tpot_mlperf", "e2e", "max_gap", *POOLED)
-"""What an SLO may speak about."""
+"""The metrics that an SLO term may limit."""
 
-_NEED_TWO_TOKENS = ("tpot", "tpot_mlperf", "max_gap")  # a request too short to have one has not missed it
+_NEED_TWO_TOKENS = ("tpot", "tpot_mlperf", "max_gap")  # a request too short to have a value does not miss the limit
 NEED_A_STREAM = (*_NEED_TWO_TOKENS, *POOLED)
-"""What an answer that comes in one piece has none of."""
+"""The metrics that an answer without streaming does not have."""
 
 
 def defined(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The values that are."""
-    found: NDArray[np.int64] = values[values != UNDEFINED]
-    return found
+    """The values without those that are UNDEFINED."""
+    known: NDArray[np.int64] = values[values != UNDEFINED]
+    return known
 
 
 def span(start_ns: float, end_ns: float) -> Span:
-    """A stretch in seconds; an empty or reversed one is no stretch, since no rate can be had from it."""
+    """An interval in ns as a Span in seconds; an empty Span when it is empty or reversed, since no rate can be
+    computed.
+    """
     if end_ns <= start_ns:
         return Span()
     return Span(start_s=start_ns / 1e9, end_s=end_ns / 1e9, duration_s=(end_ns - start_ns) / 1e9)
 
 
 def window(measured: Columns, everything: Sequence[Columns]) -> Window:
-    """The intervals that rates of `measured` are divided by; definitions in `Window`."""
+    """The intervals that the rates of `measured` are divided by, as `Window` defines them. `everything`: rows of all
+    stages.
+    """
     last_body = max((int(part["done_ns"].max(initial=-1)) for part in everything), default=-1)
     whole = span(0, last_body)
     due = measured["due_ns"][measured.attempted]
@@ -277,7 +290,7 @@ def window(measured: Columns, everything: Sequence[Columns]) -> Window:
 
 
 def rate(instants_ns: NDArray[np.int64]) -> float | None:
-    """Instants per second, (n - 1) / (last - first): n instants enclose n - 1 gaps. None for fewer than two."""
+    """Rate of instants per second, (n - 1) / (last - first): n instants enclose n - 1 gaps. None for fewer than two."""
     if len(instants_ns) < 2:
         return None
     length = int(instants_ns.max()) - int(instants_ns.min())
@@ -285,55 +298,59 @@ def rate(instants_ns: NDArray[np.int64]) -> float | None:
 
 
 def per_second(count: float | None, stretch: Span | Window) -> float | None:
+    """`count` divided by the duration of the interval; None when either is not known."""
     return None if count is None or stretch.duration_s is None else count / stretch.duration_s
 
 
 def within(instants_ns: NDArray[np.int64], stretch: Span | Window) -> NDArray[np.bool_]:
-    """Which instants lie in a stretch, both ends included."""
+    """Which instants lie in an interval, both ends included: a mask of the same length."""
     if stretch.start_s is None or stretch.end_s is None:
         return np.zeros(len(instants_ns), bool)
     return (instants_ns >= round(stretch.start_s * 1e9)) & (instants_ns <= round(stretch.end_s * 1e9))
 
 
 def in_flight(everything: Sequence[Columns], stretch: Span | Window) -> tuple[float | None, int | None]:
-    """Mean and largest number of requests in flight (sent and not done) in a stretch, exactly, by a sweep of events.
+    """Mean and maximum number of requests in flight (sent and not done) in an interval.
 
-    A request without an end (its worker died) is in flight to the end of the stretch. At one instant ends come first.
+    Exact, by a sweep over starts and ends. A request without an end (its worker died) counts as in flight until the end
+    of the interval. At the same instant, ends are counted before starts.
     """
     if stretch.start_s is None or stretch.end_s is None:
         return None, None
     low, high = round(stretch.start_s * 1e9), round(stretch.end_s * 1e9)
-    found = []
+    pairs = []
     for part in everything:
         sent, done = part["sent_ns"], part["done_ns"]
-        chosen = (sent >= 0) & (sent <= high) & ((done < 0) | (done >= low))  # the others are not in flight in it
-        found.append((sent[chosen], done[chosen]))
+        overlapping = (
+            (sent >= 0) & (sent <= high) & ((done < 0) | (done >= low))
+        )  # in flight at some time in the interval
+        pairs.append((sent[overlapping], done[overlapping]))
         del sent, done
-    starts, ends = (np.concatenate([pair[i] for pair in found]) for i in (0, 1))
-    del found
+    starts, ends = (np.concatenate([pair[i] for pair in pairs]) for i in (0, 1))
+    del pairs
     endless = ends < 0
     ends[endless] = np.maximum(starts[endless], high)
     lengths = np.minimum(ends, high)
     lengths -= np.maximum(starts, low)
-    busy = np.maximum(lengths, 0, out=lengths).sum()
+    total_ns = np.maximum(lengths, 0, out=lengths).sum()
     del lengths
     starts.sort()
     ends.sort()
     at_start = np.searchsorted(starts, low, "right") - np.searchsorted(ends, low, "right")
-    most = int(at_start)
+    maximum = int(at_start)
     first, last = np.searchsorted(starts, low, "left"), np.searchsorted(starts, high, "right")
-    for begin in range(first, last, _AT_ONCE):  # the level right after each start
-        rises = starts[begin : min(begin + _AT_ONCE, last)]
-        levels = np.arange(begin + 1, begin + 1 + len(rises)) - np.searchsorted(ends, rises, "right")
-        most = max(most, int(levels.max()))
-    return float(busy / (high - low)), most
+    for begin in range(first, last, _CHUNK_ROWS):  # requests in flight right after each start
+        chunk_starts = starts[begin : min(begin + _CHUNK_ROWS, last)]
+        levels = np.arange(begin + 1, begin + 1 + len(chunk_starts)) - np.searchsorted(ends, chunk_starts, "right")
+        maximum = max(maximum, int(levels.max()))
+    return float(total_ns / (high - low)), maximum
 
 
 def gap_variation(instants_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> float | None:
     """Coefficient of variation (standard deviation / mean) of the gaps between instants: constant 0, Poisson 1.
 
-    Gaps are taken within a stage and divided by that stage's mean, so that a change of rate between stages is no
-    variation.
+    Gaps are computed within a stage and divided by the mean gap of that stage, so a change of rate between stages does
+    not count as variation. None when there are no gaps.
     """
     pooled = []
     for stage in np.flatnonzero(np.bincount(stages)):
@@ -348,29 +365,32 @@ def gap_variation(instants_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> 
 def load(
     measured: Columns, everything: Sequence[Columns], inside: Window, closed: NDArray[np.bool_], arrival: str
 ) -> Load:
-    """Offered, achieved and completed load of `measured`; `closed` says of each stage whether it is a closed loop."""
+    """Offered, achieved and completed load of `measured`. `closed`: per stage, whether it is a closed loop."""
     sent = measured["sent_ns"] >= 0
-    in_open = ~closed[measured["stage"]]
-    gapped = sent & in_open & (measured["turn"] == 0)  # later turns wait for their predecessors: no planned gap
-    stages = measured["stage"][gapped]
+    open_loop = ~closed[measured["stage"]]
+    with_gap = (
+        sent & open_loop & (measured["turn"] == 0)
+    )  # later turns wait for the turn before: their gaps are not planned
+    stages = measured["stage"][with_gap]
     mean, largest = in_flight(everything, inside)
     ended = sum(int((within(part["end_ns"], inside.steady) & part.where(OK)).sum()) for part in everything)
     return Load(
         arrival=arrival,
-        offered_rps=rate(measured["due_ns"][in_open & measured.attempted]),
+        offered_rps=rate(measured["due_ns"][open_loop & measured.attempted]),
         achieved_rps=rate(measured["sent_ns"][sent]),
         completed_rps=per_second(int(measured.where(OK).sum()), inside),
         steady_completed_rps=per_second(ended, inside.steady),
         in_flight_mean=mean,
         in_flight_max=largest,
-        gap_variation=gap_variation(measured["sent_ns"][gapped], stages),
-        gap_variation_planned=gap_variation(measured["due_ns"][gapped], stages),
+        gap_variation=gap_variation(measured["sent_ns"][with_gap], stages),
+        gap_variation_planned=gap_variation(measured["due_ns"][with_gap], stages),
     )
 
 
 def steady_events(timeline: Sequence[NDArray[np.int64]], stretch: Span) -> float | None:
-    """Output events of all stages in a stretch, from counts in bins of BIN_NS; a bin cut by an end counts in
-    proportion.
+    """Output events of all stages in an interval, from counts in bins of BIN_NS; None when there are no events.
+
+    A bin that an end of the interval cuts counts in proportion.
     """
     sums = event_sums(timeline)
     if stretch.start_s is None or stretch.end_s is None or sums is None:
@@ -379,7 +399,7 @@ def steady_events(timeline: Sequence[NDArray[np.int64]], stretch: Span) -> float
 
 
 def event_sums(timeline: Sequence[NDArray[np.int64]]) -> NDArray[np.int64] | None:
-    """Events of all stages up to the start of each bin; None when there are none."""
+    """Cumulative number of events of all stages at the start of each bin; None when there are no events."""
     if not any(counts.any() for counts in timeline):
         return None
     total = np.zeros(max(map(len, timeline)) + 1, np.int64)
@@ -389,7 +409,7 @@ def event_sums(timeline: Sequence[NDArray[np.int64]]) -> NDArray[np.int64] | Non
 
 
 def events_between(sums: NDArray[np.int64], stretch: Span | Window) -> float:
-    """Of such sums, what came in a stretch; 0 for none."""
+    """Number of events in an interval, from the result of `event_sums`; 0 for an empty interval."""
     if stretch.start_s is None or stretch.end_s is None:
         return 0.0
     ends = [stretch.start_s * 1e9 / BIN_NS, stretch.end_s * 1e9 / BIN_NS]
@@ -398,8 +418,10 @@ def events_between(sums: NDArray[np.int64], stretch: Span | Window) -> float:
 
 
 def spread_tokens(columns: Columns, stretch: Span) -> float:
-    """Output tokens of ok requests in a stretch, each request's spread evenly from its first to its last token: what
-    can be said by event time where there is no timeline (one of several targets; answers that were not streamed).
+    """Output tokens of ok requests in an interval, those of a request spread evenly from its first to its last token.
+
+    This estimates token times where there is no timeline: for one of several targets, and for answers that were not
+    streamed.
     """
     if stretch.start_s is None or stretch.end_s is None:
         return 0.0
@@ -412,7 +434,10 @@ def spread_tokens(columns: Columns, stretch: Span) -> float:
 
 
 def token_spans(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Of ok requests: the instants of first and last token (of the end, where they did not stream), output tokens."""
+    """Per ok request with known output tokens: instant of the first token, instant of the last token, output tokens.
+
+    Both instants are the end of the request where it was not streamed.
+    """
     known = columns.where(OK) & (columns["output_tokens"] >= 0) & (columns["end_ns"] >= 0)
     last = np.where(columns["last_token_ns"] < 0, columns["end_ns"], columns["last_token_ns"])[known]
     first = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])[known]
@@ -427,17 +452,17 @@ def goodput(
     gaps: Histogram,
     unrecorded: int = 0,
 ) -> Goodput:
-    """Every term at its own quantile, and the requests that meet all of them.
+    """Each SLO term judged at its quantile, and the requests that meet all terms.
 
-    Failed, dropped and lost requests are over every limit (`unrecorded` ones too); cancelled ones are left out. A
-    request too short to have a TPOT is left out of that term and has not missed it. Terms on pooled gaps judge the
-    gaps, not requests.
+    Failed, dropped and lost requests are over every limit, and so are the `unrecorded` ones; cancelled requests are
+    left out. A request too short to have a TPOT is left out of that term and does not miss it. Terms on pooled gaps
+    judge the gaps and not the requests.
     """
     if slo is None:
         return Goodput()
     counted = len(measured) - int(measured.where(CANCELLED).sum()) + unrecorded
     good = int(meets(measured, slo).sum())
-    results = tuple(_judge(measured, term, gaps, unrecorded) for term in slo.terms)
+    results = tuple(_term_result(measured, term, gaps, unrecorded) for term in slo.terms)
     share = good / counted if counted else None
     steady = sum(int((meets(part, slo) & within(part["end_ns"], inside.steady)).sum()) for part in everything)
     share_met = slo.goodput_share is None or (share is not None and share >= slo.goodput_share)
@@ -454,7 +479,10 @@ def goodput(
 
 
 def meets(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
-    """Which requests are ok and within every per-request term; one too short to have a TPOT has not missed it."""
+    """Which requests are ok and within every term that has a value per request: a mask of the length of the columns.
+
+    A request too short to have a TPOT does not miss that term.
+    """
     good = columns.where(OK)
     for term in slo.terms:
         if term.metric not in POOLED:
@@ -464,7 +492,8 @@ def meets(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
     return good
 
 
-def _judge(columns: Columns, term: Term, gaps: Histogram, unrecorded: int) -> TermResult:
+def _term_result(columns: Columns, term: Term, gaps: Histogram, unrecorded: int) -> TermResult:
+    """The result of one term. Failed, dropped, lost and `unrecorded` requests count as over the limit."""
     value: float | None
     if term.metric in POOLED:
         count = gaps.count
@@ -473,9 +502,9 @@ def _judge(columns: Columns, term: Term, gaps: Histogram, unrecorded: int) -> Te
     else:
         ok = columns.where(OK)
         values = defined(columns.measure(term.metric)[ok])
-        missed = len(columns) - int(ok.sum()) - int(columns.where(CANCELLED).sum()) + unrecorded
-        count = len(values) + missed
-        over = int((values > term.limit_ns).sum()) + missed
+        without_value = len(columns) - int(ok.sum()) - int(columns.where(CANCELLED).sum()) + unrecorded
+        count = len(values) + without_value
+        over = int((values > term.limit_ns).sum()) + without_value
         place = index(count, term.quantile) if count else 0
         value = int(np.partition(values, place)[place]) if place < len(values) else None
     needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)

@@ -1,8 +1,7 @@
-"""Whether a run stayed what it was: latencies and throughput by blocks of time, and their change from its first third
-to its last.
+"""Latencies and throughput by blocks of time, and their change from the first third of a run to the last third.
 
-Pure. A block is a power of two in seconds, the shortest that needs at most BLOCKS of them, so that a ledger that only
-joins neighbours comes to the same blocks as one look over all rows.
+Pure. A block lasts a power of two in seconds: the shortest that needs at most BLOCKS blocks for the run. So an
+accumulator that only joins neighbouring blocks reaches the same blocks as one computation over all rows.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ BLOCKS = 32
 FIRST_NS = 1_000_000_000
 SHOWN = ("ttft", "tpot", "e2e")
 PARTS = (("ttft", 0.5), ("ttft", 0.99), ("tpot", 0.5), ("tpot", 0.99), ("e2e", 0.99))
-FEWEST = 6  # whole blocks from which a change can be told
+FEWEST = 6  # whole blocks needed to compute a change
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of the run: quantiles of the measured ok requests due in it, output tokens that came in it."""
+    """One block of the run: quantiles of the measured ok requests due in it, and the output tokens that came in it."""
 
     start_s: float
     end_s: float
@@ -45,8 +44,10 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """Change over time: the median over the last third of the whole blocks against that over the first third, less one.
-    Null with fewer than six blocks that are wholly inside the steady window."""
+    """Relative change over time: median over the last third of the whole blocks / median over the first third - 1.
+
+    Null with fewer than six blocks that lie wholly inside the steady window.
+    """
 
     block_s: float | None = None
     ttft_p50: float | None = None
@@ -59,12 +60,12 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def block_ns(last_ns: int) -> int:
-    """How long the blocks are of a run whose last due instant this is."""
+    """The length of the blocks, in ns, of a run whose last due instant is `last_ns`."""
     return FIRST_NS << max(0, math.ceil(math.log2((last_ns + 1) / (FIRST_NS * BLOCKS))))
 
 
 def of_rows(measured: Columns, steady: Span, tokens_in: Callable[[Span], float | None]) -> Drift:
-    """The drift of rows. `tokens_in`: output tokens that came in a stretch; None where they were not counted."""
+    """The drift of rows. `tokens_in`: output tokens that came in an interval; None where they were not counted."""
     ok = measured.where(OK)
     due = measured["due_ns"][ok]
     if len(due) == 0:
@@ -74,14 +75,16 @@ def of_rows(measured: Columns, steady: Span, tokens_in: Callable[[Span], float |
     order = np.argsort(places, kind="stable")
     ends = np.cumsum(np.bincount(places))
     starts = [0, *ends[:-1].tolist()]
-    found: list[tuple[int, dict[tuple[str, float], float]]] = [(int(count), {}) for count in np.bincount(places)]
+    figures_by_block: list[tuple[int, dict[tuple[str, float], float]]] = [
+        (int(count), {}) for count in np.bincount(places)
+    ]
     for metric in SHOWN:
         column = measured.measure(metric)[ok][order]
-        for (_, quantiles), start, end in zip(found, starts, ends.tolist(), strict=True):
+        for (_, quantiles), start, end in zip(figures_by_block, starts, ends.tolist(), strict=True):
             values = columns.defined(column[start:end])
             if len(values):
                 quantiles |= {part: _at(values, part[1]) for part in PARTS if part[0] == metric}
-    return made(length, found, steady, tokens_in)
+    return made(length, figures_by_block, steady, tokens_in)
 
 
 def _at(values: NDArray[np.int64], p: float) -> float:
@@ -95,9 +98,13 @@ def made(
     steady: Span,
     tokens_in: Callable[[Span], float | None],
 ) -> Drift:
-    """The drift of blocks of this length from the start of the run: requests and quantiles in ns of each."""
+    """The drift from the figures of each block.
+
+    `length_ns`: length of a block; the first one begins at the start of the run. `found`: per block, the number of
+    requests and the quantiles in ns, by metric and probability. `tokens_in`: as in `of_rows`.
+    """
     blocks: list[Block] = []
-    whole: list[Block] = []
+    whole_blocks: list[Block] = []
     for i, (requests, quantiles) in enumerate(found):
         span = columns.span(i * length_ns, (i + 1) * length_ns)
         assert span.start_s is not None and span.end_s is not None
@@ -107,7 +114,7 @@ def made(
             and steady.start_s <= span.start_s
             and span.end_s <= steady.end_s
         )
-        if not requests and not whole:
+        if not requests and not whole_blocks:
             continue
         tokens = tokens_in(span) if inside else None
         block = Block(
@@ -119,13 +126,14 @@ def made(
         )
         blocks.append(block)
         if inside:
-            whole.append(block)
+            whole_blocks.append(block)
     changes = {}
-    if len(whole) >= FEWEST:
-        third = len(whole) // 3
+    if len(whole_blocks) >= FEWEST:
+        third = len(whole_blocks) // 3
         for name in ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "e2e_p99_ms", "output_per_s"):
             changes[name.removesuffix("_ms")] = _change(
-                [getattr(block, name) for block in whole[:third]], [getattr(block, name) for block in whole[-third:]]
+                [getattr(block, name) for block in whole_blocks[:third]],
+                [getattr(block, name) for block in whole_blocks[-third:]],
             )
     return Drift(block_s=length_ns / 1e9, blocks=tuple(blocks), **changes)
 

@@ -1,9 +1,9 @@
-"""The summary of a run whose rows were folded into a `ledger.Ledger` instead of being kept.
+"""The summary of a run whose rows went into an `Accumulator` instead of being kept.
 
-Pure. The same blocks by the same definitions as `summary.summarize`. What adds up is exact; quantiles are those of a
-histogram, within 0.1 %; rates over the steady window are read off curves of 4,096 bins; what needs all rows at once
-(the variation of send gaps, repeated prompts) is not known, and the largest number in flight is that of the samples
-that every worker takes of itself about once a second.
+Pure. It has the same blocks, by the same definitions, as `summary.summarize`. Sums are exact. Quantiles are read from
+histograms, within 0.1 %. Rates over the steady window are read from curves of 4,096 bins. What needs all rows at once
+(variation of send gaps, repeated prompts) is not known. The largest number in flight is that of the samples that each
+worker takes of itself about once a second.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
 
 def summarize(
     header: Header,
-    ledger: Accumulator,
+    accumulator: Accumulator,
     gaps: Sequence[Histogram] = (),
     timeline: Sequence[NDArray[np.int64]] = (),
     seconds: Sequence[Second] = (),
 ) -> Summary:
-    """Everything there is to say about a run, from its ledger. Arguments as those of `summary.summarize`."""
-    flags = [stage.measured for stage in header.stages] or [True]
-    measured, warmup = ledger.measured(), ledger.measured(False)
+    """Compute the summary of a run from its accumulator. The other arguments are those of `summary.summarize`."""
+    stage_measured = [stage.measured for stage in header.stages] or [True]
+    measured, warmup = accumulator.measured(), accumulator.measured(False)
     everything = (measured, warmup)
     inside = window(measured, everything)
-    missing = [_unrecorded(header, ledger, i) for i in range(len(flags))]
-    lost = sum(count for count, is_measured in zip(missing, flags, strict=True) if is_measured)
-    pooled = pooled_of(gaps[i] for i in range(min(len(gaps), len(flags))) if flags[i])
+    missing = [_unrecorded(header, accumulator, i) for i in range(len(stage_measured))]
+    lost = sum(count for count, is_measured in zip(missing, stage_measured, strict=True) if is_measured)
+    pooled = pooled_of(gaps[i] for i in range(min(len(gaps), len(stage_measured))) if stage_measured[i])
     arrivals = [stage.arrival for stage in header.stages if stage.measured and stage.arrival]
     tokens = _tokens(measured, everything, inside, columns.steady_events(timeline, inside.steady))
-    targets = tuple(_targets(header, ledger, inside))
+    targets = tuple(_targets(header, accumulator, inside))
     inter_chunk = pooled.distribution()
     itl_absent = _itl_absent(measured, inter_chunk)
     ok = measured.sums.get("ok", 0)
@@ -76,29 +76,29 @@ def summarize(
         warmup=_requests(warmup, sum(missing) - lost),
         load=_load(measured, everything, inside, ", then ".join(arrivals), seconds),
         tokens=tokens,
-        ttft_ms=_of(measured, "ttft"),
-        ttft_from_sent_ms=_of(measured, "ttft_from_sent"),
-        first_answer_ms=_of(measured, "first_answer"),
-        tpot_ms=_of(measured, "tpot"),
+        ttft_ms=_distribution(measured, "ttft"),
+        ttft_from_sent_ms=_distribution(measured, "ttft_from_sent"),
+        first_answer_ms=_distribution(measured, "first_answer"),
+        tpot_ms=_distribution(measured, "tpot"),
         tpot_undefined=measured.sums.get("tpot_undefined", 0),
-        tpot_mlperf_ms=_of(measured, "tpot_mlperf"),
+        tpot_mlperf_ms=_distribution(measured, "tpot_mlperf"),
         inter_chunk_ms=inter_chunk,
         itl_ms=None if itl_absent else inter_chunk,
         itl_absent=itl_absent,
-        e2e_ms=_of(measured, "e2e"),
-        max_gap_ms=_of(measured, "max_gap"),
+        e2e_ms=_distribution(measured, "e2e"),
+        max_gap_ms=_distribution(measured, "max_gap"),
         stalls=Stalls(over_ms=milliseconds(columns.STALL_NS), requests=stalled, share=stalled / ok if ok else None),
-        connect_ms=_of(measured, "connect"),
-        send_lag_ms=_of(measured, "send_lag"),
-        client_lag_ms=_of(measured, "client_lag"),
-        stamp_error_ms=_of(measured, "stamp_error"),
+        connect_ms=_distribution(measured, "connect"),
+        send_lag_ms=_distribution(measured, "send_lag"),
+        client_lag_ms=_distribution(measured, "client_lag"),
+        stamp_error_ms=_distribution(measured, "stamp_error"),
         goodput=_goodput(header, measured, everything, inside, pooled, lost),
-        sessions=_sessions(ledger, measured, everything, inside),
+        sessions=_sessions(accumulator, measured, everything, inside),
         client=_client(measured, header, inside, seconds),
-        stages=tuple(_stages(header, ledger, everything, gaps, timeline, missing, seconds)),
+        stages=tuple(_stages(header, accumulator, everything, gaps, timeline, missing, seconds)),
         targets=targets,
         rack=rack_of(targets, tokens.output_per_s),
-        drift=_drift(ledger, measured, everything, inside, timeline),
+        drift=_drift(accumulator, measured, everything, inside, timeline),
         kept=header.keep,
     )
     signs = Signs(
@@ -111,18 +111,18 @@ def summarize(
     return judged(header, summary, signs, seconds)
 
 
-def _of(cell: Cell, metric: str) -> Distribution:
+def _distribution(cell: Cell, metric: str) -> Distribution:
     histogram = cell.histograms.get(metric)
     return histogram.distribution() if histogram is not None else Distribution()
 
 
-def _unrecorded(header: Header, ledger: Accumulator, stage: int) -> int:
+def _unrecorded(header: Header, accumulator: Accumulator, stage: int) -> int:
     planned = header.stages[stage].slots if header.stages else None
-    return 0 if planned is None else max(0, planned - ledger.stages[stage].sums.get("rows", 0))
+    return 0 if planned is None else max(0, planned - accumulator.stages[stage].sums.get("rows", 0))
 
 
 def window(cell: Cell, everything: Sequence[Cell]) -> Window:
-    """As `metrics.window`."""
+    """The windows of a cell, as `columns.window` defines them."""
     whole = span(0, max(part.most.get("done_ns", -1) for part in everything))
     if not cell.sums.get("due"):
         return Window(whole=whole)
@@ -141,40 +141,41 @@ def window(cell: Cell, everything: Sequence[Cell]) -> Window:
     )
 
 
-def _rate(cell: Cell, what: str) -> float | None:
-    count = cell.sums.get(what, 0)
-    if count < 2 or cell.most[what] <= cell.least[what]:
+def _rate(cell: Cell, instants: str) -> float | None:
+    count = cell.sums.get(instants, 0)
+    if count < 2 or cell.most[instants] <= cell.least[instants]:
         return None
-    return (count - 1) / ((cell.most[what] - cell.least[what]) / 1e9)
+    return (count - 1) / ((cell.most[instants] - cell.least[instants]) / 1e9)
 
 
-def _came(everything: Sequence[Cell], curve: str, stretch: Span | Window) -> float:
-    found = (part.curves.get(curve) for part in everything)
-    return sum(one.between(stretch.start_s, stretch.end_s) for one in found if one is not None)
+def _amount_in(everything: Sequence[Cell], curve: str, stretch: Span | Window) -> float:
+    """How much of one curve came in an interval, all cells together."""
+    curves = (part.curves.get(curve) for part in everything)
+    return sum(time_curve.between(stretch.start_s, stretch.end_s) for time_curve in curves if time_curve is not None)
 
 
 def _load(cell: Cell, everything: Sequence[Cell], inside: Window, arrival: str, seconds: Sequence[Second]) -> Load:
-    mean = None if inside.duration_s is None else _came(everything, "flying", inside) / inside.duration_s
+    mean = None if inside.duration_s is None else _amount_in(everything, "flying", inside) / inside.duration_s
     return Load(
         arrival=arrival,
         offered_rps=_rate(cell, "open_due"),
         achieved_rps=_rate(cell, "sent"),
         completed_rps=per_second(cell.sums.get("ok", 0), inside),
-        steady_completed_rps=per_second(_came(everything, "ok", inside.steady), inside.steady),
+        steady_completed_rps=per_second(_amount_in(everything, "ok", inside.steady), inside.steady),
         in_flight_mean=mean,
         in_flight_max=_most_in_flight(seconds, inside),
     )
 
 
 def _most_in_flight(seconds: Sequence[Second], inside: Window) -> int | None:
-    """Largest sum over the workers of what each had in flight in the same second."""
+    """The largest number of requests in flight in one second, all workers together; None without samples."""
     if inside.start_s is None or inside.end_s is None:
         return None
-    found: dict[int, dict[int, int]] = defaultdict(dict)
+    in_flight_by_second: dict[int, dict[int, int]] = defaultdict(dict)
     for second in seconds:
         if inside.start_s <= second.t_s <= inside.end_s:
-            found[int(second.t_s)][second.worker] = second.in_flight
-    return max((sum(workers.values()) for workers in found.values()), default=None)
+            in_flight_by_second[int(second.t_s)][second.worker] = second.in_flight
+    return max((sum(workers.values()) for workers in in_flight_by_second.values()), default=None)
 
 
 def _requests(cell: Cell, unrecorded: int) -> RequestCounts:
@@ -198,18 +199,20 @@ def _bytes(cell: Cell) -> Bytes:
     return Bytes(sent=cell.sums.get("bytes_sent", 0), received=cell.sums.get("bytes_received", 0))
 
 
-def _sum(cell: Cell, what: str) -> int | None:
-    return cell.sums[what] if cell.sums.get(what + "_known") else None
+def _sum(cell: Cell, field: str) -> int | None:
+    return cell.sums[field] if cell.sums.get(field + "_known") else None
 
 
 def _tokens(cell: Cell, everything: Sequence[Cell], inside: Window, events: float | None) -> Tokens:
     sums = cell.sums
-    output, prompt, cached = (_sum(cell, f"{which}_tokens") for which in ("output", "input", "cached"))
+    output, prompt, cached = (_sum(cell, f"{side}_tokens") for side in ("output", "input", "cached"))
     base, event_count, comparable = _sum(cell, "cached_base"), sums.get("events", 0), sums.get("comparable", 0)
     spread = events * sums["billed"] / event_count if events is not None and event_count else None
-    steady_output = per_second(_came(everything, "output", inside.steady) if spread is None else spread, inside.steady)
-    steady_input = per_second(_came(everything, "input", inside.steady), inside.steady)
-    wholes = [found for part in everything if (found := _sum(part, "output_tokens")) is not None]
+    steady_output = per_second(
+        _amount_in(everything, "output", inside.steady) if spread is None else spread, inside.steady
+    )
+    steady_input = per_second(_amount_in(everything, "input", inside.steady), inside.steady)
+    part_sums = [part_sum for part in everything if (part_sum := _sum(part, "output_tokens")) is not None]
     total = None if output is None or prompt is None else output + prompt
     steady_total = (
         None if steady_output is None or steady_input is None or total is None else steady_output + steady_input
@@ -230,20 +233,20 @@ def _tokens(cell: Cell, everything: Sequence[Cell], inside: Window, events: floa
         steady_total_per_s=steady_total,
         steady_input_per_s=steady_input if prompt is not None else None,
         last_issued_output_per_s=per_second(output, inside.last_issued),
-        whole_output_per_s=per_second(sum(wholes) if wholes else None, inside.whole),
+        whole_output_per_s=per_second(sum(part_sums) if part_sums else None, inside.whole),
         failed_input=sums.get("failed_input", 0),
         failed_output=sums.get("failed_output", 0),
         sources=Sources(input=_sources(cell, "input"), output=_sources(cell, "output")),
     )
 
 
-def _sources(cell: Cell, which: str) -> dict[str, int]:
+def _sources(cell: Cell, side: str) -> dict[str, int]:
     tags = [tag or "none" for tag in SOURCES]
-    return {tag: count for tag in tags if (count := cell.sums.get(f"{which}_source_{tag}", 0))}
+    return {tag: count for tag in tags if (count := cell.sums.get(f"{side}_source_{tag}", 0))}
 
 
 def _itl_absent(cell: Cell, inter_chunk: Distribution) -> str:
-    """As `tally.itl_absent`."""
+    """Why the summary has no ITL, as in `blocks.itl_absent`."""
     sums = cell.sums
     if inter_chunk.count == 0:
         return "no answer had two output events"
@@ -255,7 +258,7 @@ def _itl_absent(cell: Cell, inter_chunk: Distribution) -> str:
 
 
 def _disagreement(cell: Cell, template_tokens: int | None) -> float | None:
-    """As `tally.prompt_disagreement`."""
+    """How far the prompt counts differ, as in `blocks.prompt_disagreement`."""
     count = cell.sums.get("both", 0)
     if not count:
         return None
@@ -266,7 +269,7 @@ def _disagreement(cell: Cell, template_tokens: int | None) -> float | None:
 def _goodput(
     header: Header, cell: Cell, everything: Sequence[Cell], inside: Window, gaps: Histogram, unrecorded: int
 ) -> Goodput:
-    """As `metrics.goodput`; counts, and whether a term is met, are exact."""
+    """As `columns.goodput`. The counts, and whether a term is met, are exact; quantiles are those of histograms."""
     slo = header.slo
     if slo is None:
         return Goodput()
@@ -275,16 +278,16 @@ def _goodput(
     results = []
     for i, term in enumerate(slo.terms):
         if term.metric in columns.POOLED:
-            found, over, missed = gaps, gaps.over(term.limit_ns), 0
+            histogram, over, without_value = gaps, gaps.over(term.limit_ns), 0
         else:
-            found = cell.histograms.get(term.metric) or Histogram()
-            missed = counted - cell.sums.get("ok", 0)
-            over = cell.sums.get(f"term{i}_over", 0) + missed
-        count = found.count + missed
+            histogram = cell.histograms.get(term.metric) or Histogram()
+            without_value = counted - cell.sums.get("ok", 0)
+            over = cell.sums.get(f"term{i}_over", 0) + without_value
+        count = histogram.count + without_value
         place = index(count, term.quantile) if count else 0
         value = None
-        if place < found.count:
-            value = found.middle(int(np.searchsorted(np.cumsum(found.counts), place, side="right")))
+        if place < histogram.count:
+            value = histogram.middle(int(np.searchsorted(np.cumsum(histogram.counts), place, side="right")))
         needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)
         results.append(
             TermResult(
@@ -304,7 +307,7 @@ def _goodput(
     share_met = slo.goodput_share is None or (share is not None and share >= slo.goodput_share)
     return Goodput(
         rps=per_second(good, inside),
-        steady_rps=per_second(_came(everything, "good", inside.steady), inside.steady),
+        steady_rps=per_second(_amount_in(everything, "good", inside.steady), inside.steady),
         share=share,
         good=good,
         counted=counted,
@@ -314,8 +317,8 @@ def _goodput(
     )
 
 
-def _sessions(ledger: Accumulator, cell: Cell, everything: Sequence[Cell], inside: Window) -> Sessions | None:
-    cut, cancelled = ledger.cut()
+def _sessions(accumulator: Accumulator, cell: Cell, everything: Sequence[Cell], inside: Window) -> Sessions | None:
+    cut, cancelled = accumulator.cut()
     whole = cell.sums.get("sessions", 0)
     if not whole and not cut and not cancelled:
         return None
@@ -325,8 +328,8 @@ def _sessions(ledger: Accumulator, cell: Cell, everything: Sequence[Cell], insid
         cut=cut,
         ok=good,
         ok_per_s=per_second(good, inside),
-        steady_ok_per_s=per_second(_came(everything, "session", inside.steady), inside.steady),
-        duration_ms=_of(cell, "session"),
+        steady_ok_per_s=per_second(_amount_in(everything, "session", inside.steady), inside.steady),
+        duration_ms=_distribution(cell, "session"),
     )
 
 
@@ -338,7 +341,7 @@ def _client(cell: Cell, header: Header, inside: Window, seconds: Sequence[Second
 
 def _stages(
     header: Header,
-    ledger: Accumulator,
+    accumulator: Accumulator,
     everything: tuple[Cell, Cell],
     gaps: Sequence[Histogram],
     timeline: Sequence[NDArray[np.int64]],
@@ -346,7 +349,7 @@ def _stages(
     seconds: Sequence[Second],
 ) -> Iterator[StageSummary]:
     for i, stage in enumerate(header.stages):
-        cell = ledger.stages[i]
+        cell = accumulator.stages[i]
         inside = window(cell, [cell])
         pooled = gaps[i] if i < len(gaps) else Histogram()
         yield StageSummary(
@@ -358,16 +361,16 @@ def _stages(
             requests=_requests(cell, missing[i]),
             load=_load(cell, everything, inside, stage.arrival, seconds),
             tokens=_tokens(cell, everything, inside, columns.steady_events(timeline, inside.steady)),
-            ttft_ms=_of(cell, "ttft"),
-            tpot_ms=_of(cell, "tpot"),
+            ttft_ms=_distribution(cell, "ttft"),
+            tpot_ms=_distribution(cell, "tpot"),
             inter_chunk_ms=pooled.distribution(),
-            e2e_ms=_of(cell, "e2e"),
+            e2e_ms=_distribution(cell, "e2e"),
             goodput=_goodput(header, cell, everything, inside, pooled, missing[i]),
         )
 
 
-def _targets(header: Header, ledger: Accumulator, inside: Window) -> Iterator[TargetSummary]:
-    for target, cell, other in zip(header.targets, ledger.targets, ledger.other_targets, strict=False):
+def _targets(header: Header, accumulator: Accumulator, inside: Window) -> Iterator[TargetSummary]:
+    for target, cell, other in zip(header.targets, accumulator.targets, accumulator.other_targets, strict=False):
         everything = (cell, other)
         own = _tokens(cell, everything, window(cell, everything), None)
         yield TargetSummary(
@@ -376,38 +379,38 @@ def _targets(header: Header, ledger: Accumulator, inside: Window) -> Iterator[Ta
             bytes=_bytes(cell),
             load=_load(cell, everything, inside, "", ()),
             tokens=_tokens(cell, everything, inside, None),
-            ttft_ms=_of(cell, "ttft"),
-            tpot_ms=_of(cell, "tpot"),
-            e2e_ms=_of(cell, "e2e"),
+            ttft_ms=_distribution(cell, "ttft"),
+            tpot_ms=_distribution(cell, "tpot"),
+            e2e_ms=_distribution(cell, "e2e"),
             goodput=_goodput(header, cell, everything, inside, Histogram(), 0),
             own_output_per_s=own.output_per_s,
         )
 
 
 def _drift(
-    ledger: Accumulator,
+    accumulator: Accumulator,
     measured: Cell,
     everything: Sequence[Cell],
     inside: Window,
     timeline: Sequence[NDArray[np.int64]],
 ) -> drift.Drift:
-    if not ledger.blocks:
+    if not accumulator.blocks:
         return drift.Drift()
     events, billed = measured.sums.get("events", 0), measured.sums.get("billed", 0)
     sums = columns.event_sums(timeline)
 
-    def came(stretch: Span) -> float | None:
+    def tokens_in(stretch: Span) -> float | None:
         if not events:
             return None
         if sums is None:
-            return _came(everything, "output", stretch)
+            return _amount_in(everything, "output", stretch)
         return columns.events_between(sums, stretch) * billed / events
 
-    found = [
+    figures_by_block = [
         (
             block.requests,
             {part: block.of[part[0]].quantile(part[1]) for part in drift.PARTS if block.of[part[0]].count},
         )
-        for block in ledger.blocks
+        for block in accumulator.blocks
     ]
-    return drift.made(ledger.block_ns, found, inside.steady, came)
+    return drift.made(accumulator.block_ns, figures_by_block, inside.steady, tokens_in)

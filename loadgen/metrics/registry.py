@@ -1,6 +1,7 @@
-"""Numbers of a summary by their path (`ttft_ms.p99`, `tokens.output_per_s`): what each is called, which way is better.
+"""Figures of a summary by their path (`ttft_ms.p99`, `tokens.output_per_s`): their names, units, and which way is
+better.
 
-Pure. Paths are those of `summary.json`; `ok_share`, which is not in it, is requests ok of those that were to be sent.
+Pure. The paths are those of `summary.json`. One more path, `ok_share`, is not in it: ok requests / all but cancelled.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ NAMES |= {"max_gap": "Largest gap"}
 
 
 class Metric(NamedTuple):
-    """Something to compare. `better`: -1 lower is, +1 higher is, 0 neither. `per_request`: its name in
-    `metrics.MEASURES`, with `p` its quantile (None: the mean); "" where it is no latency."""
+    """A figure that can be compared.
+
+    `better`: -1 lower is better, +1 higher is better, 0 neither. `per_request`: its name in `columns.MEASURES`, with
+    `p` its quantile (None: the mean); "" where it is no latency of single requests.
+    """
 
     path: str
     name: str
@@ -34,17 +38,19 @@ SHARES = ("ok_share", "goodput.share", "tokens.cached_share", "tokens.length_mis
 
 
 def metric(path: str) -> Metric | None:
-    """The metric of a path as in `summary.json` (`ttft_ms.p99`, `tokens.output_per_s`), also `ok_share`; None if there
-    is no such number."""
+    """The metric of a path of `summary.json` (`ttft_ms.p99`, `tokens.output_per_s`), or of `ok_share`.
+
+    None when there is no such figure.
+    """
     first, _, last = path.partition(".")
     measure = first.removesuffix("_ms")
     if first.endswith("_ms") and measure in (*columns.TERMS, "connect", "send_lag", "client_lag", "stamp_error"):
-        ps = dict(QUANTILES)
-        if last not in ps and last not in ("mean", "min", "max"):
+        quantiles = dict(QUANTILES)
+        if last not in quantiles and last not in ("mean", "min", "max"):
             return None
         name = f"{NAMES.get(measure, measure.replace('_', ' '))} {last.replace('_', '.')}"
-        exact = measure if measure in columns.MEASURES and (last in ps or last == "mean") else ""
-        return Metric(path, name, "ms", -1, exact, ps.get(last))
+        exact = measure if measure in columns.MEASURES and (last in quantiles or last == "mean") else ""
+        return Metric(path, name, "ms", -1, exact, quantiles.get(last))
     if path == "ok_share":
         return Metric(path, "requests ok", "", 1)
     if path not in _paths():
@@ -62,33 +68,38 @@ def metric(path: str) -> Metric | None:
 
 
 def paths() -> list[str]:
-    """Every path that `metric` knows."""
+    """All paths that `metric` accepts."""
     from loadgen.metrics.summary import Summary
 
     latencies = [name for name in Summary.__struct_fields__ if name.endswith("_ms")]
     stats = [name for name, _ in QUANTILES] + ["mean", "min", "max"]
-    found = [f"{name}.{stat}" for name in latencies for stat in stats]
-    return [path for path in [*found, "ok_share", *sorted(_paths())] if metric(path) is not None]
+    latency_paths = [f"{name}.{stat}" for name in latencies for stat in stats]
+    return [path for path in [*latency_paths, "ok_share", *sorted(_paths())] if metric(path) is not None]
 
 
 def _paths() -> set[str]:
     from loadgen.metrics.blocks import ClientUse, RequestCounts, Stalls, Tokens
     from loadgen.metrics.columns import Goodput, Load
 
-    kinds = (
+    struct_types = (
         ("tokens", Tokens),
         ("load", Load),
         ("goodput", Goodput),
         ("requests", RequestCounts),
         ("client", ClientUse),
     )
-    text = ("sources", "by_error", "arrival", "slo", "met")
-    found = {f"{name}.{field}" for name, kind in kinds for field in kind.__struct_fields__ if field not in text}
-    return found | {f"stalls.{field}" for field in Stalls.__struct_fields__}
+    not_numbers = ("sources", "by_error", "arrival", "slo", "met")
+    block_paths = {
+        f"{name}.{field}"
+        for name, block in struct_types
+        for field in block.__struct_fields__
+        if field not in not_numbers
+    }
+    return block_paths | {f"stalls.{field}" for field in Stalls.__struct_fields__}
 
 
 def figure(summary: Summary, path: str) -> float | None:
-    """The number at a path of a summary; None where it has none."""
+    """The number at a path of a summary; None where the summary has none."""
     if path == "ok_share":
         counted = summary.requests.scheduled - summary.requests.cancelled
         return summary.requests.ok / counted if counted else None

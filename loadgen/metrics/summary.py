@@ -1,7 +1,7 @@
-"""What is true of a run: the types of `summary.json`, and the one function that makes it from rows.
+"""The types of `summary.json`, and `summarize`, the function that computes a summary from the rows of a run.
 
-Pure numpy. Each field is defined in `docs/summary.md`, which a test holds against these types; `schema` grows when a
-field changes its meaning or goes, not when one is added.
+Pure numpy. `docs/summary.md` defines every field; a test compares that page with these types. `schema` grows when a
+field changes its meaning or is removed, not when a field is added.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ SCHEMA = 1
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Which run, made how, by what."""
+    """Which run this is, how it was started, and by which program."""
 
     id: str
     name: str
     workload: str
     started: str
     ended: str
-    state: str  # finished, interrupted (by the user), cut_off (no clean end: as far as it got)
+    state: str  # finished, interrupted (by the user), cut_off (no clean end: the summary covers what was recorded)
     version: str
     command: tuple[str, ...]
     seed: int | None
@@ -55,7 +55,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the measurement can be trusted. Not about the SLO: a sound run that missed a limit is a sound run."""
+    """Whether the measurement can be trusted. This does not judge the SLO: a run that missed a limit can be valid."""
 
     valid: bool
     reasons: tuple[str, ...]
@@ -64,7 +64,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage, with its own window; rows of this stage only (in flight: all)."""
+    """One stage over its own window. Only rows of this stage count, except for requests in flight (all rows)."""
 
     name: str
     arrival: str
@@ -82,7 +82,7 @@ class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TargetSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several targets: its measured requests, over the window of the whole run (one clock for all)."""
+    """One of several targets: its measured requests, over the window of the whole run."""
 
     target: TargetFacts
     requests: RequestCounts
@@ -93,14 +93,15 @@ class TargetSummary(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: Distribution
     e2e_ms: Distribution
     goodput: Goodput
-    own_output_per_s: float | None = None  # over this target's own first due to its own last token
+    own_output_per_s: float | None = None  # over this target's own window: its first due instant to its last token
 
 
 class RackTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Output tokens/s of several targets, by two definitions that differ when they do not end together.
+    """Output tokens/s of several targets by two definitions, which differ when the targets do not end together.
 
-    `sum_of_rates_per_s` adds each target's rate over its own time, as published rack totals do; `single_clock_per_s`
-    divides all tokens by the time of the whole run, as one system. The rest is about the targets' own rates.
+    `sum_of_rates_per_s` adds each target's rate over its own window, as published rack totals do. `single_clock_per_s`
+    treats the targets as one system: all tokens divided by the duration of the whole run. The other fields describe the
+    rates of the single targets.
     """
 
     targets: int
@@ -114,7 +115,9 @@ class RackTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """`summary.json`. Only measured stages count, except where a name says otherwise (`warmup`, `window.whole`)."""
+    """The content of `summary.json`. Only measured stages count, unless a name says otherwise (`warmup`,
+    `window.whole`).
+    """
 
     schema: int
     run: RunFacts
@@ -163,16 +166,19 @@ def summarize(
     seconds: Sequence[Second] = (),
     texts: Sequence[str] = (),
 ) -> Summary:
-    """Everything there is to say about a run.
+    """Compute the summary of a run.
 
-    rows: `record.ROW`, all workers', any order. gaps: per stage, a histogram of the gaps between output events.
-    timeline: per stage, output events in bins of `metrics.BIN_NS` from the start of the run. texts: error texts, by
-    `rows["text"]`.
+    rows: `record.ROW` of all workers, in any order. gaps: per stage, a histogram of the gaps between output events.
+    timeline: per stage, counts of output events in bins of `BIN_NS` from the start of the run. seconds: the samples
+    that each worker takes of itself. texts: error texts, indexed by `rows["text"]`.
     """
     measured_stages = np.array([stage.measured for stage in header.stages] or [True])
     is_measured = measured_stages[rows["stage"]]
-    several = len(header.targets) > 1  # each looks at every column
-    measured, warmup = Columns(rows, is_measured, keep_all=several), Columns(rows, ~is_measured, keep_all=several)
+    many_targets = len(header.targets) > 1  # then every target reads every column: keep them all
+    measured, warmup = (
+        Columns(rows, is_measured, keep_all=many_targets),
+        Columns(rows, ~is_measured, keep_all=many_targets),
+    )
     everything = (measured, warmup)
     unrecorded = _unrecorded(header.stages, rows)
     missing = int(unrecorded[measured_stages].sum())
@@ -201,22 +207,22 @@ def summarize(
         warmup=blocks.requests(warmup, texts, int(unrecorded[~measured_stages].sum())),
         load=load,
         tokens=tokens,
-        ttft_ms=_of(measured, "ttft", ok),
-        ttft_from_sent_ms=_of(measured, "ttft_from_sent", ok),
-        first_answer_ms=_of(measured, "first_answer", ok),
-        tpot_ms=_of(measured, "tpot", ok),
+        ttft_ms=_distribution(measured, "ttft", ok),
+        ttft_from_sent_ms=_distribution(measured, "ttft_from_sent", ok),
+        first_answer_ms=_distribution(measured, "first_answer", ok),
+        tpot_ms=_distribution(measured, "tpot", ok),
         tpot_undefined=int((measured.measure("tpot")[ok] == metrics.UNDEFINED).sum()),
-        tpot_mlperf_ms=_of(measured, "tpot_mlperf", ok),
+        tpot_mlperf_ms=_distribution(measured, "tpot_mlperf", ok),
         inter_chunk_ms=inter_chunk,
         itl_ms=None if itl_absent else inter_chunk,
         itl_absent=itl_absent,
-        e2e_ms=_of(measured, "e2e", ok),
-        max_gap_ms=_of(measured, "max_gap", ok),
+        e2e_ms=_distribution(measured, "e2e", ok),
+        max_gap_ms=_distribution(measured, "max_gap", ok),
         stalls=blocks.stalls(measured),
-        connect_ms=_of(measured, "connect", sent),
-        send_lag_ms=_of(measured, "send_lag", sent),
-        client_lag_ms=_of(measured, "client_lag", sent),
-        stamp_error_ms=_of(measured, "stamp_error", sent),
+        connect_ms=_distribution(measured, "connect", sent),
+        send_lag_ms=_distribution(measured, "send_lag", sent),
+        client_lag_ms=_distribution(measured, "client_lag", sent),
+        stamp_error_ms=_distribution(measured, "stamp_error", sent),
         goodput=goodput,
         sessions=blocks.sessions(measured, everything, inside, header.turns),
         client=blocks.client(measured, seconds, inside, header.workers),
@@ -226,23 +232,23 @@ def summarize(
         drift=drift.of_rows(measured, inside.steady, blocks.tokens_over_time(measured, everything, timeline)),
     )
     stages = tuple(_stages(header, rows, everything, gaps, timeline, texts, unrecorded, summary))
-    return judged(header, msgspec.structs.replace(summary, stages=stages), _signs(header, measured), seconds)
+    return judged(header, msgspec.structs.replace(summary, stages=stages), _verdict_inputs(header, measured), seconds)
 
 
 def exit_code(summary: Summary) -> int:
-    """How a run ends as a process: 130 interrupted, else 3 not valid, else 1 SLO missed, else 0."""
+    """The exit code of the process: 130 interrupted, else 3 not valid, else 1 SLO missed, else 0."""
     return validity.exit_code(
         interrupted=summary.run.state == "interrupted", valid=summary.verdict.valid, slo_met=summary.goodput.met
     )
 
 
-def _of(columns: Columns, metric: str, chosen: NDArray[np.bool_]) -> Distribution:
+def _distribution(columns: Columns, metric: str, selected: NDArray[np.bool_]) -> Distribution:
     values = columns.measure(metric)
-    return exact(values[chosen & (values != metrics.UNDEFINED)], own=True)
+    return exact(values[selected & (values != metrics.UNDEFINED)], own=True)
 
 
 def pooled_of(histograms: Iterator[Histogram]) -> Histogram:
-    """The gaps of several stages as one."""
+    """The gaps of several stages in one histogram."""
     pooled = Histogram()
     for histogram in histograms:
         pooled.merge(histogram)
@@ -252,12 +258,12 @@ def pooled_of(histograms: Iterator[Histogram]) -> Histogram:
 _T = TypeVar("_T")
 
 
-def _shared(values: Sequence[_T], other: _T) -> _T:
-    return values[0] if all(value == values[0] for value in values) else other
+def _common_value(values: Sequence[_T], fallback: _T) -> _T:
+    return values[0] if all(value == values[0] for value in values) else fallback
 
 
 def whole_target(targets: Sequence[TargetFacts]) -> TargetFacts:
-    """The target as one thing: of several, what they have in common, and all their GPUs."""
+    """All targets described as one: the values they have in common, and the sum of their GPUs."""
     if not targets:
         return TargetFacts()
     if len(targets) == 1:
@@ -267,16 +273,16 @@ def whole_target(targets: Sequence[TargetFacts]) -> TargetFacts:
         name=f"{len(targets)} targets",
         gpus=sum(gpus) if len(gpus) == len(targets) else None,
         simulated=any(target.simulated for target in targets),
-        url=_shared([target.url for target in targets], ""),
-        server=_shared([target.server for target in targets], ""),
-        model=_shared([target.model for target in targets], ""),
-        shape=_shared([target.shape for target in targets], ""),
-        region=_shared([target.region for target in targets], ""),
+        url=_common_value([target.url for target in targets], ""),
+        server=_common_value([target.server for target in targets], ""),
+        model=_common_value([target.model for target in targets], ""),
+        shape=_common_value([target.shape for target in targets], ""),
+        region=_common_value([target.region for target in targets], ""),
     )
 
 
 def run_of(header: Header) -> RunFacts:
-    """The block `run`."""
+    """The block `run` of the summary."""
     return RunFacts(
         id=header.run,
         name=header.name,
@@ -298,7 +304,7 @@ def run_of(header: Header) -> RunFacts:
 
 
 def _unrecorded(stages: Sequence[StagePlan], rows: NDArray[np.void]) -> NDArray[np.int64]:
-    """Per stage, slots that were planned and have no row: what a run that was cut off has lost."""
+    """Per stage, the number of planned slots that have no row: what a run that was cut off has lost."""
     recorded = np.bincount(rows["stage"], minlength=max(len(stages), 1))
     planned = np.array([-1 if stage.slots is None else stage.slots for stage in stages] or [-1])
     return np.maximum(planned - recorded, 0)
@@ -320,12 +326,13 @@ def _stages(
     summary: Summary,
 ) -> Iterator[StageSummary]:
     for i, stage in enumerate(header.stages):
-        of_kind = everything[0 if stage.measured else 1]
-        alone = sum(other.measured == stage.measured for other in header.stages) == 1
-        if alone and stage.measured:
-            yield _only(stage, of_kind, summary)
+        # the columns of all stages of this kind: measured, or not measured
+        same_kind = everything[0 if stage.measured else 1]
+        only_of_kind = sum(other.measured == stage.measured for other in header.stages) == 1
+        if only_of_kind and stage.measured:
+            yield _only_measured_stage(stage, same_kind, summary)
             continue
-        columns = of_kind if alone else Columns(of_kind, of_kind["stage"] == i)
+        columns = same_kind if only_of_kind else Columns(same_kind, same_kind["stage"] == i)
         inside = metrics.window(columns, [columns])
         pooled = gaps[i] if i < len(gaps) else Histogram()
         ok = columns.where(OK)
@@ -339,19 +346,21 @@ def _stages(
             requests=blocks.requests(columns, texts, missing),
             load=_load(columns, everything, inside, header, stage.arrival),
             tokens=blocks.tokens(columns, everything, inside, metrics.steady_events(timeline, inside.steady)),
-            ttft_ms=_of(columns, "ttft", ok),
-            tpot_ms=_of(columns, "tpot", ok),
+            ttft_ms=_distribution(columns, "ttft", ok),
+            tpot_ms=_distribution(columns, "tpot", ok),
             inter_chunk_ms=pooled.distribution(),
-            e2e_ms=_of(columns, "e2e", ok),
+            e2e_ms=_distribution(columns, "e2e", ok),
             goodput=metrics.goodput(columns, everything, header.slo, inside, pooled, missing),
         )
 
 
-def _only(stage: StagePlan, measured: Columns, summary: Summary) -> StageSummary:
-    """The one measured stage: all that is measured, so the summary says it already. But its `window.whole` is its
-    own, without the warm-up before it."""
+def _only_measured_stage(stage: StagePlan, measured: Columns, summary: Summary) -> StageSummary:
+    """The single measured stage. Its figures equal those of the summary, so they are copied.
+
+    Only `window.whole` differs: the stage's own does not include the warm-up before it.
+    """
     whole = metrics.span(0, int(measured["done_ns"].max(initial=-1)))
-    tokens, rate = summary.tokens, summary.tokens.whole_output_per_s
+    token_block, rate = summary.tokens, summary.tokens.whole_output_per_s
     if rate is not None and whole.duration_s and summary.window.whole.duration_s:
         rate = rate * summary.window.whole.duration_s / whole.duration_s
     return StageSummary(
@@ -362,7 +371,7 @@ def _only(stage: StagePlan, measured: Columns, summary: Summary) -> StageSummary
         window=msgspec.structs.replace(summary.window, whole=whole),
         requests=summary.requests,
         load=msgspec.structs.replace(summary.load, arrival=stage.arrival),
-        tokens=msgspec.structs.replace(tokens, whole_output_per_s=rate),
+        tokens=msgspec.structs.replace(token_block, whole_output_per_s=rate),
         ttft_ms=summary.ttft_ms,
         tpot_ms=summary.tpot_ms,
         inter_chunk_ms=summary.inter_chunk_ms,
@@ -377,20 +386,22 @@ def _targets(
     if len(header.targets) < 2:
         return
     for i, target in enumerate(header.targets):
-        own = [Columns(part, part["target"] == i) for part in everything]
-        columns = own[0]
+        target_parts = [Columns(columns_of_kind, columns_of_kind["target"] == i) for columns_of_kind in everything]
+        columns = target_parts[0]
         ok = columns.where(OK)
         yield TargetSummary(
             target=target,
             requests=blocks.requests(columns, texts, 0),
             bytes=blocks.bytes(columns),
-            load=_load(columns, own, inside, header, ""),
-            tokens=blocks.tokens(columns, own, inside, None),
-            ttft_ms=_of(columns, "ttft", ok),
-            tpot_ms=_of(columns, "tpot", ok),
-            e2e_ms=_of(columns, "e2e", ok),
-            goodput=metrics.goodput(columns, own, header.slo, inside, Histogram()),
-            own_output_per_s=blocks.tokens(columns, own, metrics.window(columns, own), None).output_per_s,
+            load=_load(columns, target_parts, inside, header, ""),
+            tokens=blocks.tokens(columns, target_parts, inside, None),
+            ttft_ms=_distribution(columns, "ttft", ok),
+            tpot_ms=_distribution(columns, "tpot", ok),
+            e2e_ms=_distribution(columns, "e2e", ok),
+            goodput=metrics.goodput(columns, target_parts, header.slo, inside, Histogram()),
+            own_output_per_s=blocks.tokens(
+                columns, target_parts, metrics.window(columns, target_parts), None
+            ).output_per_s,
         )
 
 
@@ -413,16 +424,16 @@ def rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None) 
 
 
 class Signs(NamedTuple):
-    """What a verdict looks at beside the summary."""
+    """What the verdict needs beside the summary."""
 
     dead_workers: list[int]
-    unsaid: bool  # an ok request whose first event came without its count of tokens
+    unsaid: bool  # some ok request has a first event without a token count
     sends: int
-    disagreement: float | None  # of prompt counts, as `tally.prompt_disagreement`
+    disagreement: float | None  # of prompt token counts: `blocks.prompt_disagreement`
     repeated: int
 
 
-def _signs(header: Header, measured: Columns) -> Signs:
+def _verdict_inputs(header: Header, measured: Columns) -> Signs:
     return Signs(
         np.unique(measured["worker"][measured["kind"] == KINDS.index("worker_died")]).tolist(),
         bool((measured.where(OK) & (measured["first_event_tokens"] == 0)).any()),
@@ -433,7 +444,7 @@ def _signs(header: Header, measured: Columns) -> Signs:
 
 
 def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Second]) -> Summary:
-    """The summary with its verdict."""
+    """The summary with its verdict filled in."""
     requests, tokens = summary.requests, summary.tokens
     reasons = validity.reasons(
         header.limits,
@@ -469,9 +480,9 @@ def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Sec
         *validity.slo_warnings(summary.goodput),
         *validity.gap_warning(summary.load, signs.sends - 1),
     )
-    found = (*reasons, *([_STOPPED] if summary.run.state == "stopped" else []))
-    made = Verdict(valid=not found, reasons=found, warnings=warnings, limits=header.limits)
-    return msgspec.structs.replace(summary, verdict=made)
+    invalid_reasons = (*reasons, *([_STOPPED] if summary.run.state == "stopped" else []))
+    verdict = Verdict(valid=not invalid_reasons, reasons=invalid_reasons, warnings=warnings, limits=header.limits)
+    return msgspec.structs.replace(summary, verdict=verdict)
 
 
 _STOPPED = "the run ended early, as asked for when a target stops answering (--on-target-failure stop)"

@@ -1,6 +1,7 @@
-"""The summary as JSON: fields in the order of their declaration, so that two summaries can be held against each other.
+"""The summary as JSON. Fields are in the order of their declaration, so that two files can be compared line by line.
 
-Pure. `dump` writes what `load` reads; a summary that a newer version wrote is refused rather than half understood.
+Pure. `load_summary` reads what `dump_summary` writes. It refuses a summary that a newer version wrote, because it might
+misread it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from loadgen.results.manifest import refuse_newer
 
 
 def dump_summary(summary: Summary) -> bytes:
-    """`summary.json`: UTF-8, indented by two, ending in a newline. What is unknown is null, never left out."""
+    """The bytes of `summary.json`: UTF-8, indented by two, with a final newline. Unknown values are null, never left
+    out.
+    """
     return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
 
 
 def load_summary(data: bytes, where: str = "summary.json") -> Summary:
-    """The inverse of `dump`. Fields unknown to this version are passed over.
+    """The inverse of `dump_summary`. Fields that this version does not know are ignored.
 
-    Raises UserError for what is no summary, and for one of a newer schema.
+    Raises UserError for data that is no summary, and for a summary of a newer schema.
     """
     refuse_newer(data, SCHEMA, where)
     try:
@@ -30,5 +33,5 @@ def load_summary(data: bytes, where: str = "summary.json") -> Summary:
 
 
 def render(summary: Summary) -> str:
-    """What `--json` prints."""
+    """The text that `--json` prints."""
     return dump_summary(summary).decode()

@@ -1,6 +1,6 @@
 """Whether a measurement can be trusted: reasons that make it INVALID, warnings that do not, and the exit code.
 
-Pure. The limits are the constants of `loadgen.metrics`; every sentence gives the value, the limit and what to do
+Pure. The limits come from `loadgen.limits` and `columns`. Every sentence gives the value, the limit and what to do
 about it.
 """
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from loadgen.results.manifest import Second
     from loadgen.stats.quantiles import Distribution
 
-IDLE_SHARE = 0.5  # of a core: a worker that never used more was late for reasons outside it
-WAITED_SHARE = 0.1  # of a second without the core that it was ready to run on: reason enough to be late
+IDLE_SHARE = 0.5  # of a core: a worker that never used more was late because of something else on the host
+WAITED_SHARE = 0.1  # of a second spent ready to run without a core: enough to explain lateness
 FULL_SECOND_S = 0.9  # a sample this long counts as a full second
 
 
 def exit_code(*, interrupted: bool, valid: bool, slo_met: bool | None) -> int:
-    """Precedence 130 (interrupted), 3 (not valid), 1 (SLO missed), 0."""
+    """The exit code, first match: 130 (interrupted), 3 (not valid), 1 (SLO missed), 0."""
     if interrupted:
         return codes.INTERRUPTED
     if not valid:
@@ -35,18 +35,18 @@ def exit_code(*, interrupted: bool, valid: bool, slo_met: bool | None) -> int:
 
 
 def share(value: float) -> str:
-    """A share in words: 0.0312 is 3.1 %, and what is not nothing is never shown as 0."""
+    """A share as a percentage: 0.0312 is "3.1 %". A share above zero is never printed as 0."""
     percent = value * 100
     return f"{percent:.1f} %" if percent >= 0.1 or percent == 0 else f"{percent:.2g} %"
 
 
 def busiest(seconds: Sequence[Second], window: Window) -> Second | None:
-    """The full second inside the measured window in which a worker used most CPU."""
+    """The full second inside the measured window in which a worker used most CPU; None without one."""
     return max(_inside(seconds, window), key=lambda second: second.cpu_share, default=None)
 
 
 def most_waited(seconds: Sequence[Second], window: Window) -> Second | None:
-    """The full second inside the measured window in which others most kept a worker off its core; None: not known."""
+    """The full second inside the measured window in which a worker waited longest for a core; None when not known."""
     known = (second for second in _inside(seconds, window) if second.waited_share is not None)
     return max(known, key=lambda second: second.waited_share or 0.0, default=None)
 
@@ -72,20 +72,20 @@ def reasons(
     unsound: int,
     dead_workers: Sequence[int],
 ) -> Iterator[str]:
-    """Why a run is INVALID. `counted`: requests that were to be sent, cancelled ones left out; `unsound`: failed +
-    lost.
+    """Why a run is INVALID: a sentence per reason.
 
-    Lateness is measured against TTFT p50, or E2E p50 where answers are not streamed and no TTFT exists.
+    `counted`: requests that were to be sent, without cancelled ones. `unsound`: failed + lost. Lateness is measured
+    against TTFT p50, or against E2E p50 where answers are not streamed and there is no TTFT.
     """
     if counted == 0:
         yield "no measured request was due: nothing was measured"
     elif ok == 0:
         yield f"not one of {counted} requests succeeded"
-    scale, called = (ttft.p50, "TTFT p50") if ttft.p50 is not None else (e2e.p50, "E2E p50")
+    scale, basis = (ttft.p50, "TTFT p50") if ttft.p50 is not None else (e2e.p50, "E2E p50")
     remedy = "lower the load or add workers"
-    if most_waited is not None and (kept := most_waited.waited_share or 0.0) > WAITED_SHARE:
+    if most_waited is not None and (waited := most_waited.waited_share or 0.0) > WAITED_SHARE:
         remedy = (
-            f"other processes kept worker {most_waited.worker} off its core for {share(kept)} of the second up to "
+            f"other processes kept worker {most_waited.worker} off its core for {share(waited)} of the second up to "
             f"{most_waited.t_s:.0f} s: stop them, or use a host of its own"
         )
     elif busiest is not None and busiest.cpu_share < IDLE_SHARE:
@@ -93,13 +93,13 @@ def reasons(
             f"this process used at most {share(busiest.cpu_share)} of a core, so something else on this host kept it "
             "waiting: stop that, or use a host of its own"
         )
-    for late, what, limit in (
+    for late, finding, limit in (
         (send_lag, "requests were sent late: p99 send lag", limits.send_lag_share),
         (stamp_error, "arrival times are unsure: p99 stamp error", limits.stamp_error_share),
     ):
         if late.p99 is not None and scale is not None and late.p99 > limit * scale:
             ratio = f"{share(late.p99 / scale)} of" if scale > 0 else "against a"
-            yield f"{what} {late.p99:.3g} ms is {ratio} {called} ({scale:.3g} ms), limit {share(limit)}: {remedy}"
+            yield f"{finding} {late.p99:.3g} ms is {ratio} {basis} ({scale:.3g} ms), limit {share(limit)}: {remedy}"
     if busiest is not None and busiest.cpu_share > limits.cpu_share:
         yield (
             f"the load generator was busy: worker {busiest.worker} used {share(busiest.cpu_share)} of a core "
@@ -115,7 +115,7 @@ def reasons(
 
 
 def changed(limits: ValidityLimits) -> Iterator[str]:
-    """A warning for each limit that is not the default one."""
+    """A warning for each validity limit that differs from its default."""
     defaults = ValidityLimits()
     for field in defaults.__struct_fields__:
         value, default = getattr(limits, field), getattr(defaults, field)
@@ -124,7 +124,7 @@ def changed(limits: ValidityLimits) -> Iterator[str]:
 
 
 def slo_warnings(goodput: Goodput) -> Iterator[str]:
-    """A warning for each term that too few samples stand behind."""
+    """A warning for each term whose quantile rests on too few samples."""
     for term in goodput.slo:
         if not term.supported:
             yield (
@@ -134,7 +134,7 @@ def slo_warnings(goodput: Goodput) -> Iterator[str]:
 
 
 def gap_warning(load: Load, gaps: int) -> Iterator[str]:
-    """A warning when the real arrivals were not as irregular, or as regular, as planned."""
+    """A warning when the gaps between arrivals vary more, or less, than planned. `gaps`: number of gaps."""
     real, planned = load.gap_variation, load.gap_variation_planned
     if real is None or planned is None or gaps < columns.GAPS_NEEDED:
         return
@@ -155,9 +155,10 @@ def count_warnings(
     unknown_first: bool,
     repeated: int,
 ) -> Iterator[str]:
-    """Warnings about token counts: absent, estimated, in disagreement, or of tokens that a cache has served.
+    """Warnings about token counts: missing, estimated, contradictory, or of tokens that a cache served.
 
-    `disagreement`: of the server's prompt count with ours, relative; `repeated`: requests whose prompt was sent before.
+    `disagreement`: the server's prompt token count against ours, relative. `repeated`: requests whose prompt was sent
+    before.
     """
     if without_usage:
         yield f"usage is missing in {without_usage} of {ok} ok answers: their tokens are counted another way"

@@ -1,13 +1,13 @@
-"""A folder of runs of one thing at several loads, whoever chose the loads (a search, or the grid of a sweep). IO.
+"""The folder of an experiment: runs of one workload at several loads, chosen by a search or a sweep. IO.
 
-    plan.json       what was asked (Plan), so that the same command goes on where it stopped and another one does not
-    probes.jsonl    how each run came out (search.Told), a line each, appended when it ended
-    p03-12.5/, c8/  a run each, as `loadgen run` leaves it
-    unfinished/     runs that did not come to their end, kept aside
-    curve.csv       load against latencies, throughput and goodput, and what is on the Pareto front
+    plan.json       what was requested (ExperimentPlan): the same command resumes here, another one is refused
+    probes.jsonl    the result of each run (load_search.TrialResult), one line each, appended when the run ended
+    p03-12.5/, c8/  one run each, in the layout of `loadgen run`
+    unfinished/     runs that did not finish
+    curve.csv       latencies, throughput and goodput by load, with a mark for the Pareto front
     capacity.json   the highest load that holds, for `loadgen cost` and `loadgen capacity`
 
-Nothing is run here (`probes.py` does), and no load is chosen.
+This module runs nothing (`trials.py` does) and chooses no load.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ SUMMARY = "summary.json"
 
 
 class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What makes two searches, or two sweeps, the same one. Which loads is not part of it: more may be added."""
+    """What makes two searches, or two sweeps, the same experiment.
+
+    The loads are not part of it: a later command may add more.
+    """
 
     schema: int = SCHEMA
     by: Literal["search", "sweep"]
@@ -56,7 +59,7 @@ _WORDS = {
 
 
 def begin(folder: Path, plan: ExperimentPlan) -> list[TrialResult]:
-    """Make the folder, or take up the one that is there; what was told in it already (see `told`).
+    """Create the folder, or continue an existing one. Returns the results that are there already (see `told`).
 
     Raises UserError when the folder holds something else, or the runs of another plan.
     """
@@ -68,7 +71,7 @@ def begin(folder: Path, plan: ExperimentPlan) -> list[TrialResult]:
             words = ", ".join(dict.fromkeys(_WORDS[name] for name in differs))
             what = f"another {before.by} was begun here, with other {words}{_flags(before, plan)}"
             raise UserError(what, str(folder), "give the same command again, or another --out")
-    elif folder.exists() and ((folder / "run.json").exists() or any(one.is_dir() for one in folder.iterdir())):
+    elif folder.exists() and ((folder / "run.json").exists() or any(entry.is_dir() for entry in folder.iterdir())):
         raise UserError(f"the folder holds runs, and no {plan.by}", str(folder), "give another --out")
     folder.mkdir(parents=True, exist_ok=True)
     if not path.is_file():
@@ -77,12 +80,14 @@ def begin(folder: Path, plan: ExperimentPlan) -> list[TrialResult]:
 
 
 def _flags(before: ExperimentPlan, plan: ExperimentPlan) -> str:
-    """(slo: 1 there, 2 here)"""
+    """The flags that differ, as text: " (slo: 1 there, 2 here)"; "" when none does."""
     names = sorted(
         name for name in before.flags.keys() | plan.flags.keys() if before.flags.get(name) != plan.flags.get(name)
     )
-    said = (f"{name}: {before.flags.get(name, 'none')} there, {plan.flags.get(name, 'none')} here" for name in names)
-    return f" ({'; '.join(said)})" if names else ""
+    differences = (
+        f"{name}: {before.flags.get(name, 'none')} there, {plan.flags.get(name, 'none')} here" for name in names
+    )
+    return f" ({'; '.join(differences)})" if names else ""
 
 
 def _read(path: Path) -> ExperimentPlan:
@@ -95,21 +100,28 @@ def _read(path: Path) -> ExperimentPlan:
 
 
 def told(folder: Path) -> list[TrialResult]:
-    """How the runs came out, in their order. What says nothing is left out, to be run again: a line that was cut off
-    and all after it, a probe that was not valid, a run whose folder is gone."""
+    """The results of the runs so far, in their order.
+
+    Left out, and so run again, is what says nothing: an incomplete line and all lines after it, a trial that was not
+    valid, and a run whose folder is gone.
+    """
     path = folder / TOLD
-    found: dict[int, TrialResult] = {}
+    results: dict[int, TrialResult] = {}
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
-            one = msgspec.json.decode(line, type=TrialResult)
+            result = msgspec.json.decode(line, type=TrialResult)
         except msgspec.DecodeError:
             break
-        found[one.ask.number] = one
-    return [one for one in found.values() if one.outcome != "invalid" and (folder / one.folder / SUMMARY).is_file()]
+        results[result.ask.number] = result
+    return [
+        result
+        for result in results.values()
+        if result.outcome != "invalid" and (folder / result.folder / SUMMARY).is_file()
+    ]
 
 
 def append(folder: Path, one: TrialResult) -> None:
-    """The next line, alone on it whatever was cut off before."""
+    """Append a result as a line of its own, also after a line that was cut off."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / TOLD
     before = path.read_bytes() if path.is_file() else b""
@@ -120,7 +132,7 @@ def append(folder: Path, one: TrialResult) -> None:
 
 
 def unused(folder: Path, name: str) -> Path:
-    """The folder for a run: what an earlier attempt left there is moved to `unfinished/`."""
+    """The folder for a new run. A folder that an earlier attempt left there moves to `unfinished/`."""
     path = folder / name
     if path.exists():
         aside = folder / "unfinished"
@@ -132,29 +144,29 @@ def unused(folder: Path, name: str) -> Path:
 def finish(
     folder: Path, told: Sequence[TrialResult], answer: SearchAnswer, *, workload: Workload
 ) -> capacity.Capacity | None:
-    """Write the curve, and the capacity where there is one (else none is left behind)."""
+    """Write the curve, and the capacity if there is one; otherwise remove an old capacity file."""
     folder.mkdir(parents=True, exist_ok=True)
     store.replace(folder / CURVE, "\n".join(curve(told)).encode() + b"\n")
-    found = highest(folder, told, answer, workload=workload)
-    if found is None:
+    capacity_found = highest(folder, told, answer, workload=workload)
+    if capacity_found is None:
         (folder / capacity.FILE).unlink(missing_ok=True)
     else:
-        store.replace(folder / capacity.FILE, capacity.dump(found))
-    return found
+        store.replace(folder / capacity.FILE, capacity.dump(capacity_found))
+    return capacity_found
 
 
 def highest(
     folder: Path, told: Sequence[TrialResult], answer: SearchAnswer, *, workload: Workload
 ) -> capacity.Capacity | None:
-    """The capacity that these runs are evidence of; None without an SLO, a load that held at full length, or when full
-    runs failed where they should have passed.
+    """The capacity that these runs are evidence of.
 
-    A lower bound when no run was over. The load and its interval are the answer's; the evidence is the highest
-    confirmed run, else the highest that held to its end. In a closed loop the rate is what that run completed: the
-    interval is one of lanes, so the rate has none.
+    None without an SLO, without a load that held at full length, or when full-length runs failed where they should have
+    passed. It is a lower bound when no run was over. The load and its interval are those of the answer. The evidence is
+    the highest confirmed run, or else the highest run that held to its end. In a closed loop, the rate is the rate that
+    the run completed, without an interval, because the interval of the answer is in lanes.
     """
-    whole = [one for one in told if one.outcome == "under" and not one.early]
-    best = max(whole, key=lambda one: (one.ask.kind == "confirm", one.ask.load), default=None)
+    full_length = [result for result in told if result.outcome == "under" and not result.early]
+    best = max(full_length, key=lambda result: (result.ask.kind == "confirm", result.ask.load), default=None)
     if best is None or answer.load is None or answer.reason == "unconfirmed":
         return None
     path = folder / best.folder / SUMMARY
@@ -184,11 +196,11 @@ def highest(
 
 
 def _counted(summary: Summary) -> str:
-    """Where output counts come from, as recipe fingerprints name it."""
+    """The source of the output token counts, as recipe fingerprints name it."""
     return "server" if "server" in summary.tokens.sources.output else summary.run.tokenizer_tag
 
 
-# -- what is shown of them ---------------------------------------------------------------------------------------------
+# -- figures for tables and plots --------------------------------------------------------------------------------------
 
 
 FIGURES = (
@@ -207,7 +219,7 @@ FIGURES = (
 
 
 def figures(summary: Summary) -> dict[str, float | None]:
-    """What tables and plots show of a run."""
+    """The figures of a run for tables and plots, by the names in FIGURES; None where a figure is not known."""
     tokens = summary.tokens.steady_output_per_s
     p50 = summary.tpot_ms.p50
     values = (
@@ -227,20 +239,23 @@ def figures(summary: Summary) -> dict[str, float | None]:
 
 
 def curve(told: Sequence[TrialResult]) -> Iterator[str]:
-    """CSV: load against p99s, goodput and throughput, by load; `pareto` marks the points that no other one beats in
-    both tokens/s per GPU (or in all) and tokens/s per user."""
+    """The lines of a CSV file: latencies, goodput and throughput, in order of load.
+
+    `pareto` is 1 for points that no other point beats in both tokens/s per GPU (or in all, without GPUs) and tokens/s
+    per user.
+    """
     points = {
-        one.ask.number: (
-            one.figures.get("output_tokens_per_s_per_gpu") or one.figures.get("output_tokens_per_s"),
-            one.figures.get("tokens_per_s_per_user"),
+        result.ask.number: (
+            result.figures.get("output_tokens_per_s_per_gpu") or result.figures.get("output_tokens_per_s"),
+            result.figures.get("tokens_per_s_per_user"),
         )
-        for one in told
-        if one.outcome != "invalid"
+        for result in told
+        if result.outcome != "invalid"
     }
     front = sweep.pareto(points)
     yield ",".join(("load", "offered", "outcome", "early", "seconds", *FIGURES, "pareto"))
-    for one in sorted(told, key=lambda one: one.ask.load):
-        cells: list[Any] = [one.ask.load, one.offered, one.outcome, int(one.early), one.spent_s]
-        cells += [one.figures.get(name) for name in FIGURES]
+    for result in sorted(told, key=lambda result: result.ask.load):
+        cells: list[Any] = [result.ask.load, result.offered, result.outcome, int(result.early), result.spent_s]
+        cells += [result.figures.get(name) for name in FIGURES]
         shown = ("" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells)
-        yield ",".join((*shown, str(int(one.ask.number in front))))
+        yield ",".join((*shown, str(int(result.ask.number in front))))

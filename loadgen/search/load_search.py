@@ -1,12 +1,14 @@
-"""The highest load at which an SLO holds: which load to try next, and when a probe has shown enough.
+"""The highest load at which an SLO holds: which load to try next, and when a trial has shown enough.
 
-Sans-IO. `Search` is asked for the next probe and told how it came out; `Watch` looks at a probe's records while it runs
-and says when it is decided. Nobody here runs anything or knows a clock, so a search is resumed by telling it again.
+Sans-IO. `LoadSearch` names the next trial and is told its result. `Watch` examines the records of a running trial and
+says when its outcome is decided. Nothing here runs a load or reads a clock, so a search is resumed by telling it the
+same results again.
 
-What is searched for is the load at which a full-length run from empty passes with probability one half. Whether such a
-run passes is not certain near that point (a run's own arrivals and lengths differ from their law), so each outcome is
-evidence about a psychometric curve P(pass) = Phi((theta - log load) / sigma), held as a grid of (theta, sigma). Asking
-at the median of theta is bisection where outcomes are clear and stays calibrated where they are not.
+The search estimates the load at which a full-length run from an empty server passes with probability one half. Near
+that point it is not certain whether a run passes, because the arrivals and lengths of one run differ from their
+distribution. So each outcome is evidence about a psychometric curve P(pass) = Phi((theta - log load) / sigma), held as
+a grid of (theta, sigma). A trial at the median of theta amounts to bisection where outcomes are clear, and stays
+calibrated where they are not.
 """
 
 from __future__ import annotations
@@ -30,27 +32,30 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Outcome = Literal["over", "under", "invalid"]
-Kind = Literal["bracket", "probe", "confirm", "level"]  # a level: of a grid that somebody gave
+Kind = Literal["bracket", "probe", "confirm", "level"]  # level: a load of a grid that the user gave
 
 PRECISION = 0.02
-SURE = 0.90  # that the answer lies within the precision, before it is confirmed
-LEVEL = 0.95  # of the interval that is reported
+SURE = 0.90  # probability that the answer lies within the precision, required before it is confirmed
+LEVEL = 0.95  # confidence level of the reported interval
 MOST_PROBES = 40
-STEP = 2.0  # while no bracket is known
-CONFIRM_AT = 0.80  # the confirmation is asked where it should pass so surely
-CONFIRMATIONS = 4
-LAPSE = 0.01  # of a probe at full length: that its outcome says nothing
-LAPSE_EARLY = 0.05  # of one that ended early as under
-SIGMA_OF_NOISE = 1.5  # sigma as it is expected, over 1 / sqrt(n): the rest is lengths, and in which order they come
-SIGMA_FACTOR = 1.4  # one standard deviation of what sigma may differ by from the sampling of a run
+STEP = 2.0  # factor between loads while no bracket is known
+CONFIRM_AT = 0.80  # a confirmation runs at the load that passes with this probability
+CONFIRMATIONS = 4  # failed ones, after which the search gives up
+LAPSE = 0.01  # probability that the outcome of a full-length trial says nothing about the load
+LAPSE_EARLY = 0.05  # the same for a trial that ended early as under
+SIGMA_OF_NOISE = 1.5  # expected sigma, in units of 1 / sqrt(n): lengths and their order add to the noise of arrivals
+SIGMA_FACTOR = 1.4  # one standard deviation, as a factor, of sigma around its expected value
 SIGMAS = tuple(float(sigma) for sigma in np.geomspace(1e-3, 0.1, 24))
 
-# -- a goal, and what of it a number of requests allows ----------------------------------------------------------------
+# -- the goal, and how many misses it allows ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What must hold: each term at its quantile, the joint share if one is asked for. `mlperf`: early stopping too."""
+    """What must hold: each SLO term at its quantile, and the joint share if one is set.
+
+    `mlperf`: the limits of MLPerf early stopping must hold too.
+    """
 
     slo: Slo
     mlperf: bool = False
@@ -61,32 +66,35 @@ class Goal:
         return (*(f"{term.metric} p{term.quantile * 100:g}" for term in self.slo.terms), *joint)
 
     def allowed(self, n: int) -> tuple[int, ...]:
-        """Per name, the most misses that `n` requests allow; -1 when even none is too few."""
-        most = [n - 1 - min(int(n * term.quantile), n - 1) for term in self.slo.terms]
+        """Per name, the most misses that `n` requests allow; -1 when `n` is too small even without misses."""
+        limits = [n - 1 - min(int(n * term.quantile), n - 1) for term in self.slo.terms]
         if self.mlperf:
-            most = [
-                min(one, early_stopping.allowed(n, term.quantile))
-                for one, term in zip(most, self.slo.terms, strict=True)
+            limits = [
+                min(limit, early_stopping.allowed(n, term.quantile))
+                for limit, term in zip(limits, self.slo.terms, strict=True)
             ]
         if self.slo.goodput_share is not None:
-            most.append(n - math.ceil(self.slo.goodput_share * n - 1e-9))
-        return tuple(most)
+            limits.append(n - math.ceil(self.slo.goodput_share * n - 1e-9))
+        return tuple(limits)
 
     def misses(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Shape (names, rows): which of these finished requests miss what. Failed and dropped ones miss everything."""
+        """Which of these finished requests miss which term: a mask of shape (names, rows).
+
+        Failed and dropped requests miss every term.
+        """
         columns = Columns(rows)
-        bad = ~columns.where(metrics.OK)
-        found = [bad | (columns.measure(term.metric) > term.limit_ns) for term in self.slo.terms]
+        not_ok = ~columns.where(metrics.OK)
+        masks = [not_ok | (columns.measure(term.metric) > term.limit_ns) for term in self.slo.terms]
         if self.slo.goodput_share is not None:
-            found.append(np.logical_or.reduce([bad, *found]))
-        return np.array(found)
+            masks.append(np.logical_or.reduce([not_ok, *masks]))
+        return np.array(masks)
 
 
-# -- a probe, watched --------------------------------------------------------------------------------------------------
+# -- a running trial, watched ------------------------------------------------------------------------------------------
 
 
 class Look(NamedTuple):
-    """What a look at a running probe says. `outcome` None: not decided."""
+    """The state of a running trial. `outcome` None: not decided yet. `misses`: per name of the goal, so far."""
 
     outcome: Outcome | None
     why: str
@@ -94,19 +102,20 @@ class Look(NamedTuple):
 
 
 class Watch:
-    """Decides a probe before its end, if that can be.
+    """Decides the outcome of a trial before its end, where possible.
 
-    *over*, exactly: the misses known already are more than the planned number of requests allows, whatever the others
-    do. Needs no independence. *under*, only where `early_under`: the start-up transient has passed by MSER, requests in
-    flight do not grow, and by batch means of the arrival-ordered prefix after it, every unresolved request counted as a
-    miss, neither the terms' quantiles nor the misses will reach their limits by the planned end.
+    *over* is exact: the misses known already are more than the planned number of requests allows, whatever the other
+    requests do. It needs no independence. *under* is possible only with `early_under`: the start-up transient has
+    passed (MSER), the requests in flight do not grow, and by batch means of the arrival-ordered prefix after the
+    transient, with every unresolved request counted as a miss, neither the quantiles of the terms nor the misses will
+    reach their limits by the planned end.
     """
 
     LEVEL = 0.99
     BATCHES = 10  # after the transient
-    MOST = 120  # batches in all: longer ones rather than more
+    MOST = 120  # batches in all; a longer run has longer batches, not more
     SHORTEST_NS = 5_000_000_000
-    GROWTH = 0.15  # of requests in flight, up to the planned end
+    GROWTH = 0.15  # allowed growth of requests in flight up to the planned end
 
     def __init__(self, goal: Goal, due_ns: NDArray[np.int64], *, early_under: bool = True) -> None:
         self.goal, self.due_ns = goal, np.sort(due_ns)
@@ -115,12 +124,15 @@ class Watch:
         self.early_under = early_under
 
     def look(self, now_ns: int, rows: NDArray[np.void]) -> Look:
-        """`rows`: all records so far, in any order; instants from the start of the schedule."""
+        """Examine the trial at `now_ns`. `rows`: all records so far, in any order.
+
+        Instants count from the start of the schedule.
+        """
         missed = self.goal.misses(rows)
         known = tuple(int(count) for count in missed.sum(axis=1))
-        for name, count, most in zip(self.goal.names, known, self.allowed, strict=True):
-            if count > max(most, -1):
-                why = f"{count:,} of {self.planned:,} planned requests miss {name}, {max(most, 0):,} allowed"
+        for name, count, allowed in zip(self.goal.names, known, self.allowed, strict=True):
+            if count > max(allowed, -1):
+                why = f"{count:,} of {self.planned:,} planned requests miss {name}, {max(allowed, 0):,} allowed"
                 return Look("over", why, known)
         if self.early_under and self.planned and now_ns < self.due_ns[-1]:
             why = self._steady(now_ns, rows, missed)
@@ -129,49 +141,54 @@ class Watch:
         return Look(None, "", known)
 
     def _steady(self, now_ns: int, rows: NDArray[np.void], missed: NDArray[np.bool_]) -> str:
-        """Why the rest of the run will not change that it is under; "" when that cannot be said."""
+        """Why the rest of the run cannot change the outcome "under"; "" when that cannot be said."""
         width = self._width()
         last = int(self.due_ns[-1])
         count = int(now_ns // width)
         if count < self.BATCHES + 2:
             return ""
         arrived = np.bincount(np.minimum(self.due_ns // width, count), minlength=count + 1)[:count]
-        place = rows["due_ns"] // width
-        inside = place < count
-        done = np.bincount(place[inside], minlength=count)[:count]
+        batch_of_row = rows["due_ns"] // width
+        in_batches = batch_of_row < count
+        done = np.bincount(batch_of_row[in_batches], minlength=count)[:count]
         open_share = (arrived - done) / np.maximum(arrived, 1)
-        (late,) = np.nonzero(open_share > 0.001)  # from the first batch on that is not as good as resolved
-        prefix = int(late[0]) if len(late) else count
+        (unfinished,) = np.nonzero(open_share > 0.001)  # the prefix ends before the first batch with open requests
+        prefix = int(unfinished[0]) if len(unfinished) else count
         if prefix < self.BATCHES + 2:
             return ""
         edges = np.arange(1, prefix + 1) * width
-        flying = np.searchsorted(self.due_ns, edges, "right") - np.searchsorted(
+        in_flight = np.searchsorted(self.due_ns, edges, "right") - np.searchsorted(
             np.sort(rows["done_ns"]), edges, "right"
         )
-        quantiles = self._quantiles(rows, place, prefix)
+        quantiles = self._quantiles(rows, batch_of_row, prefix)
         begin = 0
-        for series in (flying.astype(float), *quantiles):
+        for series in (in_flight.astype(float), *quantiles):
             start = intervals.transient(series)
             if start is None:
                 return ""
             begin = max(begin, start)
         if prefix - begin < self.BATCHES:
             return ""
-        # a line is continued no further than it has been seen
+        # extrapolate a line no further than the time it was fitted over
         ahead = min((last - prefix * width) / width, prefix - begin)
-        _, more = intervals.growth(flying[begin:].astype(float), ahead, self.LEVEL)
-        level = float(flying[begin:].mean())
-        if more > self.GROWTH * level + 2:
+        _, growth = intervals.growth(in_flight[begin:].astype(float), ahead, self.LEVEL)
+        level = float(in_flight[begin:].mean())
+        if growth > self.GROWTH * level + 2:
             return ""
         for term, series in zip(self.goal.slo.terms, quantiles, strict=True):
             if not self._stays_below(series[begin:], math.log(term.limit_ns), ahead):
                 return ""
         unresolved = (arrived - done)[:prefix]
         rest = self.planned - int(arrived[:prefix].sum())
-        for number, most in enumerate(self.allowed):
-            of_batch = np.bincount(place[missed[number] & (place < prefix)], minlength=prefix)[:prefix] + unresolved
-            share = intervals.batch_means(of_batch[begin:] / arrived[begin:prefix], batches=self.BATCHES, level=0.98)
-            if int(of_batch.sum()) + max(share.high, 1 / self.planned) * rest > most:
+        for number, allowed in enumerate(self.allowed):
+            misses_by_batch = (
+                np.bincount(batch_of_row[missed[number] & (batch_of_row < prefix)], minlength=prefix)[:prefix]
+                + unresolved
+            )
+            share = intervals.batch_means(
+                misses_by_batch[begin:] / arrived[begin:prefix], batches=self.BATCHES, level=0.98
+            )
+            if int(misses_by_batch.sum()) + max(share.high, 1 / self.planned) * rest > allowed:
                 return ""
         return (
             f"steady since {begin * width / 1e9:.0f} s: {prefix - begin} batches of {width / 1e9:.0f} s, "
@@ -179,46 +196,54 @@ class Watch:
         )
 
     def _width(self) -> int:
-        """Of a batch, ns: long enough for the highest quantile asked about, and for MOST of them in the run."""
-        most = max((support(term.quantile) for term in self.goal.slo.terms), default=100)
-        length = max(1, int(self.due_ns[-1]))
-        return max(self.SHORTEST_NS, math.ceil(length * most / self.planned), length // self.MOST)
+        """Length of a batch in ns.
 
-    def _quantiles(self, rows: NDArray[np.void], place: NDArray[np.int64], prefix: int) -> list[NDArray[np.float64]]:
-        """Per term, the logarithm of its quantile in each batch of the prefix, +40 where that fell on a failure."""
-        chosen = rows[place < prefix]
-        columns = Columns(chosen)
-        order = np.argsort(chosen["due_ns"] // self._width(), kind="stable")
-        bounds = np.searchsorted((chosen["due_ns"] // self._width())[order], np.arange(prefix + 1))
-        bad = ~columns.where(metrics.OK)
-        found = []
+        Long enough for the highest quantile of the goal, and for at most MOST batches in the run.
+        """
+        needed = max((support(term.quantile) for term in self.goal.slo.terms), default=100)
+        length = max(1, int(self.due_ns[-1]))
+        return max(self.SHORTEST_NS, math.ceil(length * needed / self.planned), length // self.MOST)
+
+    def _quantiles(
+        self, rows: NDArray[np.void], batch_of_row: NDArray[np.int64], prefix: int
+    ) -> list[NDArray[np.float64]]:
+        """Per term, the logarithm of its quantile in each batch of the prefix; 40 where that falls on a failure."""
+        prefix_rows = rows[batch_of_row < prefix]
+        columns = Columns(prefix_rows)
+        order = np.argsort(prefix_rows["due_ns"] // self._width(), kind="stable")
+        bounds = np.searchsorted((prefix_rows["due_ns"] // self._width())[order], np.arange(prefix + 1))
+        not_ok = ~columns.where(metrics.OK)
+        all_series = []
         for term in self.goal.slo.terms:
             values = columns.measure(term.metric)
-            values = np.where(bad, np.iinfo(np.int64).max, values)[order]
+            values = np.where(not_ok, np.iinfo(np.int64).max, values)[order]
             series = np.full(prefix, 40.0)
             for k in range(prefix):
-                part = values[bounds[k] : bounds[k + 1]]
-                part = part[part != metrics.UNDEFINED]
-                if len(part):
-                    at = min(int(len(part) * term.quantile), len(part) - 1)
-                    value = int(np.partition(part, at)[at])
+                batch = values[bounds[k] : bounds[k + 1]]
+                batch = batch[batch != metrics.UNDEFINED]
+                if len(batch):
+                    at = min(int(len(batch) * term.quantile), len(batch) - 1)
+                    value = int(np.partition(batch, at)[at])
                     series[k] = math.log(max(value, 1)) if value < np.iinfo(np.int64).max else 40.0
-            found.append(series)
-        return found
+            all_series.append(series)
+        return all_series
 
     def _stays_below(self, series: NDArray[np.float64], limit: float, ahead: float) -> bool:
-        """Whether the mean of batches like these, and their line continued, stay below a limit at LEVEL."""
-        _, more = intervals.growth(series, ahead, self.LEVEL)
+        """Whether the mean of batches like these, and the line continued through them, stay below a limit at LEVEL."""
+        _, growth = intervals.growth(series, ahead, self.LEVEL)
         mean = intervals.batch_means(series, batches=len(series), level=2 * self.LEVEL - 1)
-        return max(mean.high, mean.value + more) < limit
+        return max(mean.high, mean.value + growth) < limit
 
 
-# -- what is believed about the point ----------------------------------------------------------------------------------
+# -- the posterior of the answer ---------------------------------------------------------------------------------------
 
 
 class Belief:
-    """The posterior of (theta, sigma) on a grid: theta flat in the logarithm of the load between two bounds, sigma
-    lognormal around what a run's own sampling makes of it, within SIGMA_FACTOR either way."""
+    """The posterior of (theta, sigma) on a grid.
+
+    The prior of theta is flat in the logarithm of the load between two bounds. The prior of sigma is lognormal around
+    the value expected from the sampling of one run, with SIGMA_FACTOR as its standard deviation.
+    """
 
     POINTS = 2000
 
@@ -229,7 +254,7 @@ class Belief:
         self._log = np.broadcast_to(prior, (self.POINTS, len(self.sigma))).copy()
 
     def tell(self, load: float, passed: bool, lapse: float) -> None:
-        """One outcome at one load."""
+        """Update with one outcome at one load. `lapse`: probability that the outcome says nothing about the load."""
         z = (self.theta[:, None] - math.log(load)) / self.sigma[None, :]
         below = _phi(z if passed else -z)
         self._log += np.log(lapse / 2 + (1 - lapse) * below)
@@ -247,6 +272,7 @@ class Belief:
         return math.exp(float(np.interp(p, mass, self.theta)))
 
     def interval(self, level: float = LEVEL) -> intervals.Interval:
+        """The median of theta and its credible interval, as loads."""
         return intervals.Interval(
             value=self.quantile(0.5),
             low=self.quantile((1 - level) / 2),
@@ -275,11 +301,11 @@ def _phi(z: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(z >= 0, 1 - tail, tail)
 
 
-# -- asking and telling ------------------------------------------------------------------------------------------------
+# -- the search --------------------------------------------------------------------------------------------------------
 
 
 class NextTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """The next probe: at which load, and whether it may end early as under. `number` counts from 0."""
+    """The next trial: its load, and whether it may end early as under. `number` counts from 0."""
 
     number: int
     load: float
@@ -288,11 +314,11 @@ class NextTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a probe came out. `spent_s` with its drain; `why` in words.
+    """The result of a trial. `spent_s` includes the drain; `why` is the reason in words.
 
-    `offered`: the load that its timetable in fact offered until it was decided (its arrivals over that time), where the
-    asked one is a mean; by it, not by the asked one, the outcome is judged, which takes most of the luck out of it.
-    `noise`: 1 / sqrt(n) of a full length, the scale of the luck that is left (lengths, and in which order they come).
+    `offered`: the load that the timetable of the trial really offered until it was decided (arrivals / time). The
+    requested load is only a mean, and the real one differs by chance, so the outcome is judged at `offered`. `noise`: 1
+    / sqrt(n) for n requests of a full-length run, the scale of the remaining chance (lengths and their order).
     """
 
     ask: NextTrial
@@ -307,31 +333,36 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a search stands. `load` None: not even the lowest load holds (`reason` "none"), or nothing is known yet.
+    """The state of a search. `load` None: nothing is known yet, or even the lowest load does not hold (`reason`
+    "none").
 
-    reason: "" not finished; "found" precise and confirmed; "none"; "highest" the highest load allowed holds;
-    "unconfirmed"; "probes", "time", "invalid", "gone" (no endpoint any more), "interrupted": stopped with what it knew.
+    reason: "" not finished; "found" precise and confirmed; "none" as above; "highest" the highest load allowed holds;
+    "unconfirmed" the confirmations failed; "probes", "time", "invalid", "gone" (no endpoint any more), "interrupted":
+    the search stopped with what it knew then.
     """
 
     load: float | None
     interval: intervals.Interval | None
-    confirmed: float | None  # highest load that a full-length run from empty has passed, as confirmation
-    held: float | None  # highest load that any probe was under at
-    missed: float | None  # lowest load that any probe was over at
+    confirmed: float | None  # highest load whose confirmation passed: a full-length run from empty
+    held: float | None  # highest load of a trial with the outcome under
+    missed: float | None  # lowest load of a trial with the outcome over
     reason: str
     probes: int
     spent_s: float
-    confirming_s: float  # of it
+    confirming_s: float  # part of spent_s: the confirmations
 
 
 @dataclass(slots=True)
 class LoadSearch:
-    """Ask, run, tell, until `ask` is None. Loads are rates per second, or lanes where `whole`."""
+    """The search: call `ask`, run the trial, call `tell`, until `ask` returns None.
+
+    Loads are rates per second, or numbers of lanes when `whole`.
+    """
 
     low: float  # not below this
     high: float  # not above this
-    start: float | None = None  # None: the geometric mean of low and high, taken as a bracket to bisect
-    precision: float = PRECISION  # how near the answer must be, SURE of it
+    start: float | None = None  # None: low and high are a bracket; begin at their geometric mean
+    precision: float = PRECISION  # relative precision of the answer, to reach with probability SURE
     most_probes: int = MOST_PROBES
     most_s: float = math.inf
     whole: bool = False
@@ -339,67 +370,70 @@ class LoadSearch:
     stopped: str = ""
 
     @property
-    def _sound(self) -> list[TrialResult]:
-        return [one for one in self.told if one.outcome != "invalid"]
+    def _valid_results(self) -> list[TrialResult]:
+        return [result for result in self.told if result.outcome != "invalid"]
 
     def tell(self, told: TrialResult) -> None:
-        """An INVALID probe says nothing about the load, and ends the search with what it knows."""
+        """Record the result of a trial. An invalid trial says nothing about the load, and ends the search."""
         self.told.append(told)
         if told.outcome == "invalid":
             self.stopped = "invalid"
 
     def stop(self, reason: str) -> None:
-        """From outside: interrupted, out of time."""
+        """End the search for a reason from outside: interrupted, out of time. The first reason stands."""
         self.stopped = self.stopped or reason
 
     def ask(self) -> NextTrial | None:
-        """The next probe, or None: see `answer`. The same until it is told."""
-        if self._reason():
+        """The next trial; None when the search has ended (see `answer`). The same trial until its result is told."""
+        if self._stop_reason():
             return None
         bounds = self._bracket()
         if not isinstance(bounds, tuple):
-            return self._next(bounds, "bracket")
+            return self._trial(bounds, "bracket")
         belief = self._belief(bounds)
-        end = self._at_an_end(belief)
+        end = self._bracket_end(belief)
         if end is not None:
-            return self._next(end, "bracket")
+            return self._trial(end, "bracket")
         if self._precise(belief):
-            return self._next(self._confirmable(belief), "confirm")
-        return self._next(belief.quantile(0.5), "probe")
+            return self._trial(self._confirmation_load(belief), "confirm")
+        return self._trial(belief.quantile(0.5), "probe")
 
-    def _at_an_end(self, belief: Belief) -> float | None:
-        """The end of a given bracket at which all probes so far point, to be asked itself: what is searched for may lie
-        outside."""
+    def _bracket_end(self, belief: Belief) -> float | None:
+        """The end of the bracket that all trials so far point to, to be tried itself; None when they do not.
+
+        The answer may lie outside the bracket that the user gave.
+        """
         middle = belief.quantile(0.5)
         near = max(self.precision * middle, 1.5 if self.whole else 0.0)
-        if self._highest("over") is None and middle + near >= self.high:
+        if self._extreme_load("over") is None and middle + near >= self.high:
             return self.high
-        if self._highest("under") is None and middle - near <= self.low:
+        if self._extreme_load("under") is None and middle - near <= self.low:
             return self.low
         return None
 
-    def _next(self, load: float, kind: Kind) -> NextTrial:
+    def _trial(self, load: float, kind: Kind) -> NextTrial:
         load = min(max(load, self.low), self.high)
         if self.whole:
             load = float(round(load))
-            if kind == "probe" and any(one.ask.load == load for one in self._sound):
-                load += 1 if self._highest("under") == load else -1
-        over = min((one.ask.load for one in self._sound if one.outcome == "over"), default=math.inf)
-        # nearer to what is over than the answer's precision, only a run at full length tells
+            if kind == "probe" and any(result.ask.load == load for result in self._valid_results):
+                load += 1 if self._extreme_load("under") == load else -1
+        over = min((result.ask.load for result in self._valid_results if result.outcome == "over"), default=math.inf)
+        # within the precision of a load known to be over, only a full-length run can tell the outcome
         early = kind != "confirm" and load * (1 + self.precision) <= over
         return NextTrial(number=len(self.told), load=load, kind=kind, early_under=early)
 
-    def _highest(self, outcome: Outcome) -> float | None:
-        loads = [one.ask.load for one in self._sound if one.outcome == outcome]
+    def _extreme_load(self, outcome: Outcome) -> float | None:
+        """The highest load with the outcome under, or the lowest with the outcome over; None without one."""
+        loads = [result.ask.load for result in self._valid_results if result.outcome == outcome]
         if not loads:
             return None
         return max(loads) if outcome == "under" else min(loads)
 
     def _bracket(self) -> tuple[float, float] | float:
-        """Bounds for theta, or the load to try while there are none."""
+        """Bounds for theta, or the load to try while there are no bounds."""
         if self.start is None:
             return self.low, self.high
-        held, missed = self._highest("under"), self._highest("over")
+        held, missed = self._extreme_load("under"), self._extreme_load("over")
         if held is None and missed is None:
             return self.start
         if missed is None:
@@ -411,34 +445,39 @@ class LoadSearch:
         return max(low / 1.1, self.low), min(high * 1.1, self.high)
 
     def _belief(self, bounds: tuple[float, float]) -> Belief:
-        noise = [one.noise for one in self._sound if one.noise > 0]
+        noise = [result.noise for result in self._valid_results if result.noise > 0]
         belief = Belief(*bounds, sigma=SIGMA_OF_NOISE * noise[-1] if noise else 0.01)
-        for one in self._sound:
-            lapse = LAPSE_EARLY if one.early and one.outcome == "under" else LAPSE
-            belief.tell(one.offered, one.outcome == "under", lapse)
+        for result in self._valid_results:
+            lapse = LAPSE_EARLY if result.early and result.outcome == "under" else LAPSE
+            belief.tell(result.offered, result.outcome == "under", lapse)
         return belief
 
     def _precise(self, belief: Belief) -> bool:
-        found = belief.interval(SURE)
-        if self.whole and found.high - found.low < 1.5:
+        interval = belief.interval(SURE)
+        if self.whole and interval.high - interval.low < 1.5:
             return True
-        return found.half_width <= self.precision * found.value
+        return interval.half_width <= self.precision * interval.value
 
-    def _confirmable(self, belief: Belief) -> float:
+    def _confirmation_load(self, belief: Belief) -> float:
         load = max(belief.passing(CONFIRM_AT), belief.quantile((1 - LEVEL) / 2))
         return math.floor(load) if self.whole else load
 
     @property
     def _confirmed(self) -> float | None:
         return max(
-            (one.ask.load for one in self._sound if one.ask.kind == "confirm" and one.outcome == "under"), default=None
+            (
+                result.ask.load
+                for result in self._valid_results
+                if result.ask.kind == "confirm" and result.outcome == "under"
+            ),
+            default=None,
         )
 
-    def _reason(self) -> str:
+    def _stop_reason(self) -> str:
         if self.stopped:
             return self.stopped
-        held, missed = self._highest("under"), self._highest("over")
-        tries = [one for one in self._sound if one.ask.kind == "confirm"]
+        held, missed = self._extreme_load("under"), self._extreme_load("over")
+        confirmations = [result for result in self._valid_results if result.ask.kind == "confirm"]
         if missed is not None and missed <= self.low and held is None:
             return "none"
         if held is not None and held >= self.high and missed is None:
@@ -447,19 +486,19 @@ class LoadSearch:
             bounds = self._bracket()
             if isinstance(bounds, tuple) and self._precise(self._belief(bounds)):
                 return "found"
-        if len(tries) >= CONFIRMATIONS and self._confirmed is None:
+        if len(confirmations) >= CONFIRMATIONS and self._confirmed is None:
             return "unconfirmed"
         if len(self.told) >= self.most_probes:
             return "probes"
-        if sum(one.spent_s for one in self.told) >= self.most_s:
+        if sum(result.spent_s for result in self.told) >= self.most_s:
             return "time"
         return ""
 
     @property
     def answer(self) -> SearchAnswer:
-        """The best that is known now."""
-        held, missed = self._highest("under"), self._highest("over")
-        reason = self._reason()
+        """The best answer known now."""
+        held, missed = self._extreme_load("under"), self._extreme_load("over")
+        reason = self._stop_reason()
         interval = None
         load = held
         bounds = self._bracket()
@@ -474,13 +513,13 @@ class LoadSearch:
             missed=missed,
             reason=reason,
             probes=len(self.told),
-            spent_s=sum(one.spent_s for one in self.told),
-            confirming_s=sum(one.spent_s for one in self.told if one.ask.kind == "confirm"),
+            spent_s=sum(result.spent_s for result in self.told),
+            confirming_s=sum(result.spent_s for result in self.told if result.ask.kind == "confirm"),
         )
 
 
 def resume(search: LoadSearch, told: Iterable[TrialResult]) -> LoadSearch:
-    """The search as it stood when these had been told."""
-    for one in told:
-        search.tell(one)
+    """The search in the state after these results."""
+    for result in told:
+        search.tell(result)
     return search

@@ -1,6 +1,6 @@
 """Runs of one workload at several loads, side by side: the grid of a sweep, its knee, its Pareto front.
 
-Pure: texts and summaries in, values out. Running them is `probes.py`; showing them is `report/levels.py`.
+Pure: texts and summaries in, values out. `trials.py` runs the levels; `report/sweep.py` renders them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MOST = 200  # levels in one sweep
 
 
 class SweepLevel(msgspec.Struct, frozen=True, kw_only=True):
-    """One load of several. Rates while load was offered where they are known; latencies ms."""
+    """One load of a sweep. Rates are those of the steady window where known; latencies are in ms."""
 
-    name: str  # of its folder: c8, r2.5
+    name: str  # name of its folder: c8, r2.5
     load: str
     amount: float | None  # lanes, or requests per second offered
     ok: int
@@ -40,8 +40,8 @@ class SweepLevel(msgspec.Struct, frozen=True, kw_only=True):
     tpot_p50: float | None
     tpot_p99: float | None
     e2e_p50: float | None
-    unsupported: tuple[str, ...]  # of the latencies above, those on too few samples
-    goodput: float | None  # share
+    unsupported: tuple[str, ...]  # the latencies above that rest on too few samples
+    goodput: float | None  # share of requests
     slo_met: bool | None
     valid: bool
     state: str
@@ -50,7 +50,7 @@ class SweepLevel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep as it came out, levels in order of load."""
+    """The result of a sweep, levels in order of load."""
 
     workload: str
     model: str
@@ -65,9 +65,9 @@ class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grid(text: str, flag: str, kind: Kind) -> tuple[float, ...]:
-    """`1,2,4,8`, or `1,2,4,...,512`: what the first ones begin, multiplied where they do, else added. Ascending.
+    """The levels written as `1,2,4,8`, or as a series `1,2,4,...,512`, in ascending order.
 
-    Raises UserError.
+    A series multiplies when its first numbers do; otherwise it adds. Raises UserError for anything else.
     """
     where = f"{flag} {text}"
     parts = [part.strip() for part in text.split(",")]
@@ -98,35 +98,37 @@ def _amount(part: str, where: str, kind: Kind) -> float:
 
 def _continued(first: Sequence[float], last: float, where: str) -> list[float]:
     ratio, step = first[-1] / first[-2], first[-1] - first[-2]
-    multiplied = len(first) < 3 or abs(first[-2] / first[-3] - ratio) < 1e-6 * ratio
+    geometric = len(first) < 3 or abs(first[-2] / first[-3] - ratio) < 1e-6 * ratio
     if len(first) == 2 and first[0] * 2 != first[1]:
-        multiplied = False
-    found = list(first)
-    while len(found) <= MOST:
-        following = found[-1] * ratio if multiplied else found[-1] + step
-        if following <= found[-1] or following > last * (1 + 1e-9):
+        geometric = False
+    numbers = list(first)
+    while len(numbers) <= MOST:
+        following = numbers[-1] * ratio if geometric else numbers[-1] + step
+        if following <= numbers[-1] or following > last * (1 + 1e-9):
             break
-        found.append(round(following, 6))
-    if abs(found[-1] - last) > 1e-6 * last:
-        how = f"times {ratio:g}" if multiplied else f"plus {step:g}"
-        raise UserError(f"the series ({how}) does not reach {last:g}", where, f"it comes to {found[-1]:g}")
-    return found
+        numbers.append(round(following, 6))
+    if abs(numbers[-1] - last) > 1e-6 * last:
+        rule = f"times {ratio:g}" if geometric else f"plus {step:g}"
+        raise UserError(f"the series ({rule}) does not reach {last:g}", where, f"it comes to {numbers[-1]:g}")
+    return numbers
 
 
 def name(kind: Kind, amount: float) -> str:
-    """Of a level's folder."""
+    """The name of the folder of a level."""
     return f"{'c' if kind == 'concurrency' else 'r'}{amount:g}"
 
 
 def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
-    """The levels of a sweep, or of any folder of runs, in order of load. At least one."""
-    levels = sorted((_level(called, summary) for called, summary in named), key=lambda one: (one.amount or 0, one.name))
-    # GPUs divide all alike, so throughput stands for that per GPU
-    front = pareto({one.name: (one.output_per_s, one.per_user) for one in levels if one.valid})
-    levels = [msgspec.structs.replace(one, front=one.name in front) for one in levels]
+    """The levels of a sweep, or of any folder of runs, in order of load. `named`: at least one name and summary."""
+    levels = sorted(
+        (_level(called, summary) for called, summary in named), key=lambda level: (level.amount or 0, level.name)
+    )
+    # all levels have the same number of GPUs, so throughput ranks them as throughput per GPU would
+    front = pareto({level.name: (level.output_per_s, level.per_user) for level in levels if level.valid})
+    levels = [msgspec.structs.replace(level, front=level.name in front) for level in levels]
     first = named[0][1]
     promised = [f"{t.metric} {t.limit_ms:g} ms at p{t.quantile * 100:g}" for t in first.goodput.slo]
-    met = [one for one in levels if one.slo_met and one.valid]
+    met = [level for level in levels if level.slo_met and level.valid]
     return SweepCurve(
         workload=first.run.workload,
         model=first.target.model,
@@ -173,19 +175,23 @@ def _level(called: str, summary: Summary) -> SweepLevel:
 
 
 def knee(levels: Sequence[SweepLevel]) -> str:
-    """Where more load begins to cost more waiting than it brings: the largest output tokens/s divided by E2E p50
-    (Kleinrock 1979: power), among sound levels. "" with fewer than three, or when it is the last one: not reached yet.
+    """The name of the level where more load begins to cost more latency than it brings throughput.
+
+    That is the largest output tokens/s divided by E2E p50 (power: Kleinrock 1979), among valid levels. "" with fewer
+    than three of them, or when it is the last one: then the knee is not reached yet.
     """
-    sound = [one for one in levels if one.valid and one.output_per_s and one.e2e_p50]
-    if len(sound) < 3:
+    valid_levels = [level for level in levels if level.valid and level.output_per_s and level.e2e_p50]
+    if len(valid_levels) < 3:
         return ""
-    best = max(sound, key=lambda one: (one.output_per_s or 0) / (one.e2e_p50 or 1))
-    return "" if best is sound[-1] else best.name
+    best = max(valid_levels, key=lambda level: (level.output_per_s or 0) / (level.e2e_p50 or 1))
+    return "" if best is valid_levels[-1] else best.name
 
 
 def pareto(points: Mapping[Name, tuple[float | None, float | None]]) -> set[Name]:
-    """The points that no other one beats: none is at least as good in both and better in one. Where either is not known
-    a point is not on the front."""
+    """The names of the points on the Pareto front: no other point is at least as good in both values and better in one.
+
+    A point with an unknown value is not on the front.
+    """
     known = {name: (x, y) for name, (x, y) in points.items() if x is not None and y is not None}
     return {
         name

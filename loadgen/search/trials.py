@@ -1,8 +1,8 @@
-"""A load that somebody asks for (a search, a grid of levels), run as a probe into a folder of runs (`shelf.py`).
+"""Runs one trial: the load that a search or a sweep names, stored in the folder of the experiment (`experiment.py`).
 
-IO. A probe is an ordinary run that may end early: over HTTP the watch looks at the records while they come, in virtual
-time at those of the whole run, look by look, and the run is then made again up to where it was decided. What the next
-load is, is not decided here.
+IO. A trial is an ordinary run that may end early. Over HTTP, the watch examines the records while they arrive. In
+virtual time the whole run is made first, the watch examines its records step by step, and the run is then repeated up
+to the instant at which it was decided. This module does not choose the next load.
 """
 
 from __future__ import annotations
@@ -40,26 +40,29 @@ if TYPE_CHECKING:
     from loadgen.workload import Stage, Workload
 
 LOOK_S = 5.0
-MANY = 400_000  # requests: a look at a rack's run is not for nothing
+MANY = 400_000  # requests: above this the virtual watch looks less often, since each look reads all rows
 ANSWER = "search.json"
 S = 1_000_000_000
 BROKEN = tuple(KIND[name] for name in ("dns", "connect", "tls", "reset", "truncated", "http_5xx", "empty"))
-"""Failures that a server gives which is gone or ill; a full one answers 429, or late."""
+"""Kinds of failure of a server that is gone or broken. An overloaded server answers 429, or late."""
 
 
 class Interrupted(Exception):
-    """The user stopped a probe."""
+    """The user stopped a trial."""
 
 
 def called(ask: NextTrial) -> str:
-    """The folder of a probe."""
+    """The name of the folder of a trial."""
     return f"p{ask.number:02d}-{ask.load:.6g}{'-confirm' if ask.kind == 'confirm' else ''}"
 
 
 @dataclass(slots=True)
 class Trials:
-    """The folder, and how a probe is made. `make(ask)` is its workload; `seeded`: each gets its own seed; `watched`: it
-    may end before its length; `name(ask)` is its folder."""
+    """The folder of an experiment, and how its trials are made.
+
+    `make(ask)`: the workload of a trial. `seeded`: each trial gets its own seed. `watched`: a trial may end before its
+    full length. `name(ask)`: the name of its folder.
+    """
 
     folder: Path
     goal: Goal
@@ -72,12 +75,12 @@ class Trials:
     execute: Callable[..., tuple[Summary, Path]] = run.execute
 
     def run(self, ask: NextTrial) -> TrialResult:
-        """Run one probe and store how it came out. Raises Interrupted, or Fault for what stands in the way."""
-        told = self._probe(ask)
-        experiment.append(self.folder, told)
-        return told
+        """Run one trial and store its result. Raises Interrupted if the user stopped it, UserError if it cannot run."""
+        result = self._run_trial(ask)
+        experiment.append(self.folder, result)
+        return result
 
-    def _probe(self, ask: NextTrial) -> TrialResult:
+    def _run_trial(self, ask: NextTrial) -> TrialResult:
         workload = self._workload(ask)
         settings = replace(self.settings, out=experiment.unused(self.folder, self.name(ask)))
         simulated = settings.url is not None and settings.url.startswith("sim:")
@@ -88,10 +91,10 @@ class Trials:
             if summary.run.state == "interrupted":
                 raise Interrupted
         elif simulated:
-            summary, folder, look, stop_s = self._virtual(workload, settings, ask)
+            summary, folder, look, stop_s = self._run_virtual(workload, settings, ask)
         else:
-            summary, folder, look, stop_s = self._live(workload, settings, ask)
-        return self._tell(ask, workload, summary, folder, look, stop_s)
+            summary, folder, look, stop_s = self._run_live(workload, settings, ask)
+        return self._result(ask, workload, summary, folder, look, stop_s)
 
     def _workload(self, ask: NextTrial) -> Workload:
         workload = self.make(ask)
@@ -103,13 +106,13 @@ class Trials:
     def _watch(self, due: NDArray[np.int64], ask: NextTrial) -> Watch:
         return Watch(self.goal, due, early_under=ask.early_under)
 
-    def _virtual(
+    def _run_virtual(
         self, workload: Workload, settings: Settings, ask: NextTrial
     ) -> tuple[Summary, Path, Look | None, float]:
         summary, folder = self.execute(workload, settings)
         rows = store.read_run(folder).rows
-        rows = _known(rows[np.argsort(rows["done_ns"], kind="stable")])
-        due = _due(workload, rows)
+        rows = _finished(rows[np.argsort(rows["done_ns"], kind="stable")])
+        due = _planned_due(workload, rows)
         if due is None:
             return summary, folder, None, 0.0
         watch = self._watch(due, ask)
@@ -121,11 +124,13 @@ class Trials:
                 if now >= int(due[-1]):
                     return summary, folder, look, now / S
                 shutil.rmtree(folder)
-                summary, folder = self.execute(_cut(workload, now), settings)
+                summary, folder = self.execute(_shortened(workload, now), settings)
                 return summary, folder, look, now / S
         return summary, folder, None, 0.0
 
-    def _live(self, workload: Workload, settings: Settings, ask: NextTrial) -> tuple[Summary, Path, Look | None, float]:
+    def _run_live(
+        self, workload: Workload, settings: Settings, ask: NextTrial
+    ) -> tuple[Summary, Path, Look | None, float]:
         decided: list[tuple[Look, float]] = []
         tasks: list[asyncio.Task[None]] = []
         planned: list[tuple[Schedule, Path]] = []
@@ -136,19 +141,19 @@ class Trials:
         def on_drive(drive: Any) -> None:
             timetable, folder = planned[0]
             if drive.stop is None or any(span.lanes for span in timetable.stages) or timetable.turns > 1:
-                return  # a cluster, or a load whose size nobody knows before: not watched
+                return  # not watched: a cluster, or a load whose number of requests is not known beforehand
 
             async def follow() -> None:
                 watch = self._watch(_measured_due(timetable), ask)
                 with contextlib.closing(RowTail(folder)) as tail:
                     while True:
                         await asyncio.sleep(LOOK_S)
-                        rows = _known(tail.rows())
+                        rows = _finished(tail.rows())
                         now = int(rows["done_ns"].max(initial=0))
                         look = watch.look(now, rows)
                         if look.outcome is not None:
                             decided.append((look, now / S))
-                            if now < int(watch.due_ns[-1]):  # else there is nothing left to start
+                            if now < int(watch.due_ns[-1]):  # later there is nothing left to start
                                 drive.stop()
                             return
 
@@ -163,7 +168,7 @@ class Trials:
             raise Interrupted
         return (summary, folder, *(decided[0] if decided else (None, 0.0)))
 
-    def _tell(
+    def _result(
         self, ask: NextTrial, workload: Workload, summary: Summary, folder: Path, look: Look | None, stop_s: float
     ) -> TrialResult:
         rows = store.read_run(folder).rows
@@ -171,14 +176,16 @@ class Trials:
         rows = rows[measured]
         sent = rows[rows["due_ns"] >= 0]
         spent = summary.window.whole.duration_s or 0.0
-        seen_s = stop_s if look is not None and stop_s else _length_s(workload, sent)
-        begun = sent[sent["turn"] == 0]  # the load of conversations is how many begin
-        due = begun["due_ns"] - (begun["due_ns"].min() if len(begun) else 0)
-        offered = float((due < seen_s * S).sum()) / seen_s if seen_s > 0 and not _closed(workload) else ask.load
+        observed_s = stop_s if look is not None and stop_s else _length_s(workload, sent)
+        first_turns = sent[sent["turn"] == 0]  # the load of conversations is the rate at which they begin
+        due = first_turns["due_ns"] - (first_turns["due_ns"].min() if len(first_turns) else 0)
+        offered = (
+            float((due < observed_s * S).sum()) / observed_s if observed_s > 0 and not _closed(workload) else ask.load
+        )
         full = len(due) if look is None else offered * _length_s(workload, sent)
-        ill = _illness(summary, rows)
-        if ill:
-            outcome, why = "invalid", ill
+        invalid_reason = _invalid_reason(summary, rows)
+        if invalid_reason:
+            outcome, why = "invalid", invalid_reason
         elif look is not None and look.outcome is not None:
             outcome, why = look.outcome, look.why
         else:
@@ -196,7 +203,8 @@ class Trials:
             outcome=outcome,  # type: ignore[arg-type]
             early=look is not None and outcome != "invalid",
             spent_s=spent,
-            offered=offered if offered > 0 and self.seeded else ask.load,  # one timetable for all has no luck in it
+            # without own seeds all trials share one timetable: there is no difference by chance to correct for
+            offered=offered if offered > 0 and self.seeded else ask.load,
             noise=1 / math.sqrt(full) if full > 0 else 0.0,
             why=why,
             folder=folder.name,
@@ -204,18 +212,21 @@ class Trials:
         )
 
     def finish(self, search: LoadSearch) -> SearchAnswer:
-        """The answer, written with the data of its plots and the capacity that follows."""
+        """The answer of a search; also writes it with its results, the curve and the capacity file."""
         answer = search.answer
         ask = NextTrial(number=0, load=answer.load or 1.0, kind="probe", early_under=False)
         experiment.finish(self.folder, search.told, answer, workload=self.make(ask))
-        simulated = any(one.figures.get("simulated") for one in search.told)
+        simulated = any(result.figures.get("simulated") for result in search.told)
         stored = {"answer": answer, "simulated": simulated, "goal": list(self.goal.names), "told": search.told}
         store.replace(self.folder / ANSWER, msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n")
         return answer
 
 
 class RowTail:
-    """The rows of a run as its workers append them. Files stay open: the recorder takes away those that are full."""
+    """Reads the rows of a run while its workers append them.
+
+    The files stay open, because the compactor removes those that are full.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -223,7 +234,7 @@ class RowTail:
         self._parts: list[NDArray[np.void]] = []
 
     def rows(self) -> NDArray[np.void]:
-        """All so far, each worker's in the order of their end."""
+        """All rows so far (`record.ROW`); those of one worker are in the order in which the requests ended."""
         for path in sorted(self._folder.glob("spool/w*.rows")):
             if path not in self._open:
                 with contextlib.suppress(FileNotFoundError):
@@ -231,7 +242,7 @@ class RowTail:
         for file in self._open.values():
             data = file.read()
             whole = len(data) - len(data) % ROW.itemsize
-            file.seek(whole - len(data), os.SEEK_CUR)  # half a row is read again
+            file.seek(whole - len(data), os.SEEK_CUR)  # an incomplete row is read again next time
             if whole:
                 self._parts.append(np.frombuffer(data[:whole], ROW))
         self._parts = [np.concatenate(self._parts)] if self._parts else [np.zeros(0, ROW)]
@@ -242,22 +253,24 @@ class RowTail:
             file.close()
 
 
-# -- small facts -------------------------------------------------------------------------------------------------------
+# -- facts about a trial -----------------------------------------------------------------------------------------------
 
 
 def _closed(workload: Workload) -> bool:
     return any(isinstance(stage.arrival, Closed) for stage in workload.stages if stage.measured)
 
 
-def _known(rows: NDArray[np.void]) -> NDArray[np.void]:
-    """Without requests that the end of the run cut off: they say nothing of the load."""
-    known: NDArray[np.void] = rows[(rows["status"] != columns.CANCELLED) & (rows["done_ns"] >= 0)]
-    return known
+def _finished(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """The rows without the requests that the end of the run cut off: those say nothing about the load."""
+    finished: NDArray[np.void] = rows[(rows["status"] != columns.CANCELLED) & (rows["done_ns"] >= 0)]
+    return finished
 
 
-def _due(workload: Workload, rows: NDArray[np.void]) -> NDArray[np.int64] | None:
-    """The planned instants of an open load: those of its records, since every slot leaves one. None where how many
-    there will be is not known before: closed loops, conversations."""
+def _planned_due(workload: Workload, rows: NDArray[np.void]) -> NDArray[np.int64] | None:
+    """The planned due instants of an open load, sorted: those of its records, since every slot leaves one.
+
+    None where the number of requests is not known beforehand: closed loops, conversations.
+    """
     if _closed(workload) or (rows["turn"] > 0).any():
         return None
     due = np.sort(rows["due_ns"][rows["due_ns"] >= 0])
@@ -265,12 +278,13 @@ def _due(workload: Workload, rows: NDArray[np.void]) -> NDArray[np.int64] | None
 
 
 def _measured_due(timetable: Schedule) -> NDArray[np.int64]:
+    """The due instants of the measured stages of a timetable, sorted."""
     parts = [span.offsets + (span.start_ns or 0) for span in timetable.stages if span.measured]
     return np.sort(np.concatenate(parts))
 
 
-def _cut(workload: Workload, stop_ns: int) -> Workload:
-    """The same load up to an instant."""
+def _shortened(workload: Workload, stop_ns: int) -> Workload:
+    """The same load, ending at an instant."""
     stages: list[Stage] = []
     left = stop_ns
     for stage in workload.stages:
@@ -286,7 +300,7 @@ def _cut(workload: Workload, stop_ns: int) -> Workload:
 
 
 def _length_s(workload: Workload, sent: NDArray[np.void]) -> float:
-    """How long the measured load is meant to last."""
+    """The planned duration of the measured load, in seconds."""
     lengths = [stage.duration_ns for stage in workload.stages if stage.measured]
     if lengths and all(lengths):
         return sum(length for length in lengths if length) / S
@@ -297,8 +311,8 @@ def _length_s(workload: Workload, sent: NDArray[np.void]) -> float:
     return max(spread, sum(least))
 
 
-def _illness(summary: Summary, rows: NDArray[np.void]) -> str:
-    """Why a probe says nothing about the load: its generator was late, or the server was gone; "" when it is sound."""
+def _invalid_reason(summary: Summary, rows: NDArray[np.void]) -> str:
+    """Why a trial says nothing about the load (late generator, or a server that was gone); "" when it is valid."""
     late = [
         reason
         for reason in summary.verdict.reasons
@@ -313,7 +327,10 @@ def _illness(summary: Summary, rows: NDArray[np.void]) -> str:
 
 
 def loaded(workload: Workload, load: float) -> Workload:
-    """The workload at another load: the rate of its measured open stages, or the lanes of its closed ones."""
+    """The workload at another load: the rate of its measured open stages, or the lanes of its closed stages.
+
+    Raises UserError for a stage without a rate.
+    """
     stages = []
     for stage in workload.stages:
         law = stage.arrival
@@ -328,8 +345,11 @@ def loaded(workload: Workload, load: float) -> Workload:
 
 
 def probing(workload: Workload, length_ns: int) -> Workload:
-    """The workload as a probe: its measured stages as one Poisson stage of this length; no warm-up, from empty."""
+    """The workload as a trial: its measured stages become one stage of this length, Poisson or closed.
+
+    It starts from an empty server, without warm-up.
+    """
     stage = next(stage for stage in workload.stages if stage.measured)
     law = stage.arrival if isinstance(stage.arrival, Closed) else Poisson(rate=1.0)
-    one = stage.model_copy(update={"arrival": law, "duration_ns": length_ns, "count": None, "at_least": None})
-    return workload.model_copy(update={"stages": (one,)})
+    trial_stage = stage.model_copy(update={"arrival": law, "duration_ns": length_ns, "count": None, "at_least": None})
+    return workload.model_copy(update={"stages": (trial_stage,)})

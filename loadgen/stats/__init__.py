@@ -1,4 +1,4 @@
 """Statistics: quantiles, confidence intervals, the end of a warm-up, early stopping.
 
-Pure functions over numbers and arrays. Knows nothing of requests, runs or files.
+Pure functions of numbers and arrays. This package knows nothing of requests, runs or files.
 """

@@ -1,4 +1,4 @@
-"""Early stopping as MLPerf LoadGen does it: how many of n queries may be over a limit. Pure.
+"""Early stopping as in MLPerf LoadGen: how many of n queries may be over a limit. Pure.
 
 Source: loadgen/early_stopping.cc of MLPerf Inference.
 """
@@ -10,7 +10,10 @@ import math
 
 
 def at_most(n: int, t: int, q: float) -> float:
-    """P[Binomial(n, q) <= t], by the terms from t downwards, which fall fast where this is small. `t` < n."""
+    """P[Binomial(n, q) <= t], for t < n.
+
+    Summed from the term t downwards; the terms fall fast where the result is small.
+    """
     log_term = (
         math.lgamma(n + 1) - math.lgamma(t + 1) - math.lgamma(n - t + 1) + t * math.log(q) + (n - t) * math.log1p(-q)
     )
@@ -25,12 +28,12 @@ def at_most(n: int, t: int, q: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def needed(t: int, p: float = 0.99, c: float = 0.99) -> int:
-    """Queries from which `t` over the limit still pass: h + t for the smallest h where
-    P[Binomial(h + t, 1 - p) <= t] < 1 - c.
+    """The smallest number of queries at which `t` queries over the limit still pass.
 
-    Source: loadgen/early_stopping.cc (`MinPassingQueriesFinder`).
+    It is h + t for the smallest h with P[Binomial(h + t, 1 - p) <= t] < 1 - c. Source: loadgen/early_stopping.cc
+    (`MinPassingQueriesFinder`).
     """
-    low = math.ceil(t * p / (1 - p)) if t else 0  # fewer than that, and t is not even below the expectation
+    low = math.ceil(t * p / (1 - p)) if t else 0  # with a smaller h, t is not even below its expected value
     high = max(1, low)
     while at_most(high + t, t, 1 - p) >= 1 - c:
         low, high = high + 1, 2 * high
@@ -44,7 +47,7 @@ def needed(t: int, p: float = 0.99, c: float = 0.99) -> int:
 
 
 def allowed(n: int, p: float = 0.99, c: float = 0.99) -> int:
-    """The most that may be over the limit among `n` queries; -1 when even none is too few to tell."""
+    """The most queries of `n` that may be over the limit; -1 when `n` is too small even without one."""
     if needed(0, p, c) > n:
         return -1
     low, high = 0, max(1, int(n * (1 - p)) + 1)

@@ -1,8 +1,8 @@
-"""The one room for intervals: replications, batch means, block bootstrap, shares, ratios; where a start-up ends.
+"""Confidence intervals: replications, batch means, block bootstrap, shares and ratios; also the end of a start-up.
 
-Pure. Values within a run are correlated (requests share a queue and a batch), so nothing here treats them as coin
-flips: a run is cut into batches long against that correlation, or is one value among replications. An interval that
-the data cannot support is (-inf, inf), never a guess.
+Pure. The values within a run are correlated, because requests share a queue and a batch. So nothing here treats them as
+independent: a run is cut into batches that are long compared with the correlation, or counts as one value among
+replications. An interval that the data cannot support is (-inf, inf), never a guess.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 LEVEL = 0.95
-BATCHES = 20  # more make the batches short against the correlation, fewer the quantile of t large (Schmeiser 1982)
+BATCHES = 20  # with more, batches are short against the correlation; with fewer, t is large (Schmeiser 1982)
 RESAMPLES = 2000
 
-Ends = tuple[float, float, float]  # a value, and the low and high end of its interval
+Ends = tuple[float, float, float]  # a value, the low end and the high end of its interval
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """`value` with its confidence interval. `count`: how many independent values stand behind it, batches or runs."""
+    """`value` with its confidence interval. `count`: the number of independent values (batches or runs) behind it."""
 
     value: float
     low: float
@@ -42,24 +42,24 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float:
-        """The standard error that half the width is Student's quantile of, at count - 1 degrees of freedom."""
+        """The standard error: half the width divided by Student's quantile at count - 1 degrees of freedom."""
         return self.half_width / t_quantile(0.5 + self.level / 2, self.count - 1)
 
     def excludes(self, value: float) -> bool:
-        """Whether the interval lies wholly on one side of `value`."""
+        """Whether the whole interval lies on one side of `value`."""
         return value < self.low or value > self.high
 
 
-# -- Student's t and the normal law ------------------------------------------------------------------------------------
+# -- Student's t and the normal distribution ---------------------------------------------------------------------------
 
 
 def z_quantile(level: float) -> float:
-    """Standard deviations of a normal law that enclose `level` of it."""
+    """The number of standard deviations around the mean of a normal distribution that enclose the share `level`."""
     return NormalDist().inv_cdf((1 + level) / 2)
 
 
 def welch(var_a: float, freedom_a: float, var_b: float, freedom_b: float) -> float:
-    """Degrees of freedom of a difference whose two variances are estimates (Welch 1947, Satterthwaite 1946)."""
+    """Degrees of freedom of a difference whose two variances are both estimates (Welch 1947, Satterthwaite 1946)."""
     total = var_a + var_b
     if total <= 0:
         return freedom_a + freedom_b
@@ -67,7 +67,7 @@ def welch(var_a: float, freedom_a: float, var_b: float, freedom_b: float) -> flo
 
 
 def t_quantile(p: float, freedom: float) -> float:
-    """The p quantile of Student's t, to 1e-10: its distribution is inverted by bisection. 0 < p < 1, freedom > 0."""
+    """The p quantile of Student's t, to 1e-10, by bisection of the distribution function. 0 < p < 1, freedom > 0."""
     if p < 0.5:
         return -t_quantile(1 - p, freedom)
     low, high = 0.0, 1.0
@@ -114,7 +114,7 @@ def _beta(x: float, a: float, b: float) -> float:
 
 
 def replications(values: ArrayLike, level: float = LEVEL) -> Interval:
-    """The mean of independent runs' values, by Student's t. One run has no interval."""
+    """The mean over independent runs, with an interval by Student's t. With one run the interval is unbounded."""
     data = np.asarray(values, float)
     n = len(data)
     if n == 0:
@@ -125,11 +125,11 @@ def replications(values: ArrayLike, level: float = LEVEL) -> Interval:
 
 
 def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEVEL) -> Interval:
-    """The mean of one run's values in their order, by the means of equal batches.
+    """The mean of the values of one run, in their order, with an interval from the means of equal batches.
 
-    The values are correlated, their batches nearly not; what correlation of neighbouring batches is left widens the
-    interval by sqrt((1 + r) / (1 - r)), r at least 0. Values that do not fill the batches are left out at the start,
-    where a transient would be. Fewer than two batches have no interval.
+    The values are correlated; the batch means hardly are. The correlation r of neighbouring batches that remains widens
+    the interval by sqrt((1 + r) / (1 - r)), with r at least 0. Values that do not fill a batch are left out at the
+    start, where a transient would be. With fewer than two batches the interval is unbounded.
     """
     data = np.asarray(values, float)
     count = min(batches, len(data))
@@ -138,13 +138,13 @@ def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEV
         return Interval(value=value, low=-math.inf, high=math.inf, level=level, count=count, method="batch means")
     size = len(data) // count
     means = data[len(data) - size * count :].reshape(count, size).mean(axis=1)
-    found = replications(means, level)
-    wider = math.sqrt(inflation(means))
-    half = found.half_width * wider
+    unwidened = replications(means, level)
+    widening = math.sqrt(inflation(means))
+    half = unwidened.half_width * widening
     return Interval(
-        value=found.value,
-        low=found.value - half,
-        high=found.value + half,
+        value=unwidened.value,
+        low=unwidened.value - half,
+        high=unwidened.value + half,
         level=level,
         count=count,
         method="batch means",
@@ -152,33 +152,38 @@ def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEV
 
 
 def tolerance(values: ArrayLike, p: float, level: float = LEVEL) -> float:
-    """The upper end for the p quantile of the law that values in order of time come from, if that is a normal one.
+    """An upper limit for the p quantile of the distribution that these values come from, if that is a normal one.
 
-    A tolerance limit (Natrella 1963, section 2-2), its n reduced for the correlation of neighbours, and the variance
-    raised for what correlated values hide of it. inf where too few are left.
+    `values` are in order of time. This is a tolerance limit (Natrella 1963, section 2-2), with n reduced for the
+    correlation of neighbours, and the variance increased by what correlated values hide of it. inf with too few values.
     """
     data = np.asarray(values, float)
     n = len(data)
     if n < 3 or not np.isfinite(data).all():
         return math.inf
-    wider = inflation(data)
-    worth, sure, reach = n / wider, z_quantile(level), NormalDist().inv_cdf(p)
-    a = 1 - sure**2 / (2 * (worth - 1)) if worth > 1 else 0.0
+    variance_inflation = inflation(data)
+    effective_n, z_level, z_p = n / variance_inflation, z_quantile(level), NormalDist().inv_cdf(p)
+    a = 1 - z_level**2 / (2 * (effective_n - 1)) if effective_n > 1 else 0.0
     if a <= 0:
         return math.inf
-    b = reach**2 - sure**2 / worth
-    factor = (reach + math.sqrt(max(reach**2 - a * b, 0.0))) / a
-    return float(data.mean() + factor * math.sqrt(data.var() * n / (n - wider)))
+    b = z_p**2 - z_level**2 / effective_n
+    factor = (z_p + math.sqrt(max(z_p**2 - a * b, 0.0))) / a
+    return float(data.mean() + factor * math.sqrt(data.var() * n / (n - variance_inflation)))
 
 
 def inflation(values: NDArray[np.float64]) -> float:
-    """By how much the correlation of neighbours makes the variance of a mean larger: (1 + r) / (1 - r), at least 1."""
+    """The factor by which the correlation r of neighbours increases the variance of a mean: (1 + r) / (1 - r), at least
+    1.
+    """
     r = correlation(values)
     return (1 + r) / (1 - r) if r > 0 else 1.0
 
 
 def correlation(values: NDArray[np.float64]) -> float:
-    """Of each value with its successor; at most 0.95, since few values cannot tell more. 0 when all are equal."""
+    """The correlation of each value with its successor; 0 when all values are equal.
+
+    At most 0.95, since few values cannot show more.
+    """
     centred = values - values.mean()
     square = float((centred * centred).sum())
     if square <= 0 or len(values) < 3:
@@ -195,9 +200,11 @@ def block_bootstrap(
     level: float = LEVEL,
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """Any statistic of one run's values in their order (a p99, say), by resampling whole blocks of them (Kuensch 1989).
+    """The interval of any statistic of the values of one run, in their order, by resampling whole blocks (Kuensch
+    1989).
 
-    Blocks of equal length overlap, so that no place of a cut matters. `count` is the number of blocks that fit.
+    The statistic may be a p99, for example. Blocks have equal length and overlap, so the places of the cuts do not
+    matter. `count` is the number of blocks that fit. With fewer than two values per block the interval is unbounded.
     """
     data = np.asarray(values, float)
     n = len(data)
@@ -207,29 +214,29 @@ def block_bootstrap(
     size = n // blocks
     starts = rng.integers(0, n - size + 1, (resamples, blocks))
     offsets = np.arange(size)
-    found = np.array([statistic(data[(row[:, None] + offsets).ravel()]) for row in starts])
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    resampled = np.array([statistic(data[(row[:, None] + offsets).ravel()]) for row in starts])
+    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
     return Interval(
         value=statistic(data), low=float(low), high=float(high), level=level, count=blocks, method="block bootstrap"
     )
 
 
 def ratio(above: ArrayLike, below: ArrayLike, *, paired: bool = False, level: float = LEVEL) -> Interval:
-    """mean(above) / mean(below) of independent values each, or of pairs, by Fieller's theorem.
+    """mean(above) / mean(below) of independent samples, or of pairs, with an interval by Fieller's theorem.
 
-    Where the mean below may be zero the interval is unbounded, as it should be.
+    The interval is unbounded where the mean of `below` may be zero. Raises ValueError for pairs of unequal number.
     """
-    up, down = np.asarray(above, float), np.asarray(below, float)
-    n, m = len(up), len(down)
+    numerators, denominators = np.asarray(above, float), np.asarray(below, float)
+    n, m = len(numerators), len(denominators)
     if n < 2 or m < 2:
-        value = float(up.mean() / down.mean()) if n and m and down.mean() else math.nan
+        value = float(numerators.mean() / denominators.mean()) if n and m and denominators.mean() else math.nan
         return Interval(value=value, low=-math.inf, high=math.inf, level=level, count=min(n, m), method="ratio")
     if paired and n != m:
         raise ValueError(f"{n} values cannot be paired with {m}")
-    a, b = float(up.mean()), float(down.mean())
-    a_var, b_var = float(up.var(ddof=1)) / n, float(down.var(ddof=1)) / m
-    shared = float(np.cov(up, down, ddof=1)[0, 1]) / n if paired else 0.0
-    scale = (a / b) ** 2 if b else 1.0  # for the variance of the difference at the ratio found
+    a, b = float(numerators.mean()), float(denominators.mean())
+    a_var, b_var = float(numerators.var(ddof=1)) / n, float(denominators.var(ddof=1)) / m
+    shared = float(np.cov(numerators, denominators, ddof=1)[0, 1]) / n if paired else 0.0
+    scale = (a / b) ** 2 if b else 1.0  # for the variance of the difference at the estimated ratio
     freedom = float(n - 1) if paired else welch(a_var, n - 1, scale * b_var, m - 1)
     t = t_quantile(0.5 + level / 2, freedom)
     # All x with (a - x b)^2 <= t^2 (a_var - 2 x shared + x^2 b_var): a quadratic in x
@@ -243,8 +250,10 @@ def ratio(above: ArrayLike, below: ArrayLike, *, paired: bool = False, level: fl
 
 
 def quotient(over: Ends, under: Ends) -> Ends:
-    """`over / under` of two independent positive things, from the intervals of each (MOVER on the logarithms: Zou and
-    Donner 2008), which need not be symmetric."""
+    """`over / under` of two independent positive figures, from the interval of each, which need not be symmetric.
+
+    MOVER on the logarithms (Zou and Donner 2008).
+    """
     (value, low, high), (base, base_low, base_high) = over, under
     if not (0 < base < math.inf and 0 < value < math.inf):
         return math.nan, 0.0, math.inf
@@ -252,17 +261,17 @@ def quotient(over: Ends, under: Ends) -> Ends:
     def log(x: float) -> float:
         return math.log(x) if x > 0 else -math.inf
 
-    middle = math.log(value / base)
-    down = math.hypot(log(value) - log(low), log(base_high) - log(base))
-    up = math.hypot(log(high) - log(value), log(base) - log(base_low))
-    return math.exp(middle), math.exp(middle - down), math.exp(middle + up) if up < 700 else math.inf
+    log_ratio = math.log(value / base)
+    below = math.hypot(log(value) - log(low), log(base_high) - log(base))
+    above = math.hypot(log(high) - log(value), log(base) - log(base_low))
+    return math.exp(log_ratio), math.exp(log_ratio - below), math.exp(log_ratio + above) if above < 700 else math.inf
 
 
 # -- shares ------------------------------------------------------------------------------------------------------------
 
 
 def wilson(p: float, n: float, level: float = LEVEL) -> tuple[float, float]:
-    """The interval of a share p among n independent ones (Wilson 1927)."""
+    """The interval of a share p of n independent trials (Wilson 1927)."""
     if n <= 0:
         return 0.0, 1.0
     z = z_quantile(level)
@@ -272,13 +281,14 @@ def wilson(p: float, n: float, level: float = LEVEL) -> tuple[float, float]:
 
 
 def worth(marks: Sequence[NDArray[np.float64]], level: float = LEVEL) -> float:
-    """How many independent 0/1 marks would show their mean as surely as these do, an array per run in order of time; at
-    most as many as there are.
+    """The effective sample size of 0/1 marks: how many independent marks would show the mean with the same certainty.
 
-    The variance of their batch means over that of independent marks is the size of the clusters in which the rarer
-    come. What it is above 1 was itself seen but a few times: it is widened for Student's t of the batches, and by
-    (k + 1) / k, k the batches with a rarer mark, since sum(m^2) / sum(m) of k exponential sizes is k / (k + 1) of the
-    truth. One bad minute does not say how long bad minutes are.
+    `marks`: one array per run, in order of time. The result is at most the number of marks. The variance of the batch
+    means, divided by the variance that independent marks would have, is the size of the clusters in which the rarer
+    mark comes. The excess of this size over 1 is itself an estimate from a few clusters. So it is increased for
+    Student's t of the batches, and by (k + 1) / k, where k is the number of batches with a rarer mark, since sum(m^2) /
+    sum(m) of k exponential sizes is k / (k + 1) of the true value. One bad minute does not say how long bad minutes
+    are.
     """
     n = sum(map(len, marks))
     p = float(np.concatenate(marks).mean())
@@ -287,29 +297,33 @@ def worth(marks: Sequence[NDArray[np.float64]], level: float = LEVEL) -> float:
     runs = [run for run in marks if len(run)]
     if min(map(len, runs)) < 2:
         return 0.0
-    found = [batch_means(run, level=level) for run in runs]
-    error = math.hypot(*(len(run) / n * one.error for run, one in zip(runs, found, strict=True)))
-    cluster = max(1.0, error**2 * n / (p * (1 - p)))
-    seen = sum(_with(run, 1.0 if p <= 0.5 else 0.0) for run in runs)
-    t = t_quantile(0.5 + level / 2, sum(one.count - 1 for one in found))
-    return n / (1 + (cluster - 1) * (1 + 1 / max(seen, 1)) * (t / z_quantile(level)) ** 2)
+    run_intervals = [batch_means(run, level=level) for run in runs]
+    error = math.hypot(
+        *(len(run) / n * run_interval.error for run, run_interval in zip(runs, run_intervals, strict=True))
+    )
+    cluster_size = max(1.0, error**2 * n / (p * (1 - p)))
+    batches_hit = sum(_batches_with(run, 1.0 if p <= 0.5 else 0.0) for run in runs)
+    t = t_quantile(0.5 + level / 2, sum(run_interval.count - 1 for run_interval in run_intervals))
+    return n / (1 + (cluster_size - 1) * (1 + 1 / max(batches_hit, 1)) * (t / z_quantile(level)) ** 2)
 
 
-def _with(marks: NDArray[np.float64], wanted: float) -> int:
-    """The batches that hold a wanted mark."""
+def _batches_with(marks: NDArray[np.float64], wanted: float) -> int:
+    """The number of batches that hold a wanted mark."""
     batches = np.arange(len(marks)) * min(BATCHES, len(marks)) // len(marks)
     return len(np.unique(batches[marks == wanted]))
 
 
 def faultless(limit: float, level: float = LEVEL) -> int:
-    """Requests from which Wilson's interval shows that less than `limit` miss, when not one does."""
+    """The number of requests, none of which misses, from which Wilson's interval shows a miss share below `limit`."""
     z = z_quantile(level)
     return math.ceil(z * z * (1 - limit) / limit)
 
 
 def unseen(p: float, level: float = LEVEL) -> int:
-    """Independent looks from which a state that holds for 1 - p of the time would not go unseen, at the confidence of
-    one side of a two-sided interval."""
+    """The number of independent observations from which a state that holds with probability 1 - p would be observed.
+
+    The confidence is that of one side of a two-sided interval of this level.
+    """
     return math.ceil(math.log((1 - level) / 2) / math.log(p))
 
 
@@ -317,10 +331,11 @@ def unseen(p: float, level: float = LEVEL) -> int:
 
 
 def transient(values: ArrayLike) -> int | None:
-    """How many of the first values belong to the start-up, by MSER (White 1997): where the rest's mean is surest.
+    """The number of first values that belong to the start-up, by MSER (White 1997).
 
-    Looked for in the first half. None when the best place is the half's end: the values have not settled, and nothing
-    can be said of a steady state.
+    That is the cut that minimizes the standard error of the mean of the rest. Only the first half is examined. None
+    when the best cut is the end of that half: then the values have not settled, and nothing can be said about a steady
+    state.
     """
     data = np.asarray(values, float)
     n = len(data)
@@ -328,17 +343,17 @@ def transient(values: ArrayLike) -> int | None:
         return None
     sums = np.cumsum(data[::-1])[::-1]
     squares = np.cumsum((data * data)[::-1])[::-1]
-    left = np.arange(n, 0, -1)
+    remaining = np.arange(n, 0, -1)
     half = n // 2
-    errors = (squares - sums * sums / left)[: half + 1] / (left[: half + 1] ** 2)
+    errors = (squares - sums * sums / remaining)[: half + 1] / (remaining[: half + 1] ** 2)
     place = int(np.argmin(errors))
     return place if place < half else None
 
 
 def growth(values: Sequence[float] | NDArray[np.float64], ahead: float, level: float = 0.99) -> tuple[float, float]:
-    """By how much evenly spaced values will have grown `ahead` steps after the last one, and the upper bound of that.
+    """The growth of evenly spaced values up to `ahead` steps after the last one, and the upper bound of that growth.
 
-    A straight line by least squares; its error is widened for the correlation of the residuals. For fewer than four
+    A straight line by least squares; its error is widened for the correlation of the residuals. With fewer than four
     values the bound is inf.
     """
     data = np.asarray(values, float)
@@ -348,6 +363,6 @@ def growth(values: Sequence[float] | NDArray[np.float64], ahead: float, level: f
     x = np.arange(n) - (n - 1) / 2
     spread = float((x * x).sum())
     slope = float((x * data).sum()) / spread
-    rest = data - data.mean() - slope * x
-    error = math.sqrt(float((rest * rest).sum()) / (n - 2) / spread * inflation(rest))
+    residuals = data - data.mean() - slope * x
+    error = math.sqrt(float((residuals * residuals).sum()) / (n - 2) / spread * inflation(residuals))
     return slope * ahead, (slope + t_quantile(level, n - 2) * error) * ahead

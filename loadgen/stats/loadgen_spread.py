@@ -8,9 +8,9 @@ PERCENTILES = (0.50, 0.90, 0.95, 0.97, 0.99, 0.999)
 
 
 class LoadGenSpread(msgspec.Struct, frozen=True, kw_only=True):
-    """A distribution as LoadGen prints it: whole ns, the mean truncated, `percentiles` in the order of PERCENTILES.
+    """A distribution as LoadGen prints it: integer ns, mean truncated, `percentiles` in the order of PERCENTILES.
 
-    None where a percentile falls on a query that never completed.
+    A percentile is None where it falls on a query that never completed.
     """
 
     count: int

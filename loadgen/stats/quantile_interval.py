@@ -1,7 +1,7 @@
-"""What samples show of a quantile, a share or a ratio of these: the value, and the interval to hold a promise against.
+"""Quantiles, shares and their ratios estimated from samples, with the interval to compare a limit with.
 
-Pure. Every formula is `uncertainty.py`'s (what a sample is worth in independent requests, Wilson's interval for that).
-Here the answer is laid over the sample's own ordered values, and has no bound where the sample has none.
+Pure. The formulas are those of `intervals.py` (effective sample size, Wilson's interval). This module maps them to the
+ordered values of the sample. A bound is infinite where the sample has none.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import index
 
-LEAST_WORTH = 20
+LEAST_WORTH = 20  # effective sample size below which the range of the sample is its interval
 Series = Sequence[NDArray[np.float64]]  # one array per run, in order of time
 
 
 class Bounds(NamedTuple):
-    """`low` and `high` enclose the truth with the confidence asked for; infinite where the sample has no bound."""
+    """`low` and `high` enclose the true value with the given confidence; infinite where the sample has no bound."""
 
     value: float
     low: float
@@ -29,29 +29,30 @@ class Bounds(NamedTuple):
 
 
 def share(marks: Series, confidence: float) -> Bounds:
-    """Of 0/1 marks: Wilson's interval for the worth of the sample."""
+    """The share of 1 among 0/1 marks, with Wilson's interval at the effective sample size."""
     p = float(np.concatenate(marks).mean())
     return Bounds(p, *intervals.wilson(p, intervals.worth(marks, confidence), confidence))
 
 
 def above(values: Series, p: float) -> list[NDArray[np.float64]]:
-    """1 for each value above the sample's own quantile."""
+    """Marks of the values: 1 for each value above the p quantile of the whole sample, else 0."""
     ordered = np.sort(np.concatenate(values))
-    middle = ordered[index(len(ordered), p)]
-    return [(run > middle).astype(np.float64) for run in values]
+    quantile_value = ordered[index(len(ordered), p)]
+    return [(run > quantile_value).astype(np.float64) for run in values]
 
 
 def known(values: Series, p: float, confidence: float) -> float:
-    """How many independent values would show the quantile as surely as the sample does."""
+    """The effective sample size for a quantile: the number of independent values that would be as certain."""
     return intervals.worth(above(values, p), confidence)
 
 
 def quantile(values: Series, p: float, confidence: float) -> Bounds:
-    """`sorted[floor(n * p)]`, and the sample's own values at the ends of the share's interval around p (Woodruff 1952).
+    """The quantile `sorted[floor(n * p)]` with its interval (Woodruff 1952).
 
-    Values may be infinite (requests that failed). An end is infinite where the interval reaches past the sample, and
-    where the sample is worth so few independent values that all of them could lie on one side of the quantile: its own
-    extreme is then no bound. One worth fewer than LEAST_WORTH shows no more than its own range.
+    The bounds are the sample's own values at the ends of Wilson's interval around p. Values may be infinite (failed
+    requests). A bound is infinite where the interval reaches past the sample. It is also infinite where the effective
+    sample size is so small that all values could lie on one side of the quantile: then the extreme of the sample is no
+    bound. A sample with an effective size below LEAST_WORTH shows no more than its own range.
     """
     ordered = np.sort(np.concatenate(values))
     n = len(ordered)
@@ -69,18 +70,21 @@ def quantile(values: Series, p: float, confidence: float) -> Bounds:
 
 
 def tolerance(values: Series, p: float, confidence: float) -> float:
-    """An upper end for a quantile whose tail a few stretches made, and which slow swings move, no queue: what share p
-    of batches as these stays below, the logarithms of their own quantiles taken for normal."""
+    """An upper bound for a quantile whose tail comes from a few intervals of time, through slow fluctuations and not a
+    queue.
+
+    The share p of batches like these stays below it, if the logarithms of their own quantiles are normally distributed.
+    """
     batches = [batch for run in values for batch in np.array_split(run, intervals.BATCHES) if len(batch)]
-    found = np.array([np.sort(batch)[index(len(batch), p)] for batch in batches])
-    return math.exp(min(intervals.tolerance(np.log(np.maximum(found, 1.0)), p, confidence), 700.0))
+    batch_quantiles = np.array([np.sort(batch)[index(len(batch), p)] for batch in batches])
+    return math.exp(min(intervals.tolerance(np.log(np.maximum(batch_quantiles, 1.0)), p, confidence), 700.0))
 
 
 def ratio(over: Bounds, under: Bounds) -> Bounds:
-    """`over / under` of two independent positive things."""
+    """`over / under` of two independent positive figures, with its interval."""
     return Bounds(*intervals.quotient(over, under))
 
 
 def plain(found: intervals.Interval) -> Bounds:
-    """An interval of `uncertainty` as one to judge by."""
+    """An `intervals.Interval` as Bounds."""
     return Bounds(found.value, found.low, found.high)

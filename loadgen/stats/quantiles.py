@@ -1,7 +1,7 @@
-"""Quantiles and what a sample can support: exact ones by LoadGen's index, and a mergeable histogram with a stated
-bound.
+"""Exact quantiles by the index of MLPerf LoadGen, what a sample size supports, and a mergeable histogram.
 
-Pure. Values are integer nanoseconds; only `Distribution`, which goes to people and JSON, is in milliseconds.
+Pure. The histogram has a stated error bound. Values are integer nanoseconds; only `Distribution`, which is for people
+and for JSON, is in milliseconds.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 QUANTILES: tuple[tuple[str, float], ...] = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p99_9", 0.999))
 
-CONFIDENCE = 0.99  # of MLPerf LoadGen's early stopping
+CONFIDENCE = 0.99  # confidence of the early stopping of MLPerf LoadGen
 SUPPORT: dict[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99_9": 6636}
-"""Samples from which LoadGen's early stopping allows one over-limit sample: from there a quantile is *supported*."""
+"""Number of samples from which a quantile is *supported*: there LoadGen's early stopping allows one over the limit."""
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample in milliseconds. Every figure is null when `count` is 0.
+    """The distribution of a sample, in milliseconds. Every figure is null when `count` is 0.
 
-    `supported` names the quantiles that `count` samples can carry (`SUPPORT`); the others are printed marked.
+    `supported` names the quantiles that `count` samples support (`SUPPORT`); reports mark the others.
     """
 
     count: int = 0
@@ -41,13 +41,16 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def index(n: int, p: float) -> int:
-    """Place of quantile `p` in `n` sorted samples: floor(n * p), as MLPerf LoadGen's `GetPercentile`; n >= 1."""
+    """The index of quantile `p` in `n` >= 1 sorted samples: floor(n * p), as MLPerf LoadGen's `GetPercentile`."""
     return min(int(n * p), n - 1)
 
 
 def support(p: float) -> int:
-    """Smallest n for which one sample over the limit still shows, at LoadGen's 99 % confidence, that a share of at
-    least `p` is under it: the smallest n with P(Binomial(n, 1 - p) <= 1) <= 1 %. `SUPPORT` holds the common ones."""
+    """The number of samples that supports quantile `p`: the smallest n with P(Binomial(n, 1 - p) <= 1) <= 1 %.
+
+    From there, one sample over the limit still shows, at LoadGen's confidence of 99 %, that a share of at least `p` is
+    under it. `SUPPORT` holds the common values.
+    """
 
     def chance(n: int) -> float:
         return p**n + n * (1 - p) * p ** (n - 1)
@@ -63,18 +66,20 @@ def support(p: float) -> int:
 
 
 def name(p: float) -> str:
-    """How a quantile is called in fields: 0.99 is `p99`, 0.999 is `p99_9`."""
+    """The field name of a quantile: 0.99 is `p99`, 0.999 is `p99_9`."""
     return "p" + f"{p * 100:.6f}".rstrip("0").rstrip(".").replace(".", "_")
 
 
 def milliseconds(ns: float) -> float:
-    """Nanoseconds as milliseconds, kept to the nanosecond."""
+    """Nanoseconds as milliseconds, rounded to a nanosecond."""
     return round(ns / 1e6, 6)
 
 
 def exact(values_ns: NDArray[np.int64], *, own: bool = False) -> Distribution:
-    """The distribution of per-request values: every quantile is `sorted[floor(n * p)]`, an element of the sample.
-    `own`: the array is the caller's to give away, and is sorted in its place."""
+    """The distribution of values per request: every quantile is `sorted[floor(n * p)]`, an element of the sample.
+
+    `own`: the caller gives the array away; it is sorted in place.
+    """
     n = len(values_ns)
     if n == 0:
         return Distribution()
@@ -94,9 +99,9 @@ def _supported(n: int) -> tuple[str, ...]:
     return tuple(key for key, _ in QUANTILES if n >= SUPPORT[key])
 
 
-BOUND = 0.001  # largest relative error of a histogram's quantile, values from 1 ns to LARGEST_NS
-RATIO = 1.0019  # of a bucket's edges: (RATIO - 1) / (RATIO + 1) is 0.00095, which leaves room for rounding at the edges
-LARGEST_NS = 10**14  # 28 hours; above it everything is one bucket, told apart only by the exact maximum
+BOUND = 0.001  # largest relative error of a quantile of a histogram, for values from 1 ns to LARGEST_NS
+RATIO = 1.0019  # between the edges of a bucket: (RATIO - 1) / (RATIO + 1) is 0.00095; the rest is for rounding
+LARGEST_NS = 10**14  # 28 hours; larger values share one bucket, and only their maximum is exact
 _PER_LOG2 = 1 / math.log2(RATIO)
 SIZE = 2 + math.ceil(math.log2(LARGEST_NS) * _PER_LOG2)  # bucket 0 holds values <= 0; some 17,000 buckets, 136 kB
 _FORMAT = 1
@@ -104,7 +109,7 @@ _NONE_YET = 2**63 - 1
 
 
 def bucket(values_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Bucket numbers of values: 0 for values <= 0, else 1 + floor(log(value) / log(RATIO)), at most SIZE - 1."""
+    """The bucket numbers of values: 0 for values <= 0, else 1 + floor(log(value) / log(RATIO)), at most SIZE - 1."""
     places = np.log2(np.maximum(values_ns, 1)) * _PER_LOG2
     numbers = np.minimum(places.astype(np.int64) + 1, SIZE - 1)
     numbers[values_ns <= 0] = 0
@@ -112,10 +117,10 @@ def bucket(values_ns: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Histogram:
-    """Counts of values in buckets whose edges grow by RATIO. Merging is adding; count, sum, least and largest are
-    exact.
+    """Counts of values in buckets whose edges grow by RATIO. Merging adds the counts.
 
-    A quantile is wrong by at most BOUND, relative, for values up to LARGEST_NS.
+    Count, sum, minimum and maximum are exact. A quantile has a relative error of at most BOUND, for values up to
+    LARGEST_NS.
     """
 
     __slots__ = ("counts", "largest_ns", "least_ns", "total_ns")
@@ -127,17 +132,17 @@ class Histogram:
         self.largest_ns = -_NONE_YET
 
     def add(self, values_ns: NDArray[np.int64]) -> None:
-        """Count an int64 array of values."""
+        """Count the values of an int64 array."""
         if len(values_ns) == 0:
             return
         self.least_ns = min(self.least_ns, int(values_ns.min()))
         self.largest_ns = max(self.largest_ns, int(values_ns.max()))
         self.total_ns += int(values_ns.sum())
-        found = np.bincount(bucket(values_ns))
-        self.counts[: len(found)] += found
+        bucket_counts = np.bincount(bucket(values_ns))
+        self.counts[: len(bucket_counts)] += bucket_counts
 
     def merge(self, other: Histogram) -> None:
-        """Add what another histogram has counted; the order of merging does not matter."""
+        """Add the counts of another histogram; the order of merging does not matter."""
         self.least_ns = min(self.least_ns, other.least_ns)
         self.largest_ns = max(self.largest_ns, other.largest_ns)
         self.total_ns += other.total_ns
@@ -148,18 +153,18 @@ class Histogram:
         return int(self.counts.sum())
 
     def quantile(self, p: float) -> float:
-        """The bucket of `sorted[floor(n * p)]`, as the value that is at most BOUND away from all in it; count >= 1."""
+        """The value that stands for the bucket of `sorted[floor(n * p)]`, within BOUND of it; count >= 1."""
         return self.middle(int(np.searchsorted(np.cumsum(self.counts), index(self.count, p), side="right")))
 
     def middle(self, place: int) -> float:
-        """The value that stands for a bucket: equally far, relatively, from both its edges, and inside the sample."""
+        """The value that stands for a bucket: at the same relative distance from both edges, inside the sample."""
         if place == 0:
             return float(min(0, self.largest_ns))
         low = RATIO ** (place - 1)
         return float(min(max(2 * low * RATIO / (1 + RATIO), self.least_ns), self.largest_ns))
 
     def over(self, limit_ns: int) -> int:
-        """Values over a limit, told apart to within BOUND: those of the limit's own bucket count as not over."""
+        """The number of values over a limit, within BOUND: values in the bucket of the limit count as not over."""
         place = int(bucket(np.array([limit_ns], np.int64))[0])
         return int(self.counts[place + 1 :].sum())
 
@@ -178,7 +183,7 @@ class Histogram:
         )
 
     def to_bytes(self) -> bytes:
-        """Little-endian int64: format, sum, least, largest, then the counts up to the last one that is not zero."""
+        """Little-endian int64: format, sum, minimum, maximum, then the counts up to the last one that is not zero."""
         used = int(np.flatnonzero(self.counts)[-1]) + 1 if self.counts.any() else 0
         head = np.array([_FORMAT, self.total_ns, self.least_ns, self.largest_ns], "<i8")
         return head.tobytes() + self.counts[:used].astype("<i8").tobytes()

@@ -1,7 +1,8 @@
-"""Which part of a run shows the state that a promise is about, and how often that part saw it anew.
+"""The part of a run that is in steady state, and how many independent observations of the server that part holds.
 
-Pure. A promise is about a load that goes on; a run begins with an empty server and ends with an emptying one. Where the
-start-up ends is MSER's to say and how neighbours hang together the correlation's, both in `uncertainty.py`.
+Pure. A promise is about a load that continues, but a run begins with an empty server and ends with one that empties.
+MSER finds the end of the start-up, and the correlation of neighbours gives the number of independent observations; both
+are in `intervals.py`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from numpy.typing import NDArray
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import index
 
-BATCHES = 60  # in which a start-up is looked for: of 1.7 % of the load each
-FEWEST = 5  # stretches of one stay, from which their correlation says anything
-SURE = 1.96  # standard errors that a correlation may be larger than it looks
+BATCHES = 60  # batches for finding the start-up: 1.7 % of the load each
+FEWEST = 5  # fewest intervals of one stay for which their correlation means anything
+SURE = 1.96  # standard errors by which a correlation may be larger than estimated
 
 
 class SteadyPart(NamedTuple):
-    """`start` to `end`: places in order of due. `settled` is False where the start-up is not over in the first half."""
+    """The steady part: indices `start` to `end` in order of due instant.
+
+    `settled` is False where the start-up is not over in the first half.
+    """
 
     start: int
     end: int
@@ -29,9 +33,11 @@ class SteadyPart(NamedTuple):
 
 
 def part(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float) -> SteadyPart:
-    """The values after the start-up, less those due within a stay of the end, which met an emptying server.
+    """The steady part of the values: without the start-up, and without those due within one stay of the end.
 
-    Only a start that is lower than the rest is a start-up: a server begins empty. A high one was seen and counts.
+    `stay_ns`: how long a request stays in the server. Requests due near the end met a server that empties. A start
+    counts as start-up only when it is lower than the rest, since a server begins empty; a high start was real and
+    counts.
     """
     n = len(values)
     if n == 0:
@@ -45,22 +51,22 @@ def part(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float)
 
 
 def rising(series: NDArray[np.float64]) -> int | None:
-    """How many of the first are a start-up: lower than the rest. None: it is not over by the middle."""
+    """How many of the first elements are a start-up, lower than the rest; None when it is not over by the middle."""
     if len(series) < 4:
         return 0
-    found = intervals.transient(series)
-    begin = len(series) // 2 if found is None else found
+    transient_end = intervals.transient(series)
+    begin = len(series) // 2 if transient_end is None else transient_end
     if begin == 0 or series[:begin].mean() >= series[begin:].mean():
         return 0
-    return found
+    return transient_end
 
 
 def looks(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float, errors: float = SURE) -> float:
-    """How many independent looks at the server the values are: their time over that for which it remembers.
+    """The number of independent observations of the server that the values are.
 
-    That is a stay times the inflation (1 + r) / (1 - r) of stretches of one stay, r taken larger than found by so many
-    standard errors (of Fisher's z): a short sample of a slow queue makes r look small. 0 where there
-    are too few to tell.
+    That is their time divided by the time for which the server remembers: one stay times the inflation (1 + r) / (1 -
+    r), where r is the correlation of intervals of one stay. r is taken larger than estimated by `errors` standard
+    errors (of Fisher's z), because a short sample of a slow queue makes r look small. 0 with too few values.
     """
     if len(values) < FEWEST:
         return 0.0
@@ -73,18 +79,18 @@ def looks(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float
 
 
 def worst(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float, p: float) -> float:
-    """The highest that the p quantile of a stretch of one stay came to."""
+    """The largest p quantile of any interval of one stay."""
     places = ((due_ns - due_ns[0]) / max(stay_ns, 1.0)).astype(np.int64)
     _, firsts = np.unique(places, return_index=True)
-    return max(float(np.sort(one)[index(len(one), p)]) for one in np.split(values, firsts[1:]))
+    return max(float(np.sort(stay_values)[index(len(stay_values), p)]) for stay_values in np.split(values, firsts[1:]))
 
 
 def _stretches(
     due_ns: NDArray[np.int64], values: NDArray[np.float64], width_ns: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Mean rank of the values in each stretch of time that has any, and the place of its first."""
+    """Per interval of time that has values: the mean rank of the values, and the index of its first value."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]  # of equal ones the middle
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]  # equal values get their mean rank
     places = ((due_ns - due_ns[0]) / max(width_ns, 1.0)).astype(np.int64)
     _, firsts, sizes = np.unique(places, return_index=True, return_counts=True)
     return np.add.reduceat(ranks, firsts) / sizes, firsts
