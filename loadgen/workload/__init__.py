@@ -1,8 +1,9 @@
-"""The workload: what is sent, when, and what was promised. Every check that a workload file can fail lives here.
+"""The workload: which requests are sent, when, and which SLO they must meet. All checks of a workload file are here.
 
-`load` reads, everything else is values. Nothing is drawn here, no prompt is made and no clock is looked at. What the
-words mean is in docs/workloads.md. Inside: `positions` (YAML that remembers where it stood) and `parts` (what pydantic
-lacks) carry `model` (the types); `overrides` (flags) and `apply` change it; `reading` puts them together.
+`load` reads files; everything else works on values. This package draws no random numbers, builds no prompts and reads
+no clock. docs/workloads.md defines the keys of a workload file. The modules: `yaml_marks` (YAML with the position of
+each value), `fields` (field types that pydantic lacks), `schema` (the checked types), `flags` (parses the flags of the
+command line), `overrides` (applies them), `messages` (wording of errors), `loading` (joins all of these), `traces`.
 """
 
 from loadgen.workload.fields import Empirical, Fixed, Listed, LogNormal, Normal, Uniform
