@@ -1,4 +1,4 @@
-"""What is sent: prompts of exact token counts, the user's own data sets, tokenizers, laws of length.
+"""The requests of a run: prompts of exact token counts, data sets of the user, tokenizers, length distributions.
 
-Pure after reading: request `n` is a function of seed, salt and `n`. Sends nothing, and knows no instants.
+Pure once files are read: request `n` is a function of seed, salt and `n`. Sends nothing and knows no times.
 """
