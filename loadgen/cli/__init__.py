@@ -1,6 +1,6 @@
-"""The command line: one file per command, each flags -> one call -> print -> exit code. No arithmetic here.
+"""The command line, one file per command: parse flags, make one call, print, return an exit code. No arithmetic.
 
-Commands import what they need when they run, so that `loadgen --help` answers at once.
+Commands import their modules when they run, so that `loadgen --help` is fast.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from loadgen.cli.sweep import sweep
 from loadgen.cli.validate import validate
 from loadgen.errors import OK, USAGE, ending
 
-COLLECT_AFTER = 50_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
+COLLECT_AFTER = 50_000  # new objects per collection (default 700): collections during imports took 10 % of startup
 
 app = typer.Typer(
     name="loadgen",
@@ -76,32 +76,32 @@ app.command()(doctor)
 app.command()(validate)
 
 WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-"""What the parser raises: typer's own copy of click or, before it had one, the package's."""
+"""The error class of the parser: from the copy of click inside typer, or in older versions from the package click."""
 
-_PAIR = re.compile(r"[a-z][a-z0-9_]*:\S+$")
-_MANY = ("--goodput", "--slo")
+_NAME_AND_VALUE = re.compile(r"[a-z][a-z0-9_]*:\S+$")
+_REPEATABLE = ("--goodput", "--slo")
 
 
 def spread(arguments: Sequence[str]) -> list[str]:
-    """`--goodput ttft:2000 tpot:200`, as the field writes it, is `--goodput ttft:2000 --goodput tpot:200`."""
-    out: list[str] = []
-    many = ""
-    values = 0
+    """Rewrite `--goodput ttft:2000 tpot:200`, as in other tools, to `--goodput ttft:2000 --goodput tpot:200`."""
+    rewritten: list[str] = []
+    repeatable_flag = ""
+    values_seen = 0
     for argument in arguments:
-        if argument in _MANY:
-            many, values = argument, 0
-        elif many and _PAIR.match(argument):
-            if values:
-                out.append(many)
-            values += 1
+        if argument in _REPEATABLE:
+            repeatable_flag, values_seen = argument, 0
+        elif repeatable_flag and _NAME_AND_VALUE.match(argument):
+            if values_seen:
+                rewritten.append(repeatable_flag)
+            values_seen += 1
         else:
-            many = ""
-        out.append(argument)
-    return out
+            repeatable_flag = ""
+        rewritten.append(argument)
+    return rewritten
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point: exits with one of the codes of `loadgen.errors`."""
+    """The entry point. Exits with one of the codes in `loadgen.errors`."""
     gc.set_threshold(COLLECT_AFTER)
 
     def call() -> int:
