@@ -1,6 +1,6 @@
-"""The errors a user can cause or meet, the exit codes, and the one handler around `main`.
+"""The errors a user can cause or meet, the exit codes, and the handler around every command.
 
-Nothing here prints except `ending`, which the command line wraps around everything it does.
+Only `ending` prints; the command line runs every command through it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INTERRUPTED = 130  # 128 + SIGINT
 
 
 class Fault(Exception):
-    """One thing that is wrong: `what` happened, `where` (file:line:column, a flag, a URL), and `hint`, what to do."""
+    """One error: `what` is wrong, `where` (file:line:column, a flag, a URL), and a `hint` what to do."""
 
     exit_code = USAGE
 
@@ -41,13 +41,13 @@ class UserError(Fault):
 
 
 class TargetError(Fault):
-    """The endpoint cannot be reached, refuses us, or is not what was asked for: exit 3."""
+    """The endpoint cannot be reached, refuses requests, or is not of the requested kind: exit 3."""
 
     exit_code = UNSOUND
 
 
 class Faults(Exception):
-    """Several faults found in one check, all shown at once, so that nobody mends them one run at a time."""
+    """Several faults of one check, shown together, so that the user can correct all before the next run."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__(f"{len(faults)} faults")
@@ -62,7 +62,7 @@ class Faults(Exception):
 
 
 def ending(call: Callable[[], int]) -> int:
-    """Run `call` and turn each of the three endings (expected, interrupted, bug) into an exit code."""
+    """Run `call` and return the exit code: its own, that of an error, INTERRUPTED, or BUG (trace in a file)."""
     try:
         return call()
     except (Fault, Faults) as fault:
@@ -71,7 +71,7 @@ def ending(call: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of stdout left (`loadgen report | head`)
+    except BrokenPipeError:  # the reader of stdout has closed it (`loadgen report | head`)
         sys.stderr.close()
         return OK
     except Exception as bug:

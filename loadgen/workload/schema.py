@@ -90,9 +90,7 @@ class Turns(Part):
     count: Annotated[int, Strict(), Field(ge=1, le=10_000)]
     tool_result_tokens: Length  # what each later turn adds: the result of a tool, or the next message of the user
     tool_time: Delay = Fixed[Duration](value=0)  # from the end of a turn to the start of the next
-    history: Literal["scripted", "server"] = (
-        "scripted"  # the assistant's turns: generated from the seed, or the real replies
-    )
+    history: Literal["scripted", "server"] = "scripted"  # assistant turns: generated from the seed, or real replies
 
 
 class Synthetic(Part):
@@ -485,9 +483,8 @@ def _recipe(workload: Workload, count_source: str) -> dict[str, Any]:
         stage_recipe["law"] = stage.arrival.tag
         if isinstance(stage.arrival, Replay):
             stage_recipe["arrival"]["trace"]["file"] = _file_sha256(stage.arrival.file)
-        if (
-            isinstance(stage.arrival, Closed) and not stage.arrival.ramp_ns
-        ):  # so that fingerprints from before ramps stay equal
+        # Without a ramp the fingerprint stays equal to those from before ramps existed.
+        if isinstance(stage.arrival, Closed) and not stage.arrival.ramp_ns:
             del stage_recipe["arrival"]["closed"]["ramp_ns"]
     recipe["count_source"] = count_source
     return recipe
