@@ -1,6 +1,6 @@
-"""The generator as Python calls: `loadgen.run("qa", url=...)` and `loadgen.load(folder)`, named as on the command line.
+"""The Python API: `loadgen.run("qa", url=...)` and `loadgen.load(folder)`, with the names of the command line.
 
-A shell around `run.execute` and `store`, as `cli/` is one: keyword arguments to one call. No arithmetic here.
+Like `cli/`, a thin layer: it converts keyword arguments and calls `execution.run` or `results.store`. No arithmetic.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """What is true of a run: `summary` (docs/summary.md has every field), and the records under it.
+    """The results of a run: `summary` (docs/summary.md lists its fields), and the records in `folder`.
 
-    The figures that tests ask for are here by themselves: `result.ttft_ms.p99`. A figure without any sample is None.
+    The properties give the figures that tests use most: `result.ttft_ms.p99`. A figure without samples is None.
     """
 
     summary: Summary
@@ -40,32 +40,32 @@ class Result:
 
     @property
     def ttft_ms(self) -> Distribution:
-        """Time to first token from the due instant, ok requests."""
+        """Time to first token, from the due time; ok requests."""
         return self.summary.ttft_ms
 
     @property
     def tpot_ms(self) -> Distribution:
-        """Time per output token after the first, ok requests with more than one."""
+        """Time per output token after the first; ok requests with more than one token."""
         return self.summary.tpot_ms
 
     @property
     def inter_chunk_ms(self) -> Distribution:
-        """Gaps between successive output events, pooled."""
+        """Gaps between successive output events, pooled over requests."""
         return self.summary.inter_chunk_ms
 
     @property
     def itl_ms(self) -> Distribution | None:
-        """The same where every event carried one token, else None; `summary.itl_absent` says why."""
+        """The gaps as inter-token latency if every event carried one token; else None (why: `summary.itl_absent`)."""
         return self.summary.itl_ms
 
     @property
     def e2e_ms(self) -> Distribution:
-        """Due instant to last output or finish event, ok requests."""
+        """From the due time to the last output or finish event; ok requests."""
         return self.summary.e2e_ms
 
     @property
     def requests(self) -> RequestCounts:
-        """How many were scheduled, ok, failed, dropped, cancelled, lost."""
+        """Numbers of requests: scheduled, ok, failed, dropped, cancelled, lost."""
         return self.summary.requests
 
     @property
@@ -75,17 +75,17 @@ class Result:
 
     @property
     def load(self) -> Load:
-        """Offered, sent and completed load; requests in flight."""
+        """Offered, achieved (sent) and completed load; requests in flight."""
         return self.summary.load
 
     @property
     def goodput(self) -> Goodput:
-        """Requests that met every SLO term, and whether the SLO was met (`goodput.met`; None without one)."""
+        """Requests that met every SLO term, and whether the SLO was met (`goodput.met`; None without an SLO)."""
         return self.summary.goodput
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the measurement can be trusted, and if not why (`verdict.reasons`)."""
+        """Whether the measurement is valid, and the reasons if not (`verdict.reasons`)."""
         return self.summary.verdict
 
     @property
@@ -95,22 +95,24 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        """What `loadgen run` would have ended with: 0, 1 SLO missed, 3 not valid, 130 interrupted."""
+        """The exit code of `loadgen run`: 0, 1 SLO missed, 3 not valid, 130 interrupted."""
         from loadgen.metrics.summary import exit_code
 
         return exit_code(self.summary)
 
     @cached_property
     def server(self) -> pa.Table:
-        """What the servers' own metrics pages said: t_s, target, page, name, labels, value, a row whenever a value
-        changed. Empty where no page was read."""
+        """The metrics of the servers: columns t_s, target, page, name, labels, value; one row for each changed value.
+
+        Empty if no metrics page was read.
+        """
         from loadgen.results import store
 
         return store.server_table(self.folder)
 
     @cached_property
     def rows(self) -> pa.Table:
-        """One row per request, all stages; times in ns from the start of the run. Columns: `loadgen.record.FIELDS`."""
+        """One row per request of all stages; times in ns since the start. Columns: `loadgen.results.record.FIELDS`."""
         from loadgen.results import store
 
         stored = store.read_run(self.folder)
@@ -135,53 +137,53 @@ def run(
     trace: str | os.PathLike[str] | None = None,
     **flags: Any,
 ) -> Result:
-    """Drive a workload at an endpoint and return what came of it. Blocks; sends real load.
+    """Run a workload against an endpoint and return the results. Blocks until the end; sends real load.
 
-    workload: a file, the name of a packaged one, the same as a mapping, or a checked Workload. url: the endpoint, or
-    several; None: the embedded simulation; "sim:PRESET": a simulated one in virtual time. trace: replayed in the place
-    of the workload's arrivals and lengths. flags: those of `loadgen run`, with underscores, in the same spellings:
+    workload: a file, the name of a packaged workload, a mapping, or a checked Workload. url: one endpoint or several;
+    None: the embedded simulation; "sim:PRESET": a simulated endpoint in virtual time. trace: a file whose arrivals and
+    lengths replace those of the workload. flags: those of `loadgen run`, with underscores and the same values:
     request_rate, concurrency, duration, num_requests, warmup, slo, goodput, seed, input_tokens, … and model, server,
     api, api_key (else OPENAI_API_KEY), headers, extra_body, workers, keep, tokenizer, insecure, cacert, cert, key,
     stream, client, server_metrics, out (default: a new folder in results/).
 
-    Raises loadgen.errors.Fault or Faults (UserError, TargetError) for whatever stands in the way, TypeError for a flag
-    that there is none of. A missed SLO or an invalid measurement is no exception: see `Result`.
+    Raises loadgen.errors.Fault (UserError, TargetError) or Faults if the run cannot start or finish, and TypeError for
+    an unknown flag. A missed SLO or an invalid measurement does not raise: see `Result`.
     """
     from loadgen.execution.run import execute
 
     if asyncio._get_running_loop() is not None:
         hint = "in async code: await asyncio.to_thread(loadgen.run, ...)"
         raise UserError("loadgen.run blocks, and an event loop is running here", "loadgen.run", hint)
-    overrides, settings = _read(url, flags)
-    checked = _workload(workload, trace, overrides)
+    overrides, settings = _parse_flags(url, flags)
+    checked = _checked_workload(workload, trace, overrides)
     summary, folder = execute(checked, settings)
     return Result(summary, folder)
 
 
 def load(folder: str | os.PathLike[str]) -> Result:
-    """A stored run, judged again from its records. Raises UserError for a folder that holds none."""
+    """Return the results of a stored run, computed again from its records. Raises UserError for another folder."""
     from loadgen import run_folder
     from loadgen.metrics import summary_json
     from loadgen.results import store
 
     path = Path(folder)
-    kept = path / "summary.json"
-    if kept.is_file() and not store.has_rows(path):
-        return Result(summary_json.load_summary(kept.read_bytes(), str(kept)), path)
+    summary_file = path / "summary.json"
+    if summary_file.is_file() and not store.has_rows(path):
+        return Result(summary_json.load_summary(summary_file.read_bytes(), str(summary_file)), path)
     return Result(run_folder.summary(path), path)
 
 
-def _workload(workload: Any, trace: Any, overrides: Overrides) -> Workload:
+def _checked_workload(workload: Any, trace: Any, overrides: Overrides) -> Workload:
     from loadgen.workload import Workload
     from loadgen.workload.flags import given
-    from loadgen.workload.loading import given as read
+    from loadgen.workload.loading import given as load_given
     from loadgen.workload.loading import of_mapping
 
     if isinstance(workload, Workload):
         if trace is not None or (changed := given(overrides)):
-            what = "a trace" if trace is not None else ", ".join(changed)
+            change = "a trace" if trace is not None else ", ".join(changed)
             hint = "give the file or a mapping, or change the Workload with model_copy"
-            raise UserError(f"a checked Workload is not changed by {what}", "loadgen.run", hint)
+            raise UserError(f"a checked Workload is not changed by {change}", "loadgen.run", hint)
         return workload
     if isinstance(workload, Mapping):
         if trace is not None:
@@ -190,16 +192,16 @@ def _workload(workload: Any, trace: Any, overrides: Overrides) -> Workload:
     if workload is not None and not isinstance(workload, str | os.PathLike):
         hint = "give a file, a packaged name, a mapping or a Workload"
         raise UserError(f"a {type(workload).__name__} is no workload", "loadgen.run", hint)
-    return read(
+    return load_given(
         None if workload is None else os.fspath(workload), None if trace is None else os.fspath(trace), overrides
     )
 
 
-_MANY = ("slo", "goodput", "limit")
+_REPEATABLE = ("slo", "goodput", "limit")
 
 
-def _read(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
-    """The flags as the two things they are about. Raises TypeError and Faults."""
+def _parse_flags(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
+    """Split the flags into those that change the workload and those of the run. Raises TypeError and Faults."""
     from loadgen_sdk.dialects.quirks import APIS, NAMES
     from loadgen_sdk.transport.wire import Tls
 
@@ -209,61 +211,65 @@ def _read(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
     from loadgen.server_metrics import scraper
     from loadgen.workload.flags import Overrides
 
-    changes = {field.name for field in fields(Overrides)}
-    about = {field.name for field in fields(Settings)} - {"url", "targets", "command", "tls"}
-    tls = {"insecure", "cacert", "cert", "key"}
+    workload_flags = {field.name for field in fields(Overrides)}
+    settings_flags = {field.name for field in fields(Settings)} - {"url", "targets", "command", "tls"}
+    tls_flags = {"insecure", "cacert", "cert", "key"}
     for name in flags:
-        if name not in changes | about | tls:
-            near = difflib.get_close_matches(name, sorted(changes | about | tls), 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+        if name not in workload_flags | settings_flags | tls_flags:
+            similar = difflib.get_close_matches(name, sorted(workload_flags | settings_flags | tls_flags), 1)
+            hint = f"; did you mean {similar[0]!r}?" if similar else ""
             raise TypeError(f"loadgen.run has no flag {name!r}{hint}")
-    overrides: dict[str, Any] = {name: value for name, value in flags.items() if name in changes}
-    for name in _MANY:
+    overrides: dict[str, Any] = {name: value for name, value in flags.items() if name in workload_flags}
+    for name in _REPEATABLE:
         if isinstance(overrides.get(name), str):
             overrides[name] = (overrides[name],)
         elif overrides.get(name) is not None:
             overrides[name] = tuple(overrides[name])
-    rest: dict[str, Any] = {name: value for name, value in flags.items() if name in about}
+    values: dict[str, Any] = {name: value for name, value in flags.items() if name in settings_flags}
     faults: list[Fault] = []
-    keeps = ("raw", "sample", "histogram")
-    for name, known in (("server", NAMES), ("api", APIS), ("client", ("wire", "openai")), ("keep", keeps)):
-        if name in rest and rest[name] not in known:
-            faults.append(UserError(f"unknown value {rest[name]!r}", name, f"known: {', '.join(known)}"))
+    keep_modes = ("raw", "sample", "histogram")
+    for name, known in (("server", NAMES), ("api", APIS), ("client", ("wire", "openai")), ("keep", keep_modes)):
+        if name in values and values[name] not in known:
+            faults.append(UserError(f"unknown value {values[name]!r}", name, f"known: {', '.join(known)}"))
     faults += (
         UserError("no such file", f"{name}={flags[name]}", "give a PEM file")
         for name in ("cacert", "cert", "key")
         if flags.get(name) is not None and not Path(flags[name]).is_file()
     )
-    if "server_metrics" in rest:
-        asked = rest["server_metrics"]
-        rest["server_metrics"] = (asked,) if isinstance(asked, str) else tuple(asked)
-        faults += filter(None, [scraper.check(rest["server_metrics"])])
-    workers = rest.get("workers", 1)
-    if workers == "auto" or ("workers" not in rest and rest.get("ray") is not None):
-        rest["workers"] = 0
+    if "server_metrics" in values:
+        pages = values["server_metrics"]
+        values["server_metrics"] = (pages,) if isinstance(pages, str) else tuple(pages)
+        faults += filter(None, [scraper.check(values["server_metrics"])])
+    workers = values.get("workers", 1)
+    if workers == "auto" or ("workers" not in values and values.get("ray") is not None):
+        values["workers"] = 0
     elif not isinstance(workers, int) or workers < 1:
         faults.append(UserError(f"{workers!r} is no number of workers", "workers", "a number from 1, or auto"))
     if faults:
         raise Faults(faults)
-    if any(name in flags for name in tls):
-        paths = {name: None if flags.get(name) is None else os.fspath(flags[name]) for name in tls - {"insecure"}}
-        rest["tls"] = Tls(
+    if any(name in flags for name in tls_flags):
+        paths = {name: None if flags.get(name) is None else os.fspath(flags[name]) for name in tls_flags - {"insecure"}}
+        values["tls"] = Tls(
             verify=not flags.get("insecure"), ca=paths["cacert"], cert=paths["cert"], key=paths["key"]
         )  # fmt: skip
-    if isinstance(headers := rest.get("headers"), Mapping):
-        rest["headers"] = tuple(headers.items())
-    if rest.get("out") is not None:
-        out = os.fspath(rest.pop("out"))
-        rest |= {"store": out} if object_store.is_url(out) else {"out": Path(out)}
+    if isinstance(headers := values.get("headers"), Mapping):
+        values["headers"] = tuple(headers.items())
+    if values.get("out") is not None:
+        out = os.fspath(values.pop("out"))
+        values |= {"store": out} if object_store.is_url(out) else {"out": Path(out)}
     urls = [] if url is None else [url] if isinstance(url, str) else list(url)
-    if urls and rest.get("api_key") is None:
-        names = ["OPENAI_API_KEY"]
-        if rest.get("server") == "azure" or "azure.com" in urls[0]:
-            names.insert(0, "AZURE_OPENAI_API_KEY")
-        rest["api_key"] = next((os.environ[name] for name in names if os.environ.get(name)), None)
+    if urls and values.get("api_key") is None:
+        key_variables = ["OPENAI_API_KEY"]
+        if values.get("server") == "azure" or "azure.com" in urls[0]:
+            key_variables.insert(0, "AZURE_OPENAI_API_KEY")
+        values["api_key"] = next((os.environ[name] for name in key_variables if os.environ.get(name)), None)
     if len(urls) > 1:
-        rest["targets"] = targets.from_urls(
-            urls, rest.get("api_key"), rest.get("gpus"), rest.get("shape", ""), rest.get("region", "")
+        values["targets"] = targets.from_urls(
+            urls,
+            values.get("api_key"),
+            values.get("gpus"),
+            values.get("shape", ""),
+            values.get("region", ""),
         )
-    settings = Settings(url=urls[0] if urls else None, command=("loadgen.run",), **rest)
+    settings = Settings(url=urls[0] if urls else None, command=("loadgen.run",), **values)
     return Overrides(**overrides), settings

@@ -13,7 +13,7 @@ INTERRUPTED = 130  # 128 + SIGINT
 
 
 class Fault(Exception):
-    """One thing that is wrong: `what` happened, `where` (file:line:column, a flag, a URL), and `hint`, what to do."""
+    """One error: `what` is wrong, `where` (file:line:column, a flag, a URL), and a `hint` what to do."""
 
     exit_code = USAGE
 
@@ -35,13 +35,13 @@ class UserError(Fault):
 
 
 class TargetError(Fault):
-    """The endpoint cannot be reached, refuses us, or is not what was asked for: exit 3."""
+    """The endpoint cannot be reached, refuses requests, or is not of the requested kind: exit 3."""
 
     exit_code = UNSOUND
 
 
 class Faults(Exception):
-    """Several faults found in one check, all shown at once, so that nobody mends them one run at a time."""
+    """Several faults of one check, shown together, so that the user can correct all before the next run."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__(f"{len(faults)} faults")

@@ -1,6 +1,6 @@
-"""How numbers look, and how differences look: the one place that decides, for every report.
+"""Formats numbers and differences as text, for every report.
 
-Pure: a number in, a short string out. What is unknown is a dash, never a zero.
+Pure: a number in, a short string out. An unknown value (None) becomes a dash, never a zero.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ NONE = "-"
 
 
 def quantity(value: float | None, digits: int = 3) -> str:
-    """`digits` significant digits, all before the point, thousands separated, no exponent: 0.0123, 4.57, 24,070."""
+    """At least `digits` significant digits, thousands separated, no exponent: 0.0123, 4.57, 24,070."""
     if value is None:
         return NONE
     if value == 0:
@@ -25,22 +25,22 @@ def quantity(value: float | None, digits: int = 3) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A time in ms, kept in ms so that a column can be compared: 0.095, 12.3, 1,234."""
+    """A time in ms, always in ms so that the values of a column can be compared: 0.095, 12.3, 1,234."""
     return quantity(value)
 
 
 def count(value: int | None) -> str:
-    """1,234,567."""
+    """An integer with thousands separated: 1,234,567."""
     return NONE if value is None else f"{value:,}"
 
 
 def rate(value: float | None, unit: str = "/s") -> str:
-    """19.9/s, 24,070/s."""
+    """A rate with its unit: 19.9/s, 24,070/s."""
     return NONE if value is None else quantity(value) + unit
 
 
 def percent(share: float | None) -> str:
-    """A share of one: 0.0123 is 1.23 %, and neither all nor nothing is claimed by rounding."""
+    """A share as a percentage: 0.0123 is 1.23 %. Rounding never gives 0 % or 100 % unless the share is exactly that."""
     if share is None:
         return NONE
     value = share * 100
@@ -54,7 +54,7 @@ def percent(share: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """350 ms, 12.3 s, 4 min 05 s, 2 h 03 min."""
+    """A duration given in seconds: 350 ms, 12.3 s, 4 min 05 s, 2 h 03 min."""
     if seconds is None:
         return NONE
     if seconds < 1:
@@ -69,7 +69,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(number: int | None) -> str:
-    """Bytes, in powers of 1,000: 512 B, 9.63 MB."""
+    """A number of bytes, in powers of 1,000: 512 B, 9.63 MB."""
     if number is None:
         return NONE
     value = float(number)
@@ -81,7 +81,7 @@ def size(number: int | None) -> str:
 
 
 def difference(before: float | None, after: float | None) -> str:
-    """From one number to another, relative, signed: +12.3 %, -0.4 %, 2.5x when more than doubled, = when equal."""
+    """The relative difference of two numbers, signed: +12.3 %, -0.4 %; 2.5x from a factor of 2; = if equal."""
     if before is None or after is None:
         return NONE
     if before == after:

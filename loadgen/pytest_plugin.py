@@ -1,7 +1,7 @@
 """A pytest fixture: `def test_latency(loadgen_run): assert loadgen_run("qa", url=...).ttft_ms.p99 < 500`.
 
-Loaded by every pytest in whose environment loadgen is installed, so nothing is imported here, no hook is taken and no
-option is added; the work begins when a test asks for the fixture.
+Every pytest run loads this module if loadgen is installed. So it imports almost nothing and adds no hook and no option;
+the imports happen when a test uses the fixture.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ if TYPE_CHECKING:
 
 
 class NotValid(UserWarning):
-    """The measurement that a test judges by is not sound; its text gives the reasons."""
+    """The measurement of a test is not valid; the text gives the reasons."""
 
 
 @pytest.fixture
 def loadgen_run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Result]:
-    """`loadgen.run` with its results in the test's `tmp_path`. The report of each run is shown when the test fails; a
-    measurement that is not valid warns with NotValid (turn that into an error with `-W error`)."""
-    made = 0
+    """`loadgen.run` with its results in the `tmp_path` of the test.
+
+    pytest shows the report of each run if the test fails. A measurement that is not valid raises the warning NotValid
+    (`-W error` turns it into an error).
+    """
+    runs = 0
 
     def run(*args: Any, **flags: Any) -> Result:
-        nonlocal made
+        nonlocal runs
         from loadgen.api import run
 
-        made += 1
-        flags.setdefault("out", tmp_path / f"loadgen-{made}")
+        runs += 1
+        flags.setdefault("out", tmp_path / f"loadgen-{runs}")
         result = run(*args, **flags)
         request.node.add_report_section("call", "loadgen", str(result))
         if not result.valid:

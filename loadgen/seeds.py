@@ -1,7 +1,7 @@
-"""Random numbers: an independent generator for every purpose, from one seed. The only maker of generators.
+"""Random numbers: an independent generator for every purpose, derived from one seed.
 
-Who needs randomness names its purpose (`stream(seed, "prompts", 7)`) and so gets the same numbers whatever else was
-drawn, in any order and in any process. Nothing here keeps state.
+All generators are made here. A caller names its purpose (`stream(seed, "prompts", 7)`) and gets the same numbers in any
+process and in any order, whatever else was drawn. This module keeps no state.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ import os
 
 import numpy as np
 
-MOST = 2**64  # seeds are below this, as LoadGen's are
+MOST = 2**64  # seeds are below this, as in LoadGen
 
 
 def fresh() -> int:
-    """A new seed from the operating system's entropy: 53 bits, so that it survives any JSON reader."""
+    """A new seed from the entropy of the operating system: 53 bits, so that every JSON reader keeps it exactly."""
     return int.from_bytes(os.urandom(8), "little") >> 11
 
 
 def derived(seed: int, *names: str | int) -> int:
-    """A seed for a purpose, where a generator of another make needs one (Poisson as LoadGen draws it): 64 bits."""
+    """A 64-bit seed for a purpose, for a generator other than numpy (Poisson arrivals as LoadGen draws them)."""
     return int.from_bytes(_digest(seed, names)[:8], "little")
 
 
 def stream(seed: int, *names: str | int) -> np.random.Generator:
-    """The generator of (seed, names): PCG64 on the SHA-256 of both. 0 is a seed like any other; names are told apart
-    by type and by place ("1" is not 1, ("a", "b") is not ("ab",))."""
+    """The generator of (seed, names): PCG64 seeded with the SHA-256 of both.
+
+    0 is a valid seed. Names differ by type and position: "1" is not 1, and ("a", "b") is not ("ab",).
+    """
     words = np.frombuffer(_digest(seed, names), dtype="<u4")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([int(word) for word in words])))
 

@@ -1,4 +1,4 @@
-"""A promise about latencies: terms with a limit at a quantile, and the share of requests that keeps all. Pure."""
+"""Service level objectives (SLO): latency limits at quantiles, and the share of requests that meet all. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """One promise: `metric` (a key of TERMS) is at most `limit_ns` at `quantile` (0.99 is p99)."""
+    """One SLO term: `metric` (a key of TERMS) is at most `limit_ns` at `quantile` (0.99 is p99)."""
 
     metric: str
     limit_ns: int
@@ -14,7 +14,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """What was promised: every term at its own quantile and, if asked for, the share of requests that meet them all."""
+    """An SLO: the terms, and optionally the minimum share of requests that meet all terms."""
 
     terms: tuple[Term, ...] = ()
     goodput_share: float | None = None

@@ -1,7 +1,7 @@
-"""Units written out by people: `30s`, `250ms`, `10/s`, `99%`, `p95` become integer ns, floats per second, shares.
+"""Parses values with units: `30s`, `250ms`, `10/s`, `99%`, `p95` become integer ns, floats per second, shares.
 
-Pure text parsing, shared by the workload file and the flags. Every function raises `Wrong`, whose text completes the
-sentence '"30 sekunds" is not ...' and whose hint says what to write; nothing here knows files or flags.
+Pure text parsing, shared by workload files and flags. Every function raises `Wrong`. Its text is a predicate for a
+sentence such as '"30 sekunds" is not a duration', and its hint says what to write.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNIT_NS = {
     "h": 3_600 * NS_PER_S,
 }
 PER_S = {"s": 1, "min": 60, "m": 60, "h": 3_600}
-LONGEST_NS = 366 * 24 * UNIT_NS["h"]  # a year; keeps every sum of durations far inside 64 bits
+LONGEST_NS = 366 * 24 * UNIT_NS["h"]  # one year, so that sums of durations fit easily into 64 bits
 
 NUMBER = r"[0-9]{1,18}(\.[0-9]{1,18})?"
 DURATION_PATTERN = rf"^({NUMBER} ?(ns|us|µs|ms|s|m|min|h)|0)$"
@@ -40,7 +40,7 @@ QUANTILE_HINT = "write a percentile, like p50, p99 or p99.9"
 
 
 class Wrong(ValueError):
-    """A text that is not what it should be. `str()` is the predicate ("is not a duration"), `hint` the way out."""
+    """A text is not valid. `str()` is a predicate ("is not a duration"); `hint` says what to write instead."""
 
     def __init__(self, predicate: str, hint: str) -> None:
         super().__init__(predicate)
@@ -48,8 +48,10 @@ class Wrong(ValueError):
 
 
 def duration_ns(text: str, bare: str | None = None) -> int:
-    """Nanoseconds of `30s`, `250ms`, `2m`, `1h`. A bare number counts in the unit `bare` ("s" for flags, "ms" for
-    `--goodput`); without `bare` only `0` may stand alone. At most a year; raises `Wrong`."""
+    """Nanoseconds of `30s`, `250ms`, `2m`, `1h`; at most one year. Raises `Wrong`.
+
+    bare: the unit of a number without one ("s" for flags, "ms" for `--goodput`); None allows only `0` without unit.
+    """
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:
         raise Wrong("is not a duration", DURATION_HINT)
@@ -69,8 +71,10 @@ def duration_ns(text: str, bare: str | None = None) -> int:
 
 
 def rate_per_s(text: str, bare: bool = False) -> float:
-    """Events per second of `10/s` or `600/min`; `inf` is everything at once. With `bare`, `10` means 10/s. Above zero;
-    raises `Wrong`."""
+    """Events per second of `10/s` or `600/min`; `inf` means everything at once. Always above zero. Raises `Wrong`.
+
+    bare: whether a number without unit is allowed and means per second.
+    """
     text = text.strip()
     if text == "inf":
         return math.inf
@@ -90,7 +94,7 @@ def rate_per_s(text: str, bare: bool = False) -> float:
 
 
 def share(text: str) -> float:
-    """`99%` as 0.99; between 0 and 1. Raises `Wrong`."""
+    """Return `99%` as 0.99; from 0 to 1. Raises `Wrong`."""
     match = re.fullmatch(rf"({NUMBER}) ?%", text.strip())
     if match is None:
         raise Wrong("is not a percentage", SHARE_HINT)
@@ -101,7 +105,7 @@ def share(text: str) -> float:
 
 
 def quantile(text: str) -> float:
-    """`p99.9` as 0.999; above 0 and below 1. Raises `Wrong`."""
+    """Return `p99.9` as 0.999; above 0 and below 1. Raises `Wrong`."""
     if not re.fullmatch(QUANTILE_PATTERN, text.strip()):
         raise Wrong("is not a percentile", QUANTILE_HINT)
     value = Decimal(text.strip()[1:]) / 100

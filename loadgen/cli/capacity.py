@@ -1,6 +1,6 @@
-"""`loadgen capacity`: how many users, VMs and racks, from a run under its SLO, beside the published arithmetic.
+"""`loadgen capacity`: how many users, VMs and racks, from a run under its SLO and from published figures.
 
-Flags, calls, a print: the arithmetic is in `loadgen.fleet` and `loadgen.reference`.
+Parses flags and prints; the arithmetic is in `cost.capacity_planning`, the published figures in `mlperf.published`.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ def capacity(
         think_s = units.duration_ns(think, "s") / 1e9
     except units.Wrong as wrong:
         raise UserError(f'"{think}" {wrong}', "--think", wrong.hint) from None
-    found = None if results is None else inputs.read_evidence([results], allow_invalid=allow_invalid)[0]
-    measured = None if found is None else _measured(found, profile, gpus)
+    evidence = None if results is None else inputs.read_evidence([results], allow_invalid=allow_invalid)[0]
+    measured = None if evidence is None else _measured_rate(evidence, profile, gpus)
     plan = None
     if measured is not None:
         plan = capacity_planning.fleet(measured.rate, measured.gpus, gpus_per_vm=gpus_per_vm, vms_per_rack=vms_per_rack)
     if plan is not None and measured is not None and users is not None:
         plan = capacity_planning.plan(plan, users, think_s, measured.response_s)
-    print((report.render_json if as_json else report.render_text)(profile, found, measured, plan), end="")
+    print((report.render_json if as_json else report.render_text)(profile, evidence, measured, plan), end="")
     return OK
 
 
-def _measured(found: Evidence, profile: str, gpus: int | None) -> MeasuredRate:
+def _measured_rate(evidence: Evidence, profile: str, gpus: int | None) -> MeasuredRate:
     from loadgen.cost.capacity_planning import measured
 
-    summary = found.summary
+    summary = evidence.summary
     if summary.run.workload != profile:
-        what = f'the run is of the workload "{summary.run.workload}", not of {profile}'
-        raise UserError(what, found.folder, f"--profile {summary.run.workload}, or a run of {profile}")
-    n = gpus if gpus is not None else summary.target.gpus
-    if n is None:
-        raise UserError("the run does not say how many GPUs it used", found.folder, "--gpus 4")
-    return measured(found, n)
+        problem = f'the run is of the workload "{summary.run.workload}", not of {profile}'
+        raise UserError(problem, evidence.folder, f"--profile {summary.run.workload}, or a run of {profile}")
+    gpu_count = gpus if gpus is not None else summary.target.gpus
+    if gpu_count is None:
+        raise UserError("the run does not say how many GPUs it used", evidence.folder, "--gpus 4")
+    return measured(evidence, gpu_count)

@@ -1,4 +1,4 @@
-"""`loadgen compare A B [C...]`: what differs between results, by how much, and whether that can be told."""
+"""`loadgen compare A B [C...]`: what differs between results, by how much, and whether it is significant."""
 
 from __future__ import annotations
 
@@ -42,34 +42,34 @@ def compare(
     from loadgen.compare import comparison, inputs, thresholds
     from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
     from loadgen.interop import reader
-    from loadgen.report import compare as compared
+    from loadgen.report import compare as render_module
     from loadgen.report.junit import render
 
     if len(results) < 2:
         raise UserError("one result alone compares with nothing", " ".join(map(str, results)), "give two or more")
     level = _confidence(confidence)
-    wanted = thresholds.parse_thresholds(fail_on or ())
-    found = comparison.compare(
+    conditions = thresholds.parse_thresholds(fail_on or ())
+    comparison_result = comparison.compare(
         inputs.read_sides(results, reader.read_result),
-        also=[one.metric for one in wanted],
+        also=[condition.metric for condition in conditions],
         confidence=level,
         anyway=anyway,
     )
-    outcomes = list(thresholds.hold(wanted, found, beyond_noise=beyond_noise))
+    outcomes = list(thresholds.hold(conditions, comparison_result, beyond_noise=beyond_noise))
     if as_json:
-        data = msgspec.json.encode({"comparison": found, "conditions": outcomes})
+        data = msgspec.json.encode({"comparison": comparison_result, "conditions": outcomes})
         print(msgspec.json.format(data, indent=2).decode())
     elif as_markdown:
-        print(compared.render_markdown(found, outcomes), end="")
+        print(render_module.render_markdown(comparison_result, outcomes), end="")
     else:
         color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        print(compared.render_text(found, outcomes, color=color), end="")
+        print(render_module.render_text(comparison_result, outcomes, color=color), end="")
     if junit is not None:
         try:
-            junit.write_text(render("loadgen compare", list(compared.cases(found, outcomes))), "utf-8")
+            junit.write_text(render("loadgen compare", list(render_module.cases(comparison_result, outcomes))), "utf-8")
         except OSError as error:
             raise UserError(f"cannot be written: {error.strerror}", f"--junit {junit}") from None
-    if not found.valid:
+    if not comparison_result.valid:
         return UNSOUND
     return SLO_MISSED if any(outcome.failed for outcome in outcomes) else OK
 

@@ -1,6 +1,6 @@
 """`loadgen cost DIR...`: what a request cost in stored results, under the prices of a file.
 
-Flags, calls, a print, an exit code: `results` reads runs, `pricefile` prices, `offers` judges.
+Parses flags and prints: `cost.inputs` reads runs, `cost.price_file` reads prices, `cost.comparison` compares.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def cost(
         prices,
         accept_sample=accept_sample_prices,
         chosen=_pairs(price or [], "--price"),
-        gpus=_gpus(_pairs(gpus or [], "--gpus")),
+        gpus=_gpu_counts(_pairs(gpus or [], "--gpus")),
         utilization=_share(utilization),
         currency=currency,
         allow_invalid=allow_invalid,
@@ -95,52 +95,51 @@ def _comparison(
     currency: str | None,
     allow_invalid: bool,
 ) -> OfferComparison:
-    from loadgen.cost import comparison as offers
-    from loadgen.cost import inputs, price_file
+    from loadgen.cost import comparison, inputs, price_file
     from loadgen.cost.prices import find
     from loadgen.cost.unit_cost import offer
     from loadgen.errors import Fault
 
     book = price_file.load_prices(prices, accept_sample=accept_sample, currency=currency)
     evidence = inputs.read_evidence(folders, allow_invalid=allow_invalid)
-    _known(chosen, [one.name for one in evidence], "--price")
-    _known(gpus, [one.name for one in evidence], "--gpus")
-    made, faults = [], list[Fault]()
-    for one in evidence:
-        n = gpus.get(one.name, one.summary.target.gpus)
+    _check_names(chosen, [result.name for result in evidence], "--price")
+    _check_names(gpus, [result.name for result in evidence], "--gpus")
+    priced, faults = [], list[Fault]()
+    for result in evidence:
+        gpu_count = gpus.get(result.name, result.summary.target.gpus)
         try:
-            found = find(book, one.summary.target, chosen.get(one.name, ""), one.name)
-            for each in found:
-                name = one.name if len(found) == 1 else f"{one.name} ({each.commitment or each.name})"
-                made.append(offer(one, each, name, book.at[each.name], gpus=n, utilization=utilization))
+            matching = find(book, result.summary.target, chosen.get(result.name, ""), result.name)
+            for price in matching:
+                name = result.name if len(matching) == 1 else f"{result.name} ({price.commitment or price.name})"
+                priced.append(offer(result, price, name, book.at[price.name], gpus=gpu_count, utilization=utilization))
         except Fault as fault:
             faults.append(fault)
     if faults:
         raise Faults(faults)
-    return offers.compare_offers(made, book)
+    return comparison.compare_offers(priced, book)
 
 
-def _pairs(written: Sequence[str], flag: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in written:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
+def _pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
+    values_by_name: dict[str, str] = {}
+    for text in texts:
+        folder, equals, value = text.partition("=")
+        if not (folder and equals and value):
             raise UserError(f'"{text}" is not DIR=VALUE', flag, f"like {flag} azure-gb300=...")
-        found[Path(name).name if "/" in name else name] = value
-    return found
+        values_by_name[Path(folder).name if "/" in folder else folder] = value
+    return values_by_name
 
 
-def _known(given: dict[str, str] | dict[str, int], names: Sequence[str], flag: str) -> None:
-    for name in given:
+def _check_names(by_name: dict[str, str] | dict[str, int], names: Sequence[str], flag: str) -> None:
+    for name in by_name:
         if name not in names:
             raise UserError(f'no result is called "{name}"', flag, f"results: {', '.join(names)}")
 
 
-def _gpus(given: dict[str, str]) -> dict[str, int]:
-    for name, text in given.items():
+def _gpu_counts(texts_by_name: dict[str, str]) -> dict[str, int]:
+    for name, text in texts_by_name.items():
         if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
             raise UserError(f'"{text}" is not a number of GPUs', f"--gpus {name}", "a whole number above zero")
-    return {name: int(text) for name, text in given.items()}
+    return {name: int(text) for name, text in texts_by_name.items()}
 
 
 def _share(text: str) -> Decimal:

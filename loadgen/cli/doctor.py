@@ -1,4 +1,4 @@
-"""`loadgen doctor`: look at a target and at this host before a load, and say what each fact means for the numbers."""
+"""`loadgen doctor`: check a target and this host before a run, and explain what each finding means."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def doctor(
         stream=not no_stream, client="wire", tokenizer=tokenizer, workers="1",
     )  # fmt: skip
     from loadgen.errors import OK, UNSOUND
-    from loadgen.preflight import doctor as examination
+    from loadgen.preflight import doctor as checks
     from loadgen.preflight.target_checks import render
 
-    title, found = examination.run(settings)
+    title, findings = checks.run(settings)
     if as_json:
         import msgspec
 
-        print(msgspec.json.encode({"title": title, "findings": found}).decode())
+        print(msgspec.json.encode({"title": title, "findings": findings}).decode())
     else:
-        print(render(title, found), end="")
-    return UNSOUND if examination.failed(found) else OK
+        print(render(title, findings), end="")
+    return UNSOUND if checks.failed(findings) else OK

@@ -1,4 +1,4 @@
-"""`loadgen export DIR --as FORMAT`: a stored run as the result file of another tool, or its records as CSV."""
+"""`loadgen export DIR --as FORMAT`: write a stored run as a result file of another tool, or its records as CSV."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def export(
     if form == "csv":
         data = _csv(store.to_table(stored.rows, stored.texts))
     else:
-        made = exports.WRITERS[form](summarize(*stored), stored.header, stored.rows, stored.gaps)
-        data = (json.dumps(made, indent=2, allow_nan=False) + "\n").encode()
+        document = exports.WRITERS[form](summarize(*stored), stored.header, stored.rows, stored.gaps)
+        data = (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
     if out is None:
         sys.stdout.buffer.write(data)
     else:
@@ -51,13 +51,13 @@ def export(
 
 
 def _csv(table: Any) -> bytes:
-    """Columns as in the Parquet files; what is null there is an empty field."""
+    """CSV bytes with the columns of the Parquet files; null is an empty field."""
     import io
 
     import pyarrow as pa
     from pyarrow import csv
 
-    words = [c.cast(pa.string()) if pa.types.is_dictionary(c.type) else c for c in table.columns]
-    sink = io.BytesIO()
-    csv.write_csv(pa.table(words, names=table.column_names), sink)
-    return sink.getvalue()
+    columns = [column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column for column in table.columns]
+    buffer = io.BytesIO()
+    csv.write_csv(pa.table(columns, names=table.column_names), buffer)
+    return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""`loadgen mlperf server|interactive|offline`: MLPerf-style tests. Flags, one call, a print, an exit code."""
+"""`loadgen mlperf server|interactive|offline`: MLPerf-style tests. Parses flags, makes one call, prints."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def limited(
 
     Exit: 0 VALID, 1 a limit missed, 3 too short, too few, incomplete or not a sound measurement.
     """
-    return _limited("interactive" if context.info_name == "interactive" else "server", locals())
+    return _run_limited("interactive" if context.info_name == "interactive" else "server", locals())
 
 
 @app.command()
@@ -138,7 +138,7 @@ def offline(
     Without --target-qps one pass of the data set is run first, to size the query so that it lasts 600 s.
     Exit: 0 VALID, 3 too short or incomplete.
     """
-    return _offline(locals())
+    return _run_offline(locals())
 
 
 @app.command()
@@ -175,102 +175,106 @@ def verdict(
     return int(result.exit_code if summary.verdict.valid else UNSOUND)
 
 
-def _read(scenario: Scenario, flags: dict[str, Any]) -> tuple[Test, Settings]:
-    """The test and the settings, every fault at once."""
+def _parse_flags(scenario: Scenario, flags: dict[str, Any]) -> tuple[Test, Settings]:
+    """Parse the flags: the test and the settings. Raises Faults with all faults together."""
     from loadgen.errors import Faults, UserError
     from loadgen.mlperf import rules
 
     faults: list[Fault] = []
-    asked = settings = None
+    test = settings = None
     try:
-        asked = rules.test(flags["benchmark"], scenario, flags["round_name"], min_duration_s=flags["min_duration"] or 0)
+        test = rules.test(flags["benchmark"], scenario, flags["round_name"], min_duration_s=flags["min_duration"] or 0)
     except UserError as fault:
         faults.append(fault)
     try:
         settings = target.given(flags, stream=True, client="wire", out=None)
-    except Faults as found:
-        faults += found.faults
+    except Faults as several:
+        faults += several.faults
     if flags["harness"] not in ("own", "loadgen"):
         faults.append(UserError(f"unknown harness {flags['harness']!r}", "--harness", "known: own, loadgen"))
     if flags["harness"] == "loadgen":
-        faults += _not_with_the_official_loadgen(flags, settings)
+        faults += _official_loadgen_faults(flags, settings)
     if flags["dataset"] is not None and (flags["mean_output"] or flags["mean_input"]):
         faults.append(UserError("the means are of the synthetic set", "--dataset", "leave --mean-output out"))
-    if faults or asked is None or settings is None:
+    if faults or test is None or settings is None:
         raise Faults(faults)
-    return asked, settings
+    return test, settings
 
 
-def _not_with_the_official_loadgen(flags: dict[str, Any], settings: Settings | None) -> list[Fault]:
-    """It issues from one process to one endpoint, at a rate that it is given."""
+def _official_loadgen_faults(flags: dict[str, Any], settings: Settings | None) -> list[Fault]:
+    """The faults of flags that the official LoadGen cannot follow: one process, one endpoint, a fixed rate."""
     from loadgen.errors import UserError
 
-    wrong = []
+    problems = []
     if settings is not None and len(settings.endpoints) > 1:
-        wrong.append((f"it drives one endpoint, {len(settings.endpoints)} were given", "one address for all of them"))
+        problems.append(
+            (f"it drives one endpoint, {len(settings.endpoints)} were given", "one address for all of them")
+        )
     if flags["workers"] not in ("1", "auto"):
-        wrong.append((f"it issues from one process, not from {flags['workers']}", "leave --workers out"))
+        problems.append((f"it issues from one process, not from {flags['workers']}", "leave --workers out"))
     if flags.get("find_peak"):
-        wrong.append(("it tests one rate and searches none", "--find-peak first, then --target-qps with what it found"))
+        problems.append(
+            ("it tests one rate and searches none", "--find-peak first, then --target-qps with what it found")
+        )
     if flags["server_metrics"] not in (None, ["off"]):
-        wrong.append(("the servers' metrics are not read beside it", "leave --server-metrics out"))
+        problems.append(("the servers' metrics are not read beside it", "leave --server-metrics out"))
     return [
-        UserError(f"the official LoadGen: {what}", "--harness loadgen", f"{hint}; or --harness own")
-        for what, hint in wrong
+        UserError(f"the official LoadGen: {problem}", "--harness loadgen", f"{hint}; or --harness own")
+        for problem, hint in problems
     ]
 
 
-def _data(asked: Test, flags: dict[str, Any], folder: Path) -> tuple[Data, Test]:
+def _data(test: Test, flags: dict[str, Any], folder: Path) -> tuple[Data, Test]:
     from loadgen.mlperf import run as mlperf_run
 
     if flags["dataset"] is not None:
-        return mlperf_run.official(asked, flags["dataset"], folder)
-    made = mlperf_run.synthetic(asked, mean_input=flags["mean_input"], mean_output=flags["mean_output"])
-    return made, asked
+        return mlperf_run.official(test, flags["dataset"], folder)
+    data = mlperf_run.synthetic(test, mean_input=flags["mean_input"], mean_output=flags["mean_output"])
+    return data, test
 
 
-def _folder(asked: Test, flags: dict[str, Any]) -> Path:
-    """Where the results go. Nothing is made yet."""
+def _results_folder(test: Test, flags: dict[str, Any]) -> Path:
+    """An unused folder for the results. Does not create it."""
     from datetime import datetime
 
     from loadgen.execution.folder_names import unused
 
-    return unused(flags["out"], f"mlperf-{asked.benchmark}-{asked.scenario}", datetime.now().astimezone())
+    return unused(flags["out"], f"mlperf-{test.benchmark}-{test.scenario}", datetime.now().astimezone())
 
 
-def _limited(scenario: Scenario, flags: dict[str, Any]) -> int:
-    """Server and Interactive."""
+def _run_limited(scenario: Scenario, flags: dict[str, Any]) -> int:
+    """Run a Server or Interactive test, or search its peak rate. Returns the exit code."""
     from loadgen.errors import UserError
     from loadgen.mlperf import run as mlperf_run
     from loadgen.results import store
     from loadgen.search import experiment
 
-    asked, settings = _read(scenario, flags)
-    qps, peak = flags["target_qps"], flags["find_peak"]
-    if qps is None and not peak:
+    test, settings = _parse_flags(scenario, flags)
+    qps, find_peak = flags["target_qps"], flags["find_peak"]
+    if qps is None and not find_peak:
         raise UserError("no rate", "--target-qps", "give --target-qps 182, or --find-peak")
-    if flags["resume"] is not None and not peak:
+    if flags["resume"] is not None and not find_peak:
         raise UserError("only a search can be resumed", "--resume", "give --find-peak as well")
     if flags["resume"] is not None and not (flags["resume"] / experiment.PLAN).is_file():
         raise UserError("no search to go on with", f"--resume {flags['resume']}", f"a folder with {experiment.PLAN}")
-    folder = flags["resume"] or _folder(asked, flags)
+    folder = flags["resume"] or _results_folder(test, flags)
     with store.nothing_left(folder):
-        data, asked = _data(asked, flags, folder)
+        data, test = _data(test, flags, folder)
         settings = mlperf_run.settings_for(data, settings)
-        if peak:
-            return _peak(asked, data, settings, folder, qps, flags)
-        return _once(asked, data, settings, folder, qps, flags)
+        if find_peak:
+            return _find_peak(test, data, settings, folder, qps, flags)
+        return _run_once(test, data, settings, folder, qps, flags)
 
 
-def _offline(flags: dict[str, Any]) -> int:
+def _run_offline(flags: dict[str, Any]) -> int:
     from loadgen.errors import INTERRUPTED
     from loadgen.mlperf import run as mlperf_run
     from loadgen.results import store
 
-    asked, settings = _read("offline", flags)
-    folder = _folder(asked, flags)
+    test, settings = _parse_flags("offline", flags)
+    folder = _results_folder(test, flags)
     with store.nothing_left(folder):
-        data, asked = _data(asked, flags, folder)
+        data, test = _data(test, flags, folder)
         settings = mlperf_run.settings_for(data, settings)
         lanes = flags["concurrency"]
         if lanes is None and not (settings.url or "").startswith("sim:"):
@@ -278,15 +282,18 @@ def _offline(flags: dict[str, Any]) -> int:
         lanes = lanes and lanes * len(settings.endpoints)
         qps = flags["target_qps"]
         if qps is None:
-            qps = _expected(asked, data, settings, folder, lanes)
+            qps = _measured_rate(test, data, settings, folder, lanes)
             if qps is None:
                 return INTERRUPTED
-        return _once(asked, data, settings, folder, qps, flags, lanes)
+        return _run_once(test, data, settings, folder, qps, flags, lanes)
 
 
-def _expected(asked: Test, data: Data, settings: Settings, folder: Path, lanes: int | None) -> float | None:
-    """Samples/s to size the query by: from one pass of the data set, and from more of them where that is over in less
-    than a tenth of the minimum. None when the user stopped it."""
+def _measured_rate(test: Test, data: Data, settings: Settings, folder: Path, lanes: int | None) -> float | None:
+    """Measure the samples/s that determine the size of the query; None if the user interrupted.
+
+    Runs one pass of the data set, and up to two longer trials while a trial takes less than a tenth of the minimum
+    duration.
+    """
     from dataclasses import replace
 
     from loadgen.cli.show import Show, say
@@ -294,32 +301,34 @@ def _expected(asked: Test, data: Data, settings: Settings, folder: Path, lanes: 
     from loadgen.mlperf import run as mlperf_run
 
     say("no --target-qps: one pass of the data set first, to size the query by")
-    short = replace(asked, min_duration_ns=asked.min_duration_ns // 5)
+    trial_test = replace(test, min_duration_ns=test.min_duration_ns // 5)
     qps, show = 1e-9, Show(as_json=False)
-    for number in range(1, 4):
-        out = _beside(folder, f"trial-{number}")
-        workload = mlperf_run.workload(short, data, qps=qps, lanes=lanes)
-        summary, made = show.perform(workload, replace(settings, out=out))
+    for trial in range(1, 4):
+        out = _unused_beside(folder, f"trial-{trial}")
+        workload = mlperf_run.workload(trial_test, data, qps=qps, lanes=lanes)
+        summary, trial_folder = show.perform(workload, replace(settings, out=out))
         if summary.run.state == "interrupted":
             return None
-        found = mlperf_run.offline_rate(made)
-        if found is None:
-            raise UserError("the trial pass completed nothing", str(made), "give --target-qps: expected samples/s")
-        qps, length_s = found
-        say(f"expected: {qps:,.4g} samples/s, from {length_s:,.3g} s in {made}")
-        if length_s >= asked.min_duration_ns / 10e9:
+        rate_and_length = mlperf_run.offline_rate(trial_folder)
+        if rate_and_length is None:
+            raise UserError(
+                "the trial pass completed nothing", str(trial_folder), "give --target-qps: expected samples/s"
+            )
+        qps, length_s = rate_and_length
+        say(f"expected: {qps:,.4g} samples/s, from {length_s:,.3g} s in {trial_folder}")
+        if length_s >= test.min_duration_ns / 10e9:
             break
     return qps
 
 
-def _beside(folder: Path, name: str) -> Path:
-    """An unused folder next to another."""
-    names = (f"{folder.name}-{name}{again}" for again in ("", *(f"-{i}" for i in range(2, 1000))))
-    return next(path for path in map(folder.with_name, names) if not path.exists())
+def _unused_beside(folder: Path, name: str) -> Path:
+    """The path of an unused folder beside `folder`, with `name` in its name."""
+    candidates = (f"{folder.name}-{name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
+    return next(path for path in map(folder.with_name, candidates) if not path.exists())
 
 
-def _once(
-    asked: Test,
+def _run_once(
+    test: Test,
     data: Data,
     settings: Settings,
     folder: Path,
@@ -327,7 +336,7 @@ def _once(
     flags: dict[str, Any],
     lanes: int | None = None,
 ) -> int:
-    """One run, judged."""
+    """Perform one run, print its MLPerf result and return the exit code."""
     from dataclasses import replace
 
     from loadgen.cli.show import Show, say
@@ -337,16 +346,18 @@ def _once(
     if flags["harness"] == "loadgen":
         from loadgen.mlperf import official_loadgen
 
-        result, gpus = official_loadgen.perform(asked, data, replace(settings, out=folder), qps=qps, lanes=lanes)
+        result, gpus = official_loadgen.perform(test, data, replace(settings, out=folder), qps=qps, lanes=lanes)
         return _print(result, folder, gpus, flags["as_json"])
-    workload = mlperf_run.workload(asked, data, qps=qps, lanes=lanes)
+    workload = mlperf_run.workload(test, data, qps=qps, lanes=lanes)
     summary, folder = Show(as_json=False).perform(workload, replace(settings, out=folder))
-    result = mlperf_run.judge(folder, asked, summary, data_name=data.name, qps=qps)
+    result = mlperf_run.judge(folder, test, summary, data_name=data.name, qps=qps)
     return _print(result, folder, summary.target.gpus, flags["as_json"], sound=summary.verdict.valid, summary=summary)
 
 
-def _peak(asked: Test, data: Data, settings: Settings, folder: Path, qps: float | None, flags: dict[str, Any]) -> int:
-    """The search for the highest VALID rate, by the official seeds; then the result of its confirmation."""
+def _find_peak(
+    test: Test, data: Data, settings: Settings, folder: Path, qps: float | None, flags: dict[str, Any]
+) -> int:
+    """Search the highest VALID rate with the official seeds, then print the result of the confirming run."""
     from loadgen.cli.search import perform
     from loadgen.cli.show import say
     from loadgen.metrics.summary import summarize
@@ -356,27 +367,27 @@ def _peak(asked: Test, data: Data, settings: Settings, folder: Path, qps: float 
     from loadgen.search import trials
 
     say(f"MLPerf-style, unofficial; data: {data.name}")
-    start = qps or 10.0
-    if (pass_s := asked.samples / start) > asked.min_duration_ns / 1e9:
+    rate = qps or 10.0
+    if (pass_s := test.samples / rate) > test.min_duration_ns / 1e9:
         say(
-            f"a run ends with a whole pass of the {asked.samples:,} samples: {pass_s:,.0f} s at {start:g}/s, whatever "
+            f"a run ends with a whole pass of the {test.samples:,} samples: {pass_s:,.0f} s at {rate:g}/s, whatever "
             "the minimum duration; for a shorter trial a --dataset of fewer rows"
         )
     as_json = flags["as_json"]
-    asking, runs, plan = mlperf_run.peak(asked, data, settings, folder, start)
-    code = perform(asking, runs, plan, unit=" queries/s", as_json=False, silent=as_json)
-    confirmed = [one for one in asking.told if one.ask.kind == "confirm" and one.outcome == "under"]
+    search, trial_runner, plan = mlperf_run.peak(test, data, settings, folder, rate)
+    code = perform(search, trial_runner, plan, unit=" queries/s", as_json=False, silent=as_json)
+    confirmed = [trial for trial in search.told if trial.ask.kind == "confirm" and trial.outcome == "under"]
     if not confirmed:
         print((folder / trials.ANSWER).read_text() if as_json else DISCLOSURE)
         return code
-    best = max(confirmed, key=lambda one: one.ask.load)
-    inside = folder / best.folder
-    summary = summarize(*store.read_run(inside))
-    result = mlperf_run.judge(inside, asked, summary, data_name=data.name, qps=best.ask.load)
-    mlperf_run.write(folder, result, asked, sut=summary.target.name or summary.target.url, version=summary.run.version)
+    best = max(confirmed, key=lambda trial: trial.ask.load)
+    run_folder = folder / best.folder
+    summary = summarize(*store.read_run(run_folder))
+    result = mlperf_run.judge(run_folder, test, summary, data_name=data.name, qps=best.ask.load)
+    mlperf_run.write(folder, result, test, sut=summary.target.name or summary.target.url, version=summary.run.version)
     if not as_json:
         print()
-    return max(code, _print(result, inside, summary.target.gpus, as_json, summary.verdict.valid, summary))
+    return max(code, _print(result, run_folder, summary.target.gpus, as_json, summary.verdict.valid, summary))
 
 
 def _print(result: Any, folder: Path, gpus: int | None, as_json: bool, sound: bool = True, summary: Any = None) -> int:

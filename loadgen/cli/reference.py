@@ -1,6 +1,6 @@
-"""`loadgen reference`: the published figures that results are held against, with where they are from.
+"""`loadgen reference`: published figures to compare results with, and their sources.
 
-Flags, a render, a print: the tables and what follows from them are in `loadgen.reference`.
+Parses flags and prints: the tables are in `mlperf.published`, their rendering in `report.published`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`loadgen report DIR`: a stored run, printed again from its records and made into one HTML page.
+"""`loadgen report DIR`: print a stored run again from its records, and write it as one HTML page.
 
-Flags, one call, a print, an exit code: `loadgen.store` knows what a run is made of, `loadgen.summary` what it says.
+Parses flags and prints: `results.store` reads a run, `metrics.summary` computes its summary, `report` renders it.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ def report(
     from loadgen.metrics.validity import exit_code
     from loadgen.report import text
 
-    other = inputs.by_another_tool(folder)
-    if other is not None:
-        return _reported(other, html, as_json=as_json)
+    other_tool_file = inputs.by_another_tool(folder)
+    if other_tool_file is not None:
+        return _reported(other_tool_file, html, as_json=as_json)
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    wanted = not no_html and (html is not None or not as_json)
-    several = [] if inputs.is_run(folder) else sorted(filter(inputs.is_run, folder.glob("*/")), key=_natural)
-    read = [_read(one, page=wanted and not several) for one in several or [folder]]
-    summaries = [summary for summary, _ in read]
-    page = read[0][1]
-    if several and len({summary.fingerprints.recipe for summary in summaries}) > 1:
-        named = [(one.name, summary) for one, summary in zip(several, summaries, strict=True)]
+    with_page = not no_html and (html is not None or not as_json)
+    folders = [] if inputs.is_run(folder) else sorted(filter(inputs.is_run, folder.glob("*/")), key=_natural)
+    loaded = [_read(run, page=with_page and not folders) for run in folders or [folder]]
+    summaries = [summary for summary, _ in loaded]
+    page = loaded[0][1]
+    if folders and len({summary.fingerprints.recipe for summary in summaries}) > 1:
+        named = [(run.name, summary) for run, summary in zip(folders, summaries, strict=True)]
         inputs.of_one_work(folder, named)
-        told, page = _levels(named, wanted)
-    elif several:
-        told = text.render_levels(summaries, color=color)
+        answer, page = _levels(named, with_page)
+    elif folders:
+        answer = text.render_levels(summaries, color=color)
     else:
-        told = text.render(summaries[0], color=color)
+        answer = text.render(summaries[0], color=color)
     if as_json:
-        written = [summary_json.dump_summary(summary).decode().rstrip() for summary in summaries]
-        print("[" + ",\n".join(written) + "]" if several else written[0])
+        documents = [summary_json.dump_summary(summary).decode().rstrip() for summary in summaries]
+        print("[" + ",\n".join(documents) + "]" if folders else documents[0])
     else:
-        print(told, end="", flush=True)
+        print(answer, end="", flush=True)
     if page is not None:
         _write(page, html, folder / "report.html")
     return max(
@@ -68,16 +68,16 @@ def report(
 
 
 def _natural(folder: Path) -> tuple[int, str]:
-    """c2 before c16."""
+    """Sort key by number, so that c2 comes before c16."""
     return int("".join(filter(str.isdigit, folder.name)) or 0), folder.name
 
 
 def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
-    """The summary and, if wanted, the page: from the records, or from `summary.json` where only that was kept."""
+    """The summary, and the HTML page if `page`: from the records, or from `summary.json` if no records were kept."""
     from loadgen import run_folder
-    from loadgen.compare import inputs as sides
+    from loadgen.compare import inputs
     from loadgen.interop.other_definitions import reported
-    from loadgen.metrics import summary_json as machine
+    from loadgen.metrics import summary_json
     from loadgen.metrics.summary import summarize
     from loadgen.report import html
     from loadgen.report.run_data import figures
@@ -85,29 +85,31 @@ def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
     from loadgen.run_folder import with_server
 
     kept = folder / "summary.json"
-    if not sides.has_records(folder) and (kept.is_file() or (folder / "run.json").is_file()):
-        summary = machine.load_summary(kept.read_bytes(), str(kept)) if kept.is_file() else run_folder.summary(folder)
+    if not inputs.has_records(folder) and (kept.is_file() or (folder / "run.json").is_file()):
+        summary = (
+            summary_json.load_summary(kept.read_bytes(), str(kept)) if kept.is_file() else run_folder.summary(folder)
+        )
         return summary, html.render(summary) if page else None
     stored = store.read_lightly(folder)
     summary = with_server(folder, summarize(*stored))
     if not page:
         return summary, None
-    drawn = figures(*stored, store.heat(folder), store.HEAT_EDGES_NS)
-    others = reported(summary, stored.header, stored.rows, stored.gaps)
-    return summary, html.render(summary, stored.header, drawn, others, store.server(folder))
+    chart_data = figures(*stored, store.heat(folder), store.HEAT_EDGES_NS)
+    other_definitions = reported(summary, stored.header, stored.rows, stored.gaps)
+    return summary, html.render(summary, stored.header, chart_data, other_definitions, store.server(folder))
 
 
-def _levels(named: list[tuple[str, Summary]], page: bool) -> tuple[str, str | None]:
-    """Runs of one workload at several loads: table and, if wanted, page."""
+def _levels(named_summaries: list[tuple[str, Summary]], page: bool) -> tuple[str, str | None]:
+    """Runs of one workload at several loads: the table, and the HTML page if `page`."""
     from loadgen.report import sweep
     from loadgen.search.sweep import curve
 
-    found = curve(named)
-    return sweep.render_text(found), sweep.render_html(found) if page else None
+    levels = curve(named_summaries)
+    return sweep.render_text(levels), sweep.render_html(levels) if page else None
 
 
 def _reported(file: Path, html: Path | None, *, as_json: bool) -> int:
-    """A result file of another tool: its figures under its own definitions; a page only where it was asked for."""
+    """Print a result file of another tool, with its own definitions; write a page only if `html` is given."""
     import msgspec
 
     from loadgen.errors import OK
@@ -124,11 +126,11 @@ def _reported(file: Path, html: Path | None, *, as_json: bool) -> int:
     return OK
 
 
-def _write(page: str, asked: Path | None, default: Path) -> None:
-    """The page, where it was asked for or into the run's folder; its path goes to stderr."""
+def _write(page: str, chosen: Path | None, default: Path) -> None:
+    """Write the page to `chosen`, else to `default`, and print its path to stderr. Raises UserError."""
     from loadgen.errors import UserError
 
-    path = asked if asked is not None else default
+    path = chosen if chosen is not None else default
     try:
         path.write_text(page, "utf-8")
     except OSError as error:

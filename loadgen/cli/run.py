@@ -1,4 +1,4 @@
-"""`loadgen run`: drive one workload at one endpoint and print what is true of it."""
+"""`loadgen run`: run one workload against one or several endpoints and print the results."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def run(
         faults += found.faults
     try:
         steps: list[int | None] = [*levels(concurrency)] if concurrency else [None]
-        workloads = [load(workload, trace, _with(overrides, level)) for level in steps]
+        workloads = [load(workload, trace, _with_concurrency(overrides, level)) for level in steps]
     except Faults as found:
         faults += found.faults
     except UserError as fault:
@@ -199,7 +199,7 @@ def run(
     return show.levels(workloads, settings) if len(workloads) > 1 else show.one(workloads[0], settings)
 
 
-def _with(overrides: Overrides, level: int | None) -> Overrides:
+def _with_concurrency(overrides: Overrides, level: int | None) -> Overrides:
     from dataclasses import replace
 
     return overrides if level is None else replace(overrides, concurrency=level)

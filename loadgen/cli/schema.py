@@ -1,6 +1,6 @@
 """`loadgen schema`: the JSON Schema of workload files, for editors that complete them.
 
-One call and a print; what a workload may say is decided in `loadgen.workload`.
+`loadgen.workload` defines what a workload file can contain.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`loadgen search`: the highest load at which an SLO holds. Flags, the loop (ask, run, tell), a print, an exit code."""
+"""`loadgen search`: find the highest load at which an SLO holds. Parses flags, runs the trials, prints the answer."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def search(
     from loadgen.workload import Closed, Overrides, load
 
     faults: list[Fault] = []
-    settings = made = None
-    length_ns, most_s = 0, math.inf
+    settings = checked = None
+    trial_ns, longest_s = 0, math.inf
     try:
         settings = target.given(locals(), stream=True, client="wire", out=None)
     except Faults as found:
@@ -97,64 +97,64 @@ def search(
         term if percentile is None or term.count(":") != 1 or term.startswith("goodput") else f"{term}:p{percentile}"
         for term in slo or ()
     )
-    first = start or low or 1.0
+    first_load = start or low or 1.0
     overrides = Overrides(
         slo=terms, seed=seed, duration=duration, warmup=0, limit=tuple(limit or ()),
-        **({"concurrency": max(1, round(first))} if closed else {"request_rate": first}),
+        **({"concurrency": max(1, round(first_load))} if closed else {"request_rate": first_load}),
     )  # fmt: skip
     try:
-        made = load(workload, overrides=overrides)
-        if made.slo is None:
+        checked = load(workload, overrides=overrides)
+        if checked.slo is None:
             faults.append(UserError("no SLO to search under", workload, "give --slo ttft:2s --slo tpot:200ms"))
     except Faults as found:
         faults += found.faults
     try:
-        length_ns = units.duration_ns(duration, bare="s")
-        most_s = units.duration_ns(max_time, bare="s") / 1e9 if max_time else math.inf
+        trial_ns = units.duration_ns(duration, bare="s")
+        longest_s = units.duration_ns(max_time, bare="s") / 1e9 if max_time else math.inf
     except units.Wrong as wrong:
         faults.append(UserError(f"it {wrong}", "--duration, --max-time", wrong.hint))
     if low and high and low >= high:
         faults.append(UserError("the lowest load is not below the highest", f"--low {low:g} --high {high:g}", ""))
     if resume is not None and not (resume / experiment.PLAN).is_file():
         faults.append(UserError("no search to go on with", f"--resume {resume}", f"a folder with {experiment.PLAN}"))
-    if faults or settings is None or made is None:
+    if faults or settings is None or checked is None:
         raise Faults(faults)
-    promised = _slo(made)
-    assert promised is not None
-    plain = trials.probing(made, length_ns)
-    folder = resume or out or Path("results") / run_id(f"search-{made.name}", datetime.now().astimezone())
-    least = 1.0 if closed else low or min(first, 1e-3)
-    runs = trials.Trials(
+    slo_of_workload = _slo(checked)
+    assert slo_of_workload is not None
+    trial_workload = trials.probing(checked, trial_ns)
+    folder = resume or out or Path("results") / run_id(f"search-{checked.name}", datetime.now().astimezone())
+    lowest = 1.0 if closed else low or min(first_load, 1e-3)
+    trial_runner = trials.Trials(
         folder=folder,
-        goal=Goal(slo=promised),
-        make=lambda ask: trials.loaded(plain, ask.load),
+        goal=Goal(slo=slo_of_workload),
+        make=lambda ask: trials.loaded(trial_workload, ask.load),
         settings=settings,
-        seed=made.seed if made.seed is not None else seeds.fresh(),
+        seed=checked.seed if checked.seed is not None else seeds.fresh(),
     )
-    bracketed = low is not None and high is not None
-    asking = LoadSearch(
-        low=float(math.ceil(max(1.0, low or 1.0))) if closed else least,
+    has_bounds = low is not None and high is not None
+    load_search = LoadSearch(
+        low=float(math.ceil(max(1.0, low or 1.0))) if closed else lowest,
         high=float(max(1, math.floor(high or 1e6))) if closed else high or 1e6,
-        start=None if bracketed else first,
+        start=None if has_bounds else first_load,
         precision=precision,
         most_probes=max_probes,
-        most_s=most_s,
-        whole=closed or any(isinstance(stage.arrival, Closed) for stage in plain.stages),
+        most_s=longest_s,
+        whole=closed or any(isinstance(stage.arrival, Closed) for stage in trial_workload.stages),
     )
     plan = experiment.ExperimentPlan(
         by="search",
         kind="concurrency" if closed else "request_rate",
         workload=workload,
-        source_text=made.source_text,
+        source_text=checked.source_text,
         target=settings.shown,
-        flags={"slo": _words(promised), "duration": f"{length_ns / 1e9:g} s"}
+        flags={"slo": _slo_text(slo_of_workload), "duration": f"{trial_ns / 1e9:g} s"}
         | ({"limit": ", ".join(limit)} if limit else {}),
     )
-    return perform(asking, runs, plan, unit=" in flight" if closed else "/s", as_json=as_json)
+    return perform(load_search, trial_runner, plan, unit=" in flight" if closed else "/s", as_json=as_json)
 
 
-def _words(slo: Slo) -> str:
-    """ttft p99 2000 ms, tpot p99 200 ms."""
+def _slo_text(slo: Slo) -> str:
+    """The SLO as text: ttft p99 2000 ms, tpot p99 200 ms."""
     terms = [f"{term.metric} p{term.quantile * 100:g} {term.limit_ns / 1e6:g} ms" for term in slo.terms]
     return ", ".join([*terms, *([f"goodput {slo.goodput_share:.6g}"] if slo.goodput_share is not None else [])])
 
@@ -162,54 +162,59 @@ def _words(slo: Slo) -> str:
 def perform(
     asking: LoadSearch, runs: Trials, plan: ExperimentPlan, *, unit: str, as_json: bool, silent: bool = False
 ) -> int:
-    """Ask, run, tell until there is nothing more to ask; then the answer. Goes on from what the folder has; a fault
-    before the first probe leaves no folder. `silent`: no answer on stdout."""
+    """Run trials until the search needs no more, print the answer and return the exit code.
+
+    Continues from the trials already in the folder. A fault before the first trial leaves no folder. silent: print no
+    answer on stdout.
+    """
     from loadgen.results import store
 
     with store.nothing_left(runs.folder):
-        return _performed(asking, runs, plan, unit, as_json, silent)
+        return _run_trials(asking, runs, plan, unit, as_json, silent)
 
 
-def _performed(asking: LoadSearch, runs: Trials, plan: ExperimentPlan, unit: str, as_json: bool, silent: bool) -> int:
+def _run_trials(
+    load_search: LoadSearch, trial_runner: Trials, plan: ExperimentPlan, unit: str, as_json: bool, silent: bool
+) -> int:
     from loadgen.cli.show import say
     from loadgen.errors import TargetError
-    from loadgen.report import search as text
-    from loadgen.search import experiment as shelf
+    from loadgen.report import search as report
+    from loadgen.search import experiment
     from loadgen.search.load_search import resume
     from loadgen.search.trials import Interrupted
 
-    before = shelf.begin(runs.folder, plan)
-    resume(asking, before)
-    if before:
-        say(f"going on with {runs.folder}: {len(before)} probes are done")
-    simulated = (runs.settings.url or "sim:").startswith("sim:")
+    earlier_trials = experiment.begin(trial_runner.folder, plan)
+    resume(load_search, earlier_trials)
+    if earlier_trials:
+        say(f"going on with {trial_runner.folder}: {len(earlier_trials)} probes are done")
+    simulated = (trial_runner.settings.url or "sim:").startswith("sim:")
     if simulated:
         say("SIMULATED: no real server is measured")
-    elif (several := len(runs.settings.endpoints)) > 1:
-        say(f"load over {several} targets: every rate is that of all of them together")
-    say(f"search in {runs.folder}: {', '.join(runs.goal.names)}")
+    elif (target_count := len(trial_runner.settings.endpoints)) > 1:
+        say(f"load over {target_count} targets: every rate is that of all of them together")
+    say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.names)}")
     try:
-        while (ask := asking.ask()) is not None:
-            say(text.asking(ask, unit))
-            told = runs.run(ask)
-            asking.tell(told)
-            say(text.told(told))
-    except TargetError as gone:
-        if not asking.told:
+        while (ask := load_search.ask()) is not None:
+            say(report.asking(ask, unit))
+            trial = trial_runner.run(ask)
+            load_search.tell(trial)
+            say(report.told(trial))
+    except TargetError as error:
+        if not load_search.told:
             raise
-        say(str(gone))
-        asking.stop("gone")
+        say(str(error))
+        load_search.stop("gone")
     except (KeyboardInterrupt, Interrupted):
-        asking.stop("interrupted")
-    answer = runs.finish(asking)
-    simulated = simulated or any(one.figures.get("simulated") for one in asking.told)
+        load_search.stop("interrupted")
+    answer = trial_runner.finish(load_search)
+    simulated = simulated or any(trial_done.figures.get("simulated") for trial_done in load_search.told)
     if silent:
-        say(f"search in {runs.folder}: {text.ENDINGS.get(answer.reason, answer.reason)}")
+        say(f"search in {trial_runner.folder}: {report.ENDINGS.get(answer.reason, answer.reason)}")
     elif as_json:
-        sys.stdout.write((runs.folder / "search.json").read_text())
+        sys.stdout.write((trial_runner.folder / "search.json").read_text())
     else:
-        print(text.render(answer, asking.told, runs.goal, unit=unit, simulated=simulated), end="")
-        say(f"results in {runs.folder}; go on with --resume {runs.folder}")
+        print(report.render(answer, load_search.told, trial_runner.goal, unit=unit, simulated=simulated), end="")
+        say(f"results in {trial_runner.folder}; go on with --resume {trial_runner.folder}")
     return code(answer)
 
 

@@ -1,4 +1,4 @@
-"""`loadgen selfcheck`: what one worker can carry on this host, found out against the embedded endpoint. Flags only."""
+"""`loadgen selfcheck`: the load that one worker on this host can drive, measured against the embedded endpoint."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def selfcheck(
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    found = checks.run(seconds, say=say)
-    print(checks.to_json(found) if as_json else checks.render(found))
-    return 0 if found.sound else 3
+    answer = checks.run(seconds, say=say)
+    print(checks.to_json(answer) if as_json else checks.render(answer))
+    return 0 if answer.sound else 3

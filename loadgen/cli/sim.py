@@ -1,4 +1,4 @@
-"""`loadgen sim`: the simulated endpoint in the foreground. Flags become Options; everything else is the server's."""
+"""`loadgen sim`: the simulated endpoint in the foreground. Converts flags to Options and starts the server."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def sim(
             max_seq_len=max_seq_len,
             max_num_tokens=max_num_tokens,
             seed=seed,
-            faults=",".join(filter(None, (fault, _faults_of(faults_file)))),
+            faults=",".join(filter(None, (fault, _faults_text(faults_file)))),
             api_key_file=api_key_file,
             cert=cert,
             key=key,
@@ -77,8 +77,8 @@ def sim(
     )
 
 
-def _faults_of(path: str) -> str:
-    """The mapping in a YAML file as the text that --fault takes."""
+def _faults_text(path: str) -> str:
+    """Convert the mapping in a YAML file to the text form of --fault. Raises UserError."""
     if not path:
         return ""
     import yaml

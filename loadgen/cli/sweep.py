@@ -1,4 +1,4 @@
-"""`loadgen sweep`: one workload at several loads, one folder, taken up again by the same command."""
+"""`loadgen sweep`: run one workload at several loads into one folder; the same command continues a sweep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
     from loadgen.workload import Workload
 
-PER_LANE = 5  # requests of a closed-loop level, at least, for each lane
+PER_LANE = 5  # minimum requests per lane of a closed-loop level
 
 
 def sweep(
@@ -133,7 +133,7 @@ def sweep(
 
 
 def _level(name: str, overrides: Any, kind: str, amount: float) -> Workload:
-    """The workload at one level. A closed loop gets enough requests for its lanes, where none were asked for."""
+    """The workload at one level. A closed loop without a given length gets at least PER_LANE requests per lane."""
     from dataclasses import replace
 
     from loadgen.workload import load
@@ -141,11 +141,16 @@ def _level(name: str, overrides: Any, kind: str, amount: float) -> Workload:
     if kind == "request_rate":
         return load(name, replace(overrides, request_rate=f"{amount:g}"))
     at_level = replace(overrides, concurrency=f"{amount:g}")
-    found = load(name, at_level)
-    own = next((stage.count for stage in found.stages if stage.measured), None)
-    if overrides.num_requests is None and overrides.duration is None and own is not None and own < PER_LANE * amount:
+    workload = load(name, at_level)
+    count = next((stage.count for stage in workload.stages if stage.measured), None)
+    if (
+        overrides.num_requests is None
+        and overrides.duration is None
+        and count is not None
+        and count < PER_LANE * amount
+    ):
         return load(name, replace(at_level, num_requests=f"{PER_LANE * amount:g}"))
-    return found
+    return workload
 
 
 def _run(
@@ -168,36 +173,36 @@ def _run(
     from loadgen.compare import inputs
     from loadgen.errors import INTERRUPTED, OK, UNSOUND
     from loadgen.execution.plan import _slo
-    from loadgen.report import sweep as shown
+    from loadgen.report import sweep as sweep_report
     from loadgen.results import store
     from loadgen.search import experiment, trials
     from loadgen.search import sweep as levels
     from loadgen.search.load_search import Goal, LoadSearch, NextTrial, resume
     from loadgen.slo import Slo
 
-    first = next(iter(grid.values()))
+    first_workload = next(iter(grid.values()))
     parent = settings.out
     assert parent is not None
     plan = experiment.ExperimentPlan(
         by="sweep",
         kind=kind,
         workload=name,
-        source_text=first.source_text,
+        source_text=first_workload.source_text,
         target=settings.shown,
         flags={field: str(value) for field, value in asdict(overrides).items() if value not in (None, ())},
     )
-    told = experiment.begin(parent, plan)
-    done = {one.folder for one in told}
-    if done:
-        count = sum(levels.name(kind, amount) in done for amount in grid)
+    trials_done = experiment.begin(parent, plan)
+    folders_done = {trial.folder for trial in trials_done}
+    if folders_done:
+        count = sum(levels.name(kind, amount) in folders_done for amount in grid)
         say(f"going on with {parent}: {count} of {len(grid)} levels are done")
-    runs = trials.Trials(
+    trial_runner = trials.Trials(
         folder=parent,
-        goal=Goal(slo=_slo(first) or Slo(terms=())),
+        goal=Goal(slo=_slo(first_workload) or Slo(terms=())),
         make=lambda ask: grid[ask.load],
         settings=settings,
-        seed=first.seed if first.seed is not None else seeds.fresh(),
-        seeded=first.seed is None,
+        seed=first_workload.seed if first_workload.seed is not None else seeds.fresh(),
+        seeded=first_workload.seed is None,
         watched=False,
         name=lambda ask: levels.name(kind, ask.load),
         execute=Show(as_json=False, plain=plain).perform,
@@ -206,30 +211,35 @@ def _run(
     try:
         for amount in grid:
             level = levels.name(kind, amount)
-            if level not in done:
+            if level not in folders_done:
                 say(f"level {level}")
-                number = max((one.ask.number for one in told), default=-1) + 1
-                told.append(runs.run(NextTrial(number=number, load=amount, kind="level", early_under=False)))
+                trial_number = max((trial.ask.number for trial in trials_done), default=-1) + 1
+                trials_done.append(
+                    trial_runner.run(NextTrial(number=trial_number, load=amount, kind="level", early_under=False))
+                )
     except trials.Interrupted:
         interrupted = True
-    loads = sorted(one.ask.load for one in told) or [1.0]
+    loads = sorted(trial.ask.load for trial in trials_done) or [1.0]
     answer = resume(
-        LoadSearch(low=loads[0], high=loads[-1], start=loads[0]), [one for one in told if one.outcome != "invalid"]
+        LoadSearch(low=loads[0], high=loads[-1], start=loads[0]),
+        [trial for trial in trials_done if trial.outcome != "invalid"],
     ).answer
-    experiment.finish(parent, told, answer, workload=first)
+    experiment.finish(parent, trials_done, answer, workload=first_workload)
     summaries = {
         folder.name: inputs.read_run(folder).summary for folder in sorted(filter(inputs.is_run, parent.glob("*/")))
     }
     if not summaries:
         return INTERRUPTED
-    found = levels.curve(list(summaries.items()))
-    store.replace(parent / "sweep.md", shown.render_markdown(found).encode())
-    store.replace(parent / "report.html", shown.render_html(found).encode())
+    sweep_curve = levels.curve(list(summaries.items()))
+    store.replace(parent / "sweep.md", sweep_report.render_markdown(sweep_curve).encode())
+    store.replace(parent / "report.html", sweep_report.render_html(sweep_curve).encode())
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print(msgspec.json.format(msgspec.json.encode(sweep_curve), indent=2).decode())
     else:
-        print(shown.render_markdown(found) if as_markdown else shown.render_text(found), end="")
+        print(
+            sweep_report.render_markdown(sweep_curve) if as_markdown else sweep_report.render_text(sweep_curve), end=""
+        )
     say(f"results in {parent}, page: {parent / 'report.html'}, table: {parent / 'sweep.md'}")
     if interrupted:
         return INTERRUPTED
-    return OK if any(one.valid for one in found.levels) else UNSOUND
+    return OK if any(trial.valid for trial in sweep_curve.levels) else UNSOUND

@@ -1,7 +1,7 @@
-"""The flags about the target, the same for every command that talks to one, and their reading into `Settings`.
+"""The flags about the target, equal for every command that uses one, and their conversion to `Settings`.
 
-Types for signatures (`url: target.Urls = None`) and their reading: `given` for a command that drives load, `settings`
-below it; what is wrong with the flags is told all at once.
+The types are for signatures (`url: target.Urls = None`). Commands that drive load call `given`, others `settings`.
+Both check all flags and raise all faults together.
 """
 
 from __future__ import annotations
@@ -133,17 +133,17 @@ Region = Annotated[str, typer.Option("--region", help="Its region.")]
 
 
 def given(flags: Mapping[str, Any], **rest: Any) -> Settings:
-    """`settings` from the parameters of a command (its `locals()`), for all that drive load: one endpoint or several.
+    """Return `settings` from the parameters (`locals()`) of a command that drives load, at one or several endpoints.
 
-    `rest`: what only some of them have. Raises Faults.
+    rest: flags that only some of these commands have. Raises Faults.
     """
-    same = (
+    target_flags = (
         "route", "on_target_failure", "model", "server", "api", "workers", "tokenizer", "extra_body", "api_key_file",
         "cacert", "cert", "cert_key", "insecure", "server_metrics", "gpus", "shape", "region",
     )  # fmt: skip
     return settings(
         urls=flags["url"], targets_file=flags["targets"], headers=flags["header"] or [], sources=flags["source"],
-        **{name: flags[name] for name in same}, **rest,
+        **{name: flags[name] for name in target_flags}, **rest,
     )  # fmt: skip
 
 
@@ -169,7 +169,7 @@ def settings(
     server_metrics: list[str] | None = None,
     **rest: Any,
 ) -> Settings:
-    """The flags that are about the target, checked together. Raises Faults."""
+    """Check all flags about the target and return the settings. Raises Faults."""
     import json
 
     from loadgen_sdk.dialects.quirks import APIS, NAMES
@@ -182,16 +182,16 @@ def settings(
 
     faults: list[Fault] = []
 
-    def one_of(value: str, known: tuple[str, ...], flag: str) -> None:
+    def check_choice(value: str, known: tuple[str, ...], flag: str) -> None:
         if value not in known:
             faults.append(UserError(f"unknown value {value!r}", f"{flag} {value}", f"known: {', '.join(known)}"))
 
-    one_of(server, NAMES, "--server")
-    one_of(api, APIS, "--api")
-    one_of(client, ("wire", "openai"), "--client")
-    one_of(rest.get("keep", "raw"), ("raw", "sample", "histogram"), "--keep")
-    one_of(route, ("auto", "round-robin", "least-in-flight", "sticky"), "--route")
-    one_of(on_target_failure, ("continue", "stop"), "--on-target-failure")
+    check_choice(server, NAMES, "--server")
+    check_choice(api, APIS, "--api")
+    check_choice(client, ("wire", "openai"), "--client")
+    check_choice(rest.get("keep", "raw"), ("raw", "sample", "histogram"), "--keep")
+    check_choice(route, ("auto", "round-robin", "least-in-flight", "sticky"), "--route")
+    check_choice(on_target_failure, ("continue", "stop"), "--on-target-failure")
     if (fault := scraper.check(server_metrics or ())) is not None:
         faults.append(fault)
     if targets_file is not None and (urls or url):
@@ -201,37 +201,37 @@ def settings(
             UserError("this command takes one endpoint", "--url", "several: loadgen run, or one address for all")
         )
     urls = urls or ([url] if url else [])
-    pairs = []
+    header_pairs = []
     for text in headers:
         colon, equals = text.find(":"), text.find("=")
-        at = min((place for place in (colon, equals) if place > 0), default=-1)
-        if at < 0:
+        separator = min((index for index in (colon, equals) if index > 0), default=-1)
+        if separator < 0:
             faults.append(UserError("a header without a value", "--header", "write NAME: VALUE"))
             continue
-        name, value = text[:at].strip(), text[at + 1 :].strip()
+        name, value = text[:separator].strip(), text[separator + 1 :].strip()
         if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
-            shown = "--header" if not _HEADER_NAME.fullmatch(name) else f"--header {name}: ***"
-            what = "a header with a character that HTTP cannot carry"
-            faults.append(UserError(what, shown, "printable Latin-1 only"))
+            flag_shown = "--header" if not _HEADER_NAME.fullmatch(name) else f"--header {name}: ***"
+            problem = "a header with a character that HTTP cannot carry"
+            faults.append(UserError(problem, flag_shown, "printable Latin-1 only"))
         else:
-            pairs.append((name, value))
-    body = None
+            header_pairs.append((name, value))
+    extra_fields = None
     if extra_body is not None:
         try:
-            body = json.loads(extra_body)
-            if not isinstance(body, dict):
+            extra_fields = json.loads(extra_body)
+            if not isinstance(extra_fields, dict):
                 raise ValueError("not an object")
         except ValueError as error:
             faults.append(
                 UserError(f"not a JSON object: {error}", "--extra-body", "write --extra-body '{\"temperature\": 0}'")
             )
-    count = 1
+    worker_count = 1
     ray = rest.get("ray")
     workers = workers or ("auto" if ray is not None else "1")
     if workers == "auto":
-        count = 0
+        worker_count = 0
     elif workers.isdigit() and int(workers) > 0:
-        count = int(workers)
+        worker_count = int(workers)
     else:
         faults.append(
             UserError(f"{workers!r} is no number of workers", f"--workers {workers}", "a number from 1, or auto")
@@ -245,26 +245,26 @@ def settings(
             faults.append(UserError("no such file", f"{flag} {path}", "give a PEM file"))
     key = None
     try:
-        key = _key(api_key_file, server, urls[0] if urls else None)
+        key = _api_key(api_key_file, server, urls[0] if urls else None)
     except OSError as error:
         faults.append(UserError(f"cannot read the key: {error.strerror}", f"--api-key-file {api_key_file}", ""))
     endpoints: tuple[Endpoint, ...] = ()
     try:
         if targets_file is not None:
-            common = Endpoint(
+            defaults = Endpoint(
                 url="",
                 api_key=key,
                 gpus=rest.get("gpus"),
                 shape=rest.get("shape") or "",
                 region=rest.get("region") or "",
             )
-            endpoints = targets.load_targets(targets_file, common=common)
+            endpoints = targets.load_targets(targets_file, common=defaults)
         elif len(urls) > 1:
             endpoints = targets.from_urls(
                 urls, key, rest.get("gpus"), rest.get("shape") or "", rest.get("region") or ""
             )
-    except Faults as found:
-        faults += found.faults
+    except Faults as several:
+        faults += several.faults
     if faults:
         raise Faults(faults)
     tls = Tls(
@@ -277,9 +277,9 @@ def settings(
         server=server,
         api=api,
         client=client,
-        headers=tuple(pairs),
-        extra_body=body,
-        workers=count,
+        headers=tuple(header_pairs),
+        extra_body=extra_fields,
+        workers=worker_count,
         sources=tuple(sources or ()),
         server_metrics=tuple(server_metrics or ("auto",)),
         api_key=key,
@@ -293,8 +293,8 @@ def settings(
     )
 
 
-def _key(file: Path | None, server: str, url: str | None) -> str | None:
-    """From the file, else from the environment; never for the embedded endpoint."""
+def _api_key(file: Path | None, server: str, url: str | None) -> str | None:
+    """The API key from the file, else from the environment; None for simulated endpoints unless a file is given."""
     if file is not None:
         return file.read_text().strip() or None
     if url is None or url.startswith("sim:"):
@@ -308,16 +308,16 @@ def _key(file: Path | None, server: str, url: str | None) -> str | None:
 def _without_secrets(arguments: list[str], key: str | None) -> list[str]:
     from loadgen_sdk.transport.target import redact
 
-    shown: list[str] = ["loadgen", *arguments[1:]]
-    for i, argument in enumerate(shown):
-        if shown[i - 1] in ("--header", "-H"):
+    safe: list[str] = ["loadgen", *arguments[1:]]
+    for i, argument in enumerate(safe):
+        if safe[i - 1] in ("--header", "-H"):
             name = argument.partition("=" if "=" in argument and ":" not in argument else ":")[0]
-            shown[i] = f"{name}: ***"
+            safe[i] = f"{name}: ***"
         elif argument.startswith(("--header=", "-H=")):
-            shown[i] = f"{argument.partition('=')[0]}=***"
+            safe[i] = f"{argument.partition('=')[0]}=***"
         elif "://" in argument:
-            shown[i] = _redacted_url(argument)
-    return [redact(argument, [key] if key else []) for argument in shown]
+            safe[i] = _redacted_url(argument)
+    return [redact(argument, [key] if key else []) for argument in safe]
 
 
 def _redacted_url(argument: str) -> str:

@@ -1,4 +1,4 @@
-"""`loadgen validate`: carry out a contract, or judge a folder where one was carried out; print the verdict."""
+"""`loadgen validate`: run the validation of a contract, or judge a stored validation again; print the verdict."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def validate(
     from loadgen.errors import OK, Faults
 
     if contract.is_dir():
-        found = run.again(contract)
-        _print(found, as_json)
-        return verdict.exit_code(found)
+        result = run.again(contract)
+        _print(result, as_json)
+        return verdict.exit_code(result)
     faults: list[Any] = []
-    settings = checked = None
+    settings = checked_contract = None
     try:
         settings = target.settings(
             urls=url, targets_file=targets, route=route, on_target_failure=on_target_failure, model=model,
@@ -71,35 +71,35 @@ def validate(
     except Faults as several:
         faults += several.faults
     try:
-        checked = load_contract(contract, gpus=gpus)
+        checked_contract = load_contract(contract, gpus=gpus)
     except Faults as several:
         faults += several.faults
-    if faults or settings is None or checked is None:
+    if faults or settings is None or checked_contract is None:
         raise Faults(faults)
     if dry_run:
-        _plan(checked)
+        _print_plan(checked_contract)
         return OK
     from loadgen.cli.show import Show, say
 
     show = Show(as_json=as_json)
-    found, folder = run.run(checked, settings, out, perform=show.perform, say=say)
-    _print(found, as_json)
+    result, folder = run.run(checked_contract, settings, out, perform=show.perform, say=say)
+    _print(result, as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
-    return verdict.exit_code(found)
+    return verdict.exit_code(result)
 
 
-def _print(found: Any, as_json: bool) -> None:
-    from loadgen.report import validation as verdict_page
+def _print(result: Any, as_json: bool) -> None:
+    from loadgen.report import validation
 
     if as_json:
         import msgspec
 
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
     else:
-        print(verdict_page.text(found), end="")
+        print(validation.text(result), end="")
 
 
-def _plan(checked: Checked) -> None:
+def _print_plan(checked: Checked) -> None:
     from loadgen.contracts.lint import planned_words
 
     print(f"contract: {checked.contract.name}, {checked.contract.confidence * 100:g} % confidence")

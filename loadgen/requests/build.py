@@ -1,4 +1,4 @@
-"""The requests of a workload of any kind: synthetic, from a file, or as long as a trace's. Pure but for reading."""
+"""Builds the requests of a workload of any kind: synthetic, from a file, or from a trace. Pure except for reading."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from loadgen.workload.traces import read_trace
 
 
 def build(workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0) -> Prompts:
-    """Return the requests of a workload. `seed` decides lengths and choices, seed and salt together the text.
+    """Return the requests of a workload. `seed` decides lengths and choices; seed and salt together decide the text.
 
-    template_tokens: what the server adds to a prompt; only a trace's lengths, which contain it, want to know.
+    template_tokens: tokens that the server adds to a prompt. Only traces use it, because their lengths include them.
     """
     if hasattr(workload.requests, "trace"):
         return TracePrompts(read_trace(workload.requests.trace), seed, salt, tokenizer, template_tokens)

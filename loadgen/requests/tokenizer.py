@@ -1,8 +1,8 @@
-"""The one room that knows tokenizers: it counts tokens, and knows the words that are exactly one token each.
+"""Tokenizers: they count tokens and list words that are exactly one token each. Only this module uses their libraries.
 
-Two kinds: the packaged cl100k vocabulary (read from this package, never from a network) and a model's own
-`tokenizer.json`. Neither is loaded before the first text has to be counted, because building prompts from the packaged
-words needs no counting. Nothing here draws random numbers or knows requests.
+There are two kinds: the packaged cl100k vocabulary (read from this package, never from a network) and the
+`tokenizer.json` of a model. cl100k is loaded when the first text must be counted, because building prompts from the
+packaged words needs no counting. This module draws no random numbers and knows no requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RANKS_SHA256 = (
 )
 WORDS_SHA256 = "cc6f6eeef36f99dd1f2c2c665936e7fefb5ad9189cbd8013d47a043ede6ba5df"
 
-# Both as in tiktoken_ext.openai_public.cl100k_base; a test holds them against it.
+# Both equal those of tiktoken_ext.openai_public.cl100k_base; a test compares them.
 PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
@@ -43,23 +43,23 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizer:
-    """Counts tokens, and offers the words to build texts of a wanted length from.
+    """Counts tokens, and lists words from which texts of a given length are built.
 
-    `words` are one token each inside a text, written with their leading space; `starts` are one token each at the
-    beginning of a text (written without space), and after a space as well. With `additive` a start followed by n - 1
-    words is n tokens by construction; otherwise such a text has to be counted.
+    Each of `words` begins with a space and is one token inside a text. Each of `starts` has no space and is one token
+    at the beginning of a text and after a space. If `additive`, a start followed by n - 1 words always has n tokens;
+    otherwise such a text must be counted.
     """
 
-    tag: Literal["estimate", "tokenizer"]  # whose counts these are (metrics.md)
+    tag: Literal["estimate", "tokenizer"]  # the source of the counts (metrics.md)
     name: str
-    sha256: str  # of the vocabulary: part of what makes two runs comparable
+    sha256: str  # of the vocabulary; two runs are comparable only if it is equal
     starts: Sequence[str]
     words: Sequence[str]
     additive: bool
     loaded: Callable[[], Encode]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, special tokens neither added nor recognised. The first call may load the vocabulary."""
+        """Token ids of `text`; adds and recognises no special tokens. The first call may load the vocabulary."""
         return self.loaded()(text)
 
     def count(self, text: str) -> int:
@@ -67,22 +67,22 @@ class Tokenizer:
 
 
 def load_tokenizer(spec: str | None = None) -> Tokenizer:
-    """Return the packaged tokenizer (None, "" or "cl100k"), or that of a `tokenizer.json`: the file, or its folder.
+    """Return the packaged tokenizer (None, "" or "cl100k"), or that of a `tokenizer.json` (the file or its folder).
 
-    Raises UserError when there is no such file, it is not a tokenizer, or the packaged data is damaged.
+    Raises UserError if the file does not exist or is not a tokenizer, or if the packaged data is damaged.
     """
     return local(Path(spec)) if spec and spec != PACKAGED else packaged()
 
 
 @functools.cache
 def packaged() -> Tokenizer:
-    """cl100k: its counts equal Llama-3's within 0.1 % and Qwen3's within 2 % on English and code."""
+    """The packaged cl100k. On English and code its counts are within 0.1 % of Llama-3 and within 2 % of Qwen3."""
     words = _unpacked("cl100k.words.gz", WORDS_SHA256).decode("ascii").split("\n")
     return Tokenizer(
         tag="estimate",
         name=PACKAGED,
         sha256=RANKS_SHA256,
-        starts=words[:4096],  # data/pack.py puts those first that are one token without their space too
+        starts=words[:4096],  # data/pack.py puts the words first that are also one token without the space
         words=[" " + word for word in words],
         additive=True,
         loaded=_cl100k,
@@ -91,16 +91,16 @@ def packaged() -> Tokenizer:
 
 @functools.cache
 def _cl100k() -> Encode:
-    """Build the encoding from the packaged ranks (about 0.15 s); `tiktoken.get_encoding` would go to the network."""
+    """Build the encoding from the packaged ranks (about 0.15 s); `tiktoken.get_encoding` would use the network."""
     import tiktoken
 
     packed = _unpacked("cl100k.ranks.gz", RANKS_SHA256)
     ranks: dict[bytes, int] = {}
-    at = 0
-    while at < len(packed):
-        end = at + 1 + packed[at]
-        ranks[packed[at + 1 : end]] = len(ranks)
-        at = end
+    offset = 0
+    while offset < len(packed):
+        end = offset + 1 + packed[offset]
+        ranks[packed[offset + 1 : end]] = len(ranks)
+        offset = end
     return tiktoken.Encoding(PACKAGED, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=SPECIAL).encode_ordinary
 
 
@@ -117,7 +117,7 @@ def _unpacked(name: str, sha256: str) -> bytes:
 
 
 def local(path: Path) -> Tokenizer:
-    """Read a `tokenizer.json` (or the folder that holds one) and find its one-token words."""
+    """Read a `tokenizer.json` (or the folder that contains one) and find its one-token words. Raises UserError."""
     file = path / "tokenizer.json" if path.is_dir() else path
     hint = 'name a tokenizer.json, the folder that holds it, or "cl100k"; nothing is downloaded'
     try:
@@ -128,18 +128,18 @@ def local(path: Path) -> Tokenizer:
 
     try:
         model = tokenizers.Tokenizer.from_buffer(content)
-    except Exception as error:  # the library raises bare Exception for whatever it cannot read
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"not a tokenizer.json: {text}", str(file), hint) from None
+    except Exception as error:  # the library raises bare Exception for any unreadable input
+        message = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"not a tokenizer.json: {message}", str(file), hint) from None
     model.no_truncation()
     model.no_padding()
 
-    def encode(text: str) -> list[int]:
-        ids: list[int] = model.encode(text, add_special_tokens=False).ids
+    def encode(message: str) -> list[int]:
+        ids: list[int] = model.encode(message, add_special_tokens=False).ids
         return ids
 
     def lengths(texts: list[str]) -> list[int]:
-        return [len(one.ids) for one in model.encode_batch(texts, add_special_tokens=False)]
+        return [len(encoding.ids) for encoding in model.encode_batch(texts, add_special_tokens=False)]
 
     starts, words = _one_token_words(_candidates(model.get_vocab()), lengths)
     if not words or not starts:
@@ -156,25 +156,28 @@ def local(path: Path) -> Tokenizer:
 
 
 def _candidates(vocabulary: dict[str, int]) -> list[str]:
-    """Plain words that may be one token: of the vocabulary itself (at most 16,384, lowest ids first)."""
-    word = re.compile(
+    """Words of the vocabulary that may be one token (at most 16,384, lowest ids first)."""
+    pattern = re.compile(
         r"[Ġ▁ ]?([a-z]{2,})(?:</w>)?"
-    )  # the marks of byte-level, SentencePiece and older BPE vocabularies
-    found = (word.fullmatch(token) for token in sorted(vocabulary, key=vocabulary.__getitem__))
-    return list(dict.fromkeys(match[1] for match in found if match))[:16_384]
+    )  # space marks of byte-level, SentencePiece and older BPE vocabularies
+    matches = (pattern.fullmatch(token) for token in sorted(vocabulary, key=vocabulary.__getitem__))
+    return list(dict.fromkeys(match[1] for match in matches if match))[:16_384]
 
 
 def _one_token_words(candidates: list[str], lengths: Callable[[list[str]], list[int]]) -> tuple[list[str], list[str]]:
-    """Keep what is one token in a joined text: first the words (twice after an anchor), then the starts before one."""
+    """Return (starts, words) of the candidates that are one token each inside a text.
+
+    A word is tested twice after an anchor word, a start before a tested word.
+    """
     if not candidates:
         return [], []
-    alone = lengths(candidates)
-    anchor = candidates[alone.index(min(alone))]
-    base = min(alone)
-    inner = lengths([f"{anchor} {word} {word}" for word in candidates])
-    words = [word for word, n in zip(candidates, inner, strict=True) if n == base + 2]
+    single_lengths = lengths(candidates)
+    anchor = candidates[single_lengths.index(min(single_lengths))]
+    anchor_tokens = min(single_lengths)
+    lengths_inside = lengths([f"{anchor} {word} {word}" for word in candidates])
+    words = [word for word, n in zip(candidates, lengths_inside, strict=True) if n == anchor_tokens + 2]
     if not words:
         return [], []
-    opened = lengths([f"{word} {words[0]}" for word in words])
-    starts = [word for word, n in zip(words, opened, strict=True) if n == 2]
+    lengths_as_start = lengths([f"{word} {words[0]}" for word in words])
+    starts = [word for word, n in zip(words, lengths_as_start, strict=True) if n == 2]
     return starts, [" " + word for word in words]

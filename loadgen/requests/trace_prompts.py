@@ -1,4 +1,4 @@
-"""The requests of a replayed trace: its lengths and common beginnings, in words drawn from the run's seed and salt.
+"""The requests of a replayed trace: its lengths and shared prefixes, with words drawn from seed and salt.
 
 Pure: request `number` is the same on every worker, in any order, at any time, as in `prompts`.
 """
@@ -15,41 +15,42 @@ from loadgen.workload.traces import Trace
 
 
 class TracePrompts(SyntheticPrompts):
-    """Prompts as long as the trace's, with common beginnings where its hashes are equal; fresh text in every run.
+    """Prompts with the lengths of a trace, and shared prefixes where its hashes are equal; new text in every run.
 
-    Request `number` is row `number`; when the rows run out they come again with other text. `template_tokens`: what the
-    server adds to a prompt, which the lengths of a trace, being a server's counts, contain already.
+    Request `number` is row `number`; after the last row the rows repeat with other text. `template_tokens`: tokens that
+    the server adds to a prompt. They are subtracted, because the lengths of a trace are counts of a server and include
+    them.
     """
 
     turns = 1
     history = "scripted"
 
     def __init__(self, trace: Trace, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0) -> None:
-        super().__init__(_ONE, seed, salt, tokenizer)
+        super().__init__(_PLACEHOLDER, seed, salt, tokenizer)
         self.trace, self._template = trace, max(0, template_tokens)
-        self._block = functools.lru_cache(maxsize=4096)(self._block_text)
+        self._block_text_cached = functools.lru_cache(maxsize=4096)(self._block_text)
 
     def __getitem__(self, number: int) -> Request:
         cycle, row = divmod(number, len(self.trace))
-        left = self.asked_input(number)
+        tokens_left = self.asked_input(number)
         pieces: list[str] = []
-        for place, block in enumerate(self.trace.blocks(row)):
-            n = min(left, self.trace.tokens_of[block])
-            if n:
-                pieces.append(self._block(cycle, block, n, place == 0))
-                left -= n
-        if left and pieces:
-            pieces.append(self._own(number, left))
-        text, counted = "".join(pieces), self.asked_input(number)
+        for position, block in enumerate(self.trace.blocks(row)):
+            block_tokens = min(tokens_left, self.trace.tokens_of[block])
+            if block_tokens:
+                pieces.append(self._block_text_cached(cycle, block, block_tokens, position == 0))
+                tokens_left -= block_tokens
+        if tokens_left and pieces:
+            pieces.append(self._own_text(number, tokens_left))
+        text, prompt_tokens = "".join(pieces), self.asked_input(number)
         if not pieces:
-            text, counted = self._text("user", number, left, self._head(number, left))
+            text, prompt_tokens = self._exact_text("user", number, tokens_left, self._unique_head(number, tokens_left))
         elif not self._tokenizer.additive:
-            counted = self._tokenizer.count(text)
+            prompt_tokens = self._tokenizer.count(text)
         return Request(
             id=f"{self._id}-{number}",
             prompt=text,
             max_tokens=self.asked_output(number),
-            input_tokens=counted,
+            input_tokens=prompt_tokens,
             input_source=self._tokenizer.tag,
         )
 
@@ -60,34 +61,34 @@ class TracePrompts(SyntheticPrompts):
         return int(self.trace.output_tokens[number % len(self.trace)])
 
     def warnings(self, n: int) -> list[str]:
-        found = []
+        messages = []
         if n > len(self.trace):
-            found.append(f"{n:,} requests from a trace of {len(self.trace):,}: it comes again with other text")
+            messages.append(f"{n:,} requests from a trace of {len(self.trace):,}: it comes again with other text")
         if self.trace.skipped:
-            found.append(f"{self.trace.skipped:,} rows of the trace had no answer and are left out")
-        return found
+            messages.append(f"{self.trace.skipped:,} rows of the trace had no answer and are left out")
+        return messages
 
     def _block_text(self, cycle: int, block: int, n: int, first: bool) -> str:
         head = self._starts[block % len(self._starts)]
-        return self._joined(f"block {cycle}", block, n, (head if first else " " + head,))
+        return self._random_text(f"block {cycle}", block, n, (head if first else " " + head,))
 
-    def _own(self, number: int, n: int) -> str:
+    def _own_text(self, number: int, n: int) -> str:
         head = self._starts[number % len(self._starts)]
-        return self._joined("own", number, n, (" " + head,))
+        return self._random_text("own", number, n, (" " + head,))
 
 
-class _One:
-    """A law of one token: the lengths of a trace are its own."""
+class _OneToken:
+    """A placeholder length of one token; the real lengths come from the trace."""
 
     tag = "fixed"
     value = 1
 
 
-class _Requests:
+class _PlaceholderRequests:
     turns = None
-    input_tokens = output_tokens = _One
+    input_tokens = output_tokens = _OneToken
     shared_prefix_tokens = system_tokens = 0
     prefixes = 1
 
 
-_ONE = _Requests()
+_PLACEHOLDER = _PlaceholderRequests()

@@ -1,7 +1,7 @@
-"""How written YAML becomes checked values: the parent of every part of a workload, and the kinds of leaf and spread.
+"""Field types of a workload file: the base class of every part, single values with units, and distributions.
 
-Pydantic does the checking; this file adds what it lacks: unknown keys named at their place together with the known
-ones, unions told apart by their one key (`{poisson: 10/s}`), units. No field of a workload is defined here.
+Pydantic does the checking. This module adds three things: errors for unknown keys with their position and the known
+keys, unions selected by their only key (`{poisson: 10/s}`), and units. It defines no field of a workload.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from loadgen.workload.yaml_marks import Map, child, where
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The validation context of a file: its name, its folder, and the faults that pydantic has no words for.
+    """The validation context of a file: its name, its folder, and the faults that pydantic cannot express.
 
-    Where there is no such context (values built in Python), durations are integer ns and rates floats.
+    Values built in Python have no such context: their durations are integer ns and their rates floats.
     """
 
     file: str
@@ -42,7 +42,7 @@ class Source:
 
 
 class Part(BaseModel):
-    """A part of a workload: frozen, and closed against unknown keys."""
+    """A part of a workload: frozen, and without unknown keys."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -53,7 +53,7 @@ class Part(BaseModel):
         hide_input_in_errors=True,
         ser_json_inf_nan="strings",
     )
-    synonyms: ClassVar[dict[str, str]] = {}  # what others call a key of this part → our key, for hints
+    synonyms: ClassVar[dict[str, str]] = {}  # name of a key in other tools → our key, for hints
 
     @classmethod
     def keys(cls) -> list[str]:
@@ -62,7 +62,7 @@ class Part(BaseModel):
 
     @classmethod
     def unwrap(cls, data: Any) -> Any:
-        """From what may be written to the mapping of this part's fields."""
+        """Convert any accepted spelling to a mapping of this part's fields."""
         return data
 
     @model_validator(mode="before")
@@ -77,22 +77,22 @@ class Part(BaseModel):
         known = cls.keys()
         unknown = [key for key in data if key not in known]
         for key in unknown:
-            at = where(source.file, data.keys_at[key], child(data.path, key))
-            source.faults.append(UserError(f'unknown key "{key}"', at, meant(key, known, cls.synonyms)))
+            position = where(source.file, data.keys_at[key], child(data.path, key))
+            source.faults.append(UserError(f'unknown key "{key}"', position, meant(key, known, cls.synonyms)))
         return {key: value for key, value in data.items() if key in known} if unknown else data
 
 
 def meant(word: str, known: list[str], synonyms: dict[str, str] | None = None) -> str:
-    """The hint for a word that is not one of `known`: the nearest one, if any is near, and all of them."""
+    """The hint for a word that is not in `known`: the closest known word, if one is similar, and the list of all."""
     import difflib
 
-    near = [(synonyms or {}).get(word)] if word in (synonyms or {}) else difflib.get_close_matches(word, known, 1)
-    start = f'did you mean "{near[0]}"? ' if near else ""
-    return f"{start}known: {', '.join(known)}"
+    similar = [(synonyms or {}).get(word)] if word in (synonyms or {}) else difflib.get_close_matches(word, known, 1)
+    suggestion = f'did you mean "{similar[0]}"? ' if similar else ""
+    return f"{suggestion}known: {', '.join(known)}"
 
 
 class Tagged(Part):
-    """One choice of a union, written as a mapping with one key: `{tag: value of the field short}` or `{tag: {...}}`."""
+    """One member of a union, written as a mapping with one key: `{tag: value of the field short}` or `{tag: {...}}`."""
 
     tag: ClassVar[str]
     short: ClassVar[str | None] = None
@@ -110,7 +110,7 @@ class Tagged(Part):
 
     @classmethod
     def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
-        return _called(cls, params)
+        return _parametrized_name(cls, params)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
@@ -133,24 +133,26 @@ class Tagged(Part):
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """Metadata of a quantity: the word by which a spread of it is called (`FixedTokens`) in schemas and on screen."""
+    """Metadata of a quantity: the suffix in the name of its distributions (`FixedTokens`), in schemas and on screen."""
 
     name: str
 
 
-def _called(cls: type[BaseModel], quantities: tuple[Any, ...]) -> str:
-    words = [mark.name for mark in getattr(quantities[0], "__metadata__", ()) if isinstance(mark, Called)]
-    return cls.__name__ + "".join(words)
+def _parametrized_name(cls: type[BaseModel], quantities: tuple[Any, ...]) -> str:
+    suffixes = [mark.name for mark in getattr(quantities[0], "__metadata__", ()) if isinstance(mark, Called)]
+    return cls.__name__ + "".join(suffixes)
 
 
-NOTHING_FITS = "none_of"  # the error of a union; its message is "noun: known, known"
+NOTHING_FITS = "none_of"  # the error type of a union; its message is "noun: known, known"
 
 
 def choice(noun: str, members: dict[str, type[Tagged]], bare: tuple[type, ...] = ()) -> Discriminator:
-    """Tells the members of a union apart by their one key; a value of the types in `bare` is written without any, and
-    means `fixed`."""
+    """Return the discriminator of a union: the only key of the mapping selects the member.
 
-    def which(value: Any) -> str | None:
+    A value of one of the types in `bare` has no key and means `fixed`.
+    """
+
+    def selected_tag(value: Any) -> str | None:
         for tag, member in members.items():
             if isinstance(value, member):
                 return tag
@@ -159,11 +161,16 @@ def choice(noun: str, members: dict[str, type[Tagged]], bare: tuple[type, ...] =
         return "fixed" if isinstance(value, bare) and not isinstance(value, bool) else None
 
     known = [tag for tag in members if tag != "fixed"]
-    return Discriminator(which, NOTHING_FITS, f"{noun}: {', '.join(known)}")  # a context would not be hashable
+    return Discriminator(
+        selected_tag, NOTHING_FITS, f"{noun}: {', '.join(known)}"
+    )  # pydantic hashes it, so no dict as custom context
 
 
-def _leaf(parse: Callable[[str], Any], kinds: tuple[type, ...], hint: str) -> BeforeValidator:
-    """Texts are parsed; in a file nothing else is taken (a bare 0 apart), from Python the value itself is."""
+def _value_with_unit(parse: Callable[[str], Any], kinds: tuple[type, ...], hint: str) -> BeforeValidator:
+    """Return a validator of a value with a unit. A text is parsed by `parse`.
+
+    A value of another type in `kinds`: in a file it is parsed as text, so only 0 passes; from Python it is kept.
+    """
 
     def read(value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, str):
@@ -177,8 +184,8 @@ def _leaf(parse: Callable[[str], Any], kinds: tuple[type, ...], hint: str) -> Be
     return BeforeValidator(read)
 
 
-class _Looks:
-    """The JSON Schema of a leaf. (pydantic's own `WithJsonSchema` is not hashable, which unions on 3.11 ask for.)"""
+class _JsonSchema:
+    """Sets the JSON Schema of a single value. (`WithJsonSchema` is not hashable; unions on Python 3.11 need that.)"""
 
     def __init__(self, **schema: Any) -> None:
         self.schema = schema
@@ -187,8 +194,8 @@ class _Looks:
         return dict(self.schema)
 
 
-def _text(pattern: str, *examples: str) -> _Looks:
-    return _Looks(type="string", pattern=pattern, examples=list(examples))
+def _text_schema(pattern: str, *examples: str) -> _JsonSchema:
+    return _JsonSchema(type="string", pattern=pattern, examples=list(examples))
 
 
 def _duration(value: str) -> int:
@@ -204,34 +211,43 @@ Duration = Annotated[
     Called("Duration"),
     Strict(),
     Field(ge=0),
-    _leaf(_duration, (int, float), units.DURATION_HINT),
-    _Looks(anyOf=[{"type": "string", "pattern": units.DURATION_PATTERN, "examples": ["30s", "250ms"]}, {"const": 0}]),
+    _value_with_unit(_duration, (int, float), units.DURATION_HINT),
+    _JsonSchema(
+        anyOf=[{"type": "string", "pattern": units.DURATION_PATTERN, "examples": ["30s", "250ms"]}, {"const": 0}]
+    ),
 ]
-Rate = Annotated[float, Field(gt=0), _leaf(_rate, (int, float), units.RATE_HINT), _text(units.RATE_PATTERN, "10/s")]
+Rate = Annotated[
+    float, Field(gt=0), _value_with_unit(_rate, (int, float), units.RATE_HINT), _text_schema(units.RATE_PATTERN, "10/s")
+]
 FiniteRate = Annotated[
     float,
     Field(gt=0, allow_inf_nan=False),
-    _leaf(_rate, (int, float), units.RATE_HINT),
-    _text(units.RATE_PATTERN.replace("|inf", ""), "10/s"),
+    _value_with_unit(_rate, (int, float), units.RATE_HINT),
+    _text_schema(units.RATE_PATTERN.replace("|inf", ""), "10/s"),
 ]
 Share = Annotated[
-    float, Field(ge=0, le=1), _leaf(units.share, (float, int), units.SHARE_HINT), _text(units.SHARE_PATTERN, "99%")
+    float,
+    Field(ge=0, le=1),
+    _value_with_unit(units.share, (float, int), units.SHARE_HINT),
+    _text_schema(units.SHARE_PATTERN, "99%"),
 ]
 Quantile = Annotated[
     float,
     Field(gt=0, lt=1),
-    _leaf(units.quantile, (float, int), units.QUANTILE_HINT),
-    _text(units.QUANTILE_PATTERN, "p99"),
+    _value_with_unit(units.quantile, (float, int), units.QUANTILE_HINT),
+    _text_schema(units.QUANTILE_PATTERN, "p99"),
 ]
-MOST_TOKENS = 10_000_000  # ten times the longest context known
+MOST_TOKENS = 10_000_000  # ten times the longest known context
 Tokens = Annotated[int, Called("Tokens"), Strict(), Field(ge=0, le=MOST_TOKENS)]
-Amount = Annotated[float, Strict(), Field(ge=0, le=MOST_TOKENS, allow_inf_nan=False)]  # a mean or deviation of tokens
-Whole = Annotated[int, Strict(), Field(ge=1, le=2**40)]  # how many of something
+Amount = Annotated[
+    float, Strict(), Field(ge=0, le=MOST_TOKENS, allow_inf_nan=False)
+]  # mean or standard deviation of a token count
+Whole = Annotated[int, Strict(), Field(ge=1, le=2**40)]  # a count
 Positive = Annotated[float, Strict(), Field(gt=0, le=1e6)]
 Seed = Annotated[int, Strict(), Field(ge=0, lt=2**64)]
 
 Q = TypeVar("Q")  # the quantity: Tokens, Duration
-M = TypeVar("M")  # its mean and deviation: Amount, Duration
+M = TypeVar("M")  # its mean and standard deviation: Amount, Duration
 
 
 class Fixed(Tagged, Generic[Q]):
@@ -301,15 +317,15 @@ class LogNormal(Tagged, Generic[Q, M]):
         return _ordered(self)
 
 
-def _from_file(cls: type[Tagged], data: Any, info: ValidationInfo) -> Any:
-    """With `values` that name a column file: its values in their place."""
-    inner = cls.unwrap(data)
-    if isinstance(inner, dict) and isinstance(inner.get("values"), str) and isinstance(info.context, Source):
-        read = {"values": _column(info.context.folder / inner["values"])}
-        if isinstance(inner, Map):  # keep the place of the keys, so that an unknown one is still found
-            inner.update(read)
+def _with_column_file(cls: type[Tagged], data: Any, info: ValidationInfo) -> Any:
+    """If `values` names a column file, replace the name by the values in the file."""
+    body = cls.unwrap(data)
+    if isinstance(body, dict) and isinstance(body.get("values"), str) and isinstance(info.context, Source):
+        replacement = {"values": _read_column(info.context.folder / body["values"])}
+        if isinstance(body, Map):  # keep the positions of the keys, so that unknown keys are still reported
+            body.update(replacement)
             return data
-        return {**inner, **read}
+        return {**body, **replacement}
     return data
 
 
@@ -325,26 +341,26 @@ class Empirical(Tagged, Generic[Q]):
     @model_validator(mode="before")
     @classmethod
     def _file(cls, data: Any, info: ValidationInfo) -> Any:
-        return _from_file(cls, data, info)
+        return _with_column_file(cls, data, info)
 
     @model_validator(mode="after")
-    def _weighed(self) -> Empirical[Q]:
+    def _weights_fit(self) -> Empirical[Q]:
         if self.weights is None:
             return self
         if len(self.weights) != len(self.values):
-            what = f"has {len(self.values)} values but {len(self.weights)} weights"
-            raise units.Wrong(what, "one weight per value")
+            problem = f"has {len(self.values)} values but {len(self.weights)} weights"
+            raise units.Wrong(problem, "one weight per value")
         if not sum(self.weights):
             raise units.Wrong("has no weight above zero", "one weight per value")
         return self
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
-        return _or_file(super().__get_pydantic_json_schema__(core_schema, handler), cls.tag, handler)
+        return _schema_with_file(super().__get_pydantic_json_schema__(core_schema, handler), cls.tag, handler)
 
 
-def _or_file(reference: dict[str, Any], tag: str, handler: Any) -> dict[str, Any]:
-    """The schema of a spread whose `values` may stand in a file."""
+def _schema_with_file(reference: dict[str, Any], tag: str, handler: Any) -> dict[str, Any]:
+    """Extend the schema of a distribution: its `values` may be in a file."""
     choices = handler.resolve_ref_schema(reference)["properties"][tag]["anyOf"]
     file = {"type": "string", "description": "a file with one value per line"}
     values = choices[1]["properties"]["values"]
@@ -364,11 +380,11 @@ class Listed(Tagged, Generic[Q]):
     @model_validator(mode="before")
     @classmethod
     def _file(cls, data: Any, info: ValidationInfo) -> Any:
-        return _from_file(cls, data, info)
+        return _with_column_file(cls, data, info)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
-        return _or_file(super().__get_pydantic_json_schema__(core_schema, handler), cls.tag, handler)
+        return _schema_with_file(super().__get_pydantic_json_schema__(core_schema, handler), cls.tag, handler)
 
 
 H = TypeVar("H")
@@ -381,8 +397,8 @@ def _ordered(spread: H) -> H:
     return spread
 
 
-def _column(path: Path) -> list[Any]:
-    """The lines of a one-column file; numbers as numbers. Blank lines and `#` lines are left out."""
+def _read_column(path: Path) -> list[Any]:
+    """The lines of a one-column file, whole numbers as int. Skips blank lines and `#` lines. Raises `Wrong`."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -390,5 +406,5 @@ def _column(path: Path) -> list[Any]:
         raise units.Wrong(
             f"cannot be read: {reason}", "a text file with one value per line, named relative to the workload"
         ) from None
-    found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    return [int(text) if text.isdecimal() else text for text in found]
+    entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return [int(text) if text.isdecimal() else text for text in entries]

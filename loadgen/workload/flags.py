@@ -1,7 +1,7 @@
-"""The flags that override a workload file: what the user typed, and what it means.
+"""The flags that override a workload file: the text the user typed, and the values it stands for.
 
-Text to values, nothing else: how they change a workload is in `workload`. A flag without a unit is in seconds
-(`--goodput`: milliseconds, as in the field). Every fault names its flag; all faults are found at once.
+This module only parses; `overrides` applies the values to a workload. A time without a unit is in seconds (for
+`--goodput` in milliseconds, as in other tools). Every fault names its flag, and all faults are collected.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ from typing import Any
 from loadgen import units
 from loadgen.errors import Fault, UserError
 
-METRICS = ("ttft", "ttft_from_sent", "first_answer", "tpot", "e2e")  # what an SLO term may be about: per request
+METRICS = (
+    "ttft",
+    "ttft_from_sent",
+    "first_answer",
+    "tpot",
+    "e2e",
+)  # metrics an SLO term can use, one value per request
 METRIC_ALIASES = {
     "time_to_first_token": "ttft",
     "time_per_output_token": "tpot",
-    "inter_token_latency": "tpot",  # AIPerf's per-request figure of that name is (e2e - ttft) / (n - 1)
+    "inter_token_latency": "tpot",  # AIPerf defines it per request as (e2e - ttft) / (n - 1)
     "e2el": "e2e",
     "request_latency": "e2e",
     "end_to_end_latency": "e2e",
@@ -31,7 +37,7 @@ Text = str | int | float | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """What was typed, unparsed; None and () are flags that were not given. Field `x_y` is the flag `--x-y`."""
+    """The flags as typed, not parsed; None and () mean not given. Field `x_y` is the flag `--x-y`."""
 
     request_rate: Text = None  # 10, 10/s, 600/min, inf
     burstiness: Text = None
@@ -40,7 +46,7 @@ class Overrides:
     max_in_flight: Text = None
     num_requests: Text = None
     duration: Text = None
-    warmup: Text = None  # 10 and 10s are seconds, 10req is a count; 0 is none
+    warmup: Text = None  # 10 and 10s are seconds, 10req is a count; 0 means no warm-up
     num_warmups: Text = None
     grace: Text = None
     timeout: Text = None
@@ -56,7 +62,7 @@ class Overrides:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """The same, parsed: ns, per second, shares."""
+    """The parsed flags: times in ns, rates per second, shares from 0 to 1; None: not given."""
 
     request_rate: float | None = None
     burstiness: float | None = None
@@ -70,7 +76,7 @@ class Flags:
     grace: int | None = None
     timeout: int | None = None
     stall_timeout: int | None = None
-    terms: Mapping[str, tuple[int, float | None]]  # metric → limit_ns and, if it was given, its own quantile
+    terms: Mapping[str, tuple[int, float | None]]  # metric → (limit in ns, quantile or None if the flag gives none)
     goodput_share: float | None = None
     seed: int | None = None
     schedule_seed: int | None = None
@@ -85,46 +91,46 @@ def flag(name: str) -> str:
 
 
 def parse(overrides: Overrides) -> tuple[Flags, list[Fault]]:
-    """The meaning of the flags, and the faults of those that have none (these count as not given)."""
-    found: dict[str, Any] = {}
+    """Parse the flags. Returns the values and the faults; a flag with a fault counts as not given."""
+    values: dict[str, Any] = {}
     faults: list[Fault] = []
     terms: dict[str, tuple[int, float | None]] = {}
     limits: dict[str, float] = {}
 
-    def attempt(name: str, text: Text, read: Callable[[str], Any]) -> Any:
+    def parse_or_report(name: str, text: Text, parse_text: Callable[[str], Any]) -> Any:
         try:
-            return read(str(text).strip())
+            return parse_text(str(text).strip())
         except units.Wrong as wrong:
             faults.append(UserError(f'"{text}" {wrong}', f"{flag(name)} {text}", wrong.hint))
             return None
 
-    for name, read in _READ.items():
+    for name, parse_text in _PARSERS.items():
         text = getattr(overrides, name)
         if text is not None:
-            found[name] = attempt(name, text, read)
+            values[name] = parse_or_report(name, text, parse_text)
     if overrides.warmup is not None:
-        found |= attempt("warmup", overrides.warmup, _warmup) or {}
+        values |= parse_or_report("warmup", overrides.warmup, _warmup) or {}
     if overrides.num_warmups is not None:
-        found["warmup_count"] = attempt("num_warmups", overrides.num_warmups, _count(0))
-    for name, texts, read in (("slo", overrides.slo, _slo), ("goodput", overrides.goodput, _goodput)):
+        values["warmup_count"] = parse_or_report("num_warmups", overrides.num_warmups, _count(0))
+    for name, texts, parse_text in (("slo", overrides.slo, _slo), ("goodput", overrides.goodput, _goodput)):
         for text in texts:
-            term = attempt(name, text, read)
+            term = parse_or_report(name, text, parse_text)
             if term is None:
                 continue
             metric, value, quantile = term
             if metric == "goodput":
-                found["goodput_share"] = value
+                values["goodput_share"] = value
             else:
                 terms[metric] = (value, quantile)
     for text in overrides.limit:
-        pair = attempt("limit", text, _limit)
-        if pair is not None:
-            limits[pair[0]] = pair[1]
-    return Flags(**found, terms=terms, limits=limits), faults
+        name_and_share = parse_or_report("limit", text, _limit)
+        if name_and_share is not None:
+            limits[name_and_share[0]] = name_and_share[1]
+    return Flags(**values, terms=terms, limits=limits), faults
 
 
 def levels(text: str) -> tuple[int, ...]:
-    """`--concurrency 1,2,4,8` as numbers, in the order given. Raises UserError."""
+    """The numbers of `--concurrency 1,2,4,8`, in the given order. Raises UserError."""
     try:
         return tuple(_count(1)(part.strip()) for part in text.split(","))
     except units.Wrong as wrong:
@@ -136,13 +142,13 @@ def given(overrides: Overrides) -> list[str]:
     return [flag(field.name) for field in fields(overrides) if getattr(overrides, field.name) not in (None, ())]
 
 
-def _count(least: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,12}", text) or int(text) < least:
-            raise units.Wrong("is not a number of that kind", f"a whole number, {least} or more")
+def _count(minimum: int) -> Callable[[str], int]:
+    def parse_count(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,12}", text) or int(text) < minimum:
+            raise units.Wrong("is not a number of that kind", f"a whole number, {minimum} or more")
         return int(text)
 
-    return read
+    return parse_count
 
 
 def _seed(text: str) -> int:
@@ -163,7 +169,7 @@ def _seconds(text: str) -> int:
     return units.duration_ns(text, bare="s")
 
 
-def _some_seconds(text: str) -> int:
+def _seconds_above_zero(text: str) -> int:
     ns = _seconds(text)
     if ns == 0:
         raise units.Wrong("is no time at all", "a duration above zero, like 30s")
@@ -180,23 +186,23 @@ def _warmup(text: str) -> dict[str, int]:
         raise units.Wrong(str(wrong), "10 or 10s is ten seconds, 10req is ten requests, 0 is none") from None
 
 
-def _term(text: str, bare: str) -> tuple[str, Any, float | None]:
-    example = "ttft:2s, ttft:2s:p95, goodput:99%" if bare == "s" else "ttft:2000 tpot:200 (milliseconds)"
+def _term(text: str, default_unit: str) -> tuple[str, Any, float | None]:
+    example = "ttft:2s, ttft:2s:p95, goodput:99%" if default_unit == "s" else "ttft:2000 tpot:200 (milliseconds)"
     known = f"known: {', '.join((*METRICS, 'goodput'))}; {example}"
-    name, colon, rest = text.partition(":")
+    name, colon, limit_text = text.partition(":")
     metric = METRIC_ALIASES.get(name, name)
     if not colon:
         raise units.Wrong("is not a promise", f"metric:limit, like {example}")
     if metric == "goodput":
-        return metric, units.share(rest), None
+        return metric, units.share(limit_text), None
     if metric not in METRICS:
         import difflib
 
-        near = difflib.get_close_matches(name, (*METRICS, *METRIC_ALIASES, "goodput"), 1)
-        raise units.Wrong(f'names no metric: "{name}"', (f'did you mean "{near[0]}"? ' if near else "") + known)
-    limit, colon, at = rest.partition(":")
-    quantile = units.quantile(at) if colon else None
-    ns = units.duration_ns(limit, bare=bare)
+        similar = difflib.get_close_matches(name, (*METRICS, *METRIC_ALIASES, "goodput"), 1)
+        raise units.Wrong(f'names no metric: "{name}"', (f'did you mean "{similar[0]}"? ' if similar else "") + known)
+    limit, colon, quantile_text = limit_text.partition(":")
+    quantile = units.quantile(quantile_text) if colon else None
+    ns = units.duration_ns(limit, bare=default_unit)
     if ns == 0:
         raise units.Wrong("promises no time at all", known)
     return metric, ns, quantile
@@ -221,17 +227,17 @@ def _rate(text: str) -> float:
     return math.inf if text == "inf" else units.rate_per_s(text, bare=True)
 
 
-_READ: dict[str, Callable[[str], Any]] = {
+_PARSERS: dict[str, Callable[[str], Any]] = {
     "request_rate": _rate,
     "burstiness": _positive,
     "concurrency": _count(1),
     "concurrency_ramp": _seconds,
     "max_in_flight": _count(1),
     "num_requests": _count(1),
-    "duration": _some_seconds,
+    "duration": _seconds_above_zero,
     "grace": _seconds,
-    "timeout": _some_seconds,
-    "stall_timeout": _some_seconds,
+    "timeout": _seconds_above_zero,
+    "stall_timeout": _seconds_above_zero,
     "seed": _seed,
     "schedule_seed": _seed,
     "input_tokens": _count(1),

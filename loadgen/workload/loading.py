@@ -1,6 +1,6 @@
-"""From a file's name and the flags to a checked workload, or to everything that is wrong with them.
+"""Load a workload: from the name of a file and the flags to a checked workload, or to all faults in them.
 
-The only room of the workload that reads files (with the column files and prompt files that the workload names).
+The entry point of this package. Files that a workload names (columns, prompts, traces) are read by other modules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from loadgen.workload.schema import Workload, Written
 from loadgen.workload.yaml_marks import read_yaml
 
 _SUFFIXES = (".yaml", ".yml")
-_PROMPTS = (".jsonl", ".csv", ".parquet")
+_PROMPT_SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
 def load(
@@ -31,39 +31,39 @@ def load(
     env: Mapping[str, str] = os.environ,
     changes: Mapping[str, Any] | None = None,
 ) -> Workload:
-    """The checked workload of a YAML file, or of a packaged workload's bare name (`rag`), changed by the flags.
+    """Return the checked workload of a YAML file or of a packaged workload (`rag`), changed by the flags.
 
-    changes: checked parts that stand in for the file's, before the flags. Raises `Faults` with everything that is wrong
-    in the file and the flags, in the order of the file's lines.
+    changes: checked parts that replace those of the file before the flags apply. Raises `Faults` with all faults of the
+    file and the flags, in the order of the lines of the file.
     """
-    file = _find(path_or_name)
-    text = _text(file, path_or_name)
+    file = _workload_path(path_or_name)
+    text = _read_text(file, path_or_name)
     label = path_or_name if file == Path(path_or_name) else str(file)
     return _checked(text, label, file.parent, overrides or Overrides(), env, changes)
 
 
 def of_trace(trace: str | Path, overrides: Overrides | None = None, base: str | None = None) -> Workload:
-    """The workload that replays a trace: its arrivals, lengths and common beginnings, changed by the flags.
+    """Return the workload that replays a trace (arrivals, lengths, shared prefixes), changed by the flags.
 
-    base: a workload file or name whose promises and limits hold, and whose requests and stages the trace replaces.
+    base: a workload file or name that gives the SLO and the limits; the trace replaces its requests and stages.
     Raises `Faults`.
     """
     path = Path(trace)
     if not path.is_file():
-        what = "is a folder, not a trace" if path.is_dir() else "no such trace"
-        raise Faults([UserError(what, f"--trace {trace}", "a file of one of the formats of docs/workloads.md")])
-    quoted = json.dumps(str(path.resolve()))
-    said = f"requests: {{trace: {quoted}}}\nstages: [{{arrival: {{trace: {quoted}}}}}]\n"
+        problem = "is a folder, not a trace" if path.is_dir() else "no such trace"
+        raise Faults([UserError(problem, f"--trace {trace}", "a file of one of the formats of docs/workloads.md")])
+    quoted_path = json.dumps(str(path.resolve()))
+    parts = f"requests: {{trace: {quoted_path}}}\nstages: [{{arrival: {{trace: {quoted_path}}}}}]\n"
     if base is None:
         name = path.name.partition(".")[0] or "trace"
-        return _checked(f"name: {json.dumps(name)}\n{said}", str(trace), path.parent, overrides or Overrides(), {})
-    replayed = _checked(f"name: trace\n{said}", str(trace), path.parent, Overrides(), {})
+        return _checked(f"name: {json.dumps(name)}\n{parts}", str(trace), path.parent, overrides or Overrides(), {})
+    replayed = _checked(f"name: trace\n{parts}", str(trace), path.parent, Overrides(), {})
     changes = {"requests": replayed.requests, "stages": replayed.stages}
     return load(base, overrides, changes=changes)
 
 
 def of_mapping(workload: Mapping[str, Any], overrides: Overrides | None = None) -> Workload:
-    """The same from Python values, written as in a file; files are named relative to the current folder."""
+    """Like `load`, from a mapping written as in a file; paths are relative to the current folder. Raises `Faults`."""
     import yaml
 
     text = yaml.safe_dump(dict(workload), sort_keys=False)
@@ -71,7 +71,7 @@ def of_mapping(workload: Mapping[str, Any], overrides: Overrides | None = None) 
 
 
 def given(path_or_name: str | None, trace: str | Path | None, overrides: Overrides | None = None) -> Workload:
-    """The workload that a command was given: a file or a name, a trace, or both. Raises `Faults`."""
+    """The workload of a command line: a file or a name, a trace, or both. Raises `Faults`."""
     if trace is not None:
         return of_trace(trace, overrides, path_or_name)
     if path_or_name is None:
@@ -88,16 +88,16 @@ def _checked(
     env: Mapping[str, str],
     changes: Mapping[str, Any] | None = None,
 ) -> Workload:
-    flags, faults = parse(overrides)
-    top, found = read_yaml(text, label, env)
-    source = Source(file=label, folder=folder, faults=found)
+    flags, faults_of_flags = parse(overrides)
+    top, faults_of_yaml = read_yaml(text, label, env)
+    source = Source(file=label, folder=folder, faults=faults_of_yaml)
     try:
         written = Written.model_validate(top, context=source)
     except ValidationError as error:
         source.faults.extend(fault(item, top, label) for item in error.errors(include_url=False))
-        raise Faults(in_order(source.faults) + faults) from None
-    if faults:  # what a file lacks can be told only when all flags are understood
-        raise Faults(in_order(source.faults) + faults)
+        raise Faults(in_order(source.faults) + faults_of_flags) from None
+    if faults_of_flags:  # a flag may supply what the file lacks, so check that only with valid flags
+        raise Faults(in_order(source.faults) + faults_of_flags)
     values = {name: getattr(written, name) for name in Written.model_fields} | dict(changes or {})
     workload = Workload.model_construct(**values, source_text=text)
     workload = apply(workload, flags, source.faults, label, top)
@@ -107,14 +107,14 @@ def _checked(
 
 
 def packaged() -> dict[str, Path]:
-    """The shipped workloads by their bare names."""
+    """The packaged workloads: name → path."""
     package = Path(__file__).parent.parent
-    inside = package / "data" / "workloads"  # in a wheel; in a checkout the folder beside the package
+    inside = package / "data" / "workloads"  # exists in a wheel; in a checkout the folder is beside the package
     folder = inside if inside.is_dir() else package.parent / "workloads"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def _find(path_or_name: str) -> Path:
+def _workload_path(path_or_name: str) -> Path:
     path = Path(path_or_name)
     known = packaged()
     if path.is_file() or path_or_name not in known:
@@ -122,15 +122,15 @@ def _find(path_or_name: str) -> Path:
     return known[path_or_name]
 
 
-def _text(file: Path, as_given: str) -> str:
+def _read_text(file: Path, as_given: str) -> str:
     try:
         data = file.read_bytes() if file.stat().st_size <= 1 << 20 else None
     except OSError as error:
-        what = "no such workload" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        beside = [str(other) for suffix in _SUFFIXES for other in file.parent.glob(f"*{suffix}")]
-        hint = meant(as_given, [*packaged(), *beside])
-        raise Faults([UserError(what, as_given, f"{hint}; or the path of a YAML file")]) from None
-    if file.suffix in _PROMPTS:
+        problem = "no such workload" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        neighbours = [str(path) for suffix in _SUFFIXES for path in file.parent.glob(f"*{suffix}")]
+        hint = meant(as_given, [*packaged(), *neighbours])
+        raise Faults([UserError(problem, as_given, f"{hint}; or the path of a YAML file")]) from None
+    if file.suffix in _PROMPT_SUFFIXES:
         hint = (
             f"name it in a workload file: requests: {{from: {file.name}}}; arrivals with lengths are --trace {as_given}"
         )

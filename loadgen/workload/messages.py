@@ -1,6 +1,6 @@
-"""Errors of the check in our words: what was written, where it stands, what is allowed.
+"""Error messages for a workload file: what was written, its position, and what is allowed.
 
-Pure: pydantic's error and the positions of the file in, a `Fault` out.
+Pure: takes an error of pydantic and the positions of the file, returns a `Fault`.
 """
 
 from __future__ import annotations
@@ -14,40 +14,45 @@ from loadgen.workload.fields import NOTHING_FITS, meant
 from loadgen.workload.flags import METRIC_ALIASES
 from loadgen.workload.yaml_marks import Map, Seq, Spot, child, where
 
-_MEANT = re.compile('did you mean "([^"]*)"')
+_DID_YOU_MEAN = re.compile('did you mean "([^"]*)"')
 _MISSING = re.compile('missing "([^"]*)"')
 
 
-def _path(fault: Fault) -> str:
+def _path_of(fault: Fault) -> str:
     return fault.where.partition(" (")[2].removesuffix(")")
 
 
-def _mapping(fault: Fault) -> str:
-    """Of a fault of a key: the path of the mapping that the key is in."""
-    return _path(fault).rpartition(".")[0]
+def _parent_path(fault: Fault) -> str:
+    """For a fault about a key: the path of the mapping that contains the key."""
+    return _path_of(fault).rpartition(".")[0]
 
 
 def in_order(faults: list[Fault]) -> list[Fault]:
-    """By line and column, and one per mistake: an unset variable makes its value wrong as well, and a key that is
-    mistyped is missing, which is no news."""
+    """Sort faults by line and column, and keep one fault per mistake.
+
+    Two mistakes cause a second fault that says nothing new: an unset variable also makes its value wrong, and a
+    mistyped key is also reported as missing.
+    """
     by_place: dict[tuple[str, str], Fault] = {}
-    mistyped = {(_mapping(fault), match[1]) for fault in faults if (match := _MEANT.match(fault.hint))}
+    mistyped = {(_parent_path(fault), match[1]) for fault in faults if (match := _DID_YOU_MEAN.match(fault.hint))}
     for fault in faults:
         match = _MISSING.fullmatch(fault.what)
-        if match and (_path(fault), match[1]) in mistyped:
+        if match and (_path_of(fault), match[1]) in mistyped:
             continue
-        by_place.setdefault((fault.where, fault.what if match else ""), fault)  # several keys may miss in one place
+        by_place.setdefault(
+            (fault.where, fault.what if match else ""), fault
+        )  # several keys can be missing at one position
 
-    def place(fault: Fault) -> tuple[int, int]:
-        found = re.search(r":([0-9]+):([0-9]+)( \(|$)", fault.where)
-        return (int(found[1]), int(found[2])) if found else (0, 0)
+    def line_and_column(fault: Fault) -> tuple[int, int]:
+        position = re.search(r":([0-9]+):([0-9]+)( \(|$)", fault.where)
+        return (int(position[1]), int(position[2])) if position else (0, 0)
 
-    return sorted(by_place.values(), key=place)
+    return sorted(by_place.values(), key=line_and_column)
 
 
-LONGEST_SHOWN = 60  # characters of a value that is wrong
+LONGEST_SHOWN = 60  # characters shown of a wrong value
 
-_KINDS = {
+_PREDICATES = {
     "model_type": ("must be a mapping (key: value)", ""),
     "model_attributes_type": ("must be a mapping (key: value)", ""),
     "tuple_type": ("must be a list", "start each item with a dash"),
@@ -63,14 +68,14 @@ _KINDS = {
 
 
 def fault(error: Any, top: Map, file: str) -> Fault:
-    """One error of pydantic in our words: what was written, where, what is allowed."""
+    """Return the fault for one error of pydantic: what was written, its position, and what is allowed."""
     kind, loc, context = error["type"], error["loc"], error.get("ctx", {})
     spot, path, holder = locate(top, loc)
     text = spot.text if len(spot.text) <= LONGEST_SHOWN else spot.text[:LONGEST_SHOWN] + "..."
     shown = f'"{text}" ' if text else f"{path} " if path else ""
     if (
         loc and isinstance(loc[-1], int) and isinstance(holder, str) and kind != NOTHING_FITS
-    ):  # the file of a column: no place of its own
+    ):  # a value in a column file has no position in the workload
         shown = f'value {loc[-1] + 1} in "{text}" '
     if error["input"] is None and not spot.text and kind != "missing":
         return UserError(f"{path} has no value", where(file, spot, path), _example(path.rpartition(".")[2]))
@@ -98,7 +103,7 @@ def fault(error: Any, top: Map, file: str) -> Fault:
     if kind == "literal_error":
         known = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
         return UserError(f"{shown}is not known here", where(file, spot, path), meant(spot.text, known))
-    predicate, hint = _KINDS.get(kind, ("", ""))
+    predicate, hint = _PREDICATES.get(kind, ("", ""))
     if not predicate:
         message = error["msg"]
         predicate = message.replace("Input should", "should").replace("String should", "should")
@@ -131,19 +136,21 @@ def _example(key: str, known: list[str] | None = None) -> str:
     return f"{example}; known: {', '.join(known)}" if known else example
 
 
-_ALSO = {"warmup": "measured"}  # another spelling of a field
+_OTHER_SPELLINGS = {"warmup": "measured"}  # another spelling of a field
 
 
 def locate(top: Map, loc: tuple[str | int, ...]) -> tuple[Spot, str, Any]:
-    """Where pydantic's `loc` stands in the file: the deepest value on its way, that value's path, and the value.
+    """Find pydantic's `loc` in the file. Returns position, path and value of the deepest value on the way.
 
-    Steps that are no keys are passed over: tags of unions, and fields that the short form leaves out.
+    Skips steps that are not keys in the file: tags of unions, and fields that the short form omits.
     """
     spot, path = top.at, ""
     holder: Any = top
     for step in loc:
         if isinstance(holder, Map) and isinstance(step, str):
-            key = next((key for key in holder if step in (key, METRIC_ALIASES.get(key), _ALSO.get(key))), None)
+            key = next(
+                (key for key in holder if step in (key, METRIC_ALIASES.get(key), _OTHER_SPELLINGS.get(key))), None
+            )
             if key is not None:
                 spot, path, holder = holder.values_at[key], child(path, key), holder[key]
         elif isinstance(holder, Seq) and isinstance(step, int) and step < len(holder):

@@ -1,6 +1,6 @@
-"""The checked workload: its types, and what each of them may hold. Durations are integer ns, rates floats per second.
+"""The types of a checked workload and the values each field accepts. Durations are integer ns, rates floats per second.
 
-Values only: no file is read here but the prompts whose bytes a fingerprint stands for.
+This module reads no file, except to hash the prompt and trace files that are part of a fingerprint.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from loadgen.workload.fields import (
 from loadgen.workload.flags import METRIC_ALIASES, METRICS
 from loadgen.workload.yaml_marks import Map
 
-# Validity limits of metrics.md: beyond one of them a run is INVALID.
-SEND_LAG_SHARE = 0.05  # p99 send lag, of TTFT p50
-STAMP_ERROR_SHARE = 0.05  # p99 stamp error, of TTFT p50
-CPU_SHARE = 0.90  # of one core, of a worker, over any full second of the measured window
-FAILURE_SHARE = 0.01  # failed + lost, of all that were to be sent
+# Validity limits of metrics.md: a run that exceeds one of them is INVALID.
+SEND_LAG_SHARE = 0.05  # p99 send lag, as a share of TTFT p50
+STAMP_ERROR_SHARE = 0.05  # p99 stamp error, as a share of TTFT p50
+CPU_SHARE = 0.90  # of one core, per worker, in any full second of the measured window
+FAILURE_SHARE = 0.01  # failed + lost, as a share of all scheduled requests
 
 GRACE_NS = 30 * units.NS_PER_S  # three times a 1,000-token answer at 10 ms a token
-TIMEOUT_NS = 600 * units.NS_PER_S  # the openai client's own default
+TIMEOUT_NS = 600 * units.NS_PER_S  # the default of the openai client
 STALL_TIMEOUT_NS = 120 * units.NS_PER_S  # longest silence in a stream: a cold prefill of a long prompt takes a minute
 
 # ------------------------------------------------------------------------------------------------- lengths and delays
 
-OneTokenOrMore = Annotated[Tokens, Field(ge=1)]  # keeps the name of Tokens
-_SPREADS: dict[str, type[Tagged]] = {
+OneTokenOrMore = Annotated[Tokens, Field(ge=1)]  # keeps the name `Tokens` in the schema
+_DISTRIBUTIONS: dict[str, type[Tagged]] = {
     "fixed": Fixed,
     "uniform": Uniform,
     "normal": Normal,
     "lognormal": LogNormal,
     "empirical": Empirical,
 }
-_LISTED: dict[str, type[Tagged]] = {**_SPREADS, "listed": Listed}
+_DISTRIBUTIONS_AND_LIST: dict[str, type[Tagged]] = {**_DISTRIBUTIONS, "listed": Listed}
 
 Length = Annotated[
     Annotated[Fixed[OneTokenOrMore], Tag("fixed")]
@@ -67,9 +67,9 @@ Length = Annotated[
     | Annotated[LogNormal[OneTokenOrMore, Amount], Tag("lognormal")]
     | Annotated[Empirical[OneTokenOrMore], Tag("empirical")]
     | Annotated[Listed[OneTokenOrMore], Tag("listed")],
-    choice("length", _LISTED, bare=(int, float)),
+    choice("length", _DISTRIBUTIONS_AND_LIST, bare=(int, float)),
 ]
-"""How many tokens: at least one. A bare int in YAML is `Fixed`."""
+"""A distribution of token counts, each at least 1. A plain number in YAML is `Fixed`."""
 
 Delay = Annotated[
     Annotated[Fixed[Duration], Tag("fixed")]
@@ -77,9 +77,9 @@ Delay = Annotated[
     | Annotated[Normal[Duration, Duration], Tag("normal")]
     | Annotated[LogNormal[Duration, Duration], Tag("lognormal")]
     | Annotated[Empirical[Duration], Tag("empirical")],
-    choice("delay", _SPREADS, bare=(int, float, str)),
+    choice("delay", _DISTRIBUTIONS, bare=(int, float, str)),
 ]
-"""How long, in ns: the same shapes in durations."""
+"""A distribution of durations in ns, with the same shapes except `listed`."""
 
 # ----------------------------------------------------------------------------------------------------------- requests
 
@@ -88,9 +88,9 @@ class Turns(Part):
     """Conversations: `count` requests each, every one re-sending what was said before it."""
 
     count: Annotated[int, Strict(), Field(ge=1, le=10_000)]
-    tool_result_tokens: Length  # what each later turn adds: a tool's result, or the user's next message
+    tool_result_tokens: Length  # what each later turn adds: the result of a tool, or the next message of the user
     tool_time: Delay = Fixed[Duration](value=0)  # from the end of a turn to the start of the next
-    history: Literal["scripted", "server"] = "scripted"  # assistant's turns: made from the seed, or the real replies
+    history: Literal["scripted", "server"] = "scripted"  # assistant turns: generated from the seed, or real replies
 
 
 class Synthetic(Part):
@@ -106,11 +106,11 @@ class Synthetic(Part):
         "random_input_len": "input_tokens",
         "random_output_len": "output_tokens",
     }
-    input_tokens: Length  # content of the (first) prompt, shared prefix included
-    output_tokens: Length  # of each answer
-    shared_prefix_tokens: Tokens = 0  # the first so many of them are the same within a prefix group
-    prefixes: Whole = 1  # how many such groups
-    system_tokens: Tokens = 0  # a system message of so many tokens, the same for all, beside the prompt
+    input_tokens: Length  # content tokens of the (first) prompt, including the shared prefix
+    output_tokens: Length  # tokens of each answer
+    shared_prefix_tokens: Tokens = 0  # this many tokens at the start are equal within a prefix group
+    prefixes: Whole = 1  # number of prefix groups
+    system_tokens: Tokens = 0  # length of a system message, equal for all requests, in addition to the prompt
     turns: Turns | None = None
 
     @model_validator(mode="after")
@@ -118,21 +118,21 @@ class Synthetic(Part):
         shortest = self.input_tokens.value if isinstance(self.input_tokens, Fixed) else 0
         shortest = self.input_tokens.min if isinstance(self.input_tokens, Uniform) else shortest
         if shortest and self.shared_prefix_tokens > shortest:
-            what = f"shares a prefix of {self.shared_prefix_tokens} tokens in prompts of {shortest}"
-            raise units.Wrong(what, "shared_prefix_tokens is a part of input_tokens")
+            problem = f"shares a prefix of {self.shared_prefix_tokens} tokens in prompts of {shortest}"
+            raise units.Wrong(problem, "shared_prefix_tokens is a part of input_tokens")
         return self
 
 
-def _existing(value: Any, info: ValidationInfo) -> Any:
-    """The path relative to the workload file, which must be a readable file."""
+def _existing_file(value: Any, info: ValidationInfo) -> Any:
+    """Resolve a path relative to the workload file; it must be an existing file. Raises `Wrong`."""
     if not isinstance(info.context, Source):
         return value
     if not isinstance(value, str) or not value:
         raise units.Wrong("is not the name of a file", "requests: {from: prompts.jsonl}")
     path = info.context.folder / value
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise units.Wrong(what, f"a file, named relative to the folder of the workload ({info.context.folder})")
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise units.Wrong(problem, f"a file, named relative to the folder of the workload ({info.context.folder})")
     return path
 
 
@@ -140,8 +140,8 @@ class FromFile(Part):
     """The user's own prompts or messages, one JSON object per line (read by `prompts`)."""
 
     synonyms: ClassVar[dict[str, str]] = dict.fromkeys(("path", "file", "dataset", "prompts"), "from")
-    path: Annotated[Path, BeforeValidator(_existing)] = Field(validation_alias="from")
-    output_tokens: Length | None = None  # where the row itself does not say
+    path: Annotated[Path, BeforeValidator(_existing_file)] = Field(validation_alias="from")
+    output_tokens: Length | None = None  # for rows that do not set it
     order: Literal["sequential", "shuffled"] = "sequential"
 
 
@@ -149,15 +149,15 @@ class FromTrace(Part):
     """Prompts as long as a trace's, sharing the beginnings that its prompts share; their text is fresh in every run."""
 
     synonyms: ClassVar[dict[str, str]] = {"path": "trace", "file": "trace"}
-    trace: Annotated[Path, BeforeValidator(_existing)]
+    trace: Annotated[Path, BeforeValidator(_existing_file)]
 
 
-def _which_requests(value: Any) -> str:
+def _request_kind(value: Any) -> str:
     keys = set(value) if isinstance(value, dict) else set()
     if isinstance(value, FromTrace) or "trace" in keys:
         return "FromTrace"
-    meant = keys & {"from", "order", *FromFile.synonyms}
-    return "FromFile" if isinstance(value, FromFile) or meant else "Synthetic"
+    file_keys = keys & {"from", "order", *FromFile.synonyms}
+    return "FromFile" if isinstance(value, FromFile) or file_keys else "Synthetic"
 
 
 # ------------------------------------------------------------------------------------------------------------ arrival
@@ -210,11 +210,11 @@ class Replay(Tagged):
 
     tag = "trace"
     short = "file"
-    file: Annotated[Path, BeforeValidator(_existing)]
+    file: Annotated[Path, BeforeValidator(_existing_file)]
     speed: Positive = 1.0
 
 
-_LAWS: dict[str, type[Tagged]] = {
+_ARRIVALS: dict[str, type[Tagged]] = {
     "constant": Constant,
     "poisson": Poisson,
     "gamma": Gamma,
@@ -229,7 +229,7 @@ Arrival = Annotated[
     | Annotated[Ramp, Tag("ramp")]
     | Annotated[Closed, Tag("closed")]
     | Annotated[Replay, Tag("trace")],
-    choice("arrival", _LAWS),
+    choice("arrival", _ARRIVALS),
 ]
 
 
@@ -279,7 +279,7 @@ class Stage(Part):
 
     @classmethod
     def unwrap(cls, data: Any) -> Any:
-        """`warmup: true` is another way to write `measured: false`."""
+        """Accept `warmup: true` as another spelling of `measured: false`."""
         if not isinstance(data, Map) or "warmup" not in data:
             return data
         if "measured" in data:
@@ -383,12 +383,14 @@ class WrittenSlo(Part):
         return Slo(terms=tuple(terms), goodput_share=self.goodput)
 
 
-def _slo(value: Any, info: ValidationInfo) -> Any:
+def _checked_slo(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(info.context, Source) or value is None:
         return value
-    before = len(info.context.faults)
+    faults_before = len(info.context.faults)
     written = WrittenSlo.model_validate(value, context=info.context)
-    return written.checked() if len(info.context.faults) == before else None  # told once, that will do
+    return (
+        written.checked() if len(info.context.faults) == faults_before else None
+    )  # the error is already in the list of faults
 
 
 class _SloSchema:
@@ -427,10 +429,10 @@ class Written(Part):
         Annotated[Synthetic, Tag("Synthetic")]
         | Annotated[FromFile, Tag("FromFile")]
         | Annotated[FromTrace, Tag("FromTrace")],
-        Discriminator(_which_requests),
+        Discriminator(_request_kind),
     ]
     stages: tuple[Stage, ...] = ()
-    slo: Annotated[Slo | None, BeforeValidator(_slo), _SloSchema()] = None
+    slo: Annotated[Slo | None, BeforeValidator(_checked_slo), _SloSchema()] = None
     grace_ns: Duration = Field(GRACE_NS, validation_alias="grace")
     timeout_ns: Annotated[Duration, Field(gt=0)] = Field(TIMEOUT_NS, validation_alias="timeout")
     stall_timeout_ns: Annotated[Duration, Field(gt=0)] = Field(STALL_TIMEOUT_NS, validation_alias="stall_timeout")
@@ -447,73 +449,76 @@ class Workload(Written):
 
 
 def recipe_fingerprint(workload: Workload, count_source: str) -> str:
-    """16 hex digits: equal exactly when two workloads ask for the same load, promise and counting (metrics.md).
+    """16 hex digits, equal exactly when two workloads have the same load, SLO and way of counting tokens (metrics.md).
 
-    Of the checked workload, so `30s` and `0.5m` are equal; without seeds, names, description and text. `count_source`
-    is the tag of the counts that results rest on (server, tokenizer, estimate, events). User's prompts count by the
-    bytes of their file, which is read here, not by its name.
+    The fingerprint covers the checked values, so `30s` and `0.5m` are equal. It ignores seeds, names, the description
+    and the source text. `count_source` is the tag of the token counts that the results use (server, tokenizer,
+    estimate, events). For prompt and trace files it covers the bytes of the file, which is read here, not its name.
     """
-    return _hashed(_recipe(workload, count_source))
+    return _recipe_hash(_recipe(workload, count_source))
 
 
 def request_fingerprint(workload: Workload, count_source: str) -> str:
-    """The same without how much load there is: equal for two searches for the capacity of the same thing.
+    """Like `recipe_fingerprint`, but without the amount of load: equal for two capacity searches of the same kind.
 
-    Of each measured stage only the law counts (poisson, closed, ...), not its rate, lanes, duration or count.
+    Of each measured stage only the arrival law counts (poisson, closed, ...), not its rate, lanes, duration or count.
     """
     recipe = _recipe(workload, count_source)
     recipe["stages"] = sorted({stage["law"] for stage in recipe["stages"] if stage["measured"]})
-    return _hashed(recipe)
+    return _recipe_hash(recipe)
 
 
 def _recipe(workload: Workload, count_source: str) -> dict[str, Any]:
-    unlike = {"name", "description", "seed", "schedule_seed", "source_text"}
-    recipe: dict[str, Any] = workload.model_dump(mode="json", exclude=unlike)
+    excluded = {"name", "description", "seed", "schedule_seed", "source_text"}
+    recipe: dict[str, Any] = workload.model_dump(mode="json", exclude=excluded)
     for stage in recipe["stages"]:
         del stage["name"]
-        if stage["at_least"] is None:  # a stage without minimums is what it was before there were any
+        if stage["at_least"] is None:  # so that fingerprints from before `at_least` existed stay equal
             del stage["at_least"]
     if isinstance(workload.requests, FromFile):
-        recipe["requests"]["path"] = _digest(workload.requests.path)
+        recipe["requests"]["path"] = _file_sha256(workload.requests.path)
     if isinstance(workload.requests, FromTrace):
-        recipe["requests"]["trace"] = _digest(workload.requests.trace)
-    for written, stage in zip(recipe["stages"], workload.stages, strict=True):
-        written["law"] = stage.arrival.tag
+        recipe["requests"]["trace"] = _file_sha256(workload.requests.trace)
+    for stage_recipe, stage in zip(recipe["stages"], workload.stages, strict=True):
+        stage_recipe["law"] = stage.arrival.tag
         if isinstance(stage.arrival, Replay):
-            written["arrival"]["trace"]["file"] = _digest(stage.arrival.file)
-        if isinstance(stage.arrival, Closed) and not stage.arrival.ramp_ns:  # it is what it was before there were ramps
-            del written["arrival"]["closed"]["ramp_ns"]
+            stage_recipe["arrival"]["trace"]["file"] = _file_sha256(stage.arrival.file)
+        # Without a ramp the fingerprint stays equal to those from before ramps existed.
+        if isinstance(stage.arrival, Closed) and not stage.arrival.ramp_ns:
+            del stage_recipe["arrival"]["closed"]["ramp_ns"]
     recipe["count_source"] = count_source
     return recipe
 
 
-def _hashed(recipe: dict[str, Any]) -> str:
+def _recipe_hash(recipe: dict[str, Any]) -> str:
     text = json.dumps(recipe, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _digest(path: Path) -> str:
+def _file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of what a workload file may say, for editors: written units as patterns."""
+    """Return the JSON Schema of a workload file, for editors; values with units are strings with a pattern."""
     schema = Written.model_json_schema(by_alias=True)
-    for old, definition in list(schema["$defs"].items()):  # pydantic names a spread by the repr of its quantity
-        new = definition.get("title", old)
-        if new != old:
-            schema = json.loads(json.dumps(schema).replace(json.dumps(old)[1:-1], new))
-    _forget_defaults(schema)
+    for generated_name, definition in list(
+        schema["$defs"].items()
+    ):  # pydantic names a generic type by the repr of its parameter
+        title = definition.get("title", generated_name)
+        if title != generated_name:
+            schema = json.loads(json.dumps(schema).replace(json.dumps(generated_name)[1:-1], title))
+    _remove_defaults(schema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A workload of loadgen"}
 
 
-def _forget_defaults(schema: Any) -> None:
-    """Defaults are those of the checked types (ns, shares), not of what is written: docs/workloads.md has them."""
+def _remove_defaults(schema: Any) -> None:
+    """Remove the defaults: they are in checked units (ns, shares), not as a user writes them. See docs/workloads.md."""
     if isinstance(schema, dict):
-        schema.pop("default", None)  # no field of ours is called so
+        schema.pop("default", None)  # no field of a workload has this name
         for inner in schema.values():
-            _forget_defaults(inner)
+            _remove_defaults(inner)
     elif isinstance(schema, list):
         for inner in schema:
-            _forget_defaults(inner)
+            _remove_defaults(inner)

@@ -1,7 +1,7 @@
-"""Traces of real traffic: when requests came, how long they were, which beginnings they shared.
+"""Readers of traces of real traffic: arrival times, lengths and shared prefixes of requests.
 
-Readers of the formats in use, told apart by their fields, checked as a whole with file:line. Of a trace only numbers
-are kept. Nothing here waits, draws, or makes a text: that is `replay`.
+The format of a file is recognised by its fields. The whole file is checked, and faults name file:line. Only numbers of
+a trace are kept. This module draws no random numbers and makes no text; `requests.trace_prompts` does that.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from loadgen.errors import Faults, UserError
 FAULTS_SHOWN = 20
 MOST_TOKENS = 10_000_000
 MOST_ROWS = 20_000_000
-BLOCKS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of a hash, where a format leaves it open
-LOOKED_AT = 2_000  # rows by which that is told
+BLOCKS = (16, 32, 64, 128, 256, 512, 1024)  # possible tokens per hash, for formats that do not define it
+LOOKED_AT = 2_000  # rows used to infer the tokens per hash
 BAILIAN_BLOCK = 16
 _ID_BITS = (1 << 48) - 1
 
@@ -36,8 +36,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace:
-    """One trace, in order of arrival. `blocks(i)` are the hashes of request i's prompt, in order; equal numbers stand
-    for equal text from the beginning up to there."""
+    """One trace, in order of arrival. `blocks(i)` are the hashes of the prompt of request i, in order of the text.
+
+    Two prompts with an equal hash share all text from the beginning to the end of that block.
+    """
 
     path: Path
     sha256: str
@@ -45,12 +47,12 @@ class Trace:
     due_ns: Ints  # from the first arrival
     input_tokens: Ints
     output_tokens: Ints
-    session: Ints  # conversation, -1 where the trace says nothing of it
+    session: Ints  # number of the conversation, -1 if the trace does not name one
     turn: Ints
     hashes: array[int]
-    starts: Ints  # of each request's hashes; one more at the end
-    tokens_of: dict[int, int]  # tokens under each hash
-    skipped: int  # rows without an answer
+    starts: Ints  # index into `hashes` where each request begins; one extra entry at the end
+    tokens_of: dict[int, int]  # tokens that each hash covers
+    skipped: int  # rows without output tokens, which are left out
 
     def __len__(self) -> int:
         return len(self.due_ns)
@@ -60,135 +62,138 @@ class Trace:
 
     @property
     def end_ns(self) -> int:
-        """Where the request after the last one would have come, at the mean gap."""
+        """End of the trace in ns: one mean gap after the last arrival; 0 for an empty trace."""
         n = len(self)
         return int(self.due_ns[-1]) + (int(self.due_ns[-1]) // (n - 1) if n > 1 else 0) if n else 0
 
     @property
     def rate(self) -> float:
-        """Requests per second, over the whole of it."""
+        """Mean requests per second of the whole trace; infinite if all requests arrive at once."""
         return len(self) * 1e9 / self.end_ns if self.end_ns else math.inf
 
 
 class TraceRow(NamedTuple):
-    """One line, as its format's reader understands it; instants in ns of whatever clock."""
+    """One parsed line of a trace; times in ns, relative to any origin."""
 
     at_ns: int
     input_tokens: int
     output_tokens: int
     hashes: Sequence[int] = ()
-    block: float = 0.0  # tokens under one hash, 0: as inferred for the whole file
+    block: float = 0.0  # tokens per hash; 0: use the size inferred for the whole file
     session: str = ""
     turn: int = 0
 
 
 class BadTraceLine(ValueError):
-    """What is wrong with a line."""
+    """A line is not valid: the message says what is wrong, `hint` what to write."""
 
-    def __init__(self, what: str, hint: str = "") -> None:
-        super().__init__(what)
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
         self.hint = hint
 
 
 def read_trace(path: str | Path) -> Trace:
-    """The trace in a file. Raises Faults with the first FAULTS_SHOWN faults, or UserError for the file as a whole."""
+    """Read a trace file. Raises Faults with the first FAULTS_SHOWN faults, or UserError for the file as a whole."""
     path = Path(path)
     try:
         state = path.stat()
     except OSError as error:
         raise UserError(f"cannot read the trace: {error.strerror}", str(path)) from None
-    return _read(path, state.st_size, state.st_mtime_ns)
+    return _read_cached(path, state.st_size, state.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=4)
-def _read(path: Path, size: int, changed_ns: int) -> Trace:
+def _read_cached(path: Path, size: int, changed_ns: int) -> Trace:
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         with path.open(encoding="utf-8-sig", newline="") as text:
-            return _parsed(path, text, digest)
+            return _parse_file(path, text, digest)
     except OSError as error:
         raise UserError(f"cannot read the trace: {error.strerror}", str(path)) from None
     except UnicodeDecodeError:
-        raise UserError("not a text file (UTF-8)", str(path), _KNOWN) from None
+        raise UserError("not a text file (UTF-8)", str(path), _KNOWN_FORMATS) from None
 
 
-_KNOWN = (
+_KNOWN_FORMATS = (
     "known: shape traces of loadgen_sdk, Mooncake, vLLM timed and Bailian (JSONL), "
     "Azure LLM inference, BurstGPT and timestamp,input_length,output_length (CSV)"
 )
 
 
-def _parsed(path: Path, text: Any, digest: str) -> Trace:
-    lines = _lines(text)
-    first = next(lines, None)
-    if first is None:
-        raise UserError("no requests in the trace", str(path), _KNOWN)
-    if first[1].lstrip().startswith("{"):
-        name, parse = _json_format(first[1], path)
-        rows = _each(path, _chained(first, lines), lambda line: parse(_object(line)))
+def _parse_file(path: Path, text: Any, digest: str) -> Trace:
+    lines = _numbered_lines(text)
+    first_line = next(lines, None)
+    if first_line is None:
+        raise UserError("no requests in the trace", str(path), _KNOWN_FORMATS)
+    if first_line[1].lstrip().startswith("{"):
+        name, parse = _json_format(first_line[1], path)
+        rows = _parse_lines(path, _prepend(first_line, lines), lambda line: parse(_json_object(line)))
     else:
-        name, parse_row, columns = _csv_format(first[1], path)
-        rows = _each(path, lines, lambda line: parse_row(_fields(line, columns)))
-    found, skipped = [], 0
+        name, parse_row, columns = _csv_format(first_line[1], path)
+        rows = _parse_lines(path, lines, lambda line: parse_row(_csv_fields(line, columns)))
+    kept, skipped = [], 0
     for row in rows:
-        if row.output_tokens < 1:  # a failure, as BurstGPT marks it: nothing to ask for
+        if row.output_tokens < 1:  # BurstGPT marks failures this way; there is no output to request
             skipped += 1
             continue
-        found.append(row)
-    if not found:
-        why = f": none of its {skipped} rows has an answer" if skipped else ""
-        raise UserError(f"no requests in the trace{why}", str(path), _KNOWN)
-    found.sort(key=lambda row: row.at_ns)
-    return _trace(path, digest, name, found, skipped)
+        kept.append(row)
+    if not kept:
+        reason = f": none of its {skipped} rows has an answer" if skipped else ""
+        raise UserError(f"no requests in the trace{reason}", str(path), _KNOWN_FORMATS)
+    kept.sort(key=lambda row: row.at_ns)
+    return _to_trace(path, digest, name, kept, skipped)
 
 
-def _trace(path: Path, digest: str, name: str, rows: list[TraceRow], skipped: int) -> Trace:
-    block = _block_of(rows)
+def _to_trace(path: Path, digest: str, name: str, rows: list[TraceRow], skipped: int) -> Trace:
+    inferred_tokens = _infer_block_tokens(rows)
     hashes, starts, tokens_of = array("q"), [0], dict[int, int]()
     sessions: dict[str, int] = {}
     for row in rows:
-        size = row.block or block
-        before = 0
-        for place, number in enumerate(row.hashes, 1):
-            end = min(row.input_tokens, round(place * size))
-            tokens_of.setdefault(number, max(1, end - before))
-            before = end
+        block_tokens = row.block or inferred_tokens
+        previous_end = 0
+        for position, hash_id in enumerate(row.hashes, 1):
+            end = min(row.input_tokens, round(position * block_tokens))
+            tokens_of.setdefault(hash_id, max(1, end - previous_end))
+            previous_end = end
         hashes.extend(row.hashes)
         starts.append(len(hashes))
         if row.session:
             sessions.setdefault(row.session, len(sessions))
     start = rows[0].at_ns
-    column = functools.partial(np.array, dtype=np.int64)
+    int_column = functools.partial(np.array, dtype=np.int64)
     return Trace(
         path=path,
         sha256=digest,
         format=name,
-        due_ns=column([row.at_ns - start for row in rows]),
-        input_tokens=column([row.input_tokens for row in rows]),
-        output_tokens=column([row.output_tokens for row in rows]),
-        session=column([sessions.get(row.session, -1) for row in rows]),
-        turn=column([row.turn for row in rows]),
+        due_ns=int_column([row.at_ns - start for row in rows]),
+        input_tokens=int_column([row.input_tokens for row in rows]),
+        output_tokens=int_column([row.output_tokens for row in rows]),
+        session=int_column([sessions.get(row.session, -1) for row in rows]),
+        turn=int_column([row.turn for row in rows]),
         hashes=hashes,
-        starts=column(starts),
+        starts=int_column(starts),
         tokens_of=tokens_of,
         skipped=skipped,
     )
 
 
-def _block_of(rows: Sequence[TraceRow]) -> int:
-    """Tokens of one hash: the size by which most prompts have as many hashes as they should."""
-    hashed = [row for row in rows[:LOOKED_AT] if row.hashes and not row.block]
-    if not hashed:
+def _infer_block_tokens(rows: Sequence[TraceRow]) -> int:
+    """Infer the tokens per hash: the size in BLOCKS for which most prompts have the expected number of hashes.
+
+    If no size fits half of the prompts, the mean of tokens per hash.
+    """
+    sample = [row for row in rows[:LOOKED_AT] if row.hashes and not row.block]
+    if not sample:
         return BLOCKS[0]
 
-    def fitting(size: int) -> int:
-        return sum(len(row.hashes) == -(-row.input_tokens // size) for row in hashed)
+    def fitting_rows(size: int) -> int:
+        return sum(len(row.hashes) == -(-row.input_tokens // size) for row in sample)
 
-    best = max(BLOCKS, key=fitting)
-    if fitting(best) * 2 >= len(hashed):
-        return best
-    return max(1, round(sum(row.input_tokens for row in hashed) / sum(len(row.hashes) for row in hashed)))
+    best_size = max(BLOCKS, key=fitting_rows)
+    if fitting_rows(best_size) * 2 >= len(sample):
+        return best_size
+    return max(1, round(sum(row.input_tokens for row in sample) / sum(len(row.hashes) for row in sample)))
 
 
 # ------------------------------------------------------------------------------------------------------------ formats
@@ -196,57 +201,59 @@ def _block_of(rows: Sequence[TraceRow]) -> int:
 
 def _json_format(line: str, path: Path) -> tuple[str, Callable[[dict[str, Any]], TraceRow]]:
     try:
-        first = _object(line)
+        first = _json_object(line)
     except BadTraceLine as wrong:
         raise UserError(str(wrong), f"{path}:1", wrong.hint) from None
     if {"block_size", "input_source"} <= first.keys():
-        return "shape trace", _shape
+        return "shape trace", _sdk_shape_row
     if "chat_id" in first:
         chats: dict[str, tuple[str, int]] = {}
-        return "Bailian", functools.partial(_bailian, chats)
+        return "Bailian", functools.partial(_bailian_row, chats)
     if {"timestamp", "input_length", "output_length"} <= first.keys():
-        # Mooncake counts whole milliseconds, the seconds of others have a fraction.
+        # Mooncake uses whole milliseconds; a fraction means seconds.
         scale = 1e9 if isinstance(first["timestamp"], float) and not first["timestamp"].is_integer() else 1e6
-        return "Mooncake", functools.partial(_mooncake, scale)
+        return "Mooncake", functools.partial(_mooncake_row, scale)
     if "messages" in first or "prompt" in first:
         hint = f"prompts of your own go into the workload: requests: {{from: {path.name}}}"
         raise UserError("these are prompts, not a trace", str(path), hint)
-    raise UserError("not a trace that is known here", f"{path}:1", _KNOWN)
+    raise UserError("not a trace that is known here", f"{path}:1", _KNOWN_FORMATS)
 
 
-def _shape(row: dict[str, Any]) -> TraceRow:
-    microseconds = (_instant(row, "timestamp", 1e6) + 500) // 1000  # what it was written with; floats hold no more
+def _sdk_shape_row(row: dict[str, Any]) -> TraceRow:
+    microseconds = (
+        _time_ns(row, "timestamp", 1e6) + 500
+    ) // 1000  # the precision it was written with; a float cannot hold more
     return TraceRow(
         at_ns=microseconds * 1000,
-        input_tokens=_count(row, "input_length", 1),
-        output_tokens=_count(row, "output_length", 0),
-        hashes=_hashes(row),
+        input_tokens=_token_count(row, "input_length", 1),
+        output_tokens=_token_count(row, "output_length", 0),
+        hashes=_hash_ids(row),
         block=float(row["block_size"]) if _is_number(row.get("block_size")) else 0.0,
         session=str(row.get("session_id") or ""),
-        turn=_count(row, "turn", 0) if "turn" in row else 0,
+        turn=_token_count(row, "turn", 0) if "turn" in row else 0,
     )
 
 
-def _mooncake(scale: float, row: dict[str, Any]) -> TraceRow:
+def _mooncake_row(scale: float, row: dict[str, Any]) -> TraceRow:
     return TraceRow(
-        at_ns=_instant(row, "timestamp", scale),
-        input_tokens=_count(row, "input_length", 1),
-        output_tokens=_count(row, "output_length", 0),
-        hashes=_hashes(row),
+        at_ns=_time_ns(row, "timestamp", scale),
+        input_tokens=_token_count(row, "input_length", 1),
+        output_tokens=_token_count(row, "output_length", 0),
+        hashes=_hash_ids(row),
         session=str(row.get("session_id") or ""),
     )
 
 
-def _bailian(chats: dict[str, tuple[str, int]], row: dict[str, Any]) -> TraceRow:
-    """A turn names its parent; the conversation is called by its first turn."""
+def _bailian_row(chats: dict[str, tuple[str, int]], row: dict[str, Any]) -> TraceRow:
+    """Each turn names its parent turn; the id of the first turn becomes the name of the conversation."""
     own, parent = str(row.get("chat_id")), str(row.get("parent_chat_id"))
     session, turn = chats.get(parent, (own, -1))
     chats[own] = session, turn + 1
     return TraceRow(
-        at_ns=_instant(row, "timestamp", 1e9),
-        input_tokens=_count(row, "input_length", 1),
-        output_tokens=_count(row, "output_length", 0),
-        hashes=_hashes(row),
+        at_ns=_time_ns(row, "timestamp", 1e9),
+        input_tokens=_token_count(row, "input_length", 1),
+        output_tokens=_token_count(row, "output_length", 0),
+        hashes=_hash_ids(row),
         block=float(BAILIAN_BLOCK),
         session=session,
         turn=turn + 1,
@@ -255,29 +262,31 @@ def _bailian(chats: dict[str, tuple[str, int]], row: dict[str, Any]) -> TraceRow
 
 def _csv_format(line: str, path: Path) -> tuple[str, Callable[[dict[str, str]], TraceRow], list[str]]:
     columns = [name.strip() for name in next(csv.reader([line]), [])]
-    have = {name.lower() for name in columns}
-    lower = [name.lower() for name in columns]
-    for name, needed, at in (
-        ("Azure LLM inference", ("timestamp", "contexttokens", "generatedtokens"), _date_ns),
+    column_set = {name.lower() for name in columns}
+    lower_columns = [name.lower() for name in columns]
+    for name, required, parse_time in (
+        ("Azure LLM inference", ("timestamp", "contexttokens", "generatedtokens"), _utc_date_ns),
         ("BurstGPT", ("timestamp", "request tokens", "response tokens"), _seconds_ns),
         ("timestamp,input_length,output_length", ("timestamp", "input_length", "output_length"), _seconds_ns),
     ):
-        if set(needed) <= have:
-            return name, functools.partial(_csv_row, needed, at), lower
-    raise UserError("not a trace that is known here", f"{path}:1", _KNOWN)
+        if set(required) <= column_set:
+            return name, functools.partial(_csv_row, required, parse_time), lower_columns
+    raise UserError("not a trace that is known here", f"{path}:1", _KNOWN_FORMATS)
 
 
-def _csv_row(names: tuple[str, str, str], at: Callable[[str], int], row: dict[str, str]) -> TraceRow:
-    when, read_tokens, written = (row[name] for name in names)
+def _csv_row(names: tuple[str, str, str], parse_time: Callable[[str], int], row: dict[str, str]) -> TraceRow:
+    time_text, input_text, output_text = (row[name] for name in names)
     return TraceRow(
-        at_ns=at(when), input_tokens=_whole(read_tokens, names[1], 1), output_tokens=_whole(written, names[2], 0)
+        at_ns=parse_time(time_text),
+        input_tokens=_token_count_text(input_text, names[1], 1),
+        output_tokens=_token_count_text(output_text, names[2], 0),
     )
 
 
 # -------------------------------------------------------------------------------------------------------------- parts
 
 
-def _lines(text: Any) -> Iterator[tuple[int, str]]:
+def _numbered_lines(text: Any) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text, 1):
         if line.strip():
             if number > MOST_ROWS:
@@ -285,12 +294,12 @@ def _lines(text: Any) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _chained(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+def _prepend(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     yield first
     yield from rest
 
 
-def _each(path: Path, lines: Iterator[tuple[int, str]], parse: Callable[[str], TraceRow]) -> Iterator[TraceRow]:
+def _parse_lines(path: Path, lines: Iterator[tuple[int, str]], parse: Callable[[str], TraceRow]) -> Iterator[TraceRow]:
     faults = []
     for number, line in lines:
         try:
@@ -307,7 +316,7 @@ def _each(path: Path, lines: Iterator[tuple[int, str]], parse: Callable[[str], T
         raise Faults(faults)
 
 
-def _object(line: str) -> dict[str, Any]:
+def _json_object(line: str) -> dict[str, Any]:
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -317,7 +326,7 @@ def _object(line: str) -> dict[str, Any]:
     return row
 
 
-def _fields(line: str, columns: list[str]) -> dict[str, str]:
+def _csv_fields(line: str, columns: list[str]) -> dict[str, str]:
     try:
         values = next(csv.reader([line]))
     except (csv.Error, StopIteration) as error:
@@ -331,14 +340,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _instant(row: dict[str, Any], name: str, scale: float) -> int:
+def _time_ns(row: dict[str, Any], name: str, scale: float) -> int:
     value = row.get(name)
     if not isinstance(value, int | float) or not _is_number(value) or abs(value) > 1e15:
         raise BadTraceLine(f"{name} is {_shown(value)}", "a number")
     return int(value) * int(scale) + round((value - int(value)) * scale)
 
 
-def _count(row: dict[str, Any], name: str, least: int) -> int:
+def _token_count(row: dict[str, Any], name: str, least: int) -> int:
     value = row.get(name)
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not least <= value <= MOST_TOKENS:  # type: ignore[operator]
@@ -346,7 +355,7 @@ def _count(row: dict[str, Any], name: str, least: int) -> int:
     return int(value)  # type: ignore[arg-type]
 
 
-def _whole(text: str, name: str, least: int) -> int:
+def _token_count_text(text: str, name: str, least: int) -> int:
     try:
         value = float(text)
     except ValueError:
@@ -356,16 +365,18 @@ def _whole(text: str, name: str, least: int) -> int:
     return int(value)
 
 
-def _hashes(row: dict[str, Any]) -> list[int]:
+def _hash_ids(row: dict[str, Any]) -> list[int]:
     value = row.get("hash_ids") or []
     if not isinstance(value, list):
         raise BadTraceLine(f"hash_ids is {_shown(value)}", "a list")
-    found = []
+    hash_ids = []
     for item in value:
-        if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item <= _ID_BITS:  # large or named: folded
+        if (
+            not isinstance(item, int) or isinstance(item, bool) or not 0 <= item <= _ID_BITS
+        ):  # a large number or a text: reduced to 48 bits
             item = int.from_bytes(hashlib.blake2b(str(item).encode(), digest_size=6).digest(), "little")
-        found.append(item)
-    return found
+        hash_ids.append(item)
+    return hash_ids
 
 
 def _seconds_ns(text: str) -> int:
@@ -378,18 +389,18 @@ def _seconds_ns(text: str) -> int:
     return int(value) * 10**9 + round((value - int(value)) * 1e9)
 
 
-def _date_ns(text: str) -> int:
-    """`2023-11-16 18:15:46.6805900`, with or without an offset; as UTC without."""
-    whole, _, rest = text.partition(".")
-    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+def _utc_date_ns(text: str) -> int:
+    """ns since 1970 of `2023-11-16 18:15:46.6805900`; UTC unless the text has an offset. Raises BadTraceLine."""
+    to_seconds, _, fraction_and_offset = text.partition(".")
+    digits = fraction_and_offset[: len(fraction_and_offset) - len(fraction_and_offset.lstrip("0123456789"))]
     try:
-        date = datetime.datetime.fromisoformat(whole + rest[len(digits) :])
+        date = datetime.datetime.fromisoformat(to_seconds + fraction_and_offset[len(digits) :])
     except ValueError:
         raise BadTraceLine(f"timestamp is {text!r}", "a date like 2023-11-16 18:15:46.6805900") from None
     if date.tzinfo is None:
         date = date.replace(tzinfo=datetime.UTC)
-    since = date - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    return (since.days * 86_400 + since.seconds) * 10**9 + int((digits + "000000000")[:9])
+    since_epoch = date - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    return (since_epoch.days * 86_400 + since_epoch.seconds) * 10**9 + int((digits + "000000000")[:9])
 
 
 def _shown(value: Any) -> str:

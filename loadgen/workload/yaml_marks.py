@@ -1,8 +1,8 @@
-"""YAML text to plain values that remember where they stood, so that every later fault can name file:line:column.
+"""Parse YAML text to plain values with their positions, so that every later fault can name file:line:column.
 
-No checks of meaning here and no reading of files. Scalars follow the YAML 1.2 core schema (`yes` and `1:30` are text,
-`1e3` is a number), `${VAR}` and `${VAR:-default}` are expanded in scalar values after parsing, and what an alias can
-multiply is bounded.
+This module reads no files and does not check what values mean. Scalars follow the YAML 1.2 core schema (`yes` and
+`1:30` are text, `1e3` is a number). `${VAR}` and `${VAR:-default}` are expanded in scalar values after parsing. The
+number of values is limited, because aliases can multiply them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import yaml
 
 from loadgen.errors import Fault, Faults, UserError
 
-MOST_NODES = 100_000  # after aliases: ten nested lists of ten aliases would be ten thousand million
+MOST_NODES = 100_000  # counted after aliases: ten nested lists of ten aliases would be 10^10 values
 DEEPEST = 50
 
 _INT = re.compile(r"[-+]?[0-9]{1,300}|0x[0-9a-fA-F]{1,200}|0o[0-7]{1,200}")
@@ -26,7 +26,7 @@ Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Spot(NamedTuple):
-    """A place in the file, counted from 1, and the text as the user wrote it (unexpanded; "" for a collection)."""
+    """A position in the file, counted from 1, and the text as written (variables unexpanded; "" for a collection)."""
 
     line: int
     column: int
@@ -34,7 +34,7 @@ class Spot(NamedTuple):
 
 
 class Map(dict[str, Any]):
-    """A mapping of the file. `keys_at` and `values_at` give the spot of each key and of its value, `at` its own."""
+    """A mapping in the file. `at` is its position; `keys_at` and `values_at` are those of each key and its value."""
 
     def __init__(self, at: Spot) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Map(dict[str, Any]):
 
 
 class Seq(list[Any]):
-    """A sequence of the file; `values_at[i]` is the spot of item i."""
+    """A sequence in the file. `at` is its position; `values_at[i]` is that of item i."""
 
     def __init__(self, at: Spot) -> None:
         super().__init__()
@@ -68,11 +68,11 @@ SMALLEST = "the smallest workload: name: truth, and requests: {input_tokens: 150
 def read_yaml(
     text: str, file: str, env: Mapping[str, str], *, kind: str = "workload", smallest: str = SMALLEST
 ) -> tuple[Map, list[Fault]]:
-    """The top mapping of `text` and the faults found on the way (repeated keys, unset variables).
+    """Return the top mapping of `text` and the faults found in it (repeated keys, unset variables).
 
-    `kind` and `smallest`: what messages call the file, and an example of one.
+    kind: the word for the file in messages. smallest: an example of such a file, for hints.
 
-    Raises `Faults` with one fault where there is nothing to go on with: a syntax error, no mapping at the top.
+    Raises `Faults` with one fault when parsing cannot continue: a syntax error, or no mapping at the top.
     """
     try:
         _refuse_depth(text, file)
@@ -80,14 +80,14 @@ def read_yaml(
     except yaml.MarkedYAMLError as error:
         raise Faults([_syntax(error, text, file, kind)]) from None
     except yaml.reader.ReaderError as error:
-        before = text[: error.position] if isinstance(error.position, int) else ""
-        spot = Spot(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        text_before = text[: error.position] if isinstance(error.position, int) else ""
+        spot = Spot(text_before.count("\n") + 1, len(text_before) - text_before.rfind("\n"))
         hint = f"a {kind} is plain text in YAML"
         raise Faults([UserError("a character that YAML does not allow", where(file, spot, ""), hint)]) from None
     if not isinstance(root, yaml.MappingNode):
         spot = Spot(1, 1) if root is None else _spot(root)
-        what = "the file is empty" if root is None else f"the top of a {kind} must be a mapping (key: value)"
-        raise Faults([UserError(what, where(file, spot, ""), smallest)])
+        problem = "the file is empty" if root is None else f"the top of a {kind} must be a mapping (key: value)"
+        raise Faults([UserError(problem, where(file, spot, ""), smallest)])
     faults: list[Fault] = []
     walk = _Walk(file, env, faults.append)
     top = walk.value(root, "", 0)
@@ -96,7 +96,7 @@ def read_yaml(
 
 
 def _refuse_depth(text: str, file: str) -> None:
-    """Composing recurses in C, where 100,000 open brackets end the process; parsing to events does not."""
+    """Raise `Faults` for deep nesting. Composing recurses in C and would crash; parsing to events does not recurse."""
     depth = 0
     for event in yaml.parse(text, Loader=Loader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -133,7 +133,7 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, file: str, kind: str) -> Fau
 
 
 def resolve(text: str) -> Any:
-    """The value of an unquoted scalar by YAML's core schema: null, bool, int, float, else the text itself."""
+    """The value of an unquoted scalar in the YAML core schema: None, bool, int, float, else the text itself."""
     if text in ("", "~", "null", "Null", "NULL"):
         return None
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
@@ -146,7 +146,7 @@ def resolve(text: str) -> Any:
 
 
 class _Walk:
-    """One pass over the composed nodes. Holds what the whole pass shares: file name, environment, faults, budget."""
+    """One pass over the composed nodes. Holds the state of the pass: file name, environment, faults, values left."""
 
     def __init__(self, file: str, env: Mapping[str, str], fault: Callable[[Fault], None]) -> None:
         self.file, self.env, self.fault = file, env, fault
@@ -155,9 +155,9 @@ class _Walk:
     def spend(self, node: yaml.Node, path: str, depth: int) -> None:
         self.left -= 1
         if self.left < 0 or depth > DEEPEST:
-            what = "an alias inside itself" if depth > DEEPEST else "too many values"
+            problem = "an alias inside itself" if depth > DEEPEST else "too many values"
             hint = f"at most {DEEPEST} levels and {MOST_NODES:,} values, aliases counted as often as they are used"
-            raise Faults([UserError(what, where(self.file, _spot(node), path.partition("[")[0]), hint)])
+            raise Faults([UserError(problem, where(self.file, _spot(node), path.partition("[")[0]), hint)])
 
     def value(self, node: yaml.Node, path: str, depth: int) -> Any:
         self.spend(node, path, depth)
@@ -195,7 +195,7 @@ class _Walk:
         return result
 
     def merge(self, into: Map, source: yaml.Node, path: str, depth: int) -> None:
-        """YAML's `<<`: keys of the merged mappings fill what is not there yet, the earlier one wins."""
+        """YAML's `<<`: add the keys of the merged mappings that are not set yet; the first mapping wins."""
         for node in source.value if isinstance(source, yaml.SequenceNode) else [source]:
             if not isinstance(node, yaml.MappingNode):
                 self.fault(UserError('"<<" merges mappings only', where(self.file, _spot(node), path)))
@@ -211,16 +211,18 @@ class _Walk:
         text = node.value
         if "${" in text:
             text = self.expand(node, path)
-            return text if node.style in ("|", ">") else resolve(text)  # "${N}" in { } must be quoted: still a number
-        if node.style:  # quoted or a block: text, whatever it looks like
+            return (
+                text if node.style in ("|", ">") else resolve(text)
+            )  # inside { }, "${N}" needs quotes but still means a number
+        if node.style:  # quoted or a block: always text
             return text
         return resolve(text)
 
     def expand(self, node: yaml.ScalarNode, path: str) -> str:
-        """Replace each reference by its variable; as in a shell, `:-` also stands in for an empty one."""
+        """Replace each reference by its variable. As in a shell, a default after `:-` also replaces an empty one."""
         spot = _spot(node)
 
-        def replaced(match: re.Match[str]) -> str:
+        def value_of(match: re.Match[str]) -> str:
             name, default = match["name"], match["default"]
             value = self.env.get(name)
             if default is not None:
@@ -236,4 +238,4 @@ class _Walk:
             self.fault(
                 UserError(f'"{node.value}" is not a reference to a variable', where(self.file, spot, path), hint)
             )
-        return _REFERENCE.sub(replaced, node.value)
+        return _REFERENCE.sub(value_of, node.value)
