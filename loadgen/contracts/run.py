@@ -74,10 +74,10 @@ def run(
         (folder / PRICES).write_bytes((checked.folder / checked.contract.prices).read_bytes())
     say(f"folder: {folder}")
     gpus = checked.contract.gpus  # like --gpus: for each endpoint without a number of its own
-    targets = tuple(replace(one, gpus=one.gpus or gpus) for one in settings.targets)
+    targets = tuple(replace(target, gpus=target.gpus or gpus) for target in settings.targets)
     settings = replace(settings, gpus=settings.gpus or gpus, targets=targets)
     findings = _preflight(settings, folder, say)
-    faults = [f"{one.check}: {one.found}" for one in findings if one.state == FAULT]
+    faults = [f"{finding.check}: {finding.found}" for finding in findings if finding.state == FAULT]
     trouble: dict[str, str] = {}
     interrupted = False
     for planned in checked.levels:
@@ -93,12 +93,13 @@ def run(
                 trouble[name] = f"run {repeat} could not be done: {error.what}"
                 break
             except Faults as fault_list:
-                trouble[name] = f"run {repeat} could not be done: {'; '.join(one.what for one in fault_list.faults)}"
+                reasons = "; ".join(fault.what for fault in fault_list.faults)
+                trouble[name] = f"run {repeat} could not be done: {reasons}"
                 break
             if summary.run.state == "interrupted":
                 interrupted = True
                 break
-    warnings = tuple(f"{one.check}: {one.found}" for one in findings if one.state in (FAULT, WARNING))
+    warnings = tuple(f"{finding.check}: {finding.found}" for finding in findings if finding.state in (FAULT, WARNING))
     facts = _RunFacts(settings.shown, started, _now(), interrupted, trouble, warnings)
     (folder / PLACE).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
     return _judge_and_write(folder, checked.contract, facts), folder

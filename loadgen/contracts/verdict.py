@@ -55,7 +55,7 @@ class LevelVerdict(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     ok: int
     terms: tuple[Judgement, ...]
-    trouble: str = ""  # why nothing can be said about any of its terms
+    trouble: str = ""  # why none of its terms can be judged
     notes: tuple[str, ...] = ()
 
 
@@ -87,12 +87,12 @@ def exit_code(validation: Validation) -> int:
     return {PASS: codes.OK, FAIL: codes.SLO_MISSED, INCONCLUSIVE: codes.UNSOUND}[validation.verdict]
 
 
-def sentence(found: Sequence[LevelVerdict]) -> str:
+def sentence(level_verdicts: Sequence[LevelVerdict]) -> str:
     """The verdict in one sentence."""
-    must_terms = [term for level in found for term in level.terms if term.kind == "must"]
+    must_terms = [term for level in level_verdicts for term in level.terms if term.kind == "must"]
     counts = {verdict: sum(term.verdict == verdict for term in must_terms) for verdict in (PASS, FAIL, INCONCLUSIVE)}
     open_should_terms = [
-        term for level in found for term in level.terms if term.kind == "should" and term.verdict != PASS
+        term for level in level_verdicts for term in level.terms if term.kind == "should" and term.verdict != PASS
     ]
     should_note = f"; {len(open_should_terms)} of the should terms not shown to hold" if open_should_terms else ""
     if not must_terms:
