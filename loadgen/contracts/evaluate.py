@@ -1,6 +1,6 @@
-"""The figure of each term of a contract, from the rows of a level's runs, with its interval and its promise.
+"""Evaluates each term of a contract: computes its figure and confidence interval from the records of a level's runs.
 
-Pure. What cannot be said raises `Missing` with the reason; whether a promise is kept is judged in `judge.py`.
+Pure. A figure that cannot be computed raises `Missing` with the reason. `verdict.py` decides whether a promise is kept.
 """
 
 from __future__ import annotations
@@ -43,25 +43,29 @@ from loadgen.metrics.columns import OK, Columns, Span
 from loadgen.stats import intervals, quantile_interval, steady_state
 from loadgen.stats.quantile_interval import Bounds, Series
 
-RATE_BATCHES = intervals.BATCHES  # of all runs together
+RATE_BATCHES = intervals.BATCHES  # for the batch means of a rate, over all runs together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLevel:
-    """What came of a level: its runs, or why there are none."""
+    """The recorded runs of a level. `trouble` says why a run is missing; "" when none is."""
 
     runs: tuple[RecordedRun, ...] = ()
     trouble: str = ""
 
 
 Money = Callable[[RecordedRun, Bounds], tuple[Bounds, str]]
-"""A run and the interval of its good requests per second -> cost per thousand of them, and its currency. Raises Fault
-or Faults where no price fits."""
+"""Function of a run and the interval of its good requests per second. Returns the cost per thousand good requests and
+its currency. Raises Fault or Faults where no price fits."""
 
 
 class Held(NamedTuple):
-    """A figure against its promise: kept by `at_most` or at least `limit`. `caveat`: why the sample bounds it on one
-    side only; `of`: which part of the load it is of, where that is not all of it."""
+    """The evaluated figure of a term, beside the promised limit.
+
+    `found` is the figure with its interval, in `unit`. The promise is "at most `limit`" where `at_most` is true, else
+    "at least `limit`". `sample` is the number of requests behind the figure. `caveat` says why the sample bounds the
+    figure on one side only ("" when it bounds both). `of` names the part of the load that was used ("" for all of it).
+    """
 
     found: Bounds
     limit: float
@@ -73,51 +77,62 @@ class Held(NamedTuple):
 
 
 class Evaluator:
-    """What the terms of one level are held against."""
+    """Evaluates terms on the recorded runs of one level.
+
+    `measured` holds the runs of all levels by name, for terms that compare two levels.
+    """
 
     def __init__(
-        self, confidence: float, measured: Mapping[str, MeasuredLevel], found: MeasuredLevel, money: Money | None
+        self, confidence: float, measured: Mapping[str, MeasuredLevel], level: MeasuredLevel, money: Money | None
     ) -> None:
-        self.confidence, self.measured, self.runs, self.money = confidence, measured, found.runs, money
-        self._columns = [run.columns() for run in found.runs]
+        self.confidence, self.measured, self.runs, self.money = confidence, measured, level.runs, money
+        self._columns = [run.columns() for run in level.runs]
 
     def held(self, term: Any) -> Held:
-        """Raises Missing."""
+        """The figure of a term beside its limit. Raises Missing where the records cannot give the figure."""
         if isinstance(term, schema.Itl | schema.InterChunk):
-            return self._pooled(term)
+            return self._pooled_gaps(term)
         if isinstance(term, schema.Latency):
-            found, sample = self._latency(self.runs, self._columns, tag(term), term.quantile)
-            return Held(_scaled(found, 1e-6), term.limit_ns / 1e6, True, "ms", sample.total, sample.caveat, sample.of)
+            bounds, sample = self._latency(self.runs, self._columns, tag(term), term.quantile)
+            return Held(_scaled(bounds, 1e-6), term.limit_ns / 1e6, True, "ms", sample.total, sample.caveat, sample.of)
         match term:
             case schema.Errors():
                 marks = [(columns["status"] != OK)[counted(columns)].astype(np.float64) for columns in self._columns]
                 return self._share(marks, term.limit, True)
             case schema.GoodputTerm():
-                what = f"a share of {format.percent(term.share)}"
-                misses = [_misses(run, columns) for run, columns in self._pairs()]
-                sample = settle(self.runs, misses, QUEUED[0], term.share, self.confidence, what)
-                held = self._share([1 - missed for missed in sample.values], term.share, False)
-                low = 0.0 if sample.caveat else held.found.low
-                return held._replace(found=held.found._replace(low=low), caveat=sample.caveat, of=sample.of)
+                asked_share = f"a share of {format.percent(term.share)}"
+                misses = [_slo_misses(run, columns) for run, columns in self._runs_and_columns()]
+                sample = settle(self.runs, misses, QUEUED[0], term.share, self.confidence, asked_share)
+                kept_share = self._share([1 - missed for missed in sample.values], term.share, False)
+                low = 0.0 if sample.caveat else kept_share.found.low
+                return kept_share._replace(found=kept_share.found._replace(low=low), caveat=sample.caveat, of=sample.of)
             case schema.DriftTerm():
                 return self._drift(term)
             case schema.Sustained():
-                first, last = self._ends(term.window_ns)
-                of = intervals.ratio(self._of_spans(last, _ok), self._of_spans(first, _ok), level=self.confidence)
-                return Held(_scaled(quantile_interval.plain(of), 100), term.share * 100, False, "%", self._answered())
+                first_windows, last_windows = self._first_and_last_windows(term.window_ns)
+                ratio = intervals.ratio(
+                    self._batch_rates(last_windows, _ok_in_span),
+                    self._batch_rates(first_windows, _ok_in_span),
+                    level=self.confidence,
+                )
+                return Held(
+                    _scaled(quantile_interval.plain(ratio), 100), term.share * 100, False, "%", self._ok_requests()
+                )
             case schema.BetweenNodes():
-                return self._nodes(term)
+                return self._between_nodes(term)
             case schema.Against():
                 return self._against(term)
             case schema.CostTerm():
                 return self._cost(term)
-        weigh = {"requests": _ok, "good_requests": _good_ends}.get(tag(term)) or _tokens(tag(term) == "tokens_per_gpu")
-        found, caveat = self._rate(weigh)
+        count_in_span = {"requests": _ok_in_span, "good_requests": _good_in_span}.get(tag(term)) or _tokens_counter(
+            tag(term) == "tokens_per_gpu"
+        )
+        bounds, caveat = self._rate(count_in_span)
         if isinstance(term, schema.OutputPerGpu | schema.TokensPerGpu):
-            found = _scaled(found, 1 / self._gpus())
-        return Held(found, term.rate, False, "/s", self._answered(), caveat)
+            bounds = _scaled(bounds, 1 / self._gpus())
+        return Held(bounds, term.rate, False, "/s", self._ok_requests(), caveat)
 
-    def _answered(self) -> int:
+    def _ok_requests(self) -> int:
         return sum(run.summary.requests.ok for run in self.runs)
 
     def _gpus(self) -> int:
@@ -129,26 +144,29 @@ class Evaluator:
     def _latency(
         self, runs: Sequence[RecordedRun], columns: Sequence[Columns], metric: str, p: float
     ) -> tuple[Bounds, SteadySample]:
-        """A latency at a percentile; without an upper end where the runs cannot show that it is not more."""
-        timed = [figures(one, metric) for one in columns]
-        supported([values for _, values in timed], p, metric)
-        sample = settle(runs, timed, metric, p, self.confidence, f"p{p * 100:g}")
+        """A latency percentile in ns, and the sample behind it.
+
+        The upper end is infinite, or at least the sample's `bound`, where the runs cannot bound the latency from above.
+        """
+        samples = [figures(run_columns, metric) for run_columns in columns]
+        supported([values for _, values in samples], p, metric)
+        sample = settle(runs, samples, metric, p, self.confidence, f"p{p * 100:g}")
         if sample.caveat:
-            found = quantile_interval.quantile(sample.values, p, self.confidence)
-            return found._replace(high=max(found.high, sample.bound)), sample
-        length_s = sum(float(due[-1] - due[0]) / 1e9 for due, _ in timed if len(due))
-        found, caveat = _bounded(sample.values, p, self.confidence, length_s, waits(runs, metric))
-        if caveat and math.isfinite(found.high):
+            bounds = quantile_interval.quantile(sample.values, p, self.confidence)
+            return bounds._replace(high=max(bounds.high, sample.bound)), sample
+        length_s = sum(float(due[-1] - due[0]) / 1e9 for due, _ in samples if len(due))
+        bounds, caveat = _bounded(sample.values, p, self.confidence, length_s, waits(runs, metric))
+        if caveat and math.isfinite(bounds.high):
             sample = sample._replace(of=", ".join(filter(None, (sample.of, "upper end from the spread of its swings"))))
-        return found, sample._replace(caveat=caveat)
+        return bounds, sample._replace(caveat=caveat)
 
     def _quantile(self, values: Series, p: float, what: str, length_s: float, confidence: float) -> tuple[Bounds, str]:
-        """The same of a part that was chosen already, and lasted so long; and why it has no upper end."""
+        """A percentile of values that were already selected from `length_s` of load; and why it has no upper end."""
         supported(values, p, what)
         queued = waits(self.runs, what)
         if queued and (stays := looks(self.runs)):
-            seen = stays[0] * length_s / stays[1]
-            if caveat := tail(seen, (seen, length_s), p, confidence, f"p{p * 100:g}"):
+            looks_in_part = stays[0] * length_s / stays[1]
+            if caveat := tail(looks_in_part, (looks_in_part, length_s), p, confidence, f"p{p * 100:g}"):
                 return quantile_interval.quantile(values, p, confidence)._replace(high=math.inf), caveat
         return _bounded(values, p, confidence, length_s, queued)
 
@@ -158,49 +176,53 @@ class Evaluator:
             raise Missing("no request was counted")
         return Held(_scaled(quantile_interval.share(marks, self.confidence), 100), limit * 100, at_most, "%", n)
 
-    def _pooled(self, term: Any) -> Held:
+    def _pooled_gaps(self, term: Any) -> Held:
         for run in self.runs:
             if tag(term) == "itl" and run.summary.itl_ms is None:
                 raise Missing(f"there is no ITL: {run.summary.itl_absent}")
             if not run.gaps.count:
                 raise Missing("no answer had two events, so there are no gaps")
-        each = [run.gaps.quantile(term.quantile) for run in self.runs]
-        found = quantile_interval.plain(intervals.replications(each, self.confidence))
-        return Held(_scaled(found, 1e-6), term.limit_ns / 1e6, True, "ms", self._answered())
+        per_run = [run.gaps.quantile(term.quantile) for run in self.runs]
+        bounds = quantile_interval.plain(intervals.replications(per_run, self.confidence))
+        return Held(_scaled(bounds, 1e-6), term.limit_ns / 1e6, True, "ms", self._ok_requests())
 
-    def _rate(self, weigh: _Weigh) -> tuple[Bounds, str]:
-        """Per second, after the start-up; without an upper end, and why, where that was not over."""
-        spans = [_steady(run, columns) for run, columns in self._pairs()]
-        begun, caveat = [], ""
-        for (run, columns), span in zip(self._pairs(), spans, strict=True):
+    def _rate(self, count_in_span: _CountInSpan) -> tuple[Bounds, str]:
+        """The rate per second after the start-up. Where the start-up did not end: no upper end, and the caveat."""
+        spans = [_steady_span(run, columns) for run, columns in self._runs_and_columns()]
+        settled_spans, caveat = [], ""
+        for (run, columns), span in zip(self._runs_and_columns(), spans, strict=True):
             pieces = _pieces(span, steady_state.BATCHES)
-            start = steady_state.rising(np.array([weigh(run, columns, piece) for piece in pieces]))
-            if start is None:
+            first_settled = steady_state.rising(np.array([count_in_span(run, columns, piece) for piece in pieces]))
+            if first_settled is None:
                 caveat = unsettled(span.duration_s or 0.0)
-            begun.append(
-                span if not start else metrics.span((pieces[start].start_s or 0) * 1e9, (span.end_s or 0) * 1e9)
+            settled_spans.append(
+                span
+                if not first_settled
+                else metrics.span((pieces[first_settled].start_s or 0) * 1e9, (span.end_s or 0) * 1e9)
             )
-        parts = self._of_spans(begun, weigh)
-        found = quantile_interval.plain(intervals.batch_means(parts, batches=len(parts), level=self.confidence))
-        return (found._replace(high=math.inf) if caveat else found), caveat
+        batch_rates = self._batch_rates(settled_spans, count_in_span)
+        bounds = quantile_interval.plain(
+            intervals.batch_means(batch_rates, batches=len(batch_rates), level=self.confidence)
+        )
+        return (bounds._replace(high=math.inf) if caveat else bounds), caveat
 
-    def _pairs(self) -> Iterator[tuple[RecordedRun, Columns]]:
+    def _runs_and_columns(self) -> Iterator[tuple[RecordedRun, Columns]]:
         return zip(self.runs, self._columns, strict=True)
 
-    def _of_spans(self, spans: Sequence[Span], weigh: _Weigh) -> list[float]:
-        """A rate in one stretch of each run, by equal parts of the stretches."""
+    def _batch_rates(self, spans: Sequence[Span], count_in_span: _CountInSpan) -> list[float]:
+        """Rates per second in equal parts of one span of each run."""
         parts = max(RATE_BATCHES // len(self.runs), 2)
         return [
-            weigh(run, columns, piece) / (piece.duration_s or 1)
-            for (run, columns), span in zip(self._pairs(), spans, strict=True)
+            count_in_span(run, columns, piece) / (piece.duration_s or 1)
+            for (run, columns), span in zip(self._runs_and_columns(), spans, strict=True)
             for piece in _pieces(span, parts)
         ]
 
-    def _ends(self, window_ns: int) -> tuple[list[Span], list[Span]]:
-        """First and last window of each run, by due instants."""
+    def _first_and_last_windows(self, window_ns: int) -> tuple[list[Span], list[Span]]:
+        """The first and the last window of each run, by due instants. Raises Missing for a load of less than two."""
         first, last = [], []
-        for run, columns in self._pairs():
-            steady = _steady(run, columns)
+        for run, columns in self._runs_and_columns():
+            steady = _steady_span(run, columns)
             assert steady.start_s is not None and steady.end_s is not None
             start, end = round(steady.start_s * 1e9), round(steady.end_s * 1e9)
             if end - start < 2 * window_ns * 0.99:
@@ -211,118 +233,126 @@ class Evaluator:
         return first, last
 
     def _drift(self, term: Any) -> Held:
-        sides = []
-        for spans in self._ends(term.window_ns):
+        windows = []
+        for spans in self._first_and_last_windows(term.window_ns):
             values = [
                 latencies(columns, term.of, metrics.within(columns["due_ns"], span))
                 for columns, span in zip(self._columns, spans, strict=True)
             ]
             length_s = len(self.runs) * term.window_ns / 1e9
-            found, caveat = self._quantile(values, term.quantile, term.of, length_s, self.confidence)
-            sides.append((found, caveat and f"in a window {caveat} in each", size(values)))
-        ratio = _over(sides[1][0], sides[0][0], "the first window")
-        caveat = sides[0][1] or sides[1][1]
-        return Held(_less_one(ratio), term.limit * 100, True, "%", min(size for *_, size in sides), caveat)
+            bounds, caveat = self._quantile(values, term.quantile, term.of, length_s, self.confidence)
+            windows.append((bounds, caveat and f"in a window {caveat} in each", size(values)))
+        ratio = _ratio(windows[1][0], windows[0][0], "the first window")
+        caveat = windows[0][1] or windows[1][1]
+        return Held(_percent_change(ratio), term.limit * 100, True, "%", min(size for *_, size in windows), caveat)
 
-    def _nodes(self, term: Any) -> Held:
+    def _between_nodes(self, term: Any) -> Held:
         count = len(self.runs[0].header.targets)
         if count < 2:
             raise Missing("there was one target: nothing to compare between nodes")
         pairs = count * (count - 1) / 2
-        confidence = 1 - (1 - self.confidence) / pairs  # Bonferroni: all pairs hold together
+        confidence = 1 - (1 - self.confidence) / pairs  # Bonferroni: all pairs together keep the confidence
         nodes, sizes, caveats = [], [], []
         length_s = sum(run.summary.window.steady.duration_s or 0.0 for run in self.runs)
         for node in range(count):
             values = [latencies(columns, term.of, columns["target"] == node) for columns in self._columns]
-            one, caveat = self._quantile(values, term.quantile, term.of, length_s, confidence)
-            nodes.append(one)
+            bounds, caveat = self._quantile(values, term.quantile, term.of, length_s, confidence)
+            nodes.append(bounds)
             caveats.append(caveat and f"node {node + 1}: {caveat}")
             sizes.append(size(values))
-        if failed := [f"node {node + 1}" for node, one in enumerate(nodes) if math.isinf(one.value)]:
+        if failed := [f"node {node + 1}" for node, bounds in enumerate(nodes) if math.isinf(bounds.value)]:
             raise Missing(f"too many requests failed at {', '.join(failed)}: no p{term.quantile * 100:g} to compare")
         ratios = [quantile_interval.ratio(a, b) for a, b in permutations(nodes, 2)]
-        found = Bounds(*(max(ratio[i] for ratio in ratios) for i in range(3)))
+        largest_ratio = Bounds(*(max(ratio[i] for ratio in ratios) for i in range(3)))
         caveat = next(filter(None, caveats), "")
-        return Held(_less_one(found), term.limit * 100, True, "%", min(sizes), caveat)
+        return Held(_percent_change(largest_ratio), term.limit * 100, True, "%", min(sizes), caveat)
 
     def _against(self, term: Any) -> Held:
         other = self.measured.get(term.level, MeasuredLevel())
         if not other.runs or other.trouble:
             raise Missing(f"there is no run of {term.level}: {other.trouble or 'it was not run'}")
-        theirs = [run.columns() for run in other.runs]
-        over, mine = self._latency(self.runs, self._columns, term.of, term.quantile)
-        under, its = self._latency(other.runs, theirs, term.of, term.quantile)
-        found = _scaled(_over(over, under, term.level), 100)
-        caveat = mine.caveat or (its.caveat and f"{term.level}: {its.caveat}")
-        return Held(found, term.limit * 100, True, "%", min(mine.total, its.total), caveat)
+        other_columns = [run.columns() for run in other.runs]
+        own_latency, own_sample = self._latency(self.runs, self._columns, term.of, term.quantile)
+        other_latency, other_sample = self._latency(other.runs, other_columns, term.of, term.quantile)
+        bounds = _scaled(_ratio(own_latency, other_latency, term.level), 100)
+        caveat = own_sample.caveat or (other_sample.caveat and f"{term.level}: {other_sample.caveat}")
+        return Held(bounds, term.limit * 100, True, "%", min(own_sample.total, other_sample.total), caveat)
 
     def _cost(self, term: Any) -> Held:
         limit, currency = term.limit
         if self.money is None:
             raise Missing("there are no prices")
-        good, caveat = self._rate(_good_ends)
+        good_rate, caveat = self._rate(_good_in_span)
         if caveat:
             raise Missing(caveat)
-        if good.value <= 0:
+        if good_rate.value <= 0:
             raise Missing("no request was good: there is no cost per good one")
         try:
-            found, kept_in = self.money(self.runs[0], good)
+            bounds, price_currency = self.money(self.runs[0], good_rate)
         except Fault as fault:
             raise Missing(f"no cost: {fault.what}") from None
         except Faults as faults:
             raise Missing(f"no cost: {'; '.join(fault.what for fault in faults.faults)}") from None
-        if kept_in != currency:
-            raise Missing(f"the promise is in {currency}, the prices are in {kept_in}")
-        return Held(found, float(Decimal(limit)), True, currency, self._answered())
+        if price_currency != currency:
+            raise Missing(f"the promise is in {currency}, the prices are in {price_currency}")
+        return Held(bounds, float(Decimal(limit)), True, currency, self._ok_requests())
 
 
-_Weigh = Callable[[RecordedRun, Columns, Span], float]
+_CountInSpan = Callable[[RecordedRun, Columns, Span], float]
 
 
 def _bounded(values: Series, p: float, confidence: float, length_s: float, queued: bool) -> tuple[Bounds, str]:
-    """A quantile, and why the sample alone does not bound it from above. What has no wait in it is bounded all the same
-    by how far the batches of the load swing; a wait is nothing or long, and follows no such law."""
-    found = quantile_interval.quantile(values, p, confidence)
+    """A quantile with its interval, and why the sample alone does not bound it from above ("" when it does).
+
+    A figure without queueing time still gets an upper end, from the spread of the batches of the load. Queueing time
+    gets none: it is either near zero or long, so the spread of batches says nothing about it.
+    """
+    bounds = quantile_interval.quantile(values, p, confidence)
     caveat = together(values, p, confidence, length_s)
-    swings = (
+    from_spread = (
         caveat or quantile_interval.known(values, p, confidence) < quantile_interval.LEAST_WORTH
     )  # its range may hold a failed request
-    if swings and not queued and math.isinf(found.high):
-        found = found._replace(high=max(found.value, quantile_interval.tolerance(values, p, confidence)))
-    return found, caveat
+    if from_spread and not queued and math.isinf(bounds.high):
+        bounds = bounds._replace(high=max(bounds.value, quantile_interval.tolerance(values, p, confidence)))
+    return bounds, caveat
 
 
-def _over(found: Bounds, under: Bounds, what: str) -> Bounds:
-    """`found / under`; infinite where that is a failed request. Raises Missing where `under`, that of `what`, is."""
-    if math.isinf(under.value):
+def _ratio(numerator: Bounds, denominator: Bounds, what: str) -> Bounds:
+    """`numerator / denominator`. Infinite where the numerator is a failed request (infinite).
+
+    Raises Missing where the denominator, named `what` in the message, is a failed request.
+    """
+    if math.isinf(denominator.value):
         raise Missing(f"so many requests of {what} failed that there is no latency to compare with")
-    if math.isinf(found.value):  # quotients of logarithms know no infinite value: the ends, each at its own confidence
-        low = max(found.low, 0.0) / under.high if math.isfinite(under.high) else 0.0
+    if math.isinf(
+        numerator.value
+    ):  # the log-scale interval needs finite values: divide the ends, each at its own confidence
+        low = max(numerator.low, 0.0) / denominator.high if math.isfinite(denominator.high) else 0.0
         return Bounds(math.inf, low, math.inf)
-    return quantile_interval.ratio(found, under)
+    return quantile_interval.ratio(numerator, denominator)
 
 
-def _scaled(found: Bounds, by: float) -> Bounds:
-    return Bounds(found.value * by, found.low * by, found.high * by)
+def _scaled(bounds: Bounds, factor: float) -> Bounds:
+    return Bounds(bounds.value * factor, bounds.low * factor, bounds.high * factor)
 
 
-def _less_one(ratio: Bounds) -> Bounds:
-    """A ratio as a change in percent."""
+def _percent_change(ratio: Bounds) -> Bounds:
+    """A ratio as a relative change in percent: 1.2 becomes 20."""
     return Bounds(*((end - 1) * 100 for end in ratio))
 
 
-def _misses(run: RecordedRun, columns: Columns) -> Timed:
-    """1 for each request that does not meet the SLO of the run."""
-    return ordered(columns, counted(columns), (~_meets(run, columns)).astype(np.float64))
+def _slo_misses(run: RecordedRun, columns: Columns) -> Timed:
+    """1.0 for each request that misses the run's SLO and 0.0 for each that meets it, in order of due instants."""
+    return ordered(columns, counted(columns), (~_meets_slo(run, columns)).astype(np.float64))
 
 
-def _meets(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
+def _meets_slo(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
     if run.header.slo is None or not run.header.slo.terms:
         raise Missing("the run has no SLO: nothing says when a request is good")
     return metrics.meets(columns, run.header.slo)
 
 
-def _steady(run: RecordedRun, columns: Columns) -> Span:
+def _steady_span(run: RecordedRun, columns: Columns) -> Span:
     steady = run.summary.window.steady
     if steady.duration_s is None:
         raise Missing("fewer than two requests were due: no rate")
@@ -335,21 +365,21 @@ def _pieces(span: Span, n: int) -> list[Span]:
     return [metrics.span(float(a), float(b)) for a, b in pairwise(edges)]
 
 
-def _ended(columns: Columns, piece: Span) -> NDArray[np.bool_]:
+def _ended_in_span(columns: Columns, piece: Span) -> NDArray[np.bool_]:
     end = columns["end_ns"]
     return (end >= round((piece.start_s or 0) * 1e9)) & (end < round((piece.end_s or 0) * 1e9)) & columns.where(OK)
 
 
-def _ok(run: RecordedRun, columns: Columns, piece: Span) -> float:
-    return float(_ended(columns, piece).sum())
+def _ok_in_span(run: RecordedRun, columns: Columns, piece: Span) -> float:
+    return float(_ended_in_span(columns, piece).sum())
 
 
-def _good_ends(run: RecordedRun, columns: Columns, piece: Span) -> float:
-    return float((_ended(columns, piece) & _meets(run, columns)).sum())
+def _good_in_span(run: RecordedRun, columns: Columns, piece: Span) -> float:
+    return float((_ended_in_span(columns, piece) & _meets_slo(run, columns)).sum())
 
 
-def _tokens(with_input: bool) -> _Weigh:
-    def weigh(run: RecordedRun, columns: Columns, piece: Span) -> float:
+def _tokens_counter(with_input: bool) -> _CountInSpan:
+    def tokens_in_span(run: RecordedRun, columns: Columns, piece: Span) -> float:
         ok = columns.where(OK)
         if bool((columns["output_tokens"][ok] < 0).any()):
             raise Missing("the output tokens of some answers were not counted")
@@ -358,7 +388,7 @@ def _tokens(with_input: bool) -> _Weigh:
             counts = columns["input_tokens"]
             if bool((counts[ok] < 0).any()):
                 raise Missing("the prompt tokens of some requests were not counted")
-            total += float(counts[_ended(columns, piece)].sum())
+            total += float(counts[_ended_in_span(columns, piece)].sum())
         return total
 
-    return weigh
+    return tokens_in_span

@@ -1,4 +1,4 @@
-"""A contract from its file, with its workloads and prices; everything that is wrong with them is told at once."""
+"""Loads a contract file with its workloads and prices, and reports all faults in them at once."""
 
 from __future__ import annotations
 
@@ -20,54 +20,61 @@ from loadgen.workload.yaml_marks import Map
 
 
 def load_contract(path: Path, *, gpus: int | None = None, env: Mapping[str, str] = os.environ) -> Checked:
-    """The checked contract of a file, or of a shipped one's bare name. Raises Faults with everything that is wrong:
-    shape, units, unknown terms and workloads, contradictions, samples that cannot support what they are to show."""
+    """Load and check a contract: the path of a file, or the bare name of a packaged one.
+
+    Raises Faults with everything that is wrong: shape, units, unknown terms and workloads, contradictions, and samples
+    too small for their terms.
+    """
     file = find(path)
     label = str(path) if file == path else str(file)
     text = text_of(file, str(path))
-    top, found = read_text(text, label, env)
-    source = Source(file=label, folder=file.parent, faults=found)
+    document, yaml_faults = read_text(text, label, env)
+    source = Source(file=label, folder=file.parent, faults=yaml_faults)
     contract = None
     try:
-        contract = Contract.model_validate(top, context=source)
+        contract = Contract.model_validate(document, context=source)
     except ValidationError as error:
-        source.faults.extend(fault(item, top, label) for item in error.errors(include_url=False))
-    drafts = _drafts(top, Source(file=label, folder=file.parent))
-    planned, here, elsewhere = lint.check(
-        drafts, top, label, file.parent, gpus=gpus, env=env, load_prices=price_file.load_prices
+        source.faults.extend(fault(detail, document, label) for detail in error.errors(include_url=False))
+    drafts = _drafts(document, Source(file=label, folder=file.parent))
+    planned, contract_faults, other_faults = lint.check(
+        drafts, document, label, file.parent, gpus=gpus, env=env, load_prices=price_file.load_prices
     )
-    faults = in_order([*source.faults, *here]) + elsewhere
+    faults = in_order([*source.faults, *contract_faults]) + other_faults
     if faults or contract is None:
         raise Faults(faults)
     levels = tuple(replace(plan, level=level) for plan, level in zip(planned, contract.levels, strict=True))
     return Checked(contract=contract, levels=levels, text=text, file=label, folder=file.parent)
 
 
-def _drafts(top: Map, source: Source) -> list[Draft]:
-    """Each level as far as it can be understood, so that one slip of the pen does not hide what else is wrong."""
-    levels = top.get("levels")
-    return [_draft(i, raw, source) for i, raw in enumerate(levels or ()) if isinstance(raw, Map)]
+def _drafts(document: Map, source: Source) -> list[Draft]:
+    """The parts of each level that can be parsed, so that one mistake does not hide other faults."""
+    levels = document.get("levels")
+    return [_draft(i, written, source) for i, written in enumerate(levels or ()) if isinstance(written, Map)]
 
 
-def _draft(index: int, raw: Map, source: Source) -> Draft:
-    frame = Map(raw.at)
-    frame.path, frame.keys_at, frame.values_at = raw.path, raw.keys_at, raw.values_at
+def _draft(index: int, written_level: Map, source: Source) -> Draft:
+    without_terms = Map(written_level.at)
+    without_terms.path, without_terms.keys_at, without_terms.values_at = (
+        written_level.path,
+        written_level.keys_at,
+        written_level.values_at,
+    )
     known = set(ContractLevel.keys()) - {"must", "should"}
-    frame.update((key, value) for key, value in raw.items() if key in known)
+    without_terms.update((key, value) for key, value in written_level.items() if key in known)
     level = None
     try:
-        level = ContractLevel.model_validate(frame, context=source)
+        level = ContractLevel.model_validate(without_terms, context=source)
     except ValidationError:
         pass
     terms = []
-    for which in ("must", "should"):
-        listed = raw.get(which)
-        for place, written in enumerate(listed if isinstance(listed, list) else ()):
+    for kind in ("must", "should"):
+        written_terms = written_level.get(kind)
+        for place, written in enumerate(written_terms if isinstance(written_terms, list) else ()):
             try:
-                terms.append((which, place, _ANY_TERM.validate_python(written, context=source)))
+                terms.append((kind, place, _ANY_TERM.validate_python(written, context=source)))
             except ValidationError:
                 continue
-    name, workload = (plain(raw.get(key)) for key in ("name", "workload"))
+    name, workload = (plain(written_level.get(key)) for key in ("name", "workload"))
     return Draft(index=index, name=name or "", workload=workload, level=level, terms=tuple(terms))
 
 

@@ -1,7 +1,8 @@
-"""A contract carried out: preflight, runs, verdict, and one folder that holds all of it with the hash of every file.
+"""Runs a contract: preflight, load runs, verdict. Everything goes into one folder, with the hash of every file.
 
-IO. The folder: `contract.yaml` and what it names, `doctor.json`, a folder per level with its runs, `verdict.json`,
-`verdict.html`, `junit.xml`, and `manifest.sha256` in the format of `sha256sum -c`. `again` judges it anew.
+IO. The folder holds `contract.yaml`, `prices.yaml` if it names one, `doctor.json`, `target.json`, a folder per level
+with its runs, `verdict.json`, `verdict.html`, `junit.xml`, and `manifest.sha256` in the format of `sha256sum -c`.
+`again` recomputes the verdict from the records.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ if TYPE_CHECKING:
 CONTRACT, PRICES, DOCTOR, VERDICT = "contract.yaml", "prices.yaml", "doctor.json", "verdict.json"
 PAGE, JUNIT, MANIFEST, PLACE = "verdict.html", "junit.xml", "manifest.sha256", "target.json"
 
-_AS_HANDED = "take the folder as it was handed over; whoever holds the manifest can tell which file is the true one"
+_USE_ORIGINAL = "take the folder as it was handed over; whoever holds the manifest can tell which file is the true one"
 
 Perform = Callable[..., tuple[Summary, Path]]
-"""`run.execute`, or the same with a live view around it: (workload, settings) -> (summary, folder)."""
+"""`execution.run.execute`, or the same under a live dashboard: (workload, settings) -> (summary, folder)."""
 
 
-class _Place(msgspec.Struct, frozen=True):
-    """What the verdict says of the whole validation besides its levels."""
+class _RunFacts(msgspec.Struct, frozen=True):
+    """The content of `target.json`: facts about the whole validation that its verdict repeats."""
 
     target: str
     started: str
@@ -60,7 +61,9 @@ class _Place(msgspec.Struct, frozen=True):
 def run(
     checked: Checked, settings: Settings, out: Path | None, *, perform: Perform, say: Callable[[str], None]
 ) -> tuple[Validation, Path]:
-    """Carry a checked contract out. What stands in the way of a level makes its terms INCONCLUSIVE, with the reason.
+    """Run a checked contract and judge it; returns the verdict and the folder. `say` gets lines of progress.
+
+    A level that could not be run makes its terms INCONCLUSIVE, with the reason.
 
     Raises UserError for a folder that is in use.
     """
@@ -70,11 +73,11 @@ def run(
     if checked.contract.prices:
         (folder / PRICES).write_bytes((checked.folder / checked.contract.prices).read_bytes())
     say(f"folder: {folder}")
-    gpus = checked.contract.gpus  # as --gpus: of each endpoint that does not say its own
-    targets = tuple(replace(one, gpus=one.gpus or gpus) for one in settings.targets)
+    gpus = checked.contract.gpus  # like --gpus: for each endpoint without a number of its own
+    targets = tuple(replace(target, gpus=target.gpus or gpus) for target in settings.targets)
     settings = replace(settings, gpus=settings.gpus or gpus, targets=targets)
-    found = _preflight(settings, folder, say)
-    faults = [f"{one.check}: {one.found}" for one in found if one.state == FAULT]
+    findings = _preflight(settings, folder, say)
+    faults = [f"{finding.check}: {finding.found}" for finding in findings if finding.state == FAULT]
     trouble: dict[str, str] = {}
     interrupted = False
     for planned in checked.levels:
@@ -82,44 +85,47 @@ def run(
         if faults or interrupted:
             trouble[name] = f"the target cannot be used: {'; '.join(faults)}" if faults else "the user broke it off"
             continue
-        for number in range(1, planned.level.repeats + 1):
-            say(f"level {name}, run {number} of {planned.level.repeats}")
+        for repeat in range(1, planned.level.repeats + 1):
+            say(f"level {name}, run {repeat} of {planned.level.repeats}")
             try:
-                summary, _ = perform(planned.workload, replace(settings, out=folder / name / f"r{number}"))
+                summary, _ = perform(planned.workload, replace(settings, out=folder / name / f"r{repeat}"))
             except TargetError as error:
-                trouble[name] = f"run {number} could not be done: {error.what}"
+                trouble[name] = f"run {repeat} could not be done: {error.what}"
                 break
-            except Faults as several:
-                trouble[name] = f"run {number} could not be done: {'; '.join(one.what for one in several.faults)}"
+            except Faults as fault_list:
+                reasons = "; ".join(fault.what for fault in fault_list.faults)
+                trouble[name] = f"run {repeat} could not be done: {reasons}"
                 break
             if summary.run.state == "interrupted":
                 interrupted = True
                 break
-    warnings = tuple(f"{one.check}: {one.found}" for one in found if one.state in (FAULT, WARNING))
-    place = _Place(settings.shown, started, _now(), interrupted, trouble, warnings)
-    (folder / PLACE).write_bytes(msgspec.json.format(msgspec.json.encode(place)) + b"\n")
-    return _judged(folder, checked.contract, place), folder
+    warnings = tuple(f"{finding.check}: {finding.found}" for finding in findings if finding.state in (FAULT, WARNING))
+    facts = _RunFacts(settings.shown, started, _now(), interrupted, trouble, warnings)
+    (folder / PLACE).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
+    return _judge_and_write(folder, checked.contract, facts), folder
 
 
 def again(folder: Path) -> Validation:
-    """The verdict on a folder that is there already, from its records. Raises UserError for what is no such folder, or
-    one whose files are not those of its manifest."""
+    """The verdict on the folder of an earlier validation, recomputed from its records. Writes nothing.
+
+    Raises UserError for a folder without a validation, Faults for files that differ from the manifest.
+    """
     if not (folder / PLACE).is_file():
         what = "no validation in this folder" if folder.is_dir() else "no such folder"
         raise UserError(what, str(folder), "give the folder that `loadgen validate` named")
     changed = verify(folder)
     if changed:
-        raise Faults([UserError(what, str(folder / name), _AS_HANDED) for name, what in changed.items()])
+        raise Faults([UserError(what, str(folder / name), _USE_ORIGINAL) for name, what in changed.items()])
     contract = schema.parse(schema.text_of(folder / CONTRACT, str(folder / CONTRACT)), str(folder / CONTRACT))
     try:
-        place = msgspec.json.decode((folder / PLACE).read_bytes(), type=_Place)
+        facts = msgspec.json.decode((folder / PLACE).read_bytes(), type=_RunFacts)
     except msgspec.DecodeError as error:
-        raise UserError(f"not a file of a validation: {error}", str(folder / PLACE), _AS_HANDED) from None
-    return _verdict(folder, contract, place)
+        raise UserError(f"not a file of a validation: {error}", str(folder / PLACE), _USE_ORIGINAL) from None
+    return _verdict(folder, contract, facts)
 
 
-def _judged(folder: Path, contract: Contract, place: _Place) -> Validation:
-    validation = _verdict(folder, contract, place)
+def _judge_and_write(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
+    validation = _verdict(folder, contract, facts)
     store.replace(folder / VERDICT, msgspec.json.format(msgspec.json.encode(validation)) + b"\n")
     store.replace(folder / PAGE, verdict_page.render(validation).encode())
     store.replace(folder / JUNIT, junit.render(contract.name, cases(validation)).encode())
@@ -127,74 +133,83 @@ def _judged(folder: Path, contract: Contract, place: _Place) -> Validation:
     return validation
 
 
-def _verdict(folder: Path, contract: Contract, place: _Place) -> Validation:
-    measured = {level.name: _measured(folder, level.name, place.trouble) for level in contract.levels}
+def _verdict(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
+    measured = {level.name: _level_runs(folder, level.name, facts.trouble) for level in contract.levels}
     prices = _prices(folder, contract)
-    found = verdict.levels(contract, measured, None if prices is None else money(prices))
-    first = next((level.runs[0] for level in measured.values() if level.runs), None)
-    target = first.summary.target if first is not None else None
+    level_verdicts = verdict.levels(contract, measured, None if prices is None else money(prices))
+    first_run = next((level.runs[0] for level in measured.values() if level.runs), None)
+    target = first_run.summary.target if first_run is not None else None
     return Validation(
         contract=contract.name,
         contract_sha256=hashlib.sha256((folder / CONTRACT).read_bytes()).hexdigest(),
-        verdict=verdict.together([level.verdict for level in found]),
-        sentence=verdict.sentence(found),
+        verdict=verdict.together([level.verdict for level in level_verdicts]),
+        sentence=verdict.sentence(level_verdicts),
         confidence=contract.confidence,
-        target=place.target,
+        target=facts.target,
         model=target.model if target is not None else "",
         server=target.server if target is not None else "",
         simulated=target.simulated if target is not None else False,
-        started=place.started,
-        ended=place.ended,
+        started=facts.started,
+        ended=facts.ended,
         version=version(),
-        levels=found,
-        interrupted=place.interrupted,
-        preflight=place.preflight,
+        levels=level_verdicts,
+        interrupted=facts.interrupted,
+        preflight=facts.preflight,
     )
 
 
-def _measured(folder: Path, level: str, trouble: dict[str, str]) -> MeasuredLevel:
-    there = [path for path in (folder / level).glob("r*/run.json") if path.parent.name[1:].isdecimal()]
-    runs = sorted(there, key=lambda path: int(path.parent.name[1:]))
+def _level_runs(folder: Path, level: str, trouble: dict[str, str]) -> MeasuredLevel:
+    run_files = [path for path in (folder / level).glob("r*/run.json") if path.parent.name[1:].isdecimal()]
+    ordered_files = sorted(run_files, key=lambda path: int(path.parent.name[1:]))
     return MeasuredLevel(
-        runs=tuple(read_run(path.parent, folder) for path in runs if (path.parent / "summary.json").is_file()),
+        runs=tuple(read_run(path.parent, folder) for path in ordered_files if (path.parent / "summary.json").is_file()),
         trouble=trouble.get(level, ""),
     )
 
 
 def read_run(folder: Path, under: Path) -> RecordedRun:
-    """One run of a validation from its records; `under` is the validation's own folder."""
+    """One run of a validation, read from its records. `under` is the folder of the validation."""
     stored = store.read_run(folder)
     summary = summary_json.load_summary((folder / "summary.json").read_bytes(), str(folder / "summary.json"))
-    pooled = Histogram()
+    pooled_gaps = Histogram()
     for stage, gaps in zip(stored.header.stages, stored.gaps, strict=False):
         if stage.measured:
-            pooled.merge(gaps)
+            pooled_gaps.merge(gaps)
     rows: np.ndarray[tuple[int], np.dtype[np.void]] = stored.rows
     return RecordedRun(
-        folder=str(folder.relative_to(under)), header=stored.header, summary=summary, rows=rows, gaps=pooled
+        folder=str(folder.relative_to(under)), header=stored.header, summary=summary, rows=rows, gaps=pooled_gaps
     )
 
 
 def _preflight(settings: Settings, folder: Path, say: Callable[[str], None]) -> list[Finding]:
-    """The doctor's findings for every endpoint, kept; a simulation in virtual time has nothing to be examined."""
+    """Examine every endpoint and write `doctor.json`. [] for a simulation in virtual time: nothing to examine."""
     if settings.url is not None and settings.url.startswith("sim:"):
         return []
     from loadgen.preflight import doctor, host_checks, target_checks
 
-    everything: list[Finding] = []
-    kept = []
+    all_findings: list[Finding] = []
+    reports = []
     for endpoint in settings.endpoints:
-        title, found = doctor.run(settings if not endpoint.url else settings.of(endpoint))
-        kept.append({"title": title, "findings": found})
-        if len(settings.endpoints) > 1:  # each by its name, this host once
-            here = [] if everything else [one for one in found if one.check in host_checks.HOST]
-            there = [one for one in found if one.check not in host_checks.HOST]
-            found = [msgspec.structs.replace(one, check=f"{one.check} of {endpoint.shown}") for one in there] + here
-        everything += found
-        if any(one.state in (FAULT, WARNING) for one in found):
-            say(target_checks.render(title, [one for one in found if one.state in (FAULT, WARNING)]).rstrip())
-    (folder / DOCTOR).write_bytes(msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
-    return everything
+        title, findings = doctor.run(settings if not endpoint.url else settings.of(endpoint))
+        reports.append({"title": title, "findings": findings})
+        if len(settings.endpoints) > 1:  # name the endpoint in its findings; keep the findings about this host once
+            host_findings = (
+                [] if all_findings else [finding for finding in findings if finding.check in host_checks.HOST]
+            )
+            target_findings = [finding for finding in findings if finding.check not in host_checks.HOST]
+            findings = [
+                msgspec.structs.replace(finding, check=f"{finding.check} of {endpoint.shown}")
+                for finding in target_findings
+            ] + host_findings
+        all_findings += findings
+        if any(finding.state in (FAULT, WARNING) for finding in findings):
+            say(
+                target_checks.render(
+                    title, [finding for finding in findings if finding.state in (FAULT, WARNING)]
+                ).rstrip()
+            )
+    (folder / DOCTOR).write_bytes(msgspec.json.format(msgspec.json.encode(reports)) + b"\n")
+    return all_findings
 
 
 # -- money -------------------------------------------------------------------------------------------------------
@@ -209,29 +224,31 @@ def _prices(folder: Path, contract: Contract) -> Prices | None:
 
 
 def money(prices: Prices) -> Money:
-    """Cost per thousand good requests under `prices`; of several that fit, the dearest."""
+    """The cost function under `prices`, per thousand good requests; the highest cost where several prices fit."""
 
-    def cost(run: RecordedRun, good: Bounds) -> tuple[Bounds, str]:
+    def cost(run: RecordedRun, good_rate: Bounds) -> tuple[Bounds, str]:
         from loadgen.cost import prices as pricing
         from loadgen.cost import unit_cost
         from loadgen.cost.evidence import Evidence
 
         evidence = Evidence(name=run.folder, folder=run.folder, summaries=(run.summary,))
-        middle = unit_cost.basis(evidence)
-        rate = Decimal(repr(good.value))
+        measured_basis = unit_cost.basis(evidence)
+        rate = Decimal(repr(good_rate.value))
         basis = replace(
-            middle,
-            rates={**middle.rates, unit_cost.GOOD: rate},
-            low=Decimal(repr(max(good.low, good.value / 1e6))) / rate,
-            high=Decimal(repr(good.high)) / rate,
+            measured_basis,
+            rates={**measured_basis.rates, unit_cost.GOOD: rate},
+            low=Decimal(repr(max(good_rate.low, good_rate.value / 1e6))) / rate,
+            high=Decimal(repr(good_rate.high)) / rate,
         )
-        found = []
+        costs = []
         for price in pricing.find(prices, run.summary.target):
-            one = unit_cost.cost(basis, price, run.summary.target.gpus, unit_cost.GOOD)
-            if one is None or one.low is None or one.high is None:
+            unit_price = unit_cost.cost(basis, price, run.summary.target.gpus, unit_cost.GOOD)
+            if unit_price is None or unit_price.low is None or unit_price.high is None:
                 raise UserError("nobody says how many GPUs there are", run.folder, "--gpus")
-            found.append(Bounds(*(float(end * 1000) for end in (one.total, one.low, one.high))))
-        return max(found), prices.currency
+            costs.append(
+                Bounds(*(float(amount * 1000) for amount in (unit_price.total, unit_price.low, unit_price.high)))
+            )
+        return max(costs), prices.currency
 
     return cost
 
@@ -257,7 +274,7 @@ def _folder(out: Path | None, name: str) -> Path:
     return out
 
 
-def _sums(folder: Path) -> dict[str, str]:
+def _digests(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     return {path.relative_to(folder).as_posix(): _sha256(path) for path in files}
 
@@ -268,22 +285,22 @@ def _sha256(path: Path) -> str:
 
 
 def _manifest(folder: Path) -> str:
-    return "".join(f"{digest}  {name}\n" for name, digest in _sums(folder).items())
+    return "".join(f"{digest}  {name}\n" for name, digest in _digests(folder).items())
 
 
 def verify(folder: Path) -> dict[str, str]:
-    """What of a folder is not as its manifest says, by file; {} when all of it is."""
+    """Check a folder against its manifest. Returns file -> what is wrong with it; {} when nothing is."""
     try:
         lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
     except OSError:
         return {MANIFEST: "there is no manifest: nothing vouches for this folder"}
     except UnicodeDecodeError:
         return {MANIFEST: "not a manifest: it is no text"}
-    said = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    there = _sums(folder)
-    changed = {name: "gone" for name in said if name not in there}
-    changed |= {name: "not in the manifest" for name in there if name not in said}
-    return changed | {name: "changed" for name in said if name in there and there[name] != said[name]}
+    listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    actual = _digests(folder)
+    changed = {name: "gone" for name in listed if name not in actual}
+    changed |= {name: "not in the manifest" for name in actual if name not in listed}
+    return changed | {name: "changed" for name in listed if name in actual and actual[name] != listed[name]}
 
 
 __all__ = ["again", "money", "read_run", "run", "verify"]

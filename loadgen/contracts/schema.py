@@ -1,7 +1,7 @@
-"""A contract: what was promised, for which load, in which words. Read from YAML and checked; all faults told at once.
+"""The contract file: its terms, levels and types, parsed from YAML and validated. All faults are reported at once.
 
-Values only, after reading. What no run could show, or what contradicts itself, is found in `plausible.py`; what runs
-have shown is judged in `judge.py`. The words are documented in docs/validate.md.
+`lint.py` finds contradictions and terms that no run could show; `verdict.py` judges what runs have shown. The keywords
+of the file are documented in docs/validate.md.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class MaxGap(_Latency):
     tag = "max_gap"
 
 
-def _some(value: float) -> float:
+def _above_zero(value: float) -> float:
     if value == 0:
         raise Wrong("can be shown by no sample, however large", "allow a small share, like 0.1%")
     return value
 
 
-def _not_all(value: float) -> float:
+def _between_zero_and_one(value: float) -> float:
     if value == 1:
         raise Wrong("can be shown by no sample, however large", "ask for a little less, like 99.9%")
     if value == 0:
@@ -94,7 +94,7 @@ class Errors(Tagged):
 
     tag = "errors"
     short = "limit"
-    limit: Annotated[Share, AfterValidator(_some)]
+    limit: Annotated[Share, AfterValidator(_above_zero)]
 
 
 class GoodputTerm(Tagged):
@@ -102,7 +102,7 @@ class GoodputTerm(Tagged):
 
     tag = "goodput"
     short = "share"
-    share: Annotated[Share, AfterValidator(_not_all)]
+    share: Annotated[Share, AfterValidator(_between_zero_and_one)]
 
 
 class _AtLeast(Tagged):
@@ -136,7 +136,7 @@ class TokensPerGpu(_AtLeast):
     tag = "tokens_per_gpu"
 
 
-def _money(value: Any) -> Any:
+def _amount_and_currency(value: Any) -> Any:
     match = (
         re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([A-Z]{3})", value.strip()) if isinstance(value, str) else None
     )
@@ -150,7 +150,7 @@ class CostTerm(Tagged):
 
     tag = "cost"
     short = "limit"
-    limit: Annotated[tuple[Decimal, str], BeforeValidator(_money)]
+    limit: Annotated[tuple[Decimal, str], BeforeValidator(_amount_and_currency)]
 
 
 class _Windowed(Tagged):
@@ -165,14 +165,14 @@ class DriftTerm(_Windowed):
     tag = "drift"
     of: Of
     quantile: Quantile = Field(0.99, validation_alias="at")
-    limit: Annotated[Share, AfterValidator(_some)]
+    limit: Annotated[Share, AfterValidator(_above_zero)]
 
 
 class Sustained(_Windowed):
     """Ok requests per second in the last window are at least this share of those in the first."""
 
     tag = "sustained"
-    share: Annotated[Share, AfterValidator(_not_all)]
+    share: Annotated[Share, AfterValidator(_between_zero_and_one)]
 
 
 class BetweenNodes(Tagged):
@@ -181,7 +181,7 @@ class BetweenNodes(Tagged):
     tag = "between_nodes"
     of: Of
     quantile: Quantile = Field(0.5, validation_alias="at")
-    limit: Annotated[Share, AfterValidator(_some)]
+    limit: Annotated[Share, AfterValidator(_above_zero)]
 
 
 class Against(Tagged):
@@ -191,7 +191,7 @@ class Against(Tagged):
     level: str
     of: Of
     quantile: Quantile = Field(0.5, validation_alias="at")
-    limit: Annotated[Share, AfterValidator(_some)]
+    limit: Annotated[Share, AfterValidator(_above_zero)]
 
 
 _TERMS: dict[str, type[Tagged]] = {
@@ -233,9 +233,9 @@ Term = Annotated[
 def _slo(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(info.context, Source) or value is None or isinstance(value, Slo):
         return value
-    before = len(info.context.faults)
+    faults_before = len(info.context.faults)
     written = WrittenSlo.model_validate(value, context=info.context)
-    return written.checked() if len(info.context.faults) == before else None
+    return written.checked() if len(info.context.faults) == faults_before else None
 
 
 _Slo = Annotated[Slo | None, BeforeValidator(_slo)]
@@ -254,7 +254,7 @@ class ContractLevel(Part):
     }
     name: Name
     description: str = ""
-    workload: Annotated[str, Field(min_length=1)]  # packaged name, or a path relative to the contract
+    workload: Annotated[str, Field(min_length=1)]  # name of a packaged workload, or a path relative to the contract
     rate: FiniteRate | None = None
     concurrency: Whole | None = None
     duration_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="duration")
@@ -288,13 +288,13 @@ class Contract(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A level and the load it becomes: `workload` with the level's own rate, bounds and limits; `place` in the file."""
+    """A level and its load: `workload` is the level's workload with the level's own rate, bounds and SLO applied."""
 
     level: ContractLevel
     workload: Workload
-    requests: int | None  # measured ones of one run, as expected; None: nobody knows before (closed loop by time)
-    rate: float | None  # of measured requests, expected
-    duration_ns: int | None  # of the measured stages
+    requests: int | None  # expected measured requests of one run; None: not known before (closed loop by time)
+    rate: float | None  # expected measured requests per second
+    duration_ns: int | None  # of the measured stages together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,8 +310,11 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What could be understood of one level of the file. `level` has no terms, and is None where the rest is wrong;
-    each term comes with its list ("must", "should") and its place in it."""
+    """The parts of one level that could be parsed, so that `lint` can report faults in the rest.
+
+    `level` has no terms and is None where the level itself is wrong. Each entry of `terms` is the list it is in
+    ("must" or "should"), its place in that list, and the term.
+    """
 
     index: int
     name: str
@@ -321,15 +324,13 @@ class Draft:
 
 
 def parse(text: str, label: str, env: Mapping[str, str] = os.environ) -> Contract:
-    """The contract of a text that was checked before, for runs that are there already: shape and units alone.
-
-    Raises Faults."""
-    top, found = read_text(text, label, env)
-    source = Source(file=label, folder=Path(), faults=found)
+    """Parse the text of a contract that was checked before its runs. Checks shape and units only. Raises Faults."""
+    document, faults = read_text(text, label, env)
+    source = Source(file=label, folder=Path(), faults=faults)
     try:
-        contract = Contract.model_validate(top, context=source)
-    except ValidationError as error:
-        source.faults.extend(fault(item, top, label) for item in error.errors(include_url=False))
+        contract = Contract.model_validate(document, context=source)
+    except ValidationError as invalid:
+        source.faults.extend(fault(detail, document, label) for detail in invalid.errors(include_url=False))
         raise Faults(in_order(source.faults)) from None
     if source.faults:
         raise Faults(in_order(source.faults))
@@ -337,7 +338,7 @@ def parse(text: str, label: str, env: Mapping[str, str] = os.environ) -> Contrac
 
 
 def plain(value: Any) -> str | None:
-    """What a word of the file is read as: a bare number is one too."""
+    """A scalar of the file as text; a bare number counts as text. None for anything else."""
     return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
 
 
@@ -346,10 +347,10 @@ def read_text(text: str, label: str, env: Mapping[str, str]) -> tuple[Map, list[
 
 
 def shipped() -> dict[str, Path]:
-    """The contracts that come along, by their bare names."""
+    """The packaged contracts: bare name -> path."""
     package = Path(__file__).parent.parent
-    inside = package / "data" / "contracts"  # in a wheel; in a checkout the folder beside the package
-    folder = inside if inside.is_dir() else package.parent / "contracts"
+    in_wheel = package / "data" / "contracts"  # in a wheel; in a checkout the folder beside the package
+    folder = in_wheel if in_wheel.is_dir() else package.parent / "contracts"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
@@ -358,7 +359,7 @@ def find(path: Path) -> Path:
 
 
 def text_of(file: Path, as_given: str) -> str:
-    """The text of a contract file. Raises Faults for what is none."""
+    """The text of a contract file. Raises Faults for a file that is missing, unreadable, too large or not UTF-8."""
     hint = f"the path of a YAML file, or one of {', '.join(shipped())}"
     try:
         data = file.read_bytes() if file.stat().st_size <= 1 << 20 else b"\xff"
@@ -371,6 +372,6 @@ def text_of(file: Path, as_given: str) -> str:
 
 
 def tag(term: Any) -> str:
-    """The word that a term is written with: `ttft`, `errors`."""
+    """The keyword of a term in the contract file: `ttft`, `errors`."""
     word: str = type(term).tag
     return word

@@ -1,7 +1,7 @@
-"""Figures of a level's requests in order of due: those of the part of the load that settled, and what speaks against
-taking them for those of a load that goes on.
+"""Selects the steady part of a level's samples, and says why that part may not represent a load that continues.
 
-Pure. Where a start-up ends and how long a server remembers is said in `settled.py`; here it becomes words and a bound.
+Pure. Samples are in order of due instants. `stats/steady_state.py` finds the end of the start-up and how long queueing
+keeps requests correlated; this module turns both into a caveat in words and an upper bound.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ from loadgen.stats import intervals, quantile_interval, steady_state
 from loadgen.stats.quantile_interval import Series
 from loadgen.stats.quantiles import Histogram, support
 
-QUEUED = ("ttft", "ttft_from_sent", "first_answer", "e2e")  # latencies with the wait in a queue in them
-NO_WAIT = 0.05  # of the median E2E: TTFTs that short at p99 make E2E no figure of a queue
+QUEUED = ("ttft", "ttft_from_sent", "first_answer", "e2e")  # latencies that include queueing time
+NO_WAIT = 0.05  # share of the median E2E: with p99 TTFT below it, E2E is not dominated by queueing
 LOOKS = dict.fromkeys(QUEUED, 2 * intervals.BATCHES) | {"e2e": intervals.BATCHES * 5 // 4}
-"""Looks at a queue from which batches stand for a load that goes on: more than one each, two where the figure is the
-wait, which is nothing or long. With fewer, benchmarks/contract_power.py finds a wrong PASS near saturation."""
+"""How many independent looks at the queue are needed before batches represent a load that continues.
 
-Timed = tuple[NDArray[np.int64], NDArray[np.float64]]  # due instants in ns, and a figure of each, in order of due
+More than one look per batch; two per batch where the metric is mostly queueing time, which is near zero or long. With
+fewer, benchmarks/contract_power.py finds wrong PASS verdicts near saturation.
+"""
+
+Timed = tuple[NDArray[np.int64], NDArray[np.float64]]  # due instants in ns and one value for each, in order of due
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """One run as it was recorded. `rows`: `record.ROW` of all stages; `gaps`: of the measured stages, pooled."""
+    """One recorded run. `rows`: `record.ROW` of all stages; `gaps`: gaps between events of the measured stages."""
 
     folder: str
     header: Header
@@ -48,12 +51,15 @@ class RecordedRun:
 
 
 class Missing(Exception):
-    """Nothing can be said, and why."""
+    """A figure cannot be computed. The message says why."""
 
 
 class SteadySample(NamedTuple):
-    """The figures of the settled part of each run, of `total` requests in all. `caveat`: why they cannot show that a
-    promise is kept which `bound` does not keep; `of`: the part of the load, in words."""
+    """The values of the steady part of each run; `total` counts the values before the start-up was cut.
+
+    `caveat` says why the sample gives no upper end of its own ("" when it does). `bound` is then the least upper end:
+    the worst batch that was seen, or infinity. `of` names the part of the load in words ("" for all of it).
+    """
 
     values: list[NDArray[np.float64]]
     total: int
@@ -63,7 +69,7 @@ class SteadySample(NamedTuple):
 
 
 def figures(columns: Columns, metric: str, chosen: NDArray[np.bool_] | None = None) -> Timed:
-    """A metric in ns of every request that has one; infinite for those that are not ok."""
+    """A metric in ns of every counted request that has it, with due instants; infinite for requests that are not ok."""
     ok = columns.where(OK)
     values = columns.measure(metric)
     kept = counted(columns) & (~ok | (values != metrics.UNDEFINED))
@@ -73,7 +79,7 @@ def figures(columns: Columns, metric: str, chosen: NDArray[np.bool_] | None = No
 
 
 def latencies(columns: Columns, metric: str, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
-    """The figures alone."""
+    """The values of `figures`, without due instants."""
     return figures(columns, metric, chosen)[1]
 
 
@@ -93,19 +99,21 @@ def size(values: Series) -> int:
 
 
 def looks(runs: Sequence[RecordedRun]) -> tuple[float, float] | None:
-    """Stays that the load lasts (load time / mean time in the system), and the load time in s, over all runs; None for
-    closed loops, whose number in the system does not wander."""
+    """The load time in mean stays (load time / mean time in the system) and in s, both summed over all runs.
+
+    None for closed loops, where the number in the system does not vary.
+    """
     if not runs or any(stage.closed for stage in runs[0].header.stages if stage.measured):
         return None
-    count = length = 0.0
+    count = load_s = 0.0
     for run in runs:
-        stay_s, steady_s = _stay_s(run), run.summary.window.steady.duration_s
+        stay_s, steady_s = _mean_stay_s(run), run.summary.window.steady.duration_s
         if stay_s and steady_s:
-            count, length = count + steady_s / stay_s, length + steady_s
-    return (count, length) if count else None
+            count, load_s = count + steady_s / stay_s, load_s + steady_s
+    return (count, load_s) if count else None
 
 
-def _stay_s(run: RecordedRun) -> float:
+def _mean_stay_s(run: RecordedRun) -> float:
     return (run.summary.e2e_ms.mean or 0.0) / 1e3
 
 
@@ -120,27 +128,35 @@ def supported(values: Series, p: float, what: str) -> None:
 def settle(
     runs: Sequence[RecordedRun], timed: Sequence[Timed], metric: str, p: float, confidence: float, what: str
 ) -> SteadySample:
-    """What of the figures is after the start-up and before the end, and what stands against a pass by them."""
-    parts = [steady_state.part(*one, _stay_s(run) * 1e9) for run, one in zip(runs, timed, strict=True)]
-    cut = [(due[part.start : part.end], one[part.start : part.end])
+    """The steady part of the samples, and the reason why it cannot show that a promise is kept, if there is one."""
+    parts = [steady_state.part(*one, _mean_stay_s(run) * 1e9) for run, one in zip(runs, timed, strict=True)]
+    settled = [(due[part.start : part.end], one[part.start : part.end])
            for (due, one), part in zip(timed, parts, strict=True)]  # fmt: skip
-    sample = SteadySample([values for _, values in cut], sum(len(values) for _, values in timed))
+    sample = SteadySample([values for _, values in settled], sum(len(values) for _, values in timed))
     stays = looks(runs) if waits(runs, metric) else None
     if not all(part.settled for part in parts):
         lengths = [float(due[-1] - due[0]) / 1e9 for due, _ in timed if len(due)]
         return sample._replace(caveat=unsettled(max(lengths, default=0.0)))
     if stays is not None:
-        stay = [_stay_s(run) * 1e9 for run in runs]
-        first = [figures(run.columns(), QUEUED[0]) for run in runs]
-        seen = sum(steady_state.looks(*one, ns, errors=0.0) for one, ns in zip(first, stay, strict=True))
-        alike = sum(steady_state.looks(*one, ns) for one, ns in zip(cut, stay, strict=True))
+        stays_ns = [_mean_stay_s(run) * 1e9 for run in runs]
+        ttft_samples = [figures(run.columns(), QUEUED[0]) for run in runs]
+        seen = sum(
+            steady_state.looks(*one, stay_ns, errors=0.0) for one, stay_ns in zip(ttft_samples, stays_ns, strict=True)
+        )
+        distinct_looks = sum(steady_state.looks(*one, stay_ns) for one, stay_ns in zip(settled, stays_ns, strict=True))
         caveat = tail(min(seen, stays[0]), stays, p, confidence, what)
         if not caveat:
-            caveat = _memory(alike, LOOKS[metric], stays[1])
-            few = 0.0 if _no_wait(runs) else LOOKS[metric] * 0.75  # where nothing waited, it is a batch that swings
-            if alike >= max(intervals.unseen(p, confidence), few):  # but they met the worst
-                each = zip(cut, stay, strict=True)
-                sample = sample._replace(bound=max(steady_state.worst(*one, ns, p) for one, ns in each))
+            caveat = _too_few_looks(distinct_looks, LOOKS[metric], stays[1])
+            least_looks = (
+                0.0 if _never_queued(runs) else LOOKS[metric] * 0.75
+            )  # without queueing no least number: the batches just vary
+            if distinct_looks >= max(
+                intervals.unseen(p, confidence), least_looks
+            ):  # enough looks to have met the worst case
+                settled_with_stay = zip(settled, stays_ns, strict=True)
+                sample = sample._replace(
+                    bound=max(steady_state.worst(*one, stay_ns, p) for one, stay_ns in settled_with_stay)
+                )
         sample = sample._replace(caveat=caveat)
     starts = [float(due[part.start] - due[0]) for (due, _), part in zip(timed, parts, strict=True) if part.start]
     return sample._replace(of=f"from {format.duration(max(starts) / 1e9)} on" if starts else "")
@@ -153,53 +169,58 @@ def unsettled(length_s: float) -> str:
     )
 
 
-def _memory(seen: float, needed: int, length_s: float) -> str:
-    """Why batches of a load do not stand for one that goes on: the queue of one resembles that of the next."""
+def _too_few_looks(seen: float, needed: int, length_s: float) -> str:
+    """Why batches do not represent a load that continues: successive queue states are correlated. "" when they do."""
     if seen >= needed:
         return ""
-    wanted = f"about {format.duration(length_s * needed / seen)} of load" if seen else "a much longer load"
+    load_needed = f"about {format.duration(length_s * needed / seen)} of load" if seen else "a much longer load"
     return (
         f"a queue that lasts: requests that came one after another fared alike, so this load is worth some {seen:.0f} "
-        f"looks at it; {needed} needed: {wanted}"
+        f"looks at it; {needed} needed: {load_needed}"
     )
 
 
 def tail(seen: float, stays: tuple[float, float], p: float, confidence: float, what: str) -> str:
-    """Why a tail that a queue makes is not bounded from above, though there are requests enough; "" when it is.
+    """Why a tail that queueing causes has no upper bound although there are enough requests; "" when it has one.
 
-    However many requests a load has, it saw the queue anew only so often; that a share 1 - p of the time is bad would
-    go unseen with probability p ** seen.
+    `seen` counts independent looks at the queue. Requests close together see the same queue, so more requests do not
+    help: a bad state that lasts a share 1 - p of the time stays unseen with probability p ** seen.
     """
     needed = intervals.unseen(p, confidence)
     if seen >= needed:
         return ""
     count, length_s = stays
-    wanted = f"about {format.duration(needed * length_s / seen)} of load" if seen else "a much longer load"
+    load_needed = f"about {format.duration(needed * length_s / seen)} of load" if seen else "a much longer load"
     return (
         f"requests stay {format.duration(length_s / count)} on average, so this load saw the queue some {seen:.0f} "
-        f"times; {what} needs {needed}: {wanted}"
+        f"times; {what} needs {needed}: {load_needed}"
     )
 
 
 def together(values: Series, p: float, confidence: float, length_s: float) -> str:
-    """Why a tail is not bounded from above though there are requests enough: what lies beyond it came in a few
-    stretches of the load, which was `length_s` long. "" when it is bounded."""
+    """Why a tail has no upper bound although there are enough requests: its slow requests came in a few clusters.
+
+    `length_s` is the length of the load. Returns "" when the tail is bounded.
+    """
     worth, needed = quantile_interval.known(values, p, confidence), intervals.unseen(p, confidence)
     if worth >= needed or needed <= quantile_interval.LEAST_WORTH:
         return ""
-    wanted = f"about {format.duration(length_s * needed / worth)} of load" if worth > 0 else "a much longer load"
+    load_needed = f"about {format.duration(length_s * needed / worth)} of load" if worth > 0 else "a much longer load"
     return (
         f"the slowest came together, in a few stretches of {format.duration(length_s)}: {size(values):,} requests are "
-        f"worth some {worth:.0f} that do not share their fate; p{p * 100:g} needs {needed}: {wanted}"
+        f"worth some {worth:.0f} that do not share their fate; p{p * 100:g} needs {needed}: {load_needed}"
     )
 
 
 def waits(runs: Sequence[RecordedRun], metric: str) -> bool:
-    """Whether the wait in a queue is a part of the figure that counts."""
-    return metric in QUEUED and not (metric == "e2e" and _no_wait(runs))
+    """Whether queueing time is a relevant part of the metric."""
+    return metric in QUEUED and not (metric == "e2e" and _never_queued(runs))
 
 
-def _no_wait(runs: Sequence[RecordedRun]) -> bool:
-    """Whether next to nothing of E2E is a wait for the first token."""
+def _never_queued(runs: Sequence[RecordedRun]) -> bool:
+    """Whether the wait for the first token is a negligible part of E2E in every run."""
     pairs = [(run.summary.ttft_ms.p99, run.summary.e2e_ms.p50) for run in runs]
-    return all(wait is not None and stay is not None and wait < NO_WAIT * stay for wait, stay in pairs)
+    return all(
+        ttft_p99_ms is not None and e2e_p50_ms is not None and ttft_p99_ms < NO_WAIT * e2e_p50_ms
+        for ttft_p99_ms, e2e_p50_ms in pairs
+    )

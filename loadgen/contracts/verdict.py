@@ -1,7 +1,7 @@
-"""Runs against a contract: PASS, FAIL or INCONCLUSIVE for every term, with the figures and the reason.
+"""Judges runs against a contract: PASS, FAIL or INCONCLUSIVE for every term, with the figures and the reason.
 
-Pure. A term passes when its whole interval keeps the promise and fails when none of it does. Whatever else happens,
-from missing data to a client that was the limit, is neither: INCONCLUSIVE, with what would decide it.
+Pure. A term passes when its whole interval keeps the promise, and fails when its whole interval breaks it. Everything
+else is INCONCLUSIVE, from missing data to a load generator that was the bottleneck; the reason says what would decide.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from loadgen.stats.quantile_interval import Bounds
 SCHEMA = 1
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
-WARM = 0.2  # share of prompt tokens from cache, from which a cache was warm; cold: metrics.CACHED_SHARE
-NO_ANSWER = "not one of "  # how a verdict on a measurement begins that is about the server
+WARM = 0.2  # least cached share of prompt tokens for a warm cache; the limit for cold is columns.CACHED_SHARE
+NO_ANSWER = "not one of "  # prefix of a validity reason that is about the server, not about the measurement
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """One term. `value`, `low`, `high` and `limit` are in `unit`; null where there is none (not bounded, not known)."""
+    """One judged term. `value`, `low`, `high`, `limit` are in `unit`; null where not bounded or not known."""
 
     term: str
     level: str
@@ -45,7 +45,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LevelVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One level: what was sent, in which runs (folders), and what became of its terms."""
+    """One judged level: its load, the folders of its runs, its request counts and its terms."""
 
     name: str
     verdict: Verdict
@@ -55,12 +55,12 @@ class LevelVerdict(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     ok: int
     terms: tuple[Judgement, ...]
-    trouble: str = ""  # why nothing can be said about any of its terms
+    trouble: str = ""  # why none of its terms can be judged
     notes: tuple[str, ...] = ()
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """`verdict.json`. The verdict is that of the must terms; should terms are told and decide nothing."""
+    """The content of `verdict.json`. Must terms decide the verdict; should terms are only reported."""
 
     schema: int = SCHEMA
     contract: str
@@ -81,29 +81,31 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exit_code(validation: Validation) -> int:
-    """0 PASS, 1 FAIL, 3 INCONCLUSIVE; 130 when the user broke it off."""
+    """0 for PASS, 1 for FAIL, 3 for INCONCLUSIVE, 130 when the user interrupted the validation."""
     if validation.interrupted:
         return codes.INTERRUPTED
     return {PASS: codes.OK, FAIL: codes.SLO_MISSED, INCONCLUSIVE: codes.UNSOUND}[validation.verdict]
 
 
-def sentence(found: Sequence[LevelVerdict]) -> str:
+def sentence(level_verdicts: Sequence[LevelVerdict]) -> str:
     """The verdict in one sentence."""
-    terms = [term for level in found for term in level.terms if term.kind == "must"]
-    counts = {verdict: sum(term.verdict == verdict for term in terms) for verdict in (PASS, FAIL, INCONCLUSIVE)}
-    soft = [term for level in found for term in level.terms if term.kind == "should" and term.verdict != PASS]
-    more = f"; {len(soft)} of the should terms not shown to hold" if soft else ""
-    if not terms:
-        return "nothing must hold: the contract has should terms only" + more
+    must_terms = [term for level in level_verdicts for term in level.terms if term.kind == "must"]
+    counts = {verdict: sum(term.verdict == verdict for term in must_terms) for verdict in (PASS, FAIL, INCONCLUSIVE)}
+    open_should_terms = [
+        term for level in level_verdicts for term in level.terms if term.kind == "should" and term.verdict != PASS
+    ]
+    should_note = f"; {len(open_should_terms)} of the should terms not shown to hold" if open_should_terms else ""
+    if not must_terms:
+        return "nothing must hold: the contract has should terms only" + should_note
     if counts[FAIL]:
-        return f"{counts[FAIL]} of {len(terms)} promises broken" + more
+        return f"{counts[FAIL]} of {len(must_terms)} promises broken" + should_note
     if counts[INCONCLUSIVE]:
-        return f"{counts[INCONCLUSIVE]} of {len(terms)} promises could be neither shown nor refuted" + more
-    return f"all {len(terms)} promises kept" + more
+        return f"{counts[INCONCLUSIVE]} of {len(must_terms)} promises could be neither shown nor refuted" + should_note
+    return f"all {len(must_terms)} promises kept" + should_note
 
 
 def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """FAIL when one failed, else INCONCLUSIVE when one is, else PASS; nothing at all shows nothing."""
+    """FAIL when one is FAIL, else INCONCLUSIVE when one is or when there are none, else PASS."""
     if FAIL in verdicts:
         return "FAIL"
     return "INCONCLUSIVE" if INCONCLUSIVE in verdicts or not verdicts else "PASS"
@@ -113,28 +115,30 @@ def levels(
     contract: Contract, measured: Mapping[str, MeasuredLevel], money: Money | None = None
 ) -> tuple[LevelVerdict, ...]:
     """The verdict on every level of the contract, in its order."""
-    return tuple(_level(contract, level, measured, money) for level in contract.levels)
+    return tuple(_judge_level(contract, level, measured, money) for level in contract.levels)
 
 
-def _level(
+def _judge_level(
     contract: Contract, level: ContractLevel, measured: Mapping[str, MeasuredLevel], money: Money | None
 ) -> LevelVerdict:
-    found = measured.get(level.name, MeasuredLevel(trouble="it was not run"))
-    blocked = _blocked(level, found)
-    bench = Evaluator(contract.confidence, measured, found, money)
+    level_runs = measured.get(level.name, MeasuredLevel(trouble="it was not run"))
+    blocked = _blocking_reason(level, level_runs)
+    evaluator = Evaluator(contract.confidence, measured, level_runs, money)
     terms = [
-        _judged(bench, term, level.name, kind, blocked)
+        _judge_term(evaluator, term, level.name, kind, blocked)
         for kind, listed in (("must", level.must), ("should", level.should))
         for term in listed
     ]
-    summaries = [run.summary for run in found.runs]
-    notes = [warning for summary in summaries for warning in summary.verdict.warnings if not _ours(warning)]
+    summaries = [run.summary for run in level_runs.runs]
+    notes = [
+        warning for summary in summaries for warning in summary.verdict.warnings if not _judged_by_contract(warning)
+    ]
     return LevelVerdict(
         name=level.name,
         verdict=together([term.verdict for term in terms if term.kind == "must"]) if level.must else "PASS",
         workload=level.workload,
         load=summaries[0].load.arrival if summaries else "",
-        runs=tuple(run.folder for run in found.runs),
+        runs=tuple(run.folder for run in level_runs.runs),
         requests=sum(summary.requests.scheduled for summary in summaries),
         ok=sum(summary.requests.ok for summary in summaries),
         terms=tuple(terms),
@@ -143,60 +147,60 @@ def _level(
     )
 
 
-def _ours(warning: str) -> bool:
-    """Whether a warning is about what a contract judges itself: failures, and how much a percentile rests on."""
+def _judged_by_contract(warning: str) -> bool:
+    """Whether a warning is about something the contract judges itself: failures, and percentile sample sizes."""
     return warning.startswith(("validity limit failure_share", "SLO term "))
 
 
-def _blocked(level: ContractLevel, found: MeasuredLevel) -> str:
-    """Why nothing can be said about any term of a level; "" when something can."""
-    if found.trouble or not found.runs:
-        return found.trouble or "there is no run"
-    for run in found.runs:
+def _blocking_reason(level: ContractLevel, level_runs: MeasuredLevel) -> str:
+    """Why no term of a level can be judged; "" when terms can be judged."""
+    if level_runs.trouble or not level_runs.runs:
+        return level_runs.trouble or "there is no run"
+    for run in level_runs.runs:
         summary = run.summary
         if summary.run.state != "finished":
             return f"{run.folder} has no clean end ({summary.run.state})"
         reasons = [reason for reason in summary.verdict.reasons if not reason.startswith(NO_ANSWER)]
         if reasons:
             return f"the measurement in {run.folder} is not valid: {'; '.join(reasons)}"
-        if trouble := _cache(level, run):
+        if trouble := _cache_trouble(level, run):
             return trouble
     return ""
 
 
-def _cache(level: ContractLevel, run: RecordedRun) -> str:
-    """Why the cache was not as the contract says; "" when it was, or when nothing is said."""
-    part = run.summary.tokens.cached_share
-    if level.cache is None or (level.cache == "cold" and part is None and not run.header.shares_prompts):
+def _cache_trouble(level: ContractLevel, run: RecordedRun) -> str:
+    """Why the cache was not cold or warm as the contract says; "" when it was, or when the contract does not say."""
+    cached_share = run.summary.tokens.cached_share
+    if level.cache is None or (level.cache == "cold" and cached_share is None and not run.header.shares_prompts):
         return ""  # unique prompts are cold, whether the server says so or not
-    if part is None:
+    if cached_share is None:
         return f"the server does not say what came from its cache: whether it was {level.cache} cannot be seen"
-    if level.cache == "cold" and part > columns.CACHED_SHARE:
-        return f"{format.percent(part)} of the prompt tokens came from cache: it was not cold"
-    if level.cache == "warm" and part < WARM:
-        return f"only {format.percent(part)} of the prompt tokens came from cache: it was not warm"
+    if level.cache == "cold" and cached_share > columns.CACHED_SHARE:
+        return f"{format.percent(cached_share)} of the prompt tokens came from cache: it was not cold"
+    if level.cache == "warm" and cached_share < WARM:
+        return f"only {format.percent(cached_share)} of the prompt tokens came from cache: it was not warm"
     return ""
 
 
-def _judged(bench: Evaluator, term: Any, level: str, kind: Any, blocked: str) -> Judgement:
-    said = {"term": words(term), "level": level, "kind": kind}
+def _judge_term(evaluator: Evaluator, term: Any, level: str, kind: Any, blocked: str) -> Judgement:
+    fields = {"term": words(term), "level": level, "kind": kind}
     if blocked:
-        return Judgement(**said, verdict="INCONCLUSIVE", reason=blocked)
+        return Judgement(**fields, verdict="INCONCLUSIVE", reason=blocked)
     try:
-        held = bench.held(term)
+        evaluated = evaluator.held(term)
     except Missing as missing:
-        return Judgement(**said, verdict="INCONCLUSIVE", reason=str(missing))
-    verdict, reason = _against(held, bench.confidence)
+        return Judgement(**fields, verdict="INCONCLUSIVE", reason=str(missing))
+    verdict, reason = _compare_with_limit(evaluated, evaluator.confidence)
     return Judgement(
-        **said,
+        **fields,
         verdict=verdict,
         reason=reason,
-        value=_finite(held.found.value),
-        low=_finite(held.found.low),
-        high=_finite(held.found.high),
-        limit=held.limit,
-        unit=held.unit,
-        sample=held.sample,
+        value=_finite(evaluated.found.value),
+        low=_finite(evaluated.found.low),
+        high=_finite(evaluated.found.high),
+        limit=evaluated.limit,
+        unit=evaluated.unit,
+        sample=evaluated.sample,
     )
 
 
@@ -204,36 +208,41 @@ def _finite(value: float) -> float | None:
     return round(float(f"{value:.9g}"), 12) if math.isfinite(value) else None
 
 
-def _against(held: Held, confidence: float) -> tuple[Verdict, str]:
-    found, limit = held.found, held.limit
-    span = f"{_ends(found, held.unit)} at {confidence * 100:g} %{f', {held.of}' if held.of else ''}"
-    value = "a failed request" if math.isinf(found.value) else figure(found.value, held.unit)
-    kept, broken = (
-        (found.high <= limit, found.low > limit) if held.at_most else (found.low >= limit, found.high < limit)
+def _compare_with_limit(evaluated: Held, confidence: float) -> tuple[Verdict, str]:
+    bounds, limit = evaluated.found, evaluated.limit
+    part = f", {evaluated.of}" if evaluated.of else ""
+    span = f"{_interval_words(bounds, evaluated.unit)} at {confidence * 100:g} %{part}"
+    value = "a failed request" if math.isinf(bounds.value) else figure(bounds.value, evaluated.unit)
+    is_kept, is_broken = (
+        (bounds.high <= limit, bounds.low > limit) if evaluated.at_most else (bounds.low >= limit, bounds.high < limit)
     )
-    promise = f"the promise of {'at most' if held.at_most else 'at least'} {figure(limit, held.unit)}"
-    if kept:
+    promise = f"the promise of {'at most' if evaluated.at_most else 'at least'} {figure(limit, evaluated.unit)}"
+    if is_kept:
         return "PASS", f"{value} ({span}) keeps {promise}"
-    if broken:
+    if is_broken:
         return "FAIL", f"{value} ({span}) breaks {promise}"
-    if held.caveat:
-        return "INCONCLUSIVE", f"{value} in this sample; {held.caveat}"
-    return "INCONCLUSIVE", f"{value} ({span}): the interval holds {promise}; {_enough(held)}"
+    if evaluated.caveat:
+        return "INCONCLUSIVE", f"{value} in this sample; {evaluated.caveat}"
+    return "INCONCLUSIVE", f"{value} ({span}): the interval holds {promise}; {_sample_needed(evaluated)}"
 
 
-def _enough(held: Held) -> str:
-    """How large a sample would decide, by the square-root law, if the value stays where it is."""
-    value, low, high = held.found
-    half, distance = (high - value if held.at_most else value - low), abs(held.limit - value)
-    if (value > held.limit) == held.at_most:
-        half = value - low if held.at_most else high - value
-    if not math.isfinite(half) or not distance or half / distance > 100:
-        return "the two are too close for any sample of reasonable size" if math.isfinite(half) else "more are needed"
-    return f"about {math.ceil(held.sample * (half / distance) ** 2 * 1.1):,} requests would decide it"
+def _sample_needed(evaluated: Held) -> str:
+    """The sample size that would decide, if the value stays the same: intervals shrink with the square root of n."""
+    value, low, high = evaluated.found
+    half_width, distance = (high - value if evaluated.at_most else value - low), abs(evaluated.limit - value)
+    if (value > evaluated.limit) == evaluated.at_most:
+        half_width = value - low if evaluated.at_most else high - value
+    if not math.isfinite(half_width) or not distance or half_width / distance > 100:
+        return (
+            "the two are too close for any sample of reasonable size"
+            if math.isfinite(half_width)
+            else "more are needed"
+        )
+    return f"about {math.ceil(evaluated.sample * (half_width / distance) ** 2 * 1.1):,} requests would decide it"
 
 
 def figure(value: float, unit: str) -> str:
-    """A value with its unit as people read it."""
+    """A value with its unit, for people."""
     if unit == "ms":
         return format.duration(value / 1e3) if value >= 1e3 else f"{format.quantity(value)} ms"
     if unit == "%":
@@ -241,9 +250,9 @@ def figure(value: float, unit: str) -> str:
     return f"{format.quantity(value)}{unit}" if unit.startswith("/") else f"{format.quantity(value)} {unit}".strip()
 
 
-def _ends(found: Bounds, unit: str) -> str:
-    if found.low == math.inf:
+def _interval_words(bounds: Bounds, unit: str) -> str:
+    if bounds.low == math.inf:
         return "failed requests throughout"
-    low = figure(found.low, unit) if math.isfinite(found.low) else "any"
-    high = figure(found.high, unit) if math.isfinite(found.high) else "any"
+    low = figure(bounds.low, unit) if math.isfinite(bounds.low) else "any"
+    high = figure(bounds.high, unit) if math.isfinite(bounds.high) else "any"
     return f"{low} to {high}"

@@ -1,6 +1,6 @@
-"""What a figure rests on: one run, repeats of one run, or a capacity with the run behind it.
+"""The evidence behind a cost or plan: one run, repeats of one run, or a capacity with the run that shows it.
 
-Pure values; `results.py` reads them from folders.
+Pure values; `inputs.py` reads them from folders.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from loadgen.results.capacity import Capacity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a figure rests on. `summaries`: one, or the repeats of one run; with a capacity the run that shows it."""
+    """The evidence behind a figure. `summaries`: one run, or its repeats; with a capacity the run that shows it."""
 
     name: str
     folder: str
@@ -23,7 +23,7 @@ class Evidence:
 
     @property
     def summary(self) -> Summary:
-        """The first one, for what all of them share."""
+        """The first summary, for fields that all repeats share."""
         return self.summaries[0]
 
     @property
@@ -36,14 +36,14 @@ class Evidence:
 
 
 def notes(evidence: Evidence) -> Iterator[str]:
-    """What is to be said beside every figure that rests on it."""
+    """Notes to show beside every figure from this evidence."""
     summaries = evidence.summaries
     if evidence.simulated:
         yield "SIMULATED: no real server was measured"
     if not evidence.valid:
-        reasons = {reason for one in summaries for reason in one.verdict.reasons}
+        reasons = {reason for summary in summaries for reason in summary.verdict.reasons}
         yield "INVALID measurement: " + "; ".join(sorted(reasons)) + "; an invalid run has no good requests"
-    if any(one.goodput.met is False for one in summaries):
+    if any(summary.goodput.met is False for summary in summaries):
         yield "the run behind the capacity missed its SLO" if evidence.capacity else "the SLO was missed at this load"
     if evidence.capacity is not None and evidence.capacity.lower_bound:
         yield (

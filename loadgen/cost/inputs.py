@@ -1,6 +1,6 @@
-"""Folders of finished results, read as evidence: `summary.json` and `capacity.json`, and nothing else of a run.
+"""Reads folders of finished results as evidence: `summary.json` and `capacity.json`, and nothing else of a run.
 
-Makes no judgement but one: a measurement that is not valid is refused unless it was asked for.
+Refuses a measurement that is not valid unless the caller allows it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loadgen.results import capacity
 
 
 class UnsoundEvidence(Fault):
-    """A measurement that cannot be trusted was to be used: exit 3."""
+    """A measurement that is not valid was given as evidence: exit code 3."""
 
     exit_code = UNSOUND
 
@@ -25,7 +25,7 @@ class UnsoundEvidence(Fault):
 def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tuple[Evidence, ...]:
     """The evidence of each folder, named after it. Raises Faults with everything that is wrong with them."""
     faults: list[Fault] = []
-    found: list[Evidence] = []
+    evidence: list[Evidence] = []
     seen: set[Path] = set()
     for folder, name in zip(folders, _names(folders), strict=True):
         if folder.resolve() in seen:
@@ -33,18 +33,18 @@ def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tu
             continue
         seen.add(folder.resolve())
         try:
-            found.append(_one(folder, name, allow_invalid))
+            evidence.append(_read_folder(folder, name, allow_invalid))
         except Fault as fault:
             faults.append(fault)
-        except Faults as several:
-            faults.extend(several.faults)
+        except Faults as fault_list:
+            faults.extend(fault_list.faults)
     if faults:
         raise Faults(faults)
-    return tuple(found)
+    return tuple(evidence)
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as much of it as tells them apart."""
+    """The last part of each path, or as many parts as make the names unique."""
     parts = [folder.resolve().parts for folder in folders]
     for depth in range(1, 20):
         names = ["/".join(part[-depth:]) for part in parts]
@@ -53,33 +53,33 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def _one(folder: Path, name: str, allow_invalid: bool) -> Evidence:
+def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
     if (folder / capacity.FILE).is_file():
         file = folder / capacity.FILE
-        found = capacity.load_capacity(_bytes(file), str(file))
-        run = folder / found.evidence
+        stored_capacity = capacity.load_capacity(_bytes(file), str(file))
+        run = folder / stored_capacity.evidence
         summary = _summary(run, allow_invalid, f"named as the evidence of {file}")
         if not summary.goodput.slo:
             raise UserError("a capacity whose run had no SLO", str(file), "a capacity is a rate under limits: --slo")
-        if found.unit == "conversations" and summary.sessions is None:
+        if stored_capacity.unit == "conversations" and summary.sessions is None:
             what = "a capacity in conversations, and no conversations in its run"
             raise UserError(what, f"{file} (unit)", "unit: requests; or name the right run as evidence")
-        return Evidence(name=name, folder=str(folder), summaries=(summary,), capacity=found)
+        return Evidence(name=name, folder=str(folder), summaries=(summary,), capacity=stored_capacity)
     if (folder / "summary.json").is_file():
         return Evidence(name=name, folder=str(folder), summaries=(_summary(folder, allow_invalid),))
-    runs = sorted(path.parent for path in folder.glob("*/summary.json"))
-    if not runs:
+    run_folders = sorted(path.parent for path in folder.glob("*/summary.json"))
+    if not run_folders:
         what = "no summary.json here" if folder.is_dir() else "no such folder"
         hint = "give the folder that a run has written; `loadgen report DIR --json > DIR/summary.json` makes it again"
         raise UserError(what, str(folder), hint)
-    return Evidence(name=name, folder=str(folder), summaries=_repeats(folder, runs, allow_invalid))
+    return Evidence(name=name, folder=str(folder), summaries=_repeats(folder, run_folders, allow_invalid))
 
 
 def _repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tuple[Summary, ...]:
     summaries = tuple(_summary(run, allow_invalid) for run in runs)
     first = summaries[0]
     for run, summary in zip(runs[1:], summaries[1:], strict=True):
-        unlike = [
+        unequal = [
             what
             for what, a, b in (
                 ("recipe", first.fingerprints.recipe, summary.fingerprints.recipe),
@@ -90,9 +90,9 @@ def _repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tuple[S
             )
             if a != b
         ]
-        if unlike:
+        if unequal:
             what = (
-                f"runs that are no repeats of each other: {runs[0].name} and {run.name} differ in {', '.join(unlike)}"
+                f"runs that are no repeats of each other: {runs[0].name} and {run.name} differ in {', '.join(unequal)}"
             )
             hint = f"name one run; a sweep or search that leaves a {capacity.FILE} makes one offer of many loads"
             raise UserError(what, str(folder), hint)
@@ -100,7 +100,7 @@ def _repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tuple[S
 
 
 def _summary(folder: Path, allow_invalid: bool, why: str = "") -> Summary:
-    """Raises UserError for what is no summary or counts no tokens, NotValid for one that cannot be trusted."""
+    """The summary of a run. Raises Faults: no ok request, tokens not counted, UnsoundEvidence if not valid."""
     file = folder / "summary.json"
     if not file.is_file():
         raise UserError("no summary.json here", str(folder), why or "give the folder that a run has written")
@@ -139,17 +139,19 @@ def _uncounted(summary: Summary, data: bytes, file: Path) -> list[Fault]:
 
 
 def place(data: bytes, file: Path, *keys: str) -> str:
-    """file:line (path) of a field in an indented JSON file, by the indentation of `dump`; the file alone where it is
-    written otherwise."""
+    """The place of a field in an indented JSON file, as "file:line (path)"; without the line where it is not found.
+
+    Relies on an indentation of two spaces.
+    """
     lines = data.decode(errors="replace").splitlines()
-    start = 0
+    first_line = 0
     for depth, key in enumerate(keys):
         pattern = re.compile(rf'^ {{{2 * (depth + 1)}}}"{re.escape(key)}":')
-        hit = next((i for i in range(start, len(lines)) if pattern.match(lines[i])), None)
-        if hit is None:
+        line_number = next((i for i in range(first_line, len(lines)) if pattern.match(lines[i])), None)
+        if line_number is None:
             return f"{file} ({'.'.join(keys)})"
-        start = hit
-    return f"{file}:{start + 1} ({'.'.join(keys)})"
+        first_line = line_number
+    return f"{file}:{first_line + 1} ({'.'.join(keys)})"
 
 
 def _bytes(file: Path) -> bytes:

@@ -1,6 +1,6 @@
-"""prices.yaml, read and checked: every fault at once, each with file:line:column.
+"""Reads and checks a price file (prices.yaml): all faults are reported at once, each with file:line:column.
 
-The only room that reads price files. Nothing is guessed: no default price, no exchange rate, no date.
+The only module that reads price files. Nothing is guessed: no default price, no exchange rate, no date.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from loadgen.workload.yaml_marks import Map, child, read_yaml, where
 SAMPLE = Path(__file__).parent.parent / "data" / "prices_sample.yaml"
 EXAMPLE = "docs/prices.example.yaml"
 
-# Beyond these a price is a slip of the pen (a monthly price for an hourly one, cents for dollars). In currencies of the
-# dollar's order of magnitude; a file kept in another one is checked for its sign alone.
+# A price outside these ranges is a mistake: a monthly price instead of an hourly one, cents instead of dollars. Only
+# for currencies of the dollar's order of magnitude; in others only the sign of a price is checked.
 DOLLAR_LIKE = frozenset(("USD", "EUR", "GBP", "CHF", "CAD", "AUD"))
 ABSURD: dict[str, tuple[Decimal, Decimal]] = {
     "per_gpu_hour": (Decimal("0.05"), Decimal(200)),
@@ -56,9 +56,9 @@ def load_prices(
     today: date | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> Prices:
-    """The prices of a file (None: the sample that is shipped), in its own currency or in `currency`.
+    """The prices of a file (None: the packaged sample), in its own currency or converted to `currency`.
 
-    Raises Faults with everything that is wrong, by line; UserError for a sample that nobody has accepted.
+    Raises Faults with everything that is wrong, by line, and UserError for a sample that was not accepted.
     """
     file = SAMPLE if path is None else path
     label = "prices_sample.yaml (shipped)" if path is None else str(path)
@@ -77,47 +77,47 @@ def parse(
     today: date | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> Prices:
-    """`load` of a text that was read. Pure but for the defaults of `today` and `env`."""
-    top, faults = read_yaml(text, label, env, kind="price file", smallest=f"like {EXAMPLE}")
+    """The prices in the text of a price file, as `load_prices`. Pure but for the defaults of `today` and `env`."""
+    document, faults = read_yaml(text, label, env, kind="price file", smallest=f"like {EXAMPLE}")
     source = Source(file=label, folder=Path(), faults=faults)
     try:
-        written = WrittenPrices.model_validate(top, context=source)
+        written = WrittenPrices.model_validate(document, context=source)
     except ValidationError as error:
-        source.faults.extend(_hinted(fault(item, top, label)) for item in error.errors(include_url=False))
+        source.faults.extend(_with_hint(fault(detail, document, label)) for detail in error.errors(include_url=False))
         raise Faults(in_order(source.faults)) from None
     faults = source.faults
     if written.sample and not accept_sample:
         hint = "write down what you pay; or --accept-sample-prices, and every figure will say that it rests on a sample"
-        faults.append(UserError("these prices are a sample, not an offer", _place(top, label, ("sample",)), hint))
-    faults += _own_faults(written, top, label, today or date.today())
+        faults.append(UserError("these prices are a sample, not an offer", _place(document, label, ("sample",)), hint))
+    faults += _consistency_faults(written, document, label, today or date.today())
     if faults:
         raise Faults(in_order(faults))
-    wanted = currency or written.currency
-    if not re.fullmatch(r"[A-Z]{3}", wanted):
-        raise UserError(f'"{wanted}" is not a currency', "--currency", "three capital letters, like USD")
-    entries, used, faults = _exchanged(written, top, label, wanted)
-    faults += list(_absurd(entries, top, label, wanted))
+    target_currency = currency or written.currency
+    if not re.fullmatch(r"[A-Z]{3}", target_currency):
+        raise UserError(f'"{target_currency}" is not a currency', "--currency", "three capital letters, like USD")
+    entries, exchange_words, faults = _exchanged(written, document, label, target_currency)
+    faults += list(_implausible(entries, document, label, target_currency))
     if faults:
         raise Faults(in_order(faults))
     names = _names([entry for _, entry in entries])
-    named = [entry.model_copy(update={"name": name}) for (_, entry), name in zip(entries, names, strict=True)]
-    at = {name: _place(top, label, loc) for (loc, _), name in zip(entries, names, strict=True)}
-    if not named:
+    named_entries = [entry.model_copy(update={"name": name}) for (_, entry), name in zip(entries, names, strict=True)]
+    places = {name: _place(document, label, loc) for (loc, _), name in zip(entries, names, strict=True)}
+    if not named_entries:
         hint = f"rented:, owned: or per_token:, like {EXAMPLE}"
-        raise UserError("there is no price in the file", where(label, top.at, ""), hint)
+        raise UserError("there is no price in the file", where(label, document.at, ""), hint)
     return Prices(
         file=label,
-        currency=wanted,
+        currency=target_currency,
         sample=written.sample,
         notes=" ".join(written.notes.split()),
-        entries=tuple(named),
-        at=at,
-        exchanged=used,
+        entries=tuple(named_entries),
+        at=places,
+        exchanged=exchange_words,
     )
 
 
-def _hinted(one: Fault) -> Fault:
-    return one if one.hint else UserError(one.what, one.where, f"like {EXAMPLE}")
+def _with_hint(problem: Fault) -> Fault:
+    return problem if problem.hint else UserError(problem.what, problem.where, f"like {EXAMPLE}")
 
 
 def _text(file: Path) -> str:
@@ -135,84 +135,94 @@ def _text(file: Path) -> str:
         raise UserError("not a text file (UTF-8)", f"{file}:{line}", f"like {EXAMPLE}") from None
 
 
-def _place(top: Map, label: str, loc: tuple[str | int, ...]) -> str:
-    spot, path, _ = locate(top, loc)
-    return where(label, spot, path)
+def _place(document: Map, label: str, loc: tuple[str | int, ...]) -> str:
+    position, path, _ = locate(document, loc)
+    return where(label, position, path)
 
 
-def _lists(written: WrittenPrices) -> Iterator[tuple[tuple[str, int], Price]]:
+def _located_prices(written: WrittenPrices) -> Iterator[tuple[tuple[str, int], Price]]:
     for key in ("rented", "owned", "per_token"):
         for index, price in enumerate(getattr(written, key)):
             yield (key, index), price
 
 
-def _own_faults(written: WrittenPrices, top: Map, label: str, today: date) -> list[Fault]:
-    """What pydantic cannot see: dates to come, keys that exclude each other, one offer priced twice."""
+def _consistency_faults(written: WrittenPrices, document: Map, label: str, today: date) -> list[Fault]:
+    """Faults that pydantic cannot see: future dates, keys that exclude each other, one offer priced twice."""
     faults: list[Fault] = []
 
-    def say(what: str, loc: tuple[str | int, ...], hint: str) -> None:
-        faults.append(UserError(what, _place(top, label, loc), hint))
+    def report(problem: str, loc: tuple[str | int, ...], hint: str) -> None:
+        faults.append(UserError(problem, _place(document, label, loc), hint))
 
     dates = [(("exchange", i), rate.as_of) for i, rate in enumerate(written.exchange)]
-    for loc, as_of in [*dates, *((loc, price.as_of) for loc, price in _lists(written))]:
+    for loc, as_of in [*dates, *((loc, price.as_of) for loc, price in _located_prices(written))]:
         if as_of != UNDATED and first_day(as_of) > today:
-            say(f"{as_of} is in the future (today is {today})", (*loc, "as_of"), "the day at which the price was valid")
-    for loc, price in _lists(written):
+            report(
+                f"{as_of} is in the future (today is {today})", (*loc, "as_of"), "the day at which the price was valid"
+            )
+    for loc, price in _located_prices(written):
         if isinstance(price, Rented):
-            _check_rented(price, loc, say)
+            _check_rented(price, loc, report)
         if isinstance(price, (Rented, Owned)) and price.energy is not None:
-            _check_energy(price, price.energy, loc, say)
-    seen: dict[tuple[str, ...], tuple[str, int]] = {}
-    for loc, price in _lists(written):
-        first = seen.setdefault(_identity(price), loc)
+            _check_energy(price, price.energy, loc, report)
+    first_of: dict[tuple[str, ...], tuple[str, int]] = {}
+    for loc, price in _located_prices(written):
+        first = first_of.setdefault(_identity(price), loc)
         if first != loc:
-            line = locate(top, first)[0].line
-            what = f"two prices for {_identity(price)[2] or _identity(price)[1]}"
+            line = locate(document, first)[0].line
+            problem = f"two prices for {_identity(price)[2] or _identity(price)[1]}"
             hint = f"the first is on line {line}; keep one, or tell them apart by region or commitment"
-            say(f"{what} of {price.provider}", loc, hint)
-    called: dict[str, tuple[str, int]] = {}
-    for loc, price in _lists(written):
-        if price.name and called.setdefault(price.name, loc) != loc:
-            line = locate(top, called[price.name])[0].line
-            say(f'the name "{price.name}" is given twice', (*loc, "name"), f"the first is on line {line}")
+            report(f"{problem} of {price.provider}", loc, hint)
+    first_by_name: dict[str, tuple[str, int]] = {}
+    for loc, price in _located_prices(written):
+        if price.name and first_by_name.setdefault(price.name, loc) != loc:
+            line = locate(document, first_by_name[price.name])[0].line
+            report(f'the name "{price.name}" is given twice', (*loc, "name"), f"the first is on line {line}")
     return faults
 
 
-def _check_rented(price: Rented, loc: tuple[str, int], say: Any) -> None:
+def _check_rented(price: Rented, loc: tuple[str, int], report: Any) -> None:
     if price.per_hour is not None and price.per_gpu_hour is not None:
-        say("per_hour and per_gpu_hour are both given", (*loc, "per_gpu_hour"), "keep the one that the source says")
+        report("per_hour and per_gpu_hour are both given", (*loc, "per_gpu_hour"), "keep the one that the source says")
     if price.per_hour is None and price.per_gpu_hour is None and price.quality != NOT_VERIFIED:
         hint = "per_hour: of the whole machine, or per_gpu_hour: of one GPU; nothing is guessed"
-        say(f"no price for {price.shape or price.gpu}", loc, hint)
+        report(f"no price for {price.shape or price.gpu}", loc, hint)
     if price.per_hour is not None and price.gpus is None:
-        say("per_hour without gpus", (*loc, "per_hour"), "gpus: how many GPUs the machine has")
+        report("per_hour without gpus", (*loc, "per_hour"), "gpus: how many GPUs the machine has")
     if price.energy is not None and price.gpus is None:
-        say("energy without gpus", (*loc, "energy"), "watts are a machine's: gpus: says how many GPUs it has")
+        report("energy without gpus", (*loc, "energy"), "watts are a machine's: gpus: says how many GPUs it has")
 
 
-def _check_energy(price: Rented | Owned, energy: Energy, loc: tuple[str, int], say: Any) -> None:
-    at = (*loc, "energy")
+def _check_energy(price: Rented | Owned, energy: Energy, loc: tuple[str, int], report: Any) -> None:
+    loc_energy = (*loc, "energy")
     if isinstance(price, Owned) and energy.counted == "included":
         hint = "counted: hourly (all hours at watts), or by_load (idle_watts at all hours, the rest with the load)"
-        say("capital does not include power", (*at, "counted"), hint)
+        report("capital does not include power", (*loc_energy, "counted"), hint)
     if energy.counted == "included" and energy.per_kwh is not None:
         hint = "leave per_kwh out; or counted: hourly or by_load where power is billed apart"
-        say("power that the price includes would be paid twice", (*at, "per_kwh"), hint)
+        report("power that the price includes would be paid twice", (*loc_energy, "per_kwh"), hint)
     if energy.counted != "included" and energy.per_kwh is None:
-        say("power is paid, and per_kwh is missing", at, "per_kwh: what a kilowatt-hour costs")
+        report("power is paid, and per_kwh is missing", loc_energy, "per_kwh: what a kilowatt-hour costs")
     if energy.counted == "by_load" and energy.idle_watts is None:
-        say("counted by_load, and idle_watts is missing", at, "idle_watts: what the machine draws while it waits")
+        report(
+            "counted by_load, and idle_watts is missing",
+            loc_energy,
+            "idle_watts: what the machine draws while it waits",
+        )
     if energy.idle_watts is not None and energy.idle_watts > energy.watts:
-        say("idle_watts is more than watts", (*at, "idle_watts"), "watts: under load, idle_watts: while it waits")
+        report(
+            "idle_watts is more than watts",
+            (*loc_energy, "idle_watts"),
+            "watts: under load, idle_watts: while it waits",
+        )
 
 
 def _identity(price: Price) -> tuple[str, ...]:
-    """What no two prices may share."""
+    """The key that must be unique among prices: provider, product, region, commitment."""
     if isinstance(price, PerToken):
-        what: tuple[str, ...] = (price.model.lower(), price.url.lower())
+        product: tuple[str, ...] = (price.model.lower(), price.url.lower())
     else:
-        what = (price.gpu.lower(), price.shape)
-    return (price.provider.lower(), *what, price.region.lower(), price.commitment.lower())
+        product = (price.gpu.lower(), price.shape)
+    return (price.provider.lower(), *product, price.region.lower(), price.commitment.lower())
 
 
 _MONEY = (
@@ -228,34 +238,34 @@ Located = tuple[tuple[str, int], Price]
 
 
 def _exchanged(
-    written: WrittenPrices, top: Map, label: str, wanted: str
+    written: WrittenPrices, document: Map, label: str, currency: str
 ) -> tuple[list[Located], tuple[str, ...], list[Fault]]:
-    """Every price in `wanted`, the rates used in words, and a fault for each price whose rate nobody gave."""
+    """Every price in `currency`, the rates used in words, and a fault for each price without a rate."""
     faults: list[Fault] = []
     rates: dict[tuple[str, str], ExchangeRate] = {}
     for i, rate in enumerate(written.exchange):
         if rates.setdefault((rate.from_, rate.to), rate) is not rate:
-            what, at = f"two rates from {rate.from_} to {rate.to}", _place(top, label, ("exchange", i))
+            what, at = f"two rates from {rate.from_} to {rate.to}", _place(document, label, ("exchange", i))
             faults.append(UserError(what, at, "keep one"))
     entries: list[Located] = []
-    used: dict[str, None] = {}
-    for loc, price in _lists(written):
+    used_rates: dict[str, None] = {}
+    for loc, price in _located_prices(written):
         own = price.currency or written.currency
-        if own == wanted:
+        if own == currency:
             entries.append((loc, price))
             continue
-        exchange = rates.get((own, wanted))
+        exchange = rates.get((own, currency))
         if exchange is None:
-            at = _place(top, label, (*loc, "currency"))
-            hint = f"exchange: [{{from: {own}, to: {wanted}, rate: ..., as_of: ..., source: ...}}]; none is invented"
-            faults.append(UserError(f"no exchange rate from {own} to {wanted}", at, hint))
+            at = _place(document, label, (*loc, "currency"))
+            hint = f"exchange: [{{from: {own}, to: {currency}, rate: ..., as_of: ..., source: ...}}]; none is invented"
+            faults.append(UserError(f"no exchange rate from {own} to {currency}", at, hint))
             continue
-        used[f"1 {own} = {exchange.rate} {wanted} (as of {exchange.as_of}, {exchange.source})"] = None
-        entries.append((loc, _times(price, exchange.rate)))
-    return entries, tuple(used), faults
+        used_rates[f"1 {own} = {exchange.rate} {currency} (as of {exchange.as_of}, {exchange.source})"] = None
+        entries.append((loc, _multiplied(price, exchange.rate)))
+    return entries, tuple(used_rates), faults
 
 
-def _times(price: Price, rate: Decimal) -> Price:
+def _multiplied(price: Price, rate: Decimal) -> Price:
     changed: dict[str, Any] = {key: getattr(price, key, None) for key in _MONEY}
     changed = {key: value * rate for key, value in changed.items() if value is not None}
     energy = getattr(price, "energy", None)
@@ -264,19 +274,19 @@ def _times(price: Price, rate: Decimal) -> Price:
     return price.model_copy(update=changed)
 
 
-def _absurd(entries: Sequence[Located], top: Map, label: str, currency: str) -> Iterator[Fault]:
+def _implausible(entries: Sequence[Located], document: Map, label: str, currency: str) -> Iterator[Fault]:
     if currency not in DOLLAR_LIKE:
         return
     for loc, price in entries:
-        for kind, steps, amount, what in _judged(price):
+        for kind, steps, amount, noun in _amounts_to_check(price):
             low, high = ABSURD[kind]
             if not low <= amount <= high:
                 hint = f"between {low} and {high:,} {currency}; check the unit ({kind})"
-                at = _place(top, label, (*loc, *steps))
-                yield UserError(f"{what} of {amount.normalize():,f} {currency} is absurd", at, hint)
+                at = _place(document, label, (*loc, *steps))
+                yield UserError(f"{noun} of {amount.normalize():,f} {currency} is absurd", at, hint)
 
 
-def _judged(price: Price) -> Iterator[tuple[str, tuple[str, ...], Decimal, str]]:
+def _amounts_to_check(price: Price) -> Iterator[tuple[str, tuple[str, ...], Decimal, str]]:
     if isinstance(price, Rented):
         if price.per_gpu_hour is not None:
             yield "per_gpu_hour", ("per_gpu_hour",), price.per_gpu_hour, "a GPU-hour"
@@ -295,10 +305,10 @@ def _judged(price: Price) -> Iterator[tuple[str, tuple[str, ...], Decimal, str]]
 
 
 def _names(prices: Sequence[Price]) -> list[str]:
-    """The given names; else provider, shape (or GPU, or model), and what tells it apart from its like."""
+    """Unique names: the given one, else provider, shape (GPU, model), region, commitment, and a number if needed."""
     names: list[str] = []
     for price in prices:
-        what = price.model if isinstance(price, PerToken) else price.shape or price.gpu
-        name = price.name or " ".join(filter(None, (price.provider, what, price.region, price.commitment)))
+        product = price.model if isinstance(price, PerToken) else price.shape or price.gpu
+        name = price.name or " ".join(filter(None, (price.provider, product, price.region, price.commitment)))
         names.append(name if name not in names else child(name, len(names)))
     return names

@@ -1,7 +1,7 @@
-"""What things cost: the kinds of price, what may be written in each, and which price a target is under.
+"""The kinds of price, the fields of each in a price file, and the choice of the price for a target.
 
-Pure, and without arithmetic: no default price, no date, no rate is guessed here. Amounts are `decimal.Decimal`. The
-file is read and checked as a whole in `pricefile.py`; what a request costs is worked out in `cost.py`.
+Pure, and without arithmetic: no default price, date or rate is guessed. Amounts are `decimal.Decimal`. `price_file.py`
+reads and checks the file as a whole; `unit_cost.py` computes costs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from loadgen.units import Wrong
 from loadgen.workload.fields import Part, meant
 
 UNDATED = "undated"
-NOT_VERIFIED = "not verified"  # the quality of an entry that only says that its price is missing
+NOT_VERIFIED = "not verified"  # the quality of an entry that only records that its price is missing
 EARLIEST_YEAR = 2015
 
 
 def _number(value: Any) -> Decimal:
-    """YAML's numbers are ints and floats by now; the shortest text of a float is what was written, to 15 digits."""
+    """A YAML number as Decimal. The shortest text of a float equals what was written, up to 15 digits."""
     if isinstance(value, Decimal):
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -45,10 +45,10 @@ def _above_zero(value: Decimal) -> Decimal:
     return value
 
 
-def _between(low: str, high: str, what: str) -> AfterValidator:
+def _between(low: str, high: str, noun: str) -> AfterValidator:
     def check(value: Decimal) -> Decimal:
         if not Decimal(low) <= value <= Decimal(high):
-            raise Wrong(f"is not {what}", f"from {low} to {high}")
+            raise Wrong(f"is not {noun}", f"from {low} to {high}")
         return value
 
     return AfterValidator(check)
@@ -188,7 +188,7 @@ class WrittenPrices(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Checked prices, all in `currency`. `at` says of each name where it stands: file:line:column."""
+    """Checked prices, all in `currency`. `at`: name of a price -> its place, file:line:column."""
 
     file: str
     currency: str
@@ -196,66 +196,69 @@ class Prices:
     notes: str
     entries: tuple[Price, ...]
     at: Mapping[str, str]
-    exchanged: tuple[str, ...]  # in words: which rates were used
+    exchanged: tuple[str, ...]  # the exchange rates used, in words
 
 
 def find(prices: Prices, target: TargetFacts, chosen: str = "", result: str = "") -> tuple[Price, ...]:
-    """The prices of a target: the one called `chosen`; else those of its shape (of its region, where both say one);
-    else, for a target without a shape, those of its model and URL. Several only when they differ in commitment.
+    """The prices of a target. More than one only where they differ in commitment alone.
 
-    Raises UserError when there is none, or when two providers claim the same machine.
+    The price named `chosen` if given. Else, for a target with a shape, the prices of that shape (and region, where both
+    give one). Else the prices of its model and URL. Raises UserError when there is none, or when several providers,
+    regions or kinds of price match.
     """
-    of = f", which {result} ran on" if result else ""
+    used_by = f", which {result} ran on" if result else ""
     if chosen:
-        found = [price for price in prices.entries if price.name == chosen]
-        if not found:
+        matching = [price for price in prices.entries if price.name == chosen]
+        if not matching:
             raise UserError(f'no price is called "{chosen}"', prices.file, meant(chosen, list(prices.at)))
     elif target.shape:
-        found = [price for price in prices.entries if _of_shape(price, target)]
+        matching = [price for price in prices.entries if _matches_shape(price, target)]
     else:
-        found = [price for price in prices.entries if _of_model(price, target)]
-    if not found:
-        raise UserError(f"no price for {_called(target)}{of}", prices.file, _supply(target, prices))
-    offers = {(price.provider.lower(), price.region.lower(), type(price)) for price in found}
+        matching = [price for price in prices.entries if _matches_model(price, target)]
+    if not matching:
+        raise UserError(f"no price for {_target_words(target)}{used_by}", prices.file, _supply_hint(target, prices))
+    offers = {(price.provider.lower(), price.region.lower(), type(price)) for price in matching}
     if len(offers) > 1:
-        places = ", ".join(f"{price.name} ({prices.at[price.name]})" for price in found)
+        places = ", ".join(f"{price.name} ({prices.at[price.name]})" for price in matching)
         hint = f"choose by --price DIR=NAME: {places}"
-        raise UserError(f"several prices for {_called(target)}{of}", prices.file, hint)
-    for price in found:
+        raise UserError(f"several prices for {_target_words(target)}{used_by}", prices.file, hint)
+    for price in matching:
         if isinstance(price, Rented) and price.per_hour is None and price.per_gpu_hour is None:
             hint = "supply per_hour or per_gpu_hour, with as_of and source: nobody has verified one"
             raise UserError(f"{price.name} has no price", prices.at[price.name], hint)
-    return tuple(found)
+    return tuple(matching)
 
 
 def dated(price: Price) -> str:
-    """Where a price is from, in words for beside it."""
-    when = UNDATED if price.as_of == UNDATED else f"as of {price.as_of}"
-    return ", ".join(filter(None, (price.commitment, when, price.source, price.quality)))
+    """The commitment, date, source and quality of a price in words, to show beside it."""
+    date_words = UNDATED if price.as_of == UNDATED else f"as of {price.as_of}"
+    return ", ".join(filter(None, (price.commitment, date_words, price.source, price.quality)))
 
 
-def _of_shape(price: Price, target: TargetFacts) -> bool:
+def _matches_shape(price: Price, target: TargetFacts) -> bool:
     if isinstance(price, PerToken) or price.shape.lower() != target.shape.lower():
         return False
     return not price.region or not target.region or price.region.lower() == target.region.lower()
 
 
-def _of_model(price: Price, target: TargetFacts) -> bool:
+def _matches_model(price: Price, target: TargetFacts) -> bool:
     if not isinstance(price, PerToken) or price.model.lower() != target.model.lower():
         return False
     return target.url.startswith(price.url)
 
 
-def _called(target: TargetFacts) -> str:
+def _target_words(target: TargetFacts) -> str:
     if target.shape:
         return f"the shape {target.shape}" + (f" in {target.region}" if target.region else "")
     return f"the model {target.model or '(none said)'} at {target.url or target.name or 'an unknown URL'}"
 
 
-def _supply(target: TargetFacts, prices: Prices) -> str:
+def _supply_hint(target: TargetFacts, prices: Prices) -> str:
     if target.shape:
-        what = f"supply rented: (or owned:) with shape: {target.shape}, per_hour, gpus, as_of and source"
+        advice = f"supply rented: (or owned:) with shape: {target.shape}, per_hour, gpus, as_of and source"
     else:
-        what = f"supply per_token: with model: {target.model}, per_million_input, per_million_output, as_of and source"
-        what += "; for rented machines say --shape and --gpus when running"
-    return f"{what}; or --price DIR=NAME with one of: {', '.join(prices.at)}"
+        advice = (
+            f"supply per_token: with model: {target.model}, per_million_input, per_million_output, as_of and source"
+        )
+        advice += "; for rented machines say --shape and --gpus when running"
+    return f"{advice}; or --price DIR=NAME with one of: {', '.join(prices.at)}"

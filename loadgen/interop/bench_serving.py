@@ -1,4 +1,4 @@
-"""Result files of `vllm bench serve` and SGLang's bench_serving: flat JSON, which has one ancestor. Pure."""
+"""Reads result files of `vllm bench serve` and SGLang's bench_serving: flat JSON of a common origin. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from loadgen.interop.result import ForeignResult, counted, in_flight, numbers, r
 
 
 def _bench_serving(value: dict[str, Any], where: str, tool: str, e2e: str) -> ForeignResult:
-    """vLLM's and SGLang's flat files, which have one ancestor."""
+    """The result in a flat file of either tool; `e2e` is the tool's name for end-to-end latency."""
     figures: dict[str, float] = {}
-    for ours, theirs in (("ttft_ms", "ttft"), ("tpot_ms", "tpot"), ("inter_chunk_ms", "itl"), ("e2e_ms", e2e)):
+    for our_name, their_name in (("ttft_ms", "ttft"), ("tpot_ms", "tpot"), ("inter_chunk_ms", "itl"), ("e2e_ms", e2e)):
         stats = {
-            stat: value.get(f"{stat}_{theirs}_ms") for stat in ("mean", "median", "p50", "p90", "p95", "p99", "p99.9")
+            stat: value.get(f"{stat}_{their_name}_ms")
+            for stat in ("mean", "median", "p50", "p90", "p95", "p99", "p99.9")
         }
         stats["p99_9"] = stats.pop("p99.9")
-        figures |= statistics(ours, stats)
+        figures |= statistics(our_name, stats)
     total = value.get("total_token_throughput", value.get("total_throughput"))
     figures |= numbers(
         {

@@ -1,7 +1,7 @@
-"""A run as the result files of other tools, under their definitions, so that what reads theirs can read ours.
+"""Writes a run in the result formats of other tools, under their definitions, so that their readers can read it.
 
-Pure. Figures are made as the other tool would have made them (`report/others.py`); what a run does not hold is left out
-or null. Every file names loadgen and the definitions in a field of its own, `loadgen`, which the others pass over.
+Pure. Figures are computed as the other tool would (`other_definitions.py`). What a run does not have is left out or
+null. Every file has a field `loadgen`, which other tools ignore: it names loadgen and the definitions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FORMATS = ("vllm", "aiperf", "guidellm", "mlcommons", "csv")
 
 
 class ExportSource:
-    """A run as an export reads it."""
+    """A run with its columns, and its samples by the definitions of `tool`."""
 
     def __init__(
         self, summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram], tool: str
@@ -42,7 +42,7 @@ class ExportSource:
         self.samples: Theirs | None = theirs(header, rows, gaps).get(tool)
 
     def column(self, name: str) -> NDArray[np.int64]:
-        """A field of the ok measured requests."""
+        """A field of the measured requests that are ok and have output."""
         return self.columns[name][self.ok]
 
     def stats(self, metric: str) -> dict[str, float]:
@@ -51,7 +51,7 @@ class ExportSource:
 
     @property
     def note(self) -> dict[str, Any]:
-        """What every exported file says about itself."""
+        """The field `loadgen` of every exported file: the run, its validity and the definitions."""
         run, target = self.summary.run, self.summary.target
         return {
             "written_by": f"loadgen {run.version}",
@@ -68,13 +68,13 @@ class ExportSource:
 
 
 def vllm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
-    """The file of `vllm bench serve --save-result --save-detailed`, without texts and single gaps: nobody kept them."""
+    """The file of `vllm bench serve --save-result --save-detailed`, without texts and single gaps (not recorded)."""
     source = ExportSource(summary, header, rows, gaps, "vllm bench serve")
     measured = [stage for stage in header.stages if stage.measured]
     rate = measured[0].rate if measured else None
     lanes = measured[0].concurrency if measured else None
     tokens, duration = summary.tokens, summary.window.duration_s
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "date": "".join(c for c in header.started[:19] if c.isalnum()).replace("T", "-"),
         "endpoint_type": "openai-chat" if header.api == "chat" else "openai",
         "backend": "openai-chat" if header.api == "chat" else "openai",
@@ -96,48 +96,52 @@ def vllm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequenc
         "total_token_throughput": tokens.total_per_s,
         "max_concurrent_requests": summary.load.in_flight_max,
     }
-    for metric, name in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", "e2el")):
+    for metric, their_name in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", "e2el")):
         stats = source.stats(metric)
         if stats:
-            found[f"mean_{name}_ms"], found[f"median_{name}_ms"] = stats["mean"], stats["p50"]
-            found[f"std_{name}_ms"] = stats["std"]
-            found |= {f"{p}_{name}_ms": stats[p] for p in ("p50", "p90", "p95", "p99")}
+            document[f"mean_{their_name}_ms"], document[f"median_{their_name}_ms"] = stats["mean"], stats["p50"]
+            document[f"std_{their_name}_ms"] = stats["std"]
+            document |= {
+                f"{percentile}_{their_name}_ms": stats[percentile] for percentile in ("p50", "p90", "p95", "p99")
+            }
     if source.samples is not None:
         seconds = {"ttfts": source.samples.ttft.values, "latencies": source.samples.e2e.values}
-        found |= {name: (values / 1e9).tolist() for name, values in seconds.items()}
-        found["start_times"] = (source.column("sent_ns") / 1e9).tolist()
-        found["input_lens"] = source.column("input_tokens").tolist()
-        found["output_lens"] = source.column("output_tokens").tolist()
-    return {**found, "loadgen": source.note}
+        document |= {their_name: (values / 1e9).tolist() for their_name, values in seconds.items()}
+        document["start_times"] = (source.column("sent_ns") / 1e9).tolist()
+        document["input_lens"] = source.column("input_tokens").tolist()
+        document["output_lens"] = source.column("output_tokens").tolist()
+    return {**document, "loadgen": source.note}
 
 
 def aiperf(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
     """`profile_export_aiperf.json`, schema 1.4."""
     source = ExportSource(summary, header, rows, gaps, "AIPerf")
     tokens = summary.tokens
-    found: dict[str, Any] = {"schema_version": "1.4", "benchmark_id": summary.run.id}
+    document: dict[str, Any] = {"schema_version": "1.4", "benchmark_id": summary.run.id}
 
     def block(unit: str, stats: Mapping[str, float | None]) -> dict[str, Any]:
         named = {("avg" if name == "mean" else name): value for name, value in stats.items() if name != "p99_9"}
         return {"unit": unit, **named}
 
-    for tag, metric in (("request_latency", "e2e"), ("time_to_first_token", "ttft"), ("inter_token_latency", "itl")):
+    for key, metric in (("request_latency", "e2e"), ("time_to_first_token", "ttft"), ("inter_token_latency", "itl")):
         if stats := source.stats(metric):
-            found[tag] = block("ms", stats)
+            document[key] = block("ms", stats)
     if summary.inter_chunk_ms.count:
-        chunk = summary.inter_chunk_ms
-        stats = {name: getattr(chunk, name) for name in ("count", "mean", "min", "p50", "p90", "p95", "p99", "max")}
-        found["inter_chunk_latency"] = block("ms", stats)
-    for tag, field in (("input_sequence_length", "input_tokens"), ("output_sequence_length", "output_tokens")):
+        inter_chunk = summary.inter_chunk_ms
+        stats = {
+            name: getattr(inter_chunk, name) for name in ("count", "mean", "min", "p50", "p90", "p95", "p99", "max")
+        }
+        document["inter_chunk_latency"] = block("ms", stats)
+    for key, field in (("input_sequence_length", "input_tokens"), ("output_sequence_length", "output_tokens")):
         values = source.column(field)
         if len(values):
-            found[tag] = {
+            document[key] = {
                 "unit": "tokens",
                 "avg": float(values.mean()),
                 "min": int(values.min()),
                 "max": int(values.max()),
             }
-    for tag, unit, value in (
+    for key, unit, value in (
         ("request_throughput", "requests/sec", summary.load.completed_rps),
         ("request_count", "requests", float(summary.requests.ok)),
         ("error_request_count", "requests", float(source.failed)),
@@ -150,10 +154,10 @@ def aiperf(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seque
         ("goodput", "requests/sec", summary.goodput.rps),
     ):
         if value is not None:
-            found[tag] = {"unit": unit, "avg": value}
+            document[key] = {"unit": unit, "avg": value}
     kind = "chat" if header.api == "chat" else "completions"
     return {
-        **found,
+        **document,
         "input_config": {
             "models": {"items": [{"name": summary.target.model}]},
             "endpoint": {"urls": [summary.target.url], "type": kind, "streaming": header.stream},
@@ -168,15 +172,15 @@ def aiperf(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seque
 
 
 def guidellm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
-    """`benchmarks.json`, one benchmark, figures of successful requests."""
+    """`benchmarks.json` with one benchmark; figures are of successful requests."""
     source = ExportSource(summary, header, rows, gaps, "GuideLLM")
     tokens = summary.tokens
 
     def block(stats: Mapping[str, float], scale: float = 1.0) -> dict[str, Any] | None:
         if not stats:
             return None
-        places = {name.replace("_", ""): value * scale for name, value in stats.items() if name.startswith("p")}
-        two = {f"p0{name[1:]}" if len(name) == 2 else name: value for name, value in places.items()}
+        percentiles = {name.replace("_", ""): value * scale for name, value in stats.items() if name.startswith("p")}
+        padded = {f"p0{name[1:]}" if len(name) == 2 else name: value for name, value in percentiles.items()}
         return {
             "mean": stats["mean"] * scale,
             "median": stats["p50"] * scale,
@@ -184,7 +188,7 @@ def guidellm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seq
             "min": stats["min"] * scale,
             "max": stats["max"] * scale,
             "count": int(stats["count"]),
-            "percentiles": two,
+            "percentiles": padded,
         }
 
     def counts(field: str) -> dict[str, Any] | None:
@@ -194,8 +198,8 @@ def guidellm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seq
         total = int(values.sum(dtype=np.int64))
         return {"mean": float(values.mean()), "min": int(values.min()), "max": int(values.max()), "total_sum": total}
 
-    made = {"successful": summary.requests.ok, "errored": source.failed}
-    made["incomplete"] = summary.requests.scheduled - sum(made.values())
+    totals = {"successful": summary.requests.ok, "errored": source.failed}
+    totals["incomplete"] = summary.requests.scheduled - sum(totals.values())
     successful = {
         "requests_per_second": {"mean": summary.load.completed_rps},
         "request_concurrency": {"mean": summary.load.in_flight_mean, "max": summary.load.in_flight_max},
@@ -218,7 +222,7 @@ def guidellm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seq
                 "type_": "generative_benchmark",
                 "config": {"strategy": strategy},
                 "metrics": {
-                    "request_totals": {**made, "total": summary.requests.scheduled},
+                    "request_totals": {**totals, "total": summary.requests.scheduled},
                     **{name: {"successful": value} for name, value in successful.items()},
                 },
                 "duration": summary.window.duration_s,
@@ -233,19 +237,19 @@ _BUCKETS = 30
 
 
 def mlcommons(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
-    """`result_summary.json` of mlcommons/endpoints 0.1, which MLPerf's submission checker reads. Integer ns.
+    """`result_summary.json` of mlcommons/endpoints 0.1, which MLPerf's submission checker reads. Times in ns.
 
-    Early-stopping percentiles as LoadGen estimates them: the sample that many places from the end which may be over.
+    Early-stopping percentiles are estimated as in LoadGen: where t samples may be over, the t-th largest sample.
     """
     source = ExportSource(summary, header, rows, gaps, "mlcommons/endpoints")
     window = summary.window
     measured = [stage for stage in header.stages if stage.measured]
     lanes = measured[0].concurrency if measured else None
     reasons = source.column("finish_reason")
-    known = ("stop", "length", "tool_calls", "content_filter", "function_call")
-    finished = {name: int((reasons == FINISH_REASONS.index(name)).sum()) for name in known}
+    known_reasons = ("stop", "length", "tool_calls", "content_filter", "function_call")
+    finished = {key: int((reasons == FINISH_REASONS.index(key)).sum()) for key in known_reasons}
     finished["other"] = len(reasons) - sum(finished.values())
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "version": "0.1.0",
         "git_sha": None,
         "test_started_at": 0,
@@ -257,19 +261,19 @@ def mlcommons(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Se
         "complete": summary.run.state == "finished",
     }
     if source.samples is not None:
-        for name, sample in (
+        for key, sample in (
             ("ttft", source.samples.ttft),
             ("tpot", source.samples.tpot),
             ("latency", source.samples.e2e),
         ):
             assert sample is not None
-            found[name] = _series(sample.values[~np.isnan(sample.values)], early=True)
-    found["output_sequence_lengths"] = _series(source.column("output_tokens").astype(np.float64), early=False)
-    found["input_sequence_lengths"] = _series(source.column("input_tokens").astype(np.float64), early=False)
-    issued = window.last_issued.duration_s
+            document[key] = _series(sample.values[~np.isnan(sample.values)], early=True)
+    document["output_sequence_lengths"] = _series(source.column("output_tokens").astype(np.float64), early=False)
+    document["input_sequence_lengths"] = _series(source.column("input_tokens").astype(np.float64), early=False)
+    issued_s = window.last_issued.duration_s
     return {
-        **found,
-        "legacy_loadgen_window_duration_ns": None if issued is None else round(issued * 1e9),
+        **document,
+        "legacy_loadgen_window_duration_ns": None if issued_s is None else round(issued_s * 1e9),
         "qps": summary.load.completed_rps,
         "tps": summary.tokens.output_per_s,
         "finish_reason_counts": finished,
@@ -292,7 +296,7 @@ def _series(values: NDArray[np.float64], *, early: bool) -> dict[str, Any] | Non
     if n == 0:
         return None
     ordered = np.sort(values)
-    found: dict[str, Any] = {
+    series: dict[str, Any] = {
         "total": float(ordered.sum()),
         "min": float(ordered[0]),
         "max": float(ordered[-1]),
@@ -302,16 +306,16 @@ def _series(values: NDArray[np.float64], *, early: bool) -> dict[str, Any] | Non
         "percentiles": {f"{p:.1f}": float(ordered[index(n, p / 100)]) for p in _PERCENTILES},
     }
     if early:
-        over = {p: allowed(n, p / 100) for p in _PERCENTILES if p >= 50}
-        found["early_stopping_percentiles"] = {
-            f"{p:.1f}": float(ordered[n - t]) if t >= 1 else None for p, t in over.items()
+        allowed_over = {p: allowed(n, p / 100) for p in _PERCENTILES if p >= 50}
+        series["early_stopping_percentiles"] = {
+            f"{p:.1f}": float(ordered[n - t]) if t >= 1 else None for p, t in allowed_over.items()
         }
-    low = max(found["min"], 1.0)
-    edges = np.geomspace(low, max(found["max"], 10 * low), _BUCKETS + 1)
-    edges[0] = min(edges[0], found["min"])
+    low = max(series["min"], 1.0)
+    edges = np.geomspace(low, max(series["max"], 10 * low), _BUCKETS + 1)
+    edges[0] = min(edges[0], series["min"])
     counts, _ = np.histogram(np.minimum(ordered, edges[-1]), edges)
     buckets = [[float(a), float(b)] for a, b in pairwise(edges)]
-    return {**found, "histogram": {"buckets": buckets, "counts": counts.tolist()}}
+    return {**series, "histogram": {"buckets": buckets, "counts": counts.tolist()}}
 
 
 WRITERS: Mapping[str, Callable[[Summary, Header, NDArray[np.void], Sequence[Histogram]], dict[str, Any]]] = {
@@ -320,4 +324,4 @@ WRITERS: Mapping[str, Callable[[Summary, Header, NDArray[np.void], Sequence[Hist
     "guidellm": guidellm,
     "mlcommons": mlcommons,
 }
-"""By format; `csv` is a table of records and is written by `store`."""
+"""Format -> writer. `csv` is a table of records, written elsewhere."""

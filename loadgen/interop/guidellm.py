@@ -1,4 +1,4 @@
-"""Result files of GuideLLM: the last benchmark of a `benchmarks.json`. Pure."""
+"""Reads result files of GuideLLM: the last benchmark of a `benchmarks.json`. Pure."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ def guidellm(value: dict[str, Any], where: str) -> ForeignResult:
     run = runs[-1]
     metrics = run["metrics"]
 
-    def good(name: str) -> Any:
+    def successful(name: str) -> Any:
         block = metrics.get(name)
         return block.get("successful") if isinstance(block, Mapping) else None
 
     figures: dict[str, float] = {}
-    for ours, theirs, scale in (
+    for our_name, their_name, scale in (
         ("ttft_ms", "time_to_first_token_ms", 1.0),
         ("tpot_ms", "inter_token_latency_ms", 1.0),
         (WITH_FIRST, "time_per_output_token_ms", 1.0),
         ("e2e_ms", "request_latency", 1e3),
     ):
-        figures |= statistics(ours, good(theirs), scale)
+        figures |= statistics(our_name, successful(their_name), scale)
     rates = {"load.completed_rps": "requests_per_second", "tokens.output_per_s": "output_tokens_per_second"}
     rates |= {"tokens.total_per_s": "tokens_per_second"}
-    figures |= numbers({path: (good(theirs) or {}).get("mean") for path, theirs in rates.items()})
+    figures |= numbers({path: (successful(their_name) or {}).get("mean") for path, their_name in rates.items()})
     totals = {"tokens.input": "prompt_token_count", "tokens.output": "output_token_count"}
-    figures |= numbers({path: (good(theirs) or {}).get("total_sum") for path, theirs in totals.items()})
-    made = metrics.get("request_totals") or {}
-    figures |= counted(made.get("successful"), (made.get("errored") or 0) + (made.get("incomplete") or 0))
+    figures |= numbers({path: (successful(their_name) or {}).get("total_sum") for path, their_name in totals.items()})
+    request_totals = metrics.get("request_totals") or {}
+    figures |= counted(
+        request_totals.get("successful"), (request_totals.get("errored") or 0) + (request_totals.get("incomplete") or 0)
+    )
     spec = (value.get("config") or {}).get("spec") or {}
     backend = spec.get("backend") or {}
     strategy = (run.get("config") or {}).get("strategy") or {}

@@ -1,4 +1,4 @@
-"""Result files of inference-perf: `summary_lifecycle_metrics.json`. Pure."""
+"""Reads result files of inference-perf: `summary_lifecycle_metrics.json`. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from loadgen.interop.result import WITH_FIRST, ForeignResult, as_number, counted
 
 
 def inference_perf(value: dict[str, Any], where: str) -> ForeignResult:
-    good = value["successes"]
-    latency, rates = good.get("latency") or {}, good.get("throughput") or {}
+    successes = value["successes"]
+    latency, rates = successes.get("latency") or {}, successes.get("throughput") or {}
     figures: dict[str, float] = {}
-    for ours, theirs in (
+    for our_name, their_name in (
         ("ttft_ms", "time_to_first_token"),
         ("tpot_ms", "time_per_output_token"),
         (WITH_FIRST, "normalized_time_per_output_token"),
         ("inter_chunk_ms", "inter_token_latency"),
         ("e2e_ms", "request_latency"),
     ):
-        figures |= statistics(ours, latency.get(theirs), 1e3)
+        figures |= statistics(our_name, latency.get(their_name), 1e3)
     figures |= numbers(
         {
             "load.completed_rps": rates.get("requests_per_sec"),
@@ -26,13 +26,15 @@ def inference_perf(value: dict[str, Any], where: str) -> ForeignResult:
             "tokens.total_per_s": rates.get("total_tokens_per_sec"),
         }
     )
-    figures |= counted(good.get("count"), (value.get("failures") or {}).get("count"))
-    asked = value.get("load_summary") or {}
-    late = as_number((asked.get("schedule_delay") or {}).get("p99"))
+    figures |= counted(successes.get("count"), (value.get("failures") or {}).get("count"))
+    load_summary = value.get("load_summary") or {}
+    delay_p99_s = as_number((load_summary.get("schedule_delay") or {}).get("p99"))
     notes = (
-        (f"requests were sent up to {late * 1e3:,.0f} ms (p99) after they were due",) if late and late > 0.05 else ()
+        (f"requests were sent up to {delay_p99_s * 1e3:,.0f} ms (p99) after they were due",)
+        if delay_p99_s and delay_p99_s > 0.05
+        else ()
     )
-    rate = as_number(asked.get("requested_rate"))
+    rate = as_number(load_summary.get("requested_rate"))
     return result(
         "inference-perf",
         where,

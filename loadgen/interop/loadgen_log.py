@@ -1,7 +1,6 @@
-"""MLPerf LoadGen's log files, read: `mlperf_log_summary.txt`, and `mlperf_log_detail.txt` beside it.
+"""Reads MLPerf LoadGen's log files: `mlperf_log_summary.txt`, and `mlperf_log_detail.txt` beside it.
 
-Text to values; only `read` touches files. A log of LoadGen has no fingerprint, and nothing read from it pretends to
-one.
+Pure but for `read_log`. A LoadGen log has no fingerprint of its load, and the result has none either.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ if TYPE_CHECKING:
 
 SUMMARY = "mlperf_log_summary.txt"
 MARK = ":::MLLOG "
-UNOFFICIAL = "MLPerf-style, unofficial"  # how our own logs begin
+UNOFFICIAL = "MLPerf-style, unofficial"  # first words of our own logs
 
 
 class LoadGenLog(msgspec.Struct, frozen=True, kw_only=True):
-    """An official log, or one of ours: figures as they are written, None where it does not have them.
+    """An official log, or one of ours: figures as written, None where the log does not have them.
 
     `generation` 1 is LoadGen up to 5.x ("Time to Output Token"), 2 is 6.x ("Time per Output Token"). `detail`: the
-    keys of the detail log, {} without one. No fingerprint: nobody can say from a log which load it was.
+    keys of the detail log, {} without one. There is no fingerprint: a log does not identify its load.
     """
 
     path: str
@@ -54,18 +53,20 @@ class LoadGenLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_log(path: Path) -> LoadGenLog:
-    """The log at `path`: a folder with LoadGen's files, or its summary file; with the detail file beside it if there.
+    """The log at `path`: a folder with LoadGen's files, or the summary file; includes the detail file if there is one.
 
-    Raises UserError for what is no LoadGen summary.
+    Raises UserError for anything but a LoadGen summary.
     """
     summary = path / SUMMARY if path.is_dir() else path
     try:
         text = summary.read_text("utf-8", errors="replace")
     except OSError as error:
-        what = f"no LoadGen summary there: {error.strerror}"
-        raise UserError(what, str(summary), f"name a {SUMMARY} or its folder") from None
-    beside = summary.with_name(summary.name.replace("summary", "detail"))
-    detail = beside.read_text("utf-8", errors="replace") if beside != summary and beside.is_file() else ""
+        problem = f"no LoadGen summary there: {error.strerror}"
+        raise UserError(problem, str(summary), f"name a {SUMMARY} or its folder") from None
+    detail_file = summary.with_name(summary.name.replace("summary", "detail"))
+    detail = (
+        detail_file.read_text("utf-8", errors="replace") if detail_file != summary and detail_file.is_file() else ""
+    )
     return parse_log(text, detail, where=str(summary))
 
 
@@ -81,79 +82,78 @@ _KINDS = {
     "time to output token": "tpot",
     "time per output token": "tpot",
 }
-"""How either generation calls the three distributions."""
+"""Names of the three distributions in both generations of the log."""
 
 
 def parse_log(summary: str, detail: str = "", where: str = "") -> LoadGenLog:
-    """A summary's text, and that of the detail log, as values. Raises UserError when it is not LoadGen's."""
+    """Parse the text of a summary and of a detail log. Raises UserError when the summary is not LoadGen's."""
     if "MLPerf Results Summary" not in summary:
         raise UserError("not a LoadGen summary", where, f"the file that LoadGen calls {SUMMARY}")
-    head, _, rest = summary.partition("Test Parameters Used")
-    plain: dict[str, str] = {}
+    results_text, _, parameters_text = summary.partition("Test Parameters Used")
+    fields: dict[str, str] = {}
     spreads: dict[str, dict[str, int | None]] = {}
-    for line in head.splitlines():
+    for line in results_text.splitlines():
         match = _LINE.match(line)
         if match is None:
             continue
         label, value = match.groups()
         percentile = _PERCENTILE.fullmatch(label)
-        word, _, name = label.removesuffix(" (ns)").partition(" ")
+        statistic, _, name = label.removesuffix(" (ns)").partition(" ")
         if percentile:
             spreads.setdefault(_KINDS.get(percentile[2].lower(), ""), {})[f"{float(percentile[1]):g}"] = _integer(value)
-        elif word in ("Min", "Max", "Mean") and name.lower() in _KINDS:
-            spreads.setdefault(_KINDS[name.lower()], {})[word.lower()] = _integer(value)
+        elif statistic in ("Min", "Max", "Mean") and name.lower() in _KINDS:
+            spreads.setdefault(_KINDS[name.lower()], {})[statistic.lower()] = _integer(value)
         else:
-            plain.setdefault(label, value)
+            fields.setdefault(label, value)
     parameters: dict[str, str] = {}
-    for line in rest.splitlines():
+    for line in parameters_text.splitlines():
         match = _LINE.match(line)
         if match is not None:
             parameters[match[1]] = match[2]
-    if "Result is" not in plain:
+    if "Result is" not in fields:
         raise UserError("a LoadGen summary that was cut off: it has no result", where, "run it again, or find the file")
-    details = _mllog(detail)
-    scenario = plain.get("Scenario", "").replace(" ", "")
+    details = _detail_values(detail)
+    scenario = fields.get("Scenario", "").replace(" ", "")
     offline = scenario == "Offline"
     queries = details.get("result_query_count")
     if offline:
         queries = details.get("generated_samples_per_query") or _integer(parameters.get("samples_per_query", ""))
     return LoadGenLog(
         path=where,
-        generation=2 if "Time per Output Token" in head or "accuracy_sample_count" in parameters else 1,
+        generation=2 if "Time per Output Token" in results_text or "accuracy_sample_count" in parameters else 1,
         unofficial=summary.startswith(UNOFFICIAL),
-        sut=plain.get("SUT name", ""),
+        sut=fields.get("SUT name", ""),
         scenario=scenario,
-        mode=plain.get("Mode", ""),
-        valid=plain["Result is"] == "VALID",
-        reasons=tuple(_reasons(plain, details)),
+        mode=fields.get("Mode", ""),
+        valid=fields["Result is"] == "VALID",
+        reasons=tuple(_reasons(fields, details)),
         target_qps=_number(parameters.get("target_qps")),
         queries=queries if isinstance(queries, int) else None,
         ttft_limit_ns=_integer(parameters.get("ttft_latency (ns)", "")) if not offline else None,
         tpot_limit_ns=_integer(parameters.get("tpot_latency (ns)", "")) if not offline else None,
-        samples_per_s=_number(plain.get("Samples per second") or plain.get("Completed samples per second")),
-        scheduled_samples_per_s=_number(plain.get("Scheduled samples per second")),
-        tokens_per_s=_number(plain.get("Tokens per second") or plain.get("Completed tokens per second")),
-        latency=_read_spread(spreads.get("latency"), queries),
-        ttft=_read_spread(spreads.get("ttft"), queries),
-        tpot=_read_spread(spreads.get("tpot"), queries),
+        samples_per_s=_number(fields.get("Samples per second") or fields.get("Completed samples per second")),
+        scheduled_samples_per_s=_number(fields.get("Scheduled samples per second")),
+        tokens_per_s=_number(fields.get("Tokens per second") or fields.get("Completed tokens per second")),
+        latency=_spread(spreads.get("latency"), queries),
+        ttft=_spread(spreads.get("ttft"), queries),
+        tpot=_spread(spreads.get("tpot"), queries),
         parameters=parameters,
         detail=details,
     )
 
 
-def _reasons(plain: dict[str, str], details: dict[str, Any]) -> Iterator[str]:
+def _reasons(fields: dict[str, str], details: dict[str, Any]) -> Iterator[str]:
     for label in ("Performance constraints", "Min duration", "Min queries", "Early stopping"):
-        if plain.get(f"{label} satisfied", "Yes") == "NO":
+        if fields.get(f"{label} satisfied", "Yes") == "NO":
             yield f"{label.lower()} not satisfied"
     reason = details.get("result_invalid_reason")
     if isinstance(reason, str) and reason.strip():
         yield reason.strip()
 
 
-def _mllog(text: str) -> dict[str, Any]:
-    """Keys of a detail log, the last value of each. Lines that are no JSON are passed over: LoadGen escapes
-    nothing."""
-    found: dict[str, Any] = {}
+def _detail_values(text: str) -> dict[str, Any]:
+    """The keys of a detail log, with the last value of each. Skips lines that are not JSON: LoadGen does not escape."""
+    values: dict[str, Any] = {}
     for line in text.splitlines():
         if not line.startswith(MARK):
             continue
@@ -162,8 +162,8 @@ def _mllog(text: str) -> dict[str, Any]:
         except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict) and isinstance(entry.get("key"), str):
-            found[entry["key"]] = entry.get("value")
-    return found
+            values[entry["key"]] = entry.get("value")
+    return values
 
 
 def _integer(text: str) -> int | None:
@@ -178,13 +178,13 @@ def _number(text: str | None) -> float | None:
     return value if value is not None and abs(value) < float("inf") else None
 
 
-def _read_spread(found: dict[str, int | None] | None, count: Any) -> LoadGenSpread | None:
-    if not found:
+def _spread(statistics: dict[str, int | None] | None, count: Any) -> LoadGenSpread | None:
+    if not statistics:
         return None
     return LoadGenSpread(
         count=count if isinstance(count, int) else 0,
-        min=found.get("min"),
-        max=found.get("max"),
-        mean=found.get("mean"),
-        percentiles=tuple(found.get(f"{p * 100:g}") for p in PERCENTILES),
+        min=statistics.get("min"),
+        max=statistics.get("max"),
+        mean=statistics.get("mean"),
+        percentiles=tuple(statistics.get(f"{p * 100:g}") for p in PERCENTILES),
     )

@@ -1,4 +1,4 @@
-"""Result files of MLCommons: the `result_summary.json` of mlcommons/endpoints, and MLPerf LoadGen's summary log."""
+"""Reads result files of MLCommons: the `result_summary.json` of mlcommons/endpoints, and LoadGen's summary log."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ if TYPE_CHECKING:
 
 def endpoints(value: dict[str, Any], where: str) -> ForeignResult:
     figures: dict[str, float] = {}
-    for ours, theirs in (("ttft_ms", "ttft"), ("tpot_ms", "tpot"), ("e2e_ms", "latency")):
-        figures |= statistics(ours, value.get(theirs), 1e-6)
+    for our_name, their_name in (("ttft_ms", "ttft"), ("tpot_ms", "tpot"), ("e2e_ms", "latency")):
+        figures |= statistics(our_name, value.get(their_name), 1e-6)
     figures |= numbers({"load.completed_rps": value.get("qps"), "tokens.output_per_s": value.get("tps")})
-    for ours, theirs in (("tokens.input", "input_sequence_lengths"), ("tokens.output", "output_sequence_lengths")):
-        figures |= numbers({ours: (value.get(theirs) or {}).get("total")})
+    for our_name, their_name in (
+        ("tokens.input", "input_sequence_lengths"),
+        ("tokens.output", "output_sequence_lengths"),
+    ):
+        figures |= numbers({our_name: (value.get(their_name) or {}).get("total")})
     figures |= counted(value.get("n_samples_completed"), value.get("n_samples_failed"))
     pattern = (value.get("run_config") or {}).get("load_pattern") or {}
-    amount = pattern.get("target_qps") or pattern.get("target_concurrency")
+    target_load = pattern.get("target_qps") or pattern.get("target_concurrency")
     notes = []
     if figures.get("tpot_ms.min", 0) < 0:
         notes.append("some of its TPOTs are negative: a first token was stamped after the end of its answer")
@@ -32,7 +35,7 @@ def endpoints(value: dict[str, Any], where: str) -> ForeignResult:
         figures,
         {"ttft_ms": "ttft", "tpot_ms": "tpot", "e2e_ms": "latency"},
         version=value.get("version"),
-        load=" ".join(filter(None, (str(pattern.get("type") or ""), f"{amount:g}" if amount else ""))),
+        load=" ".join(filter(None, (str(pattern.get("type") or ""), f"{target_load:g}" if target_load else ""))),
         notes=notes,
     )
 
@@ -42,9 +45,9 @@ def loadgen_log(where: str) -> ForeignResult:
 
     log = read_log(Path(where))
     figures: dict[str, float] = {}
-    for ours, spread in (("ttft_ms", log.ttft), ("tpot_ms", log.tpot), ("e2e_ms", log.latency)):
+    for our_name, spread in (("ttft_ms", log.ttft), ("tpot_ms", log.tpot), ("e2e_ms", log.latency)):
         if spread is not None:
-            figures |= statistics(ours, _of_log(spread), 1e-6)
+            figures |= statistics(our_name, _spread_fields(spread), 1e-6)
     rate = log.samples_per_s if log.samples_per_s is not None else log.scheduled_samples_per_s
     figures |= numbers(
         {"tokens.output_per_s": log.tokens_per_s, "load.completed_rps": rate, "requests.ok": log.queries}
@@ -61,7 +64,7 @@ def loadgen_log(where: str) -> ForeignResult:
     )
 
 
-def _of_log(spread: LoadGenSpread) -> dict[str, Any]:
+def _spread_fields(spread: LoadGenSpread) -> dict[str, Any]:
     from loadgen.stats.loadgen_spread import PERCENTILES
 
     percentiles = {f"{p * 100:.1f}": value for p, value in zip(PERCENTILES, spread.percentiles, strict=False)}

@@ -1,7 +1,7 @@
-"""How other tools would have reported the same records, by their definitions. Pure: rows in, samples per tool out.
+"""Computes what other tools would report for the same records, by their definitions.
 
-Their definitions are those of `foreign.COUNTS`. Our records hold fewer instants than some of them use: an answer ends
-at its last output or finish event here, where some count the usage event behind it.
+Pure: rows in, samples per tool out. The definitions are in `result.COUNTS`. Our records have fewer instants than some
+tools use: an answer ends at its last output or finish event here, while some tools include the usage event after it.
 """
 
 from __future__ import annotations
@@ -29,54 +29,56 @@ STATS["p99_9"] = 0.999
 
 
 class WeightedValues(NamedTuple):
-    """Values in ns, each as often as `weights` says (once without)."""
+    """Values in ns, each counted `weights` times (once without weights)."""
 
     values: NDArray[np.float64]
     weights: NDArray[np.int64] | None = None
 
     def stats(self) -> dict[str, float]:
-        """count, mean, std, min, max and the percentiles of STATS, in ms; interpolated where nothing is weighted, as
-        numpy and all these tools have them; {} without a value."""
-        known = ~np.isnan(self.values) if self.weights is None else ~np.isnan(self.values) & (self.weights > 0)
-        values = self.values[known]
+        """count, and in ms: mean, std, min, max and the percentiles of STATS; {} without a value.
+
+        Percentiles are interpolated where there are no weights, as in numpy and in all these tools.
+        """
+        is_known = ~np.isnan(self.values) if self.weights is None else ~np.isnan(self.values) & (self.weights > 0)
+        values = self.values[is_known]
         if len(values) == 0:
             return {}
         if self.weights is None:
-            found = dict(zip(STATS, np.percentile(values, [100 * p for p in STATS.values()]), strict=True))
+            percentiles = dict(zip(STATS, np.percentile(values, [100 * p for p in STATS.values()]), strict=True))
             mean, std, count = values.mean(), values.std(), len(values)
         else:
-            weights = self.weights[known]
+            weights = self.weights[is_known]
             order = np.argsort(values)
-            sums = np.cumsum(weights[order])
-            count = int(sums[-1])
-            found = {n: values[order][int(np.searchsorted(sums, p * count))] for n, p in STATS.items()}
+            cumulated = np.cumsum(weights[order])
+            count = int(cumulated[-1])
+            percentiles = {key: values[order][int(np.searchsorted(cumulated, p * count))] for key, p in STATS.items()}
             mean = np.average(values, weights=weights)
             std = np.sqrt(np.average((values - mean) ** 2, weights=weights))
-        told = {"mean": mean, "std": std, "min": values.min(), "max": values.max(), **found}
-        return {"count": count} | {name: milliseconds(float(value)) for name, value in told.items()}
+        statistics = {"mean": mean, "std": std, "min": values.min(), "max": values.max(), **percentiles}
+        return {"count": count} | {name: milliseconds(float(value)) for name, value in statistics.items()}
 
 
 class Pooled(NamedTuple):
-    """Gaps of all requests, as a histogram."""
+    """Gaps between events of all requests, as a histogram."""
 
     gaps: Histogram
 
     def stats(self) -> dict[str, float]:
-        """As of a Sample, within the histogram's bound; the standard deviation by the middles of the buckets."""
+        """As `WeightedValues.stats`, within the error of the histogram; std is that of the bucket middles."""
         count = self.gaps.count
         if count == 0:
             return {}
         mean = self.gaps.total_ns / count
-        places = np.flatnonzero(self.gaps.counts)
-        middles = np.array([self.gaps.middle(int(place)) for place in places])
-        std = np.sqrt(np.average((middles - mean) ** 2, weights=self.gaps.counts[places]))
-        told = {"mean": mean, "std": float(std), "min": self.gaps.least_ns, "max": self.gaps.largest_ns}
-        told |= {name: self.gaps.quantile(p) for name, p in STATS.items()}
-        return {"count": count} | {name: milliseconds(value) for name, value in told.items()}
+        buckets = np.flatnonzero(self.gaps.counts)
+        middles = np.array([self.gaps.middle(int(bucket)) for bucket in buckets])
+        std = np.sqrt(np.average((middles - mean) ** 2, weights=self.gaps.counts[buckets]))
+        statistics = {"mean": mean, "std": float(std), "min": self.gaps.least_ns, "max": self.gaps.largest_ns}
+        statistics |= {name: self.gaps.quantile(p) for name, p in STATS.items()}
+        return {"count": count} | {name: milliseconds(value) for name, value in statistics.items()}
 
 
 class Theirs(NamedTuple):
-    """The samples that one tool would have had; None: it has no such metric."""
+    """The samples of one tool, by its own definitions; None: the tool has no such metric."""
 
     ttft: WeightedValues
     tpot: WeightedValues | None
@@ -85,7 +87,7 @@ class Theirs(NamedTuple):
 
 
 class ToolFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tool would print, in ms: (p50, p99) of each metric, None where it has none; `counts` says how."""
+    """What one tool would print: (p50, p99) of each metric in ms, None where it has none. `counts`: how it counts."""
 
     tool: str
     ttft: Pair
@@ -96,14 +98,14 @@ class ToolFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chosen(header: Header, rows: NDArray[np.void]) -> tuple[Columns, NDArray[np.bool_]]:
-    """Measured rows, and which of them are ok and streamed something: what other tools make their figures of."""
+    """The measured rows, and which of them are ok and have output: the requests that other tools count."""
     stages = np.array([stage.measured for stage in header.stages] or [True])
     columns = Columns(rows, stages[rows["stage"]])
     return columns, columns.where(OK) & (columns["first_token_ns"] >= 0)
 
 
 def theirs(header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Theirs]:
-    """By tool, as they are called in `foreign.COUNTS`; {} when no request is ok."""
+    """The samples of each tool, by its name in `result.COUNTS`; {} when no request is ok."""
     columns, ok = chosen(header, rows)
     if not ok.any():
         return {}
@@ -112,40 +114,49 @@ def theirs(header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) ->
         if not header.stages or header.stages[i].measured:
             pooled.merge(histogram)
     sent, first, last = (columns[name][ok] for name in ("sent_ns", "first_token_ns", "last_token_ns"))
-    end, n = columns["end_ns"][ok], columns["output_tokens"][ok].astype(np.int64)
-    role = columns["first_event_ns"][ok]
-    role = np.where(role < 0, first, role) if header.api == "chat" else first
+    end, tokens = columns["end_ns"][ok], columns["output_tokens"][ok].astype(np.int64)
+    role_event = columns["first_event_ns"][ok]
+    role_event = np.where(role_event < 0, first, role_event) if header.api == "chat" else first
     with_role = Histogram()
     with_role.merge(pooled)
-    with_role.add((first - role)[first > role])
-    from_sent, whole = WeightedValues((first - sent) / 1.0), WeightedValues((end - sent) / 1.0)
-    decode, steps = WeightedValues(_per(end - first, n - 1)), WeightedValues(_per(last - first, n - 1))
+    with_role.add((first - role_event)[first > role_event])
+    from_sent, e2e = WeightedValues((first - sent) / 1.0), WeightedValues((end - sent) / 1.0)
+    tpot_to_end, tpot_to_last = (
+        WeightedValues(_divided(end - first, tokens - 1)),
+        WeightedValues(_divided(last - first, tokens - 1)),
+    )
     itl = Pooled(pooled)
     return {
         "vllm bench serve": Theirs(
-            WeightedValues((role - sent) / 1.0), WeightedValues(_per(end - role, n - 1)), Pooled(with_role), whole
+            WeightedValues((role_event - sent) / 1.0),
+            WeightedValues(_divided(end - role_event, tokens - 1)),
+            Pooled(with_role),
+            e2e,
         ),
-        "SGLang bench_serving": Theirs(from_sent, decode, itl, whole),
-        "AIPerf": Theirs(from_sent, None, decode, whole),
+        "SGLang bench_serving": Theirs(from_sent, tpot_to_end, itl, e2e),
+        "AIPerf": Theirs(from_sent, None, tpot_to_end, e2e),
         "GuideLLM": Theirs(
-            from_sent, WeightedValues(_per(last - sent, n), n), WeightedValues(_per(last - first, n - 1), n - 1), whole
+            from_sent,
+            WeightedValues(_divided(last - sent, tokens), tokens),
+            WeightedValues(_divided(last - first, tokens - 1), tokens - 1),
+            e2e,
         ),
-        "inference-perf": Theirs(from_sent, steps, itl, whole),
-        "genai-bench": Theirs(from_sent, decode, None, whole),
-        "mlcommons/endpoints": Theirs(from_sent, decode, None, whole),
+        "inference-perf": Theirs(from_sent, tpot_to_last, itl, e2e),
+        "genai-bench": Theirs(from_sent, tpot_to_end, None, e2e),
+        "mlcommons/endpoints": Theirs(from_sent, tpot_to_end, None, e2e),
     }
 
 
-def _per(span: NDArray[np.int64], by: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.where(by > 0, span / np.maximum(by, 1), np.nan)
+def _divided(span: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.where(count > 0, span / np.maximum(count, 1), np.nan)
 
 
 def reported(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> list[ToolFigures]:
-    """Ours first, then each tool; [] when no request is ok."""
+    """The figures of loadgen, then of each tool; [] when no request is ok."""
     from loadgen.interop.reader import COUNTS
 
-    found = theirs(header, rows, gaps)
-    if not found:
+    by_tool = theirs(header, rows, gaps)
+    if not by_tool:
         return []
     ours = ToolFigures(
         tool="loadgen",
@@ -156,19 +167,19 @@ def reported(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seq
         counts="From due. TTFT is the first event with output. TPOT is (last - first) / (n - n1). ITL is pooled, and "
         "only where an event carries one token. Quantiles are elements of the sample",
     )
-    return [ours, *(_line(tool, samples, COUNTS[tool]) for tool, samples in found.items())]
+    return [ours, *(_tool_figures(tool, samples, COUNTS[tool]) for tool, samples in by_tool.items())]
 
 
-def _line(tool: str, samples: Theirs, counts: str) -> ToolFigures:
-    def pair(sample: WeightedValues | Pooled | None) -> Pair:
+def _tool_figures(tool: str, samples: Theirs, counts: str) -> ToolFigures:
+    def p50_and_p99(sample: WeightedValues | Pooled | None) -> Pair:
         stats = sample.stats() if sample is not None else {}
         return stats.get("p50"), stats.get("p99")
 
     return ToolFigures(
         tool=tool,
-        ttft=pair(samples.ttft),
-        tpot=pair(samples.tpot),
-        itl=pair(samples.itl),
-        e2e=pair(samples.e2e),
+        ttft=p50_and_p99(samples.ttft),
+        tpot=p50_and_p99(samples.tpot),
+        itl=p50_and_p99(samples.itl),
+        e2e=p50_and_p99(samples.e2e),
         counts=counts,
     )

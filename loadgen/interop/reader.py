@@ -1,6 +1,6 @@
-"""Result files of other tools, read as what they are: their figures under their own definitions, never as records.
+"""Reads result files of other tools: their figures under their own definitions, never as records.
 
-Recognises a file by what is in it, not by its name; a file here for each family of tools. Only `read` touches one.
+A file is recognised by its content, not by its name. Each family of tools has a module in this folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["COUNTS", "WITH_FIRST", "ForeignResult", "parse_result", "read_result
 
 
 def read_result(path: Path) -> ForeignResult:
-    """Raises UserError for a file that cannot be read, or that no known tool has written."""
+    """The result in a file. Raises UserError for a file that cannot be read or that no known tool has written."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -34,31 +34,31 @@ def read_result(path: Path) -> ForeignResult:
 
 
 def parse_result(data: bytes, where: str = "") -> ForeignResult:
-    """The result in a file's bytes. Raises UserError."""
+    """The result in the bytes of a file; `where` names it. Raises UserError for the file of an unknown tool."""
     text = data.decode("utf-8", "replace")
     if "MLPerf Results Summary" in text[:4000]:
         return loadgen_log(where)
     if text.startswith('{"metadata"') and '"metrics"' in text.splitlines()[0] and '"benchmarks"' not in text:
         return records(text, where)
     try:
-        value, several = _json(text)
+        value, line_count = _json(text)
     except ValueError as error:
         raise UserError(f"not the result of a known tool: no JSON ({error})", where, _KNOWN) from None
-    for recognised, make in _TOOLS:
-        if isinstance(value, dict) and recognised(value):
+    for matches, read_tool in _TOOLS:
+        if isinstance(value, dict) and matches(value):
             try:
-                made = make(value, where)
+                parsed = read_tool(value, where)
             except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
                 what = (
                     f"looks like a result of another tool, but not one that can be read: {type(error).__name__} {error}"
                 )
                 raise UserError(what, where, _KNOWN) from None
-            if not made.figures:
-                raise UserError(f"a result of {made.tool} without one figure", where, "did its run finish?")
-            if several:
-                note = f"the last of {several} results in the file"
-                made = msgspec.structs.replace(made, notes=(*made.notes, note))
-            return made
+            if not parsed.figures:
+                raise UserError(f"a result of {parsed.tool} without one figure", where, "did its run finish?")
+            if line_count:
+                note = f"the last of {line_count} results in the file"
+                parsed = msgspec.structs.replace(parsed, notes=(*parsed.notes, note))
+            return parsed
     raise UserError("not the result of a known tool", where, _KNOWN)
 
 
@@ -68,7 +68,7 @@ _KNOWN = (
 
 
 def _json(text: str) -> tuple[Any, int]:
-    """One document, or the last of several lines (their number beside it)."""
+    """A JSON document and 0, or the last of several JSON lines and the number of lines."""
     try:
         return json.loads(text), 0
     except json.JSONDecodeError:
@@ -87,4 +87,4 @@ _TOOLS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any], 
     (lambda value: isinstance(value.get("aggregated_metrics"), dict), genai_bench),
     (lambda value: "n_samples_issued" in value and "latency" in value, endpoints),
 )
-"""How a tool's file is known, and who reads it; the first that fits."""
+"""(test of the content, reader) for each tool; the first test that matches decides."""

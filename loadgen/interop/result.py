@@ -1,7 +1,7 @@
-"""What another tool has reported, whichever it is, and the pieces that the readers of their files share. Pure.
+"""The result of another tool, and the functions that the readers of such files share. Pure.
 
-What a tool calls TTFT, TPOT or ITL is not what is called so here; `COUNTS` says how each counts, and nothing made of
-these figures hides it.
+Other tools define TTFT, TPOT and ITL differently. `COUNTS` says how each tool counts, and every result carries that
+text.
 """
 
 from __future__ import annotations
@@ -47,12 +47,15 @@ COUNTS: dict[str, str] = {
 }
 
 
-WITH_FIRST = "tpot_with_first_ms"  # E2E / n, the first token's wait in it: not a metric here; shown, not compared
+WITH_FIRST = "tpot_with_first_ms"  # E2E / n, which includes TTFT: not a metric of loadgen; shown, not compared
 
 
 class ForeignResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What another tool has reported. `figures`: by the path of the nearest thing here (`ttft_ms.p99`), in our units;
-    `called`: what the tool itself calls each family of them."""
+    """What another tool has reported.
+
+    `figures`: path of our nearest metric (`ttft_ms.p99`) -> value in our units. `called`: our metric -> the tool's own
+    name for it. `counts`: how the tool counts.
+    """
 
     tool: str
     version: str
@@ -67,7 +70,7 @@ class ForeignResult(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-# -- pieces --------------------------------------------------------------------------------------------------
+# -- shared --------------------------------------------------------------------------------------------------
 
 
 def as_number(value: Any) -> float | None:
@@ -77,13 +80,13 @@ def as_number(value: Any) -> float | None:
 
 
 def numbers(figures: Mapping[str, Any], scales: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Those that are numbers."""
-    found = {}
+    """The figures that are finite numbers, each multiplied by its scale (1 without one)."""
+    known = {}
     for path, value in figures.items():
         number = as_number(value)
         if number is not None:
-            found[path] = number * (scales or {}).get(path, 1.0)
-    return found
+            known[path] = number * (scales or {}).get(path, 1.0)
+    return known
 
 
 _STATS = {"p50": ("p50", "median", "50.0"), "p90": ("p90", "90.0"), "p95": ("p95", "95.0"), "p99": ("p99", "99.0")}
@@ -91,37 +94,39 @@ _STATS |= {"p99_9": ("p999", "p99_9", "99.9"), "mean": ("mean", "avg"), "min": (
 
 
 def statistics(name: str, stats: Any, scale: float = 1.0) -> dict[str, float]:
-    """A block of statistics under any of the field's spellings, as `name.p50` and so on."""
+    """A block of statistics, under any usual spelling of its keys, as `name.p50` and so on, times `scale`."""
     if not isinstance(stats, Mapping):
         return {}
-    inner = stats.get("percentiles")
-    places = {**(inner if isinstance(inner, Mapping) else {}), **stats}
-    found = {}
-    for ours, spellings in _STATS.items():
-        number = next((n for s in spellings if (n := as_number(places.get(s))) is not None), None)
+    nested = stats.get("percentiles")
+    fields = {**(nested if isinstance(nested, Mapping) else {}), **stats}
+    known = {}
+    for our_name, spellings in _STATS.items():
+        number = next(
+            (parsed for spelling in spellings if (parsed := as_number(fields.get(spelling))) is not None), None
+        )
         if number is not None:
-            found[f"{name}.{ours}"] = number * scale
-    return found
+            known[f"{name}.{our_name}"] = number * scale
+    return known
 
 
 def counted(ok: Any, failed: Any) -> dict[str, float]:
-    good, bad = as_number(ok), as_number(failed) or 0.0
-    if good is None:
+    ok_count, failed_count = as_number(ok), as_number(failed) or 0.0
+    if ok_count is None:
         return {}
-    found = {"requests.ok": good, "requests.failed": bad, "requests.scheduled": good + bad}
-    return found | ({"ok_share": good / (good + bad)} if good + bad else {})
+    counts = {"requests.ok": ok_count, "requests.failed": failed_count, "requests.scheduled": ok_count + failed_count}
+    return counts | ({"ok_share": ok_count / (ok_count + failed_count)} if ok_count + failed_count else {})
 
 
 def result(tool: str, where: str, figures: dict[str, float], called: dict[str, str], **rest: Any) -> ForeignResult:
-    words = {name: str(rest.get(name) or "") for name in ("version", "model", "target", "load", "started")}
+    texts = {name: str(rest.get(name) or "") for name in ("version", "model", "target", "load", "started")}
     notes = tuple(rest.get("notes", ()))
     return ForeignResult(
-        tool=tool, file=where, figures=figures, called=called, counts=COUNTS[tool], notes=notes, **words
+        tool=tool, file=where, figures=figures, called=called, counts=COUNTS[tool], notes=notes, **texts
     )
 
 
 def in_flight(lanes: Any, rate: Any) -> str:
-    """The load in words, as the vLLM family stores it: inf is its word for "as fast as lanes are free"."""
+    """The load in words, from fields of the vLLM family. Its infinite rate means "as fast as lanes are free"."""
     number = rate if isinstance(rate, int | float) else None
     unlimited = number is None or not math.isfinite(number) or rate == "inf"
     words = [] if unlimited else [f"{number:g}/s"]

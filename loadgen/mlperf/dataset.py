@@ -1,7 +1,7 @@
-"""The data of a benchmark: a synthetic set of its shape, or the official file when the user has it.
+"""The data set of a benchmark: synthetic lengths of the same shape, or the official file where the user has it.
 
-Reads files and makes lengths; sends nothing. MLPerf's sets may not be shipped, so the synthetic one is the default and
-is named so in every result. Official pickles are read by `pickles`, which runs no code.
+Reads files and computes lengths; sends nothing. MLPerf's data sets may not be redistributed, so the synthetic set is
+the default, and every result names it as synthetic. `pickle_reader` reads official pickles without running their code.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from loadgen.mlperf.rules import Benchmark, Test
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SHAPE_SEED = 24576  # of the order of the synthetic set: part of its definition, no setting
-LEAST_INPUT = 4  # tokens by which prompts differ
+SHAPE_SEED = 24576  # seeds the order of the synthetic set; part of its definition, not a setting
+LEAST_INPUT = 4  # tokens that make prompts differ from each other
 LEAST_OUTPUT = 2  # LoadGen's rules ask for more than one token
 FAULTS_SHOWN = 20
 
@@ -32,7 +32,7 @@ FAULTS_SHOWN = 20
 
 
 class Lengths(NamedTuple):
-    """Tokens of every sample of a set, in its order, and the words by which results name it."""
+    """Token counts of every sample of a data set, in its order, and the name of the set for results."""
 
     input: NDArray[np.int64]
     output: NDArray[np.int64]
@@ -40,29 +40,29 @@ class Lengths(NamedTuple):
 
 
 def synthetic(
-    found: Benchmark, *, benchmark: str, mean_input: float | None = None, mean_output: float | None = None
+    spec: Benchmark, *, benchmark: str, mean_input: float | None = None, mean_output: float | None = None
 ) -> Lengths:
-    """A set of the benchmark's size whose lengths are gamma of shape 2, cut at the rules' maxima, with the means asked.
+    """A data set of the benchmark's size: gamma lengths of shape 2, clipped at the rules' maxima, with the given means.
 
     Why gamma of shape 2: in the public run logs of Llama 2 70B, median latency over median TPOT gives answers with a
     median of 0.80 to 0.88 of the mean and a 99th percentile of about 3.1 times it; this law has 0.84 and 3.3 (less
-    where the maximum cuts). Length i is the law's (i + 1/2) / n quantile, so the means are met to a hundredth and no
-    draw is left to luck; inputs and outputs are then shuffled apart from each other, by a fixed seed. Raises UserError
-    for a mean that no such set can have.
+    where the maximum clips it). Length i is the (i + 1/2) / n quantile of the law, so nothing is random and the means
+    are met to a hundredth. Inputs and outputs are then shuffled independently with a fixed seed. Raises UserError for a
+    mean that no such set can have.
     """
-    n = found.samples
-    inputs = mean_input if mean_input is not None else found.mean_input
-    outputs = mean_output if mean_output is not None else found.mean_output
+    n = spec.samples
+    inputs = mean_input if mean_input is not None else spec.mean_input
+    outputs = mean_output if mean_output is not None else spec.mean_output
     sides = (
-        ("input", "--mean-input", inputs, LEAST_INPUT, found.max_input),
-        ("output", "--mean-output", outputs, LEAST_OUTPUT, found.max_output),
+        ("input", "--mean-input", inputs, LEAST_INPUT, spec.max_input),
+        ("output", "--mean-output", outputs, LEAST_OUTPUT, spec.max_output),
     )
     columns = []
-    for what, flag, mean, least, most in sides:
+    for kind, flag, mean, least, most in sides:
         if not least < mean < most:
-            hint = f"a mean {what} between {least} and {most} tokens, the maximum of {benchmark}"
-            raise UserError(f"no set can have a mean {what} of {mean:g} tokens", f"{flag} {mean:g}", hint)
-        order = seeds.stream(SHAPE_SEED, "mlperf", benchmark, what).permutation(n)
+            hint = f"a mean {kind} between {least} and {most} tokens, the maximum of {benchmark}"
+            raise UserError(f"no set can have a mean {kind} of {mean:g} tokens", f"{flag} {mean:g}", hint)
+        order = seeds.stream(SHAPE_SEED, "mlperf", benchmark, kind).permutation(n)
         columns.append(_gamma(n, mean, least, most)[order])
     name = (
         f"synthetic, {n:,} samples in the shape of {benchmark}'s set (gamma lengths, mean {columns[0].mean():.2f} in "
@@ -71,12 +71,12 @@ def synthetic(
     return Lengths(columns[0], columns[1], name)
 
 
-def _gamma(n: int, mean: float, least: int, most: int) -> NDArray[np.int64]:
-    """n quantiles of a gamma law of shape 2, rounded and held inside [least, most], scaled so that their mean fits."""
-    unit = _gamma_quantiles((np.arange(n) + 0.5) / n)
+def _gamma(count: int, mean: float, least: int, most: int) -> NDArray[np.int64]:
+    """Quantiles of a gamma law of shape 2, rounded and clipped to [least, most], scaled to the given mean."""
+    unit_scale_quantiles = _gamma_quantiles((np.arange(count) + 0.5) / count)
 
     def lengths(scale: float) -> NDArray[np.int64]:
-        return np.clip(np.rint(unit * scale), least, most).astype(np.int64)
+        return np.clip(np.rint(unit_scale_quantiles * scale), least, most).astype(np.int64)
 
     low, high = 0.0, float(most)
     while lengths(high).mean() < mean:
@@ -88,7 +88,7 @@ def _gamma(n: int, mean: float, least: int, most: int) -> NDArray[np.int64]:
 
 
 def _gamma_quantiles(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Where 1 - exp(-x) (1 + x) is p, by bisection."""
+    """The x at which 1 - exp(-x) (1 + x) = p, by bisection."""
     low, high = np.zeros_like(p), np.full_like(p, 60.0)
     for _ in range(60):
         middle = (low + high) / 2
@@ -100,32 +100,32 @@ def _gamma_quantiles(p: NDArray[np.float64]) -> NDArray[np.float64]:
 # -- LoadGen's order of issue ------------------------------------------------------------------------------------------
 
 
-def issue_order(asked: Test) -> list[int]:
-    """Which sample each query of a pass is: LoadGen's own draw, bit for bit; every later pass repeats it.
+def issue_order(test: Test) -> list[int]:
+    """The sample of each query of a pass: LoadGen's own random order, bit for bit. Later passes repeat it.
 
     Source: loadgen.cc (`GenerateLoadableSets`, `SampleDistributionEqualIssue`), with the minimum of queries below one
-    pass, as the rules have it. In Offline the passes are shuffled one by one: `issue_order` is then the loaded set.
+    pass, as in the rules. In Offline LoadGen shuffles each pass: the order returned is then that of the loaded set.
     """
-    loaded = list(range(asked.samples))
-    _shuffle(loaded, _Twister(asked.seeds.qsl))
-    if asked.scenario == "offline":
+    loaded = list(range(test.samples))
+    _shuffle(loaded, _MersenneTwister(test.seeds.qsl))
+    if test.scenario == "offline":
         return loaded
-    twister = _Twister(asked.seeds.sample_index)
-    _shuffle(list(range(asked.samples)), twister)  # of the accuracy mode: drawn, and not used
-    chosen = list(range(asked.samples))
+    twister = _MersenneTwister(test.seeds.sample_index)
+    _shuffle(list(range(test.samples)), twister)  # LoadGen draws this one for the accuracy mode; not used here
+    chosen = list(range(test.samples))
     _shuffle(chosen, twister)
     return [loaded[place] for place in chosen]
 
 
-class _Twister:
-    """`std::mt19937`: 32-bit words one by one."""
+class _MersenneTwister:
+    """The generator `std::mt19937`: 32-bit words one by one."""
 
     def __init__(self, seed: int) -> None:
         self._state = np.random.RandomState(seed & 0xFFFFFFFF)
         self._words: list[int] = []
 
     def below(self, n: int) -> int:
-        """libstdc++'s `uniform_int_distribution(0, n - 1)`: Lemire's multiplication, drawn again where biased."""
+        """libstdc++'s `uniform_int_distribution(0, n - 1)`: Lemire's multiplication with rejection of biased draws."""
         product = self._word() * n
         if product & 0xFFFFFFFF < n:
             threshold = (1 << 32) % n
@@ -139,8 +139,8 @@ class _Twister:
         return self._words.pop()
 
 
-def _shuffle(values: list[int], twister: _Twister) -> None:
-    """libstdc++'s `std::shuffle`, two swaps from one draw. For fewer than 65,536 values."""
+def _shuffle(values: list[int], twister: _MersenneTwister) -> None:
+    """libstdc++'s `std::shuffle`, which takes two swaps from one draw. For fewer than 65,536 values."""
     n = len(values)
     if n > 65_535:
         raise ValueError("libstdc++ shuffles so many in another way")
@@ -159,8 +159,8 @@ def _shuffle(values: list[int], twister: _Twister) -> None:
 
 
 class DatasetSample(NamedTuple):
-    """One sample of the user's file: the prompt as token ids (chat template and all) or as text; tokens of the
-    reference answer where the file has them."""
+    """One sample of the user's file: the prompt as token ids (chat template included) or as text, and the number of
+    tokens of the reference answer where the file has it."""
 
     prompt: list[int] | str
     output_tokens: int | None
@@ -169,7 +169,7 @@ class DatasetSample(NamedTuple):
 IDS = ("tok_input", "tokenized_input", "input_ids", "tok_inputs", "token_ids", "input_tokens")
 TEXTS = ("input", "text_input", "prompt", "question")
 OUTPUTS = ("tok_output_length", "tok_output_len", "tok_ref_output_len", "output_length", "output_tokens", "tok_output")
-"""Columns of the official files, and what the tools around them call them; the first one that is there is used."""
+"""Column names in the official files and in the tools around them; the first name that a file has is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,14 +181,14 @@ class File:
 
     @property
     def tokens(self) -> bool:
-        """Whether its prompts are token ids, which only the completions API takes."""
+        """Whether the prompts are token ids, which only the completions API accepts."""
         return not isinstance(self.samples[0].prompt, str)
 
 
-def read_dataset(path: Path, found: Benchmark, *, benchmark: str) -> File:
+def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
     """The data set in a pickle, JSONL or parquet file. Raises UserError or Faults for everything else.
 
-    Nothing in a pickle is ever called. More rows than the benchmark has samples are cut off, and the name says so.
+    No code in a pickle is run. Rows beyond the benchmark's number of samples are dropped, and the name says so.
     """
     if not path.is_file():
         raise UserError("no such file", f"--dataset {path}", "the official data set: a .pkl, .jsonl or .parquet file")
@@ -212,31 +212,31 @@ def read_dataset(path: Path, found: Benchmark, *, benchmark: str) -> File:
     outputs = next((name for name in OUTPUTS if name in table), None)
     rows = len(table[column])
     if rows == 0:
-        raise UserError("the data set has no rows", str(path), f"{benchmark} has {found.samples:,} samples")
-    samples = tuple(_samples(table[column], table[outputs] if outputs else None, found, path, column, benchmark))
-    name = f"{path.name}, {len(samples):,} of {rows:,} rows, {found.samples:,} in the official set"
+        raise UserError("the data set has no rows", str(path), f"{benchmark} has {spec.samples:,} samples")
+    samples = tuple(_samples(table[column], table[outputs] if outputs else None, spec, path, column, benchmark))
+    name = f"{path.name}, {len(samples):,} of {rows:,} rows, {spec.samples:,} in the official set"
     return File(samples=samples, name=name)
 
 
 def _samples(
     prompts: Sequence[Any],
     outputs: Sequence[Any] | None,
-    found: Benchmark,
+    spec: Benchmark,
     path: Path,
     column: str,
     benchmark: str,
 ) -> Iterator[DatasetSample]:
-    """Every row, checked; all faults at once, up to FAULTS_SHOWN."""
+    """The checked samples. Raises Faults with all faults at once, up to FAULTS_SHOWN."""
     faults: list[UserError] = []
     samples = []
-    for row, value in enumerate(prompts[: found.samples]):
+    for row, value in enumerate(prompts[: spec.samples]):
         where = f"{path}: row {row}, column {column}"
         prompt = _prompt(value)
         if prompt is None:
             faults.append(UserError(f"no prompt: {type(value).__name__}", where, "token ids, or a text"))
-        elif isinstance(prompt, list) and len(prompt) > found.max_input:
-            what = f"a prompt of {len(prompt):,} tokens"
-            faults.append(UserError(what, where, f"{benchmark} has at most {found.max_input:,} tokens in"))
+        elif isinstance(prompt, list) and len(prompt) > spec.max_input:
+            problem = f"a prompt of {len(prompt):,} tokens"
+            faults.append(UserError(problem, where, f"{benchmark} has at most {spec.max_input:,} tokens in"))
         else:
             samples.append(
                 DatasetSample(prompt, _count(outputs[row]) if outputs is not None and row < len(outputs) else None)
@@ -257,7 +257,7 @@ def _prompt(value: Any) -> list[int] | str | None:
     if isinstance(value, np.ndarray):
         value = value.reshape(-1).tolist()
     if isinstance(value, list | tuple) and len(value) == 1 and isinstance(value[0], list | tuple | np.ndarray):
-        return _prompt(value[0])  # one sequence in a batch of one, as some files have it
+        return _prompt(value[0])  # some files store a batch of one sequence
     if not isinstance(value, list | tuple) or not value:
         return None
     if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in value):
@@ -266,7 +266,7 @@ def _prompt(value: Any) -> list[int] | str | None:
 
 
 def _count(value: Any) -> int | None:
-    """A number of tokens, or the tokens themselves."""
+    """A token count from a cell that holds the number of tokens or the tokens themselves; None for anything else."""
     if isinstance(value, np.ndarray | list | tuple):
         return len(value)
     return int(value) if isinstance(value, int | float | np.number) and np.isfinite(value) else None
@@ -288,7 +288,7 @@ def _parquet(path: Path) -> dict[str, Sequence[Any]]:
 
 
 def _jsonl(path: Path) -> dict[str, Sequence[Any]]:
-    """Objects, one per line; a column is there when every row has it."""
+    """The columns of a file of JSON objects, one per line. Only keys that every row has become columns."""
     rows: list[dict[str, Any]] = []
     faults: list[UserError] = []
     with path.open("rb") as file:

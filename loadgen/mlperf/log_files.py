@@ -1,7 +1,7 @@
-"""LoadGen's log files: `mlperf_log_summary.txt` and `mlperf_log_detail.txt` written for our runs, official ones read.
+"""Writes LoadGen's log files for our runs: `mlperf_log_summary.txt` and `mlperf_log_detail.txt`.
 
-Text to values and values to text; only `write` and `read` touch files. Our files say "unofficial" in their first line
-and in `loadgen_version`; an official log has no fingerprint, and nothing read from it pretends to one.
+Pure but for `write`. The files say "unofficial" in their first line and in `loadgen_version`. `interop/loadgen_log.py`
+reads such files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SUMMARY, DETAIL = "mlperf_log_summary.txt", "mlperf_log_detail.txt"
 MARK = ":::MLLOG "
 RULE = "=" * 48
-_UNUSED = (
+_UNUSED_SETTINGS = (
     "accuracy_log_rng_seed",
     "accuracy_log_probability",
     "accuracy_log_sampling_target",
@@ -34,25 +34,25 @@ _UNUSED = (
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, result: MlperfResult, asked: Test, *, sut: str, version: str) -> tuple[Path, Path]:
-    """Both files, into `folder`. `sut` is who answered; it is marked where it was a simulation."""
+def write(folder: Path, result: MlperfResult, test: Test, *, sut: str, version: str) -> tuple[Path, Path]:
+    """Write both files into `folder` and return their paths. `sut` is the system under test; simulations are marked."""
     name = f"SIMULATED {sut}" if result.simulated else sut
     summary, detail = folder / SUMMARY, folder / DETAIL
-    summary.write_text(summary_text(result, asked, sut=name), "utf-8")
-    detail.write_text(detail_text(result, asked, sut=name, version=version), "utf-8")
+    summary.write_text(summary_text(result, test, sut=name), "utf-8")
+    detail.write_text(detail_text(result, test, sut=name, version=version), "utf-8")
     return summary, detail
 
 
-def summary_text(result: MlperfResult, asked: Test, *, sut: str) -> str:
-    """`mlperf_log_summary.txt` as LoadGen 6.0.17 lays it out, the disclosure before it.
+def summary_text(result: MlperfResult, test: Test, *, sut: str) -> str:
+    """The text of `mlperf_log_summary.txt` in the layout of LoadGen 6.0.17, after the disclosure.
 
-    Where LoadGen leaves the TTFT early stopping text blank because TPOT's has failed, the text is given.
+    LoadGen leaves the TTFT early-stopping text blank when TPOT has failed; here the text is given.
     """
-    return "\n".join(_summary(result, asked, sut)) + "\n"
+    return "\n".join(_summary_lines(result, test, sut)) + "\n"
 
 
-def _summary(result: MlperfResult, asked: Test, sut: str) -> Iterator[str]:
-    offline = asked.scenario == "offline"
+def _summary_lines(result: MlperfResult, test: Test, sut: str) -> Iterator[str]:
+    offline = test.scenario == "offline"
     yield DISCLOSURE
     if result.simulated:
         yield "SIMULATED: no real system was measured."
@@ -64,18 +64,18 @@ def _summary(result: MlperfResult, asked: Test, sut: str) -> Iterator[str]:
     yield f"Scenario : {'Offline' if offline else 'Server'}"
     yield "Mode     : PerformanceOnly"
     if offline:
-        yield f"Samples per second: {_plain(result.completed_samples_per_s)}"
-        yield f"Tokens per second: {_plain(result.completed_tokens_per_s)}"
+        yield f"Samples per second: {_six_digits(result.completed_samples_per_s)}"
+        yield f"Tokens per second: {_six_digits(result.completed_tokens_per_s)}"
     else:
-        yield f"Completed samples per second    : {_two(result.completed_samples_per_s)}"
-        yield f"Completed tokens per second: {_two(result.completed_tokens_per_s)}"
+        yield f"Completed samples per second    : {_two_decimals(result.completed_samples_per_s)}"
+        yield f"Completed tokens per second: {_two_decimals(result.completed_tokens_per_s)}"
     yield f"Result is : {'VALID' if result.valid else 'INVALID'}"
     limits_met = all(check.met for check in result.checks)
     if not offline:
-        yield f"  Performance constraints satisfied : {_yes(limits_met)}"
-    yield f"  Min duration satisfied : {_yes(result.min_duration_met)}"
-    yield f"  Min queries satisfied : {_yes(result.min_queries_met)}"
-    yield f"  Early stopping satisfied: {_yes(early_stopping_met(result))}"
+        yield f"  Performance constraints satisfied : {_yes_or_no(limits_met)}"
+    yield f"  Min duration satisfied : {_yes_or_no(result.min_duration_met)}"
+    yield f"  Min queries satisfied : {_yes_or_no(result.min_queries_met)}"
+    yield f"  Early stopping satisfied: {_yes_or_no(early_stopping_met(result))}"
     if not result.valid:
         yield "Recommendations:"
         yield from (f" * {text}" for text in _recommendations(result))
@@ -84,33 +84,33 @@ def _summary(result: MlperfResult, asked: Test, sut: str) -> Iterator[str]:
         yield early_stopping_text(check)
     yield from ("", RULE, "Additional Stats", RULE)
     if not offline:
-        yield f"Scheduled samples per second : {_two(result.scheduled_samples_per_s)}"
-    yield from _stats(result.latency, "latency (ns)", "   : ", 16, "latency (ns)")
+        yield f"Scheduled samples per second : {_two_decimals(result.scheduled_samples_per_s)}"
+    yield from _spread_lines(result.latency, "latency (ns)", "   : ", 16, "latency (ns)")
     yield ""
     if not offline:
         assert result.ttft is not None and result.tpot is not None
-        yield f"Completed tokens per second                 : {_two(result.completed_tokens_per_s)}"
-        yield from _stats(result.ttft, "First Token latency (ns)", "   : ", 16, "first token latency (ns)")
+        yield f"Completed tokens per second                 : {_two_decimals(result.completed_tokens_per_s)}"
+        yield from _spread_lines(result.ttft, "First Token latency (ns)", "   : ", 16, "first token latency (ns)")
         yield ""
-        yield from _stats(result.tpot, "Time per Output Token (ns)", "   : ", 16, "time to output token (ns)")
+        yield from _spread_lines(result.tpot, "Time per Output Token (ns)", "   : ", 16, "time to output token (ns)")
     yield from ("", RULE, "Test Parameters Used", RULE)
     yield f"samples_per_query : {result.queries if offline else 1}"
-    yield f"target_qps : {_plain(result.target_qps)}"
-    yield f"ttft_latency (ns): {asked.ttft_ns or 0}"
-    yield f"tpot_latency (ns): {asked.tpot_ns or 0}"
+    yield f"target_qps : {_six_digits(result.target_qps)}"
+    yield f"ttft_latency (ns): {test.ttft_ns or 0}"
+    yield f"tpot_latency (ns): {test.tpot_ns or 0}"
     yield f"max_async_queries : {1 if offline else 0}"
-    yield f"min_duration (ms): {asked.min_duration_ns // 1_000_000}"
+    yield f"min_duration (ms): {test.min_duration_ns // 1_000_000}"
     yield "max_duration (ms): 0"
-    yield f"min_query_count : {1 if offline else asked.min_queries}"
+    yield f"min_query_count : {1 if offline else test.min_queries}"
     yield "max_query_count : 0"
-    for key, seed in _seeds(asked):
+    for key, seed in _seeds(test):
         yield f"{key} : {seed}"
-    yield from (f"{name} : 0" for name in _UNUSED)
-    yield f"performance_sample_count : {asked.samples}"
-    yield f"accuracy_sample_count : {asked.samples}"
+    yield from (f"{name} : 0" for name in _UNUSED_SETTINGS)
+    yield f"performance_sample_count : {test.samples}"
+    yield f"accuracy_sample_count : {test.samples}"
     yield ""
     yield f"One-token replies (counted, left out of TPOT): {result.one_token_replies}"
-    yield f"Whole run: {_plain(result.whole_tokens_per_s)} tokens per second until the last completion"
+    yield f"Whole run: {_six_digits(result.whole_tokens_per_s)} tokens per second until the last completion"
     yield f"Submission checker (strictly below the limits): {'VALID' if result.checker_valid else 'INVALID'}"
     yield ""
     yield "No warnings encountered during test."
@@ -118,15 +118,17 @@ def _summary(result: MlperfResult, asked: Test, sut: str) -> Iterator[str]:
     yield "No errors encountered during test."
 
 
-def _stats(spread: LoadGenSpread, name: str, gap: str, pad: int, lower: str) -> Iterator[str]:
+def _spread_lines(
+    spread: LoadGenSpread, name: str, separator: str, padding: int, percentile_name: str
+) -> Iterator[str]:
     for word, value in (("Min", spread.min), ("Max", spread.max), ("Mean", spread.mean)):
-        yield f"{word} {name}".ljust(len(name) + 5) + " " * (pad - 1) + f": {_whole(value)}"
+        yield f"{word} {name}".ljust(len(name) + 5) + " " * (padding - 1) + f": {_integer_text(value)}"
     for p, value in zip(PERCENTILES, spread.percentiles, strict=True):
-        yield f"{p * 100:.2f} percentile {lower}{gap}{_whole(value)}"
+        yield f"{p * 100:.2f} percentile {percentile_name}{separator}{_integer_text(value)}"
 
 
 def early_stopping_text(check: Check) -> str:
-    """LoadGen's words about one limit."""
+    """LoadGen's early-stopping text for one limit."""
     if check.early_stopping_met:
         return " * Run successful."
     return (
@@ -157,18 +159,18 @@ def _recommendations(result: MlperfResult) -> Iterator[str]:
         )
 
 
-def _seeds(asked: Test) -> tuple[tuple[str, int], ...]:
+def _seeds(test: Test) -> tuple[tuple[str, int], ...]:
     return (
-        ("qsl_rng_seed", asked.seeds.qsl),
-        ("sample_index_rng_seed", asked.seeds.sample_index),
-        ("schedule_rng_seed", asked.seeds.schedule),
+        ("qsl_rng_seed", test.seeds.qsl),
+        ("sample_index_rng_seed", test.seeds.sample_index),
+        ("schedule_rng_seed", test.seeds.schedule),
     )
 
 
-def detail_text(result: MlperfResult, asked: Test, *, sut: str, version: str) -> str:
-    """`mlperf_log_detail.txt`: one `:::MLLOG {json}` per line, LoadGen's keys."""
+def detail_text(result: MlperfResult, test: Test, *, sut: str, version: str) -> str:
+    """The text of `mlperf_log_detail.txt`: one `:::MLLOG {json}` per line, with LoadGen's keys."""
     lines = []
-    for number, (key, value) in enumerate(_details(result, asked, sut, version), 1):
+    for number, (key, value) in enumerate(_detail_entries(result, test, sut, version), 1):
         metadata = {"is_error": False, "is_warning": False, "file": "mlperf_log.py", "line_no": number}
         entry = {"key": key, "value": value, "time_ms": 0.0, "namespace": "mlperf::logging"}
         entry |= {"event_type": "POINT_IN_TIME", "metadata": metadata}
@@ -176,8 +178,8 @@ def detail_text(result: MlperfResult, asked: Test, *, sut: str, version: str) ->
     return "\n".join(lines) + "\n"
 
 
-def _details(result: MlperfResult, asked: Test, sut: str, version: str) -> Iterator[tuple[str, Any]]:
-    offline = asked.scenario == "offline"
+def _detail_entries(result: MlperfResult, test: Test, sut: str, version: str) -> Iterator[tuple[str, Any]]:
+    offline = test.scenario == "offline"
     yield "loadgen_version", f"unofficial: {version}"
     yield "generic_message", DISCLOSURE
     yield "generic_message", f"Dataset: {result.dataset}"
@@ -187,19 +189,19 @@ def _details(result: MlperfResult, asked: Test, sut: str, version: str) -> Itera
     yield ("requested_offline_expected_qps" if offline else "requested_server_target_qps"), result.target_qps
     yield "requested_use_token_latencies", True
     if not offline:
-        yield "requested_server_ttft_latency", asked.ttft_ns
-        yield "requested_server_tpot_latency", asked.tpot_ns
+        yield "requested_server_ttft_latency", test.ttft_ns
+        yield "requested_server_tpot_latency", test.tpot_ns
     yield "effective_scenario", "Offline" if offline else "Server"
     yield "effective_test_mode", "PerformanceOnly"
     yield "effective_samples_per_query", result.queries if offline else 1
     yield "effective_target_qps", result.target_qps
-    yield "effective_target_latency_percentile", asked.percentile
-    yield "effective_min_duration_ms", asked.min_duration_ns // 1_000_000
-    yield "effective_min_query_count", 1 if offline else asked.min_queries
-    yield "effective_min_sample_count", result.queries if offline else asked.min_queries
-    for key, seed in _seeds(asked):
+    yield "effective_target_latency_percentile", test.percentile
+    yield "effective_min_duration_ms", test.min_duration_ns // 1_000_000
+    yield "effective_min_query_count", 1 if offline else test.min_queries
+    yield "effective_min_sample_count", result.queries if offline else test.min_queries
+    for key, seed in _seeds(test):
         yield f"effective_{key}", seed
-    yield "effective_performance_sample_count", asked.samples
+    yield "effective_performance_sample_count", test.samples
     yield "effective_sample_concatenate_permutation", True
     yield "generated_query_count", 1 if offline else result.queries
     yield "generated_samples_per_query", result.queries if offline else 1
@@ -219,40 +221,37 @@ def _details(result: MlperfResult, asked: Test, sut: str, version: str) -> Itera
     else:
         yield "result_scheduled_samples_per_sec", result.scheduled_samples_per_s
         yield "result_completed_samples_per_sec", result.completed_samples_per_s
-    yield from _detailed(result.latency, "result_{}_latency_ns", "result_{:.2f}_percentile_latency_ns")
+    yield from _spread_entries(result.latency, "result_{}_latency_ns", "result_{:.2f}_percentile_latency_ns")
     if result.ttft is not None and result.tpot is not None:
-        first = "result_first_token_{}_latency_ns", "result_first_token_{:.2f}_percentile_latency_ns"
-        yield from _detailed(result.ttft, *first)
-        per_token = "result_time_to_output_token_{}", "result_time_per_output_token_{:.2f}_percentile_ns"
-        yield from _detailed(result.tpot, *per_token)
+        ttft_keys = "result_first_token_{}_latency_ns", "result_first_token_{:.2f}_percentile_latency_ns"
+        yield from _spread_entries(result.ttft, *ttft_keys)
+        tpot_keys = "result_time_to_output_token_{}", "result_time_per_output_token_{:.2f}_percentile_ns"
+        yield from _spread_entries(result.tpot, *tpot_keys)
         yield "result_completed_tokens_per_second", result.completed_tokens_per_s
     else:
         yield "result_tokens_per_second", result.completed_tokens_per_s
     yield "num_errors", 0
 
 
-def _detailed(spread: LoadGenSpread, plain: str, percentile: str) -> Iterator[tuple[str, int | None]]:
+def _spread_entries(spread: LoadGenSpread, plain: str, percentile: str) -> Iterator[tuple[str, int | None]]:
     for word in ("min", "max", "mean"):
         yield plain.format(word), getattr(spread, word)
     for p, value in zip(PERCENTILES, spread.percentiles, strict=True):
         yield percentile.format(p * 100), value
 
 
-def _yes(met: bool) -> str:
+def _yes_or_no(met: bool) -> str:
     return "Yes" if met else "NO"
 
 
-def _two(value: float | None) -> str:
+def _two_decimals(value: float | None) -> str:
     return "nan" if value is None else f"{value:.2f}"
 
 
-def _plain(value: float | None) -> str:
-    """As an ostream prints a double: six significant digits."""
+def _six_digits(value: float | None) -> str:
+    """A number as a C++ ostream prints a double: six significant digits."""
     return "nan" if value is None else f"{value:.6g}"
 
 
-def _whole(value: int | None) -> str:
+def _integer_text(value: int | None) -> str:
     return "unresolved" if value is None else str(value)
-
-
-# -- reading -----------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""`--harness loadgen`: the official LoadGen issues the queries, our client carries them, its own log files come out.
+"""`--harness loadgen`: the official LoadGen issues the queries, our client sends them, LoadGen writes its log files.
 
-IO. LoadGen's threads call us with sample numbers; a loop in a thread of its own sends and, on the first token and at
-the end, tells LoadGen. Its stamps are taken when Python tells it, ours by the kernel: both are printed, and the
-difference between them.
+IO. LoadGen's threads call us with sample numbers. An event loop in a thread of its own sends the requests and reports
+the first token and the completion to LoadGen. LoadGen stamps the moment of the report, we use kernel stamps; the result
+prints both and their difference.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from loadgen.mlperf.rules import Test
     from loadgen.mlperf.run import Data
 
-BUILD_AHEAD = 200_000  # bodies: some 20 s and 300 MB
-OWN = "own"  # folder of the log files by our stamps, beside the official ones
+BUILD_AHEAD = 200_000  # request bodies built before the start: about 20 s and 300 MB
+OWN = "own"  # subfolder for the log files by our stamps
 INSTALL = "pip install 'loadgen[mlperf]' (there is a wheel for Linux on x86-64)"
 
 
 def official() -> Any:
-    """The module. Raises UserError where it is not installed, or cannot be."""
+    """The module `mlperf_loadgen`. Raises UserError where it is not installed."""
     try:
         import mlperf_loadgen
     except ImportError:
@@ -53,35 +53,35 @@ def official() -> Any:
     return mlperf_loadgen
 
 
-def test_settings(asked: Test, qps: float) -> Any:
-    """The test in LoadGen's own terms."""
+def test_settings(test: Test, qps: float) -> Any:
+    """The test as LoadGen's `TestSettings`, at `qps` queries per second."""
     lg = official()
-    wanted = lg.TestSettings()
-    wanted.mode = lg.TestMode.PerformanceOnly
-    wanted.min_duration_ms = asked.min_duration_ns // 1_000_000
-    wanted.min_query_count = asked.min_queries
-    wanted.qsl_rng_seed, wanted.sample_index_rng_seed = asked.seeds.qsl, asked.seeds.sample_index
-    wanted.schedule_rng_seed = asked.seeds.schedule
-    wanted.performance_sample_count_override = asked.samples
-    wanted.sample_concatenate_permutation = wanted.use_token_latencies = True
-    if asked.scenario == "offline":
-        wanted.scenario, wanted.offline_expected_qps = lg.TestScenario.Offline, qps
+    lg_settings = lg.TestSettings()
+    lg_settings.mode = lg.TestMode.PerformanceOnly
+    lg_settings.min_duration_ms = test.min_duration_ns // 1_000_000
+    lg_settings.min_query_count = test.min_queries
+    lg_settings.qsl_rng_seed, lg_settings.sample_index_rng_seed = test.seeds.qsl, test.seeds.sample_index
+    lg_settings.schedule_rng_seed = test.seeds.schedule
+    lg_settings.performance_sample_count_override = test.samples
+    lg_settings.sample_concatenate_permutation = lg_settings.use_token_latencies = True
+    if test.scenario == "offline":
+        lg_settings.scenario, lg_settings.offline_expected_qps = lg.TestScenario.Offline, qps
     else:
-        wanted.scenario, wanted.server_target_qps = lg.TestScenario.Server, qps
-        wanted.server_target_latency_percentile = asked.percentile
-        wanted.ttft_latency, wanted.tpot_latency = asked.ttft_ns, asked.tpot_ns
-    return wanted
+        lg_settings.scenario, lg_settings.server_target_qps = lg.TestScenario.Server, qps
+        lg_settings.server_target_latency_percentile = test.percentile
+        lg_settings.ttft_latency, lg_settings.tpot_latency = test.ttft_ns, test.tpot_ns
+    return lg_settings
 
 
 class Carrier:
-    """Queries in, LoadGen's two callbacks out; everything but `issue` runs in the loop's thread."""
+    """Sends LoadGen's queries and calls its two callbacks. All but `issue` runs in the thread of the event loop."""
 
-    def __init__(self, lg: Any, asked: Test, requests: prompts.Prompts, lanes: int | None) -> None:
-        self._lg, self._requests, self._samples = lg, requests, asked.samples
-        order = _order(asked)
-        self._place = {sample: place for place, sample in enumerate(order)}
-        self._passes = [0] * asked.samples
-        self._lanes, self._flying = lanes, 0
+    def __init__(self, lg: Any, test: Test, requests: prompts.Prompts, lanes: int | None) -> None:
+        self._lg, self._requests, self._samples = lg, requests, test.samples
+        order = _issue_order(test)
+        self._place_in_pass = {sample: place for place, sample in enumerate(order)}
+        self._pass_of_sample = [0] * test.samples
+        self._lanes, self._in_flight = lanes, 0
         self._waiting: deque[tuple[int, int]] = deque()
         self._bodies: dict[int, bytes] = {}
         self.issued_ns: list[int] = []
@@ -90,29 +90,29 @@ class Carrier:
         self.client: Any = None
 
     def build(self, count: int) -> None:
-        """Bodies of the first so many queries, ahead of their sends."""
+        """Build the bodies of the first `count` queries (at most BUILD_AHEAD) before they are sent."""
         for number in range(min(count, BUILD_AHEAD)):
             self._bodies[number] = self.client.prepare(self._requests[number])
 
     def issue(self, queries: Any) -> None:
-        """LoadGen's thread: hand the queries over. Nothing slow may happen here."""
+        """Pass queries to the event loop. Runs in LoadGen's thread, so it must be quick."""
         now = monotonic_ns()
         assert self.loop is not None
         self.loop.call_soon_threadsafe(self._take, [(query.id, query.index) for query in queries], now)
 
     def _take(self, queries: list[tuple[int, int]], issued_ns: int) -> None:
         for query, sample in queries:
-            number = self._passes[sample] * self._samples + self._place[sample]
-            self._passes[sample] += 1
+            number = self._pass_of_sample[sample] * self._samples + self._place_in_pass[sample]
+            self._pass_of_sample[sample] += 1
             self.issued_ns.append(issued_ns)
             self.done.append(None)
             self._waiting.append((query, number))
         self._send_waiting()
 
     def _send_waiting(self) -> None:
-        while self._waiting and (self._lanes is None or self._flying < self._lanes):
+        while self._waiting and (self._lanes is None or self._in_flight < self._lanes):
             query, number = self._waiting.popleft()
-            self._flying += 1
+            self._in_flight += 1
             self._send(query, number, len(self.done) - len(self._waiting) - 1)
 
     def _send(self, query: int, number: int, slot: int) -> None:
@@ -120,36 +120,40 @@ class Carrier:
 
         lg = self._lg
         body = self._bodies.pop(number, None) or self.client.prepare(self._requests[number])
-        told = False
+        first_token_reported = False
 
-        def first(*_: Any) -> None:
-            nonlocal told
-            if not told:
-                told = True
+        def report_first_token(*_: Any) -> None:
+            nonlocal first_token_reported
+            if not first_token_reported:
+                first_token_reported = True
                 lg.FirstTokenComplete([lg.QuerySampleResponse(query, 0, 0)])
 
-        def finished(done: Completion) -> None:
-            first()
-            self.done[slot] = done
-            counted = done.usage.output if done.usage.output is not None else done.output_events
-            lg.QuerySamplesComplete([lg.QuerySampleResponse(query, 0, 0, 0 if done.failure else counted)])
-            self._flying -= 1
+        def report_completion(completion: Completion) -> None:
+            report_first_token()
+            self.done[slot] = completion
+            output_tokens = completion.usage.output if completion.usage.output is not None else completion.output_events
+            lg.QuerySamplesComplete([lg.QuerySampleResponse(query, 0, 0, 0 if completion.failure else output_tokens)])
+            self._in_flight -= 1
             self._send_waiting()
 
-        self.client.send(None, body, monotonic_ns(), finished, Flow(), name=f"mlperf-{slot}", sink=first)
+        self.client.send(
+            None, body, monotonic_ns(), report_completion, Flow(), name=f"mlperf-{slot}", sink=report_first_token
+        )
 
 
-def _order(asked: Test) -> list[int]:
+def _issue_order(test: Test) -> list[int]:
     from loadgen.mlperf import dataset
 
-    return dataset.issue_order(asked)
+    return dataset.issue_order(test)
 
 
 def perform(
-    asked: Test, data: Data, settings: Settings, *, qps: float, lanes: int | None = None
+    test: Test, data: Data, settings: Settings, *, qps: float, lanes: int | None = None
 ) -> tuple[MlperfResult, int | None]:
-    """Run the official LoadGen against the target; its logs in the folder, ours in `own/`. The result is by our stamps,
-    with LoadGen's beside it in the notes. Raises Fault for whatever stands in the way.
+    """Run the official LoadGen against the target. Returns the result, and the GPUs of the settings.
+
+    LoadGen's logs go into the folder of `settings`, ours into `own/`. The result uses our stamps; its notes give
+    LoadGen's figures. Raises Fault for whatever prevents the run.
     """
     lg = official()
     if settings.url is not None and settings.url.startswith("sim:"):
@@ -165,14 +169,14 @@ def perform(
         simulation = embedded.start(Options(**settings.embedded))
         settings = replace(settings, url=simulation.url)
     try:
-        return _perform(lg, asked, data, settings, qps, lanes, simulated)
+        return _perform(lg, test, data, settings, qps, lanes, simulated)
     finally:
         if simulation is not None:
             simulation.stop()
 
 
 def _perform(
-    lg: Any, asked: Test, data: Data, settings: Settings, qps: float, lanes: int | None, simulated: bool
+    lg: Any, test: Test, data: Data, settings: Settings, qps: float, lanes: int | None, simulated: bool
 ) -> tuple[MlperfResult, int | None]:
     from loadgen.execution.probing import find
 
@@ -180,23 +184,23 @@ def _perform(
     assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
     loop = asyncio.new_event_loop()
-    found = loop.run_until_complete(find(settings))
+    probe_result = loop.run_until_complete(find(settings))
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
-    workload = run.workload(asked, data, qps=qps, lanes=lanes)
-    requests = build_prompts.build(workload, seeds.fresh(), seeds.fresh(), tokenizer, found.template_tokens or 0)
-    offline = asked.scenario == "offline"
-    carrier = Carrier(lg, asked, requests, (lanes or run.LANES) if offline else None)
-    opened = threading.Event()
-    trouble: list[BaseException] = []
-    planned = None if offline else rules.schedule(asked, qps).offsets
+    workload = run.workload(test, data, qps=qps, lanes=lanes)
+    requests = build_prompts.build(workload, seeds.fresh(), seeds.fresh(), tokenizer, probe_result.template_tokens or 0)
+    offline = test.scenario == "offline"
+    carrier = Carrier(lg, test, requests, (lanes or run.LANES) if offline else None)
+    client_open = threading.Event()
+    open_errors: list[BaseException] = []
+    planned = None if offline else rules.schedule(test, qps).offsets
 
     async def serve() -> None:
         from loadgen_sdk.transport.pool import Pool
 
         client = Pool(
-            found.target,
-            model=found.model,
-            quirk=found.quirk,
+            probe_result.target,
+            model=probe_result.model,
+            quirk=probe_result.quirk,
             stream=settings.stream,
             api_key=settings.api_key,
             headers=settings.headers,
@@ -211,103 +215,107 @@ def _perform(
         carrier.client, carrier.loop = client, asyncio.get_running_loop()
         try:
             await client.open(32)
-            carrier.build(rules.offline_samples(asked, qps) if planned is None else len(planned))
+            carrier.build(rules.offline_samples(test, qps) if planned is None else len(planned))
         except BaseException as error:
-            trouble.append(error)
+            open_errors.append(error)
         finally:
-            opened.set()
+            client_open.set()
         await closing.wait()
         client.close()
 
     closing = asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="harness", daemon=True)
     thread.start()
-    opened.wait()
+    client_open.wait()
     try:
-        if trouble:
-            raise trouble[0]
+        if open_errors:
+            raise open_errors[0]
         sut = lg.ConstructSUT(carrier.issue, lambda: None)
-        qsl = lg.ConstructQSL(asked.samples, asked.samples, lambda _: None, lambda _: None)
+        qsl = lg.ConstructQSL(test.samples, test.samples, lambda _: None, lambda _: None)
         logs, output = lg.LogSettings(), lg.LogOutputSettings()
         output.outdir = str(folder)
         logs.log_output = output
-        lg.StartTestWithLogSettings(sut, qsl, test_settings(asked, qps), logs)
+        lg.StartTestWithLogSettings(sut, qsl, test_settings(test, qps), logs)
         lg.DestroyQSL(qsl)
         lg.DestroySUT(sut)
     finally:
         loop.call_soon_threadsafe(closing.set)
         thread.join(30)
         loop.close()
-    return _result(asked, data, settings, qps, folder, found, carrier, planned, simulated), settings.gpus
+    return _result(test, data, settings, qps, folder, probe_result, carrier, planned, simulated), settings.gpus
 
 
 def _result(
-    asked: Test,
+    test: Test,
     data: Data,
     settings: Settings,
     qps: float,
     folder: Path,
-    found: ProbeResult,
+    probe_result: ProbeResult,
     carrier: Carrier,
     planned: Any,
     simulated: bool,
 ) -> MlperfResult:
-    """Ours by the kernel's stamps, and what LoadGen says, in notes."""
+    """The result by kernel stamps, with LoadGen's own figures in the notes; written to both folders."""
     from loadgen.execution.plan import version
 
     log = read_log(folder)
     trace, late_ns = _trace(carrier, planned)
-    notes = [f"served by {found.target.redacted} ({found.model}); queries issued by the official LoadGen"]
-    notes += run.cautions(asked)
-    notes += _beside(log, mlperf.reduce(trace, asked))
+    notes = [f"served by {probe_result.target.redacted} ({probe_result.model}); queries issued by the official LoadGen"]
+    notes += run.cautions(test)
+    notes += _loadgen_notes(log, mlperf.reduce(trace, test))
     notes.append(f"LoadGen handed a query over {late_ns / 1e6:.3f} ms after its planned instant (p99)")
     name = f"{data.name}; queries by the official LoadGen"
-    result = mlperf.reduce(trace, asked, dataset=name, target_qps=qps, notes=notes, simulated=simulated)
-    own = folder / OWN
-    own.mkdir(exist_ok=True)
-    run.write(own, result, asked, sut=found.target.redacted, version=version())
-    (folder / run.RESULT).write_bytes((own / run.RESULT).read_bytes())
+    result = mlperf.reduce(trace, test, dataset=name, target_qps=qps, notes=notes, simulated=simulated)
+    own_folder = folder / OWN
+    own_folder.mkdir(exist_ok=True)
+    run.write(own_folder, result, test, sut=probe_result.target.redacted, version=version())
+    (folder / run.RESULT).write_bytes((own_folder / run.RESULT).read_bytes())
     return result
 
 
 def _trace(carrier: Carrier, planned: Any) -> tuple[mlperf.QueryTrace, int]:
-    """By our stamps, from LoadGen's planned instants: its start is the earliest that fits all its issues. And by how
-    much it issued late, p99.
+    """The trace by our stamps, relative to LoadGen's planned instants; and LoadGen's p99 lateness of issue in ns.
+
+    LoadGen does not tell its start: it is taken as the latest one with which no query is issued before it is due.
     """
     issued = np.array(carrier.issued_ns, np.int64)
     n = len(issued)
     due = np.zeros(n, np.int64) if planned is None else planned[:n]
     start = int((issued - due).min()) if n else 0
-    late = issued - due - start
+    lateness_ns = issued - due - start
     done = carrier.done
-    ok = np.array([one is not None and one.failure is None for one in done], bool)
+    ok = np.array([completion is not None and completion.failure is None for completion in done], bool)
 
-    def column(value: Any, other: int) -> Any:
-        return np.array([other if one is None else value(one) for one in done], np.int64)
+    def column(value: Any, missing: int) -> Any:
+        return np.array([missing if completion is None else value(completion) for completion in done], np.int64)
 
-    end, first = column(lambda one: one.end, -1), column(lambda one: one.first_token, -1)
-    counts = column(lambda one: one.usage.output if one.usage.output is not None else one.output_events, 0)
+    end, first = column(lambda completion: completion.end, -1), column(lambda completion: completion.first_token, -1)
+    counts = column(
+        lambda completion: completion.usage.output if completion.usage.output is not None else completion.output_events,
+        0,
+    )
     latency = np.where(ok & (end >= 0), end - start - due, mlperf.UNRESOLVED)
     ttft = np.where(ok & (first >= 0), first - start - due, np.where(ok, latency, mlperf.UNRESOLVED))
     trace = mlperf.QueryTrace(due, ttft, latency, np.where(ok, np.maximum(counts, 0), 0))
-    return trace, int(np.quantile(late, 0.99)) if n else 0
+    return trace, int(np.quantile(lateness_ns, 0.99)) if n else 0
 
 
-def _beside(log: LoadGenLog, ours: MlperfResult) -> list[str]:
-    """LoadGen's own figures next to ours, and the difference: what Python took to tell it."""
+def _loadgen_notes(log: LoadGenLog, ours: MlperfResult) -> list[str]:
+    """Notes with LoadGen's own figures beside ours. The difference is the time Python takes to report to LoadGen."""
     notes = [f"LoadGen's own result: {'VALID' if log.valid else 'INVALID'}"]
     notes += [f"LoadGen: {reason}" for reason in log.reasons]
-    for name, theirs, own in (("TTFT", log.ttft, ours.ttft), ("TPOT", log.tpot, ours.tpot)):
-        if theirs is None or own is None:
+    for name, their_spread, our_spread in (("TTFT", log.ttft, ours.ttft), ("TPOT", log.tpot, ours.tpot)):
+        if their_spread is None or our_spread is None:
             continue
-        place = PERCENTILES.index(0.99)
-        left, right = theirs.percentiles[place], own.percentiles[place]
-        if left is not None and right is not None:
+        p99_index = PERCENTILES.index(0.99)
+        their_p99, our_p99 = their_spread.percentiles[p99_index], our_spread.percentiles[p99_index]
+        if their_p99 is not None and our_p99 is not None:
             notes.append(
-                f"{name} p99: {left / 1e6:.3f} ms by LoadGen's stamps, {right / 1e6:.3f} ms by ours: "
-                f"{(left - right) / 1e6:+.3f} ms"
+                f"{name} p99: {their_p99 / 1e6:.3f} ms by LoadGen's stamps, {our_p99 / 1e6:.3f} ms by ours: "
+                f"{(their_p99 - our_p99) / 1e6:+.3f} ms"
             )
     if log.tokens_per_s is not None and ours.completed_tokens_per_s is not None:
-        both = f"{log.tokens_per_s:,.2f} by LoadGen's stamps, {ours.completed_tokens_per_s:,.2f} by ours"
-        notes.append(f"completed tokens/s: {both}")
+        both_rates = f"{log.tokens_per_s:,.2f} by LoadGen's stamps, {ours.completed_tokens_per_s:,.2f} by ours"
+        notes.append(f"completed tokens/s: {both_rates}")
     return notes

@@ -1,8 +1,8 @@
-"""Tables out of pickles without running them: frames of pandas 1 to 3, mappings of columns, lists of rows.
+"""Reads tables from pickles without running their code: pandas 1 to 3 frames, mappings of columns, lists of rows.
 
-A pickle is code. This reader knows some twenty names of numpy and pandas, puts an inert stand-in in the place of each,
-and refuses everything else by name: nothing that a file names is ever called, numpy's own rebuilding included (a
-damaged dtype crashes it). Arrays are made here, of what the stand-ins were given. Reads one file, does nothing else.
+A pickle is a program. This reader knows some twenty names of numpy and pandas, replaces each with an inert stand-in
+class, and refuses all other names. Nothing that the file names is ever called, not even numpy's own reconstruction (a
+damaged dtype crashes it). Arrays are built here from the arguments of the stand-ins. Reads one file, nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from loadgen.errors import UserError
 
 
 class _Inert:
-    """Stands in for a class or a function: keeps what it was called with and given, does nothing."""
+    """Replaces a class or function of the pickle: stores its arguments and its state, and does nothing."""
 
     args: tuple[Any, ...] = ()
     state: Any = None
@@ -51,11 +51,11 @@ class _Index(_Inert):
 
 
 class _Texts(_Inert):
-    """One of pandas' own arrays (texts of pandas 3): an array among its state."""
+    """An array type of pandas (texts in pandas 3). Its state contains the array."""
 
 
 class _Encoded(_Inert):
-    """(text, encoding): bytes, as protocols before 3 write them."""
+    """(text, encoding): bytes, as pickle protocols before 3 write them."""
 
 
 class _Slice(_Inert):
@@ -63,11 +63,11 @@ class _Slice(_Inert):
 
 
 class _Dtype(_Inert):
-    """(code, align, copy); the byte order is the second of its state."""
+    """(code, align, copy). The second item of its state is the byte order."""
 
 
 class _Rebuilt(_Inert):
-    """An array to be: (class, shape, code), then the state (version, shape, dtype, Fortran order, bytes or list)."""
+    """An array to build: (class, shape, code), then state (version, shape, dtype, Fortran order, bytes or list)."""
 
 
 class _Buffer(_Inert):
@@ -78,9 +78,9 @@ class _Scalar(_Inert):
     """(dtype, bytes)."""
 
 
-def _known() -> dict[tuple[str, str], type[_Inert]]:
-    """Everything a pickle may name, and what stands in for it."""
-    found: dict[tuple[str, str], type[_Inert]] = {
+def _stand_ins() -> dict[tuple[str, str], type[_Inert]]:
+    """Every name that a pickle may use, as (module, name), and its stand-in class."""
+    stand_ins: dict[tuple[str, str], type[_Inert]] = {
         ("_codecs", "encode"): _Encoded,
         ("builtins", "slice"): _Slice,
         ("__builtin__", "slice"): _Slice,
@@ -103,32 +103,35 @@ def _known() -> dict[tuple[str, str], type[_Inert]]:
         ("pandas._libs.arrays", "__pyx_unpickle_NDArrayBacked"): _Texts,
     }
     for name in ("numpy.core", "numpy._core"):
-        found[f"{name}.multiarray", "_reconstruct"] = _Rebuilt
-        found[f"{name}.multiarray", "scalar"] = _Scalar
-        found[f"{name}.numeric", "_frombuffer"] = _Buffer
-    return found
+        stand_ins[f"{name}.multiarray", "_reconstruct"] = _Rebuilt
+        stand_ins[f"{name}.multiarray", "scalar"] = _Scalar
+        stand_ins[f"{name}.numeric", "_frombuffer"] = _Buffer
+    return stand_ins
 
 
 class _Reader(pickle._Unpickler):
-    """An unpickler that can build nothing but lists, texts, numbers and inert things.
+    """An unpickler that can build only lists, mappings, texts, numbers and stand-ins.
 
-    The one in Python, five times slower than the one in C: that one takes as much memory as a damaged byte asks for.
+    Based on the pure Python unpickler. It is five times slower than the C one, but the C one allocates as much memory
+    as a damaged length byte asks for.
     """
 
     def __init__(self, file: Any, path: Path) -> None:
         super().__init__(file)
-        self._path, self._names = path, _known()
+        self._path, self._names = path, _stand_ins()
 
     def find_class(self, module: str, name: str) -> Any:
-        known = self._names.get((module, name))
-        if known is None:
+        stand_in = self._names.get((module, name))
+        if stand_in is None:
             what = f"the pickle wants to load {module}.{name}: only plain tables are read, no code is ever run"
             raise UserError(what, str(self._path), "convert it: pandas.read_pickle(...).to_parquet(...)")
-        return type(known.__name__, (known,), {})  # a class of its own: what a file does to it ends with the file
+        return type(
+            stand_in.__name__, (stand_in,), {}
+        )  # a new class per lookup: changes that a file makes to it do not outlive the file
 
 
 def read_pickle(path: Path) -> dict[str, Sequence[Any]]:
-    """The columns of the table in a pickle (gzipped or not). Raises UserError for everything else."""
+    """The columns of the table in a pickle, gzipped or not: name -> cells. Raises UserError for everything else."""
     data = path.read_bytes()
     try:
         if data[:2] == b"\x1f\x8b":
@@ -142,19 +145,19 @@ def read_pickle(path: Path) -> dict[str, Sequence[Any]]:
 
 
 def _table(value: Any) -> dict[str, Sequence[Any]]:
-    """Columns of a frame, of a mapping of columns, or of a list of rows. Raises ValueError, or what damage raises."""
+    """Columns of a frame, of a mapping of columns, or of a list of rows. Raises ValueError, or anything on damage."""
     if isinstance(value, _Frame):
         return _columns(value)
     if isinstance(value, dict) and value and all(isinstance(column, list | _Inert) for column in value.values()):
-        return {str(name): _plain(column) for name, column in value.items()}
+        return {str(name): _plain_value(column) for name, column in value.items()}
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
         shared = set(value[0]).intersection(*value)
-        return {str(name): [_plain(row[name]) for row in value] for name in value[0] if name in shared}
+        return {str(name): [_plain_value(row[name]) for row in value] for name in value[0] if name in shared}
     raise ValueError(f"it holds {type(value).__name__.strip('_').lower()}, not a table")
 
 
 def _columns(frame: _Frame) -> dict[str, Sequence[Any]]:
-    """A frame's columns out of its blocks, for the layouts of pandas 1 to 3."""
+    """The columns of a frame from its blocks, for the layouts of pandas 1 to 3."""
     state = frame.state if isinstance(frame.state, dict) else {}
     manager = state.get("_mgr", state.get("_data"))
     if not isinstance(manager, _Manager):
@@ -163,30 +166,30 @@ def _columns(frame: _Frame) -> dict[str, Sequence[Any]]:
         blocks, axes = manager.args[0], manager.args[1]
         parts = [(block.args[0], block.args[1]) for block in blocks]
     else:
-        inner = manager.state[3]["0.14.1"]
-        axes = inner["axes"]
-        parts = [(block["values"], block["mgr_locs"]) for block in inner["blocks"]]
+        old_state = manager.state[3]["0.14.1"]
+        axes = old_state["axes"]
+        parts = [(block["values"], block["mgr_locs"]) for block in old_state["blocks"]]
     names = [str(name) for name in _labels(axes[0])]
     table: dict[str, Sequence[Any]] = {}
     for values, places in parts:
         slots = slice(*places.args).indices(len(names)) if isinstance(places, _Slice) else None
-        spots = range(*slots) if slots else [int(place) for place in _array(places)]
-        for spot, column in zip(spots, np.atleast_2d(_array(values)), strict=True):
-            table[names[spot]] = [_plain(cell) for cell in column.tolist()]
+        positions = range(*slots) if slots else [int(place) for place in _array(places)]
+        for position, column in zip(positions, np.atleast_2d(_array(values)), strict=True):
+            table[names[position]] = [_plain_value(cell) for cell in column.tolist()]
     return {name: table[name] for name in names if name in table}
 
 
 def _labels(index: Any) -> list[Any]:
-    made = index.args[1]
-    if isinstance(index, _Index) and isinstance(made, dict) and "data" in made:
-        return list(_array(made["data"]))
+    arguments = index.args[1]
+    if isinstance(index, _Index) and isinstance(arguments, dict) and "data" in arguments:
+        return list(_array(arguments["data"]))
     raise ValueError("column names that are no plain index")
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """A cell or a column as lists, texts and numbers."""
     if isinstance(value, _Rebuilt | _Buffer | _Texts):
-        return [_plain(cell) for cell in _array(value).tolist()]
+        return [_plain_value(cell) for cell in _array(value).tolist()]
     if isinstance(value, _Scalar):
         return np.frombuffer(_bytes(value.args[1]), _dtype(value.args[0]), 1)[0].item()
     if isinstance(value, _Inert):
@@ -195,7 +198,7 @@ def _plain(value: Any) -> Any:
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
-    """The array that a stand-in would have become. Raises ValueError, or whatever damage raises."""
+    """The array that a stand-in describes. Raises ValueError, or anything that damaged data raises."""
     if isinstance(value, _Texts):
         return _array(next(part for part in value.state if isinstance(part, _Rebuilt | _Buffer)))
     if isinstance(value, _Buffer):
@@ -212,13 +215,13 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
     if not isinstance(data, list) or len(data) != count:
         raise ValueError("an array whose cells are missing")
     cells = np.empty(count, object)
-    for at, cell in enumerate(data):  # one by one: numpy would make a matrix of cells that are lists
-        cells[at] = cell
+    for place, cell in enumerate(data):  # one by one: numpy would turn cells that are lists into a matrix
+        cells[place] = cell
     return cells.reshape(shape, order=order)
 
 
 def _dtype(kind: Any) -> np.dtype[Any]:
-    """Plain numbers, texts and objects only."""
+    """The dtype of a stand-in. Raises ValueError for anything but plain numbers, texts and objects."""
     code, order = str(kind.args[0]), str(kind.state[1])
     if re.fullmatch(r"O8?", code):
         return np.dtype(object)

@@ -1,7 +1,7 @@
-"""Published figures as data, and what they say when they are worked out again. The tables are in `data/reference/`.
+"""Published figures as data, and the same figures recomputed. The tables are in `data/reference/`.
 
-Reads the packaged tables and nothing else. Every table carries its source, date, quality and notes, and whoever shows
-a figure shows its notes: `notes_of` gathers them. No figure of our own is in here.
+Reads the packaged tables and nothing else. Every table has its source, date, quality and notes. Whoever shows a figure
+must show its notes: `notes_of` collects them. None of the figures is our own.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import msgspec
 
 
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of a table; `notes` are keys of `notes.yaml`, for this line alone."""
+    """A row of a table. `notes`: keys of `notes.yaml` that apply to this row only."""
 
     notes: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
-        """What a note about this line alone calls it."""
+        """The name of the row in a note about it; "" where it needs none."""
         return ""
 
 
 class PublishedNode(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of the 18 Offline runs: four GPUs, their own clock. `tokens_per_s` counts output tokens."""
+    """One of the 18 Offline runs: four GPUs, timed on its own clock. `tokens_per_s` counts output tokens."""
 
     node: int
     tokens_per_s: float
@@ -39,7 +39,7 @@ class PublishedNode(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class System(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A submitted system; output tokens per second of the whole of it, None where nothing was submitted."""
+    """A submitted system. Rates: output tokens per second of the whole system; None where not submitted."""
 
     round: str
     variant: str  # accuracy target, in % of the reference's
@@ -57,7 +57,7 @@ class System(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Latency(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Latencies at a target rate, of the whole system."""
+    """Latencies of a whole system at a target rate."""
 
     run: str
     scenario: str
@@ -73,7 +73,7 @@ class Latency(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PublishedLimit(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a benchmark's scenario allows at p99, and its data set."""
+    """The p99 limits of a benchmark's scenario, and its data set."""
 
     benchmark: str
     scenario: str
@@ -91,7 +91,7 @@ class PublishedLimit(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Profile(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of the published capacity table: tokens of an interaction, and interactions per second of a rack."""
+    """A row of the published capacity table: tokens per interaction, and interactions per second of a rack."""
 
     profile: str  # the name of our workload
     title: str
@@ -106,7 +106,7 @@ class Profile(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Figure(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A published figure as it was printed, and what was found of it."""
+    """A published figure as printed; `found` says what a check of it showed."""
 
     name: str
     value: str
@@ -118,7 +118,7 @@ R = TypeVar("R", bound=PublishedRow)
 
 
 class Table(msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table with where it is from; `quality` says how far to trust it."""
+    """A table and its source; `quality` says how far to trust it."""
 
     title: str
     source: str
@@ -130,94 +130,96 @@ class Table(msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknow
 
 @cache
 def nodes() -> Table[PublishedNode]:
-    return msgspec.yaml.decode(_data("nodes"), type=Table[PublishedNode])
+    return msgspec.yaml.decode(_table_bytes("nodes"), type=Table[PublishedNode])
 
 
 @cache
 def mlperf() -> Table[System]:
-    return msgspec.yaml.decode(_data("mlperf"), type=Table[System])
+    return msgspec.yaml.decode(_table_bytes("mlperf"), type=Table[System])
 
 
 @cache
 def latency() -> Table[Latency]:
-    return msgspec.yaml.decode(_data("latency"), type=Table[Latency])
+    return msgspec.yaml.decode(_table_bytes("latency"), type=Table[Latency])
 
 
 @cache
 def limits() -> Table[PublishedLimit]:
-    return msgspec.yaml.decode(_data("limits"), type=Table[PublishedLimit])
+    return msgspec.yaml.decode(_table_bytes("limits"), type=Table[PublishedLimit])
 
 
 @cache
 def profiles() -> Table[Profile]:
-    return msgspec.yaml.decode(_data("profiles"), type=Table[Profile])
+    return msgspec.yaml.decode(_table_bytes("profiles"), type=Table[Profile])
 
 
 @cache
 def figures() -> Table[Figure]:
-    return msgspec.yaml.decode(_data("figures"), type=Table[Figure])
+    return msgspec.yaml.decode(_table_bytes("figures"), type=Table[Figure])
 
 
 @cache
 def notes() -> dict[str, str]:
     """All notes by their keys."""
-    return msgspec.yaml.decode(_data("notes"), type=dict[str, str])
+    return msgspec.yaml.decode(_table_bytes("notes"), type=dict[str, str])
 
 
 def notes_of(table: Table[R], rows: Iterable[R] | None = None) -> list[str]:
-    """The texts of a table's notes, then those of its rows (of `rows`, where only some are shown), each once."""
-    found = dict.fromkeys(notes()[key] for key in table.notes)
+    """The texts of a table's notes, then of its rows' notes (only of `rows` where given), each text once."""
+    texts = dict.fromkeys(notes()[key] for key in table.notes)
     for row in table.rows if rows is None else rows:
         for key in row.notes:
             text = notes()[key]
-            if text not in found:
-                found[f"{row.label}: {text}" if row.label else text] = None
-    return list(found)
+            if text not in texts:
+                texts[f"{row.label}: {text}" if row.label else text] = None
+    return list(texts)
 
 
-def _data(name: str) -> bytes:
+def _table_bytes(name: str) -> bytes:
     return (files("loadgen") / "data" / "reference" / f"{name}.yaml").read_bytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRack:
-    """18 nodes as one. Tokens per second."""
+    """The figures of a rack of 18 nodes, in tokens per second."""
 
     least: float
     most: float
     mean: float
     median: float
-    sum_of_rates: float  # each over its own run
-    single_clock: float  # all tokens over the slowest run
+    sum_of_rates: float  # each node's rate over its own run
+    single_clock: float  # all tokens / length of the slowest run
 
 
 def rack(rows: Iterable[PublishedNode]) -> PublishedRack:
-    """What the runs of a rack say together. A node's run is its samples over their rate, which is finer than the whole
-    seconds of `run_s`; its tokens are its rate times that. (The logs themselves give 1,030,088 on a single clock, these
-    rounded figures 3 less.)
+    """The figures of a rack from the runs of its nodes.
+
+    The length of a node's run is its samples / their rate, which is finer than the whole seconds of `run_s`; its tokens
+    are its token rate times that length. (The logs give 1,030,088 tokens/s on a single clock, these rounded figures 3
+    less.)
     """
     rows = list(rows)
     rates = [row.tokens_per_s for row in rows]
-    runs_s = [row.samples / row.samples_per_s for row in rows]
-    tokens = sum(rate * run_s for rate, run_s in zip(rates, runs_s, strict=True))
+    run_times_s = [row.samples / row.samples_per_s for row in rows]
+    tokens = sum(rate * run_s for rate, run_s in zip(rates, run_times_s, strict=True))
     return PublishedRack(
         least=min(rates),
         most=max(rates),
         mean=fmean(rates),
         median=median(rates),
         sum_of_rates=sum(rates),
-        single_clock=tokens / max(runs_s),
+        single_clock=tokens / max(run_times_s),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """A line of the capacity table worked out again from an output-token rate; interactions per second."""
+    """A row of the capacity table recomputed from an output-token rate, in interactions per second."""
 
     profile: Profile
     as_published: float  # rate / (input + output): the table's own way
     by_output: float  # rate / output
-    single_clock: float  # by output, with the single-clock rate
+    single_clock: float  # single-clock rate / output
 
 
 def arithmetic(profile: Profile, rates: PublishedRack) -> Arithmetic:

@@ -1,8 +1,8 @@
-"""What the rules of MLPerf Inference say of a run: LoadGen's arithmetic, VALID or INVALID with reasons.
+"""Judges a run by the rules of MLPerf Inference, with LoadGen's arithmetic: VALID or INVALID, with reasons.
 
-Pure: a test (`mlperf_rules.py`) and columns in, a `Result` out. Every figure is integer nanoseconds as LoadGen
-6.0.17 computes it; where it is wrong (one-token replies) the `lenient` way reproduces it, for the oracle tests alone.
-Results are "MLPerf-style, unofficial": `DISCLOSURE` is printed with each of them.
+Pure: takes a test (`rules.py`) and columns of records, returns an `MlperfResult`. Figures are integer nanoseconds,
+computed as LoadGen 6.0.17 does. LoadGen is wrong about one-token replies; `lenient` reproduces that for the oracle
+tests only. Results are "MLPerf-style, unofficial": `DISCLOSURE` is printed with each of them.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ DISCLOSURE = (
 )
 
 UNRESOLVED = 1 << 62
-"""The latency of a query that never completed: over every limit."""
+"""The latency of a query that never completed, in ns: above every limit."""
 
 
 # -- a run, reduced ----------------------------------------------------------------------------------------------------
 
 
 class QueryTrace(NamedTuple):
-    """One entry per issued query, in the order of issue; ns. `ttft_ns` and `latency_ns` count from the scheduled
-    instant and are UNRESOLVED where the query failed; `tokens` is 0 there."""
+    """One entry per issued query, in the order of issue. Times are in ns.
+
+    `ttft_ns` and `latency_ns` start at the scheduled instant. For a failed query they are UNRESOLVED and `tokens` is 0.
+    """
 
     due_ns: NDArray[np.int64]  # offset from the start of the schedule
     ttft_ns: NDArray[np.int64]
@@ -48,21 +50,21 @@ class QueryTrace(NamedTuple):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One limit. `met`: p99 <= limit (LoadGen); `checker_met`: p99 < limit (the submission checker)."""
+    """The check of one limit. `met`: p99 <= limit (LoadGen). `checker_met`: p99 < limit (submission checker)."""
 
     metric: str
     limit_ns: int
     value_ns: int | None
     met: bool
     checker_met: bool
-    over: int  # strictly greater than the limit, queries that never completed included
+    over: int  # queries strictly above the limit, including those that never completed
     count: int
-    needed: int  # queries from which so many over the limit pass early stopping
+    needed: int  # queries needed for early stopping to pass with `over` queries above the limit
     early_stopping_met: bool
 
     @property
     def more(self) -> int:
-        """How many more queries, all under the limit, would pass early stopping; 0 when it passes."""
+        """How many more queries, all under the limit, early stopping needs to pass; 0 when it passes."""
         return max(0, self.needed - self.count)
 
 
@@ -75,8 +77,11 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`mlperf.result` of a run. Rates are per second; `completed_*` over the window that ends with the last-issued
-    query, `whole_*` over the whole run until the last completion."""
+    """The result of a run, stored as `mlperf.json`. Rates are per second.
+
+    `completed_*` rates cover the window until the last-issued query completes, `whole_*` rates the whole run until the
+    last completion.
+    """
 
     benchmark: str
     scenario: str
@@ -122,7 +127,7 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def reduce(
     trace: QueryTrace,
-    asked: Test,
+    test: Test,
     *,
     lenient: bool = False,
     dataset: str = "",
@@ -130,49 +135,49 @@ def reduce(
     notes: Sequence[str] = (),
     simulated: bool = False,
 ) -> MlperfResult:
-    """What the rules say of a run.
+    """Judge a run by the rules of `test`.
 
-    With `lenient`, one-token replies are what LoadGen makes of them: 0 tokens, a TPOT of -(latency - ttft).
+    With `lenient`, one-token replies count as in LoadGen: 0 tokens and a TPOT of -(latency - ttft).
     """
     due, ttft, latency, tokens = trace
-    n = len(due)
+    issued = len(due)
     resolved = latency < UNRESOLVED
     total, tpot = _tpot(trace, resolved, lenient)
-    last = n - 1
-    ended = int(due[last] + latency[last]) if n and resolved[last] else None
-    whole = int((due + latency).max(initial=0, where=resolved)) if resolved.any() else None
-    offline = asked.scenario == "offline"
-    scheduled_ns = int(due[last]) if n else 0
-    length_ns = (whole or 0) if offline else scheduled_ns
+    last_query = issued - 1
+    last_issued_end_ns = int(due[last_query] + latency[last_query]) if issued and resolved[last_query] else None
+    whole_run_ns = int((due + latency).max(initial=0, where=resolved)) if resolved.any() else None
+    offline = test.scenario == "offline"
+    scheduled_ns = int(due[last_query]) if issued else 0
+    duration_ns = (whole_run_ns or 0) if offline else scheduled_ns
     checks: tuple[Check, ...] = ()
-    if asked.ttft_ns is not None and asked.tpot_ns is not None:
-        checks = (_check("ttft", ttft, asked.ttft_ns, asked), _check("tpot", tpot, asked.tpot_ns, asked))
-    missing = n - int(resolved.sum())
-    reasons = tuple(_reasons(asked, n, missing, length_ns, checks, int((resolved & (tokens < 1)).sum())))
-    rest = n if offline else n - 1  # n instants enclose n - 1 gaps
-    window = whole if offline else ended
+    if test.ttft_ns is not None and test.tpot_ns is not None:
+        checks = (_check("ttft", ttft, test.ttft_ns, test), _check("tpot", tpot, test.tpot_ns, test))
+    incomplete = issued - int(resolved.sum())
+    reasons = tuple(_reasons(test, issued, incomplete, duration_ns, checks, int((resolved & (tokens < 1)).sum())))
+    counted_queries = issued if offline else issued - 1  # n instants enclose n - 1 gaps
+    window_ns = whole_run_ns if offline else last_issued_end_ns
     return MlperfResult(
-        benchmark=asked.benchmark,
-        scenario=asked.scenario,
-        round=asked.round,
+        benchmark=test.benchmark,
+        scenario=test.scenario,
+        round=test.round,
         valid=not reasons,
         reasons=reasons,
         checker_valid=not reasons and all(check.checker_met for check in checks),
-        queries=n,
-        resolved=n - missing,
+        queries=issued,
+        resolved=issued - incomplete,
         tokens=total,
         one_token_replies=int((resolved & (tokens == 1)).sum()),
         scheduled_s=scheduled_ns / 1e9,
-        min_duration_s=asked.min_duration_ns / 1e9,
-        min_duration_met=length_ns >= asked.min_duration_ns,
-        min_queries=asked.min_queries,
-        min_queries_met=n >= asked.min_queries,
+        min_duration_s=test.min_duration_ns / 1e9,
+        min_duration_met=duration_ns >= test.min_duration_ns,
+        min_queries=test.min_queries,
+        min_queries_met=issued >= test.min_queries,
         checks=checks,
-        scheduled_samples_per_s=_rate(n - 1, scheduled_ns),
-        completed_samples_per_s=_rate(rest, window),
-        completed_tokens_per_s=_rate(total, window),
-        whole_samples_per_s=_rate(n - missing, whole),
-        whole_tokens_per_s=_rate(total, whole),
+        scheduled_samples_per_s=_rate(issued - 1, scheduled_ns),
+        completed_samples_per_s=_rate(counted_queries, window_ns),
+        completed_tokens_per_s=_rate(total, window_ns),
+        whole_samples_per_s=_rate(issued - incomplete, whole_run_ns),
+        whole_tokens_per_s=_rate(total, whole_run_ns),
         latency=_spread(latency),
         ttft=None if offline else _spread(ttft),
         tpot=None if offline else _spread(tpot),
@@ -184,51 +189,53 @@ def reduce(
 
 
 def _tpot(trace: QueryTrace, resolved: NDArray[np.bool_], lenient: bool) -> tuple[int, NDArray[np.int64]]:
-    """How many tokens count, and the TPOT of each query that has one: (latency - ttft) // (n - 1)."""
+    """The total of output tokens, and the TPOT in ns of each query that has one: (latency - ttft) // (n - 1)."""
     _, ttft, latency, tokens = trace
-    several = resolved & (tokens > 1)
-    total = int(tokens.sum(where=several, dtype=np.int64))
+    multi_token = resolved & (tokens > 1)
+    total = int(tokens.sum(where=multi_token, dtype=np.int64))
     values = np.full(len(tokens), UNRESOLVED, np.int64)
-    np.floor_divide(latency - ttft, np.maximum(tokens.astype(np.int64) - 1, 1), out=values, where=several)
+    np.floor_divide(latency - ttft, np.maximum(tokens.astype(np.int64) - 1, 1), out=values, where=multi_token)
     if lenient:
-        short = resolved & ~several
-        values[short] = (ttft - latency)[short]
+        one_token = resolved & ~multi_token
+        values[one_token] = (ttft - latency)[one_token]
         return total, values
-    return total + int((resolved & (tokens == 1)).sum()), values[several | ~resolved]
+    return total + int((resolved & (tokens == 1)).sum()), values[multi_token | ~resolved]
 
 
-def _check(metric: str, values: NDArray[np.int64], limit_ns: int, asked: Test) -> Check:
+def _check(metric: str, values: NDArray[np.int64], limit_ns: int, test: Test) -> Check:
     n = len(values)
-    place = index(n, asked.percentile) if n else 0
-    found = int(np.partition(values, place)[place]) if n else UNRESOLVED
+    quantile_index = index(n, test.percentile) if n else 0
+    value_ns = int(np.partition(values, quantile_index)[quantile_index]) if n else UNRESOLVED
     over = int((values > limit_ns).sum())
-    enough = needed(over, asked.percentile, asked.confidence)
+    queries_needed = needed(over, test.percentile, test.confidence)
     return Check(
         metric=metric,
         limit_ns=limit_ns,
-        value_ns=None if found >= UNRESOLVED else found,
-        met=found <= limit_ns,
-        checker_met=found < limit_ns,
+        value_ns=None if value_ns >= UNRESOLVED else value_ns,
+        met=value_ns <= limit_ns,
+        checker_met=value_ns < limit_ns,
         over=over,
         count=n,
-        needed=enough,
-        early_stopping_met=n >= enough,
+        needed=queries_needed,
+        early_stopping_met=n >= queries_needed,
     )
 
 
 def _reasons(
-    asked: Test, n: int, missing: int, length_ns: int, checks: Sequence[Check], uncounted: int
+    test: Test, issued: int, incomplete: int, duration_ns: int, checks: Sequence[Check], uncounted: int
 ) -> Iterator[Reason]:
-    percent = f"p{asked.percentile * 100:g}"
-    if length_ns < asked.min_duration_ns:
-        what = "took" if asked.scenario == "offline" else "was scheduled for"
+    percent = f"p{test.percentile * 100:g}"
+    if duration_ns < test.min_duration_ns:
+        verb = "took" if test.scenario == "offline" else "was scheduled for"
         yield Reason(
-            kind="size", text=f"too short: it {what} {length_ns / 1e9:.3f} s, {asked.min_duration_ns / 1e9:g} s needed"
+            kind="size", text=f"too short: it {verb} {duration_ns / 1e9:.3f} s, {test.min_duration_ns / 1e9:g} s needed"
         )
-    if n < asked.min_queries:
-        yield Reason(kind="size", text=f"too few queries: {n:,}, {asked.min_queries:,} needed")
-    if missing:
-        yield Reason(kind="size", text=f"{missing:,} of {n:,} queries did not complete; LoadGen would wait for them")
+    if issued < test.min_queries:
+        yield Reason(kind="size", text=f"too few queries: {issued:,}, {test.min_queries:,} needed")
+    if incomplete:
+        yield Reason(
+            kind="size", text=f"{incomplete:,} of {issued:,} queries did not complete; LoadGen would wait for them"
+        )
     if uncounted:
         yield Reason(kind="size", text=f"{uncounted:,} replies have no tokens or no token count")
     for check in checks:
@@ -249,27 +256,27 @@ def _reasons(
 
 
 def _spread(values: NDArray[np.int64]) -> LoadGenSpread:
-    n = len(values)
-    if n == 0:
+    count = len(values)
+    if count == 0:
         return LoadGenSpread(count=0, min=None, max=None, mean=None, percentiles=(None,) * len(PERCENTILES))
     ordered = np.sort(values)
 
     def at(place: int) -> int | None:
-        found = int(ordered[place])
-        return None if found >= UNRESOLVED else found
+        value = int(ordered[place])
+        return None if value >= UNRESOLVED else value
 
-    complete = at(n - 1) is not None
+    complete = at(count - 1) is not None
     return LoadGenSpread(
-        count=n,
+        count=count,
         min=at(0),
-        max=at(n - 1),
-        mean=_truncated(int(ordered.sum()), n) if complete else None,
-        percentiles=tuple(at(index(n, p)) for p in PERCENTILES),
+        max=at(count - 1),
+        mean=_divide_towards_zero(int(ordered.sum()), count) if complete else None,
+        percentiles=tuple(at(index(count, p)) for p in PERCENTILES),
     )
 
 
-def _truncated(total: int, n: int) -> int:
-    """total / n towards zero, as C++ divides integers."""
+def _divide_towards_zero(total: int, n: int) -> int:
+    """total / n rounded towards zero, as C++ divides integers."""
     return total // n if total >= 0 else -(-total // n)
 
 
@@ -278,11 +285,11 @@ def _rate(count: int, length_ns: int | None) -> float | None:
 
 
 def trace(columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0, *, one_query: bool = False) -> QueryTrace:
-    """The trace of a run's rows (`record.FIELDS` by name, any order): what did not end ok has not completed.
+    """The trace of a run from its columns (`record.FIELDS` by name, rows in any order).
 
-    `origin_ns` is where LoadGen's clock starts: the first instant of the measured stage. Rows that never became due
-    (their load was stopped before) are no queries. With `one_query` (Offline) all are due at the origin, whenever a
-    closed loop came to them.
+    A request that did not end ok counts as not completed. `origin_ns` is where LoadGen's clock starts: the first due
+    instant of the measured stage. Rows that never became due, because the load was stopped before, are not queries.
+    With `one_query` (Offline) all rows are due at the origin, no matter when a closed loop sent them.
     """
     order = np.lexsort((columns["slot"], columns["due_ns"]))
     order = order[np.searchsorted(columns["due_ns"], 0, sorter=order) :]
@@ -302,7 +309,7 @@ def trace(columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0, *, one_q
 
 
 class Reply(NamedTuple):
-    """One reply of a compliance run, in token ids: what was reported first, the whole output, the reported count."""
+    """One reply of a compliance run, in token ids: first token(s) reported, whole output, reported token count."""
 
     first: Sequence[int]
     output: Sequence[int]
@@ -310,7 +317,7 @@ class Reply(NamedTuple):
 
 
 class Test06(msgspec.Struct, frozen=True, kw_only=True):
-    """How many replies fail each of TEST06's three checks; `first_token` is None where it is not asked (Offline)."""
+    """How many replies fail each of TEST06's three checks; `first_token` is None where it does not apply (Offline)."""
 
     __test__ = False
 
@@ -325,7 +332,7 @@ class Test06(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def test06(replies: Iterable[Reply], *, end_token: int = 2, offline: bool = False) -> Test06:
-    """TEST06: the first token reported is the first of the output, at most one end token, the count is the length.
+    """TEST06: the first reported token begins the output, at most one end token ends it, the count is the length.
 
     Source: compliance/TEST06/run_verification.py. End tokens are those at the end of the output.
     """

@@ -1,7 +1,7 @@
-"""The rules of MLPerf Inference's token scenarios as data: limits, rounds, seeds, sizes, and what one test asks for.
+"""The rules of MLPerf Inference's token scenarios as data: limits, rounds, seeds, sizes, and the test of one scenario.
 
-Pure after reading the packaged table (`data/mlperf_rules.yaml`), each limit in it with its round and source. What the
-rules say of a run is `mlperf.py`.
+Pure after reading the packaged table `data/mlperf_rules.yaml`, where each limit has its round and source. `result.py`
+applies the rules to a run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RULES = Path(__file__).parent.parent / "data" / "mlperf_rules.yaml"
 
 
 class RuleLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """p99 limits of one scenario, the round from which they hold, and where they are written."""
+    """p99 limits of one scenario, the round from which they apply, and their source."""
 
     ttft_ms: int
     tpot_ms: int
@@ -41,7 +41,7 @@ class RuleLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model, the shape of its data set in tokens, and its limits. `rounds` in which it is offered."""
+    """A model, the shape of its data set in tokens, and its limits. `rounds`: those that include the benchmark."""
 
     dataset: str
     samples: int
@@ -57,7 +57,7 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """LoadGen's three seeds of a round."""
+    """The three LoadGen seeds of a round."""
 
     qsl: int
     sample_index: int
@@ -66,7 +66,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class RulesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole table."""
+    """The packaged table of rules."""
 
     sources: dict[str, str]
     percentile: float
@@ -81,7 +81,7 @@ class RulesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @functools.cache
 def rules() -> RulesTable:
-    """The packaged table. Checked by its types, so that a wrong key in it fails every test."""
+    """The packaged table, decoded and checked by type: a wrong key fails at once."""
     import yaml
 
     return msgspec.convert(yaml.safe_load(_RULES.read_text("utf-8")), RulesTable)
@@ -89,7 +89,7 @@ def rules() -> RulesTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Test:
-    """What one run is held against. Limits are None in Offline. `min_queries` before rounding up to whole passes."""
+    """The requirements for one run. Limits are None in Offline. `min_queries` is not yet rounded up to whole passes."""
 
     __test__ = False  # for pytest: not a test case
 
@@ -109,67 +109,67 @@ class Test:
 
     @property
     def model(self) -> str:
-        """The name by which LoadGen's configuration and log readers call it."""
+        """The model's name in LoadGen's configuration and in tools that read its logs."""
         suffix = "-interactive" if self.scenario == "interactive" else ""
         return self.benchmark.replace("llama3.1", "llama3_1") + suffix
 
 
 def test(benchmark: str, scenario: Scenario, round_name: str | None = None, *, min_duration_s: float = 0) -> Test:
-    """The test of that name. Raises UserError naming the known benchmarks, scenarios and rounds.
+    """The test of a benchmark and scenario. Raises UserError that lists the known benchmarks, scenarios and rounds.
 
-    `min_duration_s` above 0 stands in for the rules' 600 s: the result then says that it is too short to count.
+    `min_duration_s` above 0 replaces the rules' 600 s; a result then says that it is too short to count.
     """
     table = rules()
-    found = table.benchmarks.get(benchmark)
-    if found is None:
+    spec = table.benchmarks.get(benchmark)
+    if spec is None:
         raise UserError(f'unknown benchmark "{benchmark}"', "--benchmark", f"known: {', '.join(table.benchmarks)}")
-    name = round_name or (table.default_round if table.default_round in found.rounds else found.rounds[-1])
-    if name not in table.rounds:
-        raise UserError(f'unknown round "{name}"', "--round", f"known: {', '.join(table.rounds)}")
-    if name not in found.rounds:
-        hint = f"{benchmark} is in rounds {', '.join(found.rounds)}"
-        raise UserError(f"round {name} has no {benchmark}", "--round", hint)
-    limit = None if scenario == "offline" else getattr(found, scenario)
+    round_used = round_name or (table.default_round if table.default_round in spec.rounds else spec.rounds[-1])
+    if round_used not in table.rounds:
+        raise UserError(f'unknown round "{round_used}"', "--round", f"known: {', '.join(table.rounds)}")
+    if round_used not in spec.rounds:
+        hint = f"{benchmark} is in rounds {', '.join(spec.rounds)}"
+        raise UserError(f"round {round_used} has no {benchmark}", "--round", hint)
+    limit = None if scenario == "offline" else getattr(spec, scenario)
     if limit is None and scenario != "offline":
         raise UserError(f"{benchmark} has no {scenario} scenario", "--benchmark", "known: server, offline")
-    if limit is not None and _number(limit.since) > _number(name):
+    if limit is not None and _round_number(limit.since) > _round_number(round_used):
         raise UserError(
             f"{benchmark} {scenario} begins with round {limit.since}", "--round", f"give --round {limit.since} or later"
         )
     return Test(
         benchmark=benchmark,
         scenario=scenario,
-        round=name,
-        seeds=table.rounds[name],
+        round=round_used,
+        seeds=table.rounds[round_used],
         ttft_ns=limit.ttft_ns if limit else None,
         tpot_ns=limit.tpot_ns if limit else None,
         since=limit.since if limit else "",
         note=limit.note if limit else "",
-        samples=found.samples,
+        samples=spec.samples,
         percentile=table.percentile,
         confidence=table.confidence,
         min_duration_ns=round(min_duration_s * 1e9) if min_duration_s else table.min_duration_s * 1_000_000_000,
-        min_queries=found.samples if scenario == "offline" else table.min_queries,
+        min_queries=spec.samples if scenario == "offline" else table.min_queries,
     )
 
 
-def _number(round_name: str) -> tuple[int, ...]:
+def _round_number(round_name: str) -> tuple[int, ...]:
     return tuple(map(int, round_name.lstrip("v").split(".")))
 
 
-def schedule(asked: Test, qps: float) -> arrivals.Arrivals:
-    """LoadGen's Server schedule: Poisson by the round's seed, on until the minimum duration and whole passes."""
+def schedule(test: Test, qps: float) -> arrivals.Arrivals:
+    """LoadGen's Server schedule: Poisson arrivals by the round's seed, until minimum duration and whole passes."""
     return arrivals.poisson_at_least(
         qps,
-        seed=asked.seeds.schedule,
-        min_duration_ns=asked.min_duration_ns,
-        min_count=asked.min_queries,
-        multiple_of=asked.samples,
+        seed=test.seeds.schedule,
+        min_duration_ns=test.min_duration_ns,
+        min_count=test.min_queries,
+        multiple_of=test.samples,
     )
 
 
-def offline_samples(asked: Test, expected_qps: float) -> int:
-    """Samples of LoadGen's one Offline query: enough for the minimum duration with a slack of 1.1, whole passes."""
-    wanted = int(rules().offline_slack * (asked.min_duration_ns / 1e9) * expected_qps)
-    wanted = max(wanted, asked.min_queries)
-    return wanted + -wanted % asked.samples
+def offline_samples(test: Test, expected_qps: float) -> int:
+    """Samples of LoadGen's single Offline query: minimum duration times the slack (1.1), in whole passes."""
+    samples = int(rules().offline_slack * (test.min_duration_ns / 1e9) * expected_qps)
+    samples = max(samples, test.min_queries)
+    return samples + -samples % test.samples

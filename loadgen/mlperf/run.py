@@ -1,7 +1,7 @@
-"""From a test of the rules to a workload, and from the folder of its run to a result with LoadGen's log files.
+"""Turns a test of the rules into a workload, and the folder of its run into a result with LoadGen's log files.
 
-IO at the edges: the official data set is copied into requests, records are read, files written. The load itself is an
-ordinary run (`run.execute`); what the rules say of its records is `mlperf.reduce`.
+IO: writes the official data set as requests, reads records, writes the result. The load itself is an ordinary run
+(`execution.run.execute`); `result.reduce` applies the rules to its records.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
     from loadgen.metrics.summary import Summary
 
-WAIT_NS = 24 * 3_600 * 1_000_000_000  # LoadGen waits for every query, however long
+WAIT_NS = 24 * 3_600 * 1_000_000_000  # LoadGen waits for every query without a limit
 STALL_NS = 900 * 1_000_000_000
 RESULT = "mlperf.json"
 REQUESTS = "mlperf_requests.jsonl"
 COLUMNS = ("slot", "stage", "status", "due_ns", "first_token_ns", "end_ns", "output_tokens")
-MANY_PASSES = 10  # of the data set in the minimum duration: the rest of one lengthens the run by a tenth at most
-LANES = 1024  # in flight in Offline over HTTP, per target, unless it is said
+MANY_PASSES = 10  # passes in the minimum duration from which completing the last pass adds at most a tenth
+LANES = 1024  # default requests in flight in Offline over HTTP, per target
 
 
 class Data(NamedTuple):
-    """What is asked: the requests of a workload, and the name that every result carries."""
+    """The requests of a workload made from a data set, and the data set's name for results."""
 
     requests: Synthetic | FromFile
     name: str
     api: str | None  # the API that the prompts need; None: any
 
 
-def synthetic(asked: rules.Test, *, mean_input: float | None = None, mean_output: float | None = None) -> Data:
-    """The synthetic set, in LoadGen's order of issue: lengths repeat in every pass, texts never do."""
-    found = rules.rules().benchmarks[asked.benchmark]
-    lengths = dataset.synthetic(found, benchmark=asked.benchmark, mean_input=mean_input, mean_output=mean_output)
-    order = dataset.issue_order(asked)
+def synthetic(test: rules.Test, *, mean_input: float | None = None, mean_output: float | None = None) -> Data:
+    """The synthetic data set in LoadGen's order of issue: lengths repeat in every pass, texts do not."""
+    spec = rules.rules().benchmarks[test.benchmark]
+    lengths = dataset.synthetic(spec, benchmark=test.benchmark, mean_input=mean_input, mean_output=mean_output)
+    order = dataset.issue_order(test)
 
     def listed(column: NDArray[np.int64]) -> Any:
         return Listed[OneTokenOrMore](values=tuple(column[order].tolist()))
@@ -72,129 +72,134 @@ def synthetic(asked: rules.Test, *, mean_input: float | None = None, mean_output
     return Data(Synthetic(input_tokens=listed(lengths.input), output_tokens=listed(lengths.output)), lengths.name, None)
 
 
-def official(asked: rules.Test, path: Path, folder: Path) -> tuple[Data, rules.Test]:
-    """The user's file, as requests in LoadGen's order beside the results; and the test with as many samples as it has.
+def official(test: rules.Test, path: Path, folder: Path) -> tuple[Data, rules.Test]:
+    """The user's file as requests in LoadGen's order, and the test with the number of samples of that file.
 
-    Answers end where the model ends them, at the rules' maximum at the latest; greedy, as in the reference.
+    Writes the requests into `folder`. Answers end where the model stops, at the latest at the rules' maximum; sampling
+    is greedy, as in the reference.
     """
-    found = rules.rules().benchmarks[asked.benchmark]
-    file = dataset.read_dataset(path, found, benchmark=asked.benchmark)
-    asked = replace(asked, samples=len(file.samples), min_queries=min(asked.min_queries, len(file.samples)))
+    spec = rules.rules().benchmarks[test.benchmark]
+    file = dataset.read_dataset(path, spec, benchmark=test.benchmark)
+    test = replace(test, samples=len(file.samples), min_queries=min(test.min_queries, len(file.samples)))
     folder.mkdir(parents=True, exist_ok=True)
-    out = folder / REQUESTS
-    with out.open("wb") as lines:
-        for place in dataset.issue_order(asked):
-            row = {"prompt": file.samples[place].prompt, "max_tokens": found.max_output, "temperature": 0}
-            lines.write(msgspec.json.encode(row) + b"\n")
-    return Data(FromFile(path=out.resolve()), file.name, "completions" if file.tokens else None), asked
+    requests_file = folder / REQUESTS
+    with requests_file.open("wb") as output:
+        for sample in dataset.issue_order(test):
+            row = {"prompt": file.samples[sample].prompt, "max_tokens": spec.max_output, "temperature": 0}
+            output.write(msgspec.json.encode(row) + b"\n")
+    return Data(FromFile(path=requests_file.resolve()), file.name, "completions" if file.tokens else None), test
 
 
-def workload(asked: rules.Test, data: Data, *, qps: float, lanes: int | None = None) -> Workload:
+def workload(test: rules.Test, data: Data, *, qps: float, lanes: int | None = None) -> Workload:
     """The test as a workload. Server and Interactive: Poisson arrivals by the round's seed and LoadGen's stop rule.
 
-    Offline: the samples of LoadGen's one query (`qps` is the expected rate), all due at once, or with `lanes` so many
-    in flight: a server that is kept full does not see the difference, and no client holds a million sockets.
+    Offline: the samples of LoadGen's single query, with `qps` the expected rate. All are due at once, or `lanes` are in
+    flight: to a server that is kept full this is the same, and no client can hold a million sockets.
     """
     slo = None
-    if asked.scenario == "offline":
-        law: Any = Constant(rate=float("inf")) if lanes is None else Closed(concurrency=lanes)
-        stage = Stage(name="load", arrival=law, duration_ns=None, count=rules.offline_samples(asked, qps))
+    if test.scenario == "offline":
+        arrival: Any = Constant(rate=float("inf")) if lanes is None else Closed(concurrency=lanes)
+        stage = Stage(name="load", arrival=arrival, duration_ns=None, count=rules.offline_samples(test, qps))
     else:
-        least = AtLeast(duration_ns=asked.min_duration_ns, count=asked.min_queries, passes_of=asked.samples)
+        least = AtLeast(duration_ns=test.min_duration_ns, count=test.min_queries, passes_of=test.samples)
         stage = Stage(name="load", arrival=Poisson(rate=qps), duration_ns=None, at_least=least)
-        assert asked.ttft_ns is not None and asked.tpot_ns is not None
+        assert test.ttft_ns is not None and test.tpot_ns is not None
         terms = (
-            Term(metric="ttft", limit_ns=asked.ttft_ns, quantile=asked.percentile),
-            Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns, quantile=asked.percentile),
+            Term(metric="ttft", limit_ns=test.ttft_ns, quantile=test.percentile),
+            Term(metric="tpot_mlperf", limit_ns=test.tpot_ns, quantile=test.percentile),
         )
         slo = Slo(terms=terms)
     return Workload(
-        name=f"mlperf-{asked.benchmark}-{asked.scenario}",
+        name=f"mlperf-{test.benchmark}-{test.scenario}",
         description=f"{mlperf.DISCLOSURE} Data: {data.name}.",
         requests=data.requests,
         stages=(stage,),
         slo=slo,
-        schedule_seed=asked.seeds.schedule,
+        schedule_seed=test.seeds.schedule,
         grace_ns=WAIT_NS,
         timeout_ns=WAIT_NS,
         stall_timeout_ns=STALL_NS,
-        source_text=f"# made by loadgen mlperf: {asked.benchmark} {asked.scenario}, round {asked.round}\n",
+        source_text=f"# made by loadgen mlperf: {test.benchmark} {test.scenario}, round {test.round}\n",
     )
 
 
-def probe(asked: rules.Test, qps: float) -> rules.Test:
-    """The test as a search probes it at this rate: without the rest of the last pass where a pass is short beside the
-    minimum duration, else at the official length. What builds up for minutes would make a run of several times the
-    length fail at a rate that short probes hold."""
-    passes = qps * asked.min_duration_ns / 1e9 / asked.samples
-    return replace(asked, samples=1) if passes >= MANY_PASSES else asked
+def probe(test: rules.Test, qps: float) -> rules.Test:
+    """The test for a trial of the search at rate `qps`.
+
+    Where a pass is short compared with the minimum duration, the trial does not complete its last pass. Otherwise it
+    has the official length: a queue that grows for minutes can fail a long run at a rate that short trials sustain.
+    """
+    passes = qps * test.min_duration_ns / 1e9 / test.samples
+    return replace(test, samples=1) if passes >= MANY_PASSES else test
 
 
 def peak(
-    asked: rules.Test, data: Data, settings: Settings, folder: Path, start: float
+    test: rules.Test, data: Data, settings: Settings, folder: Path, start: float
 ) -> tuple[LoadSearch, trials.Trials, experiment.ExperimentPlan]:
-    """The search for the highest rate whose official run is VALID, by the official seeds: what is asked, how a probe of
-    it is run, and what makes it the same search."""
-    assert asked.ttft_ns is not None and asked.tpot_ns is not None
+    """The search for the highest rate whose official run is VALID, with the official seeds.
+
+    Returns the search, the runner of its trials, and the plan that identifies the search when it is resumed.
+    """
+    assert test.ttft_ns is not None and test.tpot_ns is not None
     terms = (
-        slo.Term(metric="ttft", limit_ns=asked.ttft_ns, quantile=asked.percentile),
-        slo.Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns, quantile=asked.percentile),
+        slo.Term(metric="ttft", limit_ns=test.ttft_ns, quantile=test.percentile),
+        slo.Term(metric="tpot_mlperf", limit_ns=test.tpot_ns, quantile=test.percentile),
     )
 
-    def make(ask: NextTrial) -> Workload:
-        length = asked if ask.kind == "confirm" else probe(asked, ask.load)
-        return workload(length, data, qps=ask.load)
+    def make(trial: NextTrial) -> Workload:
+        trial_test = test if trial.kind == "confirm" else probe(test, trial.load)
+        return workload(trial_test, data, qps=trial.load)
 
     runs = trials.Trials(
         folder=folder,
         goal=Goal(slo=slo.Slo(terms=terms), mlperf=True),
         make=make,
         settings=settings,
-        seed=asked.seeds.schedule >> 11,
+        seed=test.seeds.schedule >> 11,
         seeded=False,
     )
     plan = experiment.ExperimentPlan(
         by="search",
         kind="request_rate",
-        workload=f"mlperf {asked.benchmark} {asked.scenario}",
-        source_text=f"round {asked.round}, {asked.min_duration_ns / 1e9:g} s, {asked.samples} samples\n",
+        workload=f"mlperf {test.benchmark} {test.scenario}",
+        source_text=f"round {test.round}, {test.min_duration_ns / 1e9:g} s, {test.samples} samples\n",
         target=settings.shown,
         flags={"data": data.name},
     )
-    precision = 0.01 if asked.scenario == "server" else 0.03
+    precision = 0.01 if test.scenario == "server" else 0.03
     return LoadSearch(low=0.01, high=1e6, start=start, precision=precision), runs, plan
 
 
 def settings_for(data: Data, settings: Settings) -> Settings:
-    """The settings that the data need: token ids go to the completions API."""
+    """The settings with the API that the data need: token ids go to the completions API."""
     if data.api is None or settings.api == data.api:
         return settings
     return replace(settings, api="completions")
 
 
 def offline_rate(folder: Path) -> tuple[float, float] | None:
-    """Samples/s to expect in Offline, and how long the trial took, s, from a short run; None when it ended nothing.
+    """The Offline rate to expect (samples/s) and the trial's length (s), from a short trial; None without completions.
 
-    The rate of the middle half of its completions, which leaves out how it began and how the last ones were waited for,
-    but at most half as much again as that of the whole trial: answers that were all made in one batch end together.
+    The rate is that of the middle half of the completions, which leaves out the start-up and the wait for the last
+    ones. It is at most 1.5 times the rate of the whole trial, because answers of a single batch end together.
     """
     columns = read_columns(folder)
-    ended = np.sort(columns["end_ns"][(columns["status"] == STATUS["ok"]) & (columns["end_ns"] >= 0)])
-    if not len(ended) or ended[-1] <= 0:
+    end_times = np.sort(columns["end_ns"][(columns["status"] == STATUS["ok"]) & (columns["end_ns"] >= 0)])
+    if not len(end_times) or end_times[-1] <= 0:
         return None
-    length_s = float(ended[-1] - columns["due_ns"].min()) / 1e9
-    whole = len(ended) / length_s
-    low, high = len(ended) // 4, 3 * len(ended) // 4
-    between_s = float(ended[high] - ended[low]) / 1e9
-    middle = (high - low) / between_s if between_s > 0 else math.inf
-    return min(max(middle, whole), 1.5 * whole), length_s
+    trial_s = float(end_times[-1] - columns["due_ns"].min()) / 1e9
+    whole_rate = len(end_times) / trial_s
+    low, high = len(end_times) // 4, 3 * len(end_times) // 4
+    middle_s = float(end_times[high] - end_times[low]) / 1e9
+    middle_rate = (high - low) / middle_s if middle_s > 0 else math.inf
+    return min(max(middle_rate, whole_rate), 1.5 * whole_rate), trial_s
 
 
 # -- judging -----------------------------------------------------------------------------------------------------------
 
 
 def read_columns(folder: Path) -> dict[str, NDArray[Any]]:
-    """The columns that a verdict needs, and no others: 2.1 million records in about 120 MB.
+    """The columns that a result needs and no others: 2.1 million records in about 120 MB.
 
     Raises UserError when the folder holds no records.
     """
@@ -208,81 +213,81 @@ def read_columns(folder: Path) -> dict[str, NDArray[Any]]:
     sources = [pq.ParquetFile(file) for file in files]
     total = sum(source.metadata.num_rows for source in sources)
     columns = {name: np.empty(total, ROW[name]) for name in COLUMNS}
-    at = 0
+    offset = 0
     for source in sources:
         for group in range(source.num_row_groups):
             rows = source.metadata.row_group(group).num_rows
-            for name in COLUMNS:  # one at a time: a row group of a rack's run is large
+            for name in COLUMNS:  # one column at a time: row groups of a rack's run are large
                 column = source.read_row_group(group, columns=[name], use_threads=False).column(name)
-                columns[name][at : at + rows] = _plain(name, column)
-            at += rows
+                columns[name][offset : offset + rows] = _to_codes(name, column)
+            offset += rows
             pa.default_memory_pool().release_unused()
     return columns
 
 
-def _plain(name: str, column: Any) -> NDArray[Any]:
-    """A Parquet column as its numbers in a row: codes for words, -1 for what never came."""
+def _to_codes(name: str, column: Any) -> NDArray[Any]:
+    """A Parquet column as the numbers of `record.ROW`: codes for words, -1 for null."""
     if name in store.NAMES:
         import pyarrow.compute as pc
 
-        made = np.zeros(len(column), ROW[name])
+        values = np.zeros(len(column), ROW[name])
         for word in pc.unique(column).to_pylist():
-            made[pc.equal(column, word).to_numpy(zero_copy_only=False)] = store.NAMES[name].index(word)
-        return made
+            values[pc.equal(column, word).to_numpy(zero_copy_only=False)] = store.NAMES[name].index(word)
+        return values
     filled = column.fill_null(-1) if column.null_count else column
-    made = np.asarray(filled.to_numpy(), ROW[name])
-    return made
+    values = np.asarray(filled.to_numpy(), ROW[name])
+    return values
 
 
-def judge(folder: Path, asked: rules.Test, summary: Summary, *, data_name: str, qps: float) -> mlperf.MlperfResult:
-    """The result of a finished run; written into its folder with LoadGen's two log files."""
-    traced = _traced(folder, asked, summary)
+def judge(folder: Path, test: rules.Test, summary: Summary, *, data_name: str, qps: float) -> mlperf.MlperfResult:
+    """The result of a finished run. Also writes it into the run's folder, with LoadGen's two log files."""
+    query_trace = _query_trace(folder, test, summary)
     simulated = summary.target.simulated
     names = [part.target.name or part.target.url for part in summary.targets]
-    served = f"{len(names)} targets: {', '.join(names)}" if names else summary.target.name or summary.target.url
-    notes = [f"served by {served} ({summary.target.model})"]
+    served_by = f"{len(names)} targets: {', '.join(names)}" if names else summary.target.name or summary.target.url
+    notes = [f"served by {served_by} ({summary.target.model})"]
     notes += [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
-    notes += cautions(asked)
-    result = mlperf.reduce(traced, asked, dataset=data_name, target_qps=qps, notes=notes, simulated=simulated)
-    write(folder, result, asked, sut=summary.target.name or summary.target.url, version=summary.run.version)
+    notes += cautions(test)
+    result = mlperf.reduce(query_trace, test, dataset=data_name, target_qps=qps, notes=notes, simulated=simulated)
+    write(folder, result, test, sut=summary.target.name or summary.target.url, version=summary.run.version)
     return result
 
 
 def again(folder: Path, summary: Summary) -> mlperf.MlperfResult:
-    """The result of a stored run, worked out once more from its records; nothing is written. Raises UserError."""
-    before = read(folder)
-    scenario: Any = before.scenario
-    asked = rules.test(before.benchmark, scenario, before.round, min_duration_s=before.min_duration_s)
-    asked = replace(asked, min_queries=before.min_queries)
+    """The result of a stored run, recomputed from its records; writes nothing. Raises UserError without a result."""
+    stored = read(folder)
+    scenario: Any = stored.scenario
+    test = rules.test(stored.benchmark, scenario, stored.round, min_duration_s=stored.min_duration_s)
+    test = replace(test, min_queries=stored.min_queries)
     return mlperf.reduce(
-        _traced(folder, asked, summary), asked, dataset=before.dataset, target_qps=before.target_qps,
-        notes=before.notes, simulated=before.simulated,
+        _query_trace(folder, test, summary), test, dataset=stored.dataset, target_qps=stored.target_qps,
+        notes=stored.notes, simulated=stored.simulated,
     )  # fmt: skip
 
 
-def _traced(folder: Path, asked: rules.Test, summary: Summary) -> mlperf.QueryTrace:
+def _query_trace(folder: Path, test: rules.Test, summary: Summary) -> mlperf.QueryTrace:
     columns = read_columns(folder)
-    chosen = columns["stage"] == _measured(summary)
-    if not chosen.all():
-        columns = {name: column[chosen] for name, column in columns.items()}
+    is_measured = columns["stage"] == _measured_stage(summary)
+    if not is_measured.all():
+        columns = {name: column[is_measured] for name, column in columns.items()}
     origin = int(columns["due_ns"].min()) if len(columns["due_ns"]) else 0
-    return mlperf.trace(columns, max(origin, 0), one_query=asked.scenario == "offline")
+    return mlperf.trace(columns, max(origin, 0), one_query=test.scenario == "offline")
 
 
-def cautions(asked: rules.Test) -> list[str]:
-    """What a reader must know of the test itself."""
+def cautions(test: rules.Test) -> list[str]:
+    """Warnings about the test itself: too short, too small a data set, the note of its limits."""
     notes = []
-    if asked.min_duration_ns < rules.rules().min_duration_s * 10**9:
+    if test.min_duration_ns < rules.rules().min_duration_s * 10**9:
         notes.append("a minimum duration below the rules' 600 s: good for a trial, for nothing else")
-    if asked.samples < rules.rules().benchmarks[asked.benchmark].samples:
-        notes.append(f"a data set of {asked.samples:,} samples is smaller than the rules': for a trial only")
-    return [*notes, *([asked.note] if asked.note else [])]
+    if test.samples < rules.rules().benchmarks[test.benchmark].samples:
+        notes.append(f"a data set of {test.samples:,} samples is smaller than the rules': for a trial only")
+    return [*notes, *([test.note] if test.note else [])]
 
 
-def write(folder: Path, result: mlperf.MlperfResult, asked: rules.Test, *, sut: str, version: str) -> None:
-    """`mlperf.json` and LoadGen's two log files."""
+def write(folder: Path, result: mlperf.MlperfResult, test: rules.Test, *, sut: str, version: str) -> None:
+    """Write `mlperf.json` and LoadGen's two log files into `folder`."""
     store.replace(folder / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
-    log_files.write(folder, result, asked, sut=sut, version=version)
+    log_files.write(folder, result, test, sut=sut, version=version)
 
 
 def read(folder: Path) -> mlperf.MlperfResult:
@@ -298,5 +303,5 @@ def read(folder: Path) -> mlperf.MlperfResult:
         raise UserError(f"a damaged result: {error}", str(path)) from None
 
 
-def _measured(summary: Summary) -> int:
+def _measured_stage(summary: Summary) -> int:
     return next(i for i, stage in enumerate(summary.stages) if stage.measured)

@@ -1,7 +1,7 @@
-"""The preflight: everything that can be asked of a target and of this host before a load, in about a dozen requests.
+"""The preflight: examines a target and this host before a load, with about a dozen requests.
 
-IO only; what the answers mean is `findings.py`. It never stops at the first trouble: whatever can still be looked at
-is, and what cannot be because of an earlier fault is left out.
+IO only; `target_checks.py` and `host_checks.py` judge the answers. It does not stop at the first fault: it examines
+what still can be examined and leaves out the rest.
 """
 
 from __future__ import annotations
@@ -45,67 +45,73 @@ REPLY_S = 60.0
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """Everything about the target of `settings` (its `url` is set) and about this host, in the order of asking."""
-    found: list[Finding] = []
+    """All findings about the target of `settings` (its `url` is set) and this host, in the order of examination."""
+    findings: list[Finding] = []
     try:
-        await _target(settings, found.append)
+        await _examine_target(settings, findings.append)
     except TargetUnusable as error:
-        meaning = "no request of a load would succeed" if found else "there is nothing to ask"
-        found.append(Finding("target", FAULT, _clean(settings, str(error)), meaning, _clean(settings, error.hint)))
-    return [*found, *host_checks.host(await machine())]
+        meaning = "no request of a load would succeed" if findings else "there is nothing to ask"
+        findings.append(
+            Finding("target", FAULT, _redacted(settings, str(error)), meaning, _redacted(settings, error.hint))
+        )
+    return [*findings, *host_checks.host(await machine())]
 
 
-def failed(found: list[Finding]) -> bool:
+def failed(findings: list[Finding]) -> bool:
     """Whether a load cannot work at all."""
-    return any(one.state == FAULT for one in found)
+    return any(finding.state == FAULT for finding in findings)
 
 
-def _clean(settings: Settings, text: str) -> str:
+def _redacted(settings: Settings, text: str) -> str:
     from loadgen_sdk.transport.target import redact
 
     return redact(text, [secret for secret in (settings.api_key, *(value for _, value in settings.headers)) if secret])
 
 
-async def _target(settings: Settings, tell: Callable[[Finding], None]) -> None:
+async def _examine_target(settings: Settings, report: Callable[[Finding], None]) -> None:
     assert settings.url is not None
     target = Target.parse(settings.url, api=settings.api, server=None if settings.server == "auto" else settings.server)
     context = settings.tls.context() if target.tls else None
-    direct = Fetcher(target, context, timeout_s=REPLY_S)
-    begun = monotonic_ns()
-    await direct.connect()  # resolves, and says why where it cannot
+    fetcher = Fetcher(target, context, timeout_s=REPLY_S)
+    started_ns = monotonic_ns()
+    await fetcher.connect()  # resolves the name, and raises with the reason where it cannot
     addresses = await _addresses(target)
-    tell(target_checks.name(target.host, addresses, (monotonic_ns() - begun) / 1e6))
-    tell(target_checks.connect([await direct.connect() / 1e6 for _ in range(CONNECTS)]))
-    keyed = bool(settings.api_key or target.basic)
-    head = (("Accept", "application/json"), *settings.headers)
+    report(target_checks.name(target.host, addresses, (monotonic_ns() - started_ns) / 1e6))
+    report(target_checks.connect([await fetcher.connect() / 1e6 for _ in range(CONNECTS)]))
+    has_key = bool(settings.api_key or target.basic)
+    headers = (("Accept", "application/json"), *settings.headers)
     if context is not None:
-        tell(await _handshake(target, context, settings.tls.verify))
-    listed = await direct.exchange("GET", target.models, (*head, *target.auth(settings.api_key)), b"")
-    clock = target_checks.wall_clock(listed.headers.get("date", ""), datetime.now(UTC))
-    bare = await direct.exchange("GET", target.models, head, b"") if keyed else None
-    tell(verdict := target_checks.auth(keyed, listed.status, bare.status if bare else None))
+        report(await _handshake(target, context, settings.tls.verify))
+    model_list = await fetcher.exchange("GET", target.models, (*headers, *target.auth(settings.api_key)), b"")
+    clock_finding = target_checks.wall_clock(model_list.headers.get("date", ""), datetime.now(UTC))
+    without_key = await fetcher.exchange("GET", target.models, headers, b"") if has_key else None
+    report(verdict := target_checks.auth(has_key, model_list.status, without_key.status if without_key else None))
     if verdict.state == FAULT:
         return
-    found, words = await _probe(settings, target, direct)
-    tell(target_checks.models(found))
-    tell(target_checks.make(found))
+    probe_result, long_prompt = await _probe(settings, target, fetcher)
+    report(target_checks.models(probe_result))
+    report(target_checks.make(probe_result))
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
-    tell(target_checks.tokenizer(found, tokenizer.name, tokenizer.tag == "tokenizer"))
-    tell(target_checks.usage(found, settings.stream))
-    trials = await _trials(settings, found, words)
-    tell(target_checks.forced(found.quirk, trials.forced, trials.free, trials.tried))
+    report(target_checks.tokenizer(probe_result, tokenizer.name, tokenizer.tag == "tokenizer"))
+    report(target_checks.usage(probe_result, settings.stream))
+    trials = await _trials(settings, probe_result, long_prompt)
+    report(target_checks.forced(probe_result.quirk, trials.forced, trials.free, trials.tried))
     if settings.stream and (first := target_checks.first_token([trials.forced, trials.free])):
-        tell(first)
+        report(first)
     if settings.stream:
-        tell(target_checks.streaming(trials.forced if not trials.forced.failure else trials.free))
-    tell(target_checks.cache(trials.again, round(PROMPTS[1] * (found.token_ratio or 1))))
-    tell(target_checks.keep_alive(trials.reused))
-    tell(target_checks.stamps(trials.free))
-    if limit := target_checks.rate_limit({**listed.headers, **trials.free.headers}):
-        tell(limit)
-    tell(target_checks.metrics_pages({path: await _quiet(direct, target, head, settings, path) for path in PAGES}))
-    if clock is not None:
-        tell(clock)
+        report(target_checks.streaming(trials.forced if not trials.forced.failure else trials.free))
+    report(target_checks.cache(trials.again, round(PROMPTS[1] * (probe_result.token_ratio or 1))))
+    report(target_checks.keep_alive(trials.reused))
+    report(target_checks.stamps(trials.free))
+    if limit := target_checks.rate_limit({**model_list.headers, **trials.free.headers}):
+        report(limit)
+    report(
+        target_checks.metrics_pages(
+            {path: await _optional_page(fetcher, target, headers, settings, path) for path in PAGES}
+        )
+    )
+    if clock_finding is not None:
+        report(clock_finding)
 
 
 async def _addresses(target: Target) -> list[str]:
@@ -114,32 +120,32 @@ async def _addresses(target: Target) -> list[str]:
 
 
 async def _handshake(target: Target, context: Any, verify: bool) -> Finding:
-    """One more connection, for what the handshake agreed on."""
-    begun = monotonic_ns()
+    """Open one more connection, for the TLS version, the certificate and the handshake time."""
+    started_ns = monotonic_ns()
     try:
         async with asyncio.timeout(10):
             _, writer = await asyncio.open_connection(
                 target.host, target.port, ssl=context, server_hostname=target.host
             )
-    except (OSError, TimeoutError):  # Direct has the words for it, and is asked next
+    except (OSError, TimeoutError):  # the next request of the Fetcher fails the same way and reports the reason
         return Finding("tls", target_checks.UNKNOWN, "no handshake", "nothing can be asked over this connection")
-    took_ms = (monotonic_ns() - begun) / 1e6
+    took_ms = (monotonic_ns() - started_ns) / 1e6
     session = writer.get_extra_info("ssl_object")
     writer.transport.abort()
     now = datetime.now(UTC)
-    until = (session.getpeercert() or {}).get("notAfter")
-    expires = datetime.strptime(until, "%b %d %H:%M:%S %Y %Z").replace(tzinfo=UTC) if until else None
+    not_after = (session.getpeercert() or {}).get("notAfter")
+    expires = datetime.strptime(not_after, "%b %d %H:%M:%S %Y %Z").replace(tzinfo=UTC) if not_after else None
     return target_checks.tls(session.version() or "TLS", verify, expires, now, took_ms)
 
 
-async def _probe(settings: Settings, target: Target, direct: Fetcher) -> tuple[ProbeResult, str]:
-    """The probe of a run, with prompts of our tokenizer's own words; and the longer of them."""
+async def _probe(settings: Settings, target: Target, fetcher: Fetcher) -> tuple[ProbeResult, str]:
+    """The same probe as before a run, with prompts made from our tokenizer's words; and the longer prompt."""
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
-    texts = [_text(tokenizer, n) for n in PROMPTS]
-    found = await probe(
+    texts = [_fresh_text(tokenizer, n) for n in PROMPTS]
+    probe_result = await probe(
         target,
-        exchange=direct.exchange,
-        connect=direct.connect,
+        exchange=fetcher.exchange,
+        connect=fetcher.connect,
         model=settings.model,
         server=settings.server,
         stream=settings.stream,
@@ -148,44 +154,49 @@ async def _probe(settings: Settings, target: Target, direct: Fetcher) -> tuple[P
         extra_body=settings.extra_body,
         samples=[(text, tokenizer.count(text)) for text in texts],
     )
-    return found, texts[1]
+    return probe_result, texts[1]
 
 
-def _text(tokenizer: tokens.Tokenizer, n: int) -> str:
-    """About n tokens that no cache has seen."""
-    draw = seeds.stream(seeds.fresh(), "doctor")
-    first = tokenizer.starts[int(draw.integers(len(tokenizer.starts)))]
-    return first + "".join(tokenizer.words[int(i)] for i in draw.integers(len(tokenizer.words), size=n - 1))
+def _fresh_text(tokenizer: tokens.Tokenizer, count: int) -> str:
+    """A random text of about `count` tokens, which no cache can contain."""
+    random = seeds.stream(seeds.fresh(), "doctor")
+    first_word = tokenizer.starts[int(random.integers(len(tokenizer.starts)))]
+    return first_word + "".join(tokenizer.words[int(i)] for i in random.integers(len(tokenizer.words), size=count - 1))
 
 
 class _Trials(msgspec.Struct, frozen=True):
     forced: Trial
     free: Trial
     again: Trial
-    reused: bool  # a connection served more than once; a spare one may have come first
+    reused: bool  # whether any request used an open connection; a spare connection may serve the first ones
     tried: str
 
 
-async def _trials(settings: Settings, found: ProbeResult, words: str) -> _Trials:
-    """The question forced and free, and the probe's longer prompt again; one client, one connection where it holds."""
-    quirk, tried = found.quirk, ""
-    if not quirk.forces and found.server == "generic":
+async def _trials(settings: Settings, probe_result: ProbeResult, long_prompt: str) -> _Trials:
+    """Send the question with forced and with free length, and the probe's longer prompt again."""
+    quirk, tried = probe_result.quirk, ""
+    if not quirk.forces and probe_result.server == "generic":
         tried = " and ".join(FORCING)
         quirk = msgspec.structs.replace(
             quirk, chat=(*quirk.chat, *FORCING), completions=(*quirk.completions, *FORCING), forces=FORCING
         )
-    first = await _ask(settings, found, quirk, [(QUESTION, TRIAL_TOKENS, True)])
-    rest = await _ask(
-        settings, found, found.quirk, [(QUESTION, TRIAL_TOKENS, False), (words, 8, False), (QUESTION, 1, False)]
+    forced_trials = await _send_trials(settings, probe_result, quirk, [(QUESTION, TRIAL_TOKENS, True)])
+    free_trials = await _send_trials(
+        settings,
+        probe_result,
+        probe_result.quirk,
+        [(QUESTION, TRIAL_TOKENS, False), (long_prompt, 8, False), (QUESTION, 1, False)],
     )
-    return _Trials(first[0], rest[0], rest[1], any(trial.reused for trial in rest), tried)
+    return _Trials(forced_trials[0], free_trials[0], free_trials[1], any(trial.reused for trial in free_trials), tried)
 
 
-async def _ask(settings: Settings, found: ProbeResult, quirk: Quirk, asks: list[tuple[str, int, bool]]) -> list[Trial]:
-    """One after the other over one client: (text, tokens, forced)."""
+async def _send_trials(
+    settings: Settings, probe_result: ProbeResult, quirk: Quirk, questions: list[tuple[str, int, bool]]
+) -> list[Trial]:
+    """Send questions one after the other with one client. Each is (text, max tokens, whether to force the length)."""
     client = Client(
-        found.target,
-        model=found.model,
+        probe_result.target,
+        model=probe_result.model,
         quirk=quirk,
         stream=settings.stream,
         api_key=settings.api_key,
@@ -197,17 +208,17 @@ async def _ask(settings: Settings, found: ProbeResult, quirk: Quirk, asks: list[
         keep_headers=True,
     )
     async with client:
-        return [await _one(settings, client, *ask) for ask in asks]
+        return [await _send_trial(settings, client, *question) for question in questions]
 
 
-async def _one(settings: Settings, client: Client, text: str, asked: int, exact: bool) -> Trial:
+async def _send_trial(settings: Settings, client: Client, text: str, max_tokens: int, is_exact: bool) -> Trial:
     chat = client.target.api == "chat"
     request = Request(
         id="doctor",
         messages=[{"role": "user", "content": text}] if chat else None,
         prompt=None if chat else text,
-        max_tokens=asked,
-        exact_output=exact,
+        max_tokens=max_tokens,
+        exact_output=is_exact,
     )
     future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
     flow = Flow()
@@ -218,29 +229,31 @@ async def _one(settings: Settings, client: Client, text: str, asked: int, exact:
         monotonic_ns(),
         future.set_result,
         flow,
-        sink=lambda _text, _reasoning, at: instants.append(at),
+        sink=lambda _fresh_text, _reasoning, at: instants.append(at),
     )
-    done = await future
-    failure = done.failure
-    said = "" if failure is None else _clean(settings, client.target.redact(f"{failure.kind}: {failure.text}"))
+    completion = await future
+    failure = completion.failure
+    failure_words = (
+        "" if failure is None else _redacted(settings, client.target.redact(f"{failure.kind}: {failure.text}"))
+    )
     return Trial(
-        failure=said[:200],
-        asked=asked,
-        output=done.usage.output,
-        cached=done.usage.cached,
+        failure=failure_words[:200],
+        asked=max_tokens,
+        output=completion.usage.output,
+        cached=completion.usage.cached,
         instants_ns=tuple(instants),
-        sent_ns=done.sent,
-        head_ns=done.first_byte,
-        reused=done.reused,
-        kernel_stamp=done.kernel_stamp,
-        headers=done.headers or {},
+        sent_ns=completion.sent,
+        head_ns=completion.first_byte,
+        reused=completion.reused,
+        kernel_stamp=completion.kernel_stamp,
+        headers=completion.headers or {},
     )
 
 
-async def _quiet(direct: Fetcher, target: Target, head: Any, settings: Settings, path: str) -> HttpAnswer:
-    """A page that may as well be missing, or too large."""
+async def _optional_page(fetcher: Fetcher, target: Target, headers: Any, settings: Settings, path: str) -> HttpAnswer:
+    """Fetch a page that may be missing or too large; status 0 where it cannot be fetched."""
     try:
-        return await direct.exchange("GET", target.beside(path), (*head, *target.auth(settings.api_key)), b"")
+        return await fetcher.exchange("GET", target.beside(path), (*headers, *target.auth(settings.api_key)), b"")
     except TargetUnusable:
         return HttpAnswer(0, {}, b"")
 
@@ -249,63 +262,63 @@ async def _quiet(direct: Fetcher, target: Target, head: Any, settings: Settings,
 
 
 async def machine() -> Machine:
-    """What this host tells of itself; takes about a quarter of a second, for its timer."""
-    late = []
+    """Facts about this host. Takes about a quarter of a second to test its timer."""
+    lateness_ns = []
     for _ in range(TIMER_ROUNDS):
-        due = monotonic_ns() + 1_000_000
+        due_ns = monotonic_ns() + 1_000_000
         await asyncio.sleep(0.001)
-        late.append(monotonic_ns() - due)
-    begun = monotonic_ns()
+        lateness_ns.append(monotonic_ns() - due_ns)
+    started_ns = monotonic_ns()
     for _ in range(10_000):
         monotonic_ns()
-    reading_ns = (monotonic_ns() - begun) / 10_000
+    reading_ns = (monotonic_ns() - started_ns) / 10_000
     names = ("http_proxy", "https_proxy", "all_proxy")
     return Machine(
-        clock=_read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        clock=_file_text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         clock_read_ns=reading_ns,
-        timer_late_ms=max(0.0, sorted(late)[int(len(late) * 0.99)] / 1e6),
+        timer_late_ms=max(0.0, sorted(lateness_ns)[int(len(lateness_ns) * 0.99)] / 1e6),
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        cpu_quota=_quota(),
+        cpu_quota=_cpu_quota(),
         load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        governor=_read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        files=_files(),
-        ports=_ports(),
+        governor=_file_text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        files=_file_limit(),
+        ports=_local_ports(),
         proxies=tuple(name for name in (*names, *map(str.upper, names)) if os.environ.get(name)),
     )
 
 
-def _read(path: str) -> str:
+def _file_text(path: str) -> str:
     try:
         return Path(path).read_text().strip()
     except OSError:
         return ""
 
 
-def _quota() -> float | None:
-    """Cores that the control group allows; version 2, at the root that a container sees."""
-    words = _read("/sys/fs/cgroup/cpu.max").split()
-    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdigit() else None
+def _cpu_quota() -> float | None:
+    """The CPU limit of the control group in cores (cgroup v2, at the root visible in a container); None without one."""
+    fields = _file_text("/sys/fs/cgroup/cpu.max").split()
+    return int(fields[0]) / int(fields[1]) if len(fields) == 2 and fields[0].isdigit() else None
 
 
-def _files() -> int | None:
+def _file_limit() -> int | None:
     try:
         return raise_file_limit(0)
-    except ImportError:  # no such limit on this system
+    except ImportError:  # this system has no such limit
         return None
 
 
-def _ports() -> int | None:
-    words = _read("/proc/sys/net/ipv4/ip_local_port_range").split()
-    return int(words[1]) - int(words[0]) + 1 if len(words) == 2 else None
+def _local_ports() -> int | None:
+    fields = _file_text("/proc/sys/net/ipv4/ip_local_port_range").split()
+    return int(fields[1]) - int(fields[0]) + 1 if len(fields) == 2 else None
 
 
 def run(settings: Settings) -> tuple[str, list[Finding]]:
-    """Examine, against the embedded endpoint when there is no URL; returns what was examined, in words."""
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    """Examine the target, or the embedded endpoint without a URL. Returns a title for the report and the findings."""
+    timestamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
     if settings.url is not None and settings.url.startswith("sim:"):
         preset = load_preset(settings.url.removeprefix("sim:"), "--url sim:")
         meaning = "it runs within the command, in virtual time: nothing is connected to, and this host does not matter"
-        title = f"doctor: simulated: {preset.name} (virtual time, not a real server), {stamp}"
+        title = f"doctor: simulated: {preset.name} (virtual time, not a real server), {timestamp}"
         return title, [Finding("target", OK, preset.words, meaning)]
     import uvloop
 
@@ -318,7 +331,7 @@ def run(settings: Settings) -> tuple[str, list[Finding]]:
         settings = replace(settings, url=simulation.url)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            found = runner.run(examine(settings))
+            findings = runner.run(examine(settings))
     finally:
         if simulation is not None:
             simulation.stop()
@@ -328,4 +341,4 @@ def run(settings: Settings) -> tuple[str, list[Finding]]:
     except TargetUnusable:
         shown = "the URL"
     kind = " (embedded simulation, not a real server)" if simulation is not None else ""
-    return f"doctor: {shown}{kind}, {stamp}", found
+    return f"doctor: {shown}{kind}, {timestamp}", findings

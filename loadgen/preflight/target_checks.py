@@ -1,7 +1,7 @@
-"""What the preflight has seen, judged: one finding per fact, each with what it means for a measurement.
+"""Judges what the preflight observed of a target: one finding per fact, with its meaning for a measurement.
 
-Pure: answers, counts and instants in, sentences out. Asking is `doctor.py`. No finding is a guess: what could not be
-seen is said to be unknown.
+Pure: answers, counts and instants in, findings out. `doctor.py` sends the requests. No finding is a guess: what could
+not be observed is reported as unknown.
 """
 
 from __future__ import annotations
@@ -26,21 +26,19 @@ WARNING: State = "warning"
 FAULT: State = "fault"  # a load cannot work
 UNKNOWN: State = "unknown"
 
-TRIAL_TOKENS = 64  # long enough that nobody answers "yes or no?" with so many by chance
-AGREEMENT = 0.02  # of two counts of the same text; as the verdict of a run
-BUNDLED = 1.5  # tokens per event, or events per arrival, from which gaps are no longer those between tokens
-LUMP = 8  # events per arrival from which a stream came in lumps, however quick its tokens are
-QUICK_MS = 1.0  # a token: below, events can meet in one arrival by chance
-SKEW_S = 2.0  # of two wall clocks; a Date header has whole seconds
+TRIAL_TOKENS = 64  # more than an answer to "yes or no?" has by chance
+AGREEMENT = 0.02  # relative, of two token counts of the same text; as in the validity verdict of a run
+BUNDLED = 1.5  # tokens per event, or events per arrival, above which gaps are not gaps between tokens
+LUMP = 8  # events per arrival from which a stream was buffered, at any token rate
+QUICK_MS = 1.0  # time per event below which several events can share an arrival by chance
+SKEW_S = 2.0  # difference of two wall clocks; a Date header has whole seconds
 CERTIFICATE_DAYS = 14
-LATE_MS = (
-    500.0  # to the first token of a short question on an idle server, from which something else than work takes it
-)
+LATE_MS = 500.0  # time to the first token of a short question on an idle server that prefill alone does not explain
 WIDTH = 110
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`found` is what was seen, `meaning` what follows for a measurement, `advice` what to do ("" when nothing)."""
+    """`found`: what was observed. `meaning`: its consequence for a measurement. `advice`: what to do, or ""."""
 
     check: str
     state: State
@@ -50,7 +48,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer as it came: counts by the server (None: not said), arrival instants of its output events in ns."""
+    """One observed answer: token counts by the server (None: not given), arrival instants of output events in ns."""
 
     failure: str = ""
     asked: int = 0
@@ -58,54 +56,54 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     cached: int | None = None
     instants_ns: tuple[int, ...] = ()
     sent_ns: int = 0
-    head_ns: int = 0  # the response head came
+    head_ns: int = 0  # arrival of the response head
     reused: bool = False
     kernel_stamp: bool = False
     headers: Mapping[str, str] = {}
 
 
-# -- the way there -----------------------------------------------------------------------------------------------
+# -- the connection ----------------------------------------------------------------------------------------------
 
 
 def name(host: str, addresses: Sequence[str], took_ms: float) -> Finding:
-    """The host's name, resolved."""
-    found = f"{host}: {', '.join(addresses[:4])}{' and more' if len(addresses) > 4 else ''}, {took_ms:.3g} ms"
+    """Name resolution of the host."""
+    words = f"{host}: {', '.join(addresses[:4])}{' and more' if len(addresses) > 4 else ''}, {took_ms:.3g} ms"
     if len(addresses) > 1:
         meaning = "names are resolved once, and the first address that answers gets the whole load: others stay idle"
-        return Finding("name", NOTE, found, meaning, "put the balancer's own address in --url to load all of them")
-    return Finding("name", OK, found, "resolved once before the run, so DNS time is in no latency")
+        return Finding("name", NOTE, words, meaning, "put the balancer's own address in --url to load all of them")
+    return Finding("name", OK, words, "resolved once before the run, so DNS time is in no latency")
 
 
 def connect(times_ms: Sequence[float]) -> Finding:
-    """TCP connects without load."""
-    middle = sorted(times_ms)[len(times_ms) // 2]
-    found = (
-        f"{format.quantity(middle)} ms to connect (median of {len(times_ms)}, most {format.quantity(max(times_ms))} ms)"
+    """TCP connect times without load."""
+    median = sorted(times_ms)[len(times_ms) // 2]
+    words = (
+        f"{format.quantity(median)} ms to connect (median of {len(times_ms)}, most {format.quantity(max(times_ms))} ms)"
     )
-    if middle > 100:
+    if median > 100:
         meaning = "TTFT as measured here holds at least one such trip: it says more of the network than of the server"
-        return Finding("connect", WARNING, found, meaning, "measure from the place where the users are, or beside it")
-    return Finding("connect", OK, found, "no TTFT measured here can be below one such trip")
+        return Finding("connect", WARNING, words, meaning, "measure from the place where the users are, or beside it")
+    return Finding("connect", OK, words, "no TTFT measured here can be below one such trip")
 
 
 def tls(version: str, verified: bool, expires: datetime | None, now: datetime, handshake_ms: float) -> Finding:
-    """A finished handshake; `expires` is known only of a verified certificate."""
-    found = f"{version}, handshake {format.quantity(handshake_ms)} ms"
+    """A TLS handshake. `expires` is known only for a verified certificate."""
+    words = f"{version}, handshake {format.quantity(handshake_ms)} ms"
     meaning = "a request that must open a connection pays the handshake in its TTFT; connections are kept to avoid it"
     if not verified:
         return Finding(
-            "tls", NOTE, found + ", certificate not verified", meaning, "give --cacert instead of --insecure"
+            "tls", NOTE, words + ", certificate not verified", meaning, "give --cacert instead of --insecure"
         )
     if expires is not None:
         days = (expires - now).days
-        found += f", certificate valid for {days} days"
+        words += f", certificate valid for {days} days"
         if days < CERTIFICATE_DAYS:
-            return Finding("tls", WARNING, found, "connections fail from that day on", "renew the certificate")
-    return Finding("tls", OK, found, meaning)
+            return Finding("tls", WARNING, words, "connections fail from that day on", "renew the certificate")
+    return Finding("tls", OK, words, meaning)
 
 
 def auth(keyed: bool, with_key: int, without: int | None) -> Finding:
-    """HTTP status of the list of models with the key we have, and without any (None: not tried)."""
+    """Authentication, from the HTTP status of the model list with the key and without it (None: not tried)."""
     if with_key in (401, 403):
         hint = "check the key" if keyed else "set OPENAI_API_KEY, or give --api-key-file"
         return Finding("auth", FAULT, f"answers {with_key}", "every request of a load would be refused", hint)
@@ -117,36 +115,36 @@ def auth(keyed: bool, with_key: int, without: int | None) -> Finding:
     return Finding("auth", OK, "key accepted, refused without", "limits of that key apply to the load")
 
 
-def models(found: ProbeResult) -> Finding:
-    """The model list, and the model that a load would ask for."""
-    listed = ", ".join(found.models[:6]) or "none"
-    words = f"{found.model!r} of {len(found.models)} listed: {listed}"
-    if not found.models:
+def models(probe_result: ProbeResult) -> Finding:
+    """The model list, and the model that a run would request."""
+    listed = ", ".join(probe_result.models[:6]) or "none"
+    words = f"{probe_result.model!r} of {len(probe_result.models)} listed: {listed}"
+    if not probe_result.models:
         meaning = "whether it serves that model shows only when it answers; it answered the probe"
-        return Finding("model", NOTE, f"lists no models; asked for {found.model!r}", meaning)
-    if found.model not in found.models:
+        return Finding("model", NOTE, f"lists no models; asked for {probe_result.model!r}", meaning)
+    if probe_result.model not in probe_result.models:
         meaning = "it answers to a name that it does not list: the numbers are of whatever it serves"
         return Finding("model", WARNING, words, meaning, "name one of its own with --model")
-    if not found.quirk.checks_model:
+    if not probe_result.quirk.checks_model:
         return Finding("model", OK, words, "this make answers to any name: a typing error in --model would not show")
     return Finding("model", OK, words, "requests name it, and another name would be refused")
 
 
-def make(found: ProbeResult) -> Finding:
-    """Which row of the table of servers applies."""
-    words = f"{found.quirk.title}{' ' + found.version if found.version else ''} ({'; '.join(found.evidence)})"
-    if found.server == "generic":
+def make(probed: ProbeResult) -> Finding:
+    """The detected make of server: which entry of the quirks table applies."""
+    words = f"{probed.quirk.title}{' ' + probed.version if probed.version else ''} ({'; '.join(probed.evidence)})"
+    if probed.server == "generic":
         meaning = "only fields that all servers take are sent: output lengths cannot be forced"
         return Finding("make", WARNING, words, meaning, "say what it is with --server, if you know")
     return Finding("make", OK, words, "decides which fields are sent, and which are never sent")
 
 
-# -- what the answers can tell -----------------------------------------------------------------------------------
+# -- the answers -------------------------------------------------------------------------------------------------
 
 
-def tokenizer(found: ProbeResult, called: str, own: bool) -> Finding:
-    """The server's count of two prompts against ours; `called` our vocabulary, `own` if it is the model's file."""
-    ratio, template = found.token_ratio, found.template_tokens
+def tokenizer(probe_result: ProbeResult, called: str, own: bool) -> Finding:
+    """The server's token counts of two prompts against ours. `called`: our tokenizer; `own`: it is from a file."""
+    ratio, template = probe_result.token_ratio, probe_result.template_tokens
     if ratio is None:
         meaning = "prompt lengths are ours alone, and tokens per second of input rest on them"
         return Finding(
@@ -163,9 +161,9 @@ def tokenizer(found: ProbeResult, called: str, own: bool) -> Finding:
 
 
 def forced(quirk: Quirk, with_force: Trial, free: Trial, tried: str = "") -> Finding:
-    """A question that is answered in a word, asked for TRIAL_TOKENS tokens: forced, and left to end by itself.
+    """Whether output lengths can be forced: a one-word question with TRIAL_TOKENS tokens, forced and not forced.
 
-    `tried`: the fields that were sent on trial though the table has none for this make.
+    `tried`: fields that were sent as a test although the quirks table has none for this make.
     """
     fields = " and ".join(quirk.forces) or tried
     asked = with_force.asked
@@ -198,7 +196,7 @@ def forced(quirk: Quirk, with_force: Trial, free: Trial, tried: str = "") -> Fin
 
 
 def streaming(trial: Trial) -> Finding:
-    """Whether tokens come one by one, by their count and by when they arrived."""
+    """Whether tokens arrive one by one, judged by their counts and arrival instants."""
     events = len(trial.instants_ns)
     if trial.failure or events < 2:
         words = (
@@ -223,8 +221,10 @@ def streaming(trial: Trial) -> Finding:
 
 
 def first_token(trials: Sequence[Trial]) -> Finding | None:
-    """How long a short question waits for its first token, without load: the quickest. None where no token came."""
-    waits = [(one.instants_ns[0] - one.sent_ns, one.head_ns - one.sent_ns) for one in trials if one.instants_ns]
+    """The shortest time to the first token of a short question without load. None where no token arrived."""
+    waits = [
+        (trial.instants_ns[0] - trial.sent_ns, trial.head_ns - trial.sent_ns) for trial in trials if trial.instants_ns
+    ]
     if not waits:
         return None
     total_ms, head_ms = (ns / 1e6 for ns in min(waits))
@@ -243,17 +243,17 @@ def first_token(trials: Sequence[Trial]) -> Finding | None:
     )
 
 
-def usage(found: ProbeResult, streamed: bool) -> Finding:
-    """Whether answers of the kind a run asks for carry token counts."""
+def usage(probe_result: ProbeResult, streamed: bool) -> Finding:
+    """Whether answers (streamed or not, as in the run) carry token counts."""
     kind = "streamed answers" if streamed else "answers"
-    if found.usage:
+    if probe_result.usage:
         return Finding("usage", OK, f"{kind} carry token counts", "tokens are counted by the server")
     meaning = "output tokens are counted here, as an estimate: tokens per second and TPOT may be off by several percent"
     return Finding("usage", WARNING, f"{kind} carry no token counts", meaning, "give --tokenizer for exact counts")
 
 
 def cache(again: Trial, prompt_tokens: int) -> Finding:
-    """The probe's longer prompt, sent a second time."""
+    """Prefix caching: the probe's longer prompt, sent a second time."""
     if again.failure or again.cached is None:
         meaning = "prompts of a run are made unique anyway; what a cache has served cannot be seen here"
         return Finding("cache", UNKNOWN, "the server does not say what its cache has served", meaning)
@@ -265,7 +265,7 @@ def cache(again: Trial, prompt_tokens: int) -> Finding:
 
 
 def keep_alive(reused: bool) -> Finding:
-    """Whether a later request went over the connection of an earlier one."""
+    """Whether a later request reused the connection of an earlier one."""
     if reused:
         return Finding("keep-alive", OK, "connections serve again", "connect time falls on the first requests only")
     meaning = "every request needs a new connection: connect (and TLS) time is in TTFT, and local ports can run out"
@@ -273,19 +273,19 @@ def keep_alive(reused: bool) -> Finding:
     return Finding("keep-alive", WARNING, "connections are closed after each answer", meaning, advice)
 
 
-_LIMIT = re.compile(r"(?:x-)?ratelimit-(?:limit-)?(requests|tokens)$|x-ratelimit-limit-(requests|tokens)$")
+_LIMIT_HEADER = re.compile(r"(?:x-)?ratelimit-(?:limit-)?(requests|tokens)$|x-ratelimit-limit-(requests|tokens)$")
 
 
 def rate_limit(headers: Mapping[str, str]) -> Finding | None:
-    """Limits that the answers name in their heads; None when there are none."""
-    limits = [f"{value} {(m[1] or m[2])}" for key, value in sorted(headers.items()) if (m := _LIMIT.match(key))]
+    """Rate limits in the response headers; None when there are none."""
+    limits = [f"{value} {(m[1] or m[2])}" for key, value in sorted(headers.items()) if (m := _LIMIT_HEADER.match(key))]
     if not limits:
         return None
     meaning = "above that rate answers are 429: failures of the quota, not of the model"
     return Finding("rate limit", NOTE, ", ".join(limits), meaning, "keep the load of a run below it")
 
 
-_PREFIXES = {
+_METRIC_PREFIXES = {
     "trtllm_": "TensorRT-LLM",
     "vllm": "vLLM",
     "sglang": "SGLang",
@@ -295,8 +295,8 @@ _PREFIXES = {
 
 
 def metrics_pages(pages: Mapping[str, HttpAnswer]) -> Finding:
-    """The server's own metrics, by path."""
-    words = [text for path, answer in pages.items() if (text := _page(path, answer))]
+    """The server's metrics pages, by path."""
+    words = [text for path, answer in pages.items() if (text := _metrics_page_words(path, answer))]
     if not words:
         meaning = "queue depth and cache use stay unknown: a slow server and a full one look alike from outside"
         return Finding("metrics", NOTE, f"no page at {', '.join(pages)}", meaning, "switch it on to see causes")
@@ -307,7 +307,7 @@ def metrics_pages(pages: Mapping[str, HttpAnswer]) -> Finding:
     return Finding("metrics", NOTE if drained else OK, "; ".join(words), meaning)
 
 
-def _page(path: str, answer: HttpAnswer) -> str:
+def _metrics_page_words(path: str, answer: HttpAnswer) -> str:
     if answer.status != 200:
         return ""
     text = answer.body.decode("utf-8", "replace")
@@ -316,7 +316,7 @@ def _page(path: str, answer: HttpAnswer) -> str:
     names = set(re.findall(r"(?m)^# TYPE (\S+)", text)) or set(re.findall(r"(?m)^([a-zA-Z_:][\w:]*)[ {]", text))
     if not names:
         return ""
-    known = next((title for prefix, title in _PREFIXES.items() if any(n.startswith(prefix) for n in names)), "")
+    known = next((title for prefix, title in _METRIC_PREFIXES.items() if any(n.startswith(prefix) for n in names)), "")
     return f"{path} has {len(names)} Prometheus metrics{f' of {known}' if known else ''}"
 
 
@@ -324,7 +324,7 @@ def _page(path: str, answer: HttpAnswer) -> str:
 
 
 def wall_clock(date: str, now: datetime) -> Finding | None:
-    """The server's Date header against our wall clock; None when there is none."""
+    """The server's Date header against our wall clock; None without a readable header."""
     try:
         skew = (parsedate_to_datetime(date) - now).total_seconds()
     except (TypeError, ValueError):
@@ -337,24 +337,30 @@ def wall_clock(date: str, now: datetime) -> Finding | None:
 
 
 def stamps(trial: Trial) -> Finding:
-    """Where arrival instants come from."""
+    """The source of arrival instants: the kernel or the reading process."""
     if trial.kernel_stamp:
         return Finding("stamps", OK, "arrivals are stamped by the kernel", "our own lateness is not in the latencies")
     meaning = "arrivals are stamped when they are read: a busy client makes latencies look longer (stamp error says so)"
     return Finding("stamps", NOTE, "arrivals are stamped by the reader's own clock", meaning)
 
 
-def render(title: str, found: Sequence[Finding]) -> str:
-    """The findings for a terminal, ending in a newline."""
-    wide = max((len(one.check) for one in found), default=0)
+def render(title: str, findings: Sequence[Finding]) -> str:
+    """The findings as text for a terminal, ending in a newline."""
+    check_width = max((len(finding.check) for finding in findings), default=0)
     lines = [title, ""]
-    for one in found:
-        lead = f"{one.state:<8} {one.check:<{wide}}  "
-        for first, sentence in ((lead, one.found), ("", one.meaning), ("", f"-> {one.advice}" if one.advice else "")):
-            indent = " " * len(lead)
+    for finding in findings:
+        label = f"{finding.state:<8} {finding.check:<{check_width}}  "
+        for prefix, sentence in (
+            (label, finding.found),
+            ("", finding.meaning),
+            ("", f"-> {finding.advice}" if finding.advice else ""),
+        ):
+            indent = " " * len(label)
             lines += textwrap.wrap(
-                sentence, WIDTH, initial_indent=first or indent, subsequent_indent=indent, break_long_words=False
+                sentence, WIDTH, initial_indent=prefix or indent, subsequent_indent=indent, break_long_words=False
             )
-    counts = {state: sum(one.state == state for one in found) for state in (FAULT, WARNING, UNKNOWN, NOTE)}
-    said = [f"{n} {state}{'' if n == 1 or state == UNKNOWN else 's'}" for state, n in counts.items() if n]
-    return "\n".join([*lines, "", ", ".join(said) or "nothing stands in the way"]) + "\n"
+    counts = {state: sum(finding.state == state for finding in findings) for state in (FAULT, WARNING, UNKNOWN, NOTE)}
+    counts_words = [
+        f"{count} {state}{'' if count == 1 or state == UNKNOWN else 's'}" for state, count in counts.items() if count
+    ]
+    return "\n".join([*lines, "", ", ".join(counts_words) or "nothing stands in the way"]) + "\n"
