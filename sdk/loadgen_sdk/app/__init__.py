@@ -1,4 +1,4 @@
-"""For applications: the client, `instrument`, retries, throttles, measurements, telemetry, traces of shapes.
+"""For applications: the client, `instrument`, retries, throttles, measurements, telemetry, shape-only traces.
 
-Built on the rooms below; the load generator itself uses none of it.
+It is built on `transport`, `dialects` and `probe`. The load generator itself does not use it.
 """

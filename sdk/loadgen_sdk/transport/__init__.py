@@ -1,4 +1,4 @@
 """Bytes on the wire: sockets, TLS, HTTP/1.1, one exchange, the pool of connections.
 
-Only `wire.py` (and `clock.py`, its timer) touches a socket under load; the rest is sans IO.
+Under load only `wire.py` and its timer, `clock.py`, use sockets. The other modules do no IO of their own.
 """
