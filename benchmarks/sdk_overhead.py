@@ -97,7 +97,7 @@ def own_call(create: Callable[..., Any]) -> Callable[[], float]:
 
 
 def stubs(told: list[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    from loadgen_sdk.app.instrumentation import _blocking
+    from loadgen_sdk.app.instrumentation import _measured_blocking
     from loadgen_sdk.app.observed_call import Setting
     from loadgen_sdk.app.policy import Policy
     from openai.types.chat import ChatCompletion
@@ -119,7 +119,7 @@ def stubs(told: list[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         return made
 
     manner = Policy(observers=(told.append,), prices=TokenPrice(1, 2))
-    return plain, _blocking(plain, whole, "chat", Setting(manner, "h:1", "k", False))
+    return plain, _measured_blocking(plain, whole, "chat", Setting(manner, "h:1", "k", False))
 
 
 class Chunks:
@@ -139,8 +139,8 @@ class Chunks:
 
 
 def per_chunk(measured: bool) -> Callable[[], float]:
-    from loadgen_sdk.app.instrumentation import _Watch
-    from loadgen_sdk.app.observed_call import Setting, Sight
+    from loadgen_sdk.app.instrumentation import _ObservedStream
+    from loadgen_sdk.app.observed_call import ObservedCall, Setting
     from loadgen_sdk.app.policy import Policy
 
     chunks = Chunks()
@@ -148,7 +148,7 @@ def per_chunk(measured: bool) -> Callable[[], float]:
     def measure() -> float:
         source: Any = chunks
         if measured:
-            source = _Watch(source, Sight("chat", Setting(Policy(), "", "", False), {"stream": True}))  # type: ignore[arg-type]
+            source = _ObservedStream(source, ObservedCall("chat", Setting(Policy(), "", "", False), {"stream": True}))  # type: ignore[arg-type]
         start = time.perf_counter()
         for _ in source:
             pass
@@ -158,8 +158,8 @@ def per_chunk(measured: bool) -> Callable[[], float]:
 
 
 def per_chunk_async(measured: bool, runner: asyncio.Runner) -> Callable[[], float]:
-    from loadgen_sdk.app.instrumentation import _WatchAsync
-    from loadgen_sdk.app.observed_call import Setting, Sight
+    from loadgen_sdk.app.instrumentation import _ObservedAsyncStream
+    from loadgen_sdk.app.observed_call import ObservedCall, Setting
     from loadgen_sdk.app.policy import Policy
 
     chunks = Chunks()
@@ -167,7 +167,9 @@ def per_chunk_async(measured: bool, runner: asyncio.Runner) -> Callable[[], floa
     async def run() -> float:
         source: Any = chunks
         if measured:
-            source = _WatchAsync(source, Sight("chat", Setting(Policy(), "", "", False), {"stream": True}))  # type: ignore[arg-type]
+            source = _ObservedAsyncStream(
+                source, ObservedCall("chat", Setting(Policy(), "", "", False), {"stream": True})
+            )  # type: ignore[arg-type]
         start = time.perf_counter()
         async for _ in source:
             pass

@@ -123,7 +123,7 @@ def test_failures_come_back_as_they_are() -> None:
 @pytest.mark.parametrize("how", ["stream", "complete", "throttled"])
 def test_cancelled_calls_are_measured(how: str) -> None:
     async def use(client: Client) -> None:
-        held = await client.conduct.throttle.acquire(model="m") if client.conduct.throttle else None
+        held = await client.policy.throttle.acquire(model="m") if client.policy.throttle else None
 
         async def call() -> None:
             if how == "stream":

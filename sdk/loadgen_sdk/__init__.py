@@ -1,7 +1,7 @@
 """The client SDK of loadgen: measure, throttle, retry and record an application's calls to an LLM endpoint.
 
-Everything public is named here and described in docs/sdk.md. Names are imported when first used: importing this package
-costs next to nothing, and neither openai, numpy nor pydantic is imported for it.
+All public names are listed here and described in docs/sdk.md. A name is imported at its first use, so importing this
+package is cheap. It imports neither openai nor numpy nor pydantic.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .transport.target import Target as Target
     from .transport.wire import Tls as Tls
 
-_ROOMS = {
+_MODULE_BY_NAME = {
     "Attempt": "app.measurement",
     "BlockingClient": "app.blocking",
     "Client": "app.client",
@@ -65,21 +65,21 @@ _ROOMS = {
     "record_shape": "app.trace_recorder",
 }
 
-__all__ = [  # noqa: PLE0604 - they are the keys of the table, sorted there
-    *_ROOMS
+__all__ = [  # noqa: PLE0604 - the keys of the table, which is sorted
+    *_MODULE_BY_NAME
 ]
 
 
 def __getattr__(name: str) -> Any:
-    room = _ROOMS.get(name)
-    if room is None:
+    module = _MODULE_BY_NAME.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"{__name__}.{room}"), name)
+    value = getattr(import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ROOMS})
+    return sorted({*globals(), *_MODULE_BY_NAME})

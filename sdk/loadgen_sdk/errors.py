@@ -1,13 +1,14 @@
-"""What can go wrong between a request and its answer, and whose fault it is.
+"""The errors of the client, and the kinds of failure of a request.
 
-    ClientError                     this side
-    ├── TargetUnusable              the URL, the key or the model cannot work at all (found before any load)
-    ├── WrongUse                    an argument that cannot mean anything: found when it is given, never during a call
+    ClientError                     base of all errors of this client
+    ├── TargetUnusable              URL, key or model do not work at all (found before any load)
+    ├── WrongUse                    an invalid argument: raised when it is given, never during a call
     └── RequestFailed               one request failed; carries a Failure(kind, text, http_status)
 
-Kinds (metrics.md): network `dns connect tls reset`; time `timeout_total timeout_stall`; the server's word `http_4xx
-http_429 http_5xx error_event`; the body `truncated empty no_finish_reason malformed`. `http_4xx` carries its code in
-`http_status`. The generator adds two kinds for slots that were never sent: `in_flight_cap`, `previous_turn_failed`.
+Kinds (metrics.md): network `dns connect tls reset`; time `timeout_total timeout_stall`; errors reported by the server
+`http_4xx http_429 http_5xx error_event`; the body `truncated empty no_finish_reason malformed`. For `http_4xx` the
+code is in `http_status`. The generator adds two kinds for slots that were never sent: `in_flight_cap` and
+`previous_turn_failed`.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ KINDS = (
     "interrupted",
     "worker_died",
 )
-"""Index = the code in a record. Append only: stored runs hold these numbers."""
+"""The index of a kind is its code in a record. Append only, because stored runs hold these codes."""
 
 
 class ClientError(Exception):
-    """Root of everything this client raises."""
+    """Base class of the exceptions of this client."""
 
 
 class TargetUnusable(ClientError):
@@ -49,7 +50,7 @@ class TargetUnusable(ClientError):
 
 
 class WrongUse(ClientError, ValueError):
-    """The caller asked for what cannot be. Carries a hint: what to write instead."""
+    """An argument is invalid. `hint`: what to write instead."""
 
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(f"{what}; {hint}" if hint else what)
@@ -57,7 +58,7 @@ class WrongUse(ClientError, ValueError):
 
 
 class RequestFailed(ClientError):
-    """One request failed. `kind` says how, `http_status` the code if there was one."""
+    """One request failed. `kind`: one of KINDS; `http_status`: the status code, 0 if there was none."""
 
     def __init__(self, kind: str, text: str, http_status: int = 0) -> None:
         super().__init__(f"{kind}: {text}")

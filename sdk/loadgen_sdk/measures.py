@@ -1,7 +1,7 @@
-"""The per-request definitions of TTFT, TPOT, gaps and E2E: the only ones, one function each.
+"""The definitions of TTFT, TPOT, gaps and E2E of a request: one function each, used everywhere.
 
-Plain integer arithmetic on nanoseconds, so that anybody can check it with a pencil. Instants are on one monotonic
-clock; NEVER (-1) means that it did not happen, and what cannot be said is None.
+Integer arithmetic on nanoseconds, which can be checked by hand. Instants are on one monotonic clock; NEVER (-1) means
+that the event did not happen. A value that is not defined is None.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from loadgen_sdk.request import NEVER
 
 
 def ttft(due: int, first_token: int) -> int | None:
-    """Time to first token: `first_token - due`, from the planned instant, so that a late send is not hidden.
+    """Time to first token: `first_token - due`, from the planned instant, so that a late send counts.
 
     Source: MLPerf LoadGen counts latency from the scheduled instant; wrk2 calls the alternative coordinated omission.
     """
@@ -21,20 +21,20 @@ def ttft(due: int, first_token: int) -> int | None:
 
 
 def ttft_from_sent(sent: int, first_token: int) -> int | None:
-    """`first_token - sent`: what most other tools call TTFT; printed beside it."""
+    """`first_token - sent`: the TTFT of most other tools; printed beside ours."""
     return None if NEVER in (sent, first_token) else first_token - sent
 
 
 def first_answer(due: int, answer: int) -> int | None:
-    """`first_answer - due`: the first output that is not reasoning, which is what a reader waits for."""
+    """`answer - due`: time to the first output that is not reasoning, the output that a reader waits for."""
     return None if NEVER in (due, answer) else answer - due
 
 
 def streamed_tokens(output: int, reasoning: int, first_token: int, answer: int) -> int:
-    """n of TPOT: output tokens as the server counts them, less reasoning tokens that were never streamed.
+    """The n of TPOT: output tokens by the server's count, without reasoning tokens that were not streamed.
 
-    Reasoning comes before the answer, so when the first output event is already answer none of it was streamed.
-    `reasoning` <= 0 is none or unknown.
+    Reasoning comes before the answer: if the first output event is already answer, no reasoning was streamed.
+    `reasoning` <= 0: none or unknown.
     """
     return output - reasoning if reasoning > 0 and first_token == answer else output
 
@@ -42,8 +42,8 @@ def streamed_tokens(output: int, reasoning: int, first_token: int, answer: int) 
 def tpot(first_token: int, last_token: int, n: int, n1: int = 1) -> int | None:
     """Time per output token after the first event: `(last_token - first_token) // (n - n1)`, floored to the nanosecond.
 
-    n: tokens streamed (`streamed_tokens`); n1: tokens of the first output event when the server says, else 1. None when
-    n <= n1: there is nothing to divide by, and the request is counted but left out.
+    n: tokens streamed (`streamed_tokens`); n1: tokens of the first output event if the server reports them, else 1.
+    None when n <= n1, because there is nothing to divide by: such a request is counted, but has no TPOT.
     """
     if NEVER in (first_token, last_token) or n <= n1:
         return None
@@ -51,9 +51,9 @@ def tpot(first_token: int, last_token: int, n: int, n1: int = 1) -> int | None:
 
 
 def tpot_mlperf(due: int, first_token: int, end: int, n: int) -> int | None:
-    """LoadGen's TPOT: `(latency - ttft) // (n - 1)`, latency and ttft both from `due`; None when n <= 1.
+    """LoadGen's TPOT: `(latency - ttft) // (n - 1)`, with latency and ttft from `due`; None when n <= 1.
 
-    Source: mlcommons/inference, loadgen/results.cc. It differs from `tpot` where latency ends after the last token.
+    Source: mlcommons/inference, loadgen/results.cc. It differs from `tpot` if latency ends after the last token.
     """
     if NEVER in (due, first_token, end) or n <= 1:
         return None
@@ -61,17 +61,18 @@ def tpot_mlperf(due: int, first_token: int, end: int, n: int) -> int | None:
 
 
 def e2e(due: int, end: int) -> int | None:
-    """End to end: last output or finish event - `due`; never the end of the body, which may carry metrics after it."""
+    """End to end: last output or finish event - `due`. Not the end of the body, which may have metrics after it."""
     return None if NEVER in (due, end) else end - due
 
 
 def send_lag(due: int, sent: int) -> int | None:
-    """`sent - due`: the generator's own lateness, connection set-up included."""
+    """`sent - due`: the delay by the generator itself, with the time to connect."""
     return None if NEVER in (due, sent) else sent - due
 
 
 def gaps(events: Sequence[int]) -> list[int]:
-    """Every gap between successive output events. Pooled over requests they are `inter_chunk`, and ITL where every
-    event carries one token.
+    """The gaps between successive output events. Pooled over requests they are `inter_chunk`.
+
+    If every event carries one token they are also ITL.
     """
     return [later - earlier for earlier, later in pairwise(events)]

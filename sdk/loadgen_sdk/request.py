@@ -1,4 +1,4 @@
-"""The values that go into the client and come out of it. Immutable; no behaviour beyond construction.
+"""The input and output values of the client. They are immutable and have no methods.
 
 All instants are integer nanoseconds on the monotonic clock (`time.monotonic_ns`); -1 means "never happened".
 """
@@ -13,11 +13,11 @@ NEVER = -1
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to send: exactly one of `messages` (chat) and `prompt` (completions; text or token ids) is set.
+    """One request: exactly one of `messages` (chat) and `prompt` (completions; text or token ids) is set.
 
-    A chat request sent to the completions API has its messages' contents joined by newlines; a prompt sent to the
-    chat API becomes one user message. `max_tokens` is the output length asked for; with `exact_output` the dialect
-    adds whatever forces exactly that length on the server at hand.
+    For the completions API, the contents of `messages` are joined with newlines. For the chat API, a prompt becomes one
+    user message. `max_tokens` is the requested output length. With `exact_output`, the fields that force exactly this
+    length on the server at hand are added to the body.
     """
 
     id: str
@@ -25,8 +25,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | list[int] | None = None
     max_tokens: int | None = None
     exact_output: bool = True
-    input_tokens: int | None = None  # content tokens as built or counted; None when nobody counted
-    input_source: str = ""  # tag of that count: server, tokenizer, estimate, events
+    input_tokens: int | None = None  # content tokens as built or counted; None: not counted
+    input_source: str = ""  # source of that count: server, tokenizer, estimate, events
     extra: dict[
         str, Any
     ] = {}  # further body fields of this request (tools, temperature, ...); merged before --extra-body
@@ -35,7 +35,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts as the server reported them; None where it said nothing."""
+    """Token counts as reported by the server; None: not reported."""
 
     input: int | None = None
     output: int | None = None
@@ -44,7 +44,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a request is not `ok`. `kind` is one of loadgen_sdk.errors.KINDS, `text` the first words about it."""
+    """Why a request is not `ok`. `kind`: one of loadgen_sdk.errors.KINDS; `text`: the beginning of the message."""
 
     kind: str
     text: str
@@ -52,7 +52,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """What the wire saw of one request. `failure` is None exactly when the request is ok (metrics.md)."""
+    """What was observed of one request. `failure` is None exactly when the request is ok (metrics.md)."""
 
     request: Request | None
     due: int
@@ -66,20 +66,20 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     end: int = NEVER  # last output or finish event: where E2E ends
     done: int = NEVER  # end of the body
     output_events: int = 0
-    first_event_tokens: int = 0  # tokens of the first output event when the server says; 0 = it does not say
+    first_event_tokens: int = 0  # tokens of the first output event by the server's count; 0: not reported
     max_gap: int = 0  # largest gap between successive output events
-    client_lag: int = 0  # first token: kernel stamp -> read
-    stamp_error: int = 0  # first token: how wrong the stamp can be
-    kernel_stamp: bool = False  # False: the read's own clock was the stamp
-    reused: bool = False  # sent on a connection that had served before
+    client_lag: int = 0  # of the first token: time from its stamp to the read
+    stamp_error: int = 0  # of the first token: the largest error of its stamp
+    kernel_stamp: bool = False  # False: the stamp is the time of the read
+    reused: bool = False  # sent on a connection that had carried a request before
     resent: int = 0
     http_status: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     finish_reason: str = ""
     usage: Usage = Usage()
-    text: str | None = None  # output text, only when the client was asked to keep it
+    text: str | None = None  # output text, only if the client keeps texts
     reasoning_text: str | None = None
-    headers: dict[str, str] | None = None  # response head, only when asked to keep it
-    server_timing: dict[str, Any] | None = None  # what the server said of its own timing, as it came
+    headers: dict[str, str] | None = None  # response headers, only if the client keeps them
+    server_timing: dict[str, Any] | None = None  # the server's own timing, unchanged
     failure: Failure | None = None

@@ -1,6 +1,6 @@
-"""The project's client for code without an event loop: the same `Client`, on a loop in a thread of its own.
+"""The project's client for code without an event loop: a `Client` on an event loop in its own thread.
 
-No second client: every call is handed over, and its result handed back. Instants are still the kernel's.
+Each call is passed to that thread, and its result is passed back. Instants are still the kernel's stamps.
 """
 
 from __future__ import annotations
@@ -16,81 +16,81 @@ from typing import Any, TypeVar
 
 from ..errors import ClientError
 from ..request import Completion
-from .client import LEFT, Askable, Client, Event
+from .client import LOOP_LEFT, Askable, Client, Event
 from .measurement import latest_measurement, tell_latest
 
 T = TypeVar("T")
-_OVER = object()
+_END_OF_STREAM = object()
 
 
 class BlockingClient:
     """`with BlockingClient(url) as c: c.complete("Hello")`. Arguments and errors are those of `Client`.
 
-    Threads may share one. Observers are called in its own thread. Inside a running event loop it blocks that loop, of
-    which it warns: use `Client` there.
+    Several threads may share one client. Observers are called in the client's thread. Used inside a running event
+    loop it blocks that loop and issues a RuntimeWarning: use `Client` there.
     """
 
     def __init__(self, url: str, **options: Any) -> None:
         if asyncio._get_running_loop() is not None:
-            what = "a BlockingClient inside a running event loop makes every other task stand still; use Client"
-            warnings.warn(what, RuntimeWarning, stacklevel=2)
+            message = "a BlockingClient inside a running event loop makes every other task stand still; use Client"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="loadgen_sdk", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="loadgen_sdk", daemon=True)
         self._thread.start()
 
-        async def make() -> Client:
+        async def make_client() -> Client:
             return Client(url, **options)
 
         try:
-            self.client = self._wait(make())
+            self.client = self._wait(make_client())
         except BaseException:
             self._stop()
             raise
 
     def open(self) -> None:
-        """Resolve and probe now, not at the first call. Raises TargetUnusable."""
+        """Resolve the host and probe the server now instead of at the first call. Raises TargetUnusable."""
         self._wait(self.client.open())
 
     def complete(self, request: Askable) -> Completion:
-        """Send and wait; a request that fails comes back as a Completion with its `failure`."""
+        """Send a request and wait for it. A failed request returns a Completion with its `failure`."""
 
-        async def ask() -> Any:
+        async def complete_and_measure() -> Any:
             return await self.client.complete(request), latest_measurement()
 
-        completion, measurement = self._wait(ask())
+        completion, measurement = self._wait(complete_and_measure())
         if measurement is not None:
             tell_latest(measurement)
         return completion  # type: ignore[no-any-return]
 
     def stream(self, request: Askable) -> Iterator[Event]:
-        """Output events as they arrive. Raises RequestFailed after what did arrive. Leaving the loop ends it."""
-        arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """Yield output events as they arrive; raises RequestFailed after them. Leaving the loop ends the request."""
+        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         tasks: list[asyncio.Task[Any] | None] = []
 
-        async def listen() -> Any:
+        async def put_events() -> Any:
             tasks.append(asyncio.current_task())
             try:
                 async for event in self.client.stream(request):
-                    arrived.put(event)
+                    events.put(event)
             finally:
-                arrived.put(_OVER)
+                events.put(_END_OF_STREAM)
             return latest_measurement()
 
-        listening = self._hand_over(listen())
+        listener = self._submit(put_events())
         try:
-            while (event := arrived.get()) is not _OVER:
+            while (event := events.get()) is not _END_OF_STREAM:
                 yield event
-            measurement = listening.result()
+            measurement = listener.result()
             if measurement is not None:
                 tell_latest(measurement)
         finally:
-            if not listening.done() and tasks and tasks[0] is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(tasks[0].cancel, LEFT)
+            if not listener.done() and tasks and tasks[0] is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(tasks[0].cancel, LOOP_LEFT)
             else:
-                listening.cancel()
+                listener.cancel()
 
     def close(self) -> None:
-        """Drop every connection and end the thread. Harmless twice."""
+        """Close every connection and end the thread. May be called twice."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.client.close)
             self._stop()
@@ -106,7 +106,7 @@ class BlockingClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
         tasks = asyncio.all_tasks(self._loop)
@@ -121,21 +121,21 @@ class BlockingClient:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _hand_over(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run `work` over there, in the context of this caller."""
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run `coroutine` in the client's thread, with the context variables of the caller."""
         if self._loop.is_closed():
-            work.close()
+            coroutine.close()
             raise ClientError("this client is closed")
         context = copy_context()
 
-        async def within() -> T:
-            return await asyncio.get_running_loop().create_task(work, context=context)
+        async def run_here() -> T:
+            return await asyncio.get_running_loop().create_task(coroutine, context=context)
 
-        return asyncio.run_coroutine_threadsafe(within(), self._loop)
+        return asyncio.run_coroutine_threadsafe(run_here(), self._loop)
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        promised = self._hand_over(work)
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future = self._submit(coroutine)
         try:
-            return promised.result()
+            return future.result()
         finally:
-            promised.cancel()  # Ctrl-C while it waits; does nothing to what is done
+            future.cancel()  # for Ctrl-C during the wait; no effect on a finished future

@@ -1,6 +1,7 @@
-"""The client of an application: its calls, throttled, retried while nothing was delivered, and measured.
+"""The client for applications. It throttles and measures calls, and retries them while no output was delivered.
 
-One attempt is `Pool.send`, the generator's own way; here is only what stands around it. Instants are the kernel's.
+One attempt is one `Pool.send`, the function that the load generator uses. This module adds throttle, retries and
+measurements. Instants are the kernel's stamps.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from ..transport.pool import STALL_TIMEOUT_NS, TIMEOUT_NS, Pool
 from ..transport.target import Target
 from ..transport.wire import Tls, Wire
 from .measurement import Attempt, Content, Prices, Status, from_completion
-from .policy import Observers, conduct
+from .policy import Observers, make_policy
 from .prompt_text import estimated_tokens
 from .retry import Retry, retry_after_s
 from .throttle import Permit, Throttle
 from .trace_recorder import ShapeRecorder
 
-LEFT = "the loop over the stream was left"
-"""The message of a cancellation that is no wish of the application's, but how another thread leaves a loop."""
+LOOP_LEFT = "the loop over the stream was left"
+"""Message of a cancellation that means: a caller in another thread left its loop. The call counts as abandoned."""
 
-_LEFT = Failure("interrupted", "the caller stopped listening")
+_CALLER_LEFT = Failure("interrupted", "the caller stopped listening")
 
 
 class Event(NamedTuple):
-    """One output event as an application sees it: its text, its reasoning text, and when it arrived (monotonic ns)."""
+    """One output event: its text, its reasoning text, and its arrival instant (monotonic ns)."""
 
     text: str
     reasoning: str
@@ -41,29 +42,29 @@ class Event(NamedTuple):
 
 
 Askable = Request | str | Sequence[dict[str, Any]]
-"""What can be asked: a whole Request, a text, or the messages of a chat."""
+"""What `stream` and `complete` accept: a Request, a text, or the messages of a chat."""
 
 
-def as_request(asked: Askable) -> Request:
-    """`asked` as a Request; a text or messages without a limit on the answer's length. Raises WrongUse."""
-    if isinstance(asked, Request):
-        return asked
-    name = secrets.token_hex(8)
-    if isinstance(asked, str):
-        return Request(id=name, messages=[{"role": "user", "content": asked}], exact_output=False)
+def as_request(prompt: Askable) -> Request:
+    """`prompt` as a Request; a text or messages get no limit on the output length. Raises WrongUse."""
+    if isinstance(prompt, Request):
+        return prompt
+    request_id = secrets.token_hex(8)
+    if isinstance(prompt, str):
+        return Request(id=request_id, messages=[{"role": "user", "content": prompt}], exact_output=False)
     if (
-        not isinstance(asked, str)
-        and isinstance(asked, Sequence)
-        and asked
-        and all(isinstance(message, dict) for message in asked)
+        not isinstance(prompt, str)
+        and isinstance(prompt, Sequence)
+        and prompt
+        and all(isinstance(message, dict) for message in prompt)
     ):
-        return Request(id=name, messages=[*asked], exact_output=False)
-    raise WrongUse(f"cannot ask a {type(asked).__name__}", 'give a text, messages ([{"role": …}]), or a Request')
+        return Request(id=request_id, messages=[*prompt], exact_output=False)
+    raise WrongUse(f"cannot ask a {type(prompt).__name__}", 'give a text, messages ([{"role": …}]), or a Request')
 
 
-async def stream(client: Client, asked: Askable) -> AsyncGenerator[Event, None]:
+async def stream(client: Client, request: Askable) -> AsyncGenerator[Event, None]:
     """See `Client.stream`."""
-    call = _Call(client, as_request(asked))
+    call = _Call(client, as_request(request))
     while True:
         await call.begin()
         queue: asyncio.Queue[Event | Completion] = asyncio.Queue()
@@ -84,21 +85,21 @@ async def stream(client: Client, asked: Askable) -> AsyncGenerator[Event, None]:
                     delivered = True
                     yield item
         except BaseException as error:
-            client.cancel(exchange, _LEFT)
-            while completion is None:  # there is one now, behind whatever was not listened to
+            client.cancel(exchange, _CALLER_LEFT)
+            while completion is None:  # `cancel` has queued it, behind the events that were not read
                 item = queue.get_nowait()
                 completion = item if isinstance(item, Completion) else None
-            call.given_up(completion, error)
+            call.abandoned(completion, error)
             raise
-        if call.ended(completion, delivered):
+        if call.attempt_ended(completion, delivered):
             if failure := completion.failure:
                 raise RequestFailed(failure.kind, failure.text, failure.http_status)
             return
 
 
-async def complete(client: Client, asked: Askable) -> Completion:
+async def complete(client: Client, request: Askable) -> Completion:
     """See `Client.complete`."""
-    call = _Call(client, as_request(asked))
+    call = _Call(client, as_request(request))
     while True:
         await call.begin()
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
@@ -107,30 +108,30 @@ async def complete(client: Client, asked: Askable) -> Completion:
             if not future.done():
                 future.set_result(completion)
             elif future.cancelled():
-                call.given_up(completion, asyncio.CancelledError())
+                call.abandoned(completion, asyncio.CancelledError())
 
         exchange = client.send(call.request, client.prepare(call.request), monotonic_ns(), done, call.flow)
         try:
             completion = await future
         except BaseException:
-            client.cancel(exchange, _LEFT)
+            client.cancel(exchange, _CALLER_LEFT)
             raise
-        if call.ended(completion, False):
+        if call.attempt_ended(completion, False):
             return completion
 
 
 class _Call:
-    """One call: its attempts so far, and its one measurement at the end."""
+    """One call: its attempts so far and, at its end, its measurement."""
 
     def __init__(self, client: Client, request: Request) -> None:
         self.started, self.started_unix_ns = monotonic_ns(), time_ns()
-        self.client, self.request, self.manner = client, request, client.conduct
-        self.context = copy_context() if self.manner.observers else None
+        self.client, self.request, self.policy = client, request, client.policy
+        self.context = copy_context() if self.policy.observers else None
         self.arguments = {"messages": request.messages, "prompt": request.prompt, "max_tokens": request.max_tokens}
-        record = self.manner.record
-        self.sighting = record.begin(self.started, self.arguments) if record is not None else None
-        if self.manner.retry is not None:
-            self.manner.retry.begun()
+        record = self.policy.record
+        self.call_shape = record.begin(self.started, self.arguments) if record is not None else None
+        if self.policy.retry is not None:
+            self.policy.retry.begun()
         self.attempts: list[Attempt] = []
         self.attempt_started = self.started
         self.permit: Permit | None = None
@@ -138,66 +139,66 @@ class _Call:
         self.flow = Flow()
 
     async def begin(self) -> None:
-        """Before an attempt: back off after the last one, open the client if nobody has, wait for the throttle."""
+        """Before an attempt: wait the back-off, open the client if it is not open, wait for the throttle."""
         try:
             if self.wait_s:
                 await asyncio.sleep(self.wait_s)
             if not self.client.is_open:
                 await self.client.open()
-            throttle = self.manner.throttle
+            throttle = self.policy.throttle
             if throttle is not None:
                 tokens = estimated_tokens(self.arguments) if throttle.counts_tokens else 0
                 self.permit = await throttle.acquire(key=self.client.key, model=self.client.model, tokens=tokens)
         except BaseException as error:
-            unusable = isinstance(error, Exception)
-            failure = Failure("connect", self.client.target.redact(str(error))) if unusable else _LEFT
-            never = Completion(request=self.request, due=self.started, done=monotonic_ns(), failure=failure)
-            self._tell(never, "failed" if unusable else "cancelled")
+            is_failure = isinstance(error, Exception)
+            failure = Failure("connect", self.client.target.redact(str(error))) if is_failure else _CALLER_LEFT
+            unsent = Completion(request=self.request, due=self.started, done=monotonic_ns(), failure=failure)
+            self._report(unsent, "failed" if is_failure else "cancelled")
             raise
         self.flow = Flow()
         self.attempt_started = monotonic_ns()
 
-    def ended(self, completion: Completion, delivered: bool) -> bool:
-        """An attempt is over, and with it the call, which is then told of; else there is to be another one."""
+    def attempt_ended(self, completion: Completion, delivered: bool) -> bool:
+        """An attempt has ended. Returns whether the call has ended too (it is then reported); else there is another."""
         failure, headers = completion.failure, completion.headers or {}
         refused = failure is not None and failure.http_status in (429, 503)
-        self._give_back(completion, refused)
+        self._release_permit(completion, refused)
         wait_s = None
-        if failure is not None and self.manner.retry is not None:
-            asked = retry_after_s(headers)
-            made = len(self.attempts) + 1
-            wait_s = self.manner.retry.wait_s(made, failure, asked_s=asked, delivered=delivered)
-        waited = 0 if wait_s is None else int(wait_s * 1e9)
+        if failure is not None and self.policy.retry is not None:
+            server_wait_s = retry_after_s(headers)
+            attempts_made = len(self.attempts) + 1
+            wait_s = self.policy.retry.wait_s(attempts_made, failure, asked_s=server_wait_s, delivered=delivered)
+        waited_ns = 0 if wait_s is None else int(wait_s * 1e9)
         self.attempts.append(
-            Attempt(started=self.attempt_started, ended=completion.done, failure=failure, waited_ns=waited)
+            Attempt(started=self.attempt_started, ended=completion.done, failure=failure, waited_ns=waited_ns)
         )
         self.wait_s = wait_s or 0.0
         if wait_s is None:
-            self._tell(completion, "ok" if failure is None else "failed")
+            self._report(completion, "ok" if failure is None else "failed")
         return wait_s is None
 
-    def given_up(self, completion: Completion, error: BaseException) -> None:
-        """The caller has left."""
-        self._give_back(completion, False)
+    def abandoned(self, completion: Completion, error: BaseException) -> None:
+        """The caller stopped waiting or reading: report the call as cancelled, abandoned, or ok if it was complete."""
+        self._release_permit(completion, False)
         failure = completion.failure
         self.attempts.append(Attempt(started=self.attempt_started, ended=completion.done, failure=failure))
-        cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt) and LEFT not in error.args
+        cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt) and LOOP_LEFT not in error.args
         status: Status = "ok" if failure is None else "cancelled" if cancelled else "abandoned"
-        self._tell(completion, status)
+        self._report(completion, status)
 
-    def _give_back(self, completion: Completion, refused: bool) -> None:
+    def _release_permit(self, completion: Completion, refused: bool) -> None:
         permit, self.permit = self.permit, None
         if permit is None:
             return
         permit.heed(completion.headers or {}, refused=refused)
         usage = completion.usage
-        known = usage.input is not None and usage.output is not None
-        permit.done((usage.input or 0) + (usage.output or 0) if known else 0 if refused else None)
+        usage_known = usage.input is not None and usage.output is not None
+        permit.done((usage.input or 0) + (usage.output or 0) if usage_known else 0 if refused else None)
 
-    def _tell(self, completion: Completion, status: Status) -> None:
-        client, manner, request = self.client, self.manner, self.request
+    def _report(self, completion: Completion, status: Status) -> None:
+        client, policy, request = self.client, self.policy, self.request
         content = None
-        if manner.keep_content:
+        if policy.keep_content:
             sent = request.messages if request.messages is not None else request.prompt
             content = Content(input=sent, output=completion.text or "")
         measurement = from_completion(
@@ -211,18 +212,19 @@ class _Call:
             attempts=tuple(self.attempts),
             model=client.model,
             server=client.target.address,
-            prices=manner.prices,
+            prices=policy.prices,
             content=content,
         )
-        manner.tell(measurement, self.context, self.sighting)
+        policy.tell(measurement, self.context, self.call_shape)
 
 
 class Client(Pool):
-    """One endpoint, one model, one API. Create it inside a running event loop; it opens with its first call.
+    """One endpoint, one model, one API. Create it in a running event loop; its first call opens it.
 
-    Give a URL: what is not said of model and server is found out by a probe when it opens, texts and headers are kept,
-    and `stream` and `complete` are throttled, retried and measured as `on_measurement`, `prices`, `throttle`, `retry`,
-    `record` and `keep_content` say (see `instrument`). The rest is as in `Pool`.
+    `target` is a URL, or a parsed Target. With a URL, texts and headers are kept by default. If model or server are
+    not given, a probe finds them when the client opens. `stream` and `complete` are throttled, retried and measured by
+    `on_measurement`, `prices`, `throttle`, `retry`, `record` and `keep_content` (see `instrument`). All other
+    parameters are those of `Pool`.
     """
 
     def __init__(
@@ -253,15 +255,15 @@ class Client(Pool):
         record: ShapeRecorder | None = None,
         keep_content: bool = False,
     ) -> None:
-        by_url = isinstance(target, str)
+        given_url = isinstance(target, str)
         if isinstance(target, str):
             target = Target.parse(target, api=api, server=None if server == "auto" else server, deployment=model or "")
         if server != "auto":
             if server not in QUIRKS:
                 raise WrongUse(f"unknown server {server!r}", f"known: auto, {', '.join(QUIRKS)}")
             quirk = quirk or QUIRKS[server]
-        self._unknown = (server, api_key, headers) if quirk is None or not model else None
-        self.conduct = conduct(on_measurement, prices, throttle, retry, record, keep_content)
+        self._probe_arguments = (server, api_key, headers) if quirk is None or not model else None
+        self.policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content)
         super().__init__(
             target,
             model=model or "",
@@ -273,8 +275,8 @@ class Client(Pool):
             timeout_ns=timeout_ns,
             stall_timeout_ns=stall_timeout_ns,
             tls=tls,
-            keep_text=by_url if keep_text is None else keep_text,
-            keep_headers=by_url if keep_headers is None else keep_headers,
+            keep_text=given_url if keep_text is None else keep_text,
+            keep_headers=given_url if keep_headers is None else keep_headers,
             continuous_usage=continuous_usage,
             ahead=ahead,
             sources=sources,
@@ -284,33 +286,33 @@ class Client(Pool):
         self.streams = stream
 
     async def open(self, connections: int = 0) -> None:
-        """Resolve the host, find out what nobody said of it, and open this many connections.
+        """Probe the server if its model or kind is not known, resolve the host, and open this many connections.
 
-        Raises TargetUnusable when none can be opened, or the probe finds that nothing can work.
+        Raises TargetUnusable when no connection can be opened, or when the probe shows that no request can work.
         """
-        if self._unknown is not None:
-            await self._learn(*self._unknown)
+        if self._probe_arguments is not None:
+            await self._probe(*self._probe_arguments)
         await super().open(connections)
 
-    async def _learn(self, server: str, api_key: str | None, headers: tuple[tuple[str, str], ...]) -> None:
+    async def _probe(self, server: str, api_key: str | None, headers: tuple[tuple[str, str], ...]) -> None:
         from ..probe.fetch import Fetcher
         from ..probe.probe import probe
 
-        direct = Fetcher(self.target, self._tls)
-        found = await probe(
+        fetcher = Fetcher(self.target, self._tls)
+        result = await probe(
             self.target,
-            exchange=direct.exchange,
-            connect=direct.connect,
+            exchange=fetcher.exchange,
+            connect=fetcher.connect,
             model=self.model or None,
             server=server,
-            stream=self._stream_on,
+            stream=self._streaming,
             api_key=api_key,
             headers=headers,
             extra_body=self._extra_body,
         )
-        self.model, self.quirk = found.model, found.quirk
-        self._reuse_ns = int(found.quirk.reuse_s * 1e9)
-        self._unknown = None
+        self.model, self.quirk = result.model, result.quirk
+        self._reuse_ns = int(result.quirk.reuse_s * 1e9)
+        self._probe_arguments = None
 
     async def __aenter__(self) -> Client:
         await self.open()
@@ -320,10 +322,10 @@ class Client(Pool):
         self.close()
 
     async def stream(self, request: Askable) -> AsyncGenerator[Event, None]:
-        """Output events as they arrive, of a Request, a text or messages; opens the client when nobody has.
+        """Yield the output events of a Request, a text or messages as they arrive. Opens the client if needed.
 
-        Raises RequestFailed when the request is not ok, after what did arrive. A failure before the first event is
-        retried as `retry` allows. Leaving the loop ends the request and its connection.
+        Raises RequestFailed when the request is not ok, after the events that did arrive. A failure before the first
+        event is retried as `retry` allows. Leaving the loop ends the request and its connection.
         """
         events = stream(self, request)
         try:
@@ -333,8 +335,8 @@ class Client(Pool):
             await events.aclose()
 
     async def complete(self, request: Askable) -> Completion:
-        """Send and wait; a request that fails comes back as a Completion with its `failure`, not as an exception.
+        """Send a request and wait for it. A failed request returns a Completion with its `failure`; nothing is raised.
 
-        A failure is retried as `retry` allows, even one that came in the middle: nothing of it was delivered.
+        A failure is retried as `retry` allows, even in the middle of an answer, because no output was delivered.
         """
         return await complete(self, request)

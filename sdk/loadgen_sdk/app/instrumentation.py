@@ -1,7 +1,7 @@
-"""Measuring the client that an application already has: `measured = instrument(AsyncOpenAI(...))`.
+"""Measures an OpenAI client that an application already has: `measured = instrument(AsyncOpenAI(...))`.
 
-Methods and streams are wrapped, never transports, which differ between major versions of the package; the package is
-not imported here. What the application calls and gets back stays the same, its exceptions too.
+Methods and streams are wrapped. Transports are not, because they differ between major versions of the package. The
+package is not imported here. The application calls the same methods and gets the same results and exceptions.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any, Literal, TypeVar, cast
 
 from ..errors import WrongUse
 from .measurement import Api, Prices
-from .observed_call import Setting, Sight
-from .policy import Observers, conduct
+from .observed_call import ObservedCall, Setting
+from .policy import Observers, make_policy
 from .retry import Retry
 from .throttle import Throttle
 from .trace_recorder import ShapeRecorder
 
 C = TypeVar("C")
 
-_RAW = "X-Stainless-Raw-Response"  # by which with_raw_response asks for the whole response
+_RAW_HEADER = "X-Stainless-Raw-Response"  # the header by which with_raw_response asks for the whole response
 _RESOURCES: tuple[tuple[str, Api], ...] = (
     ("chat.completions", "chat"),
     ("beta.chat.completions", "chat"),
@@ -48,40 +48,40 @@ def instrument(
     ask_usage: bool = False,
     keep_content: bool = False,
 ) -> C:
-    """A client like `client` (which stays as it is; both share its connections) whose calls are measured.
+    """A copy of `client` whose calls are measured. `client` itself is not changed; both share its connections.
 
     client: OpenAI, AsyncOpenAI, AzureOpenAI, AsyncAzureOpenAI or a subclass. Measured are `create`, `parse` and
-    `stream` of chat.completions, completions and responses, streaming or not, through `with_options` and
-    `with_raw_response` too; not `with_streaming_response`.
+    `stream` of chat.completions, completions and responses, streaming or not, also through `with_options` and
+    `with_raw_response`. Calls through `with_streaming_response` are not measured.
 
-    Each call yields one Measurement: to `on_measurement` (one function or several), as `.measurement` of the answer or,
-    once it has ended, of the stream, and from `latest_measurement()`. Failed, cancelled and abandoned calls yield one
-    too; what they raise goes on to the caller unchanged.
+    Each call makes one Measurement. It is passed to `on_measurement` (one function or several), set as `.measurement`
+    of the answer (of a stream when it has ended), and returned by `latest_measurement()`. Failed, cancelled and
+    abandoned calls make one too. Their exceptions reach the caller unchanged.
 
-    prices: for `cost`. throttle: waits before each attempt. retry: stands in for the client's own `max_retries`, which
-    is then 0. record: from `record_shape`. ask_usage: asks streams for a token count (`stream_options`) and keeps
-    the extra event that carries it from the application. keep_content: texts go into the measurement.
+    prices: used for `cost`. throttle: waits before each attempt. retry: replaces the client's own `max_retries`, which
+    is set to 0. record: from `record_shape`. ask_usage: requests a token count for streams (`stream_options`); the
+    extra event with the count is not passed to the application. keep_content: store texts in the measurement.
 
-    Raises WrongUse for anything that is no such client, or arguments without a meaning.
+    Raises WrongUse when `client` is not such a client or an argument is invalid.
     """
     openai = sys.modules.get("openai")
     blocking = openai is not None and isinstance(client, openai.OpenAI)
     if openai is None or not (blocking or isinstance(client, openai.AsyncOpenAI)):
-        what = f"the class {client.__name__}" if isinstance(client, type) else f"a {type(client).__name__}"
+        message = f"the class {client.__name__}" if isinstance(client, type) else f"a {type(client).__name__}"
         raise WrongUse(
-            f"{what} is no OpenAI client", "give an object of OpenAI, AsyncOpenAI, AzureOpenAI or AsyncAzureOpenAI"
+            f"{message} is no OpenAI client", "give an object of OpenAI, AsyncOpenAI, AzureOpenAI or AsyncAzureOpenAI"
         )
-    manner = conduct(on_measurement, prices, throttle, retry, record, keep_content)
+    policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content)
     measured: Any = copy.copy(client)
-    held = vars(measured)
+    attributes = vars(measured)
     if retry is not None:
-        held["max_retries"] = 0
+        attributes["max_retries"] = 0
     url = getattr(client, "base_url", None)
     server = f"{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}" if url is not None else ""
-    setting = Setting(manner, server, str(getattr(client, "api_key", "") or ""), ask_usage)
+    setting = Setting(policy, server, str(getattr(client, "api_key", "") or ""), ask_usage)
     for name in {path.partition(".")[0] for path, _ in _RESOURCES}:
         if (resource := getattr(client, name, None)) is not None:
-            held[name] = type(resource)(measured)  # of its own: those of `client` stay as they are
+            attributes[name] = type(resource)(measured)  # a new object: that of `client` stays unwrapped
     for path, api in _RESOURCES:
         resource = measured
         for name in path.split("."):
@@ -89,11 +89,11 @@ def instrument(
         if resource is not None:
             _wrap(resource, api, setting, blocking)
     for name in ("with_raw_response", "with_streaming_response"):
-        held[name] = type(getattr(client, name))(measured)
+        attributes[name] = type(getattr(client, name))(measured)
 
     def with_options(*args: Any, **options: Any) -> C:
-        plain: Any = client
-        other: C = plain.copy(*args, **options)
+        untyped: Any = client
+        other: C = untyped.copy(*args, **options)
         return instrument(
             other,
             on_measurement,
@@ -105,197 +105,207 @@ def instrument(
             keep_content=keep_content,
         )
 
-    held["copy"] = held["with_options"] = with_options
+    attributes["copy"] = attributes["with_options"] = with_options
     return cast(C, measured)
 
 
 def _wrap(resource: Any, api: Api, setting: Setting, blocking: bool) -> None:
-    raw = resource.with_raw_response  # its methods are bound to the unwrapped ones, now
-    held = vars(resource)
+    raw = resource.with_raw_response  # read before wrapping: its methods call the unwrapped ones
+    attributes = vars(resource)
     for name in _METHODS:
-        plain = getattr(resource, name, None)
-        whole = getattr(raw, name, None)
-        if plain is not None and whole is not None:
-            held[name] = (_blocking if blocking else _waiting)(plain, whole, api, setting)
-    for name in ("with_raw_response", "with_streaming_response"):  # made anew around the wrapped ones when asked for
-        held.pop(name, None)
+        method = getattr(resource, name, None)
+        raw_method = getattr(raw, name, None)
+        if method is not None and raw_method is not None:
+            attributes[name] = (_measured_blocking if blocking else _measured_async)(method, raw_method, api, setting)
+    for name in (
+        "with_raw_response",
+        "with_streaming_response",
+    ):  # cached: made again with wrapped methods
+        attributes.pop(name, None)
 
 
-def _blocking(plain: Callable[..., Any], whole: Callable[..., Any], api: Api, setting: Setting) -> Callable[..., Any]:
-    """A method of a blocking client, measured. `whole` is the one that returns the raw response."""
+def _measured_blocking(
+    method: Callable[..., Any], raw_method: Callable[..., Any], api: Api, setting: Setting
+) -> Callable[..., Any]:
+    """`method` of a blocking client, measured. `raw_method` is its variant that returns the raw response."""
 
-    @functools.wraps(plain)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(method)
+    def measured_call(*args: Any, **kwargs: Any) -> Any:
         if not setting.warned and asyncio._get_running_loop() is not None:
             setting.warned = True
-            what = "a blocking OpenAI client was called inside a running event loop: every other task stands still"
-            warnings.warn(f"{what}; use AsyncOpenAI, or asyncio.to_thread", RuntimeWarning, stacklevel=2)
-        form = _form(kwargs)
-        if form == "stream":
-            return plain(*args, **kwargs)
-        sight = Sight(api, setting, kwargs)
-        throttle = setting.manner.throttle
+            message = "a blocking OpenAI client was called inside a running event loop: every other task stands still"
+            warnings.warn(f"{message}; use AsyncOpenAI, or asyncio.to_thread", RuntimeWarning, stacklevel=2)
+        response_form = _response_form(kwargs)
+        if response_form == "stream":
+            return method(*args, **kwargs)
+        call = ObservedCall(api, setting, kwargs)
+        throttle = setting.policy.throttle
         while True:
             try:
                 if throttle is not None:
-                    sight.permit = throttle.acquire_blocking(**sight.booking())
-                sight.begin()
-                raw = whole(*args, **kwargs)
-                sight.answered(raw)
+                    call.permit = throttle.acquire_blocking(**call.throttle_arguments())
+                call.begin()
+                raw = raw_method(*args, **kwargs)
+                call.head_received(raw)
                 result = raw.parse()
                 break
             except BaseException as error:
-                wait_s = sight.failed(error)
+                wait_s = call.attempt_failed(error)
                 if wait_s is None:
                     raise
                 time.sleep(wait_s)
-        if sight.streamed and hasattr(result, "_iterator"):
-            sight.carrier = weakref.ref(result)  # a cycle would put off the end of an abandoned stream
-            result._iterator = _Watch(result._iterator, sight)
-            result.close = functools.partial(_close, sight)
+        if call.streamed and hasattr(result, "_iterator"):
+            call.get_stream = weakref.ref(result)  # a cycle would delay the end of an abandoned stream
+            result._iterator = _ObservedStream(result._iterator, call)
+            result.close = functools.partial(_close, call)
         else:
-            sight.whole(result)
-        return raw if form == "raw" else result
+            call.answer_received(result)
+        return raw if response_form == "raw" else result
 
-    return call
+    return measured_call
 
 
-def _waiting(plain: Callable[..., Any], whole: Callable[..., Any], api: Api, setting: Setting) -> Callable[..., Any]:
-    """The same for an async client."""
+def _measured_async(
+    method: Callable[..., Any], raw_method: Callable[..., Any], api: Api, setting: Setting
+) -> Callable[..., Any]:
+    """`method` of an async client, measured. `raw_method` is its variant that returns the raw response."""
 
-    @functools.wraps(plain)
-    async def call(*args: Any, **kwargs: Any) -> Any:
-        form = _form(kwargs)
-        if form == "stream":
-            return await plain(*args, **kwargs)
-        sight = Sight(api, setting, kwargs)
-        throttle = setting.manner.throttle
+    @functools.wraps(method)
+    async def measured_call(*args: Any, **kwargs: Any) -> Any:
+        response_form = _response_form(kwargs)
+        if response_form == "stream":
+            return await method(*args, **kwargs)
+        call = ObservedCall(api, setting, kwargs)
+        throttle = setting.policy.throttle
         while True:
             try:
                 if throttle is not None:
-                    sight.permit = await throttle.acquire(**sight.booking())
-                sight.begin()
-                raw = await whole(*args, **kwargs)
-                sight.answered(raw)
+                    call.permit = await throttle.acquire(**call.throttle_arguments())
+                call.begin()
+                raw = await raw_method(*args, **kwargs)
+                call.head_received(raw)
                 result = raw.parse()
                 break
             except BaseException as error:
-                wait_s = sight.failed(error)
+                wait_s = call.attempt_failed(error)
                 if wait_s is None:
                     raise
                 await asyncio.sleep(wait_s)
-        if sight.streamed and hasattr(result, "_iterator"):
-            sight.carrier = weakref.ref(result)
-            result._iterator = _WatchAsync(result._iterator, sight)
-            result.close = functools.partial(_close_async, sight)
+        if call.streamed and hasattr(result, "_iterator"):
+            call.get_stream = weakref.ref(result)
+            result._iterator = _ObservedAsyncStream(result._iterator, call)
+            result.close = functools.partial(_close_async, call)
         else:
-            sight.whole(result)
-        return raw if form == "raw" else result
+            call.answer_received(result)
+        return raw if response_form == "raw" else result
 
-    return call
+    return measured_call
 
 
-def _form(kwargs: dict[str, Any]) -> Literal["parsed", "raw", "stream"]:
-    """What the caller is to get: with_raw_response and with_streaming_response ask by a header."""
-    asked = kwargs.get("extra_headers")
-    if not asked or _RAW not in asked:
+def _response_form(kwargs: dict[str, Any]) -> Literal["parsed", "raw", "stream"]:
+    """The form of response that the caller asked for; with_raw_response and with_streaming_response set a header."""
+    extra_headers = kwargs.get("extra_headers")
+    if not extra_headers or _RAW_HEADER not in extra_headers:
         return "parsed"
-    return "raw" if asked[_RAW] in ("true", "raw") else "stream"
+    return "raw" if extra_headers[_RAW_HEADER] in ("true", "raw") else "stream"
 
 
-def _close(sight: Sight) -> None:
-    """`close` of a measured stream."""
-    sight.given_up()
-    stream = sight.carrier()
+def _close(call: ObservedCall) -> None:
+    """The `close` method of a measured stream: end the call, then close the stream."""
+    call.abandoned()
+    stream = call.get_stream()
     if stream is not None:
         type(stream).close(stream)
 
 
-async def _close_async(sight: Sight) -> None:
-    sight.given_up()
-    stream = sight.carrier()
+async def _close_async(call: ObservedCall) -> None:
+    call.abandoned()
+    stream = call.get_stream()
     if stream is not None:
         await type(stream).close(stream)
 
 
-class _Watch:
-    """What stands in for the iterator inside a `Stream`. Each loop over the stream gets a generator of its own, which
-    dies when the loop is left: that is how a `break` is noticed at once, though stream and iterator are a cycle."""
+class _ObservedStream:
+    """Replaces the iterator inside a `Stream`, and passes each event to the observed call.
 
-    __slots__ = ("_inner", "_sight")
+    Each loop over the stream gets its own generator, which is closed when the loop is left. A `break` is therefore
+    noticed at once, although stream and iterator refer to each other.
+    """
 
-    def __init__(self, inner: Iterator[Any], sight: Sight) -> None:
-        self._inner, self._sight = inner, sight
+    __slots__ = ("_call", "_inner")
+
+    def __init__(self, inner: Iterator[Any], call: ObservedCall) -> None:
+        self._inner, self._call = inner, call
 
     def __iter__(self) -> Iterator[Any]:
-        sight = self._sight
-        see, clock, skip = sight.see, monotonic_ns, sight.hide
+        call = self._call
+        observe, clock, hides_usage = call.observe, monotonic_ns, call.hides_usage
         try:
             for event in self._inner:
-                see(event, clock())
-                if skip and sight.is_extra(event):
+                observe(event, clock())
+                if hides_usage and call.is_extra(event):
                     continue
                 yield event
-            sight.ended()
+            call.stream_ended()
         except BaseException as error:
-            sight.broken(error)
+            call.stream_failed(error)
             raise
 
     def __next__(self) -> Any:
-        sight = self._sight
+        call = self._call
         try:
             while True:
                 event = next(self._inner)
-                sight.see(event, monotonic_ns())
-                if not (sight.hide and sight.is_extra(event)):
+                call.observe(event, monotonic_ns())
+                if not (call.hides_usage and call.is_extra(event)):
                     return event
         except StopIteration:
-            sight.ended()
+            call.stream_ended()
             raise
         except BaseException as error:
-            sight.broken(error)
+            call.stream_failed(error)
             raise
 
     def __del__(self) -> None:
-        self._sight.given_up()  # a stream that nobody ever read
+        self._call.abandoned()  # covers a stream that was never read
 
 
-class _WatchAsync:
-    """The same for an `AsyncStream`."""
+class _ObservedAsyncStream:
+    """Replaces the iterator inside an `AsyncStream`; see `_ObservedStream`."""
 
-    __slots__ = ("_inner", "_sight")
+    __slots__ = ("_call", "_inner")
 
-    def __init__(self, inner: AsyncIterator[Any], sight: Sight) -> None:
-        self._inner, self._sight = inner, sight
+    def __init__(self, inner: AsyncIterator[Any], call: ObservedCall) -> None:
+        self._inner, self._call = inner, call
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        sight = self._sight
-        see, clock, skip = sight.see, monotonic_ns, sight.hide
+        call = self._call
+        observe, clock, hides_usage = call.observe, monotonic_ns, call.hides_usage
         try:
             async for event in self._inner:
-                see(event, clock())
-                if skip and sight.is_extra(event):
+                observe(event, clock())
+                if hides_usage and call.is_extra(event):
                     continue
                 yield event
-            sight.ended()
+            call.stream_ended()
         except BaseException as error:
-            sight.broken(error)
+            call.stream_failed(error)
             raise
 
     async def __anext__(self) -> Any:
-        sight = self._sight
+        call = self._call
         try:
             while True:
                 event = await anext(self._inner)
-                sight.see(event, monotonic_ns())
-                if not (sight.hide and sight.is_extra(event)):
+                call.observe(event, monotonic_ns())
+                if not (call.hides_usage and call.is_extra(event)):
                     return event
         except StopAsyncIteration:
-            sight.ended()
+            call.stream_ended()
             raise
         except BaseException as error:
-            sight.broken(error)
+            call.stream_failed(error)
             raise
 
     def __del__(self) -> None:
-        self._sight.given_up()
+        self._call.abandoned()

@@ -1,7 +1,7 @@
-"""What one call of an application was like: `Measurement`, its attempts, and what it cost.
+"""The measurement of one call of an application: instants, attempts, token counts, cost.
 
-Values only: instants as they were seen, everything else worked out when asked for, by the definitions of `measures`.
-No text of a prompt or an answer is here unless the caller asked for it.
+A `Measurement` stores the observed instants. Its figures are computed from them by the definitions in `measures`. It
+holds no text of a prompt or an answer unless the caller asked for it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Api = Literal["chat", "completions", "responses"]
 Status = Literal["ok", "failed", "cancelled", "abandoned"]
 
 TIMING_HEADERS = ("server-timing", "openai-processing-ms", "x-ms-region", "x-envoy-upstream-service-time")
-"""Response headers in which servers speak of their own time; also every header of the form `x-…-time` or `x-…-ms`."""
+"""Response headers with the server's own timing. Headers of the form `x-…-time` and `x-…-ms` count as well."""
 
 
 class TokenPrice(msgspec.Struct, frozen=True):
-    """What a million tokens cost, in whatever currency the caller thinks in. `cached` None: as `input`.
+    """The price of a million tokens, in any currency. `cached` None: the same as `input`.
 
-    Raises WrongUse for a price that is negative or no number.
+    Raises WrongUse for a price that is negative or not a finite number.
     """
 
     input: float
@@ -46,32 +46,33 @@ class TokenPrice(msgspec.Struct, frozen=True):
                 raise WrongUse(f"the {name} price is {value!r}", "give the price of a million tokens, 0 or more")
 
     def cost(self, input: int, output: int, cached: int = 0) -> float:
-        """The price of one answer; `cached` of the `input` tokens came out of the server's cache."""
-        at = self.input if self.cached is None else self.cached
-        return ((input - cached) * self.input + cached * at + output * self.output) / 1e6
+        """The cost of one call; `cached` of the `input` tokens came from the server's cache."""
+        cached_price = self.input if self.cached is None else self.cached
+        return ((input - cached) * self.input + cached * cached_price + output * self.output) / 1e6
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One try of a call. Instants are monotonic ns; `failure` None: it was answered."""
+    """One attempt of a call. Instants are monotonic ns. `failure` None: it was answered."""
 
     started: int
     ended: int
     failure: Failure | None = None
-    waited_ns: int = 0  # after it, before the next one: back-off, or what the server asked for
+    waited_ns: int = 0  # wait between this attempt and the next: back-off or Retry-After
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts, kept only when asked for: what was sent (messages, prompt or input as given) and what came."""
+    """The texts of a call, kept only on request: `input` as given (messages, prompt or input) and the output text."""
 
     input: Any
     output: str
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """One call, measured. Instants are integer ns of `time.monotonic_ns`, -1: never; figures in ms, None: not known.
+    """The measurement of one call. Instants: integer ns of `time.monotonic_ns`, -1: never. Figures: ms, None: unknown.
 
-    Definitions are those of the generator. The call begins at `started`; a wait for a throttle and earlier attempts lie
-    between that and `sent`, so `ttft_ms` is what the application felt and `ttft_from_sent_ms` what the server did.
+    The definitions are those of the load generator. The call begins at `started`. Waits for a throttle and earlier
+    attempts lie between `started` and `sent`: `ttft_ms` is the time that the application waited, `ttft_from_sent_ms`
+    the time that the server took.
     """
 
     api: Api
@@ -84,7 +85,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     first_answer: int = NEVER  # first event with output that is not reasoning
     last_token: int = NEVER
     end: int = NEVER  # last output or finish event
-    done: int = NEVER  # the answer was over, failed, or given up
+    done: int = NEVER  # when the call was answered, failed, or given up
     instants: tuple[int, ...] = ()  # of every output event
     first_event_tokens: int = 0
     input_tokens: int | None = None
@@ -94,36 +95,36 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     token_source: Literal["server", "events", ""] = ""  # of the output count; "events": one token per event assumed
     cost: float | None = None  # in the currency of the price given; None without price or counts
     attempts: tuple[Attempt, ...] = ()
-    hidden_retries: int = 0  # by the client underneath, inside the attempts
+    hidden_retries: int = 0  # made by the wrapped client inside the attempts
     finish_reason: str = ""
     failure: Failure | None = None
-    model: str = ""  # asked for
-    response_model: str = ""  # that answered
+    model: str = ""  # as requested
+    response_model: str = ""  # as named in the answer
     response_id: str = ""
-    request_id: str = ""  # the server's name of it: the x-request-id header
+    request_id: str = ""  # the server's id of the request: the x-request-id header
     server: str = ""  # host:port
     server_timing: dict[str, Any] = {}
-    kernel_stamps: bool = False  # instants are of the kernel, not of the moment this process read
+    kernel_stamps: bool = False  # the instants are kernel stamps, not the times of the reads
     content: Content | None = None
 
     @property
     def ttft_ms(self) -> float | None:
-        """Time to first token, from the call. An answer that was not streamed comes all at once: its whole time."""
+        """Time to first token, from the call. For an answer that is not streamed, the time of the whole answer."""
         return _ms(measures.ttft(self.started, self.first_token))
 
     @property
     def ttft_from_sent_ms(self) -> float | None:
-        """The same from the start of the attempt that was answered."""
+        """Time to first token from `sent`, the start of the last attempt."""
         return _ms(measures.ttft_from_sent(self.sent, self.first_token))
 
     @property
     def first_answer_ms(self) -> float | None:
-        """To the first output that is not reasoning."""
+        """Time from the call to the first output that is not reasoning."""
         return _ms(measures.first_answer(self.started, self.first_answer))
 
     @property
     def tpot_ms(self) -> float | None:
-        """Time per output token after the first event. None for one token, or an answer that was not streamed."""
+        """Time per output token after the first event. None for one token and for answers that are not streamed."""
         if self.output_tokens is None:
             return None
         reasoning = self.reasoning_tokens or 0
@@ -132,12 +133,12 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def e2e_ms(self) -> float | None:
-        """From the call to the last output or finish event."""
+        """Time from the call to the last output or finish event."""
         return _ms(measures.e2e(self.started, self.end))
 
     @property
     def wait_ms(self) -> float | None:
-        """From the call to the start of the last attempt: throttle, earlier attempts and back-off."""
+        """Time from the call to the start of the last attempt: throttle, earlier attempts and back-off."""
         return _ms(measures.send_lag(self.started, self.sent))
 
     @property
@@ -147,17 +148,17 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def itl_ms(self) -> tuple[float, ...] | None:
-        """The same when every event carried one token, else None: a bundle's gap is no inter-token latency."""
+        """`inter_chunk_ms` when every event carried one token, else None: gaps between bundles are not ITL."""
         return self.inter_chunk_ms if self.output_tokens == len(self.instants) else None
 
     @property
     def retries(self) -> int:
-        """Attempts after the first one."""
+        """The number of attempts after the first, with those of the wrapped client."""
         return max(0, len(self.attempts) - 1) + self.hidden_retries
 
 
 Prices = TokenPrice | Mapping[str, TokenPrice] | None
-"""One price for everything, or one by model name: that of the model that answered, else of the model asked."""
+"""One price for all models, or prices by model name. The answering model comes first, then the requested one."""
 
 _latest: ContextVar[Measurement | None] = ContextVar("loadgen_sdk_measurement", default=None)
 
@@ -172,7 +173,7 @@ def tell_latest(measurement: Measurement) -> None:
 
 
 def checked_prices(prices: Prices) -> Prices:
-    """`prices`, or WrongUse when they are not what they must be."""
+    """`prices`, checked. Raises WrongUse when they are neither a TokenPrice nor a mapping of names to them."""
     if prices is None or isinstance(prices, TokenPrice):
         return prices
     hint = "give TokenPrice(input=…, output=…), or a mapping of model names to them"
@@ -188,7 +189,7 @@ _unpriced: set[str] = set()
 
 
 def price_of(prices: Prices, *models: str) -> TokenPrice | None:
-    """The price of the first of `models` that has one. A model without any is warned of, once per process."""
+    """The price of the first of `models` that has one, else None with a warning, once per process and model."""
     if prices is None or isinstance(prices, TokenPrice):
         return prices
     for model in models:
@@ -203,13 +204,13 @@ def price_of(prices: Prices, *models: str) -> TokenPrice | None:
 
 
 def timings(headers: Mapping[str, str]) -> dict[str, Any]:
-    """What of a response's headers (names in lower case) speaks of the server's own time."""
+    """Those of a response's headers (names in lower case) that hold the server's own timing."""
     return {name: headers[name] for name in headers if _is_timing(name)}
 
 
 @functools.lru_cache(maxsize=1024)
 def _is_timing(name: str) -> bool:
-    """A call's headers are looked through in its own time, and names are few."""
+    """Cached, because this runs for every header of every call and there are few names."""
     return name in TIMING_HEADERS or (name.startswith("x-") and name.endswith(("-time", "-ms")))
 
 
@@ -228,9 +229,9 @@ def from_completion(
     prices: Prices = None,
     content: Content | None = None,
 ) -> Measurement:
-    """The measurement of a call through the project's own client: its last attempt's completion, and what came before.
+    """The measurement of a call through the project's own client, from its attempts and the last one's completion.
 
-    Instants are the kernel's where the completion says so.
+    Instants are kernel stamps if the completion says so.
     """
     usage, headers = completion.usage, completion.headers or {}
     output = usage.output if usage.output is not None else len(instants) or None

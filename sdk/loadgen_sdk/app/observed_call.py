@@ -1,7 +1,7 @@
-"""What is seen of one call through an instrumented client: its attempts, its events, and at the end its measurement.
+"""The state of one call through an instrumented client: its attempts, its events and, at the end, its measurement.
 
-Called from inside the application's own calls and loops, so nothing here may raise, wait, or cost more than it must.
-No transport and no package is known here but the shapes of the objects that the openai package hands out.
+This code runs inside the application's own calls and loops. It must not raise or wait, and it must be cheap.
+It depends on no transport and no package, only on the attributes of the objects that the openai package returns.
 """
 
 from __future__ import annotations
@@ -17,50 +17,50 @@ from .policy import Policy
 from .prompt_text import estimated_tokens
 from .retry import retry_after_s
 from .throttle import Permit
-from .trace_recorder import Sighting
+from .trace_recorder import CallShape
 
 _NO_HEADERS: dict[str, str] = {}
 
 
 class Setting:
-    """What all wrapped methods of one client share."""
+    """The settings shared by all wrapped methods of one client."""
 
-    __slots__ = ("ask_usage", "key", "manner", "server", "warned")
+    __slots__ = ("ask_usage", "key", "policy", "server", "warned")
 
-    def __init__(self, manner: Policy, server: str, key: str, ask_usage: bool) -> None:
-        self.manner, self.server, self.key, self.ask_usage = manner, server, key, ask_usage
+    def __init__(self, policy: Policy, server: str, key: str, ask_usage: bool) -> None:
+        self.policy, self.server, self.key, self.ask_usage = policy, server, key, ask_usage
         self.warned = False
 
 
-class Sight:
-    """What is seen of one call, until its measurement is told, once."""
+class ObservedCall:
+    """One call while it runs. Its measurement is reported exactly once. Instants are monotonic ns."""
 
     __slots__ = (
         "api",
         "attempts",
-        "carrier",
+        "call_shape",
         "context",
         "end",
+        "error_message",
         "finish_reason",
         "first_answer",
         "first_event_tokens",
+        "get_stream",
         "headers",
-        "hide",
+        "hidden_retries",
+        "hides_usage",
         "instants",
         "kwargs",
         "last_attempt",
         "model",
-        "over",
+        "observe",
         "permit",
         "pieces",
+        "reported",
         "response_id",
         "response_model",
-        "retries",
-        "said_error",
-        "see",
         "sent",
         "setting",
-        "sighting",
         "started",
         "started_unix_ns",
         "streamed",
@@ -71,29 +71,29 @@ class Sight:
         self.started = self.sent = monotonic_ns()
         self.started_unix_ns = time_ns()
         self.api, self.setting, self.kwargs = api, setting, kwargs
-        manner = setting.manner
+        policy = setting.policy
         self.model: str = str(kwargs.get("model") or "")
         self.streamed = bool(kwargs.get("stream"))
-        self.context: Context | None = copy_context() if manner.observers else None
-        self.sighting: Sighting | None = None
-        if manner.record is not None:
-            self.sighting = manner.record.begin(self.started, kwargs)
-        if manner.retry is not None:
-            manner.retry.begun()
+        self.context: Context | None = copy_context() if policy.observers else None
+        self.call_shape: CallShape | None = None
+        if policy.record is not None:
+            self.call_shape = policy.record.begin(self.started, kwargs)
+        if policy.retry is not None:
+            policy.retry.begun()
         self.permit: Permit | None = None
         self.attempts: list[Attempt] = []
         self.last_attempt = self.started
         self.instants: list[int] = []
         self.first_answer = self.end = NEVER
-        self.first_event_tokens = self.retries = 0
-        self.finish_reason = self.response_model = self.response_id = self.said_error = ""
+        self.first_event_tokens = self.hidden_retries = 0
+        self.finish_reason = self.response_model = self.response_id = self.error_message = ""
         self.usage: Any = None
         self.headers: Mapping[str, str] = _NO_HEADERS
-        self.pieces: list[str] | None = [] if manner.keep_content else None
-        self.over = False
-        self.hide = False
-        self.carrier: Callable[[], Any] = _nothing
-        self.see = self._see_event if api == "responses" else self._see_chunk
+        self.pieces: list[str] | None = [] if policy.keep_content else None
+        self.reported = False
+        self.hides_usage = False
+        self.get_stream: Callable[[], Any] = _no_stream
+        self.observe = self._observe_event if api == "responses" else self._observe_chunk
         if setting.ask_usage and self.streamed and api != "responses":
             options = kwargs.get("stream_options")
             if not isinstance(options, Mapping) or not options.get("include_usage"):
@@ -101,59 +101,59 @@ class Sight:
                     **(options if isinstance(options, Mapping) else {}),
                     "include_usage": True,
                 }
-                self.hide = True
+                self.hides_usage = True
 
     # -- attempts ------------------------------------------------------------------------------------------------
 
-    def booking(self) -> dict[str, Any]:
-        """What a throttle wants to know."""
-        throttle = self.setting.manner.throttle
+    def throttle_arguments(self) -> dict[str, Any]:
+        """The keyword arguments for `Throttle.acquire`."""
+        throttle = self.setting.policy.throttle
         tokens = estimated_tokens(self.kwargs) if throttle is not None and throttle.counts_tokens else 0
         return {"key": self.setting.key, "model": self.model, "tokens": tokens}
 
     def begin(self) -> None:
         self.sent = monotonic_ns()
 
-    def answered(self, raw: Any) -> None:
-        """The head of an answer is here."""
+    def head_received(self, raw: Any) -> None:
+        """The head of a response has arrived."""
         self.headers = raw.headers
-        self.retries = raw.retries_taken
+        self.hidden_retries = raw.retries_taken
         if self.permit is not None:
             self.permit.heed(self.headers)
 
-    def failed(self, error: BaseException) -> float | None:
-        """An attempt has failed before anything of its answer was handed on: seconds until the next, None: that's it.
+    def attempt_failed(self, error: BaseException) -> float | None:
+        """An attempt failed before any output reached the caller. Returns the seconds until the next attempt.
 
-        The measurement is told when this was the last.
+        None: there is no further attempt, and the measurement has been reported.
         """
         now = monotonic_ns()
-        failure = self._failure(error)
+        failure = self._failure_of(error)
         response = getattr(error, "response", None)
         headers = getattr(response, "headers", None) or _NO_HEADERS
         self.headers = headers
         request = getattr(error, "request", None)
-        made = getattr(request, "headers", _NO_HEADERS).get("x-stainless-retry-count", "")
-        self.retries = int(made) if made.isdecimal() else 0
+        retry_count = getattr(request, "headers", _NO_HEADERS).get("x-stainless-retry-count", "")
+        self.hidden_retries = int(retry_count) if retry_count.isdecimal() else 0
         refused = failure.http_status in (429, 503)
         if self.permit is not None:
             self.permit.heed(headers, refused=refused)
             self.permit.done(0 if refused else None)
             self.permit = None
-        retry = self.setting.manner.retry
+        retry = self.setting.policy.retry
         wait_s = None
-        if retry is not None and isinstance(error, Exception) and not self.over:
-            asked = retry_after_s(headers)
-            wait_s = retry.wait_s(len(self.attempts) + 1, failure, asked_s=asked, delivered=False)
-        waited = 0 if wait_s is None else int(wait_s * 1e9)
-        self.attempts.append(Attempt(started=self.sent, ended=now, failure=failure, waited_ns=waited))
+        if retry is not None and isinstance(error, Exception) and not self.reported:
+            server_wait_s = retry_after_s(headers)
+            wait_s = retry.wait_s(len(self.attempts) + 1, failure, asked_s=server_wait_s, delivered=False)
+        waited_ns = 0 if wait_s is None else int(wait_s * 1e9)
+        self.attempts.append(Attempt(started=self.sent, ended=now, failure=failure, waited_ns=waited_ns))
         if wait_s is None:
-            self._tell("failed" if isinstance(error, Exception) else "cancelled", failure)
+            self._report("failed" if isinstance(error, Exception) else "cancelled", failure)
         return wait_s
 
     # -- answers -------------------------------------------------------------------------------------------------
 
-    def whole(self, result: Any) -> None:
-        """The answer came in one piece."""
+    def answer_received(self, result: Any) -> None:
+        """A response that is not streamed has arrived."""
         try:
             at = monotonic_ns()
             self.instants.append(at)
@@ -162,41 +162,41 @@ class Sight:
             self.response_model = getattr(result, "model", "") or ""
             self.response_id = getattr(result, "id", "") or ""
             if self.api == "responses":
-                self._response(result)
+                self._read_response(result)
             else:
                 for choice in result.choices:
                     self.finish_reason = choice.finish_reason or self.finish_reason
                     if self.pieces is not None:
-                        said = choice.text if self.api == "completions" else choice.message.content
-                        self.pieces.append(said or "")
-        except Exception:  # an answer of an odd shape is the application's to judge
+                        text = choice.text if self.api == "completions" else choice.message.content
+                        self.pieces.append(text or "")
+        except Exception:  # an answer of an unexpected shape is left to the application
             pass
-        self._tell("failed" if self.said_error else "ok", self._said(), result)
+        self._report("failed" if self.error_message else "ok", self._error_event(), result)
 
-    def ended(self) -> None:
-        """The stream is over."""
-        self._tell("failed" if self.said_error else "ok", self._said(), self.carrier())
+    def stream_ended(self) -> None:
+        """The stream has ended."""
+        self._report("failed" if self.error_message else "ok", self._error_event(), self.get_stream())
 
-    def broken(self, error: BaseException) -> None:
-        """The stream raised, or the loop over it was left."""
+    def stream_failed(self, error: BaseException) -> None:
+        """The stream raised `error`, or the loop over it was left (GeneratorExit)."""
         if isinstance(error, GeneratorExit):
-            self.given_up()
+            self.abandoned()
             return
         status: Status = "failed" if isinstance(error, Exception) else "cancelled"
-        self._tell(status, self._failure(error), self.carrier())
+        self._report(status, self._failure_of(error), self.get_stream())
 
-    def given_up(self) -> None:
-        """The application listens no more. With a finish reason seen the answer was whole."""
-        if not self.over:
-            whole = bool(self.finish_reason)
-            self._tell("ok" if whole else "abandoned", None if whole else _GIVEN_UP, self.carrier())
+    def abandoned(self) -> None:
+        """The application stopped reading. The call is ok if a finish reason has come, else abandoned."""
+        if not self.reported:
+            complete = bool(self.finish_reason)
+            self._report("ok" if complete else "abandoned", None if complete else _ABANDONED, self.get_stream())
 
     def is_extra(self, event: Any) -> bool:
-        """Whether this event is there only because we asked for a count."""
+        """Whether this event was sent only because we asked for a token count."""
         return event.usage is not None and not event.choices
 
-    def _see_chunk(self, chunk: Any, at: int) -> None:
-        """One event of chat or completions. Nothing in here may raise: the application is waiting for its event."""
+    def _observe_chunk(self, chunk: Any, at: int) -> None:
+        """One event of chat or completions. Must not raise: the application is waiting for its event."""
         try:
             output = answer = False
             for choice in chunk.choices:
@@ -229,8 +229,8 @@ class Sight:
         except Exception:
             pass
 
-    def _see_event(self, event: Any, at: int) -> None:
-        """One event of the responses API."""
+    def _observe_event(self, event: Any, at: int) -> None:
+        """One event of the responses API. Must not raise."""
         try:
             kind = event.type
             if kind.endswith(".delta"):
@@ -241,15 +241,15 @@ class Sight:
                 if self.pieces is not None and kind == "response.output_text.delta":
                     self.pieces.append(event.delta)
             elif kind in ("response.completed", "response.incomplete", "response.failed", "response.created"):
-                self._response(event.response)
+                self._read_response(event.response)
                 if kind != "response.created":
                     self.end = at
             elif kind == "error":
-                self.said_error = str(event.message)
+                self.error_message = str(event.message)
         except Exception:
             pass
 
-    def _response(self, response: Any) -> None:
+    def _read_response(self, response: Any) -> None:
         self.usage = response.usage or self.usage
         self.response_id, self.response_model = response.id or "", response.model or ""
         if response.status in ("completed", "incomplete", "failed", "cancelled"):
@@ -257,19 +257,19 @@ class Sight:
             if response.status == "incomplete" and response.incomplete_details is not None:
                 self.finish_reason = response.incomplete_details.reason or "incomplete"
             if response.status == "failed":
-                self.said_error = str(getattr(response.error, "message", "") or "the response failed")
+                self.error_message = str(getattr(response.error, "message", "") or "the response failed")
         if self.pieces is not None and not self.streamed:
             self.pieces.append(response.output_text)
 
     # -- the measurement -----------------------------------------------------------------------------------------
 
-    def _said(self) -> Failure | None:
-        return Failure("error_event", self._clean(self.said_error)) if self.said_error else None
+    def _error_event(self) -> Failure | None:
+        return Failure("error_event", self._clean(self.error_message)) if self.error_message else None
 
-    def _failure(self, error: BaseException) -> Failure:
+    def _failure_of(self, error: BaseException) -> Failure:
         if not isinstance(error, Exception):
             return Failure("interrupted", type(error).__name__)
-        from ..transport.openai_client import kind_of  # it knows what the package raises
+        from ..transport.openai_client import kind_of  # it maps the exceptions of the package
 
         kind, text, status = kind_of(error)
         names = {type(cause).__name__ for cause in (error, error.__cause__)}
@@ -282,37 +282,43 @@ class Sight:
 
         return redact(text, [self.setting.key] if self.setting.key else ())[:500]
 
-    def _counts(self) -> tuple[int | None, int | None, int | None, int | None]:
-        """Input, output, cached and reasoning tokens as the server says."""
+    def _token_counts(self) -> tuple[int | None, int | None, int | None, int | None]:
+        """Input, output, cached and reasoning tokens, as reported by the server; None where missing."""
         usage = self.usage
         if usage is None:
             return None, None, None, None
         if self.api == "responses":
-            read, written = getattr(usage, "input_tokens", None), getattr(usage, "output_tokens", None)
-            of_read, of_written = "input_tokens_details", "output_tokens_details"
+            input_tokens, output_tokens = getattr(usage, "input_tokens", None), getattr(usage, "output_tokens", None)
+            input_details_name, output_details_name = "input_tokens_details", "output_tokens_details"
         else:
-            read, written = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
-            of_read, of_written = "prompt_tokens_details", "completion_tokens_details"
-        more, further = getattr(usage, of_read, None), getattr(usage, of_written, None)
-        cached = None if more is None else _whole(getattr(more, "cached_tokens", None))
-        reasoning = None if further is None else _whole(getattr(further, "reasoning_tokens", None))
-        return _whole(read), _whole(written), cached, reasoning
+            input_tokens, output_tokens = (
+                getattr(usage, "prompt_tokens", None),
+                getattr(usage, "completion_tokens", None),
+            )
+            input_details_name, output_details_name = "prompt_tokens_details", "completion_tokens_details"
+        input_details, output_details = (
+            getattr(usage, input_details_name, None),
+            getattr(usage, output_details_name, None),
+        )
+        cached = None if input_details is None else _count(getattr(input_details, "cached_tokens", None))
+        reasoning = None if output_details is None else _count(getattr(output_details, "reasoning_tokens", None))
+        return _count(input_tokens), _count(output_tokens), cached, reasoning
 
-    def _tell(self, status: Status, failure: Failure | None, carrier: Any = None) -> None:
-        if self.over:
+    def _report(self, status: Status, failure: Failure | None, answer_object: Any = None) -> None:
+        if self.reported:
             return
-        self.over = True
+        self.reported = True
         now = monotonic_ns()
         instants = self.instants
-        read, written, cached, reasoning = self._counts()
+        input_tokens, output_tokens, cached, reasoning = self._token_counts()
         if not self.streamed:
-            self.first_event_tokens = written or 0  # all of it came at once
-        manner, headers = self.setting.manner, self.headers
+            self.first_event_tokens = output_tokens or 0  # the whole answer came at once
+        policy, headers = self.setting.policy, self.headers
         cost = None
-        if manner.prices is not None and read is not None and written is not None:
+        if policy.prices is not None and input_tokens is not None and output_tokens is not None:
             names = (self.response_model, self.model) if self.response_model else (self.model,)
-            price = price_of(manner.prices, *names)
-            cost = price.cost(read, written, cached or 0) if price is not None else None
+            price = price_of(policy.prices, *names)
+            cost = price.cost(input_tokens, output_tokens, cached or 0) if price is not None else None
         if not self.attempts or self.attempts[-1].started != self.sent:
             self.attempts.append(Attempt(started=self.sent, ended=now, failure=failure))
         measurement = Measurement(
@@ -329,14 +335,14 @@ class Sight:
             done=now,
             instants=tuple(instants),
             first_event_tokens=self.first_event_tokens,
-            input_tokens=read,
-            output_tokens=written if written is not None or not self.streamed else len(instants),
+            input_tokens=input_tokens,
+            output_tokens=output_tokens if output_tokens is not None or not self.streamed else len(instants),
             cached_tokens=cached,
             reasoning_tokens=reasoning,
-            token_source="server" if written is not None else "events" if self.streamed and instants else "",
+            token_source="server" if output_tokens is not None else "events" if self.streamed and instants else "",
             cost=cost,
             attempts=tuple(self.attempts),
-            hidden_retries=self.retries,
+            hidden_retries=self.hidden_retries,
             finish_reason=self.finish_reason,
             failure=failure,
             model=self.model,
@@ -348,14 +354,14 @@ class Sight:
             content=self._content(),
         )
         if self.permit is not None:
-            self.permit.done(None if read is None or written is None else read + written)
-        if carrier is not None:
+            self.permit.done(None if input_tokens is None or output_tokens is None else input_tokens + output_tokens)
+        if answer_object is not None:
             try:
-                # Past pydantic, so that what the application dumps or compares is what the server sent.
-                object.__setattr__(carrier, "measurement", measurement)
+                # Bypass pydantic, so that dumping or comparing the object still shows only what the server sent.
+                object.__setattr__(answer_object, "measurement", measurement)
             except (AttributeError, TypeError):
                 pass
-        manner.tell(measurement, self.context, self.sighting)
+        policy.tell(measurement, self.context, self.call_shape)
 
     def _content(self) -> Content | None:
         if self.pieces is None:
@@ -364,12 +370,12 @@ class Sight:
         return Content(input=sent, output="".join(self.pieces))
 
 
-def _nothing() -> None:
-    """Where a weak reference to the stream will be."""
+def _no_stream() -> None:
+    """Placeholder until there is a weak reference to the stream."""
 
 
-_GIVEN_UP = Failure("interrupted", "the application stopped listening")
+_ABANDONED = Failure("interrupted", "the application stopped listening")
 
 
-def _whole(value: Any) -> int | None:
+def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,7 +1,7 @@
-"""How an application's calls are made, whichever client makes them: who is told, what they cost, what they wait for.
+"""The policy for an application's calls: observers, prices, throttle, retry, trace recorder.
 
-Shared by `instrument` and the project's own client. Nothing here knows a client or a socket; an observer that fails is
-logged and never fails the call.
+`instrument` and the project's own client share it. It depends on no client and no socket. An exception of an observer
+is logged and does not fail the call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .measurement import Measurement, Prices, checked_prices, tell_latest
 if TYPE_CHECKING:
     from .retry import Retry
     from .throttle import Throttle
-    from .trace_recorder import ShapeRecorder, Sighting
+    from .trace_recorder import CallShape, ShapeRecorder
 
 log = logging.getLogger("loadgen_sdk")
 
@@ -26,7 +26,7 @@ Observers = Observer | Iterable[Observer] | None
 
 
 class Policy(NamedTuple):
-    """What applies to every call of one client."""
+    """The settings that apply to every call of one client."""
 
     observers: tuple[Observer, ...] = ()
     prices: Prices = None
@@ -35,11 +35,11 @@ class Policy(NamedTuple):
     record: ShapeRecorder | None = None
     keep_content: bool = False
 
-    def tell(self, measurement: Measurement, context: Context | None, sighting: Sighting | None) -> None:
-        """A call has ended. Observers run in the context that the call was made in, so that spans find their parent."""
+    def tell(self, measurement: Measurement, context: Context | None, call_shape: CallShape | None) -> None:
+        """Report an ended call. Observers run in the context in which the call was made: spans find their parent."""
         tell_latest(measurement)
-        if self.record is not None and sighting is not None:
-            self.record.end(sighting, measurement)
+        if self.record is not None and call_shape is not None:
+            self.record.end(call_shape, measurement)
         for observer in self.observers:
             try:
                 if context is None:
@@ -50,7 +50,7 @@ class Policy(NamedTuple):
                 log.exception("an observer of measurements failed")
 
 
-def conduct(
+def make_policy(
     on_measurement: Observers,
     prices: Prices,
     throttle: Throttle | None,
@@ -58,7 +58,7 @@ def conduct(
     record: ShapeRecorder | None,
     keep_content: bool,
 ) -> Policy:
-    """The checked whole of it. Raises WrongUse."""
+    """A Policy of these settings, checked. Raises WrongUse for an argument of the wrong type."""
     from .retry import Retry
     from .throttle import Throttle
 

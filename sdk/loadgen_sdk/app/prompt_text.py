@@ -1,31 +1,33 @@
-"""The texts of a call's prompt, whichever API it is for, and how many tokens they may be. Pure."""
+"""The texts of a call's prompt, for each of the three APIs, and an estimate of their tokens. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-CHARS_PER_TOKEN = 4  # of English in the vocabularies in use; an estimate that the answer's usage corrects
+CHARS_PER_TOKEN = 4  # for English in common vocabularies; an estimate that the answer's usage corrects
 
 
-EXPECTED_OUTPUT = 256  # tokens, where a call names no limit
+EXPECTED_OUTPUT = 256  # tokens, when the call sets no limit
 
 
-_FURTHER = ("tool_calls", "function_call", "output", "arguments", "name")
+_OTHER_TEXT_FIELDS = ("tool_calls", "function_call", "output", "arguments", "name")
 
 
-_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 def estimated_tokens(arguments: Mapping[str, Any]) -> int:
-    """Tokens that a call may take, judged by its texts' length and its limit; the server's count replaces it later."""
+    """Estimated input plus output tokens of a call, by its text length and output limit, until the server counts."""
     chars = sum(map(len, texts(arguments)))
-    asked = next((arguments[name] for name in _LIMITS if isinstance(arguments.get(name), int)), EXPECTED_OUTPUT)
-    return chars // CHARS_PER_TOKEN + int(asked)
+    output_limit = next(
+        (arguments[name] for name in _OUTPUT_LIMITS if isinstance(arguments.get(name), int)), EXPECTED_OUTPUT
+    )
+    return chars // CHARS_PER_TOKEN + int(output_limit)
 
 
 def texts(arguments: Mapping[str, Any]) -> Iterable[str]:
-    """Every text of a call's prompt, in order: messages, prompt or input, as the three APIs take them."""
+    """Yield every text of a call's prompt in order: instructions, messages, prompt, input."""
     if isinstance(instructions := arguments.get("instructions"), str):
         yield instructions
     for name in ("messages", "prompt", "input"):
@@ -38,20 +40,20 @@ def texts(arguments: Mapping[str, Any]) -> Iterable[str]:
 
 
 def message_text(message: Any) -> str:
-    """The text of one message (or of one prompt of several), its role in front; pictures count by their reference."""
+    """The text of one message (or of one prompt in a list), after its role. An image counts by its reference."""
     if isinstance(message, str):
         return message
     if not isinstance(message, Mapping):
-        get = getattr(message, "model_dump", None)
-        if get is None:
+        dump = getattr(message, "model_dump", None)
+        if dump is None:
             return str(message)
-        message = get()
+        message = dump()
     content = message.get("content")
-    said = [str(message.get("role", message.get("type", "")))]
+    lines = [str(message.get("role", message.get("type", "")))]
     if isinstance(content, str):
-        said.append(content)
+        lines.append(content)
     elif isinstance(content, list | tuple):
         parts = (part for part in content if isinstance(part, Mapping))
-        said += (str(part.get("text") or part.get("image_url") or part.get("refusal") or "") for part in parts)
-    said += (str(message[name]) for name in _FURTHER if message.get(name))
-    return "\n".join(said)
+        lines += (str(part.get("text") or part.get("image_url") or part.get("refusal") or "") for part in parts)
+    lines += (str(message[name]) for name in _OTHER_TEXT_FIELDS if message.get(name))
+    return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""Whether a failed call may be tried again, and after how long. Sans IO: it neither sleeps nor sends.
+"""Decides whether a failed call may be tried again, and after how long. Without IO: it neither sleeps nor sends.
 
-Rules: bounded in number, jittered, paid for out of a budget that successes fill (so that retries cannot multiply an
-outage), and never once a token was delivered.
+Rules: the number of attempts is limited, waits are random, retries are paid from a budget that calls fill (so that
+retries cannot multiply the load of an outage), and there is no retry after output has reached the caller.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ..errors import WrongUse
 from ..request import Failure
 
 RETRIED = frozenset(("dns", "connect", "reset", "empty", "truncated", "http_429", "http_5xx"))
-"""Kinds of failure that another try may cure; `http_4xx` only with a status of RETRIED_STATUS."""
+"""Kinds of failure that a retry may cure. `http_4xx` is retried only with a status in RETRIED_STATUS."""
 RETRIED_STATUS = frozenset((408, 409, 425))
-FINAL_STATUS = frozenset((501, 505, 511))  # 5xx that say "never"
-FINAL_WORDS = ("insufficient_quota", "billing", "credit balance")  # 429 that waiting does not cure
-LONGEST_ASKED_S = 60.0  # a server that asks for more is not waited for
+FINAL_STATUS = frozenset((501, 505, 511))  # 5xx statuses that a retry cannot cure
+FINAL_WORDS = ("insufficient_quota", "billing", "credit balance")  # texts of a 429 that waiting does not cure
+LONGEST_ASKED_S = 60.0  # a call whose server asks for a longer wait is given up
 
 
 class Retry:
-    """A policy with a purse. One object may serve any number of clients, tasks and threads; they share the purse.
+    """A retry policy with a budget. One object may serve several clients, tasks and threads; they share the budget.
 
-    attempts: tries in all, the first included. The n-th wait is drawn evenly from 0 to `first_s * 2 ** (n - 1)`, at
-    most `most_s` ("full jitter"); a server's Retry-After is obeyed instead where it is longer, and ends the call where
-    it is above 60 s. budget: retries per call on average beyond `reserve` of them saved up; 0.1 adds at most 10 % to
-    the load of a server in trouble. Raises WrongUse.
+    attempts: the most attempts per call, with the first. The n-th wait is uniformly random between 0 and
+    `first_s * 2 ** (n - 1)`, at most `most_s` ("full jitter"). A longer Retry-After of the server is used instead; one
+    above 60 s ends the call. budget: retries that each call adds to a balance, of at most `reserve` retries; each retry
+    takes one. A budget of 0.1 adds at most 10 % load to a failing server in the long run. Raises WrongUse.
     """
 
     def __init__(
@@ -50,34 +50,34 @@ class Retry:
             raise WrongUse(f"a budget of {budget} and a reserve of {reserve}", "0 or more")
         self.attempts, self.first_s, self.most_s = attempts, first_s, most_s
         self.budget, self.reserve = budget, reserve
-        self._saved = float(reserve)
+        self._balance = float(reserve)
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
     def begun(self) -> None:
-        """A call begins: it pays its share into the purse."""
+        """A call begins: add its share to the budget."""
         with self._lock:
-            self._saved = min(self.reserve, self._saved + self.budget)
+            self._balance = min(self.reserve, self._balance + self.budget)
 
     def wait_s(self, made: int, failure: Failure, *, asked_s: float | None = None, delivered: bool) -> float | None:
-        """After `made` attempts, the last of which ended in `failure`: seconds to wait before the next, None: give up.
+        """Seconds to wait before the next attempt, after `made` attempts, the last with `failure`. None: give up.
 
-        asked_s: what the server's Retry-After says. delivered: whether any output reached the caller.
+        asked_s: the server's Retry-After in seconds. delivered: whether any output reached the caller.
         """
         if delivered or made >= self.attempts or not curable(failure):
             return None
         if asked_s is not None and asked_s > LONGEST_ASKED_S:
             return None
         with self._lock:
-            if self._saved < 1:
+            if self._balance < 1:
                 return None
-            self._saved -= 1
-            drawn = self._random.uniform(0, min(self.most_s, self.first_s * 2.0 ** (made - 1)))
-        return max(drawn, asked_s or 0.0)
+            self._balance -= 1
+            backoff_s = self._random.uniform(0, min(self.most_s, self.first_s * 2.0 ** (made - 1)))
+        return max(backoff_s, asked_s or 0.0)
 
 
 def curable(failure: Failure) -> bool:
-    """Whether the same request may fare better a second time."""
+    """Whether the same request may succeed at a second try."""
     kind, status = failure.kind, failure.http_status
     if kind == "http_4xx":
         return status in RETRIED_STATUS
@@ -87,17 +87,17 @@ def curable(failure: Failure) -> bool:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """What `retry-after-ms` or `Retry-After` (seconds or a date, RFC 9110) asks for; None where they say nothing."""
-    said = headers.get("retry-after-ms")
+    """The wait asked for by `retry-after-ms` or `Retry-After` (seconds or a date, RFC 9110); None without either."""
+    value = headers.get("retry-after-ms")
     try:
-        if said:
-            return max(0.0, float(said) / 1000)
-        said = headers.get("retry-after")
-        if not said:
+        if value:
+            return max(0.0, float(value) / 1000)
+        value = headers.get("retry-after")
+        if not value:
             return None
         try:
-            return max(0.0, float(said))
+            return max(0.0, float(value))
         except ValueError:
-            return max(0.0, parsedate_to_datetime(said).timestamp() - time())
+            return max(0.0, parsedate_to_datetime(value).timestamp() - time())
     except (ValueError, TypeError, OverflowError):
         return None

@@ -97,22 +97,22 @@ class OpenTelemetry:
 
     def _attributes(self, measurement: Measurement) -> dict[str, Any]:
         host, _, port = measurement.server.rpartition(":")
-        found: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "gen_ai.operation.name": _OPERATIONS[measurement.api],
             "gen_ai.provider.name": self._provider or ("azure.ai.openai" if ".azure.com" in host else "openai"),
         }
         if measurement.model:
-            found["gen_ai.request.model"] = measurement.model
+            attributes["gen_ai.request.model"] = measurement.model
         if measurement.response_model:
-            found["gen_ai.response.model"] = measurement.response_model
+            attributes["gen_ai.response.model"] = measurement.response_model
         if host:
-            found |= {"server.address": host.strip("[]"), "server.port": int(port)}
-        return found
+            attributes |= {"server.address": host.strip("[]"), "server.port": int(port)}
+        return attributes
 
     def _span(self, measurement: Measurement, attributes: dict[str, Any]) -> None:
         assert self._tracer is not None
         ttft_ms = measurement.ttft_ms
-        first = ttft_ms / 1e3 if ttft_ms is not None and measurement.streamed else None
+        first_chunk_s = ttft_ms / 1e3 if ttft_ms is not None and measurement.streamed else None
         optional = {
             "gen_ai.response.id": measurement.response_id,
             "gen_ai.response.finish_reasons": [measurement.finish_reason] if measurement.finish_reason else None,
@@ -120,7 +120,7 @@ class OpenTelemetry:
             "gen_ai.usage.output_tokens": measurement.output_tokens,
             "gen_ai.usage.cache_read.input_tokens": measurement.cached_tokens,
             "gen_ai.usage.reasoning.output_tokens": measurement.reasoning_tokens,
-            "gen_ai.response.time_to_first_chunk": first,
+            "gen_ai.response.time_to_first_chunk": first_chunk_s,
             "http.request.resend_count": measurement.retries or None,
             "loadgen.cost": measurement.cost,
             "loadgen.token_source": measurement.token_source,
@@ -129,20 +129,26 @@ class OpenTelemetry:
         content = measurement.content
         if self._content and content is not None:
             attributes["gen_ai.input.messages"] = json.dumps(_messages(content.input), default=str)
-            said = [{"role": "assistant", "parts": [{"type": "text", "content": content.output}]}]
-            attributes["gen_ai.output.messages"] = json.dumps(said)
-        begun = measurement.started_unix_ns
+            output_messages = [{"role": "assistant", "parts": [{"type": "text", "content": content.output}]}]
+            attributes["gen_ai.output.messages"] = json.dumps(output_messages)
+        started_ns = measurement.started_unix_ns
         name = f"{_OPERATIONS[measurement.api]} {measurement.model}".rstrip()
-        span = self._tracer.start_span(name, kind=self._trace.SpanKind.CLIENT, attributes=attributes, start_time=begun)
+        span = self._tracer.start_span(
+            name, kind=self._trace.SpanKind.CLIENT, attributes=attributes, start_time=started_ns
+        )
         if measurement.first_token != NEVER and measurement.streamed:
-            span.add_event("first_token", timestamp=begun + measurement.first_token - measurement.started)
+            span.add_event("first_token", timestamp=started_ns + measurement.first_token - measurement.started)
         for number, attempt in enumerate(measurement.attempts[:-1], 1):
             kind = attempt.failure.kind if attempt.failure is not None else ""
-            told: dict[str, Any] = {"attempt": number, "error.type": kind, "waited_s": attempt.waited_ns / 1e9}
-            span.add_event("retry", told, timestamp=begun + attempt.ended - measurement.started)
+            retry_info: dict[str, Any] = {
+                "attempt": number,
+                "error.type": kind,
+                "waited_s": attempt.waited_ns / 1e9,
+            }
+            span.add_event("retry", retry_info, timestamp=started_ns + attempt.ended - measurement.started)
         if measurement.status == "failed":
             span.set_status(self._trace.StatusCode.ERROR, _error_type(measurement))  # never the text: it may quote
-        span.end(end_time=begun + measurement.done - measurement.started)
+        span.end(end_time=started_ns + measurement.done - measurement.started)
 
 
 class Prometheus:
@@ -160,17 +166,17 @@ class Prometheus:
             import prometheus_client as client
         except ImportError:
             raise WrongUse("prometheus-client is not installed", "pip install 'loadgen[prometheus]'") from None
-        where = client.REGISTRY if registry is None else registry
-        by = ("api", "model")
+        into = client.REGISTRY if registry is None else registry
+        labels_by = ("api", "model")
 
-        def counter(name: str, text: str, labels: tuple[str, ...] = by) -> Any:
-            return client.Counter(f"llm_client_{name}", text, labels, registry=where)
+        def counter(name: str, text: str, labels: tuple[str, ...] = labels_by) -> Any:
+            return client.Counter(f"llm_client_{name}", text, labels, registry=into)
 
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Any:
-            return client.Histogram(f"llm_client_{name}_seconds", text, by, buckets=bounds, registry=where)
+            return client.Histogram(f"llm_client_{name}_seconds", text, labels_by, buckets=bounds, registry=into)
 
-        self._requests = counter("requests", "Calls that ended.", (*by, "status", "error"))
-        self._tokens = counter("tokens", "Tokens, as the server counts them.", (*by, "type"))
+        self._requests = counter("requests", "Calls that ended.", (*labels_by, "status", "error"))
+        self._tokens = counter("tokens", "Tokens, as the server counts them.", (*labels_by, "type"))
         self._retries = counter("retries", "Attempts after the first.")
         self._cost = counter("cost", "Cost of the calls.")
         self._duration = histogram("duration", "From call to end.", SECONDS)
@@ -179,25 +185,25 @@ class Prometheus:
 
     def __call__(self, measurement: Measurement) -> None:
         """Count one call."""
-        by = (measurement.api, measurement.model)
+        labels_by = (measurement.api, measurement.model)
         error = _error_type(measurement) if measurement.failure is not None else ""
-        self._requests.labels(*by, measurement.status, error).inc()
-        self._duration.labels(*by).observe((measurement.done - measurement.started) / 1e9)
+        self._requests.labels(*labels_by, measurement.status, error).inc()
+        self._duration.labels(*labels_by).observe((measurement.done - measurement.started) / 1e9)
         if measurement.streamed:
             if measurement.ttft_ms is not None:
-                self._ttft.labels(*by).observe(measurement.ttft_ms / 1e3)
+                self._ttft.labels(*labels_by).observe(measurement.ttft_ms / 1e3)
             if measurement.tpot_ms is not None:
-                self._tpot.labels(*by).observe(measurement.tpot_ms / 1e3)
+                self._tpot.labels(*labels_by).observe(measurement.tpot_ms / 1e3)
         counts = [("input", measurement.input_tokens), ("cached", measurement.cached_tokens)]
         if measurement.token_source == "server":
             counts.append(("output", measurement.output_tokens))
         for name, count in counts:
             if count:
-                self._tokens.labels(*by, name).inc(count)
+                self._tokens.labels(*labels_by, name).inc(count)
         if measurement.retries:
-            self._retries.labels(*by).inc(measurement.retries)
+            self._retries.labels(*labels_by).inc(measurement.retries)
         if measurement.cost:
-            self._cost.labels(*by).inc(measurement.cost)
+            self._cost.labels(*labels_by).inc(measurement.cost)
 
 
 def _error_type(measurement: Measurement) -> str:
@@ -208,15 +214,15 @@ def _error_type(measurement: Measurement) -> str:
     return str(failure.http_status) if failure.http_status >= 400 else failure.kind
 
 
-def _messages(sent: Any) -> list[Any]:
+def _messages(input_content: Any) -> list[Any]:
     """What was sent, in the shape of `gen_ai.input.messages`."""
-    if isinstance(sent, str):
-        return [{"role": "user", "parts": [{"type": "text", "content": sent}]}]
-    found = []
-    for message in sent or ():
+    if isinstance(input_content, str):
+        return [{"role": "user", "parts": [{"type": "text", "content": input_content}]}]
+    messages = []
+    for message in input_content or ():
         if isinstance(message, dict) and isinstance(content := message.get("content"), str):
             parts = [{"type": "text", "content": content}]
-            found.append({"role": message.get("role", ""), "parts": parts})
+            messages.append({"role": message.get("role", ""), "parts": parts})
         else:
-            found.append(message)
-    return found
+            messages.append(message)
+    return messages

@@ -1,7 +1,7 @@
-"""Keeping below a provider's limits: requests and tokens per time, calls at once, per key and per model.
+"""Keeps calls below a provider's limits: requests and tokens per time, concurrent calls, per key and per model.
 
-`Gate` is the sans-IO core: told the time, it grants or says when to ask again. `Throttle` waits, in tasks and in
-threads alike (one object may serve both), first come, first served.
+`Gate` is the core without IO: given the time, it grants a call or returns when to ask again. `Throttle` does the
+waiting, for tasks and threads (one object may serve both), in the order of arrival.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+
 
 
 class Rate(NamedTuple):
-    """So many (requests, tokens) within any stretch of `period_ns`."""
+    """At most `limit` (requests or tokens) within any interval of `period_ns`."""
 
     limit: float
     period_ns: int
 
 
 def rate(text: str | int | float, what: str) -> Rate:
-    """`10/s`, `600/min`; a bare number is per minute, as providers state their limits. Raises WrongUse."""
+    """Parse `10/s` or `600/min`; a bare number is per minute, as providers state limits. Raises WrongUse."""
     hint = f'{what}="600/min", or "10/s"'
     amount, slash, unit = str(text).partition("/")
     period = _PERIODS_NS.get(unit.strip()) if slash else _PERIODS_NS["min"]
@@ -46,13 +46,13 @@ def rate(text: str | int | float, what: str) -> Rate:
     if limit <= 0 or math.isinf(limit):
         raise WrongUse(f"{what}={text!r} would let nothing through" if limit <= 0 else f"{what}=inf limits nothing",
                        hint + ", or leave it out")  # fmt: skip
-    if limit < 1 and what == "requests":  # a window must hold one request
+    if limit < 1 and what == "requests":  # the window must have room for one request
         return Rate(1.0, round(period / limit))
     return Rate(limit, period)
 
 
 class _Window:
-    """What was let through within the last period; entries can be corrected afterwards."""
+    """The amounts booked within the last period. A booked amount can be corrected later."""
 
     __slots__ = ("_entries", "_rate", "_sum")
 
@@ -62,17 +62,17 @@ class _Window:
         self._sum = 0.0
 
     def free_at(self, now: int, amount: float) -> int:
-        """The instant at which `amount` more is within the limit. More than the limit itself: when all is empty."""
+        """The instant at which `amount` more is allowed. An amount above the limit waits for an empty window."""
         entries, period = self._entries, self._rate.period_ns
         while entries and entries[0][0] + period <= now:
             self._sum -= entries.popleft()[1]
-        room = self._rate.limit - self._sum
-        if amount <= room or not entries:
+        free = self._rate.limit - self._sum
+        if amount <= free or not entries:
             return now
-        for at, held in entries:
-            room += held
-            if amount <= room:
-                return int(at) + period
+        for booked_at, booked in entries:
+            free += booked
+            if amount <= free:
+                return int(booked_at) + period
         return int(entries[-1][0]) + period
 
     def book(self, now: int, amount: float) -> list[float]:
@@ -82,143 +82,151 @@ class _Window:
         return entry
 
     def correct(self, entry: list[float], amount: float) -> None:
-        if self._entries and entry[0] >= self._entries[0][0]:  # else it has left the window already
+        if self._entries and entry[0] >= self._entries[0][0]:  # else it has already left the window
             self._sum += amount - entry[1]
             entry[1] = float(amount)
 
 
 class Gate:
-    """The limits of one key and model. Sans IO; instants are monotonic ns. Not thread-safe: `Throttle` locks it."""
+    """The limits of one key and model, without IO. Instants are monotonic ns. Not thread-safe: `Throttle` locks it."""
 
-    __slots__ = ("_cap", "_flying", "_paused", "_requests", "_reset", "_room", "_tokens")
+    __slots__ = (
+        "_cap",
+        "_in_flight",
+        "_paused_until",
+        "_requests",
+        "_server_reset_at",
+        "_server_tokens_left",
+        "_tokens",
+    )
 
     def __init__(self, requests: Rate | None, tokens: Rate | None, concurrency: int | None) -> None:
         self._requests = _Window(requests) if requests else None
         self._tokens = _Window(tokens) if tokens else None
         self._cap = concurrency or FOREVER
-        self._flying = 0
-        self._paused = 0  # nothing before this instant: the server said so
-        self._room: float | None = None  # tokens left, as the server counts them, until `_reset`
-        self._reset = 0
+        self._in_flight = 0
+        self._paused_until = 0  # the server asked for no call before this instant
+        self._server_tokens_left: float | None = None  # tokens left by the server's count, until `_server_reset_at`
+        self._server_reset_at = 0
 
     @property
     def in_flight(self) -> int:
-        return self._flying
+        return self._in_flight
 
     def ask(self, now: int, tokens: float) -> int:
-        """0: granted, nothing is booked yet. Else the instant to ask again; FOREVER: when a call ends."""
-        if self._flying >= self._cap:
+        """0: granted (nothing is booked yet). Else the instant at which to ask again; FOREVER: when a call ends."""
+        if self._in_flight >= self._cap:
             return FOREVER
-        at = max(now, self._paused)
+        grant_at = max(now, self._paused_until)
         if self._requests:
-            at = max(at, self._requests.free_at(now, 1))
+            grant_at = max(grant_at, self._requests.free_at(now, 1))
         if self._tokens:
-            at = max(at, self._tokens.free_at(now, tokens))
-        if self._room is not None and tokens > self._room and now < self._reset:
-            at = max(at, self._reset)
-        return 0 if at <= now else at
+            grant_at = max(grant_at, self._tokens.free_at(now, tokens))
+        if self._server_tokens_left is not None and tokens > self._server_tokens_left and now < self._server_reset_at:
+            grant_at = max(grant_at, self._server_reset_at)
+        return 0 if grant_at <= now else grant_at
 
     def enter(self, now: int, tokens: float) -> list[float] | None:
-        """Book a granted call; what comes back is for `leave`."""
-        self._flying += 1
+        """Book a granted call. Returns the entry to pass to `leave`."""
+        self._in_flight += 1
         if self._requests:
             self._requests.book(now, 1)
-        if self._room is not None:
-            self._room -= tokens
+        if self._server_tokens_left is not None:
+            self._server_tokens_left -= tokens
         return self._tokens.book(now, tokens) if self._tokens else None
 
     def leave(self, entry: list[float] | None, tokens: float | None) -> None:
-        """A call has ended, having used `tokens` (None: as estimated)."""
-        self._flying -= 1
+        """A call has ended. `tokens`: what it used (None: keep the estimate)."""
+        self._in_flight -= 1
         if self._tokens and entry is not None and tokens is not None:
             self._tokens.correct(entry, tokens)
 
     def heed(self, now: int, headers: Mapping[str, str], refused: bool) -> None:
-        """What the head of a response asks for: `Retry-After` when it `refused`, and what is left of its limits."""
-        if refused and (asked := retry_after_s(headers)) is not None:
-            self._paused = max(self._paused, now + int(asked * 1e9))
-        left, reset = headers.get("x-ratelimit-remaining-requests"), headers.get("x-ratelimit-reset-requests")
-        if left is not None and reset is not None and _number(left, 1) <= 0:
-            self._paused = max(self._paused, now + _duration_ns(reset))
-        left, reset = headers.get("x-ratelimit-remaining-tokens"), headers.get("x-ratelimit-reset-tokens")
-        if left is not None and reset is not None:
-            self._room, self._reset = _number(left, math.inf), now + _duration_ns(reset)
+        """Apply a response's headers: `Retry-After` if the call was `refused`, and the x-ratelimit-* headers."""
+        if refused and (server_wait_s := retry_after_s(headers)) is not None:
+            self._paused_until = max(self._paused_until, now + int(server_wait_s * 1e9))
+        remaining, reset = headers.get("x-ratelimit-remaining-requests"), headers.get("x-ratelimit-reset-requests")
+        if remaining is not None and reset is not None and _number(remaining, 1) <= 0:
+            self._paused_until = max(self._paused_until, now + _duration_ns(reset))
+        remaining, reset = headers.get("x-ratelimit-remaining-tokens"), headers.get("x-ratelimit-reset-tokens")
+        if remaining is not None and reset is not None:
+            self._server_tokens_left, self._server_reset_at = _number(remaining, math.inf), now + _duration_ns(reset)
 
 
 class Permit:
-    """Leave to make one call; `done` gives it back. Used by `Throttle`'s callers, once."""
+    """Permission to make one call, from `Throttle`. `done` returns it."""
 
-    __slots__ = ("_entry", "_lane", "_obey", "over")
+    __slots__ = ("_entry", "_gate_queue", "_obey", "over")
 
-    def __init__(self, lane: _Lane, entry: list[float] | None, obey: bool) -> None:
-        self._lane, self._entry, self._obey, self.over = lane, entry, obey, False
+    def __init__(self, gate_queue: _GateQueue, entry: list[float] | None, obey: bool) -> None:
+        self._gate_queue, self._entry, self._obey, self.over = gate_queue, entry, obey, False
 
     def heed(self, headers: Mapping[str, str], *, refused: bool = False) -> None:
-        """The head of the response has come. refused: it is a 429 or 503, whose Retry-After holds for all."""
+        """Apply the headers of the response. refused: the status is 429 or 503; its Retry-After holds for all calls."""
         if self._obey:
-            with self._lane.lock:
-                self._lane.gate.heed(monotonic_ns(), headers, refused)
+            with self._gate_queue.lock:
+                self._gate_queue.gate.heed(monotonic_ns(), headers, refused)
 
     def done(self, tokens: int | None = None) -> None:
-        """The call is over. tokens: what it really used, which corrects the estimate. Calling twice is harmless."""
+        """The call is over. tokens: what it really used, to correct the estimate. May be called twice."""
         if self.over:
             return
         self.over = True
-        lane = self._lane
-        with lane.lock:
-            lane.gate.leave(self._entry, tokens)
-            lane.wake()
+        gate_queue = self._gate_queue
+        with gate_queue.lock:
+            gate_queue.gate.leave(self._entry, tokens)
+            gate_queue.wake_first()
 
 
-class _Lane:
-    """A gate and those who stand before it, in order."""
+class _GateQueue:
+    """A gate and the callers that wait for it, in order of arrival."""
 
     __slots__ = ("_obey", "gate", "lock", "queue")
 
     def __init__(self, gate: Gate, obey: bool) -> None:
         self.gate, self._obey = gate, obey
         self.lock = threading.Lock()
-        self.queue: deque[Callable[[], object]] = deque()  # each wakes one waiter
+        self.queue: deque[Callable[[], object]] = deque()  # each function wakes one waiting caller
 
-    def wake(self) -> None:
-        """Let the first in the queue look again."""
+    def wake_first(self) -> None:
+        """Wake the first waiting caller, which then tries again."""
         if self.queue:
             self.queue[0]()
 
-    def attempt(self, bell: Callable[[], object], tokens: float) -> Permit | int:
-        """For the waiter with this bell: its permit, or how many ns to wait at most unless its bell rings."""
+    def try_enter(self, wake_waiter: Callable[[], object], tokens: float) -> Permit | int:
+        """The permit for the caller that `wake_waiter` wakes, or the most ns to wait before the next try."""
         with self.lock:
-            if bell not in self.queue:
-                self.queue.append(bell)
-            if self.queue[0] is not bell:
+            if wake_waiter not in self.queue:
+                self.queue.append(wake_waiter)
+            if self.queue[0] is not wake_waiter:
                 return FOREVER
             now = monotonic_ns()
-            until = self.gate.ask(now, tokens)
-            if until:
-                return until - now if until != FOREVER else FOREVER
+            retry_at = self.gate.ask(now, tokens)
+            if retry_at:
+                return retry_at - now if retry_at != FOREVER else FOREVER
             self.queue.popleft()
             entry = self.gate.enter(now, tokens)
-            self.wake()
+            self.wake_first()
             return Permit(self, entry, self._obey)
 
-    def forget(self, bell: Callable[[], object]) -> None:
-        """A waiter has gone."""
+    def remove(self, wake_waiter: Callable[[], object]) -> None:
+        """A caller stopped waiting: take it out of the queue."""
         with self.lock:
-            first = bool(self.queue) and self.queue[0] is bell
-            if bell in self.queue:
-                self.queue.remove(bell)
+            first = bool(self.queue) and self.queue[0] is wake_waiter
+            if wake_waiter in self.queue:
+                self.queue.remove(wake_waiter)
             if first:
-                self.wake()
+                self.wake_first()
 
 
 class Throttle:
     """Limits for the calls of one or several clients.
 
-    requests, tokens: "600/min", "10/s" (a bare number is per minute), within any such stretch of time. `requests` may
-    be an `asyncio_throttle.Throttler` that the application shares already (async clients only). Tokens are booked as
-    estimated before a call and corrected when it ends. concurrency: calls at once. per: what the limits are counted
-    for; () is all calls together. obey: wait as the server's Retry-After (after a 429 or 503) and x-ratelimit-*
-    headers say. Raises WrongUse for limits that let nothing through.
+    requests, tokens: "600/min", "10/s" (a bare number is per minute), within any interval of that length. `requests`
+    may be an `asyncio_throttle.Throttler` that the application already shares (async clients only). Tokens are booked
+    by an estimate before a call and corrected when it ends. concurrency: most calls in flight. per: the limits are
+    counted separately for each key, model or both; () counts all calls together. obey: also wait as the server's
+    Retry-After (after a 429 or 503) and x-ratelimit-* headers ask. Raises WrongUse for limits that allow no call.
     """
 
     def __init__(
@@ -230,72 +238,72 @@ class Throttle:
         per: tuple[Literal["key", "model"], ...] = ("key", "model"),
         obey: bool = True,
     ) -> None:
-        foreign = hasattr(requests, "acquire") and hasattr(requests, "rate_limit")
-        self._throttler: Any = requests if foreign else None
-        if foreign and not requests.rate_limit > 0:
+        is_throttler = hasattr(requests, "acquire") and hasattr(requests, "rate_limit")
+        self._throttler: Any = requests if is_throttler else None
+        if is_throttler and not requests.rate_limit > 0:
             raise WrongUse(f"a Throttler of {requests.rate_limit} would let nothing through", "give it a rate above 0")
-        self._requests = None if requests is None or foreign else rate(requests, "requests")
+        self._requests = None if requests is None or is_throttler else rate(requests, "requests")
         self._tokens = None if tokens is None else rate(tokens, "tokens")
         if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
             raise WrongUse(f"concurrency={concurrency!r} would let nothing through", "at least 1, or leave it out")
         if isinstance(per, str) or not set(per) <= {"key", "model"}:
             raise WrongUse(f"per={per!r}", 'a tuple of "key" and "model"')
         self._cap, self._per, self._obey = concurrency, tuple(per), obey
-        self._lanes: dict[tuple[str, ...], _Lane] = {}
+        self._gate_queues: dict[tuple[str, ...], _GateQueue] = {}
         self._lock = threading.Lock()
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether callers need to say how many tokens a call may take."""
+        """Whether `acquire` needs an estimate of the tokens of a call."""
         return self._tokens is not None or self._obey
 
     def in_flight(self, *, key: str = "", model: str = "") -> int:
-        """Calls under way for this key and model."""
-        return self._lane(key, model).gate.in_flight
+        """The number of calls in flight for this key and model."""
+        return self._gate_queue(key, model).gate.in_flight
 
     async def acquire(self, *, key: str = "", model: str = "", tokens: float = 0) -> Permit:
-        """Wait until a call of about `tokens` tokens may be made. Cancelling the wait gives up the place."""
+        """Wait until a call of about `tokens` tokens is allowed. A cancelled wait loses its place in the queue."""
         if self._throttler is not None:
             await self._throttler.acquire()
-        lane, loop = self._lane(key, model), asyncio.get_running_loop()
+        gate_queue, loop = self._gate_queue(key, model), asyncio.get_running_loop()
         event = asyncio.Event()
 
-        def bell() -> None:
+        def wake_waiter() -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(event.set)
 
-        granted = lane.attempt(bell, tokens)
+        answer = gate_queue.try_enter(wake_waiter, tokens)
         try:
-            while not isinstance(granted, Permit):
+            while not isinstance(answer, Permit):
                 try:
-                    async with asyncio.timeout(None if granted == FOREVER else granted / 1e9):
+                    async with asyncio.timeout(None if answer == FOREVER else answer / 1e9):
                         await event.wait()
                 except TimeoutError:
                     pass
                 event.clear()
-                granted = lane.attempt(bell, tokens)
+                answer = gate_queue.try_enter(wake_waiter, tokens)
         except BaseException:
-            lane.forget(bell)
+            gate_queue.remove(wake_waiter)
             raise
-        return granted
+        return answer
 
     def acquire_blocking(self, *, key: str = "", model: str = "", tokens: float = 0) -> Permit:
-        """The same for a thread. Raises WrongUse where requests are counted by an asyncio Throttler."""
+        """`acquire` for a thread. Raises WrongUse when requests are limited by an asyncio Throttler."""
         if self._throttler is not None:
             raise WrongUse("an asyncio Throttler cannot make a thread wait", 'give requests="10/s" instead')
-        lane = self._lane(key, model)
+        gate_queue = self._gate_queue(key, model)
         event = threading.Event()
-        bell = event.set
-        granted = lane.attempt(bell, tokens)
+        wake_waiter = event.set
+        answer = gate_queue.try_enter(wake_waiter, tokens)
         try:
-            while not isinstance(granted, Permit):
-                event.wait(None if granted == FOREVER else granted / 1e9)
+            while not isinstance(answer, Permit):
+                event.wait(None if answer == FOREVER else answer / 1e9)
                 event.clear()
-                granted = lane.attempt(bell, tokens)
+                answer = gate_queue.try_enter(wake_waiter, tokens)
         except BaseException:
-            lane.forget(bell)
+            gate_queue.remove(wake_waiter)
             raise
-        return granted
+        return answer
 
     @asynccontextmanager
     async def slot(self, *, key: str = "", model: str = "", tokens: float = 0) -> AsyncIterator[Permit]:
@@ -308,34 +316,36 @@ class Throttle:
 
     @contextmanager
     def slot_blocking(self, *, key: str = "", model: str = "", tokens: float = 0) -> Iterator[Permit]:
-        """The same for a thread."""
+        """`slot` for a thread."""
         permit = self.acquire_blocking(key=key, model=model, tokens=tokens)
         try:
             yield permit
         finally:
             permit.done()
 
-    def _lane(self, key: str, model: str) -> _Lane:
-        names = {"key": key, "model": model}
-        which = tuple(names[name] for name in self._per)
+    def _gate_queue(self, key: str, model: str) -> _GateQueue:
+        values = {"key": key, "model": model}
+        key_values = tuple(values[name] for name in self._per)
         with self._lock:
-            lane = self._lanes.get(which)
-            if lane is None:
-                lane = self._lanes[which] = _Lane(Gate(self._requests, self._tokens, self._cap), self._obey)
-            return lane
+            gate_queue = self._gate_queues.get(key_values)
+            if gate_queue is None:
+                gate_queue = self._gate_queues[key_values] = _GateQueue(
+                    Gate(self._requests, self._tokens, self._cap), self._obey
+                )
+            return gate_queue
 
 
-def _number(text: str, otherwise: float) -> float:
+def _number(text: str, default: float) -> float:
     try:
         return float(text)
     except ValueError:
-        return otherwise
+        return default
 
 
 def _duration_ns(text: str) -> int:
-    """`6m0s`, `20ms`, `1.5s` or bare seconds, in ns; 0 for what cannot be read."""
-    found = _DURATION.fullmatch(text.strip())
-    if found and any(found.groups()):
-        hours, minutes, seconds, millis = (float(part or 0) for part in found.groups())
+    """`6m0s`, `20ms`, `1.5s` or a bare number of seconds, in ns; 0 when it cannot be parsed."""
+    match = _DURATION.fullmatch(text.strip())
+    if match and any(match.groups()):
+        hours, minutes, seconds, millis = (float(group or 0) for group in match.groups())
         return round((hours * 3600 + minutes * 60 + seconds) * 1e9 + millis * 1e6)
     return max(0, round(_number(text, 0) * 1e9))

@@ -1,8 +1,8 @@
-"""The shape of an application's traffic, without its text: a file that `loadgen run --trace` replays.
+"""Records the shape of an application's traffic, without its text, in a file that `loadgen run --trace` replays.
 
-One JSON object per line: when a call came, how many tokens went in and out, which conversation it belongs to, and
-salted hashes of its prompt's blocks, by which calls with a common beginning are known. No text, no key, no name of a
-user is written. Whatever happens to the file, the application goes on.
+The file has one JSON object per call: when the call began, its input and output tokens, its conversation, and salted
+hashes of the blocks of its prompt. Equal hashes show which prompts have a common beginning. No text, no key and no user
+name is written. A fault of the file never stops the application.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ..errors import WrongUse
 from .measurement import Measurement
 from .prompt_text import CHARS_PER_TOKEN, message_text, texts
 
-BLOCK_BYTES = 512  # of prompt text under one hash: some 128 tokens
-REMEMBERED = 65_536  # calls whose next turn is recognised
+BLOCK_BYTES = 512  # prompt text per hash: about 128 tokens
+REMEMBERED = 65_536  # number of recent turns for which a next turn is recognised
 KEPT_ROWS = 100_000  # rows held in memory while the file cannot be written
 FLUSH_NS = 500_000_000
-AGAIN_NS = 1_000_000_000  # between two tries to write to a file that refused
-_BREAK = b"\n\x00"  # between two messages
+WRITE_RETRY_NS = 1_000_000_000  # wait after a failed write before the next try
+_MESSAGE_SEPARATOR = b"\n\x00"  # separates two messages in the hashed text
 
 
 class _Turn:
-    """One call as the next turn will look for it."""
+    """A call, stored so that the next turn of its conversation can be found. `ended`: monotonic ns, -1: not yet."""
 
     __slots__ = ("ended", "session", "turn")
 
@@ -43,11 +43,11 @@ class _Turn:
         self.session, self.turn, self.ended = session, turn, -1
 
 
-class Sighting(msgspec.Struct, frozen=True, kw_only=True):
-    """A call as it looked when it began: what `end` needs, and no text."""
+class CallShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What `begin` keeps of a call for `end`. It holds no text."""
 
-    link: Any
-    delay_ns: int | None  # from the end of the turn before
+    turn: Any  # the turn of a conversation, or None
+    delay_ns: int | None  # since the end of the previous turn; None: no such turn
     hashes: list[int]
     bytes: int  # of prompt text
 
@@ -55,9 +55,9 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
 class ShapeRecorder:
     """Writes a shape-only trace. Use: `instrument(client, record=record_shape("traffic.jsonl"))`; close it at the end.
 
-    Threads and tasks may share one; several processes may append to one file, and find each other's common prompts if
-    they are given the same salt. Rows that the file does not take (a full disk) are kept in memory, up to KEPT_ROWS,
-    and written when it does; it is warned of once, and `lost` counts what had to be given up.
+    Threads and tasks may share one recorder. Several processes may append to one file; with the same salt, their common
+    prompts have the same hashes. Rows that cannot be written (a full disk) are kept in memory, up to KEPT_ROWS, and
+    written later. This is warned of once. `lost` counts rows that were given up.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, salt: str | bytes | None = None) -> None:
@@ -74,72 +74,72 @@ class ShapeRecorder:
             raise WrongUse(
                 f"cannot record to {self.path}: {error.strerror}", "give a file that can be written"
             ) from None
-        self._name = secrets.token_hex(3)
+        self._session_prefix = secrets.token_hex(3)
         self._sessions = 0
         self._turns: OrderedDict[bytes, _Turn] = OrderedDict()
         self._rows: deque[bytes] = deque()
-        self._rest = b""  # of the rows being written, what the file has not taken yet
-        self._joined = 0  # how many rows that is the end of
-        self._flushed = self._again = 0
+        self._unwritten = b""  # the end of the joined rows that is not written yet
+        self._rows_joined = 0  # how many rows were joined
+        self._flushed = self._retry_at = 0
         self._warned = False
         self._lock = threading.RLock()
         atexit.register(self.close)
 
-    def begin(self, started: int, arguments: Mapping[str, Any]) -> Sighting:
+    def begin(self, started: int, arguments: Mapping[str, Any]) -> CallShape:
         """A call begins at `started` (monotonic ns) with these arguments (messages, prompt or input)."""
-        said = [text.encode("utf-8", "surrogatepass") for text in texts(arguments)]
-        hashes = self._blocks(_BREAK.join(said))
-        link, delay = self._link(started, arguments)
-        return Sighting(link=link, delay_ns=delay, hashes=hashes, bytes=sum(map(len, said)))
+        prompt_texts = [text.encode("utf-8", "surrogatepass") for text in texts(arguments)]
+        hashes = self._blocks(_MESSAGE_SEPARATOR.join(prompt_texts))
+        turn, delay_ns = self._find_turn(started, arguments)
+        return CallShape(turn=turn, delay_ns=delay_ns, hashes=hashes, bytes=sum(map(len, prompt_texts)))
 
-    def end(self, sighting: Sighting, measurement: Measurement) -> None:
-        """It has ended: write its line."""
-        link = sighting.link
-        counted = measurement.input_tokens is not None
-        tokens = measurement.input_tokens if counted else max(1, sighting.bytes // CHARS_PER_TOKEN)
+    def end(self, sighting: CallShape, measurement: Measurement) -> None:
+        """The call has ended: queue its row and write if it is time. `sighting`: what `begin` returned."""
+        turn = sighting.turn
+        server_counted = measurement.input_tokens is not None
+        tokens = measurement.input_tokens if server_counted else max(1, sighting.bytes // CHARS_PER_TOKEN)
         row: dict[str, Any] = {
             "timestamp": round(measurement.started_unix_ns / 1e6, 3),
             "input_length": tokens,
             "output_length": measurement.output_tokens or 0,
             "hash_ids": sighting.hashes,
             "block_size": round((tokens or 0) / len(sighting.hashes), 3) if sighting.hashes else 0,
-            "input_source": "server" if counted else "estimate",
+            "input_source": "server" if server_counted else "estimate",
             "output_source": measurement.token_source,
             "status": measurement.status,
             "stream": measurement.streamed,
         }
-        if link is not None:
-            link.ended = measurement.done
-            row |= {"session_id": link.session, "turn": link.turn}
+        if turn is not None:
+            turn.ended = measurement.done
+            row |= {"session_id": turn.session, "turn": turn.turn}
             if sighting.delay_ns is not None:
                 row["delay"] = round(sighting.delay_ns / 1e6, 3)
         with self._lock:
-            if link is not None and measurement.response_id:
-                self._remember(self._digest(b"id" + measurement.response_id.encode()), link)
-            if len(self._rows) >= KEPT_ROWS:  # the newest goes: the oldest may be written in part already
+            if turn is not None and measurement.response_id:
+                self._remember(self._digest(b"id" + measurement.response_id.encode()), turn)
+            if len(self._rows) >= KEPT_ROWS:  # the newest row is dropped: the oldest may be partly written
                 self.lost += 1
             else:
                 self._rows.append(msgspec.json.encode(row) + b"\n")
             now = monotonic_ns()
-            if now >= max(self._again, self._flushed + FLUSH_NS):
+            if now >= max(self._retry_at, self._flushed + FLUSH_NS):
                 self._write(now)
 
     def flush(self) -> None:
-        """Write what is held back now."""
+        """Write all waiting rows now."""
         with self._lock:
             self._write(monotonic_ns())
 
     def close(self) -> None:
-        """Write the rest and close the file; what it does not take is counted in `lost` and warned of."""
+        """Write all waiting rows and close the file. Rows that cannot be written count as `lost`, with a warning."""
         with self._lock:
             if self._fd < 0:
                 return
             self._write(monotonic_ns())
-            left = len(self._rows)
-            if left:
-                self.lost += left
+            unwritten = len(self._rows)
+            if unwritten:
+                self.lost += unwritten
                 self._rows.clear()
-                warnings.warn(f"{left} calls are missing in {self.path}: it could not be written", stacklevel=2)
+                warnings.warn(f"{unwritten} calls are missing in {self.path}: it could not be written", stacklevel=2)
             os.close(self._fd)
             self._fd = -1
             atexit.unregister(self.close)
@@ -156,81 +156,88 @@ class ShapeRecorder:
         return hashlib.blake2b(data, digest_size=16, key=self._key).digest()
 
     def _blocks(self, text: bytes) -> list[int]:
-        """One number per block; equal numbers mean equal text from the start up to there."""
-        found, last, key = [], b"", self._key
-        for at in range(0, len(text), BLOCK_BYTES):
-            block = text[at : at + BLOCK_BYTES]
-            last = hashlib.blake2b(last + len(block).to_bytes(2, "little") + block, digest_size=16, key=key).digest()
-            found.append(int.from_bytes(last[:6], "little"))  # 48 bits: whole numbers to every reader of JSON
-        return found
+        """One number per block of the text. Equal numbers mean equal text from the start to the end of that block."""
+        block_hashes, chain, key = [], b"", self._key
+        for offset in range(0, len(text), BLOCK_BYTES):
+            block = text[offset : offset + BLOCK_BYTES]
+            chain = hashlib.blake2b(chain + len(block).to_bytes(2, "little") + block, digest_size=16, key=key).digest()
+            block_hashes.append(int.from_bytes(chain[:6], "little"))  # 48 bits: exact in every JSON reader
+        return block_hashes
 
-    def _link(self, started: int, arguments: Mapping[str, Any]) -> tuple[_Turn | None, int | None]:
-        """The conversation this call belongs to: that of the longest earlier call that it begins with."""
-        marks: list[bytes] = []
+    def _find_turn(self, started: int, arguments: Mapping[str, Any]) -> tuple[_Turn | None, int | None]:
+        """The turn that this call is in its conversation, and the ns since the previous turn ended (None: unknown).
+
+        The previous turn is the one named by `previous_response_id`, else the longest earlier call that is a beginning
+        of this one. Without any, a new conversation starts. (None, None) for a bare prompt, which continues nothing.
+        """
+        prefix_hashes: list[bytes] = []
         messages = arguments.get("messages")
         messages = arguments.get("input") if messages is None else messages
         if isinstance(messages, list | tuple):
-            last = b""
+            previous_hash = b""
             for message in messages:
-                last = self._digest(last + message_text(message).encode("utf-8", "surrogatepass"))
-                marks.append(last)
-        before = arguments.get("previous_response_id")
-        if not marks and not before and not isinstance(messages, str):
-            return None, None  # a bare prompt continues nothing
+                previous_hash = self._digest(previous_hash + message_text(message).encode("utf-8", "surrogatepass"))
+                prefix_hashes.append(previous_hash)
+        previous_id = arguments.get("previous_response_id")
+        if not prefix_hashes and not previous_id and not isinstance(messages, str):
+            return None, None
         with self._lock:
-            parent = self._turns.get(self._digest(b"id" + str(before).encode())) if before else None
-            for mark in reversed(marks[:-1]):
+            parent = self._turns.get(self._digest(b"id" + str(previous_id).encode())) if previous_id else None
+            for prefix_hash in reversed(prefix_hashes[:-1]):
                 if parent is not None:
                     break
-                parent = self._turns.get(mark)
+                parent = self._turns.get(prefix_hash)
             if parent is None:
                 self._sessions += 1
-                turn = _Turn(f"{self._name}-{self._sessions}", 0)
+                turn = _Turn(f"{self._session_prefix}-{self._sessions}", 0)
             else:
                 turn = _Turn(parent.session, parent.turn + 1)
-            if marks:
-                self._remember(marks[-1], turn)
-        delay = started - parent.ended if parent is not None and 0 <= parent.ended <= started else None
-        return turn, delay
+            if prefix_hashes:
+                self._remember(prefix_hashes[-1], turn)
+        delay_ns = started - parent.ended if parent is not None and 0 <= parent.ended <= started else None
+        return turn, delay_ns
 
-    def _remember(self, mark: bytes, turn: _Turn) -> None:
-        self._turns[mark] = turn
-        self._turns.move_to_end(mark)
+    def _remember(self, prefix_hash: bytes, turn: _Turn) -> None:
+        self._turns[prefix_hash] = turn
+        self._turns.move_to_end(prefix_hash)
         if len(self._turns) > REMEMBERED:
             self._turns.popitem(last=False)
 
     def _write(self, now: int) -> None:
-        """Give the file what it takes. A line is only ever cut where the disk was full, and then goes on there."""
+        """Write as many rows as the file takes. A row cut by a full disk is continued at the next write."""
         self._flushed = now
-        if self._fd < 0:  # a call that outlived the recorder
+        if self._fd < 0:  # the call ended after the recorder was closed
             self.lost += len(self._rows)
             self._rows.clear()
             return
         rows = self._rows
         try:
             while rows:
-                if not self._rest:
-                    self._rest = rows[0] if len(rows) == 1 else b"".join(rows)
-                    self._joined = len(rows)
-                self._rest = self._rest[os.write(self._fd, self._rest) :]
-                if not self._rest:
-                    for _ in range(self._joined):
+                if not self._unwritten:
+                    self._unwritten = rows[0] if len(rows) == 1 else b"".join(rows)
+                    self._rows_joined = len(rows)
+                self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
+                if not self._unwritten:
+                    for _ in range(self._rows_joined):
                         rows.popleft()
-                    self.written += self._joined
+                    self.written += self._rows_joined
         except OSError as error:
-            self._again = now + AGAIN_NS
+            self._retry_at = now + WRITE_RETRY_NS
             if not self._warned:
                 self._warned = True
                 why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
-                what = (
+                text = (
                     f"cannot write to {self.path}: {why}; up to {KEPT_ROWS:,} calls are kept in memory until it can be"
                 )
-                warnings.warn(what, RuntimeWarning, stacklevel=3)
+                warnings.warn(text, RuntimeWarning, stacklevel=3)
         else:
             self._warned = False
 
 
 def record_shape(path: str | os.PathLike[str], *, salt: str | bytes | None = None) -> ShapeRecorder:
-    """A recorder that appends to `path`. salt: a secret by which hashes can be compared between files; by default a
-    fresh one that is kept nowhere. Raises WrongUse when the file cannot be opened."""
+    """A recorder that appends to `path`.
+
+    salt: a secret; hashes can be compared between files that use the same one. By default it is random and not stored.
+    Raises WrongUse when the file cannot be opened.
+    """
     return ShapeRecorder(path, salt=salt)

@@ -1,4 +1,4 @@
-"""What the bytes of each server mean: request bodies, server-sent events, answers, and the table of quirks.
+"""The formats of each kind of server: request bodies, server-sent events, answers, and the table of quirks.
 
 Pure: no socket, no clock.
 """

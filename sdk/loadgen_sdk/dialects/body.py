@@ -1,7 +1,7 @@
-"""Request -> body bytes, by the table of quirks. Pure, and built ahead of the send: never in the way of the clock.
+"""Makes the body of a request as bytes, by the table of quirks. Pure. Bodies are made before their requests are due.
 
-Nothing is sent that the row of the server does not list, except what the user asked for by name. No server is known
-by name here: a rule that needs an `if name ==` belongs into `quirks.py` as a column.
+A body has only the fields that the server's row lists, and those that the user names. No code here depends on the name
+of a server: a rule that needs an `if name ==` belongs in `quirks.py`, as a column.
 """
 
 from __future__ import annotations
@@ -28,57 +28,57 @@ def body(
     extra_body: Mapping[str, Any] | None = None,
     continuous_usage: bool = False,
 ) -> bytes:
-    """The JSON body of `request` for a server of this make, as bytes; the same input gives the same bytes.
+    """The JSON body of `request` for this kind of server, as bytes. The same input gives the same bytes.
 
-    Asked-for length: `request.max_tokens` in the server's own field; with `exact_output` also the fields that force it.
-    Sampling fields (temperature and the like) are sent only when `request.extra` or `extra_body` name them.
-    `continuous_usage` asks for cumulative usage on every event where the server offers it, else it does nothing.
+    The output limit is `request.max_tokens`, in the server's own field. With `exact_output`, the fields that force this
+    length are added. Sampling fields (such as temperature) are sent only if `request.extra` or `extra_body` has them.
+    `continuous_usage` requests cumulative usage on every event if the server offers it; otherwise it has no effect.
     `request.extra`, then `extra_body`, are merged last as JSON merge patches (RFC 7396): objects merge deeply, null
-    takes a field out, anything else replaces. A limit named there under either spelling replaces ours.
-    Raises TargetUnusable for a prompt of token ids where the API or the server takes none.
+    removes a field, any other value replaces. An output limit in them, in either spelling, replaces ours.
+    Raises TargetUnusable for a prompt of token ids if the API or the server does not accept it.
     """
     extra = merge(request.extra, extra_body) if request.extra and extra_body else extra_body or request.extra
-    asked = request.max_tokens
-    named = [field for field in MAX_FIELDS if field in extra] if extra else []
-    if named:
-        asked = extra[named[0]]
-    value: dict[str, Any] = {}
+    max_tokens = request.max_tokens
+    user_limit_fields = [field for field in MAX_FIELDS if field in extra] if extra else []
+    if user_limit_fields:
+        max_tokens = extra[user_limit_fields[0]]
+    fields: dict[str, Any] = {}
     for field in quirk.fields(api):
         if field == "model":
-            value[field] = model
+            fields[field] = model
         elif field == "messages":
-            value[field] = _messages(request)
+            fields[field] = _messages(request)
         elif field == "prompt":
-            value[field] = _prompt(request, quirk)
+            fields[field] = _prompt(request, quirk)
         elif field == "stream":
-            value[field] = stream
+            fields[field] = stream
         elif field == "stream_options":
-            if stream:  # without `stream: true` it is an error on several servers
+            if stream:  # several servers reject it without `stream: true`
                 options = dict(quirk.stream_options)
                 if continuous_usage and quirk.continuous_usage:
                     options["continuous_usage_stats"] = True
-                value[field] = options
-        elif asked is None:
-            continue  # no length asked for: forcing one would run to the server's own limit
+                fields[field] = options
+        elif max_tokens is None:
+            continue  # no limit requested: forcing a length would generate up to the server's own limit
         elif field == "max_tokens":
-            if not named:
-                value[quirk.limit_field(api, model)] = asked
+            if not user_limit_fields:
+                fields[quirk.limit_field(api, model)] = max_tokens
         elif request.exact_output:
-            value[field] = asked if field == "min_tokens" else True
-    return _encode(merge(value, extra) if extra else value)
+            fields[field] = max_tokens if field == "min_tokens" else True
+    return _encode(merge(fields, extra) if extra else fields)
 
 
 def merge(value: Mapping[str, Any], patch: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`value` with the JSON merge patch `patch` (RFC 7396) applied; neither is changed."""
+    """`value` with the JSON merge patch `patch` (RFC 7396) applied. Neither argument is changed."""
     merged = dict(value)
-    for key, new in (patch or {}).items():
-        if new is None:
+    for key, new_value in (patch or {}).items():
+        if new_value is None:
             merged.pop(key, None)
-        elif isinstance(new, Mapping):
-            old = merged.get(key)
-            merged[key] = merge(old if isinstance(old, Mapping) else {}, new)
+        elif isinstance(new_value, Mapping):
+            old_value = merged.get(key)
+            merged[key] = merge(old_value if isinstance(old_value, Mapping) else {}, new_value)
         else:
-            merged[key] = new
+            merged[key] = new_value
     return merged
 
 
@@ -108,7 +108,7 @@ def _prompt(request: Request, quirk: Quirk) -> str | list[int]:
 
 
 def _text(content: Any) -> str:
-    """The text of a message's content: a string, a list of parts of which the text counts, or nothing."""
+    """The text of a message's content, which is a string, a list of parts (their texts are joined), or missing."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []

@@ -1,8 +1,8 @@
-"""The table of servers: what may be sent to whom, what each one adds, and what it never says.
+"""The table of servers: which fields each kind accepts, and what it reports.
 
-Rules are data, so that they can be audited line by line against each server's own documents; code that reads the table
-knows no server by name. Pure: nothing here is computed at run time except by `msgspec.structs.replace`, when a probe
-learns better than the table.
+The rules are data, so that each line can be checked against the server's own documents. Code that reads the table does
+not depend on the name of a server. Pure. A row changes at run time only through `msgspec.structs.replace`, when a probe
+finds that the server at hand differs from the table.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ Api = Literal["chat", "completions"]
 APIS: tuple[Api, ...] = ("chat", "completions")
 
 MAX_FIELDS = ("max_tokens", "max_completion_tokens")
-"""The two spellings of the output limit. trtllm-serve holds them for one field and answers 400 to both at once."""
+"""The two names of the output limit. trtllm-serve takes them for one field and answers 400 to both at once."""
 
 REASONING_MODEL = re.compile(r"(?:^|[/:])(?:o\d|gpt-5(?!-chat))", re.IGNORECASE)
 """Model names of OpenAI that refuse `max_tokens` in chat and take `max_completion_tokens` instead."""
 
 
 class Quirk(msgspec.Struct, frozen=True, kw_only=True):
-    """One row: everything the client does differently for one kind of server.
+    """One row of the table: everything that the client does differently for one kind of server.
 
-    `chat` and `completions` are the *only* fields ever sent unasked, in this order; the user's own extra body comes on
-    top. A field not listed is never sent, because half of these servers answer 400 or 422 to a field they do not know.
+    `chat` and `completions` list the *only* fields that are sent by default, in this order; the user's extra body is
+    added to them. No other field is sent, because half of these servers answer 400 or 422 to an unknown field.
     """
 
-    name: str  # what `--server` takes
-    title: str  # what people call it
+    name: str  # the value for `--server`
+    title: str  # name for people
     chat: tuple[str, ...]
     completions: tuple[str, ...]
     stream_options: tuple[tuple[str, bool], ...] = (("include_usage", True),)  # inside `stream_options`, when streaming
     max_field: str = "max_tokens"
     reasoning_max_field: str = "max_tokens"  # in chat, for models that REASONING_MODEL matches
-    forces: tuple[str, ...] = ()  # the fields among those above that force the exact output length; () = it cannot be
-    continuous_usage: bool = False  # takes stream_options.continuous_usage_stats: cumulative usage on every event
-    prompt_ids: bool = True  # completions take a list of token ids as prompt
+    forces: tuple[str, ...] = ()  # those of the fields above that force the exact output length; (): not possible
+    continuous_usage: bool = False  # accepts stream_options.continuous_usage_stats: cumulative usage on every event
+    prompt_ids: bool = True  # completions accept a list of token ids as prompt
     checks_model: bool = True  # an unknown model name is an error; False: any name is served
     unknown_field: Literal["reject", "ignore", "forward"] = "ignore"
-    cached_tokens: Literal["always", "option", "unknown", "never"] = "unknown"  # says usage how much was cached
-    reuse_s: float = 4.0  # do not reuse a connection idle for longer: most of these servers close theirs at 5 s
+    cached_tokens: Literal["always", "option", "unknown", "never"] = "unknown"  # usage counts cached tokens
+    reuse_s: float = 4.0  # reuse no connection that was idle for longer: most of these servers close it after 5 s
     auth: Literal["bearer", "api-key"] = "bearer"
-    timing_headers: tuple[tuple[str, str], ...] = ()  # to send when the server's own timing is wanted, only then
-    timing_body: dict[str, Any] = {}  # likewise, to be merged into the body
-    timing_found: tuple[str, ...] = ()  # where that timing then is: `header:NAME`, `event:NAME`, `body:PATH`
+    timing_headers: tuple[tuple[str, str], ...] = ()  # sent only to request the server's own timing
+    timing_body: dict[str, Any] = {}  # the same for the body, into which it is merged
+    timing_found: tuple[str, ...] = ()  # where that timing is found: `header:NAME`, `event:NAME`, `body:PATH`
 
     def fields(self, api: Api) -> tuple[str, ...]:
-        """Names of the fields that `body` may send to this API, in order."""
+        """Names of the fields that `body.body` may send to this API, in order."""
         return self.chat if api == "chat" else self.completions
 
     def limit_field(self, api: Api, model: str) -> str:
@@ -133,7 +133,10 @@ _ROWS = (
         title="OpenAI",
         chat=_CHAT,
         completions=_COMPLETIONS,
-        stream_options=(("include_usage", True), ("include_obfuscation", False)),  # padding of random length otherwise
+        stream_options=(
+            ("include_usage", True),
+            ("include_obfuscation", False),
+        ),  # else random padding
         reasoning_max_field="max_completion_tokens",
         unknown_field="reject",
         cached_tokens="always",
@@ -154,12 +157,12 @@ _ROWS = (
         chat=_CHAT,
         completions=_COMPLETIONS,
         reasoning_max_field="max_completion_tokens",
-        unknown_field="forward",  # most often a gateway: what it does with a field depends on who is behind it
+        unknown_field="forward",  # usually a gateway: the server behind it decides what a field does
     ),
 )
 
 QUIRKS: dict[str, Quirk] = {row.name: row for row in _ROWS}
-"""Every server there is a row for, by name. `generic` is what `auto` falls back to: it sends the common fields only."""
+"""The rows by server name. `auto` falls back to `generic`, which sends only the common fields."""
 
 NAMES: tuple[str, ...] = ("auto", *QUIRKS)
-"""What `--server` takes."""
+"""The values for `--server`."""

@@ -1,7 +1,8 @@
-"""What the events of an answer mean: text, finish reason, usage, errors, and when each came. Pure.
+"""Reads the events of an answer: text, finish reason, usage, errors, and the arrival instant of each. Pure.
 
-One `Reading` per request; chat and completions, streaming or not, differ so little that one reader serves all four. It
-judges `ok` as metrics.md does: framing ended, a finish reason that is an ending, and no error event.
+Each request has one `Reading`. Chat and completions, streamed or not, are so similar that one reader serves all four.
+A request is `ok` by the rules of metrics.md: the HTTP framing has ended, the finish reason is one of ENDINGS, and there
+was no error event.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ ERROR_TEXT_CHARS = 500
 
 
 ABSENT = msgspec.Raw(b"null")
-"""A field that was not sent, or null. (A union of Raw and None would be read as None alone.)"""
+"""The value of a field that was not sent. (msgspec would decode a union of Raw and None as None only.)"""
 
 
-def _said(raw: msgspec.Raw) -> bool:
+def _is_set(raw: msgspec.Raw) -> bool:
     return raw is not ABSENT and bytes(raw) != b"null"
 
 
@@ -56,14 +57,14 @@ class _Event(msgspec.Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(_Event).decode
-_plain = msgspec.json.decode
-_counts = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*[1-9]').search  # a usage that is not all zeros
+_decode_any = msgspec.json.decode
+_has_output_count = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*[1-9]').search  # above zero
 _NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _EMPTY = (b"null", b"[]", b"{}", b'""')
 
 
 class Flow:
-    """Where output events of one stage leave their arrival instants and gaps, for histogram and timeline (ns)."""
+    """Arrival instants of the output events of one stage and the gaps between them (ns): histogram, timeline."""
 
     __slots__ = ("gaps", "instants")
 
@@ -73,10 +74,11 @@ class Flow:
 
 
 class Reading:
-    """The state of one answer while it arrives. `take` wants whole events, `stamp` the newest arrival of those bytes.
+    """The state of one answer while it arrives. `take` is given complete events.
 
-    `base` is the last instant at which the socket was known to be empty: every event of the read but the last may
-    have arrived anywhere between it and the stamp; that is the stamp error.
+    Instants are monotonic ns. An event's instant is its read's `stamp`: the arrival of the newest bytes of that read.
+    `empty_at` is the last instant at which the socket was known to be empty. An event of the read may have arrived at
+    any time between `empty_at` and `stamp`; that difference is the stamp error.
     """
 
     __slots__ = (
@@ -115,20 +117,20 @@ class Reading:
         self.done_marker = False
         self.sink = sink  # called with (text, reasoning, stamp) for each output event; None on the hot path
 
-    def take(self, events: list[bytes | Named], stamp: int, base: int, unsure: int = 0) -> None:
-        """Read the events of one read, the first `unsure` of which may have come earlier, in packets of their own."""
+    def take(self, events: list[bytes | Named], stamp: int, empty_at: int, uncertain: int = 0) -> None:
+        """Process the events of one read. The first `uncertain` of them may have come earlier, in other packets."""
         if events and self.first_event < 0:
             self.first_event = stamp
         flow = self.flow
         pieces = self.pieces
         for i, payload in enumerate(events):
             try:
-                event = _decode(payload)  # type: ignore[arg-type]  # a Named is told by its TypeError, not by a test
+                event = _decode(payload)  # type: ignore[arg-type]  # a Named raises TypeError: cheaper than a test per event
             except (*_NOT_JSON, TypeError):
-                odd = self._odd(payload)
-                if odd is None:
+                unusual = self._unusual_event(payload)
+                if unusual is None:
                     continue
-                event = odd
+                event = unusual
             choices = event.choices
             if choices:
                 output = False
@@ -145,20 +147,20 @@ class Reading:
                         if pieces is not None:
                             pieces.append(text)
                     else:
-                        output, answer = self._quiet(choice, delta, output)
+                        output, answer = self._classify_without_text(choice, delta, output)
                     if output and self.last_token < 0:
                         self.first_token = stamp
-                        if i < unsure:
-                            self.stamp_error = stamp - base
+                        if i < uncertain:
+                            self.stamp_error = stamp - empty_at
                     if output and answer and self.first_answer < 0:
                         self.first_answer = stamp
                     if choice.finish_reason:
                         self.finish_reason = choice.finish_reason
                         self.end = stamp
                 if output:
-                    before = self.last_token
-                    if before >= 0:
-                        gap = stamp - before
+                    previous_output = self.last_token
+                    if previous_output >= 0:
+                        gap = stamp - previous_output
                         flow.gaps.append(gap)
                         if gap > self.max_gap:
                             self.max_gap = gap
@@ -166,16 +168,19 @@ class Reading:
                     self.output_events += 1
                     self.last_token = self.end = stamp
                     if self.sink is not None:
-                        self._tell(choices, stamp)
-            if event.usage is not ABSENT and _said(event.usage):
-                self._usage(event.usage)
+                        self._call_sink(choices, stamp)
+            if event.usage is not ABSENT and _is_set(event.usage):
+                self._read_usage(event.usage)
             if event.error is not ABSENT or event.message is not ABSENT or event.detail is not ABSENT:
-                self._fault(event, payload)
+                self._read_error(event, payload)
             if event.timings is not ABSENT or event.nvext is not ABSENT or event.metrics is not ABSENT:
-                self._timing(event)
+                self._read_timing(event)
 
-    def _quiet(self, choice: _Choice, delta: _Delta | None, output: bool) -> tuple[bool, bool]:
-        """An event without content text: is it reasoning, a tool call, bare token ids, or nothing?"""
+    def _classify_without_text(self, choice: _Choice, delta: _Delta | None, output: bool) -> tuple[bool, bool]:
+        """Whether a choice without content text is output, and whether that output is answer (not reasoning).
+
+        Output without text: reasoning, a tool call, a refusal, token ids. `output`: what an earlier choice was.
+        """
         if delta is not None:
             reasoning = delta.reasoning_content or delta.reasoning
             if reasoning:
@@ -191,24 +196,24 @@ class Reading:
             return True, True
         return output, False
 
-    def _tell(self, choices: list[_Choice], stamp: int) -> None:
+    def _call_sink(self, choices: list[_Choice], stamp: int) -> None:
         for choice in choices:
             delta = choice.delta or choice.message
             text = (delta.content if delta is not None else choice.text) or ""
             reasoning = (delta.reasoning_content or delta.reasoning or "") if delta is not None else ""
             self.sink(text, reasoning, stamp)
 
-    def _usage(self, raw: msgspec.Raw) -> None:
-        """Keep the last usage that counts something, else the first; one that comes with the first output gives n1."""
-        if not _counts(raw):
+    def _read_usage(self, raw: msgspec.Raw) -> None:
+        """Keep the last usage with output tokens, else the first. With the first output event it gives n1 of TPOT."""
+        if not _has_output_count(raw):
             self.usage_raw = self.usage_raw or raw
             return
         self.usage_raw = raw
         if self.output_events == 1 and not self.first_event_tokens and not self.finish_reason:
             self.first_event_tokens = parse_usage(raw).output or 0
 
-    def _odd(self, payload: bytes | Named) -> _Event | None:
-        """Named events, `[DONE]`, `data: null`, and JSON of an unexpected shape."""
+    def _unusual_event(self, payload: bytes | Named) -> _Event | None:
+        """Handle named events, `[DONE]`, `data: null`, and JSON of an unexpected shape; None: nothing more to read."""
         if isinstance(payload, Named):
             if payload.event == b"error":
                 self.error = self.error or error_text(payload.data)
@@ -216,44 +221,48 @@ class Reading:
             if payload.event.endswith(b"metrics"):
                 self._keep_timing(payload.event.decode("latin-1"), payload.data)
                 return None
-        text = (payload.data if isinstance(payload, Named) else payload).strip()  # what counts is what it carries
+        text = (payload.data if isinstance(payload, Named) else payload).strip()  # a named event counts by its data
         if text == b"[DONE]":
             self.done_marker = True
             return None
         try:
-            value = _plain(text)
+            value = _decode_any(text)
         except _NOT_JSON:
             if not isinstance(payload, Named):
                 self.malformed = self.malformed or f"an event that is not JSON: {text[:120]!r}"
             return None
-        return _lenient(value) if isinstance(value, dict) else None
+        return _lenient_event(value) if isinstance(value, dict) else None
 
-    def _fault(self, event: _Event, payload: bytes | Named) -> None:
-        if not (_said(event.error) or _said(event.message) or _said(event.detail)):
+    def _read_error(self, event: _Event, payload: bytes | Named) -> None:
+        if not (_is_set(event.error) or _is_set(event.message) or _is_set(event.detail)):
             return
-        if bytes(event.error) not in _EMPTY or not (event.choices or _said(event.usage)):
+        if bytes(event.error) not in _EMPTY or not (event.choices or _is_set(event.usage)):
             self.error = self.error or error_text(payload if isinstance(payload, bytes) else payload.data)
 
-    def _timing(self, event: _Event) -> None:
+    def _read_timing(self, event: _Event) -> None:
         for name in ("timings", "nvext", "metrics"):
             raw = getattr(event, name)
-            if _said(raw):
+            if _is_set(raw):
                 self._keep_timing(name, bytes(raw))
 
     def _keep_timing(self, name: str, raw: bytes) -> None:
         try:
-            value = _plain(raw)
+            value = _decode_any(raw)
         except _NOT_JSON:
             return
         if value is not None:
             self.server_timing = {**(self.server_timing or {}), name: value}
 
     def usage(self) -> Usage:
-        """The last usage that the server sent with a token count in it."""
+        """The last usage with a count of output tokens that the server sent; empty if it sent none."""
         return parse_usage(self.usage_raw) if self.usage_raw is not None else Usage()
 
     def judge(self, framing_ended: bool, until_close: bool, streamed: bool) -> Failure | None:
-        """None when the request is ok; else why not, by the rules of metrics.md."""
+        """None when the request is ok, else its failure, by the rules of metrics.md.
+
+        `framing_ended`: the body ended as its HTTP framing announced. `until_close`: the end of the connection ended
+        it. `streamed`: the answer is an event stream.
+        """
         if self.error:
             return Failure("error_event", self.error[:ERROR_TEXT_CHARS])
         if not framing_ended or (until_close and streamed and not self.finish_reason):
@@ -263,15 +272,15 @@ class Reading:
         if self.first_event < 0:
             return Failure("empty", "an answer without a single event")
         if self.finish_reason not in ENDINGS:
-            said = f"finish reason {self.finish_reason!r}" if self.finish_reason else "no finish reason"
-            return Failure("no_finish_reason", f"{said} after {self.output_events} output events")
+            reason = f"finish reason {self.finish_reason!r}" if self.finish_reason else "no finish reason"
+            return Failure("no_finish_reason", f"{reason} after {self.output_events} output events")
         return None
 
 
 def parse_usage(raw: msgspec.Raw | bytes) -> Usage:
-    """Usage of any server as `Usage`; whatever is missing or of another type is None."""
+    """The token counts of a server's usage object. A count that is missing or of another type is None."""
     try:
-        value = _plain(raw)
+        value = _decode_any(raw)
     except _NOT_JSON:
         return Usage()
     if not isinstance(value, dict):
@@ -279,14 +288,14 @@ def parse_usage(raw: msgspec.Raw | bytes) -> Usage:
     return Usage(
         input=_count(value.get("prompt_tokens", value.get("input_tokens"))),
         output=_count(value.get("completion_tokens", value.get("output_tokens"))),
-        cached=_count(_inner(value, "prompt_tokens_details", "cached_tokens")),
-        reasoning=_count(_inner(value, "completion_tokens_details", "reasoning_tokens")),
+        cached=_count(_nested(value, "prompt_tokens_details", "cached_tokens")),
+        reasoning=_count(_nested(value, "completion_tokens_details", "reasoning_tokens")),
     )
 
 
-def _inner(value: dict[str, Any], outer: str, name: str) -> Any:
-    inside = value.get(outer)
-    return inside.get(name) if isinstance(inside, dict) else None
+def _nested(value: dict[str, Any], outer: str, name: str) -> Any:
+    nested = value.get(outer)
+    return nested.get(name) if isinstance(nested, dict) else None
 
 
 def _count(value: Any) -> int | None:
@@ -294,9 +303,9 @@ def _count(value: Any) -> int | None:
 
 
 def error_text(body: bytes) -> str:
-    """The message inside any server's error body, else the body's first characters."""
+    """The message in an error body of any server, else the beginning of the body."""
     try:
-        value = _plain(body)
+        value = _decode_any(body)
     except _NOT_JSON:
         return body[:ERROR_TEXT_CHARS].decode("utf-8", "replace").strip()
     inner = value
@@ -311,8 +320,8 @@ def error_text(body: bytes) -> str:
     return text[:ERROR_TEXT_CHARS]
 
 
-def _lenient(value: dict[str, Any]) -> _Event:
-    """JSON whose known fields have unexpected types: keep what can be kept, drop the rest."""
+def _lenient_event(value: dict[str, Any]) -> _Event:
+    """An event whose known fields have unexpected types: keep what can be read, drop the rest."""
 
     def text(item: Any) -> str | None:
         if isinstance(item, str):

@@ -1,7 +1,7 @@
-"""Server-sent events, sans IO: bytes in, event payloads out; any split of the bytes gives the same events.
+"""A decoder of server-sent events, without IO: bytes in, events out. Any split of the bytes gives the same events.
 
-Follows the WHATWG event-stream grammar (LF, CRLF and CR line ends, `data:` with or without one space, several data
-lines, comments, a BOM), on bytes, so that U+2028 inside a token is nothing special. No socket and no clock here.
+It follows the WHATWG event-stream grammar: LF, CRLF and CR line ends, `data:` with or without one space, several data
+lines, comments, a BOM. It works on bytes, so that U+2028 inside a token does not end a line. No socket, no clock.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _BOM = b"\xef\xbb\xbf"
-_UNNAMED = (b"", b"message")  # the grammar's default name is no name
-MAX_EVENT_BYTES = 16 << 20  # an event larger than this is not a token, it is a broken server
+_DEFAULT_NAMES = (b"", b"message")  # an event with the grammar's default name counts as unnamed
+MAX_EVENT_BYTES = 16 << 20  # a larger event means a broken server
 
 
 class EventTooLarge(ValueError):
@@ -25,26 +25,26 @@ class Named(NamedTuple):
 
 
 class Decoder:
-    """Feed it the body; each call returns the events completed by these bytes.
+    """Decodes one body. Each call of `feed` returns the events that its bytes complete.
 
-    An anonymous event is its data as `bytes`; one with a name is a `Named`. Comments and events without data vanish.
-    `pending` is true while an event is unfinished.
+    An event without a name is returned as its data (`bytes`), one with a name as a `Named`. Comments and events without
+    data are dropped. `pending` is true while an event is incomplete.
     """
 
-    __slots__ = ("_after_cr", "_held", "_started")
+    __slots__ = ("_after_cr", "_started", "_unparsed")
 
     def __init__(self) -> None:
-        self._held = b""
+        self._unparsed = b""
         self._after_cr = False
         self._started = False
 
     @property
     def pending(self) -> bool:
-        return bool(self._held)
+        return bool(self._unparsed)
 
     def feed(self, data: bytes) -> list[bytes | Named]:
         if (
-            not self._held  # most often a read is exactly one event of one line
+            not self._unparsed  # the usual case: a read is exactly one event of one line
             and self._started
             and not self._after_cr
             and data.startswith(b"data: ")
@@ -55,50 +55,50 @@ class Decoder:
             return [data[6:-2]]
         if not data:
             return []
-        if self._after_cr:  # the LF of a CRLF that fell between two reads
+        if self._after_cr:  # the LF of a CRLF that was split between two reads
             self._after_cr = False
             if data[:1] == b"\n":
                 data = data[1:]
         if b"\r" in data:
             self._after_cr = data.endswith(b"\r")
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        if self._held:
-            data = self._held + data
+        if self._unparsed:
+            data = self._unparsed + data
         if not self._started:
             if len(data) < 3 and _BOM.startswith(data):
-                self._held = data
+                self._unparsed = data
                 return []
             self._started = True
             data = data.removeprefix(_BOM)
         blocks = data.split(b"\n\n")
-        held = self._held = blocks.pop()
-        if len(held) > MAX_EVENT_BYTES:
+        unparsed = self._unparsed = blocks.pop()
+        if len(unparsed) > MAX_EVENT_BYTES:
             raise EventTooLarge(f"an event of more than {MAX_EVENT_BYTES} bytes")
-        # Holding back a lone "\n" is harmless, and "\n\n" split between two reads is found when they are joined.
+        # A lone "\n" is kept without harm: a "\n\n" split between two reads is found when they are joined.
         events: list[bytes | Named] = []
         for block in blocks:
             if block.startswith(b"data: ") and b"\n" not in block:
                 events.append(block[6:])
             else:
-                self._block(block, events)
+                self._parse_block(block, events)
         return events
 
     def end(self) -> list[bytes | Named]:
-        """The last event of a body that ends without its blank line: the grammar drops it, but servers do this."""
+        """The last event of a body that ends without a blank line. The grammar drops it, but some servers send this."""
         events: list[bytes | Named] = []
-        block, self._held = self._held, b""
-        self._block(block, events)
+        block, self._unparsed = self._unparsed, b""
+        self._parse_block(block, events)
         return events
 
-    def _block(self, block: bytes, events: list[bytes | Named]) -> None:
+    def _parse_block(self, block: bytes, events: list[bytes | Named]) -> None:
         name = b""
-        lines: list[bytes] = []
+        data_lines: list[bytes] = []
         for line in block.split(b"\n"):
             field, _, value = line.partition(b":")
             if field == b"data":
-                lines.append(value.removeprefix(b" "))
+                data_lines.append(value.removeprefix(b" "))
             elif field == b"event":
                 name = value.removeprefix(b" ")
-        if lines:
-            data = b"\n".join(lines)
-            events.append(data if name in _UNNAMED else Named(name, data))
+        if data_lines:
+            data = b"\n".join(data_lines)
+            events.append(data if name in _DEFAULT_NAMES else Named(name, data))

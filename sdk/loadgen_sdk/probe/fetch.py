@@ -1,6 +1,7 @@
-"""Real connections for the probe: one per question, closed after it. Not for load: that is the wire's business.
+"""Network connections for the probe: one per request, closed after it. For load, `transport/wire.py` is used instead.
 
-Streams of asyncio, HTTP/1.1 by `http1`, everything bounded in size and time. Errors name the address, never the URL.
+It uses asyncio streams and `transport/http1.py`. Sizes and times are limited. Errors name the address or the redacted
+URL, never the URL itself.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ from ..transport.target import Target
 from .probe import Headers, HttpAnswer
 
 MAX_BODY_BYTES = 4 << 20
-_BROKE = "the server, or a proxy before it, gave up in the middle of an answer: see their logs"
+_BROKEN_HINT = "the server, or a proxy before it, gave up in the middle of an answer: see their logs"
 
 
 def _cut_short(target: Target, method: str, size: int) -> TargetUnusable:
-    """The other side closed. Who has sent part of an answer speaks our protocol; who has sent nothing may want TLS."""
+    """The error for a connection that the server closed after `size` bytes. With 0 bytes, it may expect TLS."""
     if size:
-        return TargetUnusable(f"{target.address} closed the connection in the middle of its answer to {method}", _BROKE)
+        return TargetUnusable(
+            f"{target.address} closed the connection in the middle of its answer to {method}", _BROKEN_HINT
+        )
     hint = "see the server's log" if target.tls else "does it want https:// ?"
     return TargetUnusable(f"{target.address} closed the connection without an answer to {method}", hint)
 
 
 class Fetcher:
-    """The two functions that `probe` asks through, over TCP and TLS. Raises TargetUnusable, in words for the user."""
+    """The two functions that `probe` needs, over TCP and TLS. They raise TargetUnusable with a text for the user."""
 
     def __init__(
         self, target: Target, tls: ssl.SSLContext | None = None, timeout_s: float = 60, connect_s: float = 10
@@ -37,25 +40,25 @@ class Fetcher:
         self._address: str | None = None
 
     async def connect(self) -> int:
-        """One TCP connection, made and dropped: the ns it took, names resolved before."""
+        """Open one TCP connection and drop it. Returns the ns it took, without name resolution."""
         address = self._address or await self._resolve()
-        begun = monotonic_ns()
+        started = monotonic_ns()
         _, writer = await self._open(address, None)
-        took = monotonic_ns() - begun
+        duration_ns = monotonic_ns() - started
         writer.transport.abort()
-        return took
+        return duration_ns
 
-    async def exchange(self, method: str, path: str, headers: Headers, sent: bytes) -> HttpAnswer:
-        """One request on a connection of its own. See `Exchange`."""
+    async def exchange(self, method: str, path: str, headers: Headers, body: bytes) -> HttpAnswer:
+        """Send one request on its own connection. See `probe.Exchange`."""
         target = self._target
         reader, writer = await self._open(self._address or await self._resolve(), self._tls)
         response, pieces, size = Response(), [], 0
         lines = [("Host", target.host_header), ("Connection", "close"), *headers]
-        if sent:
-            lines.append(("Content-Length", str(len(sent))))
+        if body:
+            lines.append(("Content-Length", str(len(body))))
         try:
             async with asyncio.timeout(self._timeout_s):
-                writer.write(head(method, path, lines) + b"\r\n" + sent)
+                writer.write(head(method, path, lines) + b"\r\n" + body)
                 while not response.complete:
                     data = await reader.read(1 << 16)
                     if not data:
@@ -77,24 +80,26 @@ class Fetcher:
                 "is the server stuck or overloaded?",
             ) from None
         except OSError as error:
-            hint = _BROKE if size else ""
+            hint = _BROKEN_HINT if size else ""
             raise TargetUnusable(f"{target.address}: {error.strerror or 'the connection broke'}", hint) from None
         finally:
             writer.transport.abort()
         return HttpAnswer(response.status, response.headers, b"".join(pieces))
 
     async def _resolve(self) -> str:
-        """The first address of the host that takes a connection."""
+        """The first address of the host that accepts a connection."""
         target, loop = self._target, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_s):
-                found = await loop.getaddrinfo(target.host, target.port, proto=6)  # TCP
+                infos = await loop.getaddrinfo(target.host, target.port, proto=6)  # TCP
         except (OSError, UnicodeError) as error:
-            why = (
+            reason = (
                 "no answer from DNS" if isinstance(error, TimeoutError) else getattr(error, "strerror", "") or "unknown"
             )
-            raise TargetUnusable(f"cannot resolve the host {target.host!r}: {why}", "check the host's name") from None
-        addresses = list(dict.fromkeys(str(row[4][0]) for row in found))
+            raise TargetUnusable(
+                f"cannot resolve the host {target.host!r}: {reason}", "check the host's name"
+            ) from None
+        addresses = list(dict.fromkeys(str(row[4][0]) for row in infos))
         for number, address in enumerate(addresses, 1):
             try:
                 _, writer = await self._open(address, None)
@@ -113,8 +118,8 @@ class Fetcher:
         target = self._target
         try:
             async with asyncio.timeout(self._connect_s):
-                name = target.host if tls else None
-                return await asyncio.open_connection(address, target.port, ssl=tls, server_hostname=name)
+                server_name = target.host if tls else None
+                return await asyncio.open_connection(address, target.port, ssl=tls, server_hostname=server_name)
         except ssl.SSLCertVerificationError as error:
             raise TargetUnusable(
                 f"the certificate of {target.address} is not trusted: {error.verify_message}",
@@ -125,9 +130,13 @@ class Fetcher:
             reason = (error.reason or "handshake failed").lower().replace("_", " ")
             raise TargetUnusable(f"TLS with {target.address} failed: {reason}", hint) from None
         except TimeoutError:
-            what, hint = ("no TLS", "does it want http:// ?") if tls else ("no answer", "check host, port and firewall")
-            raise TargetUnusable(f"{what} from {target.address} within {self._connect_s:g} s", hint) from None
+            problem, hint = (
+                ("no TLS", "does it want http:// ?") if tls else ("no answer", "check host, port and firewall")
+            )
+            raise TargetUnusable(f"{problem} from {target.address} within {self._connect_s:g} s", hint) from None
         except OSError as error:
             refused = isinstance(error, ConnectionRefusedError) or "refused" in str(error)
-            what = "nothing listens at" if refused else f"cannot connect ({error.strerror or type(error).__name__}) to"
-            raise TargetUnusable(f"{what} {target.address}", "start the server, or check --url") from None
+            problem = (
+                "nothing listens at" if refused else f"cannot connect ({error.strerror or type(error).__name__}) to"
+            )
+            raise TargetUnusable(f"{problem} {target.address}", "start the server, or check --url") from None

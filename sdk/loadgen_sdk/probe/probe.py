@@ -1,7 +1,7 @@
-"""What a target is, found out before the load: reachable, how far, what make, which model, what its answers can tell.
+"""Examines a target before the load: can it be reached, its connect time, kind of server, model, what answers report.
 
-`probe` itself has no socket: it is given two functions and asks through them, so that an in-memory stand-in serves as
-well as a network (`direct.py` has the pair for real ones). A handful of small requests, whatever the size of the run.
+`probe` uses no socket. It is given two functions for its requests, so that an in-memory stand-in works as well as a
+network (`fetch.py` has the two for a network). It sends a few small requests, whatever the size of the run.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ..errors import TargetUnusable
 from ..request import Request, Usage
 from ..transport.target import Target
 
-SIMULATION = "loadgen-sim"  # what the project's own simulated server calls itself in its `server` header
-CONNECTS = 5  # how often the connect time is taken; fewer (at least 3) when they take longer than CONNECTS_NS in all
+SIMULATION = "loadgen-sim"  # name of the project's simulated server in its `server` header
+CONNECTS = 5  # samples of the connect time; fewer (at least 3) when together they take longer than CONNECTS_NS
 CONNECTS_NS = 300_000_000
-ASKED_TOKENS = 8  # output of the longer generation probe: enough to see several tokens in one event
+ASKED_TOKENS = 8  # output of the longer generation: enough to see several tokens in one event
 SAMPLES = ((" ".join(["hello"] * 4), 4), (" ".join(["hello"] * 36), 36))
-"""Prompts of two lengths and their content tokens; a word that is one token in every vocabulary in use."""
+"""Two prompts with their content tokens. The word is one token in every vocabulary in use."""
 
 
 class HttpAnswer(NamedTuple):
-    """One HTTP answer: status, headers (names in lower case), the whole body."""
+    """One HTTP answer: status, headers (names in lower case), complete body."""
 
     status: int
     headers: dict[str, str]
@@ -42,35 +42,35 @@ class HttpAnswer(NamedTuple):
 
 Headers = Sequence[tuple[str, str]]
 Exchange = Callable[[str, str, Headers, bytes], Awaitable[HttpAnswer]]
-"""(method, request target, headers, body) -> Answer. Raises TargetUnusable when there is no answer."""
+"""(method, request target, headers, body) -> HttpAnswer. Raises TargetUnusable when there is no answer."""
 Connect = Callable[[], Awaitable[int]]
-"""() -> ns that a TCP connection took. Raises TargetUnusable."""
+"""() -> the ns that one TCP connect took. Raises TargetUnusable."""
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the probe found. None where the server said nothing about it."""
+    """The result of a probe. None: the server gave no information."""
 
     target: Target
-    server: str  # name of the row
-    quirk: Quirk  # the row, corrected by what the probe saw
+    server: str  # name of the row in the table of quirks
+    quirk: Quirk  # that row, corrected by what the probe observed
     model: str
-    models: tuple[str, ...]  # what it lists
-    version: str  # of the server, "" when it does not say
-    evidence: tuple[str, ...]  # why it is taken for that make, in words
-    rtt_ms: float  # median connect time with no load
-    template_tokens: int | None  # what the server adds to a prompt's content: chat template, BOS
-    token_ratio: float | None  # the server's tokens per token that we counted in SAMPLES; 1.0: the same vocabulary
+    models: tuple[str, ...]  # the models that it lists
+    version: str  # of the server; "": not reported
+    evidence: tuple[str, ...]  # why it is taken for that kind of server, as texts
+    rtt_ms: float  # median TCP connect time without load
+    template_tokens: int | None  # tokens that the server adds to a prompt: chat template, BOS
+    token_ratio: float | None  # the server's token count divided by ours, for the sample prompts; 1.0: same count
     usage: bool | None  # answers of this kind (streamed or not) carry a token count
-    exact: bool | None  # as many tokens came as were asked for; None: not counted
-    tokens_per_event: float | None  # above 1: the server bundles, gaps between events are not ITL
+    exact: bool | None  # the number of output tokens was the requested one; None: not counted
+    tokens_per_event: float | None  # above 1: the server bundles tokens, so gaps between events are not ITL
     warnings: tuple[str, ...]
-    simulated: bool = False  # it says of itself that there is no model behind it (`loadgen sim`)
+    simulated: bool = False  # it reports to be the simulated server (`loadgen sim`)
 
 
 class Sign(NamedTuple):
-    """`pattern` in what `where` answered means `server`."""
+    """A rule: if `pattern` matches the answer of `where`, the server is `server`."""
 
-    where: str  # models, head (of that answer), version, health, props, openapi
+    where: str  # models, head (headers of the models answer), version, health, props, openapi
     pattern: str
     server: str
 
@@ -96,12 +96,12 @@ SIGNS = (
     Sign("openapi", r'(?s)"/load_model"(?=.*"/reset")', "transformers"),
     Sign("openapi", r'"/v1/score"|"/tokenizer_info"|vLLM', "vllm"),
 )
-"""How `auto` decides, first match first. Sources: each server's own code, and answers recorded from running ones."""
+"""The rules of `auto`; the first match decides. Sources: each server's code, and answers recorded from servers."""
 
-_LATE = ("health", "props", "openapi")  # asked only when the list of models did not settle it
-_BESIDE = {"version": "/version", "health": "/health", "props": "/props", "openapi": "/openapi.json"}
+_FURTHER_SOURCES = ("health", "props", "openapi")  # requested only if the other answers match no rule
+_PATHS = {"version": "/version", "health": "/health", "props": "/props", "openapi": "/openapi.json"}
 _HOSTS = (("api.openai.com", "openai"),)
-TRIES = 4  # of a generation that fails on the server's side: one that fails half of them is refused once in eight runs
+TRIES = 4  # attempts of a generation: a server that fails half of them is refused by one probe in eight
 
 
 async def probe(
@@ -117,39 +117,46 @@ async def probe(
     extra_body: Mapping[str, Any] | None = None,
     samples: Sequence[tuple[str, int]] = SAMPLES,
 ) -> ProbeResult:
-    """Find out what `target` is; two prompts are generated (1 and ASKED_TOKENS tokens), for token counts and bundling.
+    """Examine `target`. Two generations (1 and ASKED_TOKENS tokens) show token counts and bundling of tokens.
 
-    `samples`: a short and a longer prompt with their content tokens. Raises TargetUnusable, with what to do about it,
-    for whatever would make every request of the load fail; its text holds neither key nor password.
+    `samples`: a short and a longer prompt with their content tokens. Raises TargetUnusable, with a hint for the user,
+    for everything that would make each request of the load fail. Its text has neither key nor password.
     """
-    asking = _Asking(target, exchange, (*target.auth(api_key), *headers), api_key)
+    prober = _Prober(target, exchange, (*target.auth(api_key), *headers), api_key)
     rtt_ms = await _rtt_ms(connect)
-    hosted = "azure" if target.azure else next((name for host, name in _HOSTS if target.host == host), "")
-    listed, version = await asyncio.gather(
-        asking.get(target.models), asking.quiet("" if hosted else target.beside(_BESIDE["version"]))
+    server_by_host = "azure" if target.azure else next((name for host, name in _HOSTS if target.host == host), "")
+    models_answer, version = await asyncio.gather(
+        prober.get(target.models), prober.get_optional("" if server_by_host else target.beside(_PATHS["version"]))
     )
-    if listed.status in (401, 403) or (listed.status == 503 and not model):
-        asking.refuse(listed, model or "", ())
-    name, evidence = await _make(asking, server, hosted, listed, version)
+    if models_answer.status in (401, 403) or (models_answer.status == 503 and not model):
+        prober.refuse(models_answer, model or "", ())
+    name, evidence = await _identify(prober, server, server_by_host, models_answer, version)
     quirk = QUIRKS[name]
-    (models, bases), warnings = _models(listed), []
-    chosen = (
-        model or target.deployment or await asking.pinned(quirk, listed, models) or _only(models, bases, listed, quirk)
+    (models, base_models), warnings = _models(models_answer), []
+    chosen_model = (
+        model
+        or target.deployment
+        or await prober.pinned_model(quirk, models_answer, models)
+        or _default_model(models, base_models, models_answer, quirk)
     )
-    if models and chosen not in models and not quirk.checks_model:
-        warnings.append(f"{quirk.title} answers to any model name: it lists {_listing(models)}, not {chosen!r}")
+    if models and chosen_model not in models and not quirk.checks_model:
+        warnings.append(
+            f"{quirk.title} answers to any model name: it lists {_shown_models(models)}, not {chosen_model!r}"
+        )
     if server != "auto" and len(evidence) > 1:
         warnings.append(f"--server says {server}, {evidence[1]}")
-    if listed.status >= 300:
-        evidence.append(f"its list of models answers {listed.status}")
+    if models_answer.status >= 300:
+        evidence.append(f"its list of models answers {models_answer.status}")
 
-    async def readings(quirk: Quirk) -> list[Reading]:
+    async def generate_both(quirk: Quirk) -> list[Reading]:
         results = await asyncio.gather(
             *(
-                asking.again(partial(asking.generate, quirk, chosen, models, text, tokens, stream, extra_body))
+                prober.with_retries(
+                    partial(prober.generate, quirk, chosen_model, models, text, tokens, stream, extra_body)
+                )
                 for (text, _), tokens in zip(samples, (1, ASKED_TOKENS), strict=True)
             ),
-            return_exceptions=True,  # both to their end, so that the same one is always the error shown
+            return_exceptions=True,  # wait for both, so that the error shown does not depend on timing
         )
         for result in results:
             if isinstance(result, BaseException):
@@ -157,26 +164,26 @@ async def probe(
         return [result for result in results if isinstance(result, Reading)]
 
     try:
-        short, long = await readings(quirk)
-    except _OtherLimit:
+        short, long = await generate_both(quirk)
+    except _WantsOtherLimitField:
         quirk = msgspec.structs.replace(quirk, reasoning_max_field=MAX_FIELDS[1], max_field=MAX_FIELDS[1])
         evidence.append("it refuses max_tokens and takes max_completion_tokens")
-        short, long = await readings(quirk)
+        short, long = await generate_both(quirk)
 
     usages = short.usage(), long.usage()
-    template, ratio = _overhead([usage.input for usage in usages], [count for _, count in samples])
+    template, ratio = _template_overhead([usage.input for usage in usages], [count for _, count in samples])
     usage = usages[1].output is not None
-    free = extra_body is not None and any(field in extra_body for field in MAX_FIELDS)
-    exact = None if free or not usage else usages[1].output == ASKED_TOKENS
-    bundle = _bundle(long, usages[1]) if stream else None
-    warnings += _warnings(quirk, usage, exact, usages[1], bundle)
-    if asking.failures:
-        warnings.append(f"{len(asking.failures)} probing requests failed before one went well: {asking.failures[0]}")
+    user_sets_limit = extra_body is not None and any(field in extra_body for field in MAX_FIELDS)
+    exact = None if user_sets_limit or not usage else usages[1].output == ASKED_TOKENS
+    tokens_per_event = _tokens_per_event(long, usages[1]) if stream else None
+    warnings += _warnings(quirk, usage, exact, usages[1], tokens_per_event)
+    if prober.failures:
+        warnings.append(f"{len(prober.failures)} probing requests failed before one went well: {prober.failures[0]}")
     return ProbeResult(
         target=target,
         server=name,
         quirk=quirk,
-        model=chosen,
+        model=chosen_model,
         models=models,
         version=_version(version),
         evidence=tuple(evidence),
@@ -185,58 +192,58 @@ async def probe(
         token_ratio=ratio,
         usage=usage,
         exact=exact,
-        tokens_per_event=bundle,
+        tokens_per_event=tokens_per_event,
         warnings=tuple(warnings),
-        simulated=listed.headers.get("server", "").startswith(SIMULATION),
+        simulated=models_answer.headers.get("server", "").startswith(SIMULATION),
     )
 
 
-class _OtherLimit(Exception):
-    """The server wants the other spelling of the output limit."""
+class _WantsOtherLimitField(Exception):
+    """The server requires the other name of the output limit."""
 
 
-class _Failed(TargetUnusable):
-    """A request failed as the next one may not: a server that fails now and then is to be measured, not refused."""
+class _FailedOnce(TargetUnusable):
+    """A request failed, but the next may succeed: a server that fails sometimes is measured, not refused."""
 
 
-class _Asking:
-    """The questions of one probe, and what to say when an answer rules the target out."""
+class _Prober:
+    """The requests of one probe, and the errors for answers that make the target unusable."""
 
     def __init__(self, target: Target, exchange: Exchange, headers: Headers, api_key: str | None) -> None:
         self.target, self._exchange, self._headers = target, exchange, headers
         self._secrets = (api_key, *(value for _, value in headers))
-        self._keyed = bool(api_key or target.basic)
-        self.failures: list[str] = []  # of generations that were tried again
+        self._has_key = bool(api_key or target.basic)
+        self.failures: list[str] = []  # errors of generations that were tried again
 
     async def get(self, path: str) -> HttpAnswer:
         return await self._exchange("GET", path, (("Accept", "application/json"), *self._headers), b"")
 
-    async def quiet(self, path: str) -> HttpAnswer:
-        """An answer that may as well be missing; `path` "" is not asked."""
+    async def get_optional(self, path: str) -> HttpAnswer:
+        """GET `path`. Returns an empty answer (status 0) if it cannot be had or `path` is ""."""
         if path:
             with contextlib.suppress(TargetUnusable):
                 return await self.get(path)
         return HttpAnswer(0, {}, b"")
 
-    async def pinned(self, quirk: Quirk, listed: HttpAnswer, models: tuple[str, ...]) -> str:
-        """The one model of a server that cannot list it but names it when asked for another, else ""."""
-        if models or listed.status == 200 or not quirk.checks_model:
+    async def pinned_model(self, quirk: Quirk, models_answer: HttpAnswer, models: tuple[str, ...]) -> str:
+        """The model of a server that cannot list it, but names it when another is requested; else ""."""
+        if models or models_answer.status == 200 or not quirk.checks_model:
             return ""
         request = Request(id="probe", prompt="hello", max_tokens=1)
-        sent = body(request, quirk, self.target.api, "unnamed", False)
+        request_body = body(request, quirk, self.target.api, "unnamed", False)
         headers = (("Content-Type", "application/json"), *self._headers)
-        answer = await self._exchange("POST", self.target.path, headers, sent)
-        found = re.search(r"pinned to '([^']+)'", error_text(answer.body)) if answer.status == 400 else None
-        return found[1] if found else ""
+        answer = await self._exchange("POST", self.target.path, headers, request_body)
+        match = re.search(r"pinned to '([^']+)'", error_text(answer.body)) if answer.status == 400 else None
+        return match[1] if match else ""
 
-    async def again(self, ask: Callable[[], Awaitable[Reading]]) -> Reading:
-        """Ask up to TRIES times, as long as it fails as the next one may not."""
+    async def with_retries(self, attempt: Callable[[], Awaitable[Reading]]) -> Reading:
+        """Run `attempt` up to TRIES times while it raises _FailedOnce."""
         for _ in range(TRIES - 1):
             try:
-                return await ask()
-            except _Failed as error:
+                return await attempt()
+            except _FailedOnce as error:
                 self.failures.append(str(error))
-        return await ask()
+        return await attempt()
 
     async def generate(
         self,
@@ -248,7 +255,7 @@ class _Asking:
         stream: bool,
         extra_body: Mapping[str, Any] | None,
     ) -> Reading:
-        """Generate `tokens` tokens after `text`. Raises TargetUnusable unless the answer is ok as a load's must be."""
+        """Generate `tokens` tokens for `text`. Raises TargetUnusable unless the answer is ok by the rules of a load."""
         chat = self.target.api == "chat"
         request = Request(
             id="probe",
@@ -256,16 +263,16 @@ class _Asking:
             prompt=None if chat else text,
             max_tokens=tokens,
         )
-        sent = body(request, quirk, self.target.api, model, stream, extra_body=extra_body)
+        request_body = body(request, quirk, self.target.api, model, stream, extra_body=extra_body)
         headers = (("Content-Type", "application/json"), *self._headers)
-        answer = await self._exchange("POST", self.target.path, headers, sent)
+        answer = await self._exchange("POST", self.target.path, headers, request_body)
         reading = Reading(Flow())
         if answer.status != 200:
-            said = error_text(answer.body)
-            if answer.status == 400 and "max_completion_tokens" in said and quirk.max_field != MAX_FIELDS[1]:
-                raise _OtherLimit
-            if answer.status == 400 and "output limit was reached" in said:
-                return reading  # a reasoning model that cannot even begin within so few tokens: it is there
+            refusal = error_text(answer.body)
+            if answer.status == 400 and "max_completion_tokens" in refusal and quirk.max_field != MAX_FIELDS[1]:
+                raise _WantsOtherLimitField
+            if answer.status == 400 and "output limit was reached" in refusal:
+                return reading  # a reasoning model that needs more tokens: the target works
             self.refuse(answer, model, models)
         streamed = answer.headers.get("content-type", "").startswith("text/event-stream")
         if streamed:
@@ -280,25 +287,29 @@ class _Asking:
         else:
             reading.take([answer.body], 0, 0)
         if failure := reading.judge(True, False, streamed):
-            said = self._clean(failure.text)
-            raise _Failed(f"a probe of {tokens} tokens failed: {failure.kind}: {said}", "see the server's log")
+            failure_text = self._clean(failure.text)
+            raise _FailedOnce(
+                f"a probe of {tokens} tokens failed: {failure.kind}: {failure_text}", "see the server's log"
+            )
         return reading
 
     def refuse(self, answer: HttpAnswer, model: str, models: tuple[str, ...]) -> NoReturn:
-        """Say in one error why nothing can work, and what to do."""
-        status, where = answer.status, self.target.redacted
-        said = self._clean(error_text(answer.body)) or "no text"
-        words = f"{where} answers {status}: {said}"
+        """Raise the error for an answer that makes the target unusable: its cause, and a hint."""
+        status, url = answer.status, self.target.redacted
+        error = self._clean(error_text(answer.body)) or "no text"
+        message = f"{url} answers {status}: {error}"
         if status in (401, 403):
-            hint = "check the key, and what it may be used for" if self._keyed else "it wants a key: set OPENAI_API_KEY"
+            hint = (
+                "check the key, and what it may be used for" if self._has_key else "it wants a key: set OPENAI_API_KEY"
+            )
         elif status == 407:
             hint = "a proxy is in between and wants a login"
-        elif status in (400, 404, 422) and model and _about_model(said, model):
-            words = f"{where} does not serve the model {model!r}: {said}"
-            hint = f"choose with --model: {_listing(models)}" if models else "name one that it serves with --model"
+        elif status in (400, 404, 422) and model and _about_model(error, model):
+            message = f"{url} does not serve the model {model!r}: {error}"
+            hint = f"choose with --model: {_shown_models(models)}" if models else "name one that it serves with --model"
         elif status in (404, 405):
-            other = "completions" if self.target.api == "chat" else "chat"
-            hint = f"check the path of the URL, or try --api {other}"
+            other_api = "completions" if self.target.api == "chat" else "chat"
+            hint = f"check the path of the URL, or try --api {other_api}"
         elif status in (400, 413, 422):
             hint = (
                 "if it names a field, remove it with --extra-body '{\"FIELD\": null}', or say what it is with --server"
@@ -308,50 +319,55 @@ class _Asking:
         elif status == 503:
             hint = "it may still be loading its model: try again when it is ready"
         elif 300 <= status < 400:
-            place = self._clean(answer.headers.get("location", "").partition("?")[0])
-            words = f"{where} answers {status}, a redirect" + (f" to {place}" if place else "")
+            location = self._clean(answer.headers.get("location", "").partition("?")[0])
+            message = f"{url} answers {status}, a redirect" + (f" to {location}" if location else "")
             hint = "give the URL it leads to"
         else:
             hint = "see the server's log"
-        raise (_Failed if status >= 500 else TargetUnusable)(words, hint)
+        raise (_FailedOnce if status >= 500 else TargetUnusable)(message, hint)
 
     def _clean(self, text: str) -> str:
         return self.target.redact(text, *self._secrets).strip()
 
 
 async def _rtt_ms(connect: Connect) -> float:
-    times: list[int] = []
-    while len(times) < CONNECTS and (len(times) < 3 or sum(times) < CONNECTS_NS):
-        times.append(await connect())
-    return median(times) / 1e6
+    times_ns: list[int] = []
+    while len(times_ns) < CONNECTS and (len(times_ns) < 3 or sum(times_ns) < CONNECTS_NS):
+        times_ns.append(await connect())
+    return median(times_ns) / 1e6
 
 
-async def _make(
-    asking: _Asking, server: str, hosted: str, listed: HttpAnswer, version: HttpAnswer
+async def _identify(
+    prober: _Prober, server: str, server_by_host: str, models_answer: HttpAnswer, version: HttpAnswer
 ) -> tuple[str, list[str]]:
-    """The name of the row, and why."""
-    if server == "auto" and hosted:
-        return hosted, [f"the host is {asking.target.host}"]
-    said = {"models": _text(listed), "head": "\n".join(f"{name}: {value}" for name, value in listed.headers.items())}
-    said["version"] = _text(version)
-    found = _match(said)
+    """The name of the server's row, and the reasons for it as texts."""
+    if server == "auto" and server_by_host:
+        return server_by_host, [f"the host is {prober.target.host}"]
+    answer_texts = {
+        "models": _text(models_answer),
+        "head": "\n".join(f"{name}: {value}" for name, value in models_answer.headers.items()),
+    }
+    answer_texts["version"] = _text(version)
+    match = _match_signs(answer_texts)
     if server != "auto":
-        other = found is not None and found[0].server not in (server, "generic")
-        return server, ["named by the user"] + ([f"but it looks like {found[0].server}"] if found and other else [])
-    if not found:
-        late = await asyncio.gather(*(asking.quiet(asking.target.beside(_BESIDE[where])) for where in _LATE))
-        said |= {where: _text(answer) for where, answer in zip(_LATE, late, strict=True)}
-        found = _match(said)
-    if found:
-        sign, text = found
-        return sign.server, [f"{_BESIDE.get(sign.where, '/models')} says {asking.target.redact(text)[:80]}"]
+        differs = match is not None and match[0].server not in (server, "generic")
+        return server, ["named by the user"] + ([f"but it looks like {match[0].server}"] if match and differs else [])
+    if not match:
+        answers = await asyncio.gather(
+            *(prober.get_optional(prober.target.beside(_PATHS[source])) for source in _FURTHER_SOURCES)
+        )
+        answer_texts |= {source: _text(answer) for source, answer in zip(_FURTHER_SOURCES, answers, strict=True)}
+        match = _match_signs(answer_texts)
+    if match:
+        sign, text = match
+        return sign.server, [f"{_PATHS.get(sign.where, '/models')} says {prober.target.redact(text)[:80]}"]
     return "generic", ["nothing it says tells its make: only the common fields are sent"]
 
 
-def _match(said: Mapping[str, str]) -> tuple[Sign, str] | None:
+def _match_signs(answer_texts: Mapping[str, str]) -> tuple[Sign, str] | None:
     for sign in SIGNS:
-        if found := re.search(sign.pattern, said.get(sign.where, "")):
-            return sign, found.group().replace("\n", " ")
+        if match := re.search(sign.pattern, answer_texts.get(sign.where, "")):
+            return sign, match.group().replace("\n", " ")
     return None
 
 
@@ -359,10 +375,10 @@ def _text(answer: HttpAnswer) -> str:
     return answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
 
 
-def _models(listed: HttpAnswer) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Ids of the models listed, and those among them that are no adapters (which name a parent that is listed too)."""
+def _models(models_answer: HttpAnswer) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(ids of all listed models, ids of those that are no adapters). An adapter names a listed parent."""
     try:
-        value = msgspec.json.decode(listed.body) if listed.status == 200 else None
+        value = msgspec.json.decode(models_answer.body) if models_answer.status == 200 else None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         value = None
     data = value.get("data") if isinstance(value, dict) else None
@@ -375,34 +391,40 @@ def _models(listed: HttpAnswer) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ids, tuple(row["id"] for row in rows if row.get("parent") not in ids)
 
 
-def _only(models: tuple[str, ...], bases: tuple[str, ...], listed: HttpAnswer, quirk: Quirk) -> str:
-    """The model to use when none was named."""
-    if len(bases) == 1:
-        return bases[0]
+def _default_model(
+    models: tuple[str, ...], base_models: tuple[str, ...], models_answer: HttpAnswer, quirk: Quirk
+) -> str:
+    """The model to use when the user names none. Raises TargetUnusable if that is not clear."""
+    if len(base_models) == 1:
+        return base_models[0]
     if models:
-        raise TargetUnusable(f"the server has {len(models)} models", f"choose with --model: {_listing(models)}")
-    why = "lists no models" if listed.status == 200 else f"answers {listed.status} when asked for its models"
-    path = "check the path of --url, or " if listed.status == 404 else ""
+        raise TargetUnusable(f"the server has {len(models)} models", f"choose with --model: {_shown_models(models)}")
+    why = (
+        "lists no models"
+        if models_answer.status == 200
+        else f"answers {models_answer.status} when asked for its models"
+    )
+    path = "check the path of --url, or " if models_answer.status == 404 else ""
     hint = f"{path}name the model with --model" + ("" if quirk.checks_model else "; this server takes any name")
     raise TargetUnusable(f"the server {why}, and none was named", hint)
 
 
-def _listing(models: tuple[str, ...]) -> str:
+def _shown_models(models: tuple[str, ...]) -> str:
     return ", ".join(models[:8]) + (f" and {len(models) - 8} more" if len(models) > 8 else "")
 
 
-def _about_model(said: str, model: str) -> bool:
-    quoted = any(f"{mark}{model}{mark}" in said for mark in "'\"`")
-    return quoted or bool(re.search(r"(?i)\b(?:model|deployment)\b.{0,80}\b(?:not|unknown|exist)", said))
+def _about_model(error: str, model: str) -> bool:
+    quoted = any(f"{mark}{model}{mark}" in error for mark in "'\"`")
+    return quoted or bool(re.search(r"(?i)\b(?:model|deployment)\b.{0,80}\b(?:not|unknown|exist)", error))
 
 
 def _version(answer: HttpAnswer) -> str:
-    found = re.search(r'"version"\s*:\s*"([^"]{1,60})"', _text(answer))
-    return found[1] if found else ""
+    match = re.search(r'"version"\s*:\s*"([^"]{1,60})"', _text(answer))
+    return match[1] if match else ""
 
 
-def _overhead(inputs: Sequence[int | None], counts: Sequence[int]) -> tuple[int | None, float | None]:
-    """Two prompts, as the server and as we count them -> (tokens added to each, the server's tokens per our token)."""
+def _template_overhead(inputs: Sequence[int | None], counts: Sequence[int]) -> tuple[int | None, float | None]:
+    """(tokens that the server adds to a prompt, its tokens per token of ours) from the counts of two prompts."""
     short, long = inputs
     if short is None or long is None or counts[0] == counts[1]:
         return None, None
@@ -410,21 +432,25 @@ def _overhead(inputs: Sequence[int | None], counts: Sequence[int]) -> tuple[int 
     return round(short - ratio * counts[0]), ratio
 
 
-def _bundle(reading: Reading, usage: Usage) -> float | None:
-    streamed = (usage.output or 0) - (usage.reasoning or 0)
-    return streamed / reading.output_events if streamed > 0 and reading.output_events else None
+def _tokens_per_event(reading: Reading, usage: Usage) -> float | None:
+    streamed_tokens = (usage.output or 0) - (usage.reasoning or 0)
+    return streamed_tokens / reading.output_events if streamed_tokens > 0 and reading.output_events else None
 
 
-def _warnings(quirk: Quirk, usage: bool, exact: bool | None, counted: Usage, bundle: float | None) -> list[str]:
-    found = []
+def _warnings(
+    quirk: Quirk, usage: bool, exact: bool | None, usage_counts: Usage, tokens_per_event: float | None
+) -> list[str]:
+    warnings = []
     if not usage:
-        found.append("its answers carry no usage: output tokens will be counted here, as an estimate")
+        warnings.append("its answers carry no usage: output tokens will be counted here, as an estimate")
     if exact is False and quirk.forces:
-        found.append(
-            f"{ASKED_TOKENS} tokens were asked for and forced, {counted.output} came: lengths are not exact here"
+        warnings.append(
+            f"{ASKED_TOKENS} tokens were asked for and forced, {usage_counts.output} came: lengths are not exact here"
         )
     elif not quirk.forces:
-        found.append(f"{quirk.title} has no way to force the output length: answers may end early")
-    if bundle is not None and bundle > 1.5:
-        found.append(f"it sends about {bundle:.1f} tokens per event: gaps between events are not inter-token latency")
-    return found
+        warnings.append(f"{quirk.title} has no way to force the output length: answers may end early")
+    if tokens_per_event is not None and tokens_per_event > 1.5:
+        warnings.append(
+            f"it sends about {tokens_per_event:.1f} tokens per event: gaps between events are not inter-token latency"
+        )
+    return warnings

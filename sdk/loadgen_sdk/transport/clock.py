@@ -1,7 +1,8 @@
-"""Waking at an instant: a timer that is a file descriptor, so that it sits in an epoll beside the sockets.
+"""A timer with a file descriptor, so that one epoll can watch it together with the sockets.
 
-uvloop's `call_at` counts in milliseconds (up to 0.3 ms early, 1.6 ms late); a timerfd counts in ns. Times are absolute,
-on the clock of `time.monotonic_ns`. Elsewhere than on Linux a socket pair rung by the loop has the same face.
+uvloop's `call_at` has a resolution of milliseconds (up to 0.3 ms early, 1.6 ms late); a timerfd has one of ns. Times
+are absolute, on the clock of `time.monotonic_ns`. On systems other than Linux, a socket pair that the event loop writes
+to has the same interface.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ _CLOCK_MONOTONIC = 1
 
 
 class Timer(Protocol):
-    """What both timers do. `fileno` becomes readable at the armed instant and stays so until `clear` or `arm`."""
+    """The interface of both timers. `fileno` is readable from the armed instant until `clear` or `arm`."""
 
     def arm(self, monotonic_ns: int) -> None:
-        """Ring at this instant of `time.monotonic_ns`, once; replaces what was armed. The past rings at once."""
+        """Fire once at this instant of `time.monotonic_ns` (in the past: now). Replaces the armed instant."""
 
     def disarm(self) -> None:
-        """Do not ring."""
+        """Cancel the armed instant."""
 
     def clear(self) -> None:
-        """Take back a ring that has happened; does nothing when none has."""
+        """Make `fileno` unreadable again. No effect when the timer has not fired."""
 
     def fileno(self) -> int:
         """The descriptor to watch for reading."""
 
     def close(self) -> None:
-        """Give the descriptor back; closing twice is harmless."""
+        """Close the descriptor. May be called twice."""
 
 
 class _Timespec(ctypes.Structure):
@@ -47,9 +48,9 @@ class _Itimerspec(ctypes.Structure):
 
 
 class TimerFd:
-    """`timerfd_create(CLOCK_MONOTONIC)`. Raises OSError where the kernel has none."""
+    """A timer by `timerfd_create(CLOCK_MONOTONIC)`. Raises OSError if the system has none."""
 
-    __slots__ = ("_fd", "_pointer", "_set", "_spec", "_value")
+    __slots__ = ("_fd", "_pointer", "_settime", "_spec", "_value")
 
     def __init__(self) -> None:
         if not sys.platform.startswith("linux"):
@@ -61,20 +62,20 @@ class TimerFd:
             self._fd = int(libc.timerfd_create(_CLOCK_MONOTONIC, _NONBLOCK_CLOEXEC))
             if self._fd < 0:
                 raise OSError(ctypes.get_errno(), "timerfd_create")
-        # The setter stays ctypes' on every version: os.timerfd_settime_ns is as quick, but one path is one to test.
-        self._set = libc.timerfd_settime
+        # ctypes sets the timer on every version: os.timerfd_settime_ns is as fast, but one path is easier to test.
+        self._settime = libc.timerfd_settime
         self._spec = _Itimerspec()
         self._value = self._spec.value
         self._pointer = ctypes.byref(self._spec)
 
     def arm(self, monotonic_ns: int) -> None:
         self._value.sec, self._value.nsec = divmod(monotonic_ns if monotonic_ns > 0 else 1, 1_000_000_000)
-        if self._set(self._fd, _ABSTIME, self._pointer, None):
+        if self._settime(self._fd, _ABSTIME, self._pointer, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def disarm(self) -> None:
         self._value.sec = self._value.nsec = 0
-        self._set(self._fd, _ABSTIME, self._pointer, None)
+        self._settime(self._fd, _ABSTIME, self._pointer, None)
 
     def clear(self) -> None:
         try:
@@ -92,28 +93,28 @@ class TimerFd:
 
 
 class LoopTimer:
-    """The same face on `loop.call_at`, as coarse as the loop's own clock: for systems without a timerfd."""
+    """A timer by `loop.call_at`, with the resolution of the loop's clock, for systems without timerfd."""
 
-    __slots__ = ("_call", "_loop", "_receive", "_send")
+    __slots__ = ("_loop", "_receive", "_send", "_timer_handle")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._receive, self._send = socket.socketpair()
         self._receive.setblocking(False)
         self._send.setblocking(False)
-        self._call: asyncio.TimerHandle | None = None
+        self._timer_handle: asyncio.TimerHandle | None = None
 
     def arm(self, monotonic_ns: int) -> None:
         self.disarm()
         self.clear()
-        # The loop's clock need not count from where monotonic_ns does, so the distance is what is handed over.
-        ahead = (monotonic_ns - time.monotonic_ns()) / 1e9
-        self._call = self._loop.call_at(self._loop.time() + max(0.0, ahead), self._ring)
+        # The loop's clock may have another zero than monotonic_ns, so the delay is passed, not the instant.
+        delay_s = (monotonic_ns - time.monotonic_ns()) / 1e9
+        self._timer_handle = self._loop.call_at(self._loop.time() + max(0.0, delay_s), self._ring)
 
     def disarm(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
+        if self._timer_handle is not None:
+            self._timer_handle.cancel()
+            self._timer_handle = None
 
     def clear(self) -> None:
         try:
@@ -134,7 +135,7 @@ class LoopTimer:
 
 
 def timer(loop: asyncio.AbstractEventLoop) -> Timer:
-    """The best timer this system has for `loop`."""
+    """The most precise timer that this system has, for `loop`."""
     try:
         return TimerFd()
     except (OSError, AttributeError):

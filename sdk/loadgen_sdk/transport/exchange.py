@@ -1,4 +1,7 @@
-"""One request and its answer, sans IO: arrived bytes with their stamps in, a `Completion` out. No socket here."""
+"""One request and its answer, without IO: takes the bytes of the answer with their stamps, makes a `Completion`.
+
+This module uses no socket and no clock.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,26 @@ from ..dialects.sse import Decoder, EventTooLarge
 from ..request import NEVER, Completion, Failure, Request
 from .http1 import Malformed, Response
 
-MAX_WHOLE_BYTES = 64 << 20  # an answer that is not a stream is kept until it is whole
+MAX_WHOLE_BYTES = 64 << 20  # an answer that is not a stream is kept until it is complete
 MAX_ERROR_BYTES = 64 << 10
 
 OnDone = Callable[[Completion], None]
 
 
 class Exchange:
-    """One request's life. The client sets `ready`, `sent`, `bytes_sent`, calls `arrived` and `ended`, then `tell`."""
+    """The state of one request, from sending to its Completion.
+
+    The pool sets `ready`, `sent` and `bytes_sent`, calls `arrived` for each read and `ended` if the connection ends,
+    and then calls `tell` once. All instants are monotonic ns.
+    """
 
     __slots__ = (
-        "awaited",
+        "awaiting_output",
+        "body_parts",
         "bytes_received",
         "bytes_sent",
         "client_lag",
+        "connection",
         "deadline",
         "decoder",
         "done",
@@ -31,11 +40,10 @@ class Exchange:
         "first_byte",
         "flow",
         "head",
-        "is_events",
+        "is_event_stream",
         "keep_headers",
         "keep_text",
-        "kernel",
-        "line",
+        "kernel_stamp",
         "on_done",
         "over",
         "payload",
@@ -50,7 +58,6 @@ class Exchange:
         "sink",
         "stream",
         "tries",
-        "whole",
     )
 
     def __init__(
@@ -77,8 +84,8 @@ class Exchange:
         self.keep_text = keep_text
         self.keep_headers = keep_headers
         self.sink = sink
-        self.line: object | None = None  # the connection, while it has one
-        self.awaited: set[object] | None = None  # where it stands while it is without its first output
+        self.connection: object | None = None  # the connection that carries it now
+        self.awaiting_output: set[object] | None = None  # the wire's set of requests without output, once it is in it
         self.over = False
         self.done = NEVER
         self.failure: Failure | None = None
@@ -91,106 +98,110 @@ class Exchange:
         self.fresh()
 
     def fresh(self) -> None:
-        """Forget what was heard of it: it is about to be sent (again)."""
+        """Reset what is known of the answer, before the request is sent (or sent again)."""
         self.sent = self.first_byte = NEVER
         self.client_lag = 0
-        self.kernel = False
+        self.kernel_stamp = False
         self.progress = 0
-        self.is_events = False
+        self.is_event_stream = False
         self.response = Response()
         self.decoder = Decoder()
         self.reading = Reading(self.flow, self.keep_text, self.sink)
-        self.whole: list[bytes] = []
+        self.body_parts: list[bytes] = []
 
-    def arrived(self, data: bytes, stamp: int, read: int, base: int, kernel: bool) -> bool:
-        """Bytes stamped `stamp` and read at `read`; at `base` the socket was empty. True: the answer is over."""
+    def arrived(self, data: bytes, stamp: int, read_at: int, empty_at: int, from_kernel: bool) -> bool:
+        """Process the bytes of one read. Returns True when the answer is over.
+
+        `stamp`: when they arrived. `read_at`: when they were read. `empty_at`: the last instant at which the socket
+        was known to be empty. `from_kernel`: the kernel made the stamp.
+        """
         response = self.response
         self.bytes_received += len(data)
         try:
-            pieces = response.feed(data)
+            body_parts = response.feed(data)
             if self.first_byte < 0 and response.status:
                 self.first_byte = stamp
-                self.kernel = kernel
-                kind = response.headers.get("content-type", "")
-                self.is_events = response.status < 300 and kind.startswith("text/event-stream")
-            if pieces:
-                piece = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-                if self.is_events:
-                    events = self.decoder.feed(piece)
+                self.kernel_stamp = from_kernel
+                content_type = response.headers.get("content-type", "")
+                self.is_event_stream = response.status < 300 and content_type.startswith("text/event-stream")
+            if body_parts:
+                body_part = body_parts[0] if len(body_parts) == 1 else b"".join(body_parts)
+                if self.is_event_stream:
+                    events = self.decoder.feed(body_part)
                     if events:
                         reading = self.reading
                         if reading.first_token < 0:
-                            since = base if base > self.sent else self.sent  # nothing of it came before it was sent
-                            reading.take(events, stamp, since, self._unsure(len(events), len(pieces)))
+                            earliest = empty_at if empty_at > self.sent else self.sent  # not before it was sent
+                            reading.take(events, stamp, earliest, self._uncertain_events(len(events), len(body_parts)))
                             if reading.first_token >= 0:
-                                self.client_lag = read - stamp
-                                if self.awaited is not None:
-                                    self.awaited.discard(self)
+                                self.client_lag = read_at - stamp
+                                if self.awaiting_output is not None:
+                                    self.awaiting_output.discard(self)
                         else:
-                            reading.take(events, stamp, base)
-                        self.progress = read
+                            reading.take(events, stamp, empty_at)
+                        self.progress = read_at
                 else:
-                    self._keep(piece)
+                    self._keep_body(body_part)
         except (Malformed, EventTooLarge) as error:
             self._close(stamp, Failure("malformed", str(error), response.status))
             return True
         if response.complete:
-            self._complete(stamp, read, base)
+            self._complete(stamp, read_at, empty_at)
             return True
         return False
 
-    def _unsure(self, events: int, pieces: int) -> int:
-        """How many of a read's events the stamp may be too late for: it is that of the newest packet.
+    def _uncertain_events(self, events: int, body_parts: int) -> int:
+        """The number of events in this read for which the stamp may be too late: it is the newest packet's stamp.
 
-        One chunk of the body is one write of the server, whatever it holds. Of several chunks only the last event is
-        sure to have come with the last packet, and not even that when bytes of a further one follow it.
+        One chunk of the body is taken as one write of the server, whatever it holds. With several chunks, only the
+        last event is certain to have come with the last packet; if bytes of a further event follow it, none is.
         """
         if self.decoder.pending or not self.response.between_chunks:
             return events
-        return 0 if pieces == 1 else events - 1
+        return 0 if body_parts == 1 else events - 1
 
     def ended(self, stamp: int, reset: str) -> None:
-        """The connection is gone; `reset` says how unless it was closed in good order. It is over."""
+        """The connection ended, and so does the request. `reset`: the error's text, "" after a regular close."""
         response = self.response
         if not reset and response.end_of_file():
             self._complete(stamp, stamp, stamp)
-        elif response.status >= 300:  # the server's word, whole or not
-            self._close(stamp, _refusal(response.status, b"".join(self.whole)))
-        elif self.reading.error:  # the server said why before it cut the line
+        elif response.status >= 300:  # an error status of the server, even if its body is cut short
+            self._close(stamp, _http_failure(response.status, b"".join(self.body_parts)))
+        elif self.reading.error:  # the server sent an error event before it closed
             self._close(stamp, Failure("error_event", self.reading.error[:ERROR_TEXT_CHARS], response.status))
         elif response.status and not reset:
-            self._close(stamp, Failure("truncated", self._where(), response.status))
+            self._close(stamp, Failure("truncated", self._where_it_ended(), response.status))
         elif response.status:
-            self._close(stamp, Failure("reset", f"{reset}, {self._where()}", response.status))
+            self._close(stamp, Failure("reset", f"{reset}, {self._where_it_ended()}", response.status))
         else:
             self._close(stamp, Failure("reset", reset or "closed before any byte of an answer"))
 
-    def _where(self) -> str:
+    def _where_it_ended(self) -> str:
         return f"the body ended early, after {self.reading.output_events} output events"
 
-    def _keep(self, piece: bytes) -> None:
+    def _keep_body(self, body_part: bytes) -> None:
         refused = self.response.status >= 300
-        if sum(map(len, self.whole)) + len(piece) <= (MAX_ERROR_BYTES if refused else MAX_WHOLE_BYTES):
-            self.whole.append(piece)
-        elif not refused:  # of an error the first words are enough
+        if sum(map(len, self.body_parts)) + len(body_part) <= (MAX_ERROR_BYTES if refused else MAX_WHOLE_BYTES):
+            self.body_parts.append(body_part)
+        elif not refused:  # of an error body, the beginning is enough
             raise Malformed(f"a body of more than {MAX_WHOLE_BYTES} bytes")
 
-    def _complete(self, stamp: int, read: int, base: int) -> None:
+    def _complete(self, stamp: int, read_at: int, empty_at: int) -> None:
         response, reading = self.response, self.reading
         status = response.status
         if status >= 300:
-            self._close(stamp, _refusal(status, b"".join(self.whole)))
+            self._close(stamp, _http_failure(status, b"".join(self.body_parts)))
             return
-        if self.is_events:
-            tail = self.decoder.end()
-            if tail:
-                reading.take(tail, stamp, base)
-        elif self.whole:
-            reading.take([b"".join(self.whole)], stamp, base)
+        if self.is_event_stream:
+            last_events = self.decoder.end()
+            if last_events:
+                reading.take(last_events, stamp, empty_at)
+        elif self.body_parts:
+            reading.take([b"".join(self.body_parts)], stamp, empty_at)
             if reading.first_token >= 0:
-                self.client_lag = read - stamp
-                reading.first_event_tokens = reading.usage().output or 0  # all of it came at once
-        failure = reading.judge(True, response.until_close, self.is_events)
+                self.client_lag = read_at - stamp
+                reading.first_event_tokens = reading.usage().output or 0  # the whole answer came at once
+        failure = reading.judge(True, response.until_close, self.is_event_stream)
         self._close(stamp, failure)
 
     def _close(self, stamp: int, failure: Failure | None) -> None:
@@ -198,12 +209,12 @@ class Exchange:
         self.failure = failure
 
     def tell(self) -> None:
-        """Give the Completion to whoever sent it. Once; whoever calls this has already freed the connection."""
+        """Pass the Completion to `on_done`, only once. The caller has freed the connection before."""
         if self.over:
             return
         self.over = True
         reading, response = self.reading, self.response
-        pieces, reasons = reading.pieces, reading.reasoning_pieces
+        texts, reasoning_texts = reading.pieces, reading.reasoning_pieces
         self.on_done(
             Completion(
                 request=self.request,
@@ -222,7 +233,7 @@ class Exchange:
                 max_gap=reading.max_gap,
                 client_lag=self.client_lag,
                 stamp_error=reading.stamp_error,
-                kernel_stamp=self.kernel,
+                kernel_stamp=self.kernel_stamp,
                 reused=self.reused,
                 resent=self.resent,
                 http_status=response.status,
@@ -230,8 +241,8 @@ class Exchange:
                 bytes_received=self.bytes_received,
                 finish_reason=reading.finish_reason,
                 usage=reading.usage(),
-                text="".join(pieces) if pieces is not None else None,
-                reasoning_text="".join(reasons) if reasons is not None else None,
+                text="".join(texts) if texts is not None else None,
+                reasoning_text="".join(reasoning_texts) if reasoning_texts is not None else None,
                 headers=response.headers if self.keep_headers else None,
                 server_timing=reading.server_timing,
                 failure=self.failure,
@@ -239,7 +250,7 @@ class Exchange:
         )
 
 
-def _refusal(status: int, body: bytes) -> Failure:
+def _http_failure(status: int, body: bytes) -> Failure:
     text = error_text(body) or f"HTTP {status} without a body"
     if status == 429:
         return Failure("http_429", text, status)

@@ -1,6 +1,6 @@
-"""HTTP/1.1, sans IO: a request head out; a response head and its body (chunked, by length, until close) in.
+"""HTTP/1.1 without IO: writes request heads, reads response heads and bodies (chunked, by length, until close).
 
-One `Response` reads one answer. It never touches a socket; what it cannot accept it raises as `Malformed`.
+One `Response` reads one answer. This module uses no socket. Bytes that it cannot accept raise `Malformed`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 MAX_HEAD_BYTES = 64 << 10
 MAX_LINE_BYTES = 4 << 10  # a chunk-size line with extensions, or one trailer
 _NO_BODY = frozenset((204, 304))
-_SIZES: dict[bytes, int] = {}  # chunk-size lines seen: a stream repeats a few dozen of them
+_CHUNK_SIZES: dict[bytes, int] = {}  # cache by chunk-size line: a stream repeats a few dozen of them
 _HEX = frozenset(b"0123456789abcdefABCDEF")
-_DIGITS = 15  # of any number in a head or a chunk size; more is no number that a server means
+_MOST_DIGITS = 15  # of a number in a head or a chunk size; a longer number is an error
 
 
 class Malformed(ValueError):
@@ -26,31 +26,32 @@ def head(method: str, path: str, headers: list[tuple[str, str]]) -> bytes:
     return ("\r\n".join(lines) + "\r\n").encode("latin-1")
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= _DIGITS
+def _is_decimal(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
-def _size(line: bytes) -> int:
+def _chunk_size(line: bytes) -> int:
     digits = line.partition(b";")[0].strip(b" \t")
-    if not digits or len(digits) > _DIGITS or not _HEX.issuperset(digits):
+    if not digits or len(digits) > _MOST_DIGITS or not _HEX.issuperset(digits):
         raise Malformed(f"chunk size {line[:40]!r}")
     size = int(digits, 16)
-    if len(_SIZES) < 4096 and len(line) < 32:
-        _SIZES[line] = size
+    if len(_CHUNK_SIZES) < 4096 and len(line) < 32:
+        _CHUNK_SIZES[line] = size
     return size
 
 
 class Response:
-    """Feed it what arrives; each call returns the body pieces found in these bytes.
+    """The reader of one answer. `feed` takes arriving bytes and returns the body parts in them.
 
-    `status` is 0 until the head has come, `complete` is true when the framing says that the body has ended, and
-    `reusable` tells (once complete) whether the connection may serve again. `surplus` holds bytes after the end.
+    `status` is 0 until the head is complete. `complete` is true when the body has ended by its framing. Once complete,
+    `reusable` says whether the connection can carry another request. `surplus` holds bytes after the end.
+    `headers` has names in lower case; repeated headers are joined with ", ".
     """
 
     __slots__ = (
-        "_held",
-        "_left",
+        "_bytes_left",
         "_mode",
+        "_unparsed",
         "complete",
         "headers",
         "idle_limit_s",
@@ -70,21 +71,21 @@ class Response:
         self.until_close = False  # the body is delimited by the end of the connection
         self.uses_left: int | None = None  # Keep-Alive: max=
         self.idle_limit_s: float | None = None  # Keep-Alive: timeout=
-        self._held = b""
+        self._unparsed = b""
         self._mode = "head"
-        self._left = 0
+        self._bytes_left = 0
 
     def feed(self, data: bytes) -> list[bytes]:
         mode = self._mode
         if mode == "chunked":
-            if not self._left and not self._held:  # most often a read is exactly one chunk
+            if not self._bytes_left and not self._unparsed:  # the usual case: a read is exactly one chunk
                 line_end = data.find(b"\r\n")
-                length = _SIZES.get(data[:line_end])
+                length = _CHUNK_SIZES.get(data[:line_end])
                 if length and len(data) == line_end + length + 4 and data.endswith(b"\r\n"):
                     return [data[line_end + 2 : -2]]
-            return self._chunked(data)
+            return self._chunked_body(data)
         if mode == "length":
-            return self._length(data)
+            return self._length_body(data)
         if mode == "close":
             return [data]
         if mode == "head":
@@ -96,15 +97,15 @@ class Response:
         return []
 
     def end_of_file(self) -> bool:
-        """The peer closed. True when that is a proper end of this body (it was delimited by closing)."""
+        """The server closed the connection. Returns whether the body is complete, by its framing or by this close."""
         if self._mode == "close":
             self._finish(b"")
         return self.complete
 
     @property
     def between_chunks(self) -> bool:
-        """Nothing but whole chunks has come, and the last one is still to come (true of bodies without chunks)."""
-        return not (self._left or self._held or self.complete) or self._mode in ("length", "close")
+        """Whether the bytes so far end with a whole chunk and the body goes on. True for bodies without chunks."""
+        return not (self._bytes_left or self._unparsed or self.complete) or self._mode in ("length", "close")
 
     def _finish(self, surplus: bytes) -> None:
         self._mode = "end"
@@ -114,8 +115,8 @@ class Response:
             self.reusable = False
 
     def _head(self, data: bytes) -> list[bytes]:
-        data = self._held + data if self._held else data
-        while data.startswith(b"HTTP/1.1 1") and (end := data.find(b"\r\n\r\n")) >= 0:  # an interim answer
+        data = self._unparsed + data if self._unparsed else data
+        while data.startswith(b"HTTP/1.1 1") and (end := data.find(b"\r\n\r\n")) >= 0:  # skip interim answers (1xx)
             data = data[end + 4 :]
         end = data.find(b"\r\n\r\n")
         if end < 0:
@@ -123,14 +124,14 @@ class Response:
                 raise Malformed("a response head of more than 64 KiB")
             if not b"HTTP/1.".startswith(data[:7]):
                 raise Malformed(f"not an HTTP/1.x answer: {data[:60]!r}")
-            self._held = data
+            self._unparsed = data
             return []
-        self._held = b""
+        self._unparsed = b""
         lines = data[:end].decode("latin-1").split("\r\n")
-        rest = data[end + 4 :]
+        body_start = data[end + 4 :]
         version, _, after = lines[0].partition(" ")
         code = after.partition(" ")[0]
-        if not version.startswith("HTTP/1.") or not (_is_number(code) and len(code) == 3 and code >= "200"):
+        if not version.startswith("HTTP/1.") or not (_is_decimal(code) and len(code) == 3 and code >= "200"):
             raise Malformed(f"status line {lines[0][:80]!r}")
         headers = self.headers
         for line in lines[1:]:
@@ -141,19 +142,19 @@ class Response:
             value = value.strip(" \t")
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
         self.status = int(code)
-        self._framing(version)
+        self._read_framing(version)
         if self._mode == "end":
-            self._finish(rest)
+            self._finish(body_start)
             return []
-        return self.feed(rest) if rest else []
+        return self.feed(body_start) if body_start else []
 
-    def _framing(self, version: str) -> None:
+    def _read_framing(self, version: str) -> None:
         headers = self.headers
         connection = headers.get("connection", "").lower()
         self.reusable = "close" not in connection and (version != "HTTP/1.0" or "keep-alive" in connection)
         for part in headers.get("keep-alive", "").split(","):
             key, _, value = part.strip().partition("=")
-            if _is_number(value):
+            if _is_decimal(value):
                 if key == "max":
                     self.uses_left = int(value)
                 elif key == "timeout":
@@ -165,77 +166,77 @@ class Response:
         elif "content-length" in headers:
             lengths = {part.strip() for part in headers["content-length"].split(",")}
             text = lengths.pop()
-            if lengths or not _is_number(text):
+            if lengths or not _is_decimal(text):
                 raise Malformed(f"Content-Length {headers['content-length']!r}")
-            self._left = int(text)
-            self._mode = "length" if self._left else "end"
+            self._bytes_left = int(text)
+            self._mode = "length" if self._bytes_left else "end"
         else:
             self._mode = "close"
             self.until_close = True
             self.reusable = False
 
-    def _length(self, data: bytes) -> list[bytes]:
-        left = self._left
-        if len(data) < left:
-            self._left = left - len(data)
+    def _length_body(self, data: bytes) -> list[bytes]:
+        bytes_left = self._bytes_left
+        if len(data) < bytes_left:
+            self._bytes_left = bytes_left - len(data)
             return [data]
-        self._left = 0
-        self._finish(data[left:])
-        return [data[:left]]
+        self._bytes_left = 0
+        self._finish(data[bytes_left:])
+        return [data[:bytes_left]]
 
-    def _chunked(self, data: bytes) -> list[bytes]:
-        if self._held:
-            data = self._held + data
-            self._held = b""
+    def _chunked_body(self, data: bytes) -> list[bytes]:
+        if self._unparsed:
+            data = self._unparsed + data
+            self._unparsed = b""
         pieces: list[bytes] = []
-        left = self._left  # bytes of the current chunk still to come, its closing CRLF included
-        at, size = 0, len(data)
-        while at < size:
-            if left:
-                end = at + left
+        bytes_left = self._bytes_left  # bytes of the current chunk to come, with its closing CRLF
+        position, size = 0, len(data)
+        while position < size:
+            if bytes_left:
+                end = position + bytes_left
                 if end <= size:
                     if data[end - 2 : end] != b"\r\n":
                         raise Malformed("a chunk that is longer than its size")
-                    if left > 2:
-                        pieces.append(data[at : end - 2])
-                    at = end
-                    left = 0
+                    if bytes_left > 2:
+                        pieces.append(data[position : end - 2])
+                    position = end
+                    bytes_left = 0
                     continue
                 body = min(size, end - 2)
-                if body > at:
-                    pieces.append(data[at:body])
-                    left -= body - at
-                self._held = data[body:]
+                if body > position:
+                    pieces.append(data[position:body])
+                    bytes_left -= body - position
+                self._unparsed = data[body:]
                 break
-            line_end = data.find(b"\r\n", at)
+            line_end = data.find(b"\r\n", position)
             if line_end < 0:
-                if size - at > MAX_LINE_BYTES:
+                if size - position > MAX_LINE_BYTES:
                     raise Malformed("a chunk-size line of more than 4 KiB")
-                self._held = data[at:]
+                self._unparsed = data[position:]
                 break
-            line = data[at:line_end]
-            length = _SIZES.get(line)
+            line = data[position:line_end]
+            length = _CHUNK_SIZES.get(line)
             if length is None:
-                length = _size(line)
-            at = line_end + 2
+                length = _chunk_size(line)
+            position = line_end + 2
             if not length:
                 self._mode = "trailer"
-                self._left = 0
-                self._trailer(data[at:])
+                self._bytes_left = 0
+                self._trailer(data[position:])
                 return pieces
-            left = length + 2
-        self._left = left
+            bytes_left = length + 2
+        self._bytes_left = bytes_left
         return pieces
 
     def _trailer(self, data: bytes) -> list[bytes]:
-        data = self._held + data
-        self._held = b""
+        data = self._unparsed + data
+        self._unparsed = b""
         while True:
             end = data.find(b"\r\n")
             if end < 0:
                 if len(data) > MAX_LINE_BYTES:
                     raise Malformed("a trailer of more than 4 KiB")
-                self._held = data
+                self._unparsed = data
                 return []
             if not end:
                 self._finish(data[2:])

@@ -1,7 +1,8 @@
-"""The same requests through the `openai` package: what an application's client would see, beside our own wire.
+"""Sends the same requests through the `openai` package, to compare what an application sees with our own wire.
 
-A reference, not a fast client: one task per request, stamps taken when the package hands out an event. The package is
-imported only in `open`. The seam is `Client`'s: prepare, send, cancel, open, close.
+This is a reference, not a fast client: it runs one task per request, and an event's stamp is the instant at which the
+package delivers it. The package is imported only in `open`. The methods are those of `Pool`: prepare, send, cancel,
+open, close.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from .target import Target
 from .wire import Tls
 
 CONNECT_S = 30.0
-_TIMINGS = ("timings", "nvext", "metrics")
+_TIMING_FIELDS = ("timings", "nvext", "metrics")
 
 
 class OpenAIClient:
-    """One endpoint, one model, one API, through AsyncOpenAI: no retries, no proxy, no limit on connections.
+    """One endpoint, one model and one API, through AsyncOpenAI: no retries, no proxy, no limit on connections.
 
-    `timeout_ns` bounds a request from its due instant, `stall_timeout_ns` the silence between two events. The HTTP
-    library's own trace gives `ready`, `sent` and `first_byte`; all else is what the package hands out. Byte counts are
-    of bodies without heads, and what a server sends after `[DONE]` is not seen.
+    `timeout_ns` limits a request from its due instant, `stall_timeout_ns` the time between two events. `ready`, `sent`
+    and `first_byte` come from the trace of the HTTP library, everything else from the objects of the package. Byte
+    counts are of bodies, without heads. What a server sends after `[DONE]` is not seen.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class OpenAIClient:
         continuous_usage: bool = False,
     ) -> None:
         self.target, self.model, self.quirk = target, model, quirk
-        self._stream_on, self._extra_body, self._continuous_usage = stream, extra_body, continuous_usage
+        self._streaming, self._extra_body, self._continuous_usage = stream, extra_body, continuous_usage
         self._api_key, self._headers = api_key, headers
         self._timeout_ns, self._stall_ns = timeout_ns, stall_timeout_ns
         self._keep_text = keep_text
@@ -64,7 +65,7 @@ class OpenAIClient:
         self.in_flight = 0
 
     async def open(self, connections: int = 0) -> None:
-        """Import the package and make its client. It opens connections on demand only: `connections` has no effect."""
+        """Import the package and create its client. `connections` has no effect: it connects only on demand."""
         try:
             import openai
             from openai._constants import DEFAULT_CONNECTION_LIMITS
@@ -76,16 +77,16 @@ class OpenAIClient:
         timeout = openai.Timeout(None, connect=CONNECT_S)
         headers = dict(self.target.auth(self._api_key)) | dict(self._headers)
         named = {name.lower() for name in headers}
-        unasked = [name for name in ("authorization", "openai-organization", "openai-project") if name not in named]
+        unwanted = [name for name in ("authorization", "openai-organization", "openai-project") if name not in named]
 
-        async def watch(request: Any) -> None:
-            for name in unasked:  # what the package adds from its own settings and environment
+        async def trace_request(request: Any) -> None:
+            for name in unwanted:  # the package adds these from its own settings and environment
                 request.headers.pop(name, None)
             request.extensions["trace"] = _current.get().trace
 
         self._api = openai.AsyncOpenAI(
             base_url=self.target.base_url,
-            api_key="unused",  # the real one, if any, is in the headers: the same headers as our own client's
+            api_key="unused",  # a real key is in the headers, which are the same as our own client's
             default_headers=headers,
             default_query=dict(parse_qsl(self.target.query[1:], keep_blank_values=True)),
             max_retries=0,
@@ -96,18 +97,18 @@ class OpenAIClient:
                 verify=self._tls,
                 trust_env=False,
                 follow_redirects=False,
-                event_hooks={"request": [watch]},
+                event_hooks={"request": [trace_request]},
             ),
         )
 
     def close(self) -> None:
-        """Drop every connection; requests in flight end as `interrupted`. The sockets go in the loop's next turns."""
+        """Start to close every connection. Requests in flight end as `interrupted`, in the loop's next iterations."""
         closing = asyncio.get_running_loop().create_task(self.aclose())
         self._tasks.add(closing)
         closing.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """As `close`, and wait for it."""
+        """As `close`, but wait until it is done."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -123,13 +124,13 @@ class OpenAIClient:
         await self.aclose()
 
     def prepare(self, request: Request) -> bytes:
-        """The body of this request: byte for byte what our own client would send."""
+        """The request's body: the same bytes that our own client sends."""
         return make_body(
             request,
             self.quirk,
             self.target.api,
             self.model,
-            self._stream_on,
+            self._streaming,
             extra_body=self._extra_body,
             continuous_usage=self._continuous_usage,
         )
@@ -145,7 +146,7 @@ class OpenAIClient:
         name: str = "",
         sink: Callable[[str, str, int], None] | None = None,
     ) -> _Exchange:
-        """Send now; `on_done` gets the Completion, always, once. What it returns is good for `cancel`."""
+        """Send now. `on_done` is called exactly once, with the Completion. The returned object is for `cancel`."""
         exchange = _Exchange(self, request, body, due, flow, name or (request.id if request else ""), sink)
         self.in_flight += 1
         task = exchange.task = asyncio.get_running_loop().create_task(exchange.run())
@@ -160,17 +161,17 @@ class OpenAIClient:
         return exchange
 
     def tick(self, now: int) -> None:
-        """Does nothing: the package keeps its own house. The driver calls it on every client."""
+        """Do nothing: the package does its own housekeeping. The driver calls this on every client."""
 
     def cancel(self, exchange: _Exchange, failure: Failure) -> None:
-        """End a request in the loop's next turns; `on_done` hears of it, with this failure."""
+        """End a request in the loop's next iterations. `on_done` gets the Completion with this failure."""
         exchange.interruption = failure
         if exchange.task is not None:
             exchange.task.cancel()
 
 
 class _Exchange:
-    """One request through the package, and what was seen of it."""
+    """One request through the package, and what was observed of it. Instants are monotonic ns."""
 
     def __init__(
         self,
@@ -196,19 +197,19 @@ class _Exchange:
     async def run(self) -> None:
         client = self._client
         loop = asyncio.get_running_loop()
-        left = (self._due + client._timeout_ns - monotonic_ns()) / 1e9
-        deadline = loop.time() + left
+        left_s = (self._due + client._timeout_ns - monotonic_ns()) / 1e9
+        deadline = loop.time() + left_s
         try:
             async with asyncio.timeout_at(deadline) as limit:
                 _current.set(self)
                 try:
-                    await self._once(limit, deadline)
+                    await self._attempt(limit, deadline)
                 except Exception as error:
                     if not (self._reused and self._sent >= 0 and self._first_byte < 0 and kind_of(error)[0] == "reset"):
                         raise
-                    self._resent = 1  # an idle connection that the server had closed: metrics.md allows this one
-                    await self._once(limit, deadline)
-            self._failure = self._reading.judge(True, False, client._stream_on)
+                    self._resent = 1  # the server had closed the idle connection: metrics.md allows one resend
+                    await self._attempt(limit, deadline)
+            self._failure = self._reading.judge(True, False, client._streaming)
         except TimeoutError:
             if limit.when() == deadline:
                 self._failure = Failure(
@@ -218,12 +219,12 @@ class _Exchange:
                 self._failure = Failure("timeout_stall", f"no event for {client._stall_ns / 1e9:g} s")
         except asyncio.CancelledError:
             self._failure = self.interruption
-        except Exception as error:  # whatever the package raises is a failed request, never a crash of the run
-            self._failure = self._judged(error)
+        except Exception as error:  # an exception of the package is a failed request; it must not end the run
+            self._failure = self._failure_of(error)
         self._done = monotonic_ns()
 
     async def trace(self, name: str, _: Any) -> None:
-        """What the HTTP library does, as it does it."""
+        """Called by the HTTP library at each of its steps."""
         if name == "connection.connect_tcp.started":
             self._reused = False
         elif name == "http11.send_request_headers.started":
@@ -231,24 +232,26 @@ class _Exchange:
         elif name == "http11.receive_response_headers.complete":
             self._first_byte = monotonic_ns()
 
-    async def _once(self, limit: asyncio.Timeout, deadline: float) -> None:
+    async def _attempt(self, limit: asyncio.Timeout, deadline: float) -> None:
         self._reused = True
-        if self._client._stream_on:
-            await self._streamed(limit, deadline)
+        if self._client._streaming:
+            await self._read_stream(limit, deadline)
         else:
-            await self._whole()
+            await self._read_whole()
 
     def _create(self) -> Any:
-        """The package's call: what it names itself, and the rest of our body as `extra_body`."""
+        """Call the package: fields that are required parameters by name, the rest of our body as `extra_body`."""
         fields: dict[str, Any] = msgspec.json.decode(self._body)
         chat = self._client.target.api == "chat"
         prompt = "messages" if chat else "prompt"
-        own = {name: fields.pop(name) for name in ("model", prompt, "stream") if name in fields}
+        named_fields = {name: fields.pop(name) for name in ("model", prompt, "stream") if name in fields}
         api = self._client._api
-        make = api.chat.completions.create if chat else api.completions.create
-        return make(**own, extra_body=fields, extra_headers={"X-Request-Id": self._name} if self._name else None)
+        create = api.chat.completions.create if chat else api.completions.create
+        return create(
+            **named_fields, extra_body=fields, extra_headers={"X-Request-Id": self._name} if self._name else None
+        )
 
-    async def _streamed(self, limit: asyncio.Timeout, deadline: float) -> None:
+    async def _read_stream(self, limit: asyncio.Timeout, deadline: float) -> None:
         loop, stall_s = asyncio.get_running_loop(), self._client._stall_ns / 1e9
         stream = await self._create()
         self._status = stream.response.status_code
@@ -259,14 +262,14 @@ class _Exchange:
         finally:
             self._received = getattr(stream.response, "num_bytes_downloaded", 0)
 
-    async def _whole(self) -> None:
+    async def _read_whole(self) -> None:
         answer = await self._create()
         self._status = 200
         self._take(answer, monotonic_ns())
-        self._reading.first_event_tokens = self._reading.usage().output or 0  # all of it came at once
+        self._reading.first_event_tokens = self._reading.usage().output or 0  # the whole answer came at once
 
     def _take(self, event: Any, at: int) -> None:
-        """One event object, stamped; the rules are `Reading.take`'s, on attributes that may all be missing."""
+        """Process one event object that came at `at`. Same rules as `Reading.take`; any attribute may be missing."""
         reading = self._reading
         if reading.first_event < 0:
             reading.first_event = at
@@ -274,18 +277,18 @@ class _Exchange:
         text, reasoning, output, answer = "", "", False, False
         for choice in choices:
             part = getattr(choice, "delta", None) or getattr(choice, "message", None)
-            said = getattr(choice if part is None else part, "text" if part is None else "content", None) or ""
-            text += said
-            if said or any(_others(choice, part)):
+            content = getattr(choice if part is None else part, "text" if part is None else "content", None) or ""
+            text += content
+            if content or any(_output_without_text(choice, part)):
                 output = answer = True
-            elif thought := getattr(part, "reasoning_content", None) or getattr(part, "reasoning", None):
-                reasoning += thought
+            elif thinking := getattr(part, "reasoning_content", None) or getattr(part, "reasoning", None):
+                reasoning += thinking
                 output = True
             if reason := getattr(choice, "finish_reason", None):
                 reading.finish_reason = reason
                 reading.end = at
         if output:
-            self._output(at, answer)
+            self._record_output(at, answer)
             if reading.pieces is not None and reading.reasoning_pieces is not None:
                 reading.pieces.append(text)
                 reading.reasoning_pieces.append(reasoning)
@@ -298,13 +301,13 @@ class _Exchange:
                 reading.usage_raw = raw
                 if output and reading.output_events == 1 and not reading.finish_reason:
                     reading.first_event_tokens = counted
-        more = getattr(event, "model_extra", None) or {}
-        if timing := {name: more[name] for name in _TIMINGS if more.get(name) is not None}:
+        extra_fields = getattr(event, "model_extra", None) or {}
+        if timing := {name: extra_fields[name] for name in _TIMING_FIELDS if extra_fields.get(name) is not None}:
             reading.server_timing = {**(reading.server_timing or {}), **timing}
-        if not choices and usage is None and (said := more.get("message") or more.get("detail")):
-            reading.error = reading.error or str(said)[:ERROR_TEXT_CHARS]  # an error at the event's top level
+        if not choices and usage is None and (message := extra_fields.get("message") or extra_fields.get("detail")):
+            reading.error = reading.error or str(message)[:ERROR_TEXT_CHARS]  # error in the event's top level
 
-    def _output(self, at: int, answer: bool) -> None:
+    def _record_output(self, at: int, answer: bool) -> None:
         reading = self._reading
         if reading.last_token < 0:
             reading.first_token = at
@@ -318,8 +321,8 @@ class _Exchange:
         reading.output_events += 1
         reading.last_token = reading.end = at
 
-    def _judged(self, error: Exception) -> Failure:
-        """What the package raised, as a kind of loadgen_sdk.errors.KINDS."""
+    def _failure_of(self, error: Exception) -> Failure:
+        """The Failure of an exception of the package; its kind is one of loadgen_sdk.errors.KINDS."""
         kind, text, status = kind_of(error)
         self._status = status or self._status
         if kind in ("reset", "truncated") and self._first_byte >= 0:
@@ -330,7 +333,7 @@ class _Exchange:
 
     def completion(self) -> Completion:
         reading = self._reading
-        pieces, reasons = reading.pieces, reading.reasoning_pieces
+        pieces, reasoning_pieces = reading.pieces, reading.reasoning_pieces
         return Completion(
             request=self._request,
             due=self._due,
@@ -354,7 +357,7 @@ class _Exchange:
             finish_reason=reading.finish_reason,
             usage=reading.usage(),
             text="".join(pieces) if pieces is not None else None,
-            reasoning_text="".join(reasons) if reasons is not None else None,
+            reasoning_text="".join(reasoning_pieces) if reasoning_pieces is not None else None,
             server_timing=reading.server_timing,
             failure=self._failure if self._done >= 0 else self.interruption,  # cancelled before its first step
         )
@@ -363,15 +366,15 @@ class _Exchange:
 _current: ContextVar[_Exchange] = ContextVar("_current")
 
 
-def _others(choice: Any, part: Any) -> Iterator[Any]:
-    """Output that is neither text nor reasoning."""
+def _output_without_text(choice: Any, part: Any) -> Iterator[Any]:
+    """The fields of a choice that are output but neither text nor reasoning; None where missing."""
     for name in ("tool_calls", "function_call", "refusal", "token_ids"):
         yield getattr(part, name, None)
     yield getattr(choice, "token_ids", None)
 
 
 def kind_of(error: Exception) -> tuple[str, str, int]:
-    """(kind, text, HTTP status or 0) of an exception of the package or of the HTTP library under it."""
+    """(kind, text, HTTP status or 0) of an exception raised by the package or by its HTTP library."""
     import openai
 
     if isinstance(error, openai.APIStatusError):
@@ -388,8 +391,8 @@ def kind_of(error: Exception) -> tuple[str, str, int]:
         )
         return kind, text, status
     if isinstance(error, openai.APIError) and not isinstance(error, openai.APIConnectionError):
-        said = error.body if isinstance(error.body, str) else error.message
-        return "error_event", said or "an error event without a text", 0
+        message = error.body if isinstance(error.body, str) else error.message
+        return "error_event", message or "an error event without a text", 0
     causes = list(_causes(error))
     names = {type(cause).__name__ for cause in causes}
     text = str(causes[-1]) or str(error) or type(error).__name__
@@ -400,10 +403,10 @@ def kind_of(error: Exception) -> tuple[str, str, int]:
     if names & {"ConnectError", "ConnectTimeout"}:
         return "connect", text, 0
     if "RemoteProtocolError" in names:
-        whole = " ".join(map(str, causes))
-        if "without sending a response" in whole:
+        messages = " ".join(map(str, causes))
+        if "without sending a response" in messages:
             return "reset", text, 0
-        return ("truncated" if "peer closed" in whole or "incomplete" in whole else "malformed"), text, 0
+        return ("truncated" if "peer closed" in messages or "incomplete" in messages else "malformed"), text, 0
     if names & {"ReadError", "WriteError", "CloseError", "ConnectionResetError"}:
         return "reset", text, 0
     return "malformed", f"{type(error).__name__}: {text}", 0

@@ -1,7 +1,7 @@
-"""A pool of kept-alive connections to one endpoint: requests in, measured completions out.
+"""A pool of kept-alive connections to one endpoint: it sends requests and returns measured completions.
 
-`Pool.send` is the generator's way: a callback, no task, no future. HTTP meaning lives in `exchange.py` and `dialects/`,
-sockets in `wire.py`; here is only which connection carries what.
+The load generator calls `Pool.send`, which takes a callback and creates neither a task nor a future. This module only
+decides which connection carries which request. HTTP is in `exchange.py` and `dialects/`, sockets are in `wire.py`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from ..request import Failure, Request
 from .exchange import Exchange, OnDone
 from .http1 import head
 from .target import Target
-from .wire import TICK_NS, Line, Tls, Wire, raise_file_limit, resolve
+from .wire import TICK_NS, ClientConnection, Tls, Wire, raise_file_limit, resolve
 
 SPARE = 2  # idle connections kept open ahead of need
-OPEN_PER_TICK = 32  # pace at which further ones are opened ahead of need
-CONNECT_NS = 10_000_000_000  # for one address; then the next one is tried
-MAKING = ("connecting", "handshake")
-KEEP_ALIVE_MARGIN_S = 1.0  # below the server's own idle limit
+OPEN_PER_TICK = 32  # most connections opened ahead of need per tick
+CONNECT_NS = 10_000_000_000  # limit for one address; then the next address is tried
+BEING_MADE = ("connecting", "handshake")
+KEEP_ALIVE_MARGIN_S = 1.0  # a connection is reused until this long before the server's own idle limit
 TIMEOUT_NS = 600 * 1_000_000_000
 STALL_TIMEOUT_NS = 120 * 1_000_000_000
 
 
 class Pool:
-    """One endpoint, one model, one API. Create it inside a running event loop; `open` before the first send.
+    """Connections to one endpoint, for one model and one API. Create it in a running event loop; `open` it first.
 
-    `timeout_ns` bounds a request from its due instant, `stall_timeout_ns` the silence between two events of a stream
-    (comments do not count as a sign of life). `ahead`: while requests are sent, connections are opened ahead of need,
-    as an open loop wants it; else only for a request that finds none idle. The host is resolved once, in `open`.
-    `sources`: local addresses to connect from, in turn; each has local ports of its own.
+    `timeout_ns` limits a request from its due instant, `stall_timeout_ns` the time between two events of a stream
+    (comments of the stream do not count as events). `ahead`: open connections ahead of need while requests are sent,
+    for an open loop; otherwise a connection is opened only for a request that finds no idle one. The host is resolved
+    once, in `open`. `sources`: local addresses to connect from, used in turn; each has its own local ports.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Pool:
         wire: Wire | None = None,
     ) -> None:
         self.target, self.model, self.quirk = target, model, quirk
-        self._stream_on = stream
+        self._streaming = stream
         self._extra_body = extra_body
         self._continuous_usage = continuous_usage
-        self._ahead = ahead
+        self._open_ahead = ahead
         self._sources = tuple(sources)
         self._timeout_ns = timeout_ns
         self._stall_ns = stall_timeout_ns
@@ -97,25 +97,25 @@ class Pool:
         )
         self._reuse_ns = int(quirk.reuse_s * 1e9)
         self._addresses: list[tuple[int, tuple[object, ...]]] = []
-        self._best = 0  # index of the address that worked last
-        self._refusing: set[int] = set()  # addresses that refused since one last worked
-        self._idle: deque[Line] = deque()
-        self._connecting: deque[Line] = deque()
+        self._preferred_address = 0  # index of the address to try first: the one that worked last
+        self._refusing: set[int] = set()  # addresses that failed since the last successful connection
+        self._idle: deque[ClientConnection] = deque()
+        self._connecting: deque[ClientConnection] = deque()
         self._spares = 0  # connecting ahead of need
         self._wanted_spares = SPARE
         self._sent_this_tick = 0
         self._busiest_tick = 0
         self._by_due: deque[Exchange] = deque()
         self._by_silence: deque[Exchange] = deque()
-        self._opened: asyncio.Future[None] | None = None
-        self._open_left = 0
+        self._open_done: asyncio.Future[None] | None = None
+        self._left_to_open = 0
         self.in_flight = 0
         self.connections_opened = 0
 
-    # -- life ----------------------------------------------------------------------------------------------------
+    # -- open, close ---------------------------------------------------------------------------------------------
 
     async def open(self, connections: int = 0) -> None:
-        """Resolve the host, and open this many connections. Raises TargetUnusable when none can be opened."""
+        """Resolve the host and open this many connections. Raises TargetUnusable when that is not possible."""
         try:
             self._addresses = await resolve(self.target.host, self.target.port)
         except OSError as error:
@@ -127,47 +127,47 @@ class Pool:
         raise_file_limit(connections + 64)
         self._wanted_spares = connections
         self._refusing.clear()
-        self._open_left = connections
-        self._opened = asyncio.get_running_loop().create_future()
+        self._left_to_open = connections
+        self._open_done = asyncio.get_running_loop().create_future()
         for _ in range(min(connections, OPEN_PER_TICK * 4)):
             self._open_spare()
-        borrowed = self.wire.tick is None  # a wire that is shared has no housekeeping before its owner runs
-        if borrowed:
+        set_tick = self.wire.tick is None  # a shared wire has no housekeeping before its owner runs
+        if set_tick:
             self.wire.tick = self.tick
         try:
-            await asyncio.wait_for(self._opened, 30)
+            await asyncio.wait_for(self._open_done, 30)
         except TimeoutError:
             raise TargetUnusable(f"connecting to {self.target.redacted} took more than 30 s", "is it up?") from None
         finally:
-            if borrowed:
+            if set_tick:
                 self.wire.tick = None
-            self._opened = None
+            self._open_done = None
             self._wanted_spares = SPARE
 
     @property
     def is_open(self) -> bool:
-        """Whether `open` has been."""
+        """Whether `open` has resolved the host."""
         return bool(self._addresses)
 
     def close(self) -> None:
-        """Drop every connection; requests in flight end without a word."""
+        """Close every connection (of a shared wire only the idle ones). Requests in flight get no `on_done` call."""
         if self._owns_wire:
             self.wire.shut()
             return
-        for line in self._idle:
-            self.wire.close(line)
+        for connection in self._idle:
+            self.wire.close(connection)
         self._idle.clear()
 
     # -- requests ------------------------------------------------------------------------------------------------
 
     def prepare(self, request: Request) -> bytes:
-        """The body of this request for this endpoint; build it ahead of the send."""
+        """The request's body for this endpoint, as bytes. Build it before the request is due."""
         return make_body(
             request,
             self.quirk,
             self.target.api,
             self.model,
-            self._stream_on,
+            self._streaming,
             extra_body=self._extra_body,
             continuous_usage=self._continuous_usage,
         )
@@ -183,7 +183,7 @@ class Pool:
         name: str = "",
         sink: Callable[[str, str, int], None] | None = None,
     ) -> Exchange:
-        """Send now; `on_done` gets the Completion, always, once. `due` is the planned instant (monotonic ns).
+        """Send now. `on_done` is called exactly once, with the Completion. `due`: the planned instant (monotonic ns).
 
         `name` is sent as X-Request-Id; `sink` is called with (text, reasoning, instant) for each output event.
         """
@@ -195,7 +195,7 @@ class Pool:
             due,
             on_done,
             flow,
-            stream=self._stream_on,
+            stream=self._streaming,
             keep_text=self._keep_text,
             keep_headers=self._keep_headers,
             sink=sink,
@@ -209,44 +209,44 @@ class Pool:
         return exchange
 
     def cancel(self, exchange: Exchange, failure: Failure) -> None:
-        """End a request now, its connection with it; `on_done` hears of it."""
+        """End a request now and close its connection. `on_done` gets the Completion with this failure."""
         if exchange.over:
             return
-        line = exchange.line
-        if isinstance(line, Line):
-            self.wire.close(line)
+        connection = exchange.connection
+        if isinstance(connection, ClientConnection):
+            self.wire.close(connection)
         self._end(exchange, monotonic_ns(), failure)
 
-    # -- which connection carries what ---------------------------------------------------------------------------
+    # -- connections for requests --------------------------------------------------------------------------------
 
     def _dispatch(self, exchange: Exchange) -> None:
         idle = self._idle
         while idle:
-            line = idle.pop()
-            if line.closed:
+            connection = idle.pop()
+            if connection.closed:
                 continue
-            if monotonic_ns() - line.idle_since > self._reuse_ns:
-                self.wire.close(line)
+            if monotonic_ns() - connection.idle_since > self._reuse_ns:
+                self.wire.close(connection)
                 continue
             exchange.ready = monotonic_ns()
-            self._write(line, exchange)
+            self._write(connection, exchange)
             return
         self._connect(exchange)
 
     def _connect(self, exchange: Exchange | None) -> None:
-        """A new connection, for this request or (None) ahead of need."""
+        """Open a connection for this request, or ahead of need (None)."""
         while True:
             tries = exchange.tries if exchange is not None else 0
             if tries >= len(self._addresses):
                 if exchange is not None:
                     self._end(exchange, monotonic_ns(), Failure("connect", "no address of the host could be connected"))
                 return
-            index = (self._best + tries) % len(self._addresses)
+            index = (self._preferred_address + tries) % len(self._addresses)
             if exchange is not None:
                 exchange.tries += 1
             try:
                 source = self._sources[self.connections_opened % len(self._sources)] if self._sources else ""
-                line = self.wire.open(self._addresses[index], index, self, self._tls, self.target.host, source)
+                connection = self.wire.open(self._addresses[index], index, self, self._tls, self.target.host, source)
             except OSError as error:
                 if exchange is None:
                     self._refused(index, "connect", error.strerror or str(error))
@@ -256,68 +256,68 @@ class Pool:
                     return
                 continue
             self.connections_opened += 1
-            self._connecting.append(line)
-            line.busy = exchange
+            self._connecting.append(connection)
+            connection.busy = exchange
             if exchange is None:
                 self._spares += 1
             else:
-                exchange.line = line
+                exchange.connection = connection
             return
 
     def _open_spare(self) -> None:
         self._connect(None)
 
-    def _write(self, line: Line, exchange: Exchange) -> None:
-        line.busy = exchange
-        exchange.line = line
-        exchange.reused = line.served > 0
-        exchange.awaited = self.wire.awaited
-        exchange.awaited.add(exchange)
-        exchange.sent = self.wire.send(line, (exchange.head, exchange.payload))
+    def _write(self, connection: ClientConnection, exchange: Exchange) -> None:
+        connection.busy = exchange
+        exchange.connection = connection
+        exchange.reused = connection.served > 0
+        exchange.awaiting_output = self.wire.awaited
+        exchange.awaiting_output.add(exchange)
+        exchange.sent = self.wire.send(connection, (exchange.head, exchange.payload))
         exchange.bytes_sent += len(exchange.head) + len(exchange.payload)
 
-    def _rest(self, line: Line) -> None:
-        """An answer is over and its connection may serve again."""
-        line.busy = None
-        line.served += 1
-        line.idle_since = monotonic_ns()
-        self._idle.append(line)
+    def _keep_idle(self, connection: ClientConnection) -> None:
+        """An answer is over and its connection can be reused."""
+        connection.busy = None
+        connection.served += 1
+        connection.idle_since = monotonic_ns()
+        self._idle.append(connection)
 
     def _end(self, exchange: Exchange, at: int, failure: Failure) -> None:
         exchange.done = at
         exchange.failure = failure
-        self._tell(exchange)
+        self._report(exchange)
 
-    def _tell(self, exchange: Exchange) -> None:
-        exchange.line = None
+    def _report(self, exchange: Exchange) -> None:
+        exchange.connection = None
         exchange.payload = b""
         self.wire.awaited.discard(exchange)
         self.in_flight -= 1
         exchange.tell()
 
-    # -- what the wire tells -------------------------------------------------------------------------------------
+    # -- calls from the wire -------------------------------------------------------------------------------------
 
-    def connected(self, line: Line, at: int) -> None:
-        exchange = line.busy
-        self._best = line.address
+    def connected(self, connection: ClientConnection, at: int) -> None:
+        exchange = connection.busy
+        self._preferred_address = connection.address
         self._refusing.clear()
         if isinstance(exchange, Exchange):
             exchange.ready = at
-            self._write(line, exchange)
+            self._write(connection, exchange)
             return
         self._spares -= 1
-        line.idle_since = at
-        self._idle.append(line)
-        if self._opened is not None:
-            self._open_left -= 1
-            if self._open_left <= 0 and not self._opened.done():
-                self._opened.set_result(None)
+        connection.idle_since = at
+        self._idle.append(connection)
+        if self._open_done is not None:
+            self._left_to_open -= 1
+            if self._left_to_open <= 0 and not self._open_done.done():
+                self._open_done.set_result(None)
             elif self._spares + len(self._idle) < self._wanted_spares:
                 self._open_spare()
 
-    def failed(self, line: Line, kind: str, text: str) -> None:
-        exchange = line.busy
-        line.busy = None
+    def failed(self, connection: ClientConnection, kind: str, text: str) -> None:
+        exchange = connection.busy
+        connection.busy = None
         if isinstance(exchange, Exchange):
             if exchange.tries < len(self._addresses) and kind == "connect":
                 self._connect(exchange)
@@ -325,69 +325,73 @@ class Pool:
                 self._end(exchange, monotonic_ns(), Failure(kind, text))
         else:
             self._spares -= 1
-            self._refused(line.address, kind, text)
+            self._refused(connection.address, kind, text)
 
     def _refused(self, address: int, kind: str, text: str) -> None:
-        """A connection ahead of need could not be made; while the pool is being opened, the next address may do."""
+        """A connection ahead of need could not be made. While the pool is being opened, try the next address."""
         self._refusing.add(address)
-        left = [i for i in range(len(self._addresses)) if i not in self._refusing]
-        if left:
-            self._best = left[0]
-        if self._opened is None or self._opened.done():
+        others = [i for i in range(len(self._addresses)) if i not in self._refusing]
+        if others:
+            self._preferred_address = others[0]
+        if self._open_done is None or self._open_done.done():
             return
-        if left and kind == "connect":
+        if others and kind == "connect":
             self._open_spare()
         else:
-            self._opened.set_exception(TargetUnusable(f"cannot connect to {self.target.redacted}: {text}", "is it up?"))
+            self._open_done.set_exception(
+                TargetUnusable(f"cannot connect to {self.target.redacted}: {text}", "is it up?")
+            )
 
-    def arrived(self, line: Line, data: bytes, stamp: int, read: int, base: int, kernel: bool) -> None:
-        exchange = line.busy
-        if not isinstance(exchange, Exchange):  # bytes that nobody asked for
-            self.wire.close(line)
+    def arrived(
+        self, connection: ClientConnection, data: bytes, stamp: int, read_at: int, empty_at: int, from_kernel: bool
+    ) -> None:
+        exchange = connection.busy
+        if not isinstance(exchange, Exchange):  # bytes without a request
+            self.wire.close(connection)
             return
-        if exchange.arrived(data, stamp, read, base, kernel):
+        if exchange.arrived(data, stamp, read_at, empty_at, from_kernel):
             response = exchange.response
-            if response.complete and response.reusable and not line.out:
+            if response.complete and response.reusable and not connection.unsent:
                 if response.uses_left is not None and response.uses_left <= 1:
-                    self.wire.close(line)
+                    self.wire.close(connection)
                 else:
                     if response.idle_limit_s is not None:
-                        bound = int(max(0.5, response.idle_limit_s - KEEP_ALIVE_MARGIN_S) * 1e9)
-                        self._reuse_ns = min(self._reuse_ns, bound)
-                    self._rest(line)
+                        limit_ns = int(max(0.5, response.idle_limit_s - KEEP_ALIVE_MARGIN_S) * 1e9)
+                        self._reuse_ns = min(self._reuse_ns, limit_ns)
+                    self._keep_idle(connection)
             else:
-                self.wire.close(line)
-            self._tell(exchange)  # after the connection is free: the next request of its lane wants it
+                self.wire.close(connection)
+            self._report(exchange)  # after the connection is free: the next request of the lane may use it
 
-    def closed(self, line: Line, stamp: int, reset: str) -> None:
-        exchange = line.busy
-        line.busy = None
+    def closed(self, connection: ClientConnection, stamp: int, reset: str) -> None:
+        exchange = connection.busy
+        connection.busy = None
         if not isinstance(exchange, Exchange):
             return
         if exchange.reused and not exchange.bytes_received and not exchange.resent:
             exchange.resent += 1
             exchange.fresh()
             exchange.tries = 0
-            self._connect(exchange)  # a fresh connection, the original due
+            self._connect(exchange)  # on a new connection, with the original due instant
             return
         exchange.ended(stamp, reset)
-        self._tell(exchange)
+        self._report(exchange)
 
     # -- housekeeping --------------------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Timeouts, idle connections, connections ahead of need: about every TICK_NS."""
+        """Check timeouts, close idle connections, open connections ahead of need. Called about every TICK_NS."""
         by_due = self._by_due
         while by_due and (by_due[0].over or by_due[0].deadline <= now):
             exchange = by_due.popleft()
             if not exchange.over:
-                waited = self._timeout_ns / 1e9
-                self.cancel(exchange, Failure("timeout_total", f"not finished {waited:g} s after it was due"))
+                timeout_s = self._timeout_ns / 1e9
+                self.cancel(exchange, Failure("timeout_total", f"not finished {timeout_s:g} s after it was due"))
         if len(by_due) > 2 * self.in_flight + 1000:
             self._by_due = deque(exchange for exchange in by_due if not exchange.over)
-        if len(self._by_silence) > 2 * self.in_flight + 1000:  # else those that are over stay for half a stall time
+        if len(self._by_silence) > 2 * self.in_flight + 1000:  # finished ones would stay for long
             self._by_silence = deque(exchange for exchange in self._by_silence if not exchange.over)
-        by_silence = self._by_silence  # looked through once in half a stall time, a few each tick
+        by_silence = self._by_silence  # all are checked once per half stall timeout, a few in each tick
         for _ in range(len(by_silence) * 2 * TICK_NS // self._stall_ns + 1 if by_silence else 0):
             exchange = by_silence.popleft()
             if exchange.over:
@@ -399,17 +403,19 @@ class Pool:
             if not by_silence:
                 break
         connecting = self._connecting
-        while connecting and (connecting[0].state not in MAKING or now - connecting[0].since > CONNECT_NS):
-            line = connecting.popleft()
-            if line.state in MAKING:
-                self.wire.give_up(line, "connect", f"no answer within {CONNECT_NS / 1e9:g} s")
+        while connecting and (
+            connecting[0].state not in BEING_MADE or now - connecting[0].connecting_since > CONNECT_NS
+        ):
+            connection = connecting.popleft()
+            if connection.state in BEING_MADE:
+                self.wire.give_up(connection, "connect", f"no answer within {CONNECT_NS / 1e9:g} s")
         idle = self._idle
         while idle and (idle[0].closed or now - idle[0].idle_since > self._reuse_ns):
-            line = idle.popleft()
-            self.wire.close(line)
+            connection = idle.popleft()
+            self.wire.close(connection)
         self._busiest_tick = max(self._sent_this_tick, self._busiest_tick * 7 // 8)
         self._sent_this_tick = 0
-        if self._ahead and self._opened is None and self._busiest_tick:
+        if self._open_ahead and self._open_done is None and self._busiest_tick:
             missing = max(SPARE, self._busiest_tick) - len(idle) - self._spares
             for _ in range(min(missing, OPEN_PER_TICK)):
                 self._open_spare()

@@ -1,7 +1,7 @@
-"""The URL a user gives -> where to connect, what to ask for, what of it may be shown. Pure: nothing is resolved here.
+"""Parses the URL of a target: where to connect, the request paths, and the form that may be shown. Pure: no DNS.
 
-Whatever names a target in a file, a log or on the screen is `Target.redacted`; whatever a server said goes through
-`redact` first, because servers echo keys.
+Files, logs and screen output name a target by `Target.redacted`. Texts from a server pass through `redact` first,
+because servers echo keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..dialects.quirks import Api
 from ..errors import TargetUnusable
 
 HIDDEN = "***"
-SHORTEST_SECRET = 4  # shorter ones are hidden in URLs, but searching texts for them would garble the texts
+SHORTEST_SECRET = 4  # shorter ones are hidden in URLs only: replacing them in texts would garble the texts
 _SHOWN_QUERY = frozenset(("api-version",))
 _AZURE_HOSTS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
 _ENDPOINTS = ("/chat/completions", "/completions", "/models")
@@ -36,49 +36,52 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     tls: bool
     api: Api
-    root: str  # path prefix of the server itself ("" or "/x/y"), below which /version and /health live
+    root: str  # path prefix of the server ("" or "/x/y"), under which /version and /health are
     base: str  # path prefix of the API: `/v1`, `/x/y/v1`, `/openai/deployments/D`
-    query: str  # with its "?", or ""
+    query: str  # with the leading "?", or ""
     azure: bool
-    deployment: str  # of Azure's older URL form, which names the model in the path; else ""
+    deployment: str  # Azure's older URL form names the model in the path; else ""
     basic: str  # value of an Authorization header from the URL's user and password, or ""
-    secrets: tuple[str, ...]  # what of the URL must never be shown, in every spelling
+    secrets: tuple[str, ...]  # parts of the URL that must never be shown, in every spelling
     redacted: str  # the URL as it may be shown
 
     @classmethod
     def parse(cls, url: str, *, api: Api = "chat", server: str | None = None, deployment: str = "") -> Target:
-        """Read `http[s]://[user:password@]host[:port][/prefix][/v1][?query]`; a pasted full endpoint is understood too.
+        """Read `http[s]://[user:password@]host[:port][/prefix][/v1][?query]`; a full endpoint path is accepted too.
 
-        `server="azure"` or an Azure host: `/openai/deployments/D?api-version=...` (also made from `deployment` and an
-        api-version in the query), else the newer `/openai/v1`. Raises TargetUnusable, whose text never holds a secret.
+        With `server="azure"` or an Azure host, the path is `/openai/deployments/D?api-version=...` (also built from
+        `deployment` and an api-version in the query), else the newer `/openai/v1`. Raises TargetUnusable; its text has
+        no secret.
         """
         url = url.strip()
         if not url:
             raise TargetUnusable("the URL is empty", "give one, such as http://localhost:8000")
-        shown = url if not re.search(r"[@?#]", url) else "the URL"
-        if bad := re.search(r"[\s\x00-\x1f\x7f\\]", url):
-            raise TargetUnusable(f"{shown!r} has {_named(bad.group())} in it", "write it percent-encoded, or remove it")
+        shown_url = url if not re.search(r"[@?#]", url) else "the URL"
+        if match := re.search(r"[\s\x00-\x1f\x7f\\]", url):
+            raise TargetUnusable(
+                f"{shown_url!r} has {_character_name(match.group())} in it", "write it percent-encoded, or remove it"
+            )
         scheme, colon, _ = url.partition("://")
         if not colon:
-            raise TargetUnusable(f"{shown!r} has no scheme", "begin it with http:// or https://")
+            raise TargetUnusable(f"{shown_url!r} has no scheme", "begin it with http:// or https://")
         if scheme.lower() not in ("http", "https"):
-            word = f"scheme {scheme!r}" if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]{0,15}", scheme) else "scheme"
-            raise TargetUnusable(f"the URL's {word} is not one this client speaks", "use http:// or https://")
+            scheme_text = f"scheme {scheme!r}" if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]{0,15}", scheme) else "scheme"
+            raise TargetUnusable(f"the URL's {scheme_text} is not one this client speaks", "use http:// or https://")
         if "#" in url:
             raise TargetUnusable(
                 "the URL has a # in it", "write it as %23 where it belongs to a password, else remove it"
             )
-        if "@" in re.sub(r"^[^/?]*", "", url.partition("://")[2]):  # a password cut short would be shown as a host
+        if "@" in re.sub(r"^[^/?]*", "", url.partition("://")[2]):  # part of a password would be shown as the host
             raise TargetUnusable("the URL has an @ behind its host", "write / ? @ inside a password as %2F %3F %40")
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port
-        except ValueError:  # its text quotes the URL
+        except ValueError:  # the exception's own text quotes the URL
             raise TargetUnusable(
-                f"{shown!r} has no valid host and port", "write http://host:8000, IPv6 as http://[::1]:8000"
+                f"{shown_url!r} has no valid host and port", "write http://host:8000, IPv6 as http://[::1]:8000"
             ) from None
         if not host:
-            raise TargetUnusable(f"{shown!r} names no host", "write http://host:8000")
+            raise TargetUnusable(f"{shown_url!r} names no host", "write http://host:8000")
         host = _idna(host)
         tls = scheme.lower() == "https"
         if port is None:
@@ -116,7 +119,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> str:
-        """Request target of the API this target was parsed for."""
+        """Request path of the API for which this target was parsed."""
         return self.chat if self.api == "chat" else self.completions
 
     @property
@@ -129,11 +132,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def models(self) -> str:
-        base = f"{self.root}/openai" if self.deployment else self.base  # deployments have no list of their own
+        base = f"{self.root}/openai" if self.deployment else self.base  # a deployment has no list of models of its own
         return f"{base}/models{self.query}"
 
     def beside(self, name: str) -> str:
-        """Request target of something beside the API: `/version`, `/health`, `/props`."""
+        """Request path of a page outside the API: `/version`, `/health`, `/props`."""
         return f"{self.root}{name}{self.query}"
 
     @property
@@ -142,20 +145,20 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> str:
-        """host:port as people write it."""
+        """host:port in the usual notation (IPv6 in brackets)."""
         return _authority(self.host, self.port)
 
     @property
     def base_url(self) -> str:
-        """For other clients: no user, no query."""
+        """The API's URL for other clients, without user and query."""
         return f"{'https' if self.tls else 'http'}://{self.host_header}{self.base}"
 
     def auth(self, api_key: str | None) -> tuple[tuple[str, str], ...]:
-        """Headers that prove who we are: the key as `api-key` on Azure, else as a bearer token.
+        """The authentication headers: the key as `api-key` on Azure, else as a bearer token.
 
-        A user and password inside the URL are the more specific wish and win over a bearer token. A key that begins
-        with `Bearer ` goes as a bearer token everywhere (Azure's Entra tokens). Raises TargetUnusable for a key that
-        no header can carry.
+        User and password in the URL are more specific and take precedence over a bearer token. A key that begins with
+        `Bearer ` is sent as a bearer token everywhere (Azure's Entra tokens). Raises TargetUnusable for a key with
+        characters that a header cannot carry.
         """
         key = (api_key or "").strip()
         if not key.isascii() or not (key.isprintable()):
@@ -170,7 +173,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(headers)
 
     def redact(self, text: str, *more: str | None) -> str:
-        """`text` without the secrets of this URL, those given, and whatever else looks like a key."""
+        """`text` with the secrets of this URL, the given ones, and everything that looks like a key hidden."""
         return redact(text, (*self.secrets, *_spellings(secret for secret in more if secret)))
 
 
@@ -179,17 +182,17 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     for secret in sorted(set(secrets), key=len, reverse=True):
         if len(secret) >= SHORTEST_SECRET:
             text = text.replace(secret, HIDDEN)
-    return _LOOKS_SECRET.sub(lambda found: (found.group(1) or "") + HIDDEN, text)
+    return _LOOKS_SECRET.sub(lambda match: (match.group(1) or "") + HIDDEN, text)
 
 
 def _spellings(secrets: Iterable[str]) -> tuple[str, ...]:
-    """Each secret as it is, trimmed, percent-encoded and decoded, and as JSON writes it."""
-    found: dict[str, None] = {}
+    """Each secret unchanged, trimmed, percent-decoded, percent-encoded, and as in a JSON string."""
+    spellings: dict[str, None] = {}
     for secret in secrets:
-        for form in (secret, secret.strip(), unquote(secret), quote(secret, safe=""), json.dumps(secret)[1:-1]):
-            if form:
-                found[form] = None
-    return tuple(found)
+        for spelling in (secret, secret.strip(), unquote(secret), quote(secret, safe=""), json.dumps(secret)[1:-1]):
+            if spelling:
+                spellings[spelling] = None
+    return tuple(spellings)
 
 
 def _userinfo(netloc: str) -> tuple[str, tuple[str, ...]]:
@@ -202,32 +205,32 @@ def _userinfo(netloc: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _query(query: str) -> tuple[str, tuple[str, ...]]:
-    """The query as it may be shown, and its secrets: any value may be a key, so all are hidden but known plain ones."""
-    shown, secrets = [], []
+    """(the query as it may be shown, its secrets). Every value may be a key, so all but known plain ones are hidden."""
+    shown_pairs, secrets = [], []
     for pair in filter(None, query.split("&")):
         name, equals, value = pair.partition("=")
         if name.lower() in _SHOWN_QUERY:
-            shown.append(pair)
+            shown_pairs.append(pair)
             continue
-        shown.append(f"{name}={HIDDEN}" if equals else HIDDEN)
+        shown_pairs.append(f"{name}={HIDDEN}" if equals else HIDDEN)
         secrets.append(value if equals else name)
-    return "&".join(shown), tuple(secrets)
+    return "&".join(shown_pairs), tuple(secrets)
 
 
 def _prefixes(path: str, azure: bool, deployment: str, query: str) -> tuple[str, str, str]:
-    """Path of the URL -> (root of the server, base of the API, Azure's deployment or "")."""
-    versioned = bool(re.search(r"(?:^|&)api-version=[^&]", query))
-    found = _DEPLOYMENT.match(path)
-    if azure and not found and deployment and versioned and not _VERSION.search(path):
+    """(path of the server, path of the API, Azure's deployment or "") for the path of a URL."""
+    has_api_version = bool(re.search(r"(?:^|&)api-version=[^&]", query))
+    match = _DEPLOYMENT.match(path)
+    if azure and not match and deployment and has_api_version and not _VERSION.search(path):
         path = f"{path.removesuffix('/openai')}/openai/deployments/{quote(deployment, safe='')}"
-        found = _DEPLOYMENT.match(path)
-    if found:
-        if not versioned:
+        match = _DEPLOYMENT.match(path)
+    if match:
+        if not has_api_version:
             raise TargetUnusable(
                 "Azure's deployment URL needs an api-version",
                 "add ?api-version=2024-10-21, or use https://NAME.openai.azure.com/openai/v1/",
             )
-        return found["root"], path, found["name"]
+        return match["root"], path, match["name"]
     if version := _VERSION.search(path):
         return path[: version.start()], path, ""
     if azure:
@@ -250,5 +253,5 @@ def _idna(host: str) -> str:
         raise TargetUnusable("the URL's host is not a valid name", "write it in ASCII (punycode)") from None
 
 
-def _named(character: str) -> str:
+def _character_name(character: str) -> str:
     return {" ": "a space", "\t": "a tab", "\\": "a backslash"}.get(character, "a control character")

@@ -1,13 +1,14 @@
-"""Sockets, TLS and time stamps: the one file of the client that touches a socket.
+"""Sockets, TLS and time stamps. Under load, only this module (and its timer in clock.py) uses sockets.
 
-All connections and the timer of a process sit in one epoll of our own, whose descriptor the event loop watches; one
-callback reads whatever is ready, with the kernel's arrival stamps, and then decodes what it read in slices, so that
-decoding never keeps a packet waiting for long. Nothing here knows HTTP.
+All connections of a process and its timer are registered in one epoll instance. The event loop watches the descriptor
+of that epoll. One callback, called a turn, reads every ready socket together with the kernel's arrival time stamps. It
+then decodes what it read in slices of limited duration, so that decoding never delays the reading of packets for long.
+This module knows nothing about HTTP.
 
-A stamp's limits (metrics.md): packets that wait in the receive queue are merged and carry the *newest* stamp. So each
-read is handed over with `base`, the last instant at which the socket was known to be empty; the truth lies between.
-A load generator that awaits a first token looks every LOOK_NS, so that two events in one packet are not unsure by a
-whole wait.
+How exact a stamp is (metrics.md): packets that wait in the receive queue are merged, and the merged data carries the
+*newest* stamp. Each read therefore also reports `empty_at`, the last instant at which the socket was known to be empty:
+the data arrived between `empty_at` and the stamp. While a load generator waits for a first token, it polls at least
+every POLL_EVERY_NS. This bounds the error of the stamp when two events arrive in one read.
 """
 
 from __future__ import annotations
@@ -32,29 +33,36 @@ from ..errors import TargetUnusable
 from .clock import Timer, timer
 
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it
-IP_BIND_ADDRESS_NO_PORT = 24  # linux/in.h: the port is chosen by connect, so one may serve several targets
+IP_BIND_ADDRESS_NO_PORT = 24  # linux/in.h: connect chooses the port, so several targets can share one port
 READ_BYTES = 32 << 10
-SLICE_NS = 200_000  # longest that decoding may keep the sockets unread
+SLICE_NS = 200_000  # longest time that decoding may delay the next read of the sockets
 TICK_NS = 100_000_000  # housekeeping: timeouts, idle connections
-# The shortest wait that epoll knows. Without something to do in idle moments the wait has no end of its own: arming a
-# kernel timer for every wait costs more than the read, and our timer ends it with the next tick.
+# The shortest wait that epoll supports. It is used only when `Wire.idle` has work for idle moments. Otherwise the wait
+# has no timeout: arming a kernel timer for each wait costs more than the read, and our own timer ends it at the tick.
 HOLD_POLL_S = 0.001
-LOOK_NS = 1_000_000  # a load generator looks at its sockets this often, come what may: see `base`
-BUSY_LOOK_NS = 2_000_000  # this often after more than BUSY_READS since the last look: every read is a look by itself,
-BUSY_READS = 4  # and arming a kernel timer costs as much as one
-MAPPING_NS = 5_000  # two clocks read further apart than this (we were preempted) say nothing about each other
-MOST_READY = 1024  # sockets told by one poll
-BACKLOG_LIMIT = 20_000  # reads waiting to be decoded, above which decoding goes first
+POLL_EVERY_NS = (
+    1_000_000  # longest time between two polls of a load generator that awaits a first token: see `empty_at` above
+)
+# The same after more than BUSY_READS reads since that poll was last planned: each read is also a poll, and arming a
+# kernel timer costs as much as a read.
+BUSY_POLL_EVERY_NS = 2_000_000
+BUSY_READS = 4
+MAPPING_NS = 5_000  # if reading the two clocks took longer (the process was preempted), their offset is not used
+MOST_READY = 1024  # most sockets that one poll reports
+BACKLOG_LIMIT = 20_000  # reads waiting to be decoded; at this number no more is read until some are decoded
 FOREVER = 1 << 62
 
-_AGAIN = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINPROGRESS)
+_IN_PROGRESS = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINPROGRESS)
 _timespec = struct.Struct("@qq").unpack
 _ANCILLARY = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
 LINUX = sys.platform == "linux"
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True):
-    """How to trust a server: `verify` or not, by which `ca`; `cert` is a PEM file with its key in it or in `key`."""
+    """TLS settings: whether to `verify` the server, and with which `ca` file (None: the system's authorities).
+
+    `cert` is a PEM file with the client certificate. Its private key is in the same file or in the file `key`.
+    """
 
     verify: bool = True
     ca: str | None = None
@@ -62,50 +70,58 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
 
     def context(self) -> ssl.SSLContext:
-        """Raises TargetUnusable for files that are missing or no certificates."""
+        """The SSL context of these settings. Raises TargetUnusable when a file is missing or holds no certificate."""
         try:
-            made = ssl.create_default_context(cafile=self.ca)
+            context = ssl.create_default_context(cafile=self.ca)
             if self.cert:
-                made.load_cert_chain(self.cert, self.key)
+                context.load_cert_chain(self.cert, self.key)
         except (OSError, ssl.SSLError) as error:
             raise TargetUnusable(f"cannot use {self.cert or self.ca} for TLS: {error}", "give PEM files") from None
         if not self.verify:
-            made.check_hostname = False
-            made.verify_mode = ssl.CERT_NONE
-        made.set_alpn_protocols(["http/1.1"])
-        return made
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        context.set_alpn_protocols(["http/1.1"])
+        return context
 
 
 class Peer(Protocol):
-    """Whoever a connection serves. Each call names the line, so that one object can serve many."""
+    """The owner of connections, which the wire calls. Each call names the connection, so one owner can have many.
 
-    def connected(self, line: Line, at: int) -> None: ...
-    def failed(self, line: Line, kind: str, text: str) -> None: ...
-    def arrived(self, line: Line, data: bytes, stamp: int, read: int, base: int, kernel: bool) -> None: ...
-    def closed(self, line: Line, stamp: int, reset: str) -> None: ...
+    `connected`: the connection is ready at the instant `at` (after the TLS handshake). `failed`: it could not be made;
+    `kind` is "connect" or "tls". `arrived`: bytes, with the instant they arrived (`stamp`), the instant they were read
+    (`read_at`), the last instant at which the socket was known to be empty (`empty_at`), and whether the kernel made
+    the stamp (`from_kernel`). `closed`: the connection ended; `reset` is "" for a regular end, else the error's text.
+    """
+
+    def connected(self, connection: ClientConnection, at: int) -> None: ...
+    def failed(self, connection: ClientConnection, kind: str, text: str) -> None: ...
+    def arrived(
+        self, connection: ClientConnection, data: bytes, stamp: int, read_at: int, empty_at: int, from_kernel: bool
+    ) -> None: ...
+    def closed(self, connection: ClientConnection, stamp: int, reset: str) -> None: ...
 
 
-class Line:
-    """One connection. `busy` belongs to the peer; `served` counts answers it has carried."""
+class ClientConnection:
+    """One connection. `busy` is for the peer: what the connection carries now, or None. `served` counts its answers."""
 
     __slots__ = (
         "address",
+        "buffer_filled",
         "busy",
         "closed",
-        "empty_at",
+        "connecting_since",
+        "emptied_at",
         "fd",
         "idle_since",
-        "more",
-        "out",
         "peer",
         "recvmsg",
         "served",
-        "since",
         "sock",
         "state",
         "tls",
         "tls_in",
         "tls_out",
+        "unsent",
         "uses_left",
     )
 
@@ -120,9 +136,9 @@ class Line:
         self.closed = False
         self.served = 0
         self.uses_left: int | None = None
-        self.idle_since = self.since = self.empty_at = now
-        self.more = False  # the last read filled its buffer: the socket was not emptied
-        self.out: list[bytes] = []
+        self.idle_since = self.connecting_since = self.emptied_at = now
+        self.buffer_filled = False  # the last read filled its buffer, so the socket may hold more
+        self.unsent: list[bytes] = []
         self.tls: ssl.SSLObject | None = None
         self.tls_in: ssl.MemoryBIO | None = None
         self.tls_out: ssl.MemoryBIO | None = None
@@ -131,27 +147,27 @@ class Line:
 class Wire:
     """The sockets of one process inside the running asyncio loop.
 
-    `hold_ns` above 0 stays that long in our own poll while there is traffic (a load generator's privilege: going back
-    to the event loop costs as much as a read); 0 shares the loop with other tasks after every turn.
-    `wake` is called with the time when the instant given to `wake_at` has come (again and again until it is moved);
-    `tick` about every TICK_NS. `idle` is called when HOLD_POLL_S have passed without traffic, and again while it says
-    true. `awaited` holds who is without its first output: while there is one, and `hold_ns` is set, nobody sleeps for
-    longer than LOOK_NS.
+    `hold_ns`: above 0, a turn stays in its own poll for that long while there is traffic. This is for a load generator,
+    because going back to the event loop costs as much as a read. 0: other tasks of the loop run after every turn.
+    `wake(now)` is called when the instant given to `wake_at` has come, and again in each turn until it is moved.
+    `tick(now)` is called about every TICK_NS. `idle()` is called after HOLD_POLL_S without traffic, and again for as
+    long as it returns true. `awaited` is the set of requests that have no output yet: while it is not empty and
+    `hold_ns` is above 0, no wait is longer than POLL_EVERY_NS (BUSY_POLL_EVERY_NS under heavy traffic).
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._poll = select.epoll()
         self._timer: Timer = timer(loop)
-        self._lines: dict[int, Line] = {}
-        self._backlog: deque[tuple[Line, bytes, int, int, int, bool, str]] = deque()
-        self._polled = self._tick_at = monotonic_ns()
-        self._to_monotonic = self._polled - time_ns()
+        self._connections: dict[int, ClientConnection] = {}
+        self._backlog: deque[tuple[ClientConnection, bytes, int, int, int, bool, str]] = deque()
+        self._last_poll = self._tick_at = monotonic_ns()
+        self._to_monotonic = self._last_poll - time_ns()
         self._wake_at = FOREVER
-        self._armed = FOREVER
-        self._look_at = self._looked = 0
-        self._again = False
-        self._in_turn = False
+        self._armed_for = FOREVER
+        self._poll_at = self._reads_at_poll = 0
+        self._resume_queued = False
+        self._turn_running = False
         self.wake: Callable[[int], None] | None = None
         self.tick: Callable[[int], None] | None = None
         self.idle: Callable[[], bool] | None = None
@@ -172,10 +188,13 @@ class Wire:
         tls: ssl.SSLContext | None,
         name: str,
         source: str = "",
-    ) -> Line:
-        """Start connecting, from the local address `source` where given; the peer hears `connected` or `failed`. Raises
-        OSError if it cannot even start."""
-        family, where = address
+    ) -> ClientConnection:
+        """Start to connect to `address` (family, sockaddr), from the local address `source` if given.
+
+        `index` is the peer's number for the address; `name` is the host name for TLS. The result is reported to
+        `peer` by `connected` or `failed`. Raises OSError when the connection cannot be started at all.
+        """
+        family, sockaddr = address
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
@@ -187,350 +206,370 @@ class Wire:
                 if LINUX:
                     sock.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
                 sock.bind((source, 0))
-            code = sock.connect_ex(where)
-            if code not in (0, *_AGAIN):
+            code = sock.connect_ex(sockaddr)
+            if code not in (0, *_IN_PROGRESS):
                 raise OSError(code, os.strerror(code))
         except BaseException:
             sock.close()
             raise
-        line = Line(sock, peer, index, monotonic_ns())
+        connection = ClientConnection(sock, peer, index, monotonic_ns())
         if tls is not None:
-            line.tls_in, line.tls_out = ssl.MemoryBIO(), ssl.MemoryBIO()
-            line.tls = tls.wrap_bio(line.tls_in, line.tls_out, server_hostname=name)
-        self._lines[line.fd] = line
-        self._poll.register(line.fd, select.EPOLLIN | select.EPOLLOUT)
-        return line
+            connection.tls_in, connection.tls_out = ssl.MemoryBIO(), ssl.MemoryBIO()
+            connection.tls = tls.wrap_bio(connection.tls_in, connection.tls_out, server_hostname=name)
+        self._connections[connection.fd] = connection
+        self._poll.register(connection.fd, select.EPOLLIN | select.EPOLLOUT)
+        return connection
 
-    def close(self, line: Line) -> None:
-        """Drop a connection; nothing of it is heard any more."""
-        if line.closed:
+    def close(self, connection: ClientConnection) -> None:
+        """Drop a connection. Its peer gets no further calls for it."""
+        if connection.closed:
             return
-        line.closed = True
-        line.state = "closed"
-        line.busy = None
-        del self._lines[line.fd]
+        connection.closed = True
+        connection.state = "closed"
+        connection.busy = None
+        del self._connections[connection.fd]
         with contextlib.suppress(OSError):
-            self._poll.unregister(line.fd)
-        line.sock.close()
+            self._poll.unregister(connection.fd)
+        connection.sock.close()
 
-    def send(self, line: Line, parts: Sequence[bytes]) -> int:
-        """Hand bytes to the kernel, the rest when it takes them. Returns the instant before the first byte went."""
-        if line.tls is not None and line.tls_out is not None:
+    def send(self, connection: ClientConnection, parts: Sequence[bytes]) -> int:
+        """Write bytes to the socket, the rest when it takes more. Returns the instant (ns) before the first byte."""
+        if connection.tls is not None and connection.tls_out is not None:
             for part in parts:
-                line.tls.write(part)
-            parts = [line.tls_out.read()]
+                connection.tls.write(part)
+            parts = [connection.tls_out.read()]
         at = monotonic_ns()
-        if line.out:
-            line.out.extend(parts)
+        if connection.unsent:
+            connection.unsent.extend(parts)
             return at
         try:
-            taken = line.sock.sendmsg(parts)
+            taken = connection.sock.sendmsg(parts)
         except BlockingIOError:
             taken = 0
         except OSError:
-            return at  # the reading side will hear of it, with whatever the server still said
+            return at  # the next read reports the error, after the last bytes that the server sent
         total = sum(map(len, parts))
         if taken < total:
             rest = b"".join(parts)[taken:]
-            line.out.append(rest)
-            self._poll.modify(line.fd, select.EPOLLIN | select.EPOLLOUT)
+            connection.unsent.append(rest)
+            self._poll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
         return at
 
     # -- time ----------------------------------------------------------------------------------------------------
 
     def wake_at(self, at: int) -> None:
-        """Call `wake` at this monotonic instant; FOREVER: not at all."""
+        """Call `wake` at this monotonic instant (ns); FOREVER: never."""
         self._wake_at = at
-        if not self._in_turn:
+        if not self._turn_running:
             self._arm()
 
     def _arm(self) -> None:
         at = min(self._wake_at, self._tick_at)
-        if self._look_at < at and self.awaited and self.hold_ns:
-            at = self._look_at
-        if at != self._armed:
-            self._armed = at
+        if self._poll_at < at and self.awaited and self.hold_ns:
+            at = self._poll_at
+        if at != self._armed_for:
+            self._armed_for = at
             self._timer.arm(at)
 
-    # -- the turn ------------------------------------------------------------------------------------------------
+    # -- one turn ------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        if self._poll.closed:  # a turn that was still to come when all was shut
+        if self._poll.closed:  # the wire was shut while this turn was queued
             return
-        self._in_turn = True
+        self._turn_running = True
         poll, backlog = self._poll.poll, self._backlog
         try:
-            asked = now = monotonic_ns()
-            until = now + self.hold_ns
+            poll_started = now = monotonic_ns()
+            hold_ends = now + self.hold_ns
             ready = poll(0, MOST_READY)
             while True:
-                before, self._polled = self._polled, asked
-                asked = now = self._pass(ready, before)
-                if now >= until or not self.hold_ns:
+                previous_poll, self._last_poll = self._last_poll, poll_started
+                poll_started = now = self._read_and_decode(ready, previous_poll)
+                if now >= hold_ends or not self.hold_ns:
                     break
                 self._arm()
                 ready = poll(0 if backlog else HOLD_POLL_S if self.idle is not None else -1, MOST_READY)
                 if not ready and not backlog and (self.idle is None or not self.idle()):
-                    self._polled = asked
+                    self._last_poll = poll_started
                     break
         finally:
-            self._in_turn = False
+            self._turn_running = False
             self._arm()
-            if backlog and not self._again:
-                self._again = True
+            if backlog and not self._resume_queued:
+                self._resume_queued = True
                 self._loop.call_soon(self._resume)
 
     def _resume(self) -> None:
-        """The turn that a backlog asked for. Only here is the next one allowed: turns that the poll asks for come in
-        between, and were each of them to queue one more, the loop's own callbacks would wait for all of them."""
-        self._again = False
+        """Run the turn that was queued because reads were left to decode.
+
+        At most one such turn is queued at a time, and only this method allows the next one. Turns started by the poll
+        run in between; if each of them queued another turn, the other callbacks of the loop would wait for all of them.
+        """
+        self._resume_queued = False
         self._turn()
 
-    def _pass(self, ready: list[tuple[int, int]], before: int) -> int:
-        """Start what is due, read what is ready, decode for a slice; `before`: the poll before the one that told it."""
+    def _read_and_decode(self, ready: list[tuple[int, int]], previous_poll: int) -> int:
+        """Call `wake` if it is due, read the `ready` sockets, decode for one slice; returns the time (ns).
+
+        `previous_poll`: when the poll before the one that returned `ready` was started.
+        """
         self.turns += 1
         now = monotonic_ns()
         wall = time_ns()
         if monotonic_ns() - now < MAPPING_NS:
             self._to_monotonic = now - wall
-        if now > self._look_at - (LOOK_NS >> 1):  # moved ahead of time, so that it does not ring while there is traffic
-            self._look_at = now + (BUSY_LOOK_NS if self.reads - self._looked > BUSY_READS else LOOK_NS)
-            self._looked = self.reads
+        if now > self._poll_at - (POLL_EVERY_NS >> 1):  # move it early, so that the timer does not fire during traffic
+            self._poll_at = now + (
+                BUSY_POLL_EVERY_NS if self.reads - self._reads_at_poll > BUSY_READS else POLL_EVERY_NS
+            )
+            self._reads_at_poll = self.reads
         if now >= self._wake_at and self.wake is not None:
-            self._armed = 0
+            self._armed_for = 0
             self.wake(now)
         if len(self._backlog) < BACKLOG_LIMIT:
-            self._read(ready, before, self._to_monotonic)
+            self._read(ready, previous_poll, self._to_monotonic)
         now = self._decode()
         if now >= self._tick_at:
-            self._armed = 0
+            self._armed_for = 0
             self._tick_at = now + TICK_NS
             if self.tick is not None:
                 self.tick(now)
         return now
 
-    def _read(self, ready: list[tuple[int, int]], before: int, to_monotonic: int) -> None:
+    def _read(self, ready: list[tuple[int, int]], previous_poll: int, to_monotonic: int) -> None:
         append = self._backlog.append
-        lines = self._lines
-        for fd, mask in ready:
-            line = lines.get(fd)
-            if line is None:
-                if self._armed > self._polled:  # told together with a timer that rang then: who is not told was empty
-                    self._polled = self._armed
+        connections = self._connections
+        for fd, events in ready:
+            connection = connections.get(fd)
+            if connection is None:
+                # This poll returned after the timer fired: a socket that it does not report was empty at that instant.
+                if self._armed_for > self._last_poll:
+                    self._last_poll = self._armed_for
                 self._timer.clear()
-                self._armed = 0
+                self._armed_for = 0
                 continue
-            if mask & 4:  # EPOLLOUT
-                self._writable(line)
-                if line.closed or mask == 4:
+            if events & 4:  # EPOLLOUT
+                self._writable(connection)
+                if connection.closed or events == 4:
                     continue
             try:
-                data, ancillary, _, _ = line.recvmsg(READ_BYTES, _ANCILLARY)
+                data, ancillary, _, _ = connection.recvmsg(READ_BYTES, _ANCILLARY)
             except BlockingIOError:
                 continue
             except OSError as error:
-                read = monotonic_ns()
-                self._silence(line)
-                append((line, b"", read, read, before, False, error.strerror or type(error).__name__))
+                read_at = monotonic_ns()
+                self._stop_watching(connection)
+                append(
+                    (connection, b"", read_at, read_at, previous_poll, False, error.strerror or type(error).__name__)
+                )
                 continue
-            read = monotonic_ns()
-            base = line.empty_at
-            if base < before and not line.more:
-                base = before
+            read_at = monotonic_ns()
+            empty_at = connection.emptied_at
+            if empty_at < previous_poll and not connection.buffer_filled:
+                empty_at = previous_poll
             if len(data) == READ_BYTES:
-                line.more = True
+                connection.buffer_filled = True
             else:
-                line.more = False
-                line.empty_at = read
-            stamp, kernel = read, False
+                connection.buffer_filled = False
+                connection.emptied_at = read_at
+            stamp, from_kernel = read_at, False
             if ancillary:
                 seconds, nanos = _timespec(ancillary[0][2])
-                if seconds:  # the kernel gives zeros for a packet that came before stamps were on
+                if seconds:  # zero: the packet arrived before stamps were switched on
                     stamp = seconds * 1_000_000_000 + nanos + to_monotonic
-                    kernel = True
-                    if stamp > read:
-                        stamp = read
-                    elif stamp < base:
-                        stamp = base
+                    from_kernel = True
+                    if stamp > read_at:
+                        stamp = read_at
+                    elif stamp < empty_at:
+                        stamp = empty_at
             if not data:
-                self._silence(line)
-            append((line, data, stamp, read, base, kernel, ""))
+                self._stop_watching(connection)
+            append((connection, data, stamp, read_at, empty_at, from_kernel, ""))
         self.reads += len(ready)
 
-    def _silence(self, line: Line) -> None:
-        """End of file or error: stop watching, or a level-triggered poll would report it for ever."""
+    def _stop_watching(self, connection: ClientConnection) -> None:
+        """Stop watching after end of file or an error, which a level-triggered poll would report again and again."""
         with contextlib.suppress(OSError):
-            self._poll.modify(line.fd, 0)
+            self._poll.modify(connection.fd, 0)
 
     def _decode(self) -> int:
-        """Decode what was read, for SLICE_NS at most; returns the time."""
+        """Decode waiting reads for at most SLICE_NS; returns the time (ns)."""
         backlog = self._backlog
         now = monotonic_ns()
-        until = now + SLICE_NS
-        count = 0
+        slice_ends = now + SLICE_NS
+        decoded = 0
         while backlog:
-            line, data, stamp, read, base, kernel, error = backlog.popleft()
-            if line.closed:
+            connection, data, stamp, read_at, empty_at, from_kernel, error = backlog.popleft()
+            if connection.closed:
                 continue
-            if line.tls is not None:
-                self._decrypt(line, data, stamp, read, base, kernel, error)
+            if connection.tls is not None:
+                self._decrypt(connection, data, stamp, read_at, empty_at, from_kernel, error)
             elif data:
-                line.peer.arrived(line, data, stamp, read, base, kernel)
+                connection.peer.arrived(connection, data, stamp, read_at, empty_at, from_kernel)
             else:
-                self._gone(line, stamp, error)
-            count += 1
-            if not count & 7:
+                self._connection_ended(connection, stamp, error)
+            decoded += 1
+            if not decoded & 7:
                 now = monotonic_ns()
-                if now > until:
+                if now > slice_ends:
                     break
         return now
 
-    def _gone(self, line: Line, stamp: int, error: str) -> None:
-        if line.state == "connecting" or line.state == "handshake":
-            kind = "connect" if line.state == "connecting" else "tls"
-            self.give_up(line, kind, error or "the connection was closed while it was being made")
+    def _connection_ended(self, connection: ClientConnection, stamp: int, error: str) -> None:
+        if connection.state == "connecting" or connection.state == "handshake":
+            kind = "connect" if connection.state == "connecting" else "tls"
+            self.give_up(connection, kind, error or "the connection was closed while it was being made")
             return
-        peer = line.peer
-        line.state = "gone"
-        peer.closed(line, stamp, error)
-        self.close(line)
+        peer = connection.peer
+        connection.state = "gone"
+        peer.closed(connection, stamp, error)
+        self.close(connection)
 
-    def give_up(self, line: Line, kind: str, text: str) -> None:
-        """Stop making this connection; the peer hears `failed`."""
-        line.state = "gone"
-        line.peer.failed(line, kind, text)
-        self.close(line)
+    def give_up(self, connection: ClientConnection, kind: str, text: str) -> None:
+        """Give up a connection that is not ready yet, and report `failed` to its peer."""
+        connection.state = "gone"
+        connection.peer.failed(connection, kind, text)
+        self.close(connection)
 
-    def _writable(self, line: Line) -> None:
-        if line.state == "connecting":
-            code = line.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    def _writable(self, connection: ClientConnection) -> None:
+        if connection.state == "connecting":
+            code = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
-                self.give_up(line, "connect", os.strerror(code))
+                self.give_up(connection, "connect", os.strerror(code))
                 return
-            self._poll.modify(line.fd, select.EPOLLIN)
-            line.empty_at = monotonic_ns()
-            if line.tls is not None:
-                line.state = "handshake"
-                self._shake(line)
+            self._poll.modify(connection.fd, select.EPOLLIN)
+            connection.emptied_at = monotonic_ns()
+            if connection.tls is not None:
+                connection.state = "handshake"
+                self._handshake(connection)
             else:
-                self._up(line)
+                self._connection_made(connection)
             return
-        out, line.out = line.out, []
+        unsent, connection.unsent = connection.unsent, []
         try:
-            taken = line.sock.send(b"".join(out))
+            taken = connection.sock.send(b"".join(unsent))
         except BlockingIOError:
             taken = 0
         except OSError:
             return
-        rest = b"".join(out)[taken:]
+        rest = b"".join(unsent)[taken:]
         if rest:
-            line.out.append(rest)
+            connection.unsent.append(rest)
         else:
-            self._poll.modify(line.fd, select.EPOLLIN)
+            self._poll.modify(connection.fd, select.EPOLLIN)
 
-    def _up(self, line: Line) -> None:
-        line.state = "open"
-        line.peer.connected(line, monotonic_ns())
+    def _connection_made(self, connection: ClientConnection) -> None:
+        connection.state = "open"
+        connection.peer.connected(connection, monotonic_ns())
 
     # -- TLS -----------------------------------------------------------------------------------------------------
 
-    def _flush(self, line: Line) -> None:
-        assert line.tls_out is not None
-        data = line.tls_out.read()
+    def _flush_tls(self, connection: ClientConnection) -> None:
+        assert connection.tls_out is not None
+        data = connection.tls_out.read()
         if data:
-            if line.out:
-                line.out.append(data)
+            if connection.unsent:
+                connection.unsent.append(data)
                 return
             try:
-                taken = line.sock.send(data)
+                taken = connection.sock.send(data)
             except BlockingIOError:
                 taken = 0
             except OSError:
                 return
             if taken < len(data):
-                line.out.append(data[taken:])
-                self._poll.modify(line.fd, select.EPOLLIN | select.EPOLLOUT)
+                connection.unsent.append(data[taken:])
+                self._poll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
 
-    def _shake(self, line: Line) -> None:
-        assert line.tls is not None
+    def _handshake(self, connection: ClientConnection) -> None:
+        assert connection.tls is not None
         try:
-            line.tls.do_handshake()
+            connection.tls.do_handshake()
         except ssl.SSLWantReadError:
-            self._flush(line)
+            self._flush_tls(connection)
             return
         except ssl.SSLError as error:
-            self._flush(line)
-            self.give_up(line, "tls", _tls_words(error))
+            self._flush_tls(connection)
+            self.give_up(connection, "tls", _tls_error_text(error))
             return
-        self._flush(line)
-        self._up(line)
+        self._flush_tls(connection)
+        self._connection_made(connection)
 
-    def _decrypt(self, line: Line, data: bytes, stamp: int, read: int, base: int, kernel: bool, error: str) -> None:
-        assert line.tls is not None and line.tls_in is not None
+    def _decrypt(
+        self,
+        connection: ClientConnection,
+        data: bytes,
+        stamp: int,
+        read_at: int,
+        empty_at: int,
+        from_kernel: bool,
+        error: str,
+    ) -> None:
+        assert connection.tls is not None and connection.tls_in is not None
         if data:
-            line.tls_in.write(data)
-        if line.state == "handshake":
+            connection.tls_in.write(data)
+        if connection.state == "handshake":
             if not data:
-                self._gone(line, stamp, error)
+                self._connection_ended(connection, stamp, error)
                 return
-            self._shake(line)
-            if line.closed or line.state != "open":
+            self._handshake(connection)
+            if connection.closed or connection.state != "open":
                 return
-        plain: list[bytes] = []
+        plaintexts: list[bytes] = []
         ended = not data
         try:
             while True:
-                piece = line.tls.read(1 << 16)
-                if not piece:
+                plaintext = connection.tls.read(1 << 16)
+                if not plaintext:
                     ended = True
                     break
-                plain.append(piece)
+                plaintexts.append(plaintext)
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:
             ended = True
-        except ssl.SSLError as fault:
-            if plain:
-                line.peer.arrived(line, b"".join(plain), stamp, read, base, kernel)
-            if line.closed:
+        except ssl.SSLError as tls_error:
+            if plaintexts:
+                connection.peer.arrived(connection, b"".join(plaintexts), stamp, read_at, empty_at, from_kernel)
+            if connection.closed:
                 pass
-            elif line.busy is None:
-                self._gone(line, stamp, _tls_words(fault))
-            else:  # such as an alert about our certificate, which TLS 1.3 sends after its handshake
-                self.give_up(line, "tls", _tls_words(fault))
+            elif connection.busy is None:
+                self._connection_ended(connection, stamp, _tls_error_text(tls_error))
+            else:  # for example an alert about our certificate, which TLS 1.3 sends after the handshake
+                self.give_up(connection, "tls", _tls_error_text(tls_error))
             return
-        self._flush(line)
-        if plain:
-            line.peer.arrived(line, b"".join(plain), stamp, read, base, kernel)
-        if ended and not line.closed:
-            self._gone(line, stamp, error)
+        self._flush_tls(connection)
+        if plaintexts:
+            connection.peer.arrived(connection, b"".join(plaintexts), stamp, read_at, empty_at, from_kernel)
+        if ended and not connection.closed:
+            self._connection_ended(connection, stamp, error)
 
     def shut(self) -> None:
-        """Close every connection and stop watching; harmless when done already."""
+        """Close every connection and stop watching. May be called twice."""
         if self._poll.closed:
             return
         self._loop.remove_reader(self._poll.fileno())
-        for line in list(self._lines.values()):
-            self.close(line)
+        for connection in list(self._connections.values()):
+            self.close(connection)
         self._timer.close()
         self._poll.close()
 
 
-def _tls_words(error: ssl.SSLError) -> str:
+def _tls_error_text(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate verify failed: {error.verify_message}"
     return error.reason or str(error)
 
 
 async def resolve(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
-    """Every address of a host, in the resolver's order, as (family, sockaddr). Raises OSError (socket.gaierror)."""
+    """All addresses of a host as (family, sockaddr), in the resolver's order. Raises OSError (socket.gaierror)."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
 
 
 def raise_file_limit(needed: int) -> int:
-    """Lift the soft limit of open files to the hard one; returns it. Raises TargetUnusable when `needed` is more."""
+    """Raise the soft limit of open files to the hard limit and return it. Raises TargetUnusable below `needed`."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
