@@ -1,4 +1,4 @@
-"""What the servers' own metrics pages say while a run goes: the scraper process, and the series it leaves.
+"""Metrics that the servers publish about themselves during a run: the scraper process, and the series that it records.
 
-`scraper.py` talks to the network from a process of its own; `series.py` is pure. Nothing here knows the load.
+`scraper.py` uses the network, in a process of its own; `series.py` is pure. Neither depends on the load.
 """
