@@ -1,8 +1,8 @@
-"""What to start when: the sans-IO core between a timetable and whoever has a clock, one per worker.
+"""The dispatcher: decides which slots of a timetable start when. A sans-IO core, one instance per worker.
 
-It never waits or sends. Its caller tells it the time and each completion; it answers with what starts now, what must be
-dropped, and when to ask again. It stands in the sending loop: plain integers, lists and a heap; no NumPy scalar and no
-look at the whole timetable may come into a path taken once per slot.
+It never waits and never sends. The caller reports the time and every completion. The dispatcher answers which slots
+start now, which slots are dropped, and when to ask again. It runs inside the sending loop, so it works on plain
+integers, lists and a heap. A code path that runs once per slot must not use NumPy scalars or scan the whole timetable.
 """
 
 from __future__ import annotations
@@ -15,50 +15,51 @@ from typing import NamedTuple
 from loadgen.schedule.timetable import Schedule, StageSpan
 
 _NEVER = 1 << 62
-_BLOCK = 2048  # offsets turned from an array into integers at a time: some 30 µs
+_BLOCK = 2048  # offsets converted from array to integers at a time; about 30 µs
 
 
 class Start(NamedTuple):
-    """A slot to start now, or, with `dropped` set, a slot that is never sent and is a record all the same."""
+    """A slot to start now or, if `dropped` is set, a slot that is never sent but still leaves a record."""
 
     number: int
     request: int
     stage: int
-    session: int  # -1 when the request stands alone
+    session: int  # -1 for a single request, outside any conversation
     turn: int
     lane: int  # -1 in open loop
-    due_ns: int  # from the start of the run; -1 when it never became known (a slot that waited for another one)
+    due_ns: int  # from the start of the run; -1 if never known: the slot was still waiting for another one
     dropped: str = ""  # "", "in_flight_cap", "previous_turn_failed" or "interrupted"
 
 
 class Dispatcher:
-    """What to start when, for one schedule or one share of it.
+    """Decides which slots start when, for one schedule or one share of it.
 
-    Every slot comes out once: from `ready`, or after `stop` from `unsent`. Slots that a closed loop with a duration
-    does not reach before its stage's end were never scheduled, and come out nowhere. An open loop's end stops new
-    chains only: a conversation that has begun goes on to its last turn.
+    Every slot is returned exactly once: by `ready`, or after `stop` by `unsent`. There is one exception: slots that a
+    closed loop with a duration does not reach before its stage ends were never scheduled, so no method returns them.
+    The end of an open-loop stage only stops new chains: a conversation that has begun continues to its last turn.
 
-    `max_in_flight` drops starts of open-loop stages while that many requests are in flight (`in_flight_cap`, and
-    `previous_turn_failed` for the turns after); the lanes are a closed loop's own cap, and nothing is dropped there.
+    `max_in_flight` limits open-loop stages only. While that many requests are in flight, a start is dropped
+    (`in_flight_cap`), and so are the later turns of its conversation (`previous_turn_failed`). A closed loop is limited
+    by its number of lanes, and nothing is dropped there.
     """
 
     __slots__ = (
-        "_boundary",
-        "_cap",
         "_chain",
         "_chain_step",
+        "_chains_left",
+        "_current",
         "_dropped",
-        "_due",
-        "_dues",
-        "_ends",
-        "_flying",
+        "_due_block",
+        "_due_index",
+        "_has_sessions",
         "_heap",
-        "_left",
+        "_in_flight",
+        "_max_in_flight",
+        "_next_due",
+        "_next_stage_ns",
         "_offsets",
-        "_place",
-        "_read",
-        "_sessions",
-        "_span",
+        "_offsets_read",
+        "_stage_ends_ns",
         "_stage_start",
         "_stopped",
         "_turns",
@@ -67,83 +68,88 @@ class Dispatcher:
 
     def __init__(self, schedule: Schedule, *, max_in_flight: int | None = None) -> None:
         self.schedule = schedule
-        self._cap = _NEVER if max_in_flight is None else max_in_flight
+        self._max_in_flight = _NEVER if max_in_flight is None else max_in_flight
         self._turns = schedule.turns
-        self._sessions = schedule.turns > 1
-        self._flying: dict[int, Start] = {}
-        self._heap: list[
-            tuple[int, int, int, int, int]
-        ] = []  # (due, number, stage, turn, lane): waited for another slot
+        self._has_sessions = schedule.turns > 1
+        self._in_flight: dict[int, Start] = {}
+        # (due, number, stage, turn, lane) of slots that waited for another slot, and of the first slots of lanes
+        self._heap: list[tuple[int, int, int, int, int]] = []
         self._dropped: deque[Start] = deque()
         self._stopped = False
-        self._ends: list[int] = []  # by begun stage: from here on its lanes start nothing
-        self._left: list[int] = []  # by begun stage: own chains of a closed loop with a count that have not ended
-        self._begin(0, 0)
+        self._stage_ends_ns: list[int] = []  # per begun stage: from this instant its lanes start nothing
+        self._chains_left: list[int] = []  # per begun stage: own unfinished chains, if a closed loop with a count
+        self._begin_stage(0, 0)
 
     @property
     def in_flight(self) -> int:
-        """Started, not finished."""
-        return len(self._flying)
+        """Number of requests started and not finished."""
+        return len(self._in_flight)
 
     @property
     def done(self) -> bool:
-        """Nothing in flight and nothing to come."""
-        return not self._flying and (self._stopped or self.next_ns() is None)
+        """True when nothing is in flight and nothing is still to start."""
+        return not self._in_flight and (self._stopped or self.next_ns() is None)
 
     def next_ns(self) -> int | None:
-        """The earliest instant at which `ready` may have something; None: not before a `finished`, or never."""
+        """The earliest instant at which `ready` may return a slot; None: only after a `finished`, or never."""
         if self._stopped:
             return None
         if self._dropped:
             return self._dropped[0].due_ns
-        due = min(self._due, self._boundary, self._heap[0][0] if self._heap else _NEVER)
+        due = min(self._next_due, self._next_stage_ns, self._heap[0][0] if self._heap else _NEVER)
         return None if due == _NEVER else due
 
     def ready(self, now_ns: int, limit: int = 64) -> list[Start]:
-        """What is due at or before `now_ns`, in order of due, at most `limit`: ask again while it is full."""
+        """The slots due at or before `now_ns`, in order of due time, at most `limit`.
+
+        If the list is full, call again. A returned slot counts as in flight unless its `dropped` is set.
+        """
         out: list[Start] = []
         if self._stopped:
             return out
-        heap, dropped, flying, cap = self._heap, self._dropped, self._flying, self._cap
+        heap, dropped, in_flight, cap = self._heap, self._dropped, self._in_flight, self._max_in_flight
         while len(out) < limit:
             if dropped:
                 out.append(dropped.popleft())
                 continue
-            due = self._due
-            waiting = heap[0][0] if heap else _NEVER
-            boundary = self._boundary
-            if boundary <= now_ns and boundary < due:  # its offsets are spent: all lie before its end
-                self._begin(self._span.index + 1, boundary)
+            due = self._next_due
+            heap_due = heap[0][0] if heap else _NEVER
+            next_stage_ns = self._next_stage_ns
+            if next_stage_ns <= now_ns and next_stage_ns < due:  # no offsets left: all lie before the stage's end
+                self._begin_stage(self._current.index + 1, next_stage_ns)
                 continue
-            if due <= waiting:
+            if due <= heap_due:
                 if due > now_ns:
                     break
                 chain = self._chain
                 self._advance()
-                number, stage, turn, lane = chain * self._turns, self._span.index, 0, -1
+                number, stage, turn, lane = chain * self._turns, self._current.index, 0, -1
             else:
-                if waiting > now_ns:
+                if heap_due > now_ns:
                     break
                 due, number, stage, turn, lane = heapq.heappop(heap)
                 chain = number // self._turns
-            session = chain if self._sessions else -1
-            if lane < 0 and len(flying) >= cap:
+            session = chain if self._has_sessions else -1
+            if lane < 0 and len(in_flight) >= cap:
                 start = Start(number, number, stage, session, turn, lane, due, "in_flight_cap")
-                self._drop_rest(start, due)
+                self._drop_later_turns(start, due)
             else:
                 start = Start(number, number, stage, session, turn, lane, due)
-                flying[number] = start
+                in_flight[number] = start
             out.append(start)
         return out
 
     def finished(self, number: int, now_ns: int, ok: bool, pause_ns: int = 0) -> None:
-        """The slot's request has ended: frees its place and makes the slot after it due; the next chain of a lane
-        `pause_ns` later. KeyError if not in flight."""
-        start = self._flying.pop(number)
+        """Report that the request of slot `number` has ended at `now_ns`.
+
+        This frees its place in flight and schedules the slot after it. The next chain of a lane starts `pause_ns`
+        later. Raises KeyError if the slot is not in flight.
+        """
+        start = self._in_flight.pop(number)
         if self._stopped:
             return
         stage, turn, lane = start.stage, start.turn + 1, start.lane
-        end = self._ends[stage]
+        end = self._stage_ends_ns[stage]
         if turn < self._turns:
             if ok:
                 due = now_ns + self.schedule.pauses.of(number // self._turns)[turn - 1]
@@ -151,7 +157,7 @@ class Dispatcher:
                     heapq.heappush(self._heap, (due, number + 1, stage, turn, lane))
                 return
             if now_ns < end:
-                self._drop_rest(start, now_ns)
+                self._drop_later_turns(start, now_ns)
         if lane < 0:
             return
         span = self.schedule.stages[stage]
@@ -160,64 +166,71 @@ class Dispatcher:
         if due < end and (span.chains is None or chain < span.first_chain + span.chains):
             heapq.heappush(self._heap, (due, chain * self._turns, stage, 0, lane))
         if span.dynamic:
-            self._left[stage] -= 1
-            if not self._left[stage] and span is self._span:
-                self._stage_over(now_ns)
+            self._chains_left[stage] -= 1
+            if not self._chains_left[stage] and span is self._current:
+                self._end_stage_at(now_ns)
 
     def stop(self) -> None:
-        """Nothing starts from now on. What is in flight may still be told as `finished`."""
+        """Start nothing from now on. Requests still in flight may still be reported with `finished`."""
         if self._stopped:
             return
         self._stopped = True
-        # Chains that had begun, each by its first slot that did not start; taken now, before completions change them.
+        # For each chain that had begun: its first slot that did not start. Taken now, before completions change them.
         turns = self._turns
-        begun = list(self._heap)
-        for start in self._flying.values():
+        unstarted = list(self._heap)
+        for start in self._in_flight.values():
             if start.turn + 1 < turns:
-                begun.append((-1, start.number + 1, start.stage, start.turn + 1, start.lane))
+                unstarted.append((-1, start.number + 1, start.stage, start.turn + 1, start.lane))
             elif start.lane >= 0:
                 span = self.schedule.stages[start.stage]
                 chain = start.number // turns + span.lanes
-                begun.append((-1, chain * turns, start.stage, 0, start.lane))
-        self._heap = begun
+                unstarted.append((-1, chain * turns, start.stage, 0, start.lane))
+        self._heap = unstarted
 
     def unsent(self) -> Iterator[Start]:
-        """After `stop`: every scheduled slot that did not start, once, with its reason (`interrupted`, or what had
-        befallen it before). Of a closed loop with a duration there is none: it schedules only what it reaches.
-        Raises RuntimeError before `stop`."""
+        """After `stop`: every scheduled slot that did not start, once, with the reason.
+
+        The reason is `interrupted`, or the one for which the slot had already been dropped. A closed loop with a
+        duration has no unsent slots, because it schedules only the slots that it reaches. Raises RuntimeError before
+        `stop`.
+        """
         if not self._stopped:
             raise RuntimeError("the agenda has not been stopped")
         yield from self._dropped
         for due, number, stage, turn, lane in self._heap:
             span = self.schedule.stages[stage]
             if lane < 0:
-                yield from self._interrupted(span, number // self._turns, turn, lane, due)
+                yield from self._interrupt_chain(span, number // self._turns, turn, lane, due)
             elif span.length_ns is None and span.chains is not None:
                 chains = range(number // self._turns, span.first_chain + span.chains, span.lanes)
                 for chain in chains:
-                    known = chain == chains[0]
-                    yield from self._interrupted(span, chain, turn if known else 0, lane, due if known else -1)
-        if self._due != _NEVER:
-            yield from self._timetable(self._span, self._stage_start, self._read - len(self._dues) + self._place)
-        for span in self.schedule.stages[self._span.index + 1 :]:
+                    is_waiting = chain == chains[0]
+                    yield from self._interrupt_chain(
+                        span, chain, turn if is_waiting else 0, lane, due if is_waiting else -1
+                    )
+        if self._next_due != _NEVER:
+            yield from self._unsent_of_stage(
+                self._current, self._stage_start, self._offsets_read - len(self._due_block) + self._due_index
+            )
+        for span in self.schedule.stages[self._current.index + 1 :]:
             if not span.lanes:
-                yield from self._timetable(span, span.start_ns, 0)
+                yield from self._unsent_of_stage(span, span.start_ns, 0)
             elif span.length_ns is None and span.chains is not None:
                 for lane in self.schedule.own_lanes(span):
                     for chain in range(span.first_chain + lane, span.first_chain + span.chains, span.lanes):
-                        yield from self._interrupted(span, chain, 0, lane, -1)
+                        yield from self._interrupt_chain(span, chain, 0, lane, -1)
 
-    def _begin(self, index: int, start_ns: int) -> None:
-        """Begin stage `index` at `start_ns`: set the cursor on its offsets, or make its lanes due."""
+    def _begin_stage(self, index: int, start_ns: int) -> None:
+        """Begin stage `index` at `start_ns`: point the cursor at its offsets, or make its lanes due."""
         schedule = self.schedule
-        span = self._span = schedule.stages[index]
+        span = self._current = schedule.stages[index]
         self._stage_start = start_ns
-        self._boundary = _NEVER
-        self._dues: list[int] = []
-        self._place = self._read = 0
-        self._due = _NEVER
-        self._ends.append(start_ns + span.length_ns if span.lanes and span.length_ns is not None else _NEVER)
-        self._left.append(schedule.own_chains(span) if span.dynamic else 0)
+        self._next_stage_ns = _NEVER
+        self._due_block: list[int] = []
+        self._due_index = self._offsets_read = 0
+        self._next_due = _NEVER
+        self._stage_ends_ns.append(start_ns + span.length_ns if span.lanes and span.length_ns is not None else _NEVER)
+        self._chains_left.append(schedule.own_chains(span) if span.dynamic else 0)
         if span.lanes:
             last = span.lanes if span.chains is None else min(span.lanes, span.chains)
             for lane in range(schedule.part, last, schedule.parts):
@@ -229,31 +242,31 @@ class Dispatcher:
             self._chain_step = schedule.parts
             self._advance()
         if span.length_ns is not None:
-            self._stage_over(start_ns + span.length_ns)
-        if span.dynamic and not self._left[index]:  # more workers than lanes
-            self._stage_over(start_ns)
+            self._end_stage_at(start_ns + span.length_ns)
+        if span.dynamic and not self._chains_left[index]:  # this share has no lane: there are more workers than lanes
+            self._end_stage_at(start_ns)
 
-    def _stage_over(self, at_ns: int) -> None:
-        """The next stage, if there is one, begins at this instant, or earlier if that was known already."""
-        if self._span.index + 1 < len(self.schedule.stages):
-            self._boundary = min(self._boundary, at_ns)
+    def _end_stage_at(self, at_ns: int) -> None:
+        """Let the next stage, if there is one, begin at this instant, or earlier if an earlier one was already set."""
+        if self._current.index + 1 < len(self.schedule.stages):
+            self._next_stage_ns = min(self._next_stage_ns, at_ns)
 
     def _advance(self) -> None:
-        """Move the cursor to the next offset of this open-loop stage."""
+        """Move the cursor to the next offset of the current open-loop stage."""
         self._chain += self._chain_step
-        self._place += 1
-        if self._place >= len(self._dues):
-            block = self._offsets[self._read : self._read + _BLOCK]
-            self._dues = (block + self._stage_start).tolist()
-            self._read += len(self._dues)
-            self._place = 0
-            if not self._dues:
-                self._due = _NEVER
+        self._due_index += 1
+        if self._due_index >= len(self._due_block):
+            block = self._offsets[self._offsets_read : self._offsets_read + _BLOCK]
+            self._due_block = (block + self._stage_start).tolist()
+            self._offsets_read += len(self._due_block)
+            self._due_index = 0
+            if not self._due_block:
+                self._next_due = _NEVER
                 return
-        self._due = self._dues[self._place]
+        self._next_due = self._due_block[self._due_index]
 
-    def _drop_rest(self, start: Start, now_ns: int) -> None:
-        """The turns after `start` will not be sent: their history would lack its reply."""
+    def _drop_later_turns(self, start: Start, now_ns: int) -> None:
+        """Drop the turns after `start`: without its reply their history would be incomplete."""
         number, session = start.number - start.turn, start.session
         for turn in range(start.turn + 1, self._turns):
             self._dropped.append(
@@ -262,16 +275,18 @@ class Dispatcher:
                 )
             )
 
-    def _interrupted(self, span: StageSpan, chain: int, turn: int, lane: int, due_ns: int) -> Iterator[Start]:
-        session = chain if self._sessions else -1
-        for t in range(turn, self._turns):
-            number = chain * self._turns + t
-            yield Start(number, number, span.index, session, t, lane, due_ns if t == turn else -1, "interrupted")
+    def _interrupt_chain(self, span: StageSpan, chain: int, first_turn: int, lane: int, due_ns: int) -> Iterator[Start]:
+        session = chain if self._has_sessions else -1
+        for turn in range(first_turn, self._turns):
+            number = chain * self._turns + turn
+            yield Start(
+                number, number, span.index, session, turn, lane, due_ns if turn == first_turn else -1, "interrupted"
+            )
 
-    def _timetable(self, span: StageSpan, start_ns: int | None, place: int) -> Iterator[Start]:
-        """An open-loop stage's own chains from this place on."""
-        chain = span.first_chain + self.schedule.part + place * self.schedule.parts
-        for offset in self.schedule.own_offsets(span)[place:]:
+    def _unsent_of_stage(self, span: StageSpan, start_ns: int | None, first_index: int) -> Iterator[Start]:
+        """The chains of this share in an open-loop stage, from `first_index` on, as interrupted slots."""
+        chain = span.first_chain + self.schedule.part + first_index * self.schedule.parts
+        for offset in self.schedule.own_offsets(span)[first_index:]:
             due = -1 if start_ns is None else start_ns + int(offset)
-            yield from self._interrupted(span, chain, 0, -1, due)
+            yield from self._interrupt_chain(span, chain, 0, -1, due)
             chain += self.schedule.parts

@@ -1,11 +1,12 @@
-"""The timetable of a run: when each slot is due, or after which other slot, decided before the clock starts.
+"""The timetable of a run: when each slot is due, or which slot it waits for. Decided before the clock starts.
 
-Pure: all randomness is spent here or is a pure function of (seed, conversation, turn). A stage keeps only what cannot
-be worked out (the offsets of an open loop); columns and `Slot` are views made on demand, so millions of slots cost 8
-bytes each, and a closed loop without end costs nothing. What is started when is `agenda.Agenda`'s part.
+Pure: all randomness is spent here or is a pure function of (seed, conversation, turn). A stage stores only what cannot
+be computed, namely the offsets of an open loop. Columns and `Slot` are views made on demand. So each open-loop slot
+costs 8 bytes, and a closed loop without a count costs nothing. `dispatcher.Dispatcher` decides what is started when.
 
-A *chain* is what may not be torn apart: a conversation, or a request that stands alone (a chain of one turn). Chains
-are numbered through the whole run; slot and request number are `chain * turns + turn`: no prompt is in two stages.
+A *chain* is a unit that must stay whole: a conversation, or a single request (a chain of one turn). Chains are numbered
+through the whole run. The number of a slot and of its request is `chain * turns + turn`, so no prompt appears in two
+stages.
 """
 
 from __future__ import annotations
@@ -42,29 +43,29 @@ from loadgen.workload import (
 Ints = NDArray[np.int64]
 
 RESERVED = 1 << 26
-"""Chains kept free for a stage without a count, so that the stages after it still have numbers of their own."""
+"""Chain numbers reserved for a stage without a count, so that the stages after it get numbers of their own."""
 
-_PAUSES_DRAWN = 1024  # at a time: 75 µs where lognormal
-_BLOCKS_KEPT = 64  # of them: the conversations in progress are near each other
-_HASH_BLOCK = 1 << 16  # chains turned into columns at a time for the fingerprint
+_PAUSES_DRAWN = 1024  # drawn at a time; 75 µs for a lognormal distribution
+_BLOCKS_KEPT = 64  # blocks of pauses in memory; conversations in progress have nearby numbers
+_HASH_BLOCK = 1 << 16  # chains converted to columns at a time for the fingerprint
 
 
 class Slot(NamedTuple):
-    """One line of the timetable. Either `due_ns` is an instant and `after` is -1, or the other way round."""
+    """One row of the timetable. Either `due_ns` is an instant and `after` is -1, or the other way round."""
 
     number: int
     request: int
-    due_ns: int  # from the start of the run; of the stage where the stage has no fixed start
-    after: int  # number of the slot whose end it waits for
-    pause_ns: int  # from that end
+    due_ns: int  # from the start of the run, or of the stage if the stage has no fixed start
+    after: int  # number of the slot that must end first
+    pause_ns: int  # between the end of that slot and the start of this one
     stage: int
-    session: int  # conversation, -1 for a request that stands alone
+    session: int  # number of the conversation; -1 for a single request
     turn: int
     lane: int  # -1 in open loop
 
 
 class SlotColumns(NamedTuple):
-    """The same by columns, one line per slot in ascending number, each an int64 array; fields as in `Slot`."""
+    """Slots as columns: int64 arrays of equal length, one row per slot in ascending number, fields as in `Slot`."""
 
     number: Ints
     request: Ints
@@ -79,27 +80,27 @@ class SlotColumns(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSpan:
-    """One stage of the timetable: an open loop (`lanes` 0, one offset per chain) or a closed one (`offsets` empty)."""
+    """One stage of the timetable: an open loop (`lanes` 0, one offset per chain) or a closed loop (`offsets` empty)."""
 
     index: int
     name: str
     measured: bool
-    start_ns: int | None  # from the start of the run; None: when all slots of the stage before have finished
-    length_ns: int | None  # None: until all its slots have finished; with a count a closed loop may end earlier
+    start_ns: int | None  # from the start of the run; None: when all slots of the previous stage have finished
+    length_ns: int | None  # None: until all its slots have finished. A closed loop with a count may end earlier.
     first_chain: int
-    chains: int | None  # of the whole stage, whatever the shard; None: as many as fit its length
+    chains: int | None  # of the whole stage, not of one share; None: as many as fit into its length
     lanes: int
-    offsets: Ints  # of the chains, from the start of the stage
+    offsets: Ints  # of the chains, in ns from the start of the stage
     turns: int
-    ramp_ns: int = 0  # over which lanes begin, evenly
+    ramp_ns: int = 0  # the lanes begin evenly spread over this time
 
     def begins_ns(self, lane: Any) -> Any:
-        """When a lane (or each of an array of them) sends its first request, from the start of the stage."""
+        """When a lane sends its first request, in ns from the start of the stage. `lane` is a number or an array."""
         return self.ramp_ns * lane // self.lanes
 
     @property
     def offered_rps(self) -> float | None:
-        """Requests per second that the timetable asks for; None in a closed loop, which offers no rate."""
+        """Requests per second in the timetable; None for a closed loop, which offers no rate."""
         if self.lanes:
             return None
         assert self.length_ns is not None
@@ -107,13 +108,13 @@ class StageSpan:
 
     @property
     def dynamic(self) -> bool:
-        """Whether its end is known only when its last slot has finished."""
+        """Whether the end of the stage is known only when its last slot has finished."""
         return self.lanes > 0 and self.chains is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """Tool time before each turn but the first: a pure function of (seed, conversation, turn)."""
+    """Pauses (tool time) before each turn except the first: a pure function of (seed, conversation, turn)."""
 
     seed: int
     tool_time: Any
@@ -122,34 +123,36 @@ class Pauses:
 
     @property
     def together(self) -> int:
-        """Conversations drawn at a time: few enough to draw in the driver's loop, however long they are."""
+        """Conversations drawn at a time: few enough to draw inside the driver's loop, however many turns they have."""
         return max(1, _PAUSES_DRAWN // self.turns)
 
     def of(self, chain: int) -> list[int]:
-        """ns before turn 1, 2, … of this conversation."""
-        block, place = divmod(chain, self.together)
-        drawn = self._memo.get(block)
-        if drawn is None:
+        """The pauses in ns before turn 1, 2, … of this conversation."""
+        block, index = divmod(chain, self.together)
+        pauses = self._memo.get(block)
+        if pauses is None:
             if len(self._memo) == _BLOCKS_KEPT:
                 del self._memo[next(iter(self._memo))]
-            drawn = self._memo[block] = self.block(block).tolist()
-        return drawn[place]
+            pauses = self._memo[block] = self.block(block).tolist()
+        return pauses[index]
 
     def column(self, first: int, n: int) -> Ints:
-        """Shape (n, turns - 1), for conversations first … first + n - 1."""
-        low, high = first // self.together, (first + n - 1) // self.together + 1
-        drawn = np.concatenate([np.zeros((0, self.turns - 1), np.int64), *map(self.block, range(low, high))])
-        return drawn[first - low * self.together :][:n]
+        """The pauses of conversations first … first + n - 1, in ns. Shape (n, turns - 1)."""
+        first_block, end_block = first // self.together, (first + n - 1) // self.together + 1
+        pauses = np.concatenate(
+            [np.zeros((0, self.turns - 1), np.int64), *map(self.block, range(first_block, end_block))]
+        )
+        return pauses[first - first_block * self.together :][:n]
 
     def block(self, block: int) -> Ints:
-        """Shape (together, turns - 1)."""
-        stream = seeds.stream(self.seed, "tool_time", block)
-        return _delays(self.tool_time, stream, (self.together, self.turns - 1))
+        """The pauses of block number `block`, in ns. Shape (together, turns - 1)."""
+        rng = seeds.stream(self.seed, "tool_time", block)
+        return _draw_delays(self.tool_time, rng, (self.together, self.turns - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """The timetable of one run, or a worker's share of it (`part` of `parts`)."""
+    """The timetable of one run, or one worker's share of it (share `part` of `parts`)."""
 
     stages: tuple[StageSpan, ...]
     turns: int
@@ -159,7 +162,7 @@ class Schedule:
 
     @property
     def slots(self) -> int | None:
-        """How many slots this share holds; None when a stage is bounded by its duration alone."""
+        """Number of slots in this share; None if the duration alone limits a stage."""
         total = 0
         for span in self.stages:
             if span.chains is None:
@@ -169,12 +172,12 @@ class Schedule:
 
     @property
     def horizon_ns(self) -> int | None:
-        """Where the last stage ends at the latest; None when that depends on completions."""
+        """The latest end of the last stage, in ns from the start of the run; None if it depends on completions."""
         last = self.stages[-1]
         return None if last.start_ns is None or last.length_ns is None else last.start_ns + last.length_ns
 
     def own_chains(self, span: StageSpan) -> int:
-        """How many chains of a counted stage belong to this share."""
+        """Number of chains of a stage that belong to this share. The stage must have a count."""
         assert span.chains is not None
         if not span.lanes:
             return len(range(self.part, span.chains, self.parts))
@@ -188,98 +191,102 @@ class Schedule:
         return span.offsets[self.part :: self.parts]
 
     def numbers(self) -> Iterator[int]:
-        """The slots' numbers, stage after stage, ascending: about the order of their sending. May have no end."""
+        """The numbers of this share's slots, stage by stage, ascending: about the order of sending. May be endless."""
         for span in self.stages:
             yield from self.stage_numbers(span)
 
     def stage_numbers(self, span: StageSpan) -> Iterator[int]:
-        """Those of one stage; without end where its duration alone bounds it."""
+        """The slot numbers of one stage, ascending; endless if the duration alone limits the stage."""
         step = span.lanes or self.parts
-        own = self.own_lanes(span) if span.lanes else range(self.part, self.parts, self.parts)
+        own_indexes = self.own_lanes(span) if span.lanes else range(self.part, self.parts, self.parts)
         base = 0
-        while own and (span.chains is None or base < span.chains):
-            for j in own:
-                if span.chains is not None and base + j >= span.chains:
+        while own_indexes and (span.chains is None or base < span.chains):
+            for index in own_indexes:
+                if span.chains is not None and base + index >= span.chains:
                     break
-                number = (span.first_chain + base + j) * self.turns
+                number = (span.first_chain + base + index) * self.turns
                 yield from range(number, number + self.turns)
             base += step
 
     def columns(self) -> SlotColumns:
-        """All slots of this share. Raises ValueError when a stage is bounded by its duration alone."""
-        parts = []
+        """All slots of this share. Raises ValueError if the duration alone limits a stage."""
+        stage_columns = []
         for span in self.stages:
             if span.chains is None:
                 raise ValueError(f"stage {span.name!r} is bounded by its duration alone: it has no columns")
-            j = np.arange(span.chains, dtype=np.int64)
-            place = j % span.lanes if span.lanes else j
-            parts.append(_lines(self, span, 0, span.chains, place % self.parts == self.part))
-        return SlotColumns(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+            chain = np.arange(span.chains, dtype=np.int64)
+            owner_index = chain % span.lanes if span.lanes else chain
+            stage_columns.append(_slot_columns(self, span, 0, span.chains, owner_index % self.parts == self.part))
+        return SlotColumns(*(np.concatenate(column) for column in zip(*stage_columns, strict=True)))
 
     def slot(self, number: int) -> Slot:
-        """The line of this number, by arithmetic. Raises IndexError when the run has none."""
+        """The row with this slot number, computed. Raises IndexError if the run has no such slot."""
         chain, turn = divmod(number, self.turns)
         for span in self.stages:
-            j = chain - span.first_chain
-            if 0 <= j < (RESERVED if span.chains is None else span.chains):
-                return Slot(*(int(column[turn]) for column in _lines(self, span, j, 1)))
+            index = chain - span.first_chain
+            if 0 <= index < (RESERVED if span.chains is None else span.chains):
+                return Slot(*(int(column[turn]) for column in _slot_columns(self, span, index, 1)))
         raise IndexError(number)
 
 
 def build(workload: Workload, seed: int) -> Schedule:
-    """The timetable of a workload: a pure function of the two.
+    """The timetable of a workload: a pure function of the workload and the seed.
 
-    An explicit `schedule_seed` is used by the first measured Poisson stage as LoadGen uses its `schedule_rng_seed`; all
-    other stages, and all stages without one, draw from seeds derived by stage, so that no two stages draw alike.
+    If the workload sets `schedule_seed`, the first measured Poisson stage uses it exactly as LoadGen uses its
+    `schedule_rng_seed`. All other stages, and all stages without an explicit seed, use seeds derived per stage, so that
+    no two stages have the same draws.
     """
     turns = getattr(workload.requests, "turns", None)
-    count = turns.count if turns is not None else 1
-    explicit = workload.schedule_seed
-    exact = -1 if explicit is None else _exact(workload.stages)
+    turn_count = turns.count if turns is not None else 1
+    schedule_seed = workload.schedule_seed
+    explicit_seed_stage = -1 if schedule_seed is None else _explicit_seed_stage(workload.stages)
     spans: list[StageSpan] = []
-    start: int | None = 0
-    chain = 0
+    start_ns: int | None = 0
+    first_chain = 0
     for index, stage in enumerate(workload.stages):
         if isinstance(stage.arrival, Closed):
             if stage.duration_ns is None and stage.count is None:
                 raise ValueError(f"stage {stage.name!r} has neither a duration nor a count")
             lanes, offsets = stage.arrival.concurrency, np.zeros(0, np.int64)
-            length, chains = stage.duration_ns, stage.count
+            length_ns, chains = stage.duration_ns, stage.count
         else:
-            base = seed if explicit is None else explicit
-            rng = seeds.stream(base, "arrivals", index)
-            loadgen_seed = base if index == exact else seeds.derived(base, "arrivals", index)
-            lanes, (offsets, length) = 0, _arrivals(stage, rng, loadgen_seed)
+            base_seed = seed if schedule_seed is None else schedule_seed
+            rng = seeds.stream(base_seed, "arrivals", index)
+            loadgen_seed = base_seed if index == explicit_seed_stage else seeds.derived(base_seed, "arrivals", index)
+            lanes, (offsets, length_ns) = 0, _arrivals(stage, rng, loadgen_seed)
             chains = len(offsets)
         span = StageSpan(
             index=index,
             name=stage.name,
             measured=stage.measured,
-            start_ns=start,
-            length_ns=length,
-            first_chain=chain,
+            start_ns=start_ns,
+            length_ns=length_ns,
+            first_chain=first_chain,
             chains=chains,
             lanes=lanes,
             offsets=offsets,
-            turns=count,
+            turns=turn_count,
             ramp_ns=getattr(stage.arrival, "ramp_ns", 0),
         )
         spans.append(span)
-        start = None if start is None or span.dynamic or length is None else start + length
-        chain += RESERVED if chains is None else chains
+        start_ns = None if start_ns is None or span.dynamic or length_ns is None else start_ns + length_ns
+        first_chain += RESERVED if chains is None else chains
     return Schedule(
         stages=tuple(spans),
-        turns=count,
-        pauses=Pauses(seed, turns.tool_time if turns is not None else None, count),
+        turns=turn_count,
+        pauses=Pauses(seed, turns.tool_time if turns is not None else None, turn_count),
     )
 
 
 def shard(schedule: Schedule, i: int, n: int) -> Schedule:
-    """Worker i's share of n, by arithmetic and with chains whole: every n-th chain of an open loop, every n-th lane of
-    a closed one. Numbers stay those of the whole run; shares of shares are shares.
+    """Share i of n of a schedule, computed without copying: whole chains only.
 
-    A stage that begins when the one before has finished begins, in each share, when that *share's* slots have: workers
-    send each other nothing. Give such a run one worker where the boundary must be common.
+    A share has every n-th chain of an open loop and every n-th lane of a closed loop. Numbers stay those of the whole
+    run. A share can itself be divided again.
+
+    A stage may begin when the stage before it has finished. In a share it begins when *that share's* slots have
+    finished, because workers do not communicate. If all workers must change stage together, run with one worker. Raises
+    ValueError if there is no share i of n.
     """
     if not 0 <= i < n:
         raise ValueError(f"no share {i} of {n}")
@@ -287,10 +294,11 @@ def shard(schedule: Schedule, i: int, n: int) -> Schedule:
 
 
 def fingerprint(schedule: Schedule) -> str:
-    """The *timetable* fingerprint: equal exactly when due, after, pause, stage, session and turn of all slots are.
+    """The fingerprint of the *timetable*, as 32 hexadecimal digits.
 
-    Of a stage without a count: its arithmetic and its first 1,024 chains. Always of the whole run, so that it does not
-    depend on the number of workers: raises ValueError for a share.
+    Two fingerprints are equal exactly when due time, after, pause, stage, session and turn of all slots are equal. A
+    stage without a count contributes its parameters and its first 1,024 chains. The fingerprint describes the whole
+    run, so it does not depend on the number of workers. Raises ValueError for a share.
     """
     if schedule.parts != 1:
         raise ValueError("the fingerprint is that of the whole timetable, not of a share")
@@ -298,26 +306,28 @@ def fingerprint(schedule: Schedule) -> str:
     for span in schedule.stages:
         digest.update(f"{span.start_ns} {span.length_ns} {span.chains} {span.lanes} {span.turns};".encode())
         chains = min(1024, RESERVED) if span.chains is None else span.chains
-        for j in range(0, chains, _HASH_BLOCK):
-            lines = _lines(schedule, span, j, min(_HASH_BLOCK, chains - j))
-            for column in (lines.due_ns, lines.after, lines.pause_ns, lines.stage, lines.session, lines.turn):
+        for first in range(0, chains, _HASH_BLOCK):
+            block = _slot_columns(schedule, span, first, min(_HASH_BLOCK, chains - first))
+            for column in (block.due_ns, block.after, block.pause_ns, block.stage, block.session, block.turn):
                 digest.update(np.ascontiguousarray(column, "<i8").data)
     return digest.hexdigest()
 
 
-def _lines(schedule: Schedule, span: StageSpan, j: int, n: int, keep: NDArray[np.bool_] | None = None) -> SlotColumns:
-    """The slots of the stage's chains j … j + n - 1, those of `keep` (by chain) where given."""
+def _slot_columns(
+    schedule: Schedule, span: StageSpan, first: int, count: int, keep: NDArray[np.bool_] | None = None
+) -> SlotColumns:
+    """The slots of the stage's chains first … first + count - 1; with `keep`, of the chains where it is True."""
     turns = schedule.turns
-    chain = np.arange(j, j + n, dtype=np.int64)
-    pauses = np.zeros((n, turns), np.int64)
+    chain = np.arange(first, first + count, dtype=np.int64)
+    pauses = np.zeros((count, turns), np.int64)
     if turns > 1:
-        pauses[:, 1:] = schedule.pauses.column(span.first_chain + j, n)
+        pauses[:, 1:] = schedule.pauses.column(span.first_chain + first, count)
     if keep is not None:
         chain, pauses = chain[keep], pauses[keep]
-        n = len(chain)
+        count = len(chain)
     start = span.start_ns or 0
     number = ((span.first_chain + chain) * turns)[:, None] + np.arange(turns, dtype=np.int64)
-    due = np.full((n, turns), -1, np.int64)
+    due = np.full((count, turns), -1, np.int64)
     after = number - 1
     if span.lanes:
         due[:, 0] = np.where(chain < span.lanes, start + span.begins_ns(chain), -1)
@@ -326,8 +336,8 @@ def _lines(schedule: Schedule, span: StageSpan, j: int, n: int, keep: NDArray[np
         due[:, 0] = start + span.offsets[chain]
         after[:, 0] = -1
 
-    def spread(values: Ints | int) -> Ints:
-        return np.broadcast_to(np.asarray(values, np.int64), (n, turns)).reshape(-1)
+    def per_slot(values: Ints | int) -> Ints:
+        return np.broadcast_to(np.asarray(values, np.int64), (count, turns)).reshape(-1)
 
     return SlotColumns(
         number=number.reshape(-1),
@@ -335,20 +345,20 @@ def _lines(schedule: Schedule, span: StageSpan, j: int, n: int, keep: NDArray[np
         due_ns=due.reshape(-1),
         after=after.reshape(-1),
         pause_ns=pauses.reshape(-1),
-        stage=spread(span.index),
-        session=spread((span.first_chain + chain)[:, None] if turns > 1 else -1),
-        turn=spread(np.arange(turns)),
-        lane=spread((chain % span.lanes)[:, None] if span.lanes else -1),
+        stage=per_slot(span.index),
+        session=per_slot((span.first_chain + chain)[:, None] if turns > 1 else -1),
+        turn=per_slot(np.arange(turns)),
+        lane=per_slot((chain % span.lanes)[:, None] if span.lanes else -1),
     )
 
 
-def _exact(stages: tuple[Stage, ...]) -> int:
-    """The stage that an explicit schedule seed is for; -1 when there is none."""
+def _explicit_seed_stage(stages: tuple[Stage, ...]) -> int:
+    """Index of the stage that an explicit schedule seed applies to; -1 if there is none."""
     return next((i for i, stage in enumerate(stages) if stage.measured and isinstance(stage.arrival, Poisson)), -1)
 
 
 def _arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) -> arrivals.Arrivals:
-    """The chains of an open-loop stage."""
+    """Start times of the chains of an open-loop stage. Raises ValueError for an arrival law that has none."""
     duration_ns, count = stage.duration_ns, stage.count
     match stage.arrival:
         case Constant(rate=rate):
@@ -374,8 +384,8 @@ def _arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) -> arri
     raise ValueError(f"{stage.arrival!r} has no arrivals")
 
 
-def _delays(delay: Any, rng: np.random.Generator, shape: tuple[int, int]) -> Ints:
-    """ns drawn from a workload's delay, each at least 0 and inside its min and max."""
+def _draw_delays(delay: Any, rng: np.random.Generator, shape: tuple[int, int]) -> Ints:
+    """Delays in ns drawn from a workload's delay law, each at least 0 and within its min and max."""
     match delay:
         case Fixed(value=value):
             return np.full(shape, value, np.int64)
@@ -385,16 +395,19 @@ def _delays(delay: Any, rng: np.random.Generator, shape: tuple[int, int]) -> Int
             shares = None if weights is None else np.asarray(weights) / sum(weights)
             return rng.choice(np.asarray(values, np.int64), shape, p=shares)
         case Normal(mean=mean, stddev=stddev):
-            return _held(lambda n: rng.normal(mean, stddev, n), delay, shape)
+            return _draw_within(lambda n: rng.normal(mean, stddev, n), delay, shape)
         case LogNormal(median=float() | int() as median, sigma=sigma):
-            return _held(lambda n: rng.lognormal(math.log(median), sigma, n), delay, shape)
-        case LogNormal(mean=float() | int() as unheld, sigma=sigma):
-            return _held(lambda n: rng.lognormal(math.log(unheld) - sigma**2 / 2, sigma, n), delay, shape)
+            return _draw_within(lambda n: rng.lognormal(math.log(median), sigma, n), delay, shape)
+        case LogNormal(mean=float() | int() as mean_ns, sigma=sigma):
+            return _draw_within(lambda n: rng.lognormal(math.log(mean_ns) - sigma**2 / 2, sigma, n), delay, shape)
     raise ValueError(f"no delay {delay!r}")
 
 
-def _held(draw: Callable[[int], NDArray[np.float64]], bounds: Any, shape: tuple[int, int]) -> Ints:
-    """Rounded values of `draw` inside the bounds: drawn again outside; cut to them where 64 draws all missed."""
+def _draw_within(draw: Callable[[int], NDArray[np.float64]], bounds: Any, shape: tuple[int, int]) -> Ints:
+    """Values of `draw`, rounded and within the bounds.
+
+    Values outside are drawn again; what is still outside after 64 attempts is clipped to the bounds.
+    """
     low = bounds.min or 0
     high = LONGEST_NS if bounds.max is None else bounds.max
     values = np.rint(draw(shape[0] * shape[1]))

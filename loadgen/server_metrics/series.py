@@ -1,7 +1,7 @@
-"""What a server says of itself while it is loaded: its metrics page as samples, and what samples of a run add up to.
+"""Server metrics of a run: parses metrics pages into samples, and summarizes the samples of a run. Pure.
 
-Pure: text in, figures out; `scrape.py` asks for the pages. Nothing here corrects what the client has measured: the two
-counts stand beside each other, and where they disagree that is said.
+`scraper.py` fetches the pages. Nothing here corrects what the client measured. The server's counts are reported beside
+the client's, and a disagreement is reported as one.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-FILE = "server.jsonl"  # in the folder of a run
-MOST_SERIES = 20_000  # of one page
-UP, TOOK = "up", "scrape_duration_seconds"  # as Prometheus itself calls them
-ITERATION = "trtllm_iteration:"  # before the names of TensorRT-LLM's JSON statistics
-AGREE = 0.02  # counts of the same tokens that differ by more are said to disagree
+FILE = "server.jsonl"  # in the run folder
+MOST_SERIES = 20_000  # of one page; a longer page is an error
+UP, TOOK = "up", "scrape_duration_seconds"  # the names that Prometheus uses
+ITERATION = "trtllm_iteration:"  # prefix for the names of TensorRT-LLM's JSON statistics
+AGREE = 0.02  # two counts of the same tokens that differ by more than this share disagree
 
 AUTO = {
-    "trtllm": ("/prometheus/metrics",),  # never /metrics, which is JSON there and emptied by each read
+    "trtllm": ("/prometheus/metrics",),  # never /metrics: that is JSON there, and every read empties it
     "vllm": ("/metrics",),
     "sglang": ("/metrics",),
     "llamacpp": ("/metrics",),
     "dynamo": ("/metrics",),
     "generic": ("/prometheus/metrics", "/metrics"),
 }
-"""Where servers of a make have their page, below the prefix of the server itself; the first that answers is read."""
+"""Paths of the metrics page by kind of server, relative to the server's prefix; the first that answers is used."""
 
 RUNNING, WAITING, KV_USE, HITS = "running", "waiting", "kv_use", "hit_share"
 OUTPUT, INPUT, CACHED, DONE = "output_tokens", "input_tokens", "cached_tokens", "requests_ok"
@@ -82,24 +82,24 @@ KNOWN: dict[str, tuple[str, ...]] = {
     ),
     DONE: ("trtllm_request_success_total", "vllm:request_success_total"),
 }
-"""What the makes call the same thing. Shares are from 0 to 1; the last four only grow."""
+"""Quantity -> the names it has on different servers. Shares are from 0 to 1; the last four are counters."""
 _SHARES, _COUNTERS = (KV_USE, HITS), (OUTPUT, INPUT, CACHED, DONE)
-_MEANING = {name: what for what, names in KNOWN.items() for name in names}
+_QUANTITY_OF = {name: quantity for quantity, names in KNOWN.items() for name in names}
 
 
 class MetricSample(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `server.jsonl`: a series took this value. A value holds until the next line of its series."""
+    """One line of `server.jsonl`: a series took this value. It holds until the next line of the same series."""
 
-    t_s: float  # from the start of the run; below 0: read before the load began
-    target: int | None  # index in the header's targets; null: a page of none of them
+    t_s: float  # from the start of the run; negative: read before the load began
+    target: int | None  # index in the manifest's targets; null: the page belongs to none of them
     page: str  # its URL, without secrets
     name: str
-    labels: str  # as between the braces of the page
+    labels: str  # as the page writes them between braces
     value: float
 
 
 class PageReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One page, and how its reading went."""
+    """One metrics page, how often it was read, and how many reads failed."""
 
     url: str
     reads: int
@@ -107,23 +107,25 @@ class PageReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """What the servers counted between the first read, before the load, and the last, after it. Sums over all pages;
-    null where a page does not say."""
+    """What the servers counted from the first read, before the load, to the last read, after it.
+
+    Sums over all pages; null if no page has the metric.
+    """
 
     pages: tuple[PageReading, ...]
     output_tokens: int | None = None
-    client_output_tokens: int | None = None  # by the client, of ok requests, warm-up included
+    client_output_tokens: int | None = None  # counted by the client: ok requests, warm-up included
     input_tokens: int | None = None
     cached_tokens: int | None = None
     requests_ok: int | None = None
-    running_max: int | None = None  # of a read
+    running_max: int | None = None  # largest value at any read
     waiting_max: int | None = None
-    kv_use_max: float | None = None  # share, of the fullest page
-    hit_share: float | None = None  # as the server last said
+    kv_use_max: float | None = None  # share from 0 to 1, on the fullest page
+    hit_share: float | None = None  # share from 0 to 1, at the last read
 
 
 class MetricCurve(NamedTuple):
-    """A quantity along the run, at the instants of its reads."""
+    """A quantity over time: its values at the times of the reads."""
 
     t_s: tuple[float, ...]
     values: tuple[float, ...]
@@ -133,34 +135,35 @@ class MetricCurve(NamedTuple):
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
-    """A page of Prometheus text as (name, labels) -> value; values that are no numbers are left out.
+    """Parse a page of Prometheus text into (name, labels) -> value. Values that are not finite are left out.
 
-    Raises ValueError for what is not such a page or has too many series.
+    Raises ValueError if the text is not such a page, has no metrics or has more than MOST_SERIES series.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
-    found: dict[tuple[str, str], float] = {}
+    values: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families(text):
-        for one in family.samples:
-            if math.isfinite(one.value) and not one.name.endswith("_created"):
-                found[one.name, labels(one.labels)] = float(one.value)
-        if len(found) > MOST_SERIES:
+        for sample in family.samples:
+            if math.isfinite(sample.value) and not sample.name.endswith("_created"):
+                values[sample.name, labels(sample.labels)] = float(sample.value)
+        if len(values) > MOST_SERIES:
             raise ValueError(f"more than {MOST_SERIES:,} series")
-    if not found:
+    if not values:
         raise ValueError("no metrics on it")
-    return found
+    return values
 
 
 def labels(pairs: dict[str, str]) -> str:
-    """Labels as a page writes them between braces."""
+    """Labels as a Prometheus page writes them between braces: `name="value"` pairs with commas between."""
     escaped = ((k, v.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for k, v in pairs.items())
     return ",".join(f'{name}="{value}"' for name, value in escaped)
 
 
 class Iterations:
-    """TensorRT-LLM's JSON statistics, which every read empties: each read's last row, and how many rows it brought.
+    """TensorRT-LLM's JSON statistics, which every read empties.
 
-    A gap in the numbers of the iterations is what another reader took.
+    `samples` returns the last row of a read, and how many rows have been read and missed in total. A gap in the
+    iteration numbers means that another client read those rows.
     """
 
     def __init__(self) -> None:
@@ -168,132 +171,156 @@ class Iterations:
         self._read = self._missed = 0
 
     def samples(self, data: bytes) -> dict[tuple[str, str], float]:
-        """Raises ValueError for what is no list of iterations. An empty list is one: nothing has run since."""
+        """Parse one read into (name, labels) -> value. An empty list is valid: nothing has run since the last read.
+
+        Raises ValueError if the data is not a list of iterations.
+        """
         try:
             rows = msgspec.json.decode(data, type=list[dict[str, Any]])
         except msgspec.DecodeError as error:
             raise ValueError(f"no list of iterations: {error}") from None
         numbers = sorted({int(row["iter"]) for row in rows if isinstance(row.get("iter"), int | float)})
-        for before, after in pairwise([*([] if self._last is None else [self._last]), *numbers]):
-            self._missed += max(after - before - 1, 0)
+        for previous, number in pairwise([*([] if self._last is None else [self._last]), *numbers]):
+            self._missed += max(number - previous - 1, 0)
         self._last = numbers[-1] if numbers else self._last
         self._read += len(rows)
-        found = {(ITERATION + "read_total", ""): float(self._read), (ITERATION + "missed_total", ""): self._missed}
+        values = {(ITERATION + "read_total", ""): float(self._read), (ITERATION + "missed_total", ""): self._missed}
         if rows:
-            found |= {(ITERATION + name, ""): value for name, value in _leaves(rows[-1])}
-            used, most = (found.get((f"{ITERATION}kvCacheStats.{key}NumBlocks", "")) for key in ("used", "max"))
-            if used is not None and most:
-                found[ITERATION + "kvCacheStats.usedShare", ""] = used / most
-            took = [row["iterLatencyMS"] for row in rows if isinstance(row.get("iterLatencyMS"), int | float)]
-            if took:
-                found[ITERATION + "iterLatencyMS", ""] = sum(took) / len(took)
-        return found
+            values |= {(ITERATION + name, ""): value for name, value in _numeric_leaves(rows[-1])}
+            used_blocks, max_blocks = (
+                values.get((f"{ITERATION}kvCacheStats.{key}NumBlocks", "")) for key in ("used", "max")
+            )
+            if used_blocks is not None and max_blocks:
+                values[ITERATION + "kvCacheStats.usedShare", ""] = used_blocks / max_blocks
+            latencies_ms = [row["iterLatencyMS"] for row in rows if isinstance(row.get("iterLatencyMS"), int | float)]
+            if latencies_ms:
+                values[ITERATION + "iterLatencyMS", ""] = sum(latencies_ms) / len(latencies_ms)
+        return values
 
 
-def _leaves(value: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:
-    for key, inside in value.items():
-        if isinstance(inside, dict):
-            yield from _leaves(inside, f"{prefix}{key}.")
-        elif isinstance(inside, int | float) and not isinstance(inside, bool):
-            yield prefix + key, float(inside)
+def _numeric_leaves(value: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from _numeric_leaves(item, f"{prefix}{key}.")
+        elif isinstance(item, int | float) and not isinstance(item, bool):
+            yield prefix + key, float(item)
 
 
 def passing(name: str) -> bool:
-    """Whether a series is written at the first read and the last alone: buckets, of which a page has hundreds."""
+    """Whether a series is written only at the first and the last read: histogram buckets, hundreds per page."""
     return name.endswith("_bucket")
 
 
 # -- a run ---------------------------------------------------------------------------------------------------------
 
 
-def curves(found: Sequence[MetricSample]) -> dict[str, MetricCurve]:
-    """What is known by name along the run: counts are sums over pages and labels, shares means; counters are per
-    second between two reads, at the middle."""
-    made = {}
-    for what, points in _quantities(found).items():
-        if what in _COUNTERS:
-            rates = [((a[0] + b[0]) / 2, (b[1] - a[1]) / (b[0] - a[0])) for a, b in pairwise(points) if b[0] > a[0]]
+def curves(metric_samples: Sequence[MetricSample]) -> dict[str, MetricCurve]:
+    """The known quantities over time, by name.
+
+    Values are sums over pages and labels; shares are means. A counter becomes a rate per second between two reads,
+    placed at the middle of the interval. A counter that never grows has no curve.
+    """
+    curve_by_quantity = {}
+    for quantity, points in _quantities(metric_samples).items():
+        if quantity in _COUNTERS:
+            rates = [
+                ((previous[0] + current[0]) / 2, (current[1] - previous[1]) / (current[0] - previous[0]))
+                for previous, current in pairwise(points)
+                if current[0] > previous[0]
+            ]
             if any(rate for _, rate in rates):
-                made[what] = MetricCurve(*zip(*rates, strict=True))
+                curve_by_quantity[quantity] = MetricCurve(*zip(*rates, strict=True))
         else:
-            made[what] = MetricCurve(*zip(*points, strict=True))
-    return made
+            curve_by_quantity[quantity] = MetricCurve(*zip(*points, strict=True))
+    return curve_by_quantity
 
 
-def summarize(found: Sequence[MetricSample], client_output_tokens: int | None) -> Served | None:
-    """The block `server` of a summary; None when no page was read."""
-    reads: dict[str, list[float]] = {}
-    for one in found:
-        if one.name == UP:
-            reads.setdefault(one.page, []).append(one.value)
-    if not any(any(values) for values in reads.values()):
+def summarize(metric_samples: Sequence[MetricSample], client_output_tokens: int | None) -> Served | None:
+    """The block `server` of a summary; None if no page was read."""
+    ups_of_page: dict[str, list[float]] = {}
+    for sample in metric_samples:
+        if sample.name == UP:
+            ups_of_page.setdefault(sample.page, []).append(sample.value)
+    if not any(any(values) for values in ups_of_page.values()):
         return None
-    every = _quantities(found)
-    grown = {what: _whole(points[-1][1] - points[0][1]) for what, points in every.items() if what in _COUNTERS}
+    points_of = _quantities(metric_samples)
+    increases = {
+        quantity: _rounded(points[-1][1] - points[0][1])
+        for quantity, points in points_of.items()
+        if quantity in _COUNTERS
+    }
 
-    def most(what: str) -> float | None:
-        return max((value for _, value in every.get(what, ())), default=None)
+    def maximum(quantity: str) -> float | None:
+        return max((value for _, value in points_of.get(quantity, ())), default=None)
 
     return Served(
-        pages=tuple(PageReading(url=url, reads=len(all_), failed=all_.count(0.0)) for url, all_ in reads.items()),
-        output_tokens=grown.get(OUTPUT),
+        pages=tuple(PageReading(url=url, reads=len(ups), failed=ups.count(0.0)) for url, ups in ups_of_page.items()),
+        output_tokens=increases.get(OUTPUT),
         client_output_tokens=client_output_tokens,
-        input_tokens=grown.get(INPUT),
-        cached_tokens=grown.get(CACHED),
-        requests_ok=grown.get(DONE),
-        running_max=_whole(most(RUNNING)),
-        waiting_max=_whole(most(WAITING)),
-        kv_use_max=max((one.value for one in found if _MEANING.get(one.name) == KV_USE), default=None),
-        hit_share=every[HITS][-1][1] if every.get(HITS) else None,
+        input_tokens=increases.get(INPUT),
+        cached_tokens=increases.get(CACHED),
+        requests_ok=increases.get(DONE),
+        running_max=_rounded(maximum(RUNNING)),
+        waiting_max=_rounded(maximum(WAITING)),
+        kv_use_max=max(
+            (sample.value for sample in metric_samples if _QUANTITY_OF.get(sample.name) == KV_USE), default=None
+        ),
+        hit_share=points_of[HITS][-1][1] if points_of.get(HITS) else None,
     )
 
 
 def warning(served: Served) -> str:
-    """What to know where the two counts do not agree, else empty."""
+    """A warning if the server's and the client's counts disagree, else an empty string."""
     share = disagreement(served)
     if share is None or abs(share) <= AGREE:
         return ""
-    why = "others use it, or it counts answers that failed" if share > 0 else "it was started anew, or counts late"
-    told = f"{served.output_tokens:,} output tokens, the client {served.client_output_tokens:,} ({share * 100:+.1f} %)"
-    return f"the server's metrics page counts {told}: {why}"
+    cause = "others use it, or it counts answers that failed" if share > 0 else "it was started anew, or counts late"
+    counts = (
+        f"{served.output_tokens:,} output tokens, the client {served.client_output_tokens:,} ({share * 100:+.1f} %)"
+    )
+    return f"the server's metrics page counts {counts}: {cause}"
 
 
 def disagreement(served: Served) -> float | None:
-    """By how much the server's count of output tokens is above the client's, as a share; None where one is unknown."""
-    theirs, ours = served.output_tokens, served.client_output_tokens
-    return theirs / ours - 1 if theirs is not None and ours else None
+    """(server's output tokens / client's output tokens) - 1; None if either is unknown or the client has none."""
+    by_server, by_client = served.output_tokens, served.client_output_tokens
+    return by_server / by_client - 1 if by_server is not None and by_client else None
 
 
-def _whole(value: float | None) -> int | None:
+def _rounded(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def _quantities(found: Sequence[MetricSample]) -> dict[str, list[tuple[float, float]]]:
-    """(t, value) at each read of any page. A counter counts from its first value on; one that falls has begun anew."""
-    state: dict[str, dict[tuple[str, str, str], float]] = {}
-    last: dict[tuple[str, str, str], float] = {}
-    begun: set[str] = set()  # pages whose first read is over
+def _quantities(metric_samples: Sequence[MetricSample]) -> dict[str, list[tuple[float, float]]]:
+    """(time, value) of each known quantity at each read of any page.
+
+    A counter starts at 0 with its first value. A counter whose value falls has been restarted.
+    """
+    current: dict[str, dict[tuple[str, str, str], float]] = {}
+    last_value: dict[tuple[str, str, str], float] = {}
+    pages_read: set[str] = set()  # pages whose first read is over
     points: dict[str, list[tuple[float, float]]] = {}
-    answered = False
-    for i, one in enumerate(found):
-        key = (one.page, one.name, one.labels)
-        what = _MEANING.get(one.name)
-        if what in _COUNTERS:
-            before = last.get(key, 0.0 if one.page in begun else one.value)  # a label seen late began at nothing
-            new = one.value - before if one.value >= before else one.value
-            held = state.setdefault(what, {})
-            held[key] = held.get(key, 0.0) + new
-            last[key] = one.value
-        elif what is not None:
-            state.setdefault(what, {})[key] = one.value
-        if one.name == UP:  # the last line of each read
-            if one.value:
-                begun.add(one.page)
-                answered = True
-            if answered and (i + 1 == len(found) or found[i + 1].t_s != one.t_s):
-                answered = False
-                for quantity, values in state.items():
+    page_answered = False
+    for i, sample in enumerate(metric_samples):
+        key = (sample.page, sample.name, sample.labels)
+        quantity = _QUANTITY_OF.get(sample.name)
+        if quantity in _COUNTERS:
+            # A series that appears after the page's first read started at 0.
+            previous = last_value.get(key, 0.0 if sample.page in pages_read else sample.value)
+            increase = sample.value - previous if sample.value >= previous else sample.value
+            increases = current.setdefault(quantity, {})
+            increases[key] = increases.get(key, 0.0) + increase
+            last_value[key] = sample.value
+        elif quantity is not None:
+            current.setdefault(quantity, {})[key] = sample.value
+        if sample.name == UP:  # the last line of each read
+            if sample.value:
+                pages_read.add(sample.page)
+                page_answered = True
+            if page_answered and (i + 1 == len(metric_samples) or metric_samples[i + 1].t_s != sample.t_s):
+                page_answered = False
+                for name, values in current.items():
                     total = sum(values.values())
-                    value = total / len(values) if quantity in _SHARES else total
-                    points.setdefault(quantity, []).append((one.t_s, value))
+                    value = total / len(values) if name in _SHARES else total
+                    points.setdefault(name, []).append((sample.t_s, value))
     return points

@@ -1,4 +1,4 @@
-"""The simulated server: its physics, its HTTP endpoint, and the machines it stands for.
+"""The simulated server: its latency model, its HTTP endpoint, and presets of the machines it simulates.
 
-`engine/` is pure, `server/` does the IO, `presets/` are data. Whatever it serves is called simulated, everywhere.
+`engine/` is pure, `server/` does the IO, `presets/` are data. Every result from it is labelled as simulated.
 """

@@ -1,7 +1,8 @@
-"""How long simulated requests are, and which beginnings they share, without making their texts. Pure.
+"""Lengths of simulated requests, and the prompt prefixes that they share, without generating their texts. Pure.
 
-A block of a prompt is shared by all prompts that are equal up to its end, so one number stands for it: made of who owns
-the block's last token (everybody, a prefix group, a conversation) and its place.
+A block of a prompt is shared by all prompts that are equal up to the end of that block. So one number identifies it.
+The number encodes the block's position and who owns the block's last token: everybody, a prefix group, or one
+conversation.
 """
 
 from __future__ import annotations
@@ -16,74 +17,77 @@ if TYPE_CHECKING:
     from loadgen.requests.trace_prompts import TracePrompts
 
 Sizes = Callable[[int], tuple[int, int, Sequence[Hashable]]]
-"""Of a request's number: prompt tokens, output tokens, and the hashes of its prompt's shareable blocks."""
+"""Maps a request's number to prompt tokens, output tokens, and the hashes of its prompt's shareable blocks."""
 
-NATURAL_TOKENS = 256  # length of an answer for which none was asked, as in the embedded endpoint
-BLOCK = 1024  # requests whose lengths are drawn together
-BLOCKS = 1024  # of these are kept, the oldest go first: lanes of a closed loop come out of order
+NATURAL_TOKENS = 256  # output length if the request sets none, as in the embedded endpoint
+BLOCK = 1024  # number of requests whose lengths are drawn together
+BLOCKS = 1024  # blocks in memory, the oldest is removed first; lanes of a closed loop ask out of order
 _GROUP, _CONVERSATION = 1 << 40, 1 << 60
 
 
-def of_workload(asked: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
-    """Sizes of synthetic requests. `per_block` 0: no block is shared.
+def of_workload(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
+    """Lengths of synthetic requests. With `per_block` 0 no block is shared.
 
-    Of a prompt that stands alone only the part that it shares is hashed: nobody will ask for the rest again.
+    For a single request only the shared part of the prompt is hashed: no other request has the rest.
     """
-    shared = asked.system_tokens + asked.shared_prefix_tokens
+    shared = spec.system_tokens + spec.shared_prefix_tokens
     if per_block and (prompts.turns > 1 or shared):
-        return _sharing(asked, prompts, per_block)
+        return _with_shared_prefixes(spec, prompts, per_block)
     if prompts.turns > 1:
         return lambda number: (prompts.asked_input(number), prompts.asked_output(number), ())
-    if asked.input_tokens.tag == asked.output_tokens.tag == "fixed":
-        into, out = prompts.asked_input(0), prompts.asked_output(0)
-        return lambda number: (into, out, ())
-    return _in_blocks(prompts)
+    if spec.input_tokens.tag == spec.output_tokens.tag == "fixed":
+        input_tokens, output_tokens = prompts.asked_input(0), prompts.asked_output(0)
+        return lambda number: (input_tokens, output_tokens, ())
+    return _drawn_in_blocks(prompts)
 
 
-def _in_blocks(prompts: SyntheticPrompts) -> Sizes:
-    """Requests that share nothing: lengths are drawn for many numbers at a time, which come more or less in order."""
+def _drawn_in_blocks(prompts: SyntheticPrompts) -> Sizes:
+    """Lengths of requests that share nothing, drawn for many numbers at a time: requests come roughly in order."""
     blocks: dict[int, tuple[array[int], array[int]]] = {}
 
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
-        place, at = divmod(number, BLOCK)
-        block = blocks.get(place)
+        block_number, index = divmod(number, BLOCK)
+        block = blocks.get(block_number)
         if block is None:
             if len(blocks) >= BLOCKS:
                 del blocks[next(iter(blocks))]
-            into, out = prompts.asked(range(place * BLOCK, (place + 1) * BLOCK))
-            block = blocks[place] = array("q", into), array("q", out)
-        return block[0][at], block[1][at], ()
+            input_tokens, output_tokens = prompts.asked(range(block_number * BLOCK, (block_number + 1) * BLOCK))
+            block = blocks[block_number] = array("q", input_tokens), array("q", output_tokens)
+        return block[0][index], block[1][index], ()
 
     return sizes
 
 
-def _sharing(asked: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
-    system = asked.system_tokens
+def _with_shared_prefixes(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
+    system = spec.system_tokens
     turns = prompts.turns
     asked_input, asked_output, group_of = prompts.asked_input, prompts.asked_output, prompts.group_of
-    first = system // per_block  # blocks that everybody shares
-    prefixed = (system + asked.shared_prefix_tokens) // per_block  # and those of a group, if the prompt is long enough
+    system_blocks = system // per_block  # blocks that all prompts share
+    prefix_blocks = (system + spec.shared_prefix_tokens) // per_block  # and those of a group, in a long enough prompt
 
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
         tokens = asked_input(number)
-        full = tokens // per_block
+        full_blocks = tokens // per_block
         conversation = number // turns
-        upto = min(prefixed, full)
-        blocks = list(range(min(first, full)))
-        if upto > first:
+        shared_blocks = min(prefix_blocks, full_blocks)
+        blocks = list(range(min(system_blocks, full_blocks)))
+        if shared_blocks > system_blocks:
             base = _GROUP * (1 + group_of(conversation))
-            blocks += range(base + first, base + upto)
-        if turns > 1 and full > upto:
+            blocks += range(base + system_blocks, base + shared_blocks)
+        if turns > 1 and full_blocks > shared_blocks:
             base = _CONVERSATION + (conversation << 24)
-            blocks += range(base + upto, base + full)
+            blocks += range(base + shared_blocks, base + full_blocks)
         return tokens, asked_output(number), blocks
 
     return sizes
 
 
 def of_trace(prompts: TracePrompts, per_block: int) -> Sizes:
-    """Sizes of a trace's requests. A hash of the trace stands for everything up to its end, so every block that ends
-    within it is known by the hash and the block's place."""
+    """Lengths of a trace's requests.
+
+    A hash in the trace covers the prompt up to its end. So a block that ends inside the hashed part is identified by
+    that hash and the block's position.
+    """
     trace = prompts.trace
 
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
@@ -91,16 +95,16 @@ def of_trace(prompts: TracePrompts, per_block: int) -> Sizes:
         tokens = prompts.asked_input(number)
         blocks: list[Hashable] = []
         end = 0
-        for hashed in trace.blocks(row) if per_block else ():
-            end = min(end + trace.tokens_of[hashed], tokens)
-            blocks += [(cycle, hashed, place) for place in range(len(blocks), end // per_block)]
+        for trace_hash in trace.blocks(row) if per_block else ():
+            end = min(end + trace.tokens_of[trace_hash], tokens)
+            blocks += [(cycle, trace_hash, position) for position in range(len(blocks), end // per_block)]
         return tokens, max(1, prompts.asked_output(number)), blocks
 
     return sizes
 
 
 def of_file(prompts: FilePrompts, per_block: int) -> Sizes:
-    """Sizes of the user's own requests: texts are counted once per row, and rows that come again are known."""
+    """Lengths of the user's own requests. Each row's text is counted once; repeated rows have the same blocks."""
     memo: dict[int, tuple[int, list[int]]] = {}
 
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:

@@ -1,7 +1,8 @@
-"""From what the replicas did to what a run records: rows, gaps between events, events per 10 ms. Pure, columns only.
+"""Converts what the replicas did into what a run records: rows, gaps between events, events per 10 ms.
 
-A request's stamps are ends of iterations, so they are looked up; gaps between its events are lengths of iterations, so
-they are counted by how many sequences went through each. No event and no token is visited.
+Pure, on columns only. A request's timestamps are ends of iterations, so they are looked up. The gaps between its events
+are lengths of iterations, so they are counted by how many sequences took part in each. No loop visits single events or
+tokens.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ from loadgen.stats.quantiles import SIZE, Histogram, bucket
 Ints = NDArray[np.int64]
 
 FLIGHT = ("number", "due_ns", "replica", "first", "start", "last", "input", "asked", "got", "cached", "kind", "end_ns")
-"""Of each request that was sent: iterations of its first token, of the first one since it was last admitted, of its
-last (-1 without); tokens; a failure's kind and instant (0 and -1 when it is ok)."""
+"""The columns of each request that was sent. `first`, `start` and `last` are iterations: of its first token, of the
+first token since it was last admitted, and of its last token (-1 if there is none). `input`, `asked`, `got` and
+`cached` are tokens. `kind` and `end_ns` are a failure's kind and time (0 and -1 for an ok request)."""
 
 
 @dataclass(slots=True)
 class Flights:
-    """What the driver notes, flat and appended to: `sent` by FLIGHT, `unsent` as (number, due, kind), `stretches` of
-    requests that were paused as (number, replica, first, last iteration)."""
+    """What the virtual-time driver records, as flat arrays that are appended to.
+
+    `sent` has the columns of FLIGHT. `unsent` has (number, due, kind). `stretches` has (number, replica, first, last
+    iteration) for each part of a paused request before the last one.
+    """
 
     sent: array[int] = field(default_factory=lambda: array("q"))
     unsent: array[int] = field(default_factory=lambda: array("q"))
@@ -36,7 +41,7 @@ class Flights:
 
 
 class VirtualRows(NamedTuple):
-    """As `summary.summarize` takes it."""
+    """The arguments of `summary.summarize`: rows, and per stage the gaps and the events per 10 ms."""
 
     rows: NDArray[np.void]
     gaps: list[Histogram]
@@ -44,7 +49,10 @@ class VirtualRows(NamedTuple):
 
 
 class _Stretches(NamedTuple):
-    """Unbroken runs of iterations in which a request got tokens: one per request, more for those that were paused."""
+    """Unbroken series of iterations in which a request got tokens.
+
+    One per request, more for requests that were paused.
+    """
 
     row: Ints
     replica: Ints
@@ -55,17 +63,20 @@ class _Stretches(NamedTuple):
 def outcome(
     flights: Flights, ends: Sequence[Sequence[int]], schedule: Schedule, *, interval: int, source: str, kept_cache: bool
 ) -> VirtualRows:
-    """`ends`: of each replica's iterations; `interval`: tokens per event after the first; `source`: tag of the prompt
-    counts as built; `kept_cache`: whether the server says how much of a prompt it had in its cache."""
+    """The rows, gaps and timeline of a virtual run.
+
+    `ends`: end times of each replica's iterations. `interval`: tokens per event after the first. `source`: source of
+    the prompt counts as built. `kept_cache`: whether the server reports how much of a prompt it had in its cache.
+    """
     columns = _columns(flights.sent, FLIGHT)
     stages = len(schedule.stages)
     sent = len(columns["number"])
     unsent = np.array(flights.unsent, np.int64).reshape(-1, 3)
     rows = np.zeros(sent + len(unsent), ROW)
-    never = np.array(_NEVER, ROW)
-    rows[sent:] = never
-    _place(rows, np.concatenate([columns["number"], unsent[:, 0]]), schedule)
-    instants = [np.array(of_one, np.int64) for of_one in ends]
+    unsent_row = np.array(_UNSENT_ROW, ROW)
+    rows[sent:] = unsent_row
+    _set_slots(rows, np.concatenate([columns["number"], unsent[:, 0]]), schedule)
+    instants = [np.array(of_replica, np.int64) for of_replica in ends]
     stretches = _stretches(columns, flights.stretches)
     gaps = [Histogram() for _ in range(stages)]
     timeline = [np.zeros(0, np.int64) for _ in range(stages)]
@@ -74,15 +85,15 @@ def outcome(
     stage = rows["stage"][:sent]
     order = np.argsort(stretches.replica, kind="stable")
     bounds = np.searchsorted(stretches.replica[order], np.arange(len(ends) + 1))
-    longest = max((int(one[-1]) for one in instants if len(one)), default=0) // BIN_NS + 1
-    bins = [np.zeros(longest, np.int64) for _ in range(stages)]
-    for replica, at in enumerate(instants):
+    n_bins = max((int(times[-1]) for times in instants if len(times)), default=0) // BIN_NS + 1
+    bins = [np.zeros(n_bins, np.int64) for _ in range(stages)]
+    for replica, replica_ends in enumerate(instants):
         chosen = order[bounds[replica] : bounds[replica + 1]]
         if len(chosen):
-            _events(stretches, chosen, at, stage, interval, gaps, bins, largest, events)
-    _between(stretches, instants, stage, gaps, largest)
-    timeline = [one[: int(np.flatnonzero(one)[-1]) + 1] if one.any() else one[:0] for one in bins]
-    _fill(rows[:sent], columns, instants, largest, events, source, kept_cache)
+            _count_events(stretches, chosen, replica_ends, stage, interval, gaps, bins, largest, events)
+    _add_pause_gaps(stretches, instants, stage, gaps, largest)
+    timeline = [counts[: int(np.flatnonzero(counts)[-1]) + 1] if counts.any() else counts[:0] for counts in bins]
+    _set_sent_rows(rows[:sent], columns, instants, largest, events, source, kept_cache)
     for name, column in (("due_ns", unsent[:, 1]), ("kind", unsent[:, 2])):
         rows[name][sent:] = column
     cancelled = unsent[:, 2] == KIND["interrupted"]
@@ -90,7 +101,7 @@ def outcome(
     return VirtualRows(rows, gaps, timeline)
 
 
-_NEVER = tuple(
+_UNSENT_ROW = tuple(
     -1 if name.endswith("_ns") and name not in ("client_lag_ns", "stamp_error_ns", "max_gap_ns") else value
     for name, value in (
         (name, -1 if name.endswith("_tokens") or name in ("asked_output", "text") else 0) for name in ROW.names or ()
@@ -104,8 +115,8 @@ def _columns(flat: array[int], names: tuple[str, ...]) -> dict[str, Ints]:
     return {name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(names)}
 
 
-def _place(rows: NDArray[np.void], number: Ints, schedule: Schedule) -> None:
-    """Which slot each row is of: arithmetic on its number, as in `schedule`."""
+def _set_slots(rows: NDArray[np.void], number: Ints, schedule: Schedule) -> None:
+    """Set which slot each row belongs to, computed from its number as in `schedule`."""
     chain, turn = np.divmod(number, schedule.turns)
     firsts = np.array([span.first_chain for span in schedule.stages])
     lanes = np.array([span.lanes for span in schedule.stages])
@@ -131,10 +142,10 @@ def _stretches(columns: dict[str, Ints], flat: array[int]) -> _Stretches:
     return _Stretches(*(np.concatenate(pair) for pair in parts))
 
 
-def _events(
+def _count_events(
     stretches: _Stretches,
     chosen: Ints,
-    at: Ints,
+    ends: Ints,
     stage: NDArray[Any],
     interval: int,
     gaps: list[Histogram],
@@ -142,72 +153,74 @@ def _events(
     largest: Ints,
     events: Ints,
 ) -> None:
-    """The events of one replica: gaps and instants counted, largest gap and number of events by row.
+    """Count the events of one replica: gaps and times per stage, largest gap and number of events per row.
 
-    A stretch has an event at its first iteration, then in every `interval`-th, and at its last.
+    A stretch has an event at its first iteration, then at every `interval`-th, and at its last.
     """
     row, first, last = stretches.row[chosen], stretches.first[chosen], stretches.last[chosen]
-    whole = (last - first) // interval  # gaps of a full interval
-    rest = (last - first) % interval > 0
+    full_gaps = (last - first) // interval  # number of gaps of a full interval
+    has_rest = (last - first) % interval > 0
     of_stage = stage[row]
-    places = at // BIN_NS
-    for phase in range(min(interval, len(at))):
-        series = at[phase::interval]  # stretches that begin in this phase have their full events here
-        here = np.flatnonzero(first % interval == phase)
-        if not len(here):
+    places = ends // BIN_NS
+    for phase in range(min(interval, len(ends))):
+        phase_ends = ends[phase::interval]  # iterations in which stretches of this phase have their full events
+        in_phase = np.flatnonzero(first % interval == phase)
+        if not len(in_phase):
             continue
-        begin, end = first[here] // interval, first[here] // interval + whole[here]
-        lengths = np.diff(series)
-        for s in np.unique(of_stage[here]).tolist():
-            mine = of_stage[here] == s
-            change = np.bincount(begin[mine], minlength=len(series) + 1)
-            change = change - np.bincount(end[mine] + 1, minlength=len(series) + 1)
-            emitted = np.cumsum(change)[: len(series)]
-            started = np.bincount(begin[mine], minlength=len(series))
-            weigh(gaps[s], lengths, (emitted - started)[1:])
-            bins[s] += np.bincount(places[phase::interval], weights=emitted, minlength=len(bins[s])).astype(np.int64)
-        many = end > begin
-        if many.any():
-            found = _range_max(lengths, begin[many], end[many])
-            np.maximum.at(largest, row[here][many], found)
-    if rest.any():
-        cut = at[last[rest]] - at[first[rest] + whole[rest] * interval]
-        np.maximum.at(largest, row[rest], cut)
-        for s in np.unique(of_stage[rest]).tolist():
-            mine = of_stage[rest] == s
-            gaps[s].add(cut[mine])
-            bins[s] += np.bincount(places[last[rest][mine]], minlength=len(bins[s]))
-    np.add.at(events, row, 1 + whole + rest)
+        begin, end = first[in_phase] // interval, first[in_phase] // interval + full_gaps[in_phase]
+        lengths = np.diff(phase_ends)
+        for stage_index in np.unique(of_stage[in_phase]).tolist():
+            in_stage = of_stage[in_phase] == stage_index
+            change = np.bincount(begin[in_stage], minlength=len(phase_ends) + 1)
+            change = change - np.bincount(end[in_stage] + 1, minlength=len(phase_ends) + 1)
+            emitted = np.cumsum(change)[: len(phase_ends)]
+            started = np.bincount(begin[in_stage], minlength=len(phase_ends))
+            weigh(gaps[stage_index], lengths, (emitted - started)[1:])
+            bins[stage_index] += np.bincount(
+                places[phase::interval], weights=emitted, minlength=len(bins[stage_index])
+            ).astype(np.int64)
+        has_gaps = end > begin
+        if has_gaps.any():
+            largest_gaps = _range_max(lengths, begin[has_gaps], end[has_gaps])
+            np.maximum.at(largest, row[in_phase][has_gaps], largest_gaps)
+    if has_rest.any():
+        last_gaps = ends[last[has_rest]] - ends[first[has_rest] + full_gaps[has_rest] * interval]
+        np.maximum.at(largest, row[has_rest], last_gaps)
+        for stage_index in np.unique(of_stage[has_rest]).tolist():
+            in_stage = of_stage[has_rest] == stage_index
+            gaps[stage_index].add(last_gaps[in_stage])
+            bins[stage_index] += np.bincount(places[last[has_rest][in_stage]], minlength=len(bins[stage_index]))
+    np.add.at(events, row, 1 + full_gaps + has_rest)
 
 
-def _between(
+def _add_pause_gaps(
     stretches: _Stretches, instants: list[Ints], stage: NDArray[Any], gaps: list[Histogram], largest: Ints
 ) -> None:
-    """Gaps across pauses."""
+    """Add the gaps between the stretches of paused requests."""
     order = np.lexsort((stretches.first, stretches.row))
     row = stretches.row[order]
-    (again,) = np.nonzero(np.diff(row) == 0)
-    if not len(again):
+    (same_row,) = np.nonzero(np.diff(row) == 0)
+    if not len(same_row):
         return
-    one, next_one = order[again], order[again + 1]
+    before, after = order[same_row], order[same_row + 1]
     gap = np.array(
         [
             instants[replica][begin] - instants[replica][end]
             for replica, end, begin in zip(
-                stretches.replica[one].tolist(), stretches.last[one].tolist(), stretches.first[next_one].tolist(),
+                stretches.replica[before].tolist(), stretches.last[before].tolist(), stretches.first[after].tolist(),
                 strict=True,
             )
         ],
         np.int64,
     )  # fmt: skip
-    paused = row[again]
+    paused = row[same_row]
     np.maximum.at(largest, paused, gap)
-    for s in np.unique(stage[paused]).tolist():
-        gaps[s].add(gap[stage[paused] == s])
+    for stage_index in np.unique(stage[paused]).tolist():
+        gaps[stage_index].add(gap[stage[paused] == stage_index])
 
 
 def weigh(histogram: Histogram, values: Ints, counts: Ints) -> None:
-    """Add each value as often as its count says."""
+    """Add each value to the histogram as often as its count says."""
     used = counts > 0
     if not used.any():
         return
@@ -219,21 +232,21 @@ def weigh(histogram: Histogram, values: Ints, counts: Ints) -> None:
 
 
 def _range_max(values: Ints, begin: Ints, end: Ints) -> Ints:
-    """max(values[begin:end]) of every pair, begin < end: two overlapping powers of two each."""
+    """max(values[begin:end]) for each pair, begin < end: the maximum of two overlapping ranges of length 2^k."""
     level = np.frexp(end - begin)[1] - 1  # floor(log2(end - begin))
-    found = np.zeros(len(begin), np.int64)
+    maxima = np.zeros(len(begin), np.int64)
     table = values
     for power in range(int(level.max()) + 1):
         if power:
             half = 1 << (power - 1)
             table = np.maximum(table[:-half], table[half:])
-        (mine,) = np.nonzero(level == power)
-        if len(mine):
-            found[mine] = np.maximum(table[begin[mine]], table[end[mine] - (1 << power)])
-    return found
+        (at_level,) = np.nonzero(level == power)
+        if len(at_level):
+            maxima[at_level] = np.maximum(table[begin[at_level]], table[end[at_level] - (1 << power)])
+    return maxima
 
 
-def _fill(
+def _set_sent_rows(
     rows: NDArray[np.void],
     columns: dict[str, Ints],
     instants: list[Ints],
@@ -242,14 +255,14 @@ def _fill(
     source: str,
     kept_cache: bool,
 ) -> None:
-    """The rows of requests that were sent. The network takes no time here: sent when due, arrived when emitted."""
-    offsets = np.concatenate([[0], np.cumsum([len(one) for one in instants])])
-    every = np.concatenate([*instants, np.zeros(1, np.int64)])
-    base = offsets[columns["replica"]]
+    """Set the rows of sent requests. The network takes no time: sent when due, received when emitted."""
+    offsets = np.concatenate([[0], np.cumsum([len(times) for times in instants])])
+    all_instants = np.concatenate([*instants, np.zeros(1, np.int64)])
+    replica_offset = offsets[columns["replica"]]
 
     def instant(name: str) -> Ints:
-        known = columns[name] >= 0
-        return np.where(known, every[np.where(known, base + columns[name], 0)], -1)
+        is_known = columns[name] >= 0
+        return np.where(is_known, all_instants[np.where(is_known, replica_offset + columns[name], 0)], -1)
 
     due, failed = columns["due_ns"], columns["kind"] > 0
     refused = columns["kind"] == KIND["http_4xx"]

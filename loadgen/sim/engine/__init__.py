@@ -1,4 +1,4 @@
-"""The physics of a simulated server: continuous batching, latency model, routing over replicas.
+"""The engine of a simulated server: continuous batching, latency model, routing over replicas.
 
-Pure: told the time by whoever has a clock. No socket, no file, no sleeping.
+Pure: the caller passes the time. No socket, no file, no sleeping.
 """

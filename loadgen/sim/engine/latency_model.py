@@ -1,8 +1,8 @@
-"""When a simulated server emits tokens: a pure timetable on an absolute schedule, without sockets, clocks or sleeping.
+"""When a simulated server emits tokens: a pure model on absolute times, without sockets, clocks or sleeping.
 
-Nothing here reads a clock: whoever asks brings the time. Every instant follows from the arrival and from draws that are
-pure functions of the seed, so a late caller gets late *answers* but never a drifting schedule. The physical engine
-shares this face (`submit`, `next_ns`, `advance`, `cancel`).
+Nothing here reads a clock: the caller passes the time. Every instant follows from the arrival and from draws that are
+pure functions of the seed. So a late caller gets late *emissions*, but the planned times never drift. The physical
+engine (`fleet.Fleet`) has the same methods: `submit`, `next_ns`, `advance`, `cancel`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from loadgen import units
 from loadgen.errors import UserError
 
 Emission = tuple[Any, int, bool, int]
-"""`(key, tokens, finished, due_ns)`: who emits, how many tokens at once, whether it was the last time, when by plan."""
+"""`(key, tokens, finished, due_ns)`: request, number of tokens, whether this is its last emission, planned time."""
 
 _MASK = (1 << 64) - 1
-_GAPS = 4096  # draws of a distributed inter-token time, made once: a draw per token would cost more than the token
+_GAPS = 4096  # pre-drawn random inter-token times: one draw per token would cost more than the token
 
 
 def duration_ns(text: str, where: str = "") -> int:
-    """A flag's duration (a bare number counts seconds) in ns; raises UserError."""
+    """A duration given as a flag, in ns; a bare number means seconds. Raises UserError."""
     try:
         return units.duration_ns(text, bare="s")
     except units.Wrong as wrong:
@@ -33,7 +33,7 @@ def duration_ns(text: str, where: str = "") -> int:
 
 
 def uniform(seed: int, *names: int) -> float:
-    """A number in [0, 1) that is a pure function of its arguments (splitmix64 over each in turn)."""
+    """A number in [0, 1): a pure function of its arguments (splitmix64 applied to each in turn)."""
     state = seed & _MASK
     for name in names:
         state = (state + 0x9E3779B97F4A7C15 * (name + 1)) & _MASK
@@ -45,26 +45,32 @@ def uniform(seed: int, *names: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Law:
-    """A distribution of durations. `fixed`: always `at_ns`. `normal`: mean `at_ns`, deviation `spread` ns, cut at 0.
-    `lognormal`: median `at_ns`, and `spread` the deviation of the logarithm."""
+    """A distribution of durations.
+
+    `fixed`: always `at_ns`. `normal`: mean `at_ns`, standard deviation `spread` in ns, negative values become 0.
+    `lognormal`: median `at_ns`, and `spread` is the standard deviation of the logarithm.
+    """
 
     kind: str = "fixed"
     at_ns: int = 0
     spread: float = 0.0
 
     def draw(self, seed: int, *names: int) -> int:
-        """One duration in ns, a pure function of the arguments (Box-Muller over two of `uniform`)."""
+        """One duration in ns: a pure function of the arguments (Box-Muller transform of two values of `uniform`)."""
         if self.kind == "fixed":
             return self.at_ns
-        size = math.sqrt(-2.0 * math.log(1.0 - uniform(seed, *names, 0)))
-        z = size * math.cos(2.0 * math.pi * uniform(seed, *names, 1))
+        radius = math.sqrt(-2.0 * math.log(1.0 - uniform(seed, *names, 0)))
+        z = radius * math.cos(2.0 * math.pi * uniform(seed, *names, 1))
         if self.kind == "normal":
             return max(0, round(self.at_ns + self.spread * z))
         return round(self.at_ns * math.exp(self.spread * z))
 
 
 def law(text: str, where: str = "") -> Law:
-    """`5ms`, `normal:5ms,1ms` (mean, deviation) or `lognormal:120ms,0.25` (median, deviation of the logarithm)."""
+    """Parse `5ms`, `normal:5ms,1ms` (mean, standard deviation) or `lognormal:120ms,0.25` (median, sigma).
+
+    Sigma is the standard deviation of the logarithm. Raises UserError.
+    """
     kind, colon, rest = text.partition(":")
     kind = kind.strip()
     if not colon:
@@ -85,26 +91,26 @@ def law(text: str, where: str = "") -> Law:
     return Law(kind=kind, at_ns=duration_ns(at, where), spread=sigma)
 
 
-class _Run:
+class _Stream:
     __slots__ = ("arrival", "input_tokens", "key", "left", "next", "number", "started")
 
     def __init__(self, key: Hashable | None, number: int, arrival: int, input_tokens: int, left: int) -> None:
-        self.key = key  # None: cancelled, its entry in heap or queue is passed over
+        self.key = key  # None: cancelled; its entry in heap or queue is skipped
         self.number = number
         self.arrival = arrival
         self.input_tokens = input_tokens
         self.left = left
-        self.next = 1  # the first token comes alone, whatever `step` says
+        self.next = 1  # the first token is emitted alone, whatever `step` is
         self.started = False
 
 
 class Pace:
-    """A server without physics: every request gets its first token after `ttft`, the others `itl` apart.
+    """A server without a physical model: each request gets its first token after `ttft`, the others `itl` apart.
 
-    `step` tokens come at once (stream_interval: the first alone, then every `step`, then the rest); `lockstep` puts
-    every emission on multiples of `itl` of the clock itself, as a batching engine does; `slots` bounds how many
-    requests are served at once, first come first served; `flood` leaves no time between emissions of a stream.
-    Amortised cost of an emission: one heap operation.
+    `step` tokens are emitted at once (stream_interval): the first alone, then every `step`, then the rest. `lockstep`
+    puts every emission on a multiple of `itl` of the clock, as a batching engine does. `slots` limits how many requests
+    are served at once, first come, first served. `flood` leaves no time between the emissions of a stream. The
+    amortised cost of an emission is one heap operation.
     """
 
     def __init__(
@@ -128,88 +134,95 @@ class Pace:
         self._tick = itl.at_ns if lockstep else 0
         self._gap = itl.at_ns
         self._gaps = [] if itl.kind == "fixed" else [itl.draw(seed, 2, i) for i in range(_GAPS)]
-        self._heap: list[tuple[int, int, _Run]] = []
-        self._queue: deque[_Run] = deque()
-        self._runs: dict[Hashable, _Run] = {}
+        self._heap: list[tuple[int, int, _Stream]] = []
+        self._queue: deque[_Stream] = deque()
+        self._streams: dict[Hashable, _Stream] = {}
         self._now = self._number = self.active = 0
 
     @property
     def queued(self) -> int:
-        """Requests that wait for a slot."""
-        return len(self._runs) - self.active
+        """Number of requests that wait for a slot."""
+        return len(self._streams) - self.active
 
     def submit(self, now_ns: int, key: Hashable, input_tokens: int, output_tokens: int) -> None:
-        """A request arrives. `key` is the caller's own, unique among those present. `output_tokens` >= 1."""
-        if output_tokens < 1 or key in self._runs:
+        """A request arrives. `key` is chosen by the caller.
+
+        Raises ValueError if `key` is in use or `output_tokens` is below 1.
+        """
+        if output_tokens < 1 or key in self._streams:
             raise ValueError(f"needs a new key and at least one output token: {key!r}, {output_tokens}")
         self._now = now_ns
-        run = self._runs[key] = _Run(key, self._number, now_ns, input_tokens, output_tokens)
+        stream = self._streams[key] = _Stream(key, self._number, now_ns, input_tokens, output_tokens)
         self._number += 1
         if self._slots is None or self.active < self._slots:
-            self._start(run, now_ns)
+            self._start(stream, now_ns)
         else:
-            self._queue.append(run)
+            self._queue.append(stream)
 
     def next_ns(self) -> int | None:
-        """When something is due next; None: nothing is."""
+        """When the next emission is due; None: nothing is due."""
         heap = self._heap
         while heap and heap[0][2].key is None:
             heappop(heap)
         return heap[0][0] if heap else None
 
     def advance(self, now_ns: int) -> list[Emission]:
-        """Everything due by `now_ns`, in order of due."""
+        """All emissions due by `now_ns`, in order of due time."""
         self._now = now_ns
         heap, gap, gaps, step, flood = self._heap, self._gap, self._gaps, self._step, self._flood
         out: list[Emission] = []
         while heap and heap[0][0] <= now_ns:
-            due, number, run = heap[0]
-            key = run.key
+            due, number, stream = heap[0]
+            key = stream.key
             if key is None:
                 heappop(heap)
                 continue
-            tokens = run.next
-            left = run.left - tokens
+            tokens = stream.next
+            left = stream.left - tokens
             if left <= 0:
                 out.append((key, tokens, True, due))
                 heappop(heap)
-                del self._runs[key]
-                self._freed(due)
+                del self._streams[key]
+                self._free_slot(due)
                 continue
             out.append((key, tokens, False, due))
-            run.next = coming = step if step < left else left
+            stream.next = next_tokens = step if step < left else left
             if flood:
-                after = now_ns + 1  # in the next turn, so that streams take turns
+                next_due = now_ns + 1  # in the next call, so that streams take turns
             elif gaps:
-                at = number * 977 + run.left
-                after = due + sum(gaps[(at + i) % _GAPS] for i in range(coming))
+                at = number * 977 + stream.left
+                next_due = due + sum(gaps[(at + i) % _GAPS] for i in range(next_tokens))
             else:
-                after = due + gap * coming
-            run.left = left
-            heapreplace(heap, (after, number, run))
+                next_due = due + gap * next_tokens
+            stream.left = left
+            heapreplace(heap, (next_due, number, stream))
         return out
 
     def cancel(self, key: Hashable) -> None:
-        """The client is gone: nothing more of `key`; its slot is free. Unknown keys are passed over."""
-        run = self._runs.pop(key, None)
-        if run is None:
+        """The client has gone: no more emissions of `key`, and its slot is free. Unknown keys are ignored."""
+        stream = self._streams.pop(key, None)
+        if stream is None:
             return
-        run.key = None
-        if run.started:
-            self._freed(self._now)
+        stream.key = None
+        if stream.started:
+            self._free_slot(self._now)
 
-    def _start(self, run: _Run, at_ns: int) -> None:
-        run.started = True
+    def _start(self, stream: _Stream, at_ns: int) -> None:
+        stream.started = True
         self.active += 1
-        due = at_ns + self._ttft.draw(self._seed, 1, run.number) + round(self._per_input_token_ns * run.input_tokens)
+        due = (
+            at_ns
+            + self._ttft.draw(self._seed, 1, stream.number)
+            + round(self._per_input_token_ns * stream.input_tokens)
+        )
         if self._tick:
             due = -(-due // self._tick) * self._tick
-        heappush(self._heap, (due, run.number, run))
+        heappush(self._heap, (due, stream.number, stream))
 
-    def _freed(self, at_ns: int) -> None:
+    def _free_slot(self, at_ns: int) -> None:
         self.active -= 1
         queue = self._queue
         while queue and self._slots is not None and self.active < self._slots:
-            run = queue.popleft()
-            if run.key is not None:
-                self._start(run, max(at_ns, run.arrival))
+            stream = queue.popleft()
+            if stream.key is not None:
+                self._start(stream, max(at_ns, stream.arrival))

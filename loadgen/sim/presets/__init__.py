@@ -1,4 +1,4 @@
-"""The simulated machines as data (`*.yaml`), and their reader.
+"""The simulated machines as data (`*.yaml`), and the module that reads and checks such a file.
 
-Reads a file and checks it; nothing else.
+It does nothing else.
 """

@@ -1,4 +1,4 @@
-"""The simulated server as an HTTP endpoint: requests parsed, answers written, faults injected on demand.
+"""The simulated server as an HTTP endpoint: parses requests, writes responses, injects faults on demand.
 
-IO is in `endpoint.py`, `connection.py`, `process.py` and `embedded.py`; the rest is values in, bytes out.
+IO is in `endpoint.py`, `connection.py`, `process.py` and `embedded.py`. The other modules convert values to bytes.
 """

@@ -1,8 +1,8 @@
-"""One connection of the simulated server: bytes to whole HTTP requests, answers to bytes on a non-blocking socket.
+"""One connection of the simulated server: bytes to complete HTTP requests, responses to bytes on a socket.
 
-It knows HTTP and sockets, and nothing of what is asked or answered. Writes go to the kernel at once, in the caller's
-own stack frame, because the instant of the send is what the log claims to know; what the kernel does not take is kept
-up to a bound, beyond which a reader too slow to matter is cut.
+It knows HTTP and sockets, but not what the requests and responses mean. A write goes to the kernel at once, inside the
+caller's call, because the log records the time of the send. What the kernel does not accept is buffered up to a limit.
+If a client reads so slowly that the limit is exceeded, its connection is reset.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from loadgen.sim.server.message import Incoming
 MAX_HEADER_BYTES = 64 << 10
 MAX_WAITING = 16  # pipelined requests that may wait behind the one being answered
 RECV_BYTES = 256 << 10
-PATIENCE_NS = 60_000_000_000  # for a request that does not come to its end
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, no time: close sends a reset
+PATIENCE_NS = 60_000_000_000  # for a request that is never completed
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER on with timeout 0: close sends a reset
 
 
 class Owner(Protocol):
-    """What a connection needs of its server."""
+    """What a connection needs from its server."""
 
     max_body_bytes: int
     buffer_bytes: int
     slow_readers: int
 
     def requested(self, connection: Connection, incoming: Incoming) -> None:
-        """A request is to be answered; the one before it on this connection has been."""
+        """Answer this request; the one before it on this connection has been answered."""
 
     def watch_writable(self, connection: Connection, wanted: bool) -> None:
-        """Call `writable` when the socket takes bytes again."""
+        """Call `writable` when the socket accepts bytes again; no longer if `wanted` is False."""
 
     def gone(self, connection: Connection) -> None:
         """The connection is closed, by either side."""
 
 
 class Plain:
-    """Bytes as they are. The TLS form of this is in tls.py."""
+    """Sends and receives bytes unchanged. tls.py has the TLS version."""
 
     __slots__ = ("recv", "send")
 
@@ -51,7 +51,7 @@ class Plain:
 
 
 class Connection:
-    """See the top of the file. `answer` is the server's own state of the request being answered; None: idle."""
+    """See the module docstring. `answer` is the server's state of the request being answered; None: idle."""
 
     __slots__ = (
         "_body",
@@ -60,11 +60,11 @@ class Connection:
         "_draining",
         "_header_bytes",
         "_headers",
-        "_kept",
         "_parser",
         "_partial",
+        "_pending",
+        "_unsent",
         "_url",
-        "_waiting",
         "answer",
         "closed",
         "fd",
@@ -82,15 +82,15 @@ class Connection:
         self.idle_since = time.monotonic_ns()
         self.served = 0
         self.closed = self._close_after = self._draining = self._partial = False
-        self._kept: bytearray | None = None
-        self._waiting: deque[Incoming] = deque()
-        self._fresh()
+        self._unsent: bytearray | None = None
+        self._pending: deque[Incoming] = deque()
+        self._reset_message()
         self._parser: Any = httptools.HttpRequestParser(self)
 
     # Reading
 
     def readable(self) -> None:
-        """The socket has bytes, or its end."""
+        """The socket has bytes to read, or the client has closed it."""
         try:
             data = self.wire.recv(RECV_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -107,7 +107,7 @@ class Connection:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # an offer of another protocol that is not taken up; the request itself was read
+            pass  # an upgrade to another protocol, which is ignored; the request itself was read
         except httptools.HttpParserError:
             self._refuse(400)
         if self._header_bytes > MAX_HEADER_BYTES:
@@ -116,7 +116,7 @@ class Connection:
 
     def on_message_begin(self) -> None:
         self._partial = True
-        self._fresh()
+        self._reset_message()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -125,7 +125,7 @@ class Connection:
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        self._header_bytes = -(1 << 62)  # the count of what may still be header is over until the next request
+        self._header_bytes = -(1 << 62)  # stop counting header bytes until the next request
         if int(self._headers.get(b"content-length", b"0")) > self.owner.max_body_bytes:
             self._refuse(413)
         elif self._headers.get(b"expect", b"").lower() == b"100-continue" and not self._close_after:
@@ -151,76 +151,77 @@ class Connection:
             keep_alive=parser.should_keep_alive(),
             arrival_ns=time.monotonic_ns(),
         )
-        self._waiting.append(incoming)
-        if len(self._waiting) > MAX_WAITING:
+        self._pending.append(incoming)
+        if len(self._pending) > MAX_WAITING:
             self._refuse(400)
-        self._fresh()
+        self._reset_message()
 
-    def _fresh(self) -> None:
+    def _reset_message(self) -> None:
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
         self._body_bytes = self._header_bytes = 0
 
     def _refuse(self, status: int) -> None:
-        """Nothing more is read from this connection; the answers before this one are still given."""
+        """Read nothing more from this connection. Earlier requests are still answered."""
         if not self._close_after:
             self._close_after = True
             now = time.monotonic_ns()
-            self._waiting.append(Incoming("", "", {}, b"", False, now, status))
+            self._pending.append(Incoming("", "", {}, b"", False, now, status))
 
     def _next(self) -> None:
-        if self.answer is None and self._waiting and not self.closed:
-            self.owner.requested(self, self._waiting.popleft())
+        if self.answer is None and self._pending and not self.closed:
+            self.owner.requested(self, self._pending.popleft())
 
     # Writing
 
     def write(self, data: bytes) -> None:
-        """Hand `data` to the kernel now, or keep it in order behind what is kept already.
+        """Pass `data` to the kernel now, or append it to what is already buffered.
 
-        Who reads too slowly is cut when there is more to say: one page of any length is no fault of its reader.
+        A client that reads too slowly is reset at the next write beyond the limit. One single long page does not count
+        against its reader.
         """
         if self.closed:
             return
-        kept = self._kept
-        if kept is None:
+        buffer = self._unsent
+        if buffer is None:
             try:
-                taken = self.wire.send(data)
+                n_accepted = self.wire.send(data)
             except (BlockingIOError, InterruptedError):
-                taken = 0
+                n_accepted = 0
             except OSError:
                 self.close()
                 return
-            if taken == len(data):
+            if n_accepted == len(data):
                 return
-            self._kept = kept = bytearray(data[taken:])
+            self._unsent = buffer = bytearray(data[n_accepted:])
             self.owner.watch_writable(self, True)
-        elif len(kept) > self.owner.buffer_bytes:
+        elif len(buffer) > self.owner.buffer_bytes:
             self.owner.slow_readers += 1
             self.reset()
         else:
-            kept += data
+            buffer += data
 
     def writable(self) -> None:
-        """The socket takes bytes again."""
-        kept = self._kept
-        if kept is None:
+        """The socket accepts bytes again."""
+        buffer = self._unsent
+        if buffer is None:
             return
         try:
-            del kept[: self.wire.send(kept)]
+            del buffer[: self.wire.send(buffer)]
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             self.close()
             return
-        if not kept:
-            self._kept = None
+        if not buffer:
+            self._unsent = None
             self.owner.watch_writable(self, False)
-            if self.answer is None and self._close_after and not self._waiting:
+            if self.answer is None and self._close_after and not self._pending:
                 self._finish()
 
     def answered(self, keep_alive: bool) -> None:
-        """The answer is written (or kept): on to the next request, or to the end."""
+        """The response is written or buffered: continue with the next request, or close."""
         self.answer = None
         self.served += 1
         self.idle_since = time.monotonic_ns()
@@ -228,12 +229,15 @@ class Connection:
             self._next()
             return
         self._close_after = True
-        self._waiting.clear()
-        if self._kept is None:
+        self._pending.clear()
+        if self._unsent is None:
             self._finish()
 
     def _finish(self) -> None:
-        """The last answer is out. A client that is still sending must not meet a reset before it has read it."""
+        """The last response is sent. Close, unless the client is still sending.
+
+        A client that is still sending must not get a reset before it has read the response.
+        """
         if not self._partial:
             self.close()
             return
@@ -244,23 +248,28 @@ class Connection:
             self.close()
 
     def overdue(self, now_ns: int, idle_ns: int) -> bool:
-        """Idle for too long: `idle_ns` after an answer (as uvicorn counts), PATIENCE_NS with a request half sent or
-        never begun."""
-        if self.answer is not None or self._kept is not None:
+        """Whether the connection was idle for too long.
+
+        The limit is `idle_ns` after a response (as uvicorn counts), and PATIENCE_NS for an incomplete or missing
+        request.
+        """
+        if self.answer is not None or self._unsent is not None:
             return False
         used = (self.served and not self._partial) or self._draining
         return now_ns - self.idle_since > (idle_ns if used else PATIENCE_NS)
 
     def close(self) -> None:
-        """Close in order; harmless when closed."""
+        """Close normally. Does nothing if already closed."""
         if not self.closed:
             self.closed = True
             self.owner.gone(self)
             self.sock.close()
-            self._parser = None  # it refers to this connection: nothing must wait for the cycle collector
+            self._parser = (
+                None  # it refers to this connection: break the cycle, so that no garbage collection is needed
+            )
 
     def reset(self) -> None:
-        """Close by a TCP reset: what the peer has not read is lost."""
+        """Close with a TCP reset: the peer loses what it has not read."""
         if not self.closed:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.close()

@@ -1,7 +1,7 @@
-"""What a simulated server says, as bytes, by dialect: answers, errors, and the small pages. Pure: no sockets, no clock.
+"""The bytes that a simulated server sends, by dialect: responses, errors and small pages. Pure: no sockets, no clock.
 
-Shapes and order are those of trtllm-serve (its protocol, post-processing and metrics sources), for `openai` those of
-the public API. What is asked is read in ask.py.
+Keys and their order are those of trtllm-serve (its protocol, post-processing and metrics sources); for `openai` they
+are those of the public API. `request_parser.py` reads the requests.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ WORDS: tuple[bytes, ...] = tuple(
     feed vers song drug ways plus deep lost dead road held uses flex goal
 """.split()
 )
-"""256 pieces of five bytes, each one token of cl100k: a token event has the same size whatever it says."""
+"""256 words of five bytes, each one token of cl100k: all token events have the same size."""
 
 
 class Refusal(Exception):
-    """An answer other than 200: `status`, `body` (JSON bytes), and headers beside it."""
+    """A response with a status other than 200: `status`, `body` (JSON bytes) and additional headers."""
 
     def __init__(self, status: int, body: bytes, headers: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(status, body)
@@ -43,7 +43,7 @@ class Refusal(Exception):
 
 
 class ParsedRequest(msgspec.Struct, kw_only=True, gc=False):
-    """One request, read and checked."""
+    """One request, parsed and checked."""
 
     api: Api
     model: str
@@ -51,12 +51,12 @@ class ParsedRequest(msgspec.Struct, kw_only=True, gc=False):
     input_tokens: int
     output_tokens: int
     finish_reason: str
-    digest: bytes  # 64 bytes that decide the text: equal prompts get equal texts
+    digest: bytes  # 64 bytes that determine the output text: equal prompts get equal texts
     include_usage: bool
     continuous_usage: bool
     detokenize: bool
-    blocks: tuple[int, ...] = ()  # of the prompt, as the prefix cache knows them
-    cached_tokens: int = 0  # of the prompt, known with the first token
+    blocks: tuple[int, ...] = ()  # hashes of the prompt's blocks, for the prefix cache
+    cached_tokens: int = 0  # prompt tokens found in the cache; known with the first token
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
@@ -67,14 +67,14 @@ def _json(value: Any) -> bytes:
 
 
 def malformed(dialect: Dialect, text: str) -> Refusal:
-    """400 for a body that is not JSON or not the schema's: trtllm-serve answers with a bare string."""
+    """400 for a body that is not JSON or does not match the schema: trtllm-serve answers with a bare string."""
     if dialect == "trtllm":
         return Refusal(400, _json({"error": text}))
     return refused(dialect, text, "")
 
 
 def refused(dialect: Dialect, text: str, param: str, status: int = 400) -> Refusal:
-    """An error of the server proper; trtllm-serve has it at the top level, the public API inside `error`."""
+    """An error of the server itself: trtllm-serve puts it at the top level, the public API inside `error`."""
     return Refusal(status, error(dialect, text, status, param))
 
 
@@ -90,7 +90,7 @@ def error(dialect: Dialect, text: str, status: int, param: str = "") -> bytes:
 
 
 def no_route(dialect: Dialect, status: int, allowed: str = "") -> Refusal:
-    """404 for a path, 405 for a method: in trtllm-serve its web framework answers, not the server."""
+    """404 for an unknown path, 405 for a wrong method. In trtllm-serve its web framework writes this response."""
     text = {404: "Not Found", 405: "Method Not Allowed"}[status]
     headers = (("allow", allowed),) if allowed else ()
     return Refusal(status, _json({"detail": text}) if dialect == "trtllm" else error(dialect, text, status), headers)
@@ -130,7 +130,7 @@ def chunk(event: bytes) -> bytes:
 
 
 def usage(input_tokens: int, output_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """The usage object; `cached_tokens` is always there, as in trtllm-serve."""
+    """The usage object. It always contains `cached_tokens`, as in trtllm-serve."""
     return {
         "prompt_tokens": input_tokens,
         "total_tokens": input_tokens + output_tokens,
@@ -140,18 +140,21 @@ def usage(input_tokens: int, output_tokens: int, cached_tokens: int) -> dict[str
 
 
 class Script:
-    """Everything the answer to one request says, as bytes. `head + WORD + tail` is one finished HTTP chunk of a plain
-    token event; the longer ways are for events that carry more than one token, usage or an ending."""
+    """All bytes of the response to one request.
+
+    `head + WORD + tail` is a complete HTTP chunk of a plain token event. The slower methods are for events with more
+    than one token, with usage, or with an ending.
+    """
 
     __slots__ = (
         "_after",
         "_ask",
         "_before",
-        "_cut",
         "_dialect",
         "_finish",
         "_id",
         "_object",
+        "_separate_finish",
         "created",
         "head",
         "tail",
@@ -163,18 +166,19 @@ class Script:
         chat = ask.api == "chat"
         self._id = f"{'chatcmpl' if chat else 'cmpl'}-{number}"
         self._object = "chat.completion.chunk" if chat else "text_completion"
-        self._cut = dialect == "openai" and chat  # the public API sends the finish reason in an event of its own
+        # The public API sends the finish reason of a chat in a separate event.
+        self._separate_finish = dialect == "openai" and chat
         mark = "\ue000"
         before, after = _split(self._token(mark, None), mark)
         _, finish = _split(self._token(mark, ask.finish_reason), mark)
         self._before, self._after = b"data: " + before, after + b"\n\n"
-        self._finish = self._after if self._cut else finish + b"\n\n"
+        self._finish = self._after if self._separate_finish else finish + b"\n\n"
         size = len(self._before) + len(WORDS[0]) + len(self._after)
         self.head = b"%x\r\n%b" % (size, self._before)
         self.tail = self._after + b"\r\n"
 
     def _token(self, text: str, finish: str | None) -> dict[str, Any]:
-        """A token event as a value: keys, order and nulls as the dialect writes them."""
+        """A token event as a value, with keys, order and nulls as the dialect writes them."""
         ask, trtllm = self._ask, self._dialect == "trtllm"
         value: dict[str, Any] = {"id": self._id, "object": self._object, "created": self.created, "model": ask.model}
         if ask.api == "chat":
@@ -200,11 +204,11 @@ class Script:
         return value
 
     def word(self, index: int) -> bytes:
-        """The text of token `index`, five bytes: a function of prompt, server seed and index alone."""
+        """The text of token `index`, five bytes: a function of prompt, server seed and index only."""
         return WORDS[self._ask.digest[index & 63] ^ (index >> 6 & 255)]
 
     def words(self, start: int, stop: int) -> bytes:
-        """What stands in the place of the text for tokens `start` to `stop`: text, or numbers of tokens."""
+        """The content of tokens `start` to `stop`: text, or token ids if the request has `detokenize` false."""
         digest = self._ask.digest
         numbers = [digest[i & 63] ^ (i >> 6 & 255) for i in range(start, stop)]
         if self._ask.detokenize:
@@ -212,23 +216,27 @@ class Script:
         return b",".join([b"%d" % number for number in numbers])
 
     def event(self, start: int, stop: int, last: bool, filler: bytes = b"") -> bytes:
-        """The SSE event (not yet a chunk) that carries tokens `start` to `stop`; `last` adds the finish reason,
-        `filler` more text."""
+        """The SSE event (not yet a chunk) with tokens `start` to `stop`.
+
+        `last` adds the finish reason, `filler` additional text.
+        """
         event = self._before + self.words(start, stop) + filler + (self._finish if last else self._after)
         if self._ask.continuous_usage:
-            event = self._counted(event, stop)
+            event = self._with_usage(event, stop)
         return event
 
-    def _counted(self, event: bytes, tokens: int) -> bytes:
-        """`event` with cumulative usage in it."""
+    def _with_usage(self, event: bytes, tokens: int) -> bytes:
+        """`event` with cumulative usage added."""
         value = b'"usage":' + _json(usage(self._ask.input_tokens, tokens, self._ask.cached_tokens))
         if event.endswith(b'"usage":null}\n\n'):
             return event[: -len(b'"usage":null}\n\n')] + value + b"}\n\n"
         return event[: -len(b"}\n\n")] + b"," + value + b"}\n\n"
 
     def opening(self) -> list[bytes]:
-        """Events before the first token event: the role, in chat. trtllm-serve makes it together with the first token
-        and writes a blank before its end."""
+        """Events before the first token event: the role, in chat.
+
+        trtllm-serve creates it together with the first token and writes a space before its end.
+        """
         ask = self._ask
         if ask.api != "chat":
             return []
@@ -245,10 +253,10 @@ class Script:
         return [b"data: " + _json(value) + b"\n\n"]
 
     def closing(self, output_tokens: int, finish: bool = True) -> list[bytes]:
-        """Events after the last token event, `[DONE]` left out: a separate finish, usage."""
+        """Events after the last token event, without `[DONE]`: a separate finish reason, usage."""
         ask, events = self._ask, []
         value: dict[str, Any] = {"id": self._id, "object": self._object, "created": self.created, "model": ask.model}
-        if self._cut and finish:
+        if self._separate_finish and finish:
             choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": ask.finish_reason}
             ending = value | {"choices": [choice]}
             events.append(b"data: " + _json(ending | {"usage": None} if ask.include_usage else ending) + b"\n\n")
@@ -258,7 +266,7 @@ class Script:
         return events
 
     def whole(self, counted: int, finish: bool = True) -> bytes:
-        """The JSON body of an answer that is not streamed; its usage says `counted`."""
+        """The JSON body of a response that is not streamed; its usage reports `counted` output tokens."""
         ask, trtllm = self._ask, self._dialect == "trtllm"
         text = self.words(0, ask.output_tokens).decode() if ask.detokenize else ""
         if ask.api == "chat":
@@ -290,8 +298,10 @@ class Script:
         return error(self._dialect, "the simulated engine failed", 500)
 
     def failure(self) -> tuple[list[bytes], bool]:
-        """How a stream ends when the engine fails in it, and whether the body still ends properly: trtllm-serve cuts
-        a chat stream, and says `[DONE]` twice after the error event of a completion."""
+        """The events that end a stream when the engine fails, and whether the body still ends properly.
+
+        trtllm-serve cuts a chat stream. After the error event of a completion it sends `[DONE]` twice.
+        """
         if self._dialect == "trtllm" and self._ask.api == "chat":
             return [], False
         return [error_event("the simulated engine failed"), DONE, *([DONE] if self._dialect == "trtllm" else [])], True
@@ -304,10 +314,10 @@ def error_event(text: str) -> bytes:
 
 
 def _split(value: dict[str, Any], mark: str) -> tuple[bytes, bytes]:
-    """The JSON of `value` before and after `mark`; for a list of token ids the quotes go too."""
+    """The JSON of `value` before and after `mark`. For a list of token ids the quotes are removed too."""
     whole = _json(value)
     quoted = b'["' + mark.encode() + b'"]'
-    # from the right: a model's name may hold anything, and stands before
+    # search from the right: the model's name comes first and may contain anything
     before, _, after = whole.replace(quoted, b"[" + mark.encode() + b"]").rpartition(mark.encode())
     return before, after
 
@@ -322,7 +332,7 @@ def models(dialect: Dialect, model: str, created: int) -> bytes:
 
 
 def perf_headers(arrival_ns: int, first_ns: int, done_ns: int, queue_ns: int = 0) -> dict[str, str]:
-    """The server's own timing of a request, as trtllm-serve gives it when asked by `X-TRTLLM-return-metrics: 1`."""
+    """The server's own timing of a request, as trtllm-serve returns it for `X-TRTLLM-return-metrics: 1`."""
     ms = [(at - arrival_ns) / 1e6 for at in (first_ns, done_ns)]
     return {
         "Server-Timing": f"server_queue;dur={queue_ns / 1e6:.6f}, server_ttft;dur={ms[0]:.6f},"
@@ -332,12 +342,12 @@ def perf_headers(arrival_ns: int, first_ns: int, done_ns: int, queue_ns: int = 0
 
 
 def perf_event(headers: dict[str, str]) -> bytes:
-    """The same in a stream: a named event after `[DONE]`."""
+    """The same timing in a stream: a named event after `[DONE]`."""
     return b"event: trtllm.perf_metrics\ndata: " + _json(headers) + b"\n\n"
 
 
 def iteration_stats(iteration: int, active: int, queued: int, completed: int) -> dict[str, Any]:
-    """One row of the JSON that `GET /metrics` drains; what is not modelled is left out."""
+    """One row of the JSON at `GET /metrics`, which each read empties. Values not modelled are left out."""
     return {
         "iter": iteration,
         "numActiveRequests": active,

@@ -1,7 +1,7 @@
-"""The embedded endpoint as a child process: started, waited for, stopped. It serves whoever has no server to measure.
+"""The embedded endpoint as a child process: start it, wait for it, stop it. For runs without a real server.
 
-The child lives as long as its standard input is open at this end, so no end of the parent leaves it behind; on Linux it
-is also told of the parent's death, since a forked worker may hold the same end open.
+The child runs as long as the parent keeps the child's standard input open, so it ends however the parent ends. On Linux
+it also gets a signal when the parent dies, because a forked worker may keep the same pipe open.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import msgspec
 from loadgen.errors import TargetError
 from loadgen.sim.server.options import Options
 
-READY_S = 15.0  # a start takes a fifth of a second; a machine that swaps takes longer
-STOP_S = 10.0  # writing the log of a long run
+READY_S = 15.0  # a start takes 0.2 s; longer on a machine that swaps
+STOP_S = 10.0  # time to write the log of a long run
 
 
 class Embedded:
-    """A running endpoint: `url` to send to, `pid` of its process. Also a context manager."""
+    """A running endpoint: `url` to send requests to, `pid` of its process. Also a context manager."""
 
     __slots__ = ("_child", "pid", "url")
 
@@ -32,7 +32,7 @@ class Embedded:
         self._child, self.url, self.pid = child, url, child.pid
 
     def stop(self) -> None:
-        """Ask it to end, which writes its log, and wait; killed when it does not. Stopping twice is harmless."""
+        """End the process, which writes its log, and wait; kill it after STOP_S. A second call does nothing."""
         child = self._child
         if child.stdin is not None and not child.stdin.closed:
             child.stdin.close()
@@ -54,26 +54,26 @@ class Embedded:
 
 
 def start(options: Options | None = None) -> Embedded:
-    """Start the endpoint in a clean child process and return when it listens. Raises TargetError when it does not."""
-    command = [sys.executable, "-P", "-m", "loadgen.sim.server.process"]  # -P: no module of the folder one stands in
-    if threading.current_thread() is threading.main_thread():  # the kernel means the thread, not the process
+    """Start the endpoint in a new child process and return when it listens. Raises TargetError if it does not start."""
+    command = [sys.executable, "-P", "-m", "loadgen.sim.server.process"]  # -P: import nothing from the current folder
+    if threading.current_thread() is threading.main_thread():  # the kernel watches the starting thread, not the process
         command.append("--die-with-parent")
     child = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for the run, which still needs the endpoint to drain
+        start_new_session=True,  # Ctrl-C stops the run, which still needs the endpoint to drain
     )
     assert child.stdin is not None and child.stdout is not None
     try:
         child.stdin.write((options or Options()).to_json().encode() + b"\n")
         child.stdin.flush()
     except BrokenPipeError:
-        pass  # it is dead, as the missing ready line will show
-    line, until = b"", time.monotonic() + READY_S
+        pass  # the child has ended; the missing ready line reports it
+    line, deadline = b"", time.monotonic() + READY_S
     while not line.endswith(b"\n"):
-        left = until - time.monotonic()
-        if left <= 0 or not select.select([child.stdout], [], [], left)[0]:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0 or not select.select([child.stdout], [], [], remaining_s)[0]:
             break
         piece = os.read(child.stdout.fileno(), 4096)
         if not piece:
@@ -87,6 +87,6 @@ def start(options: Options | None = None) -> Embedded:
         child.wait()
         child.stdin.close()
         child.stdout.close()
-        what = str(ready.get("error", "it ended or said nothing")).removeprefix("error: ")
-        raise TargetError(f"the embedded endpoint did not start: {what}", "loadgen.sim.server.process")
+        reason = str(ready.get("error", "it ended or said nothing")).removeprefix("error: ")
+        raise TargetError(f"the embedded endpoint did not start: {reason}", "loadgen.sim.server.process")
     return Embedded(child, str(ready["url"]))

@@ -1,9 +1,10 @@
-"""The embedded endpoint: an OpenAI-compatible server without a model, one process, one epoll, raw sockets.
+"""The embedded endpoint: an OpenAI-compatible server without a model. One process, one epoll, raw sockets.
 
-It joins pure rooms (dialect: what is said, pace or fleet: when, faults: what goes wrong) with connections and the
-clock, and logs when each event was really sent. No asyncio: every event is one `send` in the turn that finds it due,
-and a loop of one epoll does that with the least between the plan and the kernel. Paths starting with `/_` and the
-request headers `X-Request-Id` (names the request in the log) and `X-Sim-Fault` (see faults.py) exist here only.
+It connects the pure modules (dialect: what is written; latency_model or fleet: when; faults: what goes wrong) with
+connections and the clock, and logs when each event was really sent. It does not use asyncio: every event is one `send`
+in the loop turn that finds it due, and a loop around one epoll adds the least delay between the planned time and the
+kernel. Paths starting with `/_` and the request headers `X-Request-Id` (names the request in the log) and `X-Sim-Fault`
+(see faults.py) exist only here.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from loadgen.sim.server.response import JSON, End, SimAnswer
 from loadgen.sim.server.send_log import LoggedRequest, SendLog
 
 FLOOD_EVENTS = 50  # events in one write when flooding
-TIDY_S = 0.25  # idle connections are closed at most this late
+TIDY_S = 0.25  # interval of the check for idle connections: they are closed at most this late
 _ET = getattr(select, "EPOLLET", 0)
 _BAD = select.POLLERR | select.POLLHUP
 _APIS: dict[str, dialect.Api] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 _PAGES = frozenset(("/v1/models", "/health", "/version", "/metrics", "/_log", "/_stats"))
-_TIMED_WITH_ANSWER = (1, 3)  # TensorRT-LLM from here on; before, timings are at /perf_metrics
+_TIMED_WITH_ANSWER = (1, 3)  # TensorRT-LLM since this version; before it, timings are at /perf_metrics
 
 
 class SimServer:
-    """The endpoint. `turn` does everything that can be done now and waits for more; `close` gives everything back."""
+    """The endpoint. `run` serves until `stop` is called; `close` releases everything."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -79,24 +80,24 @@ class SimServer:
         self.plan = faults.parse(options.faults, options.seed)
         self.log = SendLog(options.log_events)
         self.max_body_bytes, self.buffer_bytes = options.max_body_bytes, options.buffer_bytes
-        self.slow_readers = self.completed = self.events = self._number = self._drained = self._tidied = 0
+        self.slow_readers = self.completed = self.events = self._number = self._drained = self._tidied_ns = 0
         self._key = b""
         try:
             if options.api_key_file:
                 with open(options.api_key_file, "rb") as file:
                     self._key = b"Bearer " + file.read().strip()
             if options.log:
-                open(options.log, "wb").close()  # better now than after the run
+                open(options.log, "wb").close()  # fail now rather than after the run
         except OSError as error:
             raise UserError(f"cannot use a file: {error.strerror}", str(error.filename)) from None
         self._idle_close_ns = duration_ns(options.idle_close, "--idle-close")
         self._connections: dict[int, Connection] = {}
-        self._later: list[tuple[int, int, SimAnswer]] = []  # answers held back by slow_first_byte
+        self._later: list[tuple[int, int, SimAnswer]] = []  # responses delayed by slow_first_byte
         self._stopping = False
         self._open()
 
     def _physical(self, options: Options) -> Fleet:
-        """The engine of a preset, or this process's share of its replicas; what it accepts is the preset's affair."""
+        """The engine of a preset, or this process's share of its replicas. Sets `rules` to the preset's limits."""
         from loadgen.sim.presets import preset
 
         system = preset.load_preset(options.preset)
@@ -143,7 +144,7 @@ class SimServer:
         shown = f"[{host}]" if ":" in host else host
         self.url = f"{'https' if self._tls else 'http'}://{shown}:{port}"
         self._poll: Any = select.epoll() if hasattr(select, "epoll") else select.poll()
-        self._second = 1 if hasattr(select, "epoll") else 1000  # epoll waits in s, poll in ms
+        self._timeout_unit = 1 if hasattr(select, "epoll") else 1000  # epoll waits in s, poll in ms
         self._poll.register(self._listener.fileno(), select.POLLIN)
         self._timer: TimerFd | None = None
         self._armed = -1
@@ -151,12 +152,12 @@ class SimServer:
             self._timer = TimerFd()
             self._poll.register(self._timer.fileno(), select.POLLIN | _ET)
         except OSError:
-            pass  # no timerfd: the wait itself is the timer, as coarse as the poll
-        self._bell, bell = socket.socketpair()  # signals ring it
-        self._bell.setblocking(False)
+            pass  # no timerfd: use the poll timeout, which is less precise
+        self._wake_receiver, bell = socket.socketpair()  # a signal handler writes to it to end the poll
+        self._wake_receiver.setblocking(False)
         bell.setblocking(False)
-        self._poll.register(self._bell.fileno(), select.POLLIN)
-        self._ring = bell
+        self._poll.register(self._wake_receiver.fileno(), select.POLLIN)
+        self._wake_sender = bell
 
     # The loop
 
@@ -164,12 +165,12 @@ class SimServer:
         """End `run` after this turn; usable as a signal handler."""
         self._stopping = True
         try:
-            self._ring.send(b"\0")
+            self._wake_sender.send(b"\0")
         except OSError:
             pass
 
     def run(self, stdin: int = -1) -> None:
-        """Serve until `stop`, or until `stdin` ends, whose other end the parent holds."""
+        """Serve until `stop`, or until `stdin` ends; the parent holds its other end."""
         if stdin >= 0:
             self._poll.register(stdin, select.POLLIN)
         while not self._stopping:
@@ -188,22 +189,22 @@ class SimServer:
             self._tidy()
 
     def _wait(self) -> float:
-        """How long to poll; the timer is armed for what is due between."""
+        """The poll timeout. Also arms the timer for anything due before it."""
         due = self.pace.next_ns()
         if self._later and (due is None or self._later[0][0] < due):
             due = self._later[0][0]
         now = time.monotonic_ns()
         wait = TIDY_S if self._connections else 60.0
         if due is None:
-            return wait * self._second
+            return wait * self._timeout_unit
         if due <= now:
             return 0
         if self._timer is None:
-            return min(wait, (due - now) / 1e9) * self._second
+            return min(wait, (due - now) / 1e9) * self._timeout_unit
         if due != self._armed:
             self._timer.arm(due)
             self._armed = due
-        return wait * self._second
+        return wait * self._timeout_unit
 
     def _accept(self) -> None:
         for _ in range(256):
@@ -211,7 +212,7 @@ class SimServer:
                 sock, _address = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError:  # out of descriptors: whoever waits will be served when one is free
+            except OSError:  # out of descriptors: accept again when one is free
                 return
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -221,11 +222,11 @@ class SimServer:
             self._poll.register(connection.fd, select.POLLIN)
 
     def _tidy(self) -> None:
-        """Close what was idle for too long, some four times a second."""
+        """Close connections that were idle for too long, about four times a second."""
         now = time.monotonic_ns()
-        if now < self._tidied + TIDY_S * 1e9:
+        if now < self._tidied_ns + TIDY_S * 1e9:
             return
-        self._tidied = now
+        self._tidied_ns = now
         for connection in [c for c in self._connections.values() if c.overdue(now, self._idle_close_ns)]:
             connection.close()
 
@@ -244,9 +245,9 @@ class SimServer:
         try:
             self._route(connection, incoming)
         except Refusal as refusal:
-            self._record(incoming, refusal.status)
+            self._log_request(incoming, refusal.status)
             self._reply(connection, incoming, refusal.status, refusal.body, headers=refusal.headers)
-        except Exception:  # a bug of this server must not end the streams of others
+        except Exception:  # a bug of this server must not end other streams
             traceback.print_exc()
             self._reply(connection, incoming, 500, dialect.error(self.rules.dialect, "a bug of the simulation", 500))
 
@@ -280,12 +281,12 @@ class SimServer:
         if self._key and path.startswith("/v1/") and incoming.headers.get(b"authorization") != self._key:
             raise dialect.wrong_key()
         if api:
-            self._ask(connection, incoming, api)
+            self._answer_generation(connection, incoming, api)
         else:
             self._reply(connection, incoming, 200, *self._page(path))
 
     def _page(self, path: str) -> tuple[bytes, str]:
-        """Body and content type of what can be read by GET."""
+        """Body and content type of a page that is read with GET."""
         if path == "/v1/models":
             return dialect.models(self.rules.dialect, self.rules.model, int(time.time())), JSON
         if path == "/version":
@@ -297,7 +298,7 @@ class SimServer:
         if path == "/metrics":
             rows = []
             if self.fleet is not None:
-                rows = [iteration_stats(one, self.fleet) for one in self.fleet.iterations]
+                rows = [iteration_stats(iteration, self.fleet) for iteration in self.fleet.iterations]
                 self.fleet.iterations.clear()
             elif self.events > self._drained:
                 rows = [dialect.iteration_stats(self.events, self.pace.active, self.pace.queued, self.completed)]
@@ -310,7 +311,7 @@ class SimServer:
         return b"", ""  # /health
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start; `cpu_s` of the whole process."""
+        """Counters since the start; `cpu_s` is the CPU time of the whole process."""
         return {
             "requests": self._number,
             "completed": self.completed,
@@ -322,8 +323,8 @@ class SimServer:
             "cpu_s": time.process_time(),
         }
 
-    def _record(
-        self, incoming: Incoming, status: int, ask: dialect.ParsedRequest | None = None, fault: str = ""
+    def _log_request(
+        self, incoming: Incoming, status: int, parsed: dialect.ParsedRequest | None = None, fault: str = ""
     ) -> None:
         number = self._number
         self._number += 1
@@ -338,54 +339,54 @@ class SimServer:
                 arrival_ns=incoming.arrival_ns,
                 path=incoming.path,
                 status=status,
-                input_tokens=ask.input_tokens if ask else 0,
-                output_tokens=ask.output_tokens if ask else 0,
+                input_tokens=parsed.input_tokens if parsed else 0,
+                output_tokens=parsed.output_tokens if parsed else 0,
                 fault=fault,
                 body_sha256=hashlib.sha256(incoming.body).hexdigest() if self.options.log_bodies else "",
             )
         )
 
-    def _ask(self, connection: Connection, incoming: Incoming, api: dialect.Api) -> None:
-        ask = parse_request(incoming.body, api, self.rules)
-        fault = self._fault(incoming, ask)
-        name = fault.name if fault else ""
-        if name == "idle_reset":
+    def _answer_generation(self, connection: Connection, incoming: Incoming, api: dialect.Api) -> None:
+        parsed = parse_request(incoming.body, api, self.rules)
+        fault = self._fault(incoming, parsed)
+        fault_name = fault.name if fault else ""
+        if fault_name == "idle_reset":
             if connection.served:
-                self._record(incoming, 0, ask, name)
+                self._log_request(incoming, 0, parsed, fault_name)
                 connection.reset()
                 return
-            fault, name = None, ""
-        if fault and name.startswith("http_"):
-            status = int(name[-3:])
-            self._record(incoming, status, ask, name)
-            retry = (("retry-after", f"{max(1, round(fault.at / 1e9))}"),) if status == 429 else ()
+            fault, fault_name = None, ""
+        if fault and fault_name.startswith("http_"):
+            status = int(fault_name[-3:])
+            self._log_request(incoming, status, parsed, fault_name)
+            retry_headers = (("retry-after", f"{max(1, round(fault.at / 1e9))}"),) if status == 429 else ()
             body = dialect.error(self.rules.dialect, f"simulated {status}", status)
-            self._reply(connection, incoming, status, body, headers=retry)
+            self._reply(connection, incoming, status, body, headers=retry_headers)
             return
         number = self._number
-        script = Script(ask, self.rules.dialect, number, int(time.time()))
+        script = Script(parsed, self.rules.dialect, number, int(time.time()))
         connection.answer = answer = SimAnswer(
-            connection, incoming, ask, script, number, self._per_event, fault, timed=self._timed
+            connection, incoming, parsed, script, number, self._per_event, fault, timed=self._timed
         )
-        self._record(incoming, 200, ask, name)
-        if fault and name == "slow_first_byte":
+        self._log_request(incoming, 200, parsed, fault_name)
+        if fault and fault_name == "slow_first_byte":
             heapq.heappush(self._later, (incoming.arrival_ns + fault.at, number, answer))
         else:
             self._begin(answer, incoming.arrival_ns)
 
-    def _fault(self, incoming: Incoming, ask: dialect.ParsedRequest) -> faults.PlannedFault | None:
-        named = incoming.headers.get(b"x-sim-fault")
-        if named is None:
-            return self.plan.draw(self._number, ask.output_tokens)
+    def _fault(self, incoming: Incoming, parsed: dialect.ParsedRequest) -> faults.PlannedFault | None:
+        requested_fault = incoming.headers.get(b"x-sim-fault")
+        if requested_fault is None:
+            return self.plan.draw(self._number, parsed.output_tokens)
         try:
-            fault = faults.one(named.decode("latin-1"), "X-Sim-Fault")
-        except Wrong as wrong:
-            raise dialect.refused(self.rules.dialect, str(wrong), "X-Sim-Fault") from None
-        return faults.placed(fault, ask.output_tokens, self.options.seed, self._number)
+            fault = faults.one(requested_fault.decode("latin-1"), "X-Sim-Fault")
+        except Wrong as error:
+            raise dialect.refused(self.rules.dialect, str(error), "X-Sim-Fault") from None
+        return faults.placed(fault, parsed.output_tokens, self.options.seed, self._number)
 
     def _begin(self, answer: SimAnswer, at_ns: int) -> None:
-        """Send what comes before any token; the pace decides when the rest does."""
-        connection, ask = answer.connection, answer.ask
+        """Send what comes before any token. The engine decides when the rest is sent."""
+        connection, parsed = answer.connection, answer.ask
         data, end = answer.opening()
         if data:
             connection.write(data)
@@ -393,9 +394,11 @@ class SimServer:
             self._end(answer, end)
         elif not connection.closed:
             if self.fleet is not None:
-                answer.served = self.fleet.submit(at_ns, answer, ask.input_tokens, ask.output_tokens, ask.blocks)
+                answer.served = self.fleet.submit(
+                    at_ns, answer, parsed.input_tokens, parsed.output_tokens, parsed.blocks
+                )
             else:
-                self.pace.submit(at_ns, answer, ask.input_tokens, ask.output_tokens)
+                self.pace.submit(at_ns, answer, parsed.input_tokens, parsed.output_tokens)
 
     # Answers
 
@@ -405,44 +408,44 @@ class SimServer:
             due, _, answer = heapq.heappop(self._later)
             if not answer.connection.closed:
                 self._begin(answer, due)
-        rows, every, ends = self.log.rows, self.log.all, self.log.on
+        rows, log_all, log_on = self.log.rows, self.log.all, self.log.on
         clock = time.monotonic_ns
         for answer, tokens, finished, due in self.pace.advance(now_ns):
-            made, connection, event = answer.made, answer.connection, answer.sent
-            if connection.closed or connection.answer is not answer:  # ended since this was planned
+            tokens_sent, connection, first_event = answer.made, answer.connection, answer.sent
+            if connection.closed or connection.answer is not answer:  # ended after this emission was planned
                 continue
-            if answer.plain and made and tokens == 1 and not finished:
-                data = answer.head + WORDS[answer.digest[made & 63] ^ (made >> 6 & 255)] + answer.tail
-                answer.made = made + 1
-                answer.sent = event + 1
+            if answer.plain and tokens_sent and tokens == 1 and not finished:
+                data = answer.head + WORDS[answer.digest[tokens_sent & 63] ^ (tokens_sent >> 6 & 255)] + answer.tail
+                answer.made = tokens_sent + 1
+                answer.sent = first_event + 1
                 self.events += 1
-                if every:
-                    rows.extend((answer.number, event, due, clock()))
+                if log_all:
+                    rows.extend((answer.number, first_event, due, clock()))
                 connection.write(data)
                 continue
-            if not made and answer.served is not None:
+            if not tokens_sent and answer.served is not None:
                 answer.ask.cached_tokens = answer.served.cached
-            data, end = answer.next(tokens, finished, due)  # its timings are those of the engine
-            events = answer.sent - event
-            self.events += events
+            data, end = answer.next(tokens, finished, due)  # its timings are planned times, not send times
+            new_events = answer.sent - first_event
+            self.events += new_events
             if answer.fault.name == "split":
                 for i in range(len(data) - 1):
                     connection.write(data[i : i + 1])
                 data = data[-1:]
-            if every or (ends and events and (not event or finished)):
-                first = event if every else answer.sent - 1
+            if log_all or (log_on and new_events and (not first_event or finished)):
+                first_logged = first_event if log_all else answer.sent - 1
                 sent_ns = clock()
-                for index in range(first, answer.sent):
+                for index in range(first_logged, answer.sent):
                     rows.extend((answer.number, index, due, sent_ns))
             connection.write(data)
             if end:
                 if end == "answered":
                     self.completed += 1
-                    self._tell(answer, due)
+                    self._count_answered(answer, due)
                 self._end(answer, end)
 
-    def _tell(self, answer: SimAnswer, last_ns: int) -> None:
-        """Note an answered request for the pages that speak of them."""
+    def _count_answered(self, answer: SimAnswer, last_ns: int) -> None:
+        """Count an answered request for the metrics pages."""
         arrival, served = answer.incoming.arrival_ns, answer.served
         admitted = served.admitted_ns if served is not None else arrival
         self.tally.finished(answer.number, arrival, admitted, answer.first_ns or last_ns, last_ns, answer.ask)
@@ -456,7 +459,7 @@ class SimServer:
             connection.reset()
         elif end == "close":
             connection.answered(False)
-        else:  # a stall keeps the connection busy until the client leaves
+        else:  # a stall keeps the connection busy until the client disconnects
             connection.answer = end
 
     def close(self) -> None:
@@ -466,13 +469,13 @@ class SimServer:
                 file.write(self.log.drain())
         for connection in list(self._connections.values()):
             connection.close()
-        for owned in (self._listener, self._bell, self._ring, self._timer, self._poll):
-            if owned is not None and hasattr(owned, "close"):  # select.poll has none
-                owned.close()
+        for resource in (self._listener, self._wake_receiver, self._wake_sender, self._timer, self._poll):
+            if resource is not None and hasattr(resource, "close"):  # select.poll has none
+                resource.close()
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """(1, 3) of 1.3.0rc2; raises UserError."""
+    """The version as numbers: (1, 3) for 1.3.0rc2. Raises UserError."""
     parts = version.split(".")[:2]
     if len(parts) < 2 or not all(part.isdecimal() for part in parts):
         raise UserError(f'"{version}" is not a version', "--trtllm-version", "for example 1.3.0, or 1.2.0")

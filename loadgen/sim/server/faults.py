@@ -1,6 +1,7 @@
-"""Which request fails how: a plan that is a pure function of seed and request number. No sockets, no clock, no state.
+"""Which request fails how: a pure function of seed and request number. No sockets, no clock, no state.
 
-The server acts a fault out; this room only names the faults, reads them from a flag, a header or a mapping, and draws.
+The server carries a fault out. This module only names the faults, parses them from a flag, a header or a mapping, and
+draws which request has which fault.
 """
 
 from __future__ import annotations
@@ -36,33 +37,35 @@ NAMES: dict[str, str] = {
     "close_delimited": "no chunked framing: the body ends with the connection",
     "connection_close": "a good answer, then `Connection: close`",
 }
-"""Every fault there is, with what it does. `@` takes the token's index (0 is the first), or a duration."""
+"""All faults and their effects. `@` takes the index of a token (0 is the first), or a duration."""
 
 TIMED = {"http_429": 1_000_000_000, "slow_first_byte": 1_000_000_000}
-"""Those whose `@` is a duration, with its default in ns."""
+"""Faults whose `@` is a duration, with the default in ns."""
 
 PLACED = frozenset(
     ("reset_after", "truncate", "stall", "malformed", "error_event", "engine_error", "oversized"),
 )
-"""Those that strike at a token; without `@` the token is drawn."""
+"""Faults that happen at a token; without `@` the token is drawn."""
 
 
 class PlannedFault(msgspec.Struct, frozen=True):
-    """One fault of one request. `at`: token index for PLACED ones, ns for TIMED ones, -1 where it has no meaning or is
-    yet to be drawn."""
+    """One fault of one request.
+
+    `at` is the token index for PLACED faults, ns for TIMED faults, and -1 if it is unused or not drawn yet.
+    """
 
     name: str
     at: int = -1
 
 
 class FaultPlan(msgspec.Struct, frozen=True):
-    """Faults and the share of requests that each strikes; the shares add up to at most 1."""
+    """Faults, and the share of requests that has each; the shares sum to at most 1."""
 
     entries: tuple[tuple[PlannedFault, float], ...] = ()
     seed: int = 0
 
     def draw(self, number: int, output_tokens: int) -> PlannedFault | None:
-        """The fault of request `number` (counted from 0 by arrival), or None. At most one strikes a request."""
+        """The fault of request `number` (counted from 0 by arrival), or None. A request has at most one fault."""
         if not self.entries:
             return None
         point = uniform(self.seed, 3, number)
@@ -74,7 +77,7 @@ class FaultPlan(msgspec.Struct, frozen=True):
 
 
 def placed(fault: PlannedFault, output_tokens: int, seed: int, number: int) -> PlannedFault:
-    """`fault` with its token drawn, where it needs one and names none; never after the last token."""
+    """`fault` with its token drawn if it needs a token and names none. The token is never after the last one."""
     if fault.name not in PLACED:
         return fault
     last = output_tokens - 1
@@ -84,7 +87,7 @@ def placed(fault: PlannedFault, output_tokens: int, seed: int, number: int) -> P
 
 
 def one(text: str, where: str = "") -> PlannedFault:
-    """`truncate`, `truncate@3`, `http_429@2s`: a fault as a header or flag names it. Raises UserError."""
+    """Parse one fault of a header or flag: `truncate`, `truncate@3`, `http_429@2s`. Raises UserError."""
     name, at_sign, at = (part.strip() for part in text.partition("@"))
     if name not in NAMES:
         raise UserError(f'unknown fault "{name}"', where, "known: " + ", ".join(NAMES))
@@ -100,7 +103,7 @@ def one(text: str, where: str = "") -> PlannedFault:
 
 
 def parse(text: str, seed: int = 0, where: str = "--fault") -> FaultPlan:
-    """`truncate:0.05,http_429@2s:0.1` as a plan; a fault without a share strikes every request."""
+    """Parse `truncate:0.05,http_429@2s:0.1`. A fault without a share applies to every request. Raises Faults."""
     shares: dict[str, Any] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, colon, share = entry.partition(":")
@@ -109,14 +112,14 @@ def parse(text: str, seed: int = 0, where: str = "--fault") -> FaultPlan:
 
 
 def parse_faults(shares: Mapping[str, Any], seed: int = 0, where: str = "faults") -> FaultPlan:
-    """A mapping (of a YAML file) from fault, with its `@` if any, to share. Raises Faults with all that is wrong."""
+    """The plan for a mapping (from YAML) of fault, with its `@` if any, to share. Raises Faults with all errors."""
     entries: list[tuple[PlannedFault, float]] = []
-    wrong: list[Wrong] = []
+    errors: list[Wrong] = []
     for text, value in shares.items():
         try:
             fault = one(str(text), where)
         except UserError as error:
-            wrong.append(error)
+            errors.append(error)
             continue
         try:
             share = float(value)
@@ -125,9 +128,9 @@ def parse_faults(shares: Mapping[str, Any], seed: int = 0, where: str = "faults"
         if 0.0 <= share <= 1.0:
             entries.append((fault, share))
         else:
-            wrong.append(UserError(f'share of "{text}" is {value!r}', where, "a share is a number from 0 to 1"))
-    if not wrong and sum(share for _, share in entries) > 1.0 + 1e-9:
-        wrong.append(UserError("the shares add up to more than 1", where, "a request has at most one fault"))
-    if wrong:
-        raise Faults(wrong)
+            errors.append(UserError(f'share of "{text}" is {value!r}', where, "a share is a number from 0 to 1"))
+    if not errors and sum(share for _, share in entries) > 1.0 + 1e-9:
+        errors.append(UserError("the shares add up to more than 1", where, "a request has at most one fault"))
+    if errors:
+        raise Faults(errors)
     return FaultPlan(tuple(entries), seed)

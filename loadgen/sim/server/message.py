@@ -1,4 +1,4 @@
-"""HTTP messages of the simulated server as values: a whole request, and the head of an answer. Pure: no sockets."""
+"""HTTP messages of the simulated server as values: a complete request, and the head of a response. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REASONS = {
 
 
 class Incoming(msgspec.Struct, gc=False):
-    """One whole request."""
+    """One complete request."""
 
     method: str
     path: str  # without the query
@@ -27,7 +27,7 @@ class Incoming(msgspec.Struct, gc=False):
     body: bytes
     keep_alive: bool
     arrival_ns: int
-    refused: int = 0  # a status that HTTP itself calls for: 400, 413, 431; the connection closes after it
+    refused: int = 0  # error status on the HTTP level: 400, 413, 431; the connection closes after it
 
 
 def head(
@@ -38,7 +38,7 @@ def head(
     headers: tuple[tuple[str, str], ...] = (),
     keep_alive: bool = True,
 ) -> bytes:
-    """A response head. `length` None: chunked; -1: the body ends with the connection."""
+    """The head of a response. `length` None: chunked; -1: the body ends when the connection closes."""
     lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'Unknown')}", "server: loadgen-sim"]
     if length is None:
         lines.append("transfer-encoding: chunked")

@@ -1,7 +1,7 @@
-"""What the simulated trtllm-serve says of itself: iteration statistics, Prometheus text, timings of requests. Pure.
+"""Metrics of the simulated trtllm-serve: iteration statistics, Prometheus text, timings of requests. Pure.
 
-Names and shapes are those of TensorRT-LLM's metrics collector and performance records; what is not modelled is left
-out.
+Names and formats are those of TensorRT-LLM's metrics collector and performance records. Values that are not modelled
+are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from loadgen.sim.engine.fleet import Fleet, Iteration
 from loadgen.sim.engine.latency_model import Pace
 
-KEPT = 10_000  # request records that wait to be read
+KEPT = 10_000  # request records kept until they are read
 
 _SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60)
 _BUCKETS: dict[str, tuple[float, ...]] = {
@@ -26,40 +26,40 @@ _BUCKETS: dict[str, tuple[float, ...]] = {
 }
 
 
-def iteration_stats(one: Iteration, fleet: Fleet) -> dict[str, Any]:
-    """One row of the JSON that `GET /metrics` drains."""
+def iteration_stats(iteration: Iteration, fleet: Fleet) -> dict[str, Any]:
+    """One row of the JSON at `GET /metrics`, which each read empties."""
     limits = fleet.limits
-    free = limits.kv_blocks - one.blocks_used
-    scheduled = one.context_requests + one.generating
+    free = limits.kv_blocks - iteration.blocks_used
+    scheduled = iteration.context_requests + iteration.generating
     return {
-        "iter": one.number,
-        "iterLatencyMS": one.length_ns / 1e6,
-        "numActiveRequests": one.active,
-        "numQueuedRequests": one.queued,
-        "numCompletedRequests": one.completed,
+        "iter": iteration.number,
+        "iterLatencyMS": iteration.length_ns / 1e6,
+        "numActiveRequests": iteration.active,
+        "numQueuedRequests": iteration.queued,
+        "numCompletedRequests": iteration.completed,
         "maxNumActiveRequests": limits.max_batch_size,
         "kvCacheStats": {
             "maxNumBlocks": limits.kv_blocks,
             "freeNumBlocks": free,
-            "usedNumBlocks": one.blocks_used,
+            "usedNumBlocks": iteration.blocks_used,
             "tokensPerBlock": limits.tokens_per_block,
             "cacheHitRate": fleet.hit_share,
-            "reusedBlocks": one.blocks_hit,
-            "missedBlocks": one.blocks_missed,
+            "reusedBlocks": iteration.blocks_hit,
+            "missedBlocks": iteration.blocks_missed,
         },
         "inflightBatchingStats": {
-            "numContextRequests": one.context_requests,
-            "numGenRequests": one.generating,
-            "numPausedRequests": one.paused,
+            "numContextRequests": iteration.context_requests,
+            "numGenRequests": iteration.generating,
+            "numPausedRequests": iteration.paused,
             "numScheduledRequests": scheduled,
-            "numCtxTokens": one.context_tokens,
+            "numCtxTokens": iteration.context_tokens,
             "avgNumDecodedTokensPerIter": 1.0,
         },
     }
 
 
 class Tally:
-    """Finished requests, counted for the Prometheus page and kept for `/perf_metrics`."""
+    """Counts finished requests for the Prometheus page, and keeps their records for `/perf_metrics`."""
 
     def __init__(self) -> None:
         self.records: deque[dict[str, Any]] = deque(maxlen=KEPT)
@@ -69,13 +69,15 @@ class Tally:
         self._counts = {name: [0] * (len(edges) + 1) for name, edges in _BUCKETS.items()}
         self._sums = dict.fromkeys(_BUCKETS, 0.0)
 
-    def finished(self, number: int, arrival_ns: int, admitted_ns: int, first_ns: int, last_ns: int, ask: Any) -> None:
-        """A request that was answered; instants on the server's clock."""
-        tokens, cached = ask.output_tokens, ask.cached_tokens
-        self._prompt += ask.input_tokens
+    def finished(
+        self, number: int, arrival_ns: int, admitted_ns: int, first_ns: int, last_ns: int, request: Any
+    ) -> None:
+        """A request has been answered. Times are on the server's clock."""
+        tokens, cached = request.output_tokens, request.cached_tokens
+        self._prompt += request.input_tokens
         self._cached += cached
         self._generated += tokens
-        self._reasons[ask.finish_reason] = self._reasons.get(ask.finish_reason, 0) + 1
+        self._reasons[request.finish_reason] = self._reasons.get(request.finish_reason, 0) + 1
         values = {
             "time_to_first_token_seconds": (first_ns - arrival_ns) / 1e9,
             "e2e_request_latency_seconds": (last_ns - arrival_ns) / 1e9,
@@ -97,11 +99,11 @@ class Tally:
         self.records.append({"request_id": number, "perf_metrics": {"timing_metrics": timing}})
 
     def failed(self, status: int) -> None:
-        """A request that was refused."""
+        """A request has been refused with this status."""
         self._errors[status] = self._errors.get(status, 0) + 1
 
     def drain(self) -> list[dict[str, Any]]:
-        """The records since the last time, as `GET /perf_metrics` of older versions gives them."""
+        """The records since the last call, as `GET /perf_metrics` of older versions returns them."""
         records = list(self.records)
         self.records.clear()
         return records
@@ -111,27 +113,29 @@ class Tally:
         labels = f'model_name="{model}",engine_type="simulated"'
         lines: list[str] = []
 
-        def say(name: str, kind: str, values: list[tuple[str, float]]) -> None:
+        def add_metric(name: str, kind: str, values: list[tuple[str, float]]) -> None:
             lines.append(f"# TYPE trtllm_{name} {kind}")
             lines.extend(f"trtllm_{name}{{{labels}{more}}} {value:.10g}" for more, value in values)
 
-        say("num_requests_running", "gauge", [("", engine.active)])
-        say("num_requests_waiting", "gauge", [("", engine.queued)])
+        add_metric("num_requests_running", "gauge", [("", engine.active)])
+        add_metric("num_requests_waiting", "gauge", [("", engine.queued)])
         if isinstance(engine, Fleet):
-            say("kv_cache_utilization", "gauge", [("", engine.blocks_used_share)])
-            say("kv_cache_hit_rate", "gauge", [("", engine.hit_share)])
-            say("max_batch_size_runtime", "gauge", [("", engine.limits.max_batch_size)])
+            add_metric("kv_cache_utilization", "gauge", [("", engine.blocks_used_share)])
+            add_metric("kv_cache_hit_rate", "gauge", [("", engine.hit_share)])
+            add_metric("max_batch_size_runtime", "gauge", [("", engine.limits.max_batch_size)])
             if engine.iterations:
                 last = engine.iterations[-1]
-                say("num_context_requests", "gauge", [("", last.context_requests)])
-                say("num_generation_requests", "gauge", [("", last.generating)])
-                say("iteration_latency_seconds", "gauge", [("", last.length_ns / 1e9)])
-                say("avg_decoded_tokens_per_iter", "gauge", [("", 1.0)])
-        say("prompt_tokens_total", "counter", [("", self._prompt)])
-        say("prompt_cached_tokens_total", "counter", [("", self._cached)])
-        say("generation_tokens_total", "counter", [("", self._generated)])
-        say("request_success_total", "counter", [(f',finished_reason="{r}"', n) for r, n in self._reasons.items()])
-        say("request_error_total", "counter", [(f',http_code="{s}"', n) for s, n in self._errors.items()])
+                add_metric("num_context_requests", "gauge", [("", last.context_requests)])
+                add_metric("num_generation_requests", "gauge", [("", last.generating)])
+                add_metric("iteration_latency_seconds", "gauge", [("", last.length_ns / 1e9)])
+                add_metric("avg_decoded_tokens_per_iter", "gauge", [("", 1.0)])
+        add_metric("prompt_tokens_total", "counter", [("", self._prompt)])
+        add_metric("prompt_cached_tokens_total", "counter", [("", self._cached)])
+        add_metric("generation_tokens_total", "counter", [("", self._generated)])
+        add_metric(
+            "request_success_total", "counter", [(f',finished_reason="{r}"', n) for r, n in self._reasons.items()]
+        )
+        add_metric("request_error_total", "counter", [(f',http_code="{s}"', n) for s, n in self._errors.items()])
         for name, edges in _BUCKETS.items():
             lines.append(f"# TYPE trtllm_{name} histogram")
             total = 0

@@ -1,6 +1,6 @@
-"""What the embedded endpoint can be told, as one value: written by the command line and by tests, read by the child.
+"""The options of the embedded endpoint, as one value: written by the command line and by tests, read by the child.
 
-Plain data that travels as JSON on a command line; no defaults hide elsewhere.
+Plain data, passed to the child as JSON. All defaults are here.
 """
 
 from __future__ import annotations
@@ -10,44 +10,47 @@ from typing import Literal
 import msgspec
 
 PHYSICAL = {"preset": "gb300-vm"}
-"""What a run without a URL is held against: a whole machine's physics, not a fixed pace."""
+"""The server for a run without a URL: the physical model of a whole machine, not fixed latencies."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One simulated server. Texts of time are `duration` or `law` (see pace.py): `5ms`, `normal:5ms,1ms`,
-    `lognormal:120ms,0.25`; `faults` as in faults.py, `truncate:0.05,http_429@2s:0.1`."""
+    """One simulated server.
+
+    Times are written as `duration_ns` or `law` in latency_model.py read them: `5ms`, `normal:5ms,1ms`,
+    `lognormal:120ms,0.25`. `faults` is written as in faults.py: `truncate:0.05,http_429@2s:0.1`.
+    """
 
     host: str = "127.0.0.1"
-    port: int = 0  # 0: the system picks one, the ready line names it
+    port: int = 0  # 0: the system picks a free port, and the ready line reports it
     dialect: Literal["trtllm", "openai"] = "trtllm"
     model: str = "sim"
-    version: str = "1.3.0"  # of TensorRT-LLM: what /version says, and where timings are found (1.3: with the answer)
-    preset: str = ""  # physical engine (presets/); replaces ttft to lockstep, max_seq_len and max_num_tokens
+    version: str = "1.3.0"  # of TensorRT-LLM: returned by /version; decides where timings are (1.3: in the response)
+    preset: str = ""  # physical engine (presets/); overrides ttft to lockstep, max_seq_len, max_num_tokens
     ttft: str = "lognormal:120ms,0.25"
     itl: str = "5ms"
     per_input_token: str = "0"  # added to the time to first token for each prompt token
     stream_interval: int = 1  # tokens per event after the first
-    slots: int | None = None  # requests served at once, others wait in order; None: no limit
+    slots: int | None = None  # requests served at once; others wait in order of arrival; None: no limit
     lockstep: bool = False  # all streams emit on multiples of `itl`, as a batching engine does
     flood: bool = False  # no time between tokens, FLOOD_EVENTS in one write
     max_seq_len: int = 131_072
-    max_num_tokens: int = 0  # longest prompt as without chunked prefill; 0: only max_seq_len bounds it
+    max_num_tokens: int = 0  # longest prompt, as without chunked prefill; 0: only max_seq_len limits it
     seed: int = 0
     faults: str = ""
-    api_key_file: str = ""  # openai: any other key than the one in this file gets 401
+    api_key_file: str = ""  # requests to /v1/ with another key than the one in this file get 401
     cert: str = ""  # PEM files; both given: TLS
     key: str = ""
     log_events: Literal["none", "ends", "all"] = "none"  # which sends are logged: none, first and last, all
-    log: str = ""  # file to write the log to at the end; without one, GET /_log has it
-    log_bodies: bool = False  # the log names the SHA-256 of every request body
-    idle_close: str = "5s"  # uvicorn's keep-alive time, as trtllm-serve has it
+    log: str = ""  # file for the log, written at the end; if empty, GET /_log returns it
+    log_bodies: bool = False  # the log contains the SHA-256 of every request body
+    idle_close: str = "5s"  # uvicorn's keep-alive time, which trtllm-serve uses
     max_body_bytes: int = 64 << 20
-    cores: int = 1  # processes behind the one port; a preset's replicas are dealt out among them
-    core: int = 0  # which of them this one is
-    buffer_bytes: int = 8 << 20  # unread answer kept for one slow reader; beyond, it is cut and counted
+    cores: int = 1  # processes that share the port; a preset's replicas are divided among them
+    core: int = 0  # index of this process
+    buffer_bytes: int = 8 << 20  # response bytes buffered for a slow reader; beyond it, the reader is reset and counted
 
     def to_json(self) -> str:
-        """As `from_json` reads it."""
+        """This value as JSON, as `from_json` reads it."""
         return msgspec.json.encode(self).decode()
 
 

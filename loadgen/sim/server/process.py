@@ -1,6 +1,6 @@
-"""The endpoint as a process: its signals, its ready line, several processes behind one port, and the child of a run.
+"""The endpoint as a process: signals, the ready line, several processes on one port, and the child of a run.
 
-What is served is endpoint.py. Nothing here may touch a connection.
+endpoint.py serves the requests. Nothing here may touch a connection.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 
 
 def serve(options: Options, stdin: int = -1) -> int:
-    """Run one endpoint in this process until SIGTERM, SIGINT, or the end of `stdin`; prints the ready line, one JSON
-    object `{"url": ..., "pid": ...}`, on stdout. Returns the exit code."""
+    """Run one endpoint in this process until SIGTERM, SIGINT, or the end of `stdin`. Returns the exit code.
+
+    Prints the ready line on stdout: one JSON object `{"url": ..., "pid": ...}`.
+    """
     others: list[Embedded] = []
     if options.cores > 1 and options.core == 0:
         options, others = _several(options)
     server = SimServer(options)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.stop)
-    gc.freeze()  # what the start made lives on; connections and answers are free of cycles when they end
+    gc.freeze()  # objects of the start live on; finished connections and responses have no cycles
     print(msgspec.json.encode({"url": server.url, "pid": os.getpid()}).decode(), flush=True)
     try:
         server.run(stdin)
@@ -43,16 +45,19 @@ def serve(options: Options, stdin: int = -1) -> int:
 
 
 def _several(options: Options) -> tuple[Options, list[Embedded]]:
-    """Start all processes of a port but the first, whose options come back; the kernel deals connections out."""
+    """Start all processes of a port except the first. Returns the first one's options, and the others.
+
+    The kernel distributes the connections.
+    """
     from loadgen.sim.server.embedded import start
 
-    with socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET) as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    with socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET) as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
-            held.bind((options.host, options.port))  # so that all get the same one
+            reserved.bind((options.host, options.port))  # reserve the port, so that all processes use the same one
         except OSError as error:
             raise TargetError(f"cannot listen: {error}", f"{options.host}:{options.port}", "another --port") from None
-        first = msgspec.structs.replace(options, port=held.getsockname()[1])
+        first = msgspec.structs.replace(options, port=reserved.getsockname()[1])
         others: list[Embedded] = []
         try:
             for core in range(1, options.cores):
@@ -66,7 +71,7 @@ def _several(options: Options) -> tuple[Options, list[Embedded]]:
 
 
 def die_with_parent() -> None:
-    """SIGTERM to this process when the thread that started it ends (prctl(2)); Linux only, elsewhere nothing."""
+    """Ask for SIGTERM when the thread that started this process ends (prctl(2)). Linux only; else nothing."""
     if sys.platform.startswith("linux"):
         import ctypes
 
@@ -74,7 +79,7 @@ def die_with_parent() -> None:
 
 
 def main() -> int:
-    """The child of `embedded.start`: options are the first line of stdin, whose end is also the end of the parent."""
+    """The child of `embedded.start`. The first line of stdin has the options; the end of stdin ends the child."""
     if "--die-with-parent" in sys.argv:
         die_with_parent()
     line = bytearray()

@@ -1,7 +1,8 @@
-"""Request bodies of the simulated server: checked as the dialect checks them, and read into an `Ask`. Pure.
+"""Request bodies of the simulated server: validated as the dialect does, and converted to `ParsedRequest`. Pure.
 
-What trtllm-serve accepts is listed field by field, because it answers 400 to every other; those without effect on a
-simulated model are let pass. Its tokenizer: one token per piece that begins at a space, plus some for the template.
+The fields that trtllm-serve accepts are listed one by one, because it answers 400 to any other field. Fields without
+effect on a simulated model are accepted and ignored. The tokenizer: one token per piece that begins at a space, plus
+some for the template.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ import msgspec
 
 from loadgen.sim.server.dialect import Api, Dialect, ParsedRequest, malformed, refused, too_long, unknown_model
 
-TEMPLATE_TOKENS = 8  # what the simulated chat template adds to every prompt
-NATURAL_TOKENS = 256  # length around which an answer ends when no limit was asked for
-BLOCK_BYTES = 6  # of a prompt, that stand for a token where its blocks are cut: about what a word takes
-TOO_MANY_TOKENS = 1_000_000  # an answer longer than this is refused, whatever the context
+TEMPLATE_TOKENS = 8  # tokens that the simulated chat template adds to every prompt
+NATURAL_TOKENS = 256  # typical output length if the request sets no limit
+BLOCK_BYTES = 6  # prompt bytes per token when a prompt is cut into blocks: about one word
+TOO_MANY_TOKENS = 1_000_000  # an output longer than this is refused, whatever the context length
 
 
 class RequestRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What the simulated server was started with, as far as requests are judged by it."""
+    """The server's options that decide how requests are validated."""
 
     dialect: Dialect = "trtllm"
     model: str = "sim"
     max_seq_len: int = 131_072
-    max_num_tokens: int = 0  # longest prompt, as without chunked prefill; 0: chunked, only max_seq_len bounds it
+    max_num_tokens: int = 0  # longest prompt without chunked prefill; 0: chunked, only max_seq_len limits it
     seed: int = 0
-    tokens_per_block: int = 0  # of the prefix cache; 0: there is none
+    tokens_per_block: int = 0  # block size of the prefix cache; 0: no prefix cache
 
 
 class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,7 +53,7 @@ class _Message(msgspec.Struct):
 
 
 class _Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that both requests of both dialects know."""
+    """Fields common to both APIs and both dialects."""
 
     model: str
     max_tokens: int | None = None
@@ -70,7 +71,7 @@ class _Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Trtllm(_Sampling, kw_only=True, forbid_unknown_fields=True):
-    """What trtllm-serve adds to both, from its protocol's source; those without effect here are let pass."""
+    """Fields that trtllm-serve adds to both APIs, from its protocol source; some have no effect here."""
 
     stream_options: _StreamOptions | None = None
     ignore_eos: bool = False
@@ -168,104 +169,117 @@ _READERS: dict[tuple[str, str], Any] = {
 
 
 def count_tokens(text: str) -> int:
-    """Tokens of `text` in the simulated model's vocabulary: pieces that begin at a space, so `len(text.split())` of
-    text with single spaces; counted without splitting, because 10,000 pieces would hold the loop for 0.3 ms."""
+    """Tokens of `text` in the simulated model's vocabulary: pieces that begin at a space.
+
+    Equals `len(text.split())` if all spaces are single. Counted without splitting, because 10,000 pieces would block
+    the loop for 0.3 ms.
+    """
     return text.count(" ") + (0 if text[:1] in ("", " ") else 1)
 
 
 def parse_request(body: bytes, api: Api, rules: RequestRules) -> ParsedRequest:
-    """The request in `body`; raises Refusal with the dialect's own error for everything that this server refuses."""
+    """The request in `body`.
+
+    Raises Refusal with the dialect's own error for everything that this server refuses.
+    """
     try:
-        asked = _READERS[rules.dialect, api](body)
+        request = _READERS[rules.dialect, api](body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
         raise malformed(rules.dialect, str(wrong)) from None
-    options = asked.stream_options
-    if options is not None and not asked.stream:
+    options = request.stream_options
+    if options is not None and not request.stream:
         raise malformed(rules.dialect, "stream_options can only be set if stream is true")
-    limit = asked.max_tokens
-    if api == "chat" and asked.max_completion_tokens is not None:
+    limit = request.max_tokens
+    if api == "chat" and request.max_completion_tokens is not None:
         if limit is not None:
             raise malformed(rules.dialect, "max_tokens and max_completion_tokens are one field: send one of them")
-        limit = asked.max_completion_tokens
-    if (asked.n or 1) != 1:
+        limit = request.max_completion_tokens
+    if (request.n or 1) != 1:
         raise refused(rules.dialect, "n > 1 is not simulated", "n")
     if limit is not None and limit < 1:
         raise refused(rules.dialect, f"max_tokens must be at least 1, got {limit}", "max_tokens")
     if rules.dialect == "openai":
         if options is not None and options.continuous_usage_stats is not None:
             raise refused("openai", "Unknown parameter: 'stream_options.continuous_usage_stats'.", "stream_options")
-        if asked.model != rules.model:
-            raise unknown_model(asked.model)
-    input_tokens, digest, blocks = _prompt(asked, api, rules)
-    output_tokens, finish_reason = _length(asked, limit, input_tokens, digest, rules)
+        if request.model != rules.model:
+            raise unknown_model(request.model)
+    input_tokens, digest, blocks = _prompt(request, api, rules)
+    output_tokens, finish_reason = _length(request, limit, input_tokens, digest, rules)
     return ParsedRequest(
         api=api,
-        model=asked.model,
-        stream=bool(asked.stream),
+        model=request.model,
+        stream=bool(request.stream),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         finish_reason=finish_reason,
         digest=digest,
         include_usage=bool(options is not None and options.include_usage),
         continuous_usage=bool(options is not None and options.include_usage and options.continuous_usage_stats),
-        detokenize=getattr(asked, "detokenize", True),
+        detokenize=getattr(request, "detokenize", True),
         blocks=blocks,
     )
 
 
 def _blocks(content: bytes, tokens: int, rules: RequestRules) -> tuple[int, ...]:
-    """A hash per full block of a prompt, each standing for all that comes before its end. Blocks are cut by bytes
-    (BLOCK_BYTES a token), which splits no prompt and puts equal beginnings into equal blocks."""
+    """One hash per full block of a prompt, covering the prompt up to the block's end.
+
+    Blocks are cut by bytes (BLOCK_BYTES per token). This needs no splitting into tokens, and prompts with equal
+    prefixes get equal blocks.
+    """
     per_block = rules.tokens_per_block
     if not per_block:
         return ()
     size = per_block * BLOCK_BYTES
-    chain, found = 0, []
+    prefix_hash, hashes = 0, []
     for at in range(0, min(len(content) // size, tokens // per_block) * size, size):
-        chain = hash((chain, content[at : at + size]))
-        found.append(chain)
-    return tuple(found)
+        prefix_hash = hash((prefix_hash, content[at : at + size]))
+        hashes.append(prefix_hash)
+    return tuple(hashes)
 
 
-def _prompt(asked: Any, api: Api, rules: RequestRules) -> tuple[int, bytes, tuple[int, ...]]:
-    """Token count of the prompt, 64 bytes that stand for its content, and its blocks in the prefix cache."""
-    hash_ = hashlib.blake2b(rules.seed.to_bytes(8, "little"), digest_size=64)
+def _prompt(request: Any, api: Api, rules: RequestRules) -> tuple[int, bytes, tuple[int, ...]]:
+    """Token count of the prompt, a 64-byte digest of its content, and its blocks for the prefix cache."""
+    digest = hashlib.blake2b(rules.seed.to_bytes(8, "little"), digest_size=64)
     if api == "completions":
-        prompt = asked.prompt
+        prompt = request.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             if len(prompt) > 1:
                 raise refused(rules.dialect, "several prompts in one request are not simulated", "prompt")
             prompt = prompt[0]
         if isinstance(prompt, str):
             content = prompt.encode("utf-8", "surrogatepass")
-            hash_.update(content)
+            digest.update(content)
             tokens = max(1, count_tokens(prompt))
-            return tokens, hash_.digest(), _blocks(content, tokens, rules)
+            return tokens, digest.digest(), _blocks(content, tokens, rules)
         if not prompt or not all(isinstance(token, int) for token in prompt):
             raise malformed(rules.dialect, "prompt must be a text or a list of token ids")
         content = msgspec.msgpack.encode(prompt)
-        hash_.update(content)
-        return len(prompt), hash_.digest(), _blocks(content, len(prompt), rules)
-    if not asked.messages:
+        digest.update(content)
+        return len(prompt), digest.digest(), _blocks(content, len(prompt), rules)
+    if not request.messages:
         raise malformed(rules.dialect, "messages must not be empty")
     tokens = TEMPLATE_TOKENS
-    said = []
-    for message in asked.messages:
+    pieces = []
+    for message in request.messages:
         content = message.content
         for text in (content,) if isinstance(content, str) else [part.text for part in content or ()]:
             if text:
-                said.append(text.encode("utf-8", "surrogatepass"))
+                pieces.append(text.encode("utf-8", "surrogatepass"))
                 tokens += count_tokens(text)
-        said.append(message.role.encode("utf-8", "surrogatepass"))
-    content = b"".join(said)
-    hash_.update(content)
-    ids = getattr(asked, "prompt_token_ids", None)
+        pieces.append(message.role.encode("utf-8", "surrogatepass"))
+    content = b"".join(pieces)
+    digest.update(content)
+    ids = getattr(request, "prompt_token_ids", None)
     tokens = len(ids) if ids else tokens
-    return tokens, hash_.digest(), _blocks(content, tokens, rules)
+    return tokens, digest.digest(), _blocks(content, tokens, rules)
 
 
-def _length(asked: Any, limit: int | None, input_tokens: int, digest: bytes, rules: RequestRules) -> tuple[int, str]:
-    """Output length and finish reason. Unforced answers end by themselves somewhere around the length asked for."""
+def _length(request: Any, limit: int | None, input_tokens: int, digest: bytes, rules: RequestRules) -> tuple[int, str]:
+    """Output length and finish reason.
+
+    Without `ignore_eos` an output ends by itself somewhere around the requested length. Raises Refusal if the prompt is
+    too long, or if the output would be.
+    """
     room = rules.max_seq_len - input_tokens
     if rules.dialect == "openai":
         if input_tokens + (limit or 1) > rules.max_seq_len:
@@ -278,11 +292,11 @@ def _length(asked: Any, limit: int | None, input_tokens: int, digest: bytes, rul
             f" max_num_tokens ({longest})",
             "",
         )
-    most = min(room if limit is None else limit, room)  # trtllm-serve clamps in silence
-    if getattr(asked, "ignore_eos", False):
-        if most > TOO_MANY_TOKENS:
-            raise refused(rules.dialect, f"an answer of {most} tokens is not simulated", "max_tokens")
-        return most, "length"
-    share = 0.6 + int.from_bytes(digest[:4], "little") / 2**32  # 0.6 to 1.6: some 40 % end before the limit
-    natural = max(1, round(share * (limit or NATURAL_TOKENS)), getattr(asked, "min_tokens", 0))
-    return (natural, "stop") if natural < most else (min(most, TOO_MANY_TOKENS), "length")
+    max_tokens = min(room if limit is None else limit, room)  # trtllm-serve clamps without an error
+    if getattr(request, "ignore_eos", False):
+        if max_tokens > TOO_MANY_TOKENS:
+            raise refused(rules.dialect, f"an answer of {max_tokens} tokens is not simulated", "max_tokens")
+        return max_tokens, "length"
+    share = 0.6 + int.from_bytes(digest[:4], "little") / 2**32  # 0.6 to 1.6: about 40 % end before the limit
+    natural = max(1, round(share * (limit or NATURAL_TOKENS)), getattr(request, "min_tokens", 0))
+    return (natural, "stop") if natural < max_tokens else (min(max_tokens, TOO_MANY_TOKENS), "length")

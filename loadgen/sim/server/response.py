@@ -1,7 +1,7 @@
-"""One request being answered: which bytes come next and how it ends, faults included. Pure: no sockets, no clock.
+"""One request being answered: which bytes come next and how the response ends, with faults. Pure: no sockets, no clock.
 
-The server says what is due (`tokens`, `finished`, the time) and writes what it gets back; everything that a fault
-changes about the bytes is decided here.
+The server passes what is due (`tokens`, `finished`, the time) and writes the bytes it gets back. Every change that a
+fault makes to the bytes is decided here.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from loadgen.sim.server.dialect import DONE, END, WORDS, ParsedRequest, Script
 from loadgen.sim.server.faults import PlannedFault
 from loadgen.sim.server.message import Incoming, head
 
-WRONG_COUNT = 7  # tokens that a `wrong_count` usage is off by
+WRONG_COUNT = 7  # tokens that a `wrong_count` usage adds
 OVERSIZED_BYTES = 1 << 20
 SSE = "text/event-stream; charset=utf-8"
 JSON = "application/json"
 
 End = Literal["", "answered", "close", "reset", "stall"]
-"""What follows the bytes: nothing yet, the next request, a close, a reset, silence for ever."""
+"""What follows the bytes: more bytes, the next request, a close, a reset, or silence for ever."""
 
 
 class SimAnswer:
-    """`connection` is the server's; nothing here looks at it. `made`: tokens sent, `sent`: events."""
+    """The state of one response. `made`: tokens sent, `sent`: events sent.
+
+    `connection` is stored for the server and never used here.
+    """
 
     __slots__ = (
         "_per_event",
@@ -62,14 +65,14 @@ class SimAnswer:
         self.fault = fault or PlannedFault("")
         self.made = self.sent = self.first_ns = 0
         self.keep_alive = incoming.keep_alive and self.fault.name not in ("close_delimited", "connection_close")
-        # head + word + tail says all there is to say of most token events; the server's fast path uses it.
+        # Most token events are exactly head + word + tail; the server's fast path uses that.
         self.plain = ask.stream and ask.detokenize and not ask.continuous_usage and fault is None
         self._script, self._per_event = script, per_event
         self._timed = timed and incoming.headers.get(b"x-trtllm-return-metrics") == b"1"
-        self.served: Any = None  # what the engine knows of it
+        self.served: Any = None  # the engine's request, with its admission time and cached tokens
 
     def opening(self) -> tuple[bytes, End]:
-        """What is sent at once: trtllm-serve sends the head of a stream before it has a token."""
+        """The bytes to send at once: trtllm-serve sends the head of a stream before it has a token."""
         name = self.fault.name
         if not self.ask.stream and name not in ("empty", "reset_before"):
             return b"", ""
@@ -79,7 +82,7 @@ class SimAnswer:
         return data, "reset" if name == "reset_before" else ""
 
     def next(self, tokens: int, finished: bool, now_ns: int) -> tuple[bytes, End]:
-        """The bytes of the next `tokens` tokens, and of everything after them when `finished`."""
+        """The bytes of the next `tokens` tokens and, if `finished`, of everything after them."""
         if not self.ask.stream:
             self.first_ns = self.first_ns or now_ns
             return self._whole(now_ns) if finished else (b"", "")
@@ -103,18 +106,18 @@ class SimAnswer:
         for start in range(first, self.made, self._per_event):
             stop = min(start + self._per_event, self.made)
             last = finished and stop == self.made
-            struck = start <= fault.at < stop
-            filler = b"a" * OVERSIZED_BYTES if struck and name == "oversized" else b""
+            hit = start <= fault.at < stop
+            filler = b"a" * OVERSIZED_BYTES if hit and name == "oversized" else b""
             event = script.event(start, stop, last and name != "no_finish", filler)
-            events.append(event[:-5] + b"\n\n" if struck and name == "malformed" else event)
+            events.append(event[:-5] + b"\n\n" if hit and name == "malformed" else event)
             self.sent += 1
-            if struck and name in _ENDS:
+            if hit and name in _ENDS:
                 return events, _ENDS[name]
-            if struck and name in ("error_event", "engine_error"):
-                more, proper = [dialect.error_event("simulated error"), DONE], True
+            if hit and name in ("error_event", "engine_error"):
+                last_events, ends_properly = [dialect.error_event("simulated error"), DONE], True
                 if name == "engine_error":
-                    more, proper = script.failure()
-                return events + more, "answered" if proper else "close"
+                    last_events, ends_properly = script.failure()
+                return events + last_events, "answered" if ends_properly else "close"
         if not finished:
             return events, ""
         counted = self.made + (WRONG_COUNT if name == "wrong_count" else 0)
@@ -131,7 +134,7 @@ class SimAnswer:
         return dialect.perf_headers(arrival, self.first_ns or now_ns, now_ns, queue)
 
     def _whole(self, now_ns: int) -> tuple[bytes, End]:
-        """An answer that is not a stream; faults of streams strike it where they have a meaning."""
+        """A response that is not a stream. Faults of streams apply where they have a meaning."""
         name = self.fault.name
         self.made, self.sent = self.ask.output_tokens, 1
         counted = self.made + (WRONG_COUNT if name == "wrong_count" else 0)

@@ -1,8 +1,9 @@
-"""What the endpoint really did: the instant of each send, beside the planned one, kept in memory and written once.
+"""The log of what the endpoint really sent: the planned and the actual time of each send. Kept in memory, written once.
 
-The file (and `GET /_log`, which drains): one line of JSON, `{"schema": 1, "columns": [...], "events": n, "requests":
-[...]}`, then n rows of four little-endian int64. Row: request number, event index within the answer, planned ns, ns
-right before the send, both on `time.monotonic_ns`. Requests: number, id (`X-Request-Id`), arrival ns, tokens, fault.
+Format of the file and of `GET /_log`, which empties the log: one line of JSON, `{"schema": 1, "columns": [...],
+"events": n, "requests": [...]}`, then n rows of four little-endian int64. A row has the request number, the event index
+within the response, the planned time, and the time just before the send, both in ns of `time.monotonic_ns`. A request
+has number, id (`X-Request-Id`), arrival time in ns, tokens and fault.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ COLUMNS = ("request", "event", "planned_ns", "sent_ns")
 
 
 class LoggedRequest(msgspec.Struct):
-    """One request as the endpoint saw it. `input_tokens` 0: it was refused before they were counted."""
+    """One request as the endpoint received it. `input_tokens` 0: refused before the tokens were counted."""
 
     number: int
     id: str  # X-Request-Id, "" without one
-    arrival_ns: int  # when its last byte was read
+    arrival_ns: int  # time when its last byte was read
     path: str
     status: int
     input_tokens: int = 0
@@ -50,7 +51,7 @@ class SendLog:
         self.requests: list[LoggedRequest] = []
 
     def drain(self) -> bytes:
-        """Everything kept, in the file's form; afterwards nothing is."""
+        """Everything in the log, in the file's format. Empties the log."""
         rows, requests = self.rows, self.requests
         self.rows, self.requests = array("q"), []
         if sys.byteorder == "big":
@@ -60,7 +61,7 @@ class SendLog:
 
 
 class SentRequests(msgspec.Struct):
-    """A log as read: requests by number, and the columns as int64 arrays of equal length, in order of sending."""
+    """A parsed log: requests by number, and columns as int64 arrays of equal length, in order of sending."""
 
     requests: list[LoggedRequest]
     request: np.ndarray[Any, np.dtype[np.int64]]
@@ -70,7 +71,7 @@ class SentRequests(msgspec.Struct):
 
 
 def parse_log(data: bytes) -> SentRequests:
-    """The inverse of `drain`; raises ValueError or msgspec.MsgspecError for anything else."""
+    """The inverse of `drain`. Raises ValueError or msgspec.MsgspecError if `data` is not such a log."""
     import numpy as np
 
     line, _, rest = data.partition(b"\n")
@@ -82,6 +83,6 @@ def parse_log(data: bytes) -> SentRequests:
 
 
 def read_log(path: str) -> SentRequests:
-    """The log in a file."""
+    """The parsed log of a file."""
     with open(path, "rb") as file:
         return parse_log(file.read())

@@ -1,5 +1,6 @@
-"""TLS for the simulated server's raw sockets: `ssl.MemoryBIO` between the records and the socket, with the face of a
-socket's `recv` and `send`. Only the server's connections use it; nothing here knows HTTP.
+"""TLS for the simulated server's raw sockets: `ssl.MemoryBIO` between TLS records and the socket.
+
+Has the `recv` and `send` of a socket. Only the server's connections use it; nothing here knows HTTP.
 """
 
 from __future__ import annotations
@@ -19,30 +20,33 @@ class Context:
         self._context = context
 
     def wrap(self, sock: socket.socket) -> TlsSocket:
-        """The TLS face of `sock`, whose handshake happens while it is read."""
+        """A TLS socket over `sock`. The handshake takes place while it is read."""
         return TlsSocket(sock, self._context)
 
 
 def context(cert: str, key: str) -> Context:
-    """A context with this certificate and key (PEM files); raises UserError when they cannot be read."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    """A context with this certificate and key (PEM files). Raises UserError if they cannot be loaded."""
+    ssl_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        made.load_cert_chain(cert, key or None)
+        ssl_context.load_cert_chain(cert, key or None)
     except (OSError, ssl.SSLError) as error:
         raise UserError(f"cannot load the certificate: {error}", f"{cert}, {key}", "two PEM files that match") from None
-    return Context(made)
+    return Context(ssl_context)
 
 
 class TlsSocket:
-    """`recv` gives plain bytes, `b""` at the end, BlockingIOError when there are none; `send` takes all and keeps the
-    records that the kernel did not take, to go first next time."""
+    """TLS over a non-blocking socket.
+
+    `recv` returns decrypted bytes, `b""` at the end, and raises BlockingIOError if there are none. `send` accepts all
+    data and keeps the records that the kernel did not accept; they are sent first next time.
+    """
 
     __slots__ = ("_in", "_out", "_pending", "_sock", "_tls")
 
-    def __init__(self, sock: socket.socket, made: ssl.SSLContext) -> None:
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
         self._sock = sock
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = made.wrap_bio(self._in, self._out, server_side=True)
+        self._tls = context.wrap_bio(self._in, self._out, server_side=True)
         self._pending = b""
 
     def recv(self, limit: int) -> bytes:
@@ -52,7 +56,7 @@ class TlsSocket:
         self._in.write(data)
         plain = bytearray()
         try:
-            while True:  # all that these records hold: what stays inside would make no socket readable
+            while True:  # read everything decrypted: data left inside would not make the socket readable
                 piece = self._tls.read(limit)
                 if not piece:
                     return bytes(plain)
