@@ -80,7 +80,7 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
     sender = ray_agent.RayAgent()
     sender._folder, sender._i = there, 0
     spool = store.Spool(there, 0)
-    sender._board = ray_agent.Board(there / "spool" / "board", 1)
+    sender._board = ray_agent.SharedCounters(there / "spool" / "board", 1)
     copy = ray_agent.Copy(here, 0)
     histogram, draw = Histogram(), np.random.default_rng(1)
     bins = np.zeros(0, np.int64)
@@ -99,7 +99,7 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
         if step % 2:
             copy.add(taken.pieces)
             texts = store.worker_texts(here, 0)
-            found = store._whole_rows(here / "spool" / "w0.rows")
+            found = store._complete_rows(here / "spool" / "w0.rows")
             assert (found["text"] < len(texts)).all()
     spool.close()
     copy.add(_now(sender.take(dict(copy.have), 0)).pieces)
@@ -118,7 +118,7 @@ def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path, monkeypat
     sender = ray_agent.RayAgent()
     sender._folder, sender._i = there, 0
     spool = store.Spool(there, 0)
-    sender._board = ray_agent.Board(there / "spool" / "board", 1)
+    sender._board = ray_agent.SharedCounters(there / "spool" / "board", 1)
     for number in range(35):
         row = np.zeros(1, ROW)
         row["slot"] = number

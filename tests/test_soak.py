@@ -305,7 +305,7 @@ def test_a_worker_that_dies_without_rows_kept(tmp_path: Path) -> None:
             loop = asyncio.get_running_loop()
             mine = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
             pids = [int(pid) for pid in Path(mine).read_text().split()]
-            workers = [pid for pid in pids if "fanout.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
+            workers = [pid for pid in pids if "backends.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
             loop.call_later(1.2, os.kill, workers[1], signal.SIGKILL)
 
         folder = tmp_path / "a"
