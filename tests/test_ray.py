@@ -80,7 +80,7 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
     sender = ray_agent.RayAgent()
     sender._folder, sender._i = there, 0
     spool = store.Spool(there, 0)
-    sender._board = ray_agent.SharedCounters(there / "spool" / "board", 1)
+    sender._counters = ray_agent.SharedCounters(there / "spool" / "board", 1)
     copy = ray_agent.Copy(here, 0)
     histogram, draw = Histogram(), np.random.default_rng(1)
     bins = np.zeros(0, np.int64)
@@ -118,7 +118,7 @@ def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path, monkeypat
     sender = ray_agent.RayAgent()
     sender._folder, sender._i = there, 0
     spool = store.Spool(there, 0)
-    sender._board = ray_agent.SharedCounters(there / "spool" / "board", 1)
+    sender._counters = ray_agent.SharedCounters(there / "spool" / "board", 1)
     for number in range(35):
         row = np.zeros(1, ROW)
         row["slot"] = number
@@ -205,13 +205,13 @@ def test_nodes_must_be_alike(differing: str, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text("{}")
     ours = ray_agent.facts([str(data)])
-    assert list(cluster._unlike(ours, ray_agent.facts([str(data)]), "node")) == []
-    (fault,) = cluster._unlike(ours, ours._replace(same=ours.same | {differing: "other"}), "node")
+    assert list(cluster._differences(ours, ray_agent.facts([str(data)]), "node")) == []
+    (fault,) = cluster._differences(ours, ours._replace(same=ours.same | {differing: "other"}), "node")
     assert differing in fault.what
-    (fault,) = cluster._unlike(ours, ours._replace(files={str(data): ""}), "node")
+    (fault,) = cluster._differences(ours, ours._replace(files={str(data): ""}), "node")
     assert "no such file" in fault.what
     data.write_text("[]")
-    (fault,) = cluster._unlike(ours, ray_agent.facts([str(data)]), "node")
+    (fault,) = cluster._differences(ours, ray_agent.facts([str(data)]), "node")
     assert "another file" in fault.what
 
 
@@ -285,7 +285,7 @@ def _what_cannot_be_is_told_before_the_first_request(
     made = workload(tmp_path, request_rate="50", num_requests="20")
     with embedded.start(QUICK) as server, pytest.raises(UserError, match="4 workers need a CPU each"):
         run.execute(made, told(nodes, server.url, tmp_path / "a", workers=4))
-    monkeypatch.setattr(ray_agent, "_loopback", lambda: "another machine")
+    monkeypatch.setattr(ray_agent, "_loopback_id", lambda: "another machine")
     with monkeypatch.context() as patch, pytest.raises(Faults) as caught:
         patch.setattr(plan, "version", lambda: "9.9")
         run.execute(made, told(nodes, None, tmp_path / "c", workers=1))

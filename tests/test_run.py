@@ -264,7 +264,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="re
 def test_a_worker_that_dies_leaves_its_rest_as_lost(tmp_path: Path, endpoint: Embedded, load: tuple[str, ...]) -> None:
     process = cli(tmp_path, "--url", endpoint.url, "--workers", "2", *load)
     rows_written(tmp_path, 40)
-    workers = [pid for pid in children(process.pid) if "fanout.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
+    workers = [pid for pid in children(process.pid) if "backends.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
     assert len(workers) == 2
     os.kill(workers[0], signal.SIGKILL)
     code, out, err = ended(process)
