@@ -112,9 +112,10 @@ class Result:
     def rows(self) -> pa.Table:
         """One row per request, all stages; times in ns from the start of the run. Columns: `loadgen.record.FIELDS`."""
         from loadgen.results import store
+        from loadgen.results.parquet import to_table
 
         stored = store.read_run(self.folder)
-        table: pa.Table = store.to_table(stored.rows, stored.texts)
+        table: pa.Table = to_table(stored.rows, stored.texts)
         return table
 
     def __str__(self) -> str:

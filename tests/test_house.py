@@ -145,6 +145,8 @@ def test_pure_rooms_import_no_io(name: str) -> None:
     impure = {
         "loadgen.execution.driver",
         "loadgen.execution.run",
+        "loadgen.results.parquet",
+        "loadgen.results.spool",
         "loadgen.results.store",
         "loadgen.execution.bodies",
         "loadgen.report.progress",

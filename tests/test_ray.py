@@ -28,6 +28,7 @@ from loadgen.execution.backends import clock_sync, ray_agent
 from loadgen.execution.plan import Settings
 from loadgen.results import manifest, store
 from loadgen.results.manifest import Header
+from loadgen.results.spool import Spool, complete_rows, recorded, segments, worker_texts
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
@@ -79,7 +80,7 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
     there, here = tmp_path / "there", tmp_path / "here"
     sender = ray_agent.RayAgent()
     sender._folder, sender._i = there, 0
-    spool = store.Spool(there, 0)
+    spool = Spool(there, 0)
     sender._counters = ray_agent.SharedCounters(there / "spool" / "board", 1)
     copy = ray_agent.Copy(here, 0)
     histogram, draw = Histogram(), np.random.default_rng(1)
@@ -98,8 +99,8 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
         taken = _now(sender.take(dict(copy.have), 0))
         if step % 2:
             copy.add(taken.pieces)
-            texts = store.worker_texts(here, 0)
-            found = store._complete_rows(here / "spool" / "w0.rows")
+            texts = worker_texts(here, 0)
+            found = complete_rows(here / "spool" / "w0.rows")
             assert (found["text"] < len(texts)).all()
     spool.close()
     copy.add(_now(sender.take(dict(copy.have), 0)).pieces)
@@ -112,12 +113,12 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
 def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from loadgen.results.record import ROW
 
-    monkeypatch.setattr(store, "SEGMENT_ROWS", 10)
+    monkeypatch.setattr("loadgen.results.spool.SEGMENT_ROWS", 10)
     monkeypatch.setattr(ray_agent, "TAKE_BYTES", 7 * ROW.itemsize)
     there, here = tmp_path / "there", tmp_path / "here"
     sender = ray_agent.RayAgent()
     sender._folder, sender._i = there, 0
-    spool = store.Spool(there, 0)
+    spool = Spool(there, 0)
     sender._counters = ray_agent.SharedCounters(there / "spool" / "board", 1)
     for number in range(35):
         row = np.zeros(1, ROW)
@@ -131,9 +132,9 @@ def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path, monkeypat
         taken = _now(sender.take(dict(copy.have), 0))
         copy.add(taken.pieces)
         more = taken.more
-    assert store.recorded(here, 0, Header())["first"].tolist() == list(range(35))
+    assert recorded(here, 0, Header())["first"].tolist() == list(range(35))
     _now(sender.take(dict(copy.have), 0))
-    assert len(store.segments(there, 0)) == 1 < len(store.segments(here, 0))
+    assert len(segments(there, 0)) == 1 < len(segments(here, 0))
 
 
 def _now(call: Any) -> Any:

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from loadgen.metrics.accumulator import Accumulator
 from loadgen.results import manifest, slot_ranges, store
+from loadgen.results.parquet import to_table
 from loadgen.results.record import ROW
-from loadgen.results.store import Segment
+from loadgen.results.spool import Segment, segments, worker_texts
 
 PART_SECONDS = 1.5  # between two reads of the spool, at the start of a run
 PARTS = 200  # the wait is the run time so far divided by this: the number of small files stays low
@@ -93,7 +94,7 @@ class Raw:
 
         path = self._path(worker, start)
         scratch = path.with_suffix(".new")
-        pq.write_table(store.to_table(rows, store.worker_texts(self._folder, worker)), scratch, compression="zstd")
+        pq.write_table(to_table(rows, worker_texts(self._folder, worker)), scratch, compression="zstd")
         scratch.replace(path)
         self._parts[path] = start
 
@@ -134,7 +135,7 @@ class Fold:
         self._saved_at = monotonic()
 
     def take(self, segment: Segment, start: int, rows: NDArray[np.void]) -> None:
-        self._accumulator.add(rows, store.worker_texts(self._folder, segment.worker))
+        self._accumulator.add(rows, worker_texts(self._folder, segment.worker))
         self._mark_recorded(segment.worker, rows)
         if self._keep_sample:
             self._sample.append((segment.worker, self._in_sample(rows)))
@@ -172,14 +173,14 @@ class Fold:
         import pyarrow.parquet as pq
 
         tables = [
-            store.to_table(
+            to_table(
                 np.concatenate(
                     [sampled_rows for sampled_worker, sampled_rows in self._sample if sampled_worker == worker]
                 ),
                 texts,
             )
             for worker in sorted({worker for worker, _ in self._sample})
-            for texts in [store.worker_texts(self._folder, worker)]
+            for texts in [worker_texts(self._folder, worker)]
         ]
         if tables:
             (self._folder / "sample").mkdir(exist_ok=True)
@@ -205,7 +206,7 @@ def record(folder: Path, ended: Any) -> None:
     while not last_pass:
         wait = max(PART_SECONDS, min(LONGEST_S, (monotonic() - started_at) / PARTS))
         last_pass = bool(select.select([ended], [], [], wait)[0])
-        for segment in (spooled := store.segments(folder)):
+        for segment in (spooled := segments(folder)):
             start = taken.get(segment.worker, 0)
             is_open = segment == max(other for other in spooled if other.worker == segment.worker)
             count = segment.path.stat().st_size // ROW.itemsize - (start - segment.first)

@@ -30,7 +30,7 @@ from loadgen.execution.bodies import Bodies
 from loadgen.execution.target_selection import TargetSelection
 from loadgen.results.manifest import Second
 from loadgen.results.record import BIN_NS, RowPlace, row, unsent_row
-from loadgen.results.store import Spool
+from loadgen.results.spool import Spool
 from loadgen.schedule.dispatcher import Dispatcher, Start
 from loadgen.schedule.timetable import Schedule
 from loadgen.stats.quantiles import Histogram

@@ -29,6 +29,7 @@ from loadgen.execution.shared_counters import Counted
 from loadgen.metrics.summary import Summary
 from loadgen.requests import prompts
 from loadgen.results import manifest, object_store, store
+from loadgen.results.spool import segments
 from loadgen.schedule.timetable import Schedule
 from loadgen.server_metrics import scraper as scrape
 from loadgen.workload import Workload
@@ -86,7 +87,7 @@ def finish(job: Job, header: manifest.Header, share: Share, recorder: Compactor,
     )
     store.replace(folder / "run.json", manifest.encode(header))
     segments_change = header.keep != "raw" or any(
-        segment.first for segment in store.segments(folder)
+        segment.first for segment in segments(folder)
     )  # the compactor deletes segments
     compacted = recorder.finish() if segments_change else None
     summary = run_folder.summary(folder)

@@ -19,6 +19,7 @@ from loadgen.errors import UserError
 from loadgen.mlperf import dataset, log_files, rules
 from loadgen.mlperf import result as mlperf
 from loadgen.results import store
+from loadgen.results.parquet import NAMES
 from loadgen.results.record import ROW, STATUS
 from loadgen.search import experiment, trials
 from loadgen.search.load_search import Goal, LoadSearch, NextTrial
@@ -222,12 +223,12 @@ def read_columns(folder: Path) -> dict[str, NDArray[Any]]:
 
 def _plain(name: str, column: Any) -> NDArray[Any]:
     """A Parquet column as its numbers in a row: codes for words, -1 for what never came."""
-    if name in store.NAMES:
+    if name in NAMES:
         import pyarrow.compute as pc
 
         made = np.zeros(len(column), ROW[name])
         for word in pc.unique(column).to_pylist():
-            made[pc.equal(column, word).to_numpy(zero_copy_only=False)] = store.NAMES[name].index(word)
+            made[pc.equal(column, word).to_numpy(zero_copy_only=False)] = NAMES[name].index(word)
         return made
     filled = column.fill_null(-1) if column.null_count else column
     made = np.asarray(filled.to_numpy(), ROW[name])

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from loadgen.execution.backends.single import Share
 from loadgen.execution.bodies import UNKNOWN
 from loadgen.execution.plan import Job
-from loadgen.results import manifest, slot_ranges, store
+from loadgen.results import manifest, slot_ranges
 from loadgen.results.record import ROW, RowPlace, unsent_row
+from loadgen.results.spool import Spool, recorded, segments
 from loadgen.schedule import timetable as schedule
 
 AT_ONCE = 100_000  # slots that are checked in one step
@@ -44,12 +45,12 @@ def lost(job: Job, timetable: schedule.Schedule, i: int, workers: int, why: str)
     No process may write the files of that worker any more. Returns an empty Share.
     """
     own_schedule = schedule.shard(timetable, i, workers)
-    last_file = store.segments(job.folder, i)[-1].path
+    last_file = segments(job.folder, i)[-1].path
     with last_file.open("r+b") as file:  # an incomplete row at the end would shift all rows after it
         file.truncate(last_file.stat().st_size // ROW.itemsize * ROW.itemsize)
     path = job.folder / "run.json"
-    ranges = store.recorded(job.folder, i, manifest.decode(path.read_bytes(), str(path)))
-    spool = store.Spool(job.folder, i)
+    ranges = recorded(job.folder, i, manifest.decode(path.read_bytes(), str(path)))
+    spool = Spool(job.folder, i)
     text = spool.text(why)
     expected = (
         own_schedule.numbers() if own_schedule.slots is not None else iter(sorted(_in_flight(own_schedule, ranges)))

@@ -36,6 +36,7 @@ from loadgen.execution.backends import worker
 from loadgen.execution.driver import GROWING_BINS
 from loadgen.execution.shared_counters import SharedCounters
 from loadgen.results import store
+from loadgen.results.spool import Spool, segments
 
 TAKE_BYTES = 4 << 20  # rows in one answer
 SILENCE_S = 15.0  # without a call from the driver: it has ended, or this node is disconnected
@@ -46,7 +47,7 @@ TAIL_BYTES = 2 * GROWING_BINS * 8  # end of a timeline: bins that a worker may s
 class Facts(NamedTuple):
     """Facts about a node.
 
-    `same`: name -> value of what must be equal on every node. `loopback`: an id, equal for actors that share a loopback
+    `same`: name -> value of what must be equal on every node. `loopback`: an id, equal on machines that share a loopback
     interface. `files`: path -> digest of the requested files, "" for a file that is not there.
     """
 
@@ -194,7 +195,7 @@ class RayAgent:
         new_lines = self._lines[lines:]
         room = TAKE_BYTES
         rows: list[Piece] = []
-        for segment in store.segments(self._folder, self._i):
+        for segment in segments(self._folder, self._i):
             name = f"spool/{segment.path.name}"
             known_size = have.get(name, 0)
             if piece := self._new_bytes(name, known_size, room):
@@ -232,7 +233,7 @@ class RayAgent:
 
     def _delete_copied(self, have: Mapping[str, int]) -> None:
         """Delete complete segments that the driver has."""
-        for segment in store.segments(self._folder, self._i)[:-1]:
+        for segment in segments(self._folder, self._i)[:-1]:
             if have.get(f"spool/{segment.path.name}") == segment.path.stat().st_size:
                 segment.path.unlink()
 
@@ -255,7 +256,7 @@ class Copy:
 
     def __init__(self, folder: Path, i: int) -> None:
         self._folder = folder
-        store.Spool(folder, i).close()
+        Spool(folder, i).close()
         self.have: dict[str, int] = {}
 
     def add(self, pieces: Sequence[Piece]) -> None:

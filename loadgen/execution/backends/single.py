@@ -17,7 +17,7 @@ from loadgen.execution.bodies import Bodies
 from loadgen.execution.body_prefetch import BodyPrefetch
 from loadgen.execution.driver import AHEAD, HOLD_NS, Driver, no_collector
 from loadgen.execution.plan import Job, cap, plan
-from loadgen.results import store
+from loadgen.results.spool import Spool
 from loadgen.schedule import timetable as schedule
 from loadgen.schedule.timetable import Schedule
 from loadgen.workload import Closed
@@ -62,7 +62,7 @@ async def work(
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
     prefetch = large(timetable) and settings.client == "wire"
     bodies = BodyPrefetch(job, part, requests) if prefetch else Bodies(requests, clients[0].prepare, len(part.stages))
-    spool = store.Spool(job.folder, share)
+    spool = Spool(job.folder, share)
     secrets = [*(endpoint.api_key for endpoint in settings.endpoints), *(value for _, value in settings.headers)]
 
     def redact(text: str) -> str:

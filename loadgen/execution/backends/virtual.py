@@ -357,6 +357,7 @@ def _write_folder(folder: Path, header: Header, results: VirtualRows, seconds: l
 
     from loadgen.results import manifest as heads
     from loadgen.results import store
+    from loadgen.results.parquet import to_table
 
     store.replace(folder / "run.json", heads.encode(header))
     store.replace(folder / "seconds.jsonl", b"".join(msgspec.json.encode(second) + b"\n" for second in seconds))
@@ -368,7 +369,7 @@ def _write_folder(folder: Path, header: Header, results: VirtualRows, seconds: l
     scratch = folder / "requests" / "requests.new"
     writer = None
     for start in range(0, max(len(results.rows), 1), ROWS_PER_GROUP):
-        table = store.to_table(results.rows[start : start + ROWS_PER_GROUP], list(TEXTS))
+        table = to_table(results.rows[start : start + ROWS_PER_GROUP], list(TEXTS))
         writer = writer or pq.ParquetWriter(scratch, table.schema, compression="zstd")
         writer.write_table(table)
     assert writer is not None
