@@ -37,6 +37,7 @@ from loadgen.execution.backends import single
 from loadgen.execution.plan import Endpoint, Settings
 from loadgen.metrics.summary import Summary
 from loadgen.results import store
+from loadgen.results.parquet import to_table
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.stats.quantiles import Histogram
@@ -283,10 +284,10 @@ MERGE = """
 import resource, sys, time
 from pathlib import Path
 from loadgen.metrics import columns as metrics
-from loadgen.results import store
+from loadgen.results.parquet import Frame
 from loadgen.stats.quantiles import exact
 began, cpu = time.perf_counter(), time.process_time()
-columns = metrics.Columns(store.Frame([Path(sys.argv[1]) / "requests" / "requests.parquet"]))
+columns = metrics.Columns(Frame([Path(sys.argv[1]) / "requests" / "requests.parquet"]))
 for metric in ("ttft", "tpot", "e2e", "send_lag"):
     exact(metrics.defined(columns.measure(metric)))
 print(time.process_time() - cpu, time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
@@ -345,7 +346,7 @@ def records(folder: Path, count: int, targets: int = 1) -> None:
             rows[name] = first_token
         rows["last_token_ns"] = first_token + rows["output_tokens"] * draw.normal(20e6, 2e6, block).astype(np.int64)
         rows["end_ns"] = rows["done_ns"] = rows["last_token_ns"] + 100_000
-        table = store.to_table(rows, [])
+        table = to_table(rows, [])
         writer = writer or pq.ParquetWriter(folder / "requests" / store.MERGED, table.schema, compression="zstd")
         writer.write_table(table)
     assert writer is not None

@@ -114,9 +114,10 @@ class Result:
     def rows(self) -> pa.Table:
         """One row per request of all stages; times in ns since the start. Columns: `loadgen.results.record.FIELDS`."""
         from loadgen.results import store
+        from loadgen.results.parquet import to_table
 
         stored = store.read_run(self.folder)
-        table: pa.Table = store.to_table(stored.rows, stored.texts)
+        table: pa.Table = to_table(stored.rows, stored.texts)
         return table
 
     def __str__(self) -> str:

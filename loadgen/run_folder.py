@@ -1,4 +1,4 @@
-"""What is true of a stored run: its folder read back, and its summary made again. IO; the arithmetic is `metrics/`."""
+"""Computes the summary of a stored run from its folder. Does IO; the computation is in `metrics/`."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from loadgen.server_metrics import series
 
 
 def summary(folder: Path) -> Summary:
-    """What is true of a run, from its rows or from what they were folded into. Raises UserError as `read` does."""
-
+    """The summary of a run, from its rows or from its accumulator file. Raises UserError as `store.read_run` does."""
     stored = read_lightly(folder)
-    ledger = folder / "flows" / LEDGER
-    if stored.header.keep == "raw" or not ledger.exists():
+    path = folder / "flows" / LEDGER
+    if stored.header.keep == "raw" or not path.exists():
         return with_server(folder, summarize(*stored))
-    kept = Accumulator.from_bytes(ledger.read_bytes(), stored.header)
+    accumulator = Accumulator.from_bytes(path.read_bytes(), stored.header)
     return with_server(
-        folder, folded_summary.summarize(stored.header, kept, stored.gaps, stored.timeline, stored.seconds)
+        folder, folded_summary.summarize(stored.header, accumulator, stored.gaps, stored.timeline, stored.seconds)
     )
 
 
 def with_server(folder: Path, summary: Summary) -> Summary:
-    """The summary beside what the servers said, when they said anything."""
-    whole = summary.window.whole.duration_s
-    rate = summary.tokens.whole_output_per_s
-    said = series.summarize(server(folder), None if whole is None or rate is None else round(whole * rate))
-    if said is None:
+    """The summary with the servers' own metrics and a warning about them; unchanged when no page was read."""
+    duration_s = summary.window.whole.duration_s
+    output_per_s = summary.tokens.whole_output_per_s
+    server_summary = series.summarize(
+        server(folder), None if duration_s is None or output_per_s is None else round(duration_s * output_per_s)
+    )
+    if server_summary is None:
         return summary
-    judged = summary.verdict
-    if warning := series.warning(said):
-        judged = msgspec.structs.replace(judged, warnings=(*judged.warnings, warning))
-    return msgspec.structs.replace(summary, server=said, verdict=judged)
+    verdict = summary.verdict
+    if warning := series.warning(server_summary):
+        verdict = msgspec.structs.replace(verdict, warnings=(*verdict.warnings, warning))
+    return msgspec.structs.replace(summary, server=server_summary, verdict=verdict)

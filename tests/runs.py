@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from queueing import TOKENS, rows
 
-from loadgen.results import manifest, store
+from loadgen.results import manifest
 from loadgen.results.manifest import Fingerprints, Header, Host, Second, StagePlan, TargetFacts
 from loadgen.results.record import BIN_NS
+from loadgen.results.spool import Spool
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import Histogram
 
@@ -61,7 +62,7 @@ def write(
     found = rows(1, 300) if found is None else found
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_bytes(manifest.encode(header(folder.name, len(found), **changed)))
-    spool = store.Spool(folder, 0)
+    spool = Spool(folder, 0)
     for text in texts:
         spool.text(text)
     spool.row(found.tobytes())

@@ -85,7 +85,7 @@ def test_only_so_much_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     original = body_prefetch.BodyPrefetch.body
 
     def watched(self: body_prefetch.BodyPrefetch, stage: int, number: int) -> bytes:
-        most.append(len(self._held) + len(self._asked))
+        most.append(len(self._received) + len(self._requested))
         return original(self, stage, number)
 
     monkeypatch.setattr(body_prefetch.BodyPrefetch, "body", watched)

@@ -25,7 +25,8 @@ from loadgen.requests import tokenizer
 from loadgen.requests.build import build
 from loadgen.results.manifest import Header, StagePlan, encode
 from loadgen.results.record import KINDS, STATUSES
-from loadgen.results.store import Spool, Stored, read_run
+from loadgen.results.spool import Spool
+from loadgen.results.store import Stored, read_run
 from loadgen.schedule import timetable as schedule
 from loadgen.workload import Workload, load
 from loadgen.workload.flags import Overrides

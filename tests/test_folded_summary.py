@@ -26,7 +26,9 @@ from loadgen.metrics.summary import Summary, summarize
 from loadgen.report import text
 from loadgen.results import store
 from loadgen.results.manifest import Header, Second, StagePlan, TargetFacts, encode
+from loadgen.results.parquet import from_parquet
 from loadgen.results.record import KINDS, ROW, SOURCES, STATUSES, RowPlace, unsent_row
+from loadgen.results.spool import Spool, recorded, segments
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.slo import Slo, Term
@@ -225,7 +227,7 @@ def go(folder: Path, server: embedded.Embedded, keep: str, workers: int = 1, **f
 @pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str, workers: int) -> None:
-    monkeypatch.setattr(store, "SEGMENT_ROWS", 30)  # of this process: a single worker
+    monkeypatch.setattr("loadgen.results.spool.SEGMENT_ROWS", 30)  # of this process: a single worker
     with embedded.start(Options(ttft="2ms", itl="0.2ms")) as server:
         summary, out = go(tmp_path, server, keep, workers, request_rate="300", num_requests="150")
     assert summary.requests.ok == summary.requests.scheduled == 300
@@ -240,7 +242,7 @@ def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
     assert (out / "sample").exists() == (keep == "sample")
     assert store.has_rows(out) == (keep == "raw")
     if keep == "sample":
-        rows, _ = store.from_parquet([out / "sample" / "requests.parquet"])
+        rows, _ = from_parquet([out / "sample" / "requests.parquet"])
         assert sorted(rows["slot"].tolist()) == list(range(340))
     again = run_folder.summary(out)
     assert again.requests == summary.requests
@@ -250,9 +252,9 @@ def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
 
 
 def test_segments_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "SEGMENT_ROWS", 10)
+    monkeypatch.setattr("loadgen.results.spool.SEGMENT_ROWS", 10)
     (tmp_path / "run.json").write_bytes(encode(Header(stages=(StagePlan(),))))
-    spool = store.Spool(tmp_path, 3)
+    spool = Spool(tmp_path, 3)
     keeping = compactor.Raw(tmp_path)
     place = iter(range(1000))
     taken = 0
@@ -260,7 +262,7 @@ def test_segments_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         for _ in range(4):
             spool.row(unsent_row(RowPlace(next(place), 0, 0, 3, 0, -1, 0, -1), 5, "in_flight_cap", "dropped", UNKNOWN))
         spool.flush()
-        for segment in store.segments(tmp_path)[:-1]:  # what the recorder does with those that are complete
+        for segment in segments(tmp_path)[:-1]:  # what the recorder does with those that are complete
             rows = np.fromfile(segment.path, ROW)
             keeping.take(segment, segment.first, rows[:4])
             keeping.take(segment, segment.first + 4, rows[4:])
@@ -271,27 +273,27 @@ def test_segments_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     spool.close()
     assert taken == 24
     assert sorted(store.read_run(tmp_path).rows["slot"].tolist()) == list(range(28))
-    assert sorted(store.recorded(tmp_path, 3, Header())["first"].tolist()) == list(range(28))
-    again = store.Spool(tmp_path, 3)  # of a worker that died: its file goes on
+    assert sorted(recorded(tmp_path, 3, Header())["first"].tolist()) == list(range(28))
+    again = Spool(tmp_path, 3)  # of a worker that died: its file goes on
     again.row(unsent_row(RowPlace(28, 0, 0, 3, 0, -1, 0, -1), 5, "worker_died", "lost", UNKNOWN))
     again.close()
-    assert sorted(store.recorded(tmp_path, 3, Header())["first"].tolist()) == list(range(29))
+    assert sorted(recorded(tmp_path, 3, Header())["first"].tolist()) == list(range(29))
 
 
 def test_a_sample_is_of_all_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compactor, "SAMPLE_ROWS", 1000)
     header = Header(keep="sample", stages=(StagePlan(),))
-    store.Spool(tmp_path, 0).close()
+    Spool(tmp_path, 0).close()
     (tmp_path / "run.json").write_bytes(encode(header))
     fold = compactor.Fold(tmp_path, header)
-    segment = store.segments(tmp_path)[0]
+    segment = segments(tmp_path)[0]
     for i in range(20):
         rows = blank(500)
         rows["slot"] += 500 * i
         rows["due_ns"] = rows["slot"] * MS
         fold.take(segment, 500 * i, rows)
     fold.end()
-    slots = store.from_parquet([tmp_path / "sample" / "requests.parquet"])[0]["slot"]
+    slots = from_parquet([tmp_path / "sample" / "requests.parquet"])[0]["slot"]
     assert 500 <= len(slots) <= 1000
     counts = np.bincount(slots // 1000, minlength=10)
     assert counts.min() > len(slots) / 10 * 0.6  # from everywhere

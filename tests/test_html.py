@@ -21,6 +21,7 @@ from loadgen.metrics.summary import Summary, summarize
 from loadgen.report import html, page, percentile_curves, run_data, run_headline
 from loadgen.results import store
 from loadgen.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
+from loadgen.results.spool import HEAT_EDGES_NS
 from loadgen.run_folder import with_server
 from loadgen.server_metrics.series import FILE, UP, MetricSample
 from loadgen.stats.quantiles import Histogram, support
@@ -31,7 +32,7 @@ S = 1_000_000_000
 def page_of(folder: Path) -> str:
     stored = store.read_run(folder)
     summary = with_server(folder, summarize(*stored))
-    made = run_data.figures(*stored, store.heat(folder), store.HEAT_EDGES_NS)
+    made = run_data.figures(*stored, store.heat(folder), HEAT_EDGES_NS)
     others = reported(summary, stored.header, stored.rows, stored.gaps)
     return html.render(summary, stored.header, made, others, store.server(folder))
 
@@ -168,14 +169,14 @@ def summary_of_rows(found: np.ndarray) -> Summary:
 def test_the_heat_map_counts_every_gap_in_reach(tmp_path: Path) -> None:
     stored = store.read_run(runs.write(tmp_path / "r"))
     lines = store.heat(tmp_path / "r")
-    found = run_data.gap_heat(lines, store.HEAT_EDGES_NS, 30.0)
+    found = run_data.gap_heat(lines, HEAT_EDGES_NS, 30.0)
     assert found is not None
     assert sum(count for *_, count in found.cells) == stored.gaps[0].count
     places = {place for _, place, _ in found.cells}
     low, high = found.edges_ms[min(places)], found.edges_ms[max(places) + 1]
     spread = stored.gaps[0].distribution()
     assert low <= (spread.min or 0) * 1.01 and (spread.max or 0) <= high * 1.01
-    assert run_data.gap_heat(lines[:0], store.HEAT_EDGES_NS, 30.0) is None
+    assert run_data.gap_heat(lines[:0], HEAT_EDGES_NS, 30.0) is None
 
 
 # -- the file ------------------------------------------------------------------------------------------------------

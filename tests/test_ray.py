@@ -28,6 +28,7 @@ from loadgen.execution.backends import clock_sync, ray_agent
 from loadgen.execution.plan import Settings
 from loadgen.results import manifest, store
 from loadgen.results.manifest import Header
+from loadgen.results.spool import Spool, complete_rows, recorded, segments, worker_texts
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
@@ -79,8 +80,8 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
     there, here = tmp_path / "there", tmp_path / "here"
     sender = ray_agent.RayAgent()
     sender._folder, sender._i = there, 0
-    spool = store.Spool(there, 0)
-    sender._board = ray_agent.Board(there / "spool" / "board", 1)
+    spool = Spool(there, 0)
+    sender._counters = ray_agent.SharedCounters(there / "spool" / "board", 1)
     copy = ray_agent.Copy(here, 0)
     histogram, draw = Histogram(), np.random.default_rng(1)
     bins = np.zeros(0, np.int64)
@@ -98,8 +99,8 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
         taken = _now(sender.take(dict(copy.have), 0))
         if step % 2:
             copy.add(taken.pieces)
-            texts = store.worker_texts(here, 0)
-            found = store._whole_rows(here / "spool" / "w0.rows")
+            texts = worker_texts(here, 0)
+            found = complete_rows(here / "spool" / "w0.rows")
             assert (found["text"] < len(texts)).all()
     spool.close()
     copy.add(_now(sender.take(dict(copy.have), 0)).pieces)
@@ -112,13 +113,13 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
 def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from loadgen.results.record import ROW
 
-    monkeypatch.setattr(store, "SEGMENT_ROWS", 10)
+    monkeypatch.setattr("loadgen.results.spool.SEGMENT_ROWS", 10)
     monkeypatch.setattr(ray_agent, "TAKE_BYTES", 7 * ROW.itemsize)
     there, here = tmp_path / "there", tmp_path / "here"
     sender = ray_agent.RayAgent()
     sender._folder, sender._i = there, 0
-    spool = store.Spool(there, 0)
-    sender._board = ray_agent.Board(there / "spool" / "board", 1)
+    spool = Spool(there, 0)
+    sender._counters = ray_agent.SharedCounters(there / "spool" / "board", 1)
     for number in range(35):
         row = np.zeros(1, ROW)
         row["slot"] = number
@@ -131,9 +132,9 @@ def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path, monkeypat
         taken = _now(sender.take(dict(copy.have), 0))
         copy.add(taken.pieces)
         more = taken.more
-    assert store.recorded(here, 0, Header())["first"].tolist() == list(range(35))
+    assert recorded(here, 0, Header())["first"].tolist() == list(range(35))
     _now(sender.take(dict(copy.have), 0))
-    assert len(store.segments(there, 0)) == 1 < len(store.segments(here, 0))
+    assert len(segments(there, 0)) == 1 < len(segments(here, 0))
 
 
 def _now(call: Any) -> Any:
@@ -205,13 +206,13 @@ def test_nodes_must_be_alike(differing: str, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text("{}")
     ours = ray_agent.facts([str(data)])
-    assert list(cluster._unlike(ours, ray_agent.facts([str(data)]), "node")) == []
-    (fault,) = cluster._unlike(ours, ours._replace(same=ours.same | {differing: "other"}), "node")
+    assert list(cluster._differences(ours, ray_agent.facts([str(data)]), "node")) == []
+    (fault,) = cluster._differences(ours, ours._replace(same=ours.same | {differing: "other"}), "node")
     assert differing in fault.what
-    (fault,) = cluster._unlike(ours, ours._replace(files={str(data): ""}), "node")
+    (fault,) = cluster._differences(ours, ours._replace(files={str(data): ""}), "node")
     assert "no such file" in fault.what
     data.write_text("[]")
-    (fault,) = cluster._unlike(ours, ray_agent.facts([str(data)]), "node")
+    (fault,) = cluster._differences(ours, ray_agent.facts([str(data)]), "node")
     assert "another file" in fault.what
 
 
@@ -285,7 +286,7 @@ def _what_cannot_be_is_told_before_the_first_request(
     made = workload(tmp_path, request_rate="50", num_requests="20")
     with embedded.start(QUICK) as server, pytest.raises(UserError, match="4 workers need a CPU each"):
         run.execute(made, told(nodes, server.url, tmp_path / "a", workers=4))
-    monkeypatch.setattr(ray_agent, "_loopback", lambda: "another machine")
+    monkeypatch.setattr(ray_agent, "_loopback_id", lambda: "another machine")
     with monkeypatch.context() as patch, pytest.raises(Faults) as caught:
         patch.setattr(plan, "version", lambda: "9.9")
         run.execute(made, told(nodes, None, tmp_path / "c", workers=1))

@@ -30,6 +30,7 @@ from loadgen.metrics.summary import summarize
 from loadgen.results import store
 from loadgen.results.manifest import encode
 from loadgen.results.record import KINDS
+from loadgen.results.spool import Spool
 from loadgen.schedule import timetable
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
@@ -118,7 +119,7 @@ def test_files_of_many_workers_say_what_one_would(seed: int, count: int, workers
         (folder / "run.json").write_bytes(encode(told))
         for worker in range(workers):
             mine = draw.permutation(whole[whole["worker"] == worker])
-            spool = store.Spool(folder, worker)
+            spool = Spool(folder, worker)
             if (mine["text"] == 0).any():
                 spool.text("gone")
             spool.row(mine.tobytes())

@@ -9,7 +9,9 @@ from loadgen_sdk.request import Completion, Failure, Usage
 from loadgen.errors import UserError
 from loadgen.execution.compactor import Compactor
 from loadgen.results import manifest, store
+from loadgen.results.parquet import from_parquet
 from loadgen.results.record import FIELDS, ROW, Built, RowPlace, row, unsent_row
+from loadgen.results.spool import Spool
 from loadgen.stats.quantiles import Histogram
 
 
@@ -27,7 +29,7 @@ def written(folder: Path, workers: int = 2, each: int = 50) -> None:
         manifest.encode(manifest.Header(stages=(manifest.StagePlan(), manifest.StagePlan())))
     )
     for worker in range(workers):
-        spool = store.Spool(folder, worker)
+        spool = Spool(folder, worker)
         for i in range(each):
             done = completion(i)
             text = spool.text(done.failure.text + f" w{worker}") if done.failure else -1
@@ -98,7 +100,7 @@ def test_half_a_row_at_the_end_is_left_out(tmp_path: Path) -> None:
     assert len(store.read_run(tmp_path).rows) == 50
     recorder = Compactor(tmp_path)
     assert recorder.finish()
-    assert len(store.from_parquet(list((tmp_path / "requests").glob("*.parquet")))[0]) == 50
+    assert len(from_parquet(list((tmp_path / "requests").glob("*.parquet")))[0]) == 50
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b'{"schema": 99}', b"\xff\xfe"])

@@ -25,6 +25,7 @@ def export(
     from loadgen.interop import export as exports
     from loadgen.metrics.summary import summarize
     from loadgen.results import store
+    from loadgen.results.parquet import to_table
 
     if form not in exports.FORMATS:
         raise UserError(f'unknown format "{form}"', f"--as {form}", f"known: {', '.join(exports.FORMATS)}")
@@ -34,7 +35,7 @@ def export(
         )
     stored = store.read_run(folder)
     if form == "csv":
-        data = _csv(store.to_table(stored.rows, stored.texts))
+        data = _csv(to_table(stored.rows, stored.texts))
     else:
         document = exports.WRITERS[form](summarize(*stored), stored.header, stored.rows, stored.gaps)
         data = (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()

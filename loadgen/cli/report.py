@@ -82,6 +82,7 @@ def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
     from loadgen.report import html
     from loadgen.report.run_data import figures
     from loadgen.results import store
+    from loadgen.results.spool import HEAT_EDGES_NS
     from loadgen.run_folder import with_server
 
     kept = folder / "summary.json"
@@ -94,7 +95,7 @@ def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
     summary = with_server(folder, summarize(*stored))
     if not page:
         return summary, None
-    chart_data = figures(*stored, store.heat(folder), store.HEAT_EDGES_NS)
+    chart_data = figures(*stored, store.heat(folder), HEAT_EDGES_NS)
     other_definitions = reported(summary, stored.header, stored.rows, stored.gaps)
     return summary, html.render(summary, stored.header, chart_data, other_definitions, store.server(folder))
 

@@ -1,8 +1,8 @@
-"""The bodies of the requests of one worker, built ahead of their send and kept in a file that has no name.
+"""The request bodies of one worker, built before they are sent and stored in an unnamed temporary file.
 
-IO, but only of that scratch file: a body is built from `prompts` and the client's `prepare`, and read back when its
-time has come, so that neither building nor memory stands in the sending loop's way. What was not built ahead (a load
-without end, a conversation with real replies) is built when asked for, and counted in `late`.
+IO, but only with that temporary file. A body is built from `prompts` and the client's `prepare`, and read back when it
+is sent, so the sending loop spends no time on building and the bodies use no memory. A body that was not built in
+advance (a load without end, a conversation with real replies) is built when it is needed and counted in `late`.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ BLOCK_BYTES = 1 << 20
 UNKNOWN = Built(-1, "", -1)
 
 
-class _Shelf:
-    """Where the bodies of one stage lie in the file, and what is known of them. Numbers come in ascending order."""
+class _StoredBodies:
+    """The bodies of one stage: request numbers in ascending order, their places in the file and token counts."""
 
-    __slots__ = ("asked", "lengths", "numbers", "offsets", "tokens")
+    __slots__ = ("asked_output", "lengths", "numbers", "offsets", "tokens")
 
     def __init__(self) -> None:
         self.numbers, self.offsets = array("q"), array("q")
-        self.lengths, self.tokens, self.asked = array("i"), array("i"), array("i")
+        self.lengths, self.tokens, self.asked_output = array("i"), array("i"), array("i")
 
-    def place(self, number: int) -> int:
-        """Index of a number, or -1."""
-        place = bisect_left(self.numbers, number)
-        return place if place < len(self.numbers) and self.numbers[place] == number else -1
+    def find(self, number: int) -> int:
+        """Index of the body of a request number, or -1 if it was not built in advance."""
+        position = bisect_left(self.numbers, number)
+        return position if position < len(self.numbers) and self.numbers[position] == number else -1
 
 
 class Bodies:
-    """`build` ahead, each stage in ascending order; then `body` and `built` of any, `answered` for each reply."""
+    """First `build` in ascending order, stage by stage. Then `body`, `built` and `answered` for each request."""
 
     def __init__(
         self, prompts: Prompts, prepare: Callable[[Request], bytes], stages: int, folder: Path | None = None
@@ -49,21 +49,21 @@ class Bodies:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by close()
         self._fd = self._file.fileno()
         self._end = 0
-        self._shelves = [_Shelf() for _ in range(stages)]
-        self._source = ""
+        self._stored = [_StoredBodies() for _ in range(stages)]
+        self._input_source = ""
         self._real_history = prompts.history == "server"
         self._replies: dict[int, list[str]] = {}
-        self._late: dict[int, Built] = {}
+        self._built_late: dict[int, Built] = {}
         self.digest = Digest(replies=not self._real_history)
         self.late = 0
 
     def build(self, stage: int, numbers: Iterator[int], *, most: int | None = None, cpu_s: float | None = None) -> int:
-        """Build these, at most `most` of them and for at most `cpu_s` of CPU time; returns how many."""
-        shelf = self._shelves[stage]
+        """Build the bodies of `numbers`, at most `most` and for at most `cpu_s` of CPU time; returns how many."""
+        stored = self._stored[stage]
         pending: list[bytes] = []
-        held = count = 0
-        until = None if cpu_s is None else process_time() + cpu_s
-        while (most is None or count < most) and (until is None or count & 63 or process_time() < until):
+        pending_bytes = count = 0
+        deadline = None if cpu_s is None else process_time() + cpu_s
+        while (most is None or count < most) and (deadline is None or count & 63 or process_time() < deadline):
             number = next(numbers, None)
             if number is None:
                 break
@@ -71,24 +71,24 @@ class Bodies:
             body = self._prepare(request)
             self.digest.add(number, request)
             pending.append(body)
-            held += len(body)
-            shelf.numbers.append(number)
-            shelf.offsets.append(self._end)
-            shelf.lengths.append(len(body))
-            shelf.tokens.append(-1 if request.input_tokens is None else request.input_tokens)
-            shelf.asked.append(-1 if request.max_tokens is None else request.max_tokens)
-            self._source = request.input_source or self._source
+            pending_bytes += len(body)
+            stored.numbers.append(number)
+            stored.offsets.append(self._end)
+            stored.lengths.append(len(body))
+            stored.tokens.append(-1 if request.input_tokens is None else request.input_tokens)
+            stored.asked_output.append(-1 if request.max_tokens is None else request.max_tokens)
+            self._input_source = request.input_source or self._input_source
             self._end += len(body)
             count += 1
-            if held >= BLOCK_BYTES:
+            if pending_bytes >= BLOCK_BYTES:
                 self._write(pending)
-                held = 0
+                pending_bytes = 0
         self._write(pending)
         return count
 
     def ahead(self, stage: int) -> int:
-        """How many of a stage have been built ahead, sent or not."""
-        return len(self._shelves[stage].numbers)
+        """How many bodies of a stage were built in advance, sent or not."""
+        return len(self._stored[stage].numbers)
 
     def _write(self, pending: list[bytes]) -> None:
         view = memoryview(b"".join(pending))
@@ -100,16 +100,16 @@ class Bodies:
         """The bytes to send for this request."""
         if self._real_history and number % self._prompts.turns:
             return self._with_replies(number)
-        shelf = self._shelves[stage]
-        place = shelf.place(number)
-        if place < 0:
+        stored = self._stored[stage]
+        position = stored.find(number)
+        if position < 0:
             self.late += 1
-            return self._now(number, self._prompts[number])
-        return os.pread(self._fd, shelf.lengths[place], shelf.offsets[place])
+            return self._build_now(number, self._prompts[number])
+        return os.pread(self._fd, stored.lengths[position], stored.offsets[position])
 
-    def _now(self, number: int, request: Request) -> bytes:
+    def _build_now(self, number: int, request: Request) -> bytes:
         tokens = -1 if request.input_tokens is None else request.input_tokens
-        self._late[number] = Built(
+        self._built_late[number] = Built(
             tokens, request.input_source, -1 if request.max_tokens is None else request.max_tokens
         )
         return self._prepare(request)
@@ -117,19 +117,23 @@ class Bodies:
     def _with_replies(self, number: int) -> bytes:
         turns = self._prompts.turns
         replies = self._replies.get(number // turns, [])
-        return self._now(number, self._prompts.turn_with(number, replies))
+        return self._build_now(number, self._prompts.turn_with(number, replies))
 
     def built(self, stage: int, number: int) -> Built:
-        """What is known of this request without its answer."""
-        late = self._late.pop(number, None)
-        if late is not None:
-            return late
-        shelf = self._shelves[stage]
-        place = shelf.place(number)
-        return UNKNOWN if place < 0 else Built(shelf.tokens[place], self._source, shelf.asked[place])
+        """What is known of this request without its answer; call it once per request, after `body`."""
+        built = self._built_late.pop(number, None)
+        if built is not None:
+            return built
+        stored = self._stored[stage]
+        position = stored.find(number)
+        return (
+            UNKNOWN
+            if position < 0
+            else Built(stored.tokens[position], self._input_source, stored.asked_output[position])
+        )
 
     def answered(self, number: int, done: Completion) -> None:
-        """Keep the reply where the next turn sends it back."""
+        """Keep the reply if the next turn of the conversation has to send it."""
         if self._real_history:
             conversation, turn = divmod(number, self._prompts.turns)
             if turn + 1 < self._prompts.turns and done.failure is None:

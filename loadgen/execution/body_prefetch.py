@@ -1,8 +1,9 @@
-"""Bodies of a load too large to build all of them ahead: a process beside the worker builds those that come next.
+"""Request bodies of a load that is too large to build in advance: a builder process builds the next ones.
 
-IO, over two pipes. The worker asks by number, as its requests start: for the next turn of a conversation, the next
-request of a lane, the next one of an open loop's window. What is held is thus bounded by lanes and window, however long
-the load is, and nothing is built in the sending loop unless the builder falls behind (counted in `late`).
+IO, over two pipes. When a request starts, the worker asks the builder for request numbers that will follow: the next
+turn of the conversation, the next request of the lane, or the next one in the window of an open loop. So the number of
+bodies in memory is bounded by lanes and window, however long the load is. The sending loop builds a body itself only if
+the builder falls behind (counted in `late`).
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ if TYPE_CHECKING:
     from loadgen.execution.plan import Job
     from loadgen.requests.prompts import Prompts
 
-WINDOW = 2_000  # requests of an open loop that are built ahead of their send
-HELD_BYTES = 256 << 20  # of bodies, above which the window waits
+WINDOW = 2_000  # requests of an open loop whose bodies are built before they are sent
+HELD_BYTES = 256 << 20  # bytes of bodies in memory; above this, the window requests no more
 PIPE_BYTES = 1 << 20
-READ_BYTES = 256 << 10  # at a time: some 50 µs
-_FRAME = struct.Struct("<qiiiB")  # number, bytes that follow, built tokens, asked output, its source
+READ_BYTES = 256 << 10  # read in one call: about 50 µs
+_FRAME = struct.Struct("<qiiiB")  # number, bytes that follow, built tokens, asked output, index into SOURCES
 
 
 class BodyPrefetch(Bodies):
-    """As `Bodies`, but building is another process's part. Make it in a running loop, `await filled()`, then send."""
+    """As `Bodies`, but another process builds. Create it in a running loop, `await filled()`, then send."""
 
     def __init__(self, job: Job, part: Schedule, prompts: Prompts) -> None:
         super().__init__(prompts, preparer(job), 0)
         self._part = part
-        self._held: dict[int, tuple[bytes, Built]] = {}
-        self._held_bytes = 0
-        self._asked: set[int] = set()  # of the builder, and not here yet
+        self._received: dict[int, tuple[bytes, Built]] = {}
+        self._received_bytes = 0
+        self._requested: set[int] = set()  # numbers requested from the builder and not received yet
         self._sent: dict[int, Built] = {}
         self._windows = [_window(part, span) for span in part.stages]
-        self._open: list[int] = [0] * len(part.stages)  # of each window: asked for or held
+        self._window_sizes: list[int] = [0] * len(part.stages)  # for each window: how many are requested or received
         self._buffer = bytearray()
         self._outgoing = bytearray()
-        self._full: asyncio.Future[None] | None = None
+        self._all_received: asyncio.Future[None] | None = None
         self._process = subprocess.Popen(
             [sys.executable, "-m", "loadgen.execution.body_prefetch"],
             stdin=subprocess.PIPE,
@@ -61,49 +62,49 @@ class BodyPrefetch(Bodies):
         data = pickle.dumps(job)
         self._process.stdin.write(len(data).to_bytes(8, "little") + data)
         self._process.stdin.flush()
-        self._in, self._out = self._process.stdout.fileno(), self._process.stdin.fileno()
-        for descriptor in (self._in, self._out):
+        self._read_fd, self._write_fd = self._process.stdout.fileno(), self._process.stdin.fileno()
+        for descriptor in (self._read_fd, self._write_fd):
             os.set_blocking(descriptor, False)
             with contextlib.suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._in, self._read)
+        self._loop.add_reader(self._read_fd, self._read)
         for stage, span in enumerate(part.stages):
             lanes = [lane for lane in part.own_lanes(span) if span.chains is None or lane < span.chains]
-            self._ask([(span.first_chain + lane) * part.turns for lane in lanes])
+            self._request([(span.first_chain + lane) * part.turns for lane in lanes])
             self._refill(stage)
 
     async def filled(self) -> None:
-        """Until what was asked for at first is here."""
-        if self._asked:
-            self._full = self._loop.create_future()
-            await self._full
+        """Wait until the bodies requested at the start have arrived."""
+        if self._requested:
+            self._all_received = self._loop.create_future()
+            await self._all_received
 
-    # -- what the driver asks ------------------------------------------------------------------------------------
+    # -- called by the driver ------------------------------------------------------------------------------------
 
     def body(self, stage: int, number: int) -> bytes:
-        self._passed(stage, number, goes_on=True)
+        self._request_following(stage, number, starts=True)
         if self._real_history and number % self._prompts.turns:
             return self._with_replies(number)
-        found = self._drop(number)
-        if found is None:
+        entry = self._take(number)
+        if entry is None:
             self.late += 1
-            return self._now(number, self._prompts[number])
-        self._sent[number] = found[1]
-        return found[0]
+            return self._build_now(number, self._prompts[number])
+        self._sent[number] = entry[1]
+        return entry[0]
 
     def built(self, stage: int, number: int) -> Built:
-        told = self._sent.pop(number, None) or self._late.pop(number, None)
-        if told is not None:
-            return told
-        self._passed(stage, number, goes_on=False)  # it is never sent
-        found = self._drop(number)
-        return UNKNOWN if found is None else found[1]
+        built = self._sent.pop(number, None) or self._built_late.pop(number, None)
+        if built is not None:
+            return built
+        self._request_following(stage, number, starts=False)  # the request is never sent
+        entry = self._take(number)
+        return UNKNOWN if entry is None else entry[1]
 
     def close(self) -> None:
         super().close()
-        self._loop.remove_reader(self._in)
-        self._loop.remove_writer(self._out)
+        self._loop.remove_reader(self._read_fd)
+        self._loop.remove_writer(self._write_fd)
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 if pipe is not None:
@@ -111,107 +112,110 @@ class BodyPrefetch(Bodies):
         self._process.kill()
         self._process.wait()
 
-    # -- what comes next -----------------------------------------------------------------------------------------
+    # -- requesting bodies -----------------------------------------------------------------------------------------
 
-    def _passed(self, stage: int, number: int, *, goes_on: bool) -> None:
-        """A request starts, or never will: ask for what may come because of it."""
+    def _request_following(self, stage: int, number: int, *, starts: bool) -> None:
+        """A request starts, or never will: request the bodies that may follow it. `starts`: it starts."""
         turns = self._part.turns
         chain, turn = divmod(number, turns)
         span = self._part.stages[stage]
         wanted = []
-        if goes_on and turn + 1 < turns and not self._real_history:
+        if starts and turn + 1 < turns and not self._real_history:
             wanted.append(number + 1)
         if turn == 0:
             if span.lanes:
-                after = chain - span.first_chain + span.lanes
-                if span.chains is None or after < span.chains:
+                next_chain = chain - span.first_chain + span.lanes
+                if span.chains is None or next_chain < span.chains:
                     wanted.append(number + span.lanes * turns)
             else:
-                self._open[stage] -= 1
-        self._ask(wanted)
+                self._window_sizes[stage] -= 1
+        self._request(wanted)
         self._refill(stage)
 
     def _refill(self, stage: int) -> None:
         window, wanted = self._windows[stage], []
-        while self._open[stage] < WINDOW and self._held_bytes < HELD_BYTES:
+        while self._window_sizes[stage] < WINDOW and self._received_bytes < HELD_BYTES:
             number = next(window, None)
             if number is None:
                 break
             wanted.append(number)
-            self._open[stage] += 1
-        self._ask(wanted)
+            self._window_sizes[stage] += 1
+        self._request(wanted)
 
-    def _ask(self, numbers: list[int]) -> None:
+    def _request(self, numbers: list[int]) -> None:
         if not numbers:
             return
-        self._asked.update(numbers)
+        self._requested.update(numbers)
         self._outgoing += struct.pack(f"<{len(numbers)}q", *numbers)
-        self._push()
+        self._write_requests()
 
-    def _push(self) -> None:
+    def _write_requests(self) -> None:
         try:
-            taken = os.write(self._out, self._outgoing)
+            written = os.write(self._write_fd, self._outgoing)
         except BlockingIOError:
-            taken = 0
-        except OSError:  # it is dead: all that comes is late
+            written = 0
+        except OSError:  # the builder is dead: all further bodies are built late
             self._outgoing.clear()
             return
-        del self._outgoing[:taken]
+        del self._outgoing[:written]
         if self._outgoing:
-            self._loop.add_writer(self._out, self._push)
+            self._loop.add_writer(self._write_fd, self._write_requests)
         else:
-            self._loop.remove_writer(self._out)
+            self._loop.remove_writer(self._write_fd)
 
-    def _drop(self, number: int) -> tuple[bytes, Built] | None:
-        self._asked.discard(number)
-        found = self._held.pop(number, None)
-        if found is not None:
-            self._held_bytes -= len(found[0])
-        return found
+    def _take(self, number: int) -> tuple[bytes, Built] | None:
+        self._requested.discard(number)
+        entry = self._received.pop(number, None)
+        if entry is not None:
+            self._received_bytes -= len(entry[0])
+        return entry
 
     def _read(self) -> None:
         try:
-            data = os.read(self._in, READ_BYTES)
+            data = os.read(self._read_fd, READ_BYTES)
         except BlockingIOError:
             return
         if not data:
-            self._loop.remove_reader(self._in)
-            self._asked.clear()
+            self._loop.remove_reader(self._read_fd)
+            self._requested.clear()
         buffer = self._buffer
         buffer += data
-        at = 0
-        while at + _FRAME.size <= len(buffer):
-            number, length, tokens, asked, source = _FRAME.unpack_from(buffer, at)
-            end = at + _FRAME.size + length
+        position = 0
+        while position + _FRAME.size <= len(buffer):
+            number, length, tokens, asked_output, source = _FRAME.unpack_from(buffer, position)
+            end = position + _FRAME.size + length
             if end > len(buffer):
                 break
-            if number in self._asked:
-                self._asked.discard(number)
-                self._held[number] = bytes(buffer[at + _FRAME.size : end]), Built(tokens, SOURCES[source], asked)
-                self._held_bytes += length
-            at = end
-        del buffer[:at]
-        if not self._asked and self._full is not None and not self._full.done():
-            self._full.set_result(None)
+            if number in self._requested:
+                self._requested.discard(number)
+                self._received[number] = (
+                    bytes(buffer[position + _FRAME.size : end]),
+                    Built(tokens, SOURCES[source], asked_output),
+                )
+                self._received_bytes += length
+            position = end
+        del buffer[:position]
+        if not self._requested and self._all_received is not None and not self._all_received.done():
+            self._all_received.set_result(None)
 
 
 def _window(part: Schedule, span: StageSpan) -> Iterator[int]:
-    """First turns of an open loop's own chains, in order; none of a closed one, whose lanes ask for themselves."""
+    """Numbers of the first turns of this share's chains, in order. None for a closed loop, where each lane asks."""
     if not span.lanes:
         for chain in range(part.part, len(span.offsets), part.parts):
             yield (span.first_chain + chain) * part.turns
 
 
 def preparer(job: Job) -> Any:
-    """What makes a body of a request of this job: the same bytes as `Client.prepare`."""
-    found, settings = job.found[0], job.settings
+    """A function that builds the body of a request of this job: the same bytes as the client's `prepare`."""
+    probed, settings = job.found[0], job.settings
 
     def prepare(request: Request) -> bytes:
         return make_body(
             request,
-            found.quirk,
-            found.target.api,
-            found.model,
+            probed.quirk,
+            probed.target.api,
+            probed.model,
             settings.stream,
             extra_body=settings.extra_body,
             continuous_usage=False,
@@ -220,8 +224,8 @@ def preparer(job: Job) -> Any:
     return prepare
 
 
-def _builder() -> None:
-    """Numbers from standard input, bodies to standard output, until the input ends."""
+def _run_builder() -> None:
+    """The builder process: request numbers from standard input, bodies to standard output, until the input ends."""
     from loadgen.execution.plan import plan
 
     os.nice(5)
@@ -234,15 +238,15 @@ def _builder() -> None:
         if not data:
             return
         pending += data
-        whole = len(pending) // 8 * 8
-        for (number,) in struct.iter_unpack("<q", bytes(pending[:whole])):
+        complete = len(pending) // 8 * 8
+        for (number,) in struct.iter_unpack("<q", bytes(pending[:complete])):
             request = prompts[number]
             body = prepare(request)
             tokens = -1 if request.input_tokens is None else request.input_tokens
-            asked = -1 if request.max_tokens is None else request.max_tokens
-            head = _FRAME.pack(number, len(body), tokens, asked, SOURCES.index(request.input_source or ""))
-            _send(head + body)
-        del pending[:whole]
+            asked_output = -1 if request.max_tokens is None else request.max_tokens
+            header = _FRAME.pack(number, len(body), tokens, asked_output, SOURCES.index(request.input_source or ""))
+            _send(header + body)
+        del pending[:complete]
 
 
 def _exactly(size: int) -> bytes:
@@ -265,4 +269,4 @@ def _send(data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    _builder()
+    _run_builder()

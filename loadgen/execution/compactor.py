@@ -1,8 +1,9 @@
-"""The process beside a run that takes what its workers append to the spool: `python -m loadgen.recorder FOLDER`.
+"""A process beside a run that reads the spool of the workers: `python -m loadgen.execution.compactor FOLDER`.
 
-IO. With `--keep raw` rows become Parquet, small files while the run goes and one at its end; else they are folded into
-a `ledger.Ledger`, and a sample of them may be kept. Either way a file of the spool goes once it is read to its end, so
-that neither memory nor the spool grows with the run. It lives until its standard input ends.
+IO. With `--keep raw`, it writes rows to Parquet: small files during the run and one file at the end. Otherwise it adds
+them to a `metrics.accumulator.Accumulator` and may keep a sample of them. In both cases it deletes a complete file of
+the spool after reading it, so neither memory nor the spool grows with the run. The process ends after its standard
+input ends.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from numpy.typing import NDArray
 
 from loadgen.metrics.accumulator import Accumulator
 from loadgen.results import manifest, slot_ranges, store
+from loadgen.results.parquet import to_table
 from loadgen.results.record import ROW
-from loadgen.results.store import Segment
+from loadgen.results.spool import Segment, segments, worker_texts
 
-PART_SECONDS = 1.5  # between two looks at the spool, at first
-PARTS = 200  # looks in as long as the run has taken so far: small files are few, however long it takes
-LONGEST_S = 60.0
-SAVE_SECONDS = 20.0  # between two copies of the ledger on disk
+PART_SECONDS = 1.5  # between two reads of the spool, at the start of a run
+PARTS = 200  # the wait is the run time so far divided by this: the number of small files stays low
+LONGEST_S = 60.0  # longest wait between two reads
+SAVE_SECONDS = 20.0  # between two writes of the accumulator to disk
 MERGE_ROWS = 1_000_000  # rows per row group of the merged file
-SAMPLE_ROWS = 100_000  # of --keep sample: at least half as many, once there were that many
-_SCATTER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: multiples of it lie evenly
+SAMPLE_ROWS = 100_000  # most rows of --keep sample; at least half as many once a run has had this many
+_SCATTER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: its multiples are evenly distributed modulo 2^64
 
 
 class Compactor:
-    """The process that turns rows into Parquet, or folds them, while a run goes. `finish` waits until all is done."""
+    """Starts the process that compacts rows during a run. `finish` waits until all rows are processed."""
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(
@@ -43,43 +45,43 @@ class Compactor:
         )
 
     def finish(self) -> bool:
-        """True when every row is in Parquet, or folded; the caller may then drop the spool."""
+        """True when every row is in Parquet or in the accumulator; the caller may then delete the spool."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self._process.wait() == 0
 
 
 class Keeping(Protocol):
-    """What becomes of rows."""
+    """What is done with the rows of the spool."""
 
     def take(self, segment: Segment, start: int, rows: NDArray[np.void]) -> None:
-        """Some rows, the first of them row `start` of the worker."""
+        """Take new rows of a segment. `start`: index of the first one among all rows of the worker."""
 
     def done(self, segment: Segment) -> bool:
-        """All rows of a segment have been taken; True when its file may go."""
+        """All rows of a segment have been taken. True when its file may be deleted."""
 
     def end(self) -> None:
-        """There is nothing more to come."""
+        """There are no more rows: finish the output."""
 
 
 class Raw:
-    """Rows into Parquet."""
+    """--keep raw: writes all rows to Parquet."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._parts: dict[Path, int] = {}  # with the row that each begins with
+        self._parts: dict[Path, int] = {}  # file -> index of its first row
         (folder / "requests").mkdir(exist_ok=True)
 
     def take(self, segment: Segment, start: int, rows: NDArray[np.void]) -> None:
         self._write(segment.worker, start, rows)
 
     def done(self, segment: Segment) -> bool:
-        small = [path for path in self._parts if _inside(path, segment)]
+        parts = [path for path in self._parts if _is_part_of(path, segment)]
         rows = np.fromfile(segment.path, ROW)
-        self._write(segment.worker, segment.first, rows)  # in the place of the first small one
-        whole = self._path(segment.worker, segment.first)
-        for path in small:
-            if path != whole:
+        self._write(segment.worker, segment.first, rows)  # replaces the first small file
+        complete = self._path(segment.worker, segment.first)
+        for path in parts:
+            if path != complete:
                 path.unlink()
                 del self._parts[path]
         return True
@@ -92,12 +94,12 @@ class Raw:
 
         path = self._path(worker, start)
         scratch = path.with_suffix(".new")
-        pq.write_table(store.to_table(rows, store.worker_texts(self._folder, worker)), scratch, compression="zstd")
+        pq.write_table(to_table(rows, worker_texts(self._folder, worker)), scratch, compression="zstd")
         scratch.replace(path)
         self._parts[path] = start
 
     def end(self) -> None:
-        """One file of all parts, in row groups, without holding them all in memory."""
+        """Merge all parts into one file, one row group at a time, so that they are never all in memory."""
         if not self._parts:
             return
         import pyarrow as pa
@@ -105,13 +107,13 @@ class Raw:
 
         scratch = self._folder / "requests" / "requests.new"
         writer = None
-        held: list[Any] = []
+        tables: list[Any] = []
         for part in [*self._parts, None]:
             if part is not None:
-                held.append(pq.read_table(part))
-            if held and (part is None or sum(map(len, held)) >= MERGE_ROWS):
-                table = pa.concat_tables(held).unify_dictionaries().combine_chunks()
-                held.clear()
+                tables.append(pq.read_table(part))
+            if tables and (part is None or sum(map(len, tables)) >= MERGE_ROWS):
+                table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+                tables.clear()
                 writer = writer or pq.ParquetWriter(scratch, table.schema, compression="zstd")
                 writer.write_table(table)
         assert writer is not None
@@ -122,35 +124,35 @@ class Raw:
 
 
 class Fold:
-    """Rows into a ledger, and some of them into a sample."""
+    """--keep sample or histogram: adds rows to an accumulator, and keeps a sample of them."""
 
     def __init__(self, folder: Path, header: manifest.Header) -> None:
-        self._folder, self._header, self._ledger = folder, header, Accumulator(header)
-        self._seen: dict[int, NDArray[np.void]] = {}  # by worker
-        self._sampled = header.keep == "sample"
+        self._folder, self._header, self._accumulator = folder, header, Accumulator(header)
+        self._recorded: dict[int, NDArray[np.void]] = {}  # worker -> ranges of slots that have a row
+        self._keep_sample = header.keep == "sample"
         self._sample: list[tuple[int, NDArray[np.void]]] = []  # worker, rows
         self._one_in = 1
-        self._saved = monotonic()
+        self._saved_at = monotonic()
 
     def take(self, segment: Segment, start: int, rows: NDArray[np.void]) -> None:
-        self._ledger.add(rows, store.worker_texts(self._folder, segment.worker))
-        self._see(segment.worker, rows)
-        if self._sampled:
-            self._sample.append((segment.worker, self._chosen(rows)))
-            while sum(len(some) for _, some in self._sample) > SAMPLE_ROWS:
+        self._accumulator.add(rows, worker_texts(self._folder, segment.worker))
+        self._mark_recorded(segment.worker, rows)
+        if self._keep_sample:
+            self._sample.append((segment.worker, self._in_sample(rows)))
+            while sum(len(sampled_rows) for _, sampled_rows in self._sample) > SAMPLE_ROWS:
                 self._one_in *= 2
-                self._sample = [(worker, self._chosen(some)) for worker, some in self._sample]
-        if monotonic() > self._saved + SAVE_SECONDS:
+                self._sample = [(worker, self._in_sample(sampled_rows)) for worker, sampled_rows in self._sample]
+        if monotonic() > self._saved_at + SAVE_SECONDS:
             self._save()
 
-    def _see(self, worker: int, rows: NDArray[np.void]) -> None:
-        """Which slots these are of stays, should the worker die: see `seen.py`."""
-        known, new = self._seen.get(worker, np.zeros(0, slot_ranges.RUN)), slot_ranges.of(rows, self._header)
-        self._seen[worker] = slot_ranges.joined(np.concatenate((known, new)), self._header.turns)
-        store.replace(self._folder / "spool" / f"w{worker}.seen", self._seen[worker].tobytes())
+    def _mark_recorded(self, worker: int, rows: NDArray[np.void]) -> None:
+        """Store which slots have a row, in case the worker dies: see `results/slot_ranges.py`."""
+        known, added = self._recorded.get(worker, np.zeros(0, slot_ranges.RUN)), slot_ranges.of(rows, self._header)
+        self._recorded[worker] = slot_ranges.joined(np.concatenate((known, added)), self._header.turns)
+        store.replace(self._folder / "spool" / f"w{worker}.seen", self._recorded[worker].tobytes())
 
-    def _chosen(self, rows: NDArray[np.void]) -> NDArray[np.void]:
-        """One in so many, by the number of the slot alone: whatever happened to it has no say."""
+    def _in_sample(self, rows: NDArray[np.void]) -> NDArray[np.void]:
+        """The rows of the sample: one in `_one_in`, chosen by slot number only, so that no outcome is favoured."""
         scattered = rows["slot"].astype(np.uint64) * _SCATTER >> np.uint64(40)
         chosen: NDArray[np.void] = rows[scattered % np.uint64(self._one_in) == 0]
         return chosen
@@ -160,58 +162,63 @@ class Fold:
         return True
 
     def _save(self) -> None:
-        store.replace(self._folder / "flows" / store.LEDGER, self._ledger.to_bytes())
-        self._saved = monotonic()
+        store.replace(self._folder / "flows" / store.LEDGER, self._accumulator.to_bytes())
+        self._saved_at = monotonic()
 
     def end(self) -> None:
         self._save()
-        if not self._sampled:
+        if not self._keep_sample:
             return
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         tables = [
-            store.to_table(np.concatenate([some for of, some in self._sample if of == worker]), texts)
+            to_table(
+                np.concatenate(
+                    [sampled_rows for sampled_worker, sampled_rows in self._sample if sampled_worker == worker]
+                ),
+                texts,
+            )
             for worker in sorted({worker for worker, _ in self._sample})
-            for texts in [store.worker_texts(self._folder, worker)]
+            for texts in [worker_texts(self._folder, worker)]
         ]
         if tables:
             (self._folder / "sample").mkdir(exist_ok=True)
-            whole = pa.concat_tables(tables).unify_dictionaries()
-            pq.write_table(whole, self._folder / "sample" / store.MERGED, compression="zstd")
+            merged = pa.concat_tables(tables).unify_dictionaries()
+            pq.write_table(merged, self._folder / "sample" / store.MERGED, compression="zstd")
 
 
-def _inside(path: Path, segment: Segment) -> bool:
-    """Whether a part holds rows of a segment that is complete."""
+def _is_part_of(path: Path, segment: Segment) -> bool:
+    """Whether the Parquet file `path` holds rows of the complete segment."""
     worker, first = path.stem[1:].split("-")
     size = segment.path.stat().st_size // ROW.itemsize
     return int(worker) == segment.worker and segment.first <= int(first) < segment.first + size
 
 
 def record(folder: Path, ended: Any) -> None:
-    """Until `ended` has something to read, or ends: take what comes; then what is left, and finish."""
+    """Take new rows until `ended` (a file) is readable or at its end; then take the remaining rows and finish."""
     path = folder / "run.json"
     header = manifest.decode(path.read_bytes(), str(path)) if path.exists() else manifest.Header()
     keeping: Keeping = Raw(folder) if header.keep == "raw" else Fold(folder, header)
-    taken: dict[int, int] = {}  # rows of each worker
-    began = monotonic()
-    over = False
-    while not over:
-        wait = max(PART_SECONDS, min(LONGEST_S, (monotonic() - began) / PARTS))
-        over = bool(select.select([ended], [], [], wait)[0])
-        for segment in (spooled := store.segments(folder)):
+    taken: dict[int, int] = {}  # worker -> number of rows taken
+    started_at = monotonic()
+    last_pass = False
+    while not last_pass:
+        wait = max(PART_SECONDS, min(LONGEST_S, (monotonic() - started_at) / PARTS))
+        last_pass = bool(select.select([ended], [], [], wait)[0])
+        for segment in (spooled := segments(folder)):
             start = taken.get(segment.worker, 0)
-            last = segment == max(one for one in spooled if one.worker == segment.worker)
+            is_open = segment == max(other for other in spooled if other.worker == segment.worker)
             count = segment.path.stat().st_size // ROW.itemsize - (start - segment.first)
             if count > 0:
                 offset = (start - segment.first) * ROW.itemsize
                 keeping.take(segment, start, np.fromfile(segment.path, ROW, count, offset=offset))
                 taken[segment.worker] = start + count
-            if not last and keeping.done(segment):
+            if not is_open and keeping.done(segment):
                 segment.path.unlink()
     keeping.end()
 
 
 if __name__ == "__main__":
-    os.nice(5)  # behind the load, but not behind every neighbour when the run waits for the merged file
+    os.nice(5)  # lower priority than the load, but not the lowest: at its end the run waits for the merged file
     record(Path(sys.argv[1]), sys.stdin)

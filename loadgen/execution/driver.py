@@ -1,7 +1,8 @@
-"""Runs one schedule in one process: sleeps, sends, keeps the records, stops. The only place that waits.
+"""Runs one schedule in one process: waits until requests are due, sends them, records the results, stops.
 
-A thin shell over `agenda.Agenda` (which decides) and `Client.send` (which sends): no task and no future per request.
-What it learns goes to a `store.Spool`; it computes nothing from it but the counters of the progress line.
+A thin shell over `schedule.dispatcher.Dispatcher`, which decides what starts when, and `Sender.send`, which sends.
+There is no asyncio task and no future per request. Records go to a `Spool`; the driver computes only the counters of
+the progress line.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ from loadgen.execution.bodies import Bodies
 from loadgen.execution.target_selection import TargetSelection
 from loadgen.results.manifest import Second
 from loadgen.results.record import BIN_NS, RowPlace, row, unsent_row
-from loadgen.results.store import Spool
+from loadgen.results.spool import Spool
 from loadgen.schedule.dispatcher import Dispatcher, Start
 from loadgen.schedule.timetable import Schedule
 from loadgen.stats.quantiles import Histogram
 
-AHEAD = 2_000  # bodies kept built ahead of a load without end
-BURST = 8  # requests started in one turn: a send costs some 20 µs, and reading must not wait for long
-HOLD_NS = 2_000_000  # between two looks at the event loop's own affairs: signals and the progress line
+AHEAD = 2_000  # bodies kept ready for a load without end
+BURST = 8  # requests started in one turn: a send takes about 20 µs, and reading must not wait long
+HOLD_NS = 2_000_000  # longest time without a turn of the event loop, which handles signals and the progress line
 SECOND_NS = 1_000_000_000
-FLUSH_NS = SECOND_NS // 2  # rows reach the disk this often
-FLOWS_NS = 2 * SECOND_NS  # histograms and timelines, which are rewritten whole
-GROWING_BINS = 1_000  # of the timeline: an event is counted within 10 s of its coming
-RECENT = 2_000  # latencies kept for the progress line
+FLUSH_NS = SECOND_NS // 2  # how often rows are written to disk
+FLOWS_NS = 2 * SECOND_NS  # how often histograms and timelines are written; a histogram is rewritten in full
+GROWING_BINS = 1_000  # last bins of the timeline, which may still change: an event is counted within 10 s
+RECENT = 2_000  # number of latencies kept for the progress line
 
 
 class Sender(Protocol):
-    """What the driver needs of a client: `Client`, or the reference client around the openai package."""
+    """What the driver needs of a client: the SDK's `Pool`, or the reference client that uses the openai package."""
 
     def send(
         self, request: None, body: bytes, due: int, on_done: Callable[[Completion], None], flow: Flow, *, name: str
@@ -60,34 +61,34 @@ class Sender(Protocol):
 
 
 class Waiting:
-    """How long this thread has been ready to run while others had its core: Linux counts it, elsewhere it is None."""
+    """How long this thread was ready to run but had no core, in ns. Linux counts it; None on other systems."""
 
-    __slots__ = ("_before", "_file")
+    __slots__ = ("_fd", "_last_ns")
 
     def __init__(self) -> None:
         try:
-            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         except OSError:
-            self._file = -1
-        self._before = self.ns()
+            self._fd = -1
+        self._last_ns = self.ns()
 
     def ns(self) -> int | None:
-        """In all."""
-        return int(os.pread(self._file, 64, 0).split()[1]) if self._file >= 0 else None
+        """Total so far, ns."""
+        return int(os.pread(self._fd, 64, 0).split()[1]) if self._fd >= 0 else None
 
     def since(self) -> int | None:
-        """Since this was last asked, or since it was made."""
-        before, self._before = self._before, self.ns()
-        return None if before is None or self._before is None else self._before - before
+        """Since the last call, or since the object was created, ns."""
+        previous, self._last_ns = self._last_ns, self.ns()
+        return None if previous is None or self._last_ns is None else self._last_ns - previous
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class Counters:
-    """What the progress line shows; updated in place while the run goes."""
+    """What the progress line shows; updated in place during the run. `recent_ttft_ns`: the latest TTFTs."""
 
     __slots__ = ("dropped", "events", "failed", "in_flight", "ok", "recent_ttft_ns", "sent")
 
@@ -97,7 +98,7 @@ class Counters:
 
 
 class Timeline:
-    """Output events of one stage: their gaps as a histogram, their instants as counts per BIN_NS of the run."""
+    """Output events of one stage: a histogram of the gaps between them, and event counts per BIN_NS of the run."""
 
     __slots__ = ("_start_ns", "bins", "first", "flow", "gaps", "used")
 
@@ -105,41 +106,43 @@ class Timeline:
         self.flow = Flow()
         self.gaps = Histogram()
         self.bins: NDArray[np.int64] = np.zeros(1024, np.int64)
-        self.first = 0  # the bin of `bins[0]`: those before are stored and done with
+        self.first = 0  # number of the bin in `bins[0]`; earlier bins are stored and final
         self.used = 0
         self._start_ns = start_ns
 
     def fold(self) -> None:
-        """Count what the flow has collected, and empty it."""
+        """Count what `flow` has collected, then clear it."""
         flow = self.flow
         if flow.gaps:
             self.gaps.add(np.array(flow.gaps, np.int64))
             flow.gaps.clear()
         if flow.instants:
-            places = (np.array(flow.instants, np.int64) - self._start_ns) // BIN_NS - self.first
+            bin_numbers = (np.array(flow.instants, np.int64) - self._start_ns) // BIN_NS - self.first
             flow.instants.clear()
-            counts = np.bincount(np.maximum(places, 0))
+            counts = np.bincount(np.maximum(bin_numbers, 0))
             if len(counts) > len(self.bins):
-                grown = np.zeros(len(counts) * 2, np.int64)
-                grown[: len(self.bins)] = self.bins
-                self.bins = grown
+                larger = np.zeros(len(counts) * 2, np.int64)
+                larger[: len(self.bins)] = self.bins
+                self.bins = larger
             self.bins[: len(counts)] += counts
             self.used = max(self.used, len(counts))
 
     def stored(self) -> None:
-        """All so far is on disk: keep only the bins that may still grow."""
-        gone = self.used - GROWING_BINS
-        if gone > GROWING_BINS:
-            self.bins[:GROWING_BINS] = self.bins[gone : self.used]
+        """Everything so far is on disk: keep only the bins that may still change."""
+        final = self.used - GROWING_BINS
+        if final > GROWING_BINS:
+            self.bins[:GROWING_BINS] = self.bins[final : self.used]
             self.bins[GROWING_BINS:] = 0
-            self.first += gone
+            self.first += final
             self.used = GROWING_BINS
 
 
 @contextlib.contextmanager
 def no_collector() -> Iterator[None]:
-    """While inside, Python's cycle collector rests: a pass over all that exists would hold the sending loop for tens of
-    ms, and the path of a request makes no cycles. Enter it before the start instant is chosen."""
+    """While inside, Python's cycle collector is off. Enter it before the start instant is chosen.
+
+    A collection over all objects would block the sending loop for tens of ms, and a request creates no cycles.
+    """
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -151,7 +154,7 @@ def no_collector() -> Iterator[None]:
 
 
 class Driver:
-    """One schedule, its clients (one per target), one spool. `run` returns when every slot has its record."""
+    """One schedule, one client per target, one spool. `run` returns when every slot has a record."""
 
     def __init__(
         self,
@@ -172,84 +175,86 @@ class Driver:
         run_id: str = "",
         redact: Callable[[str], str] = str,
     ) -> None:
-        self._agenda = Dispatcher(schedule, max_in_flight=max_in_flight)
+        self._dispatcher = Dispatcher(schedule, max_in_flight=max_in_flight)
         self._bodies, self._clients, self._wire, self._spool = bodies, clients, wire, spool
-        self._numbers = numbers
-        self._sent = [0] * len(schedule.stages)
-        self._step = [0 if span.chains is not None else span.lanes * schedule.turns for span in schedule.stages]
-        self._routes = TargetSelection(route, len(clients), schedule.turns, lambda target: clients[target].in_flight)
+        self._numbers_by_stage = numbers
+        self._sent_by_stage = [0] * len(schedule.stages)
+        self._chain_step = [0 if span.chains is not None else span.lanes * schedule.turns for span in schedule.stages]
+        self._selection = TargetSelection(route, len(clients), schedule.turns, lambda target: clients[target].in_flight)
         self._stop_on_failure = stop_on_failure
         self._start_ns, self._grace_ns, self._worker, self._run_id = start_ns, grace_ns, worker, run_id
         self._redact = redact
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
         horizon = schedule.horizon_ns
-        self._grace_over = FOREVER if horizon is None else start_ns + horizon + grace_ns
-        self._flying: dict[int, tuple[int, object]] = {}
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._flush_at = start_ns + FLUSH_NS
-        self._flows_at = start_ns + FLOWS_NS
-        self._second_from = start_ns
+        self._grace_end_ns = FOREVER if horizon is None else start_ns + horizon + grace_ns
+        self._in_flight: dict[int, tuple[int, object]] = {}
+        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._flush_at_ns = start_ns + FLUSH_NS
+        self._flows_at_ns = start_ns + FLOWS_NS
+        self._second_start_ns = start_ns
         self._cpu_ns = process_time_ns()
         self._cpu_start_ns = self._cpu_ns
-        self._waiting: Waiting | None = None  # while it runs
+        self._waiting: Waiting | None = None  # set while `run` is active
         self.counters = Counters()
         self.interrupted = False
         self.stopped = False  # because a target stopped answering
-        self._cutting = False  # what is in flight is being ended by us
-        self._starting = False  # requests are being started or ended in bulk: a completion must not start more
+        self._cancelling = False  # we are cancelling the requests in flight
+        self._starting = False  # requests are started or ended in bulk: a completion must not start more
         wire.hold_ns = hold_ns
-        wire.wake = self._wake
-        wire.tick = self._tick
-        if schedule.slots is None:  # a load without end is built as it goes
-            wire.idle = self._idle
+        wire.wake = self._on_wake
+        wire.tick = self._on_tick
+        if schedule.slots is None:  # bodies of a load without end are built during the run
+            wire.idle = self._build_ahead
 
     async def run(self) -> None:
-        """From the start instant to the last record. Raises whatever a bug in a callback raised."""
+        """Run from the start instant to the last record. Raises an exception that a callback raised (a bug)."""
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._bug)
+        loop.set_exception_handler(self._on_loop_error)
         self._waiting = Waiting()
         try:
-            self._arm()
-            self._check_over()
-            await self._over
+            self._set_wake_up()
+            self._check_finished()
+            await self._finished
         finally:
             self._wire.wake_at(FOREVER)
             self._wire.wake = self._wire.tick = self._wire.idle = None
             self._wire.hold_ns = 0
-            self._last_words(monotonic_ns())
+            self._write_rest(monotonic_ns())
             self._waiting.close()
             loop.set_exception_handler(None)
 
     @property
     def down(self) -> dict[int, float]:
-        """Targets that stopped answering, and when they first did, in s from the start."""
-        return {target: round((at - self._start_ns) / SECOND_NS, 3) for target, at in self._routes.down.items()}
+        """Targets that stopped answering -> when they first did, s from the start."""
+        return {
+            target: round((at_ns - self._start_ns) / SECOND_NS, 3) for target, at_ns in self._selection.down.items()
+        }
 
     def give_up(self) -> None:
-        """`stop`, because a target stopped answering and the run was asked to end then."""
+        """Stop because a target stopped answering and the run is configured to end in that case."""
         if not self.interrupted:
             self.stopped = True
             self.stop()
 
     def stop(self) -> None:
-        """Start nothing more; what is in flight may finish within the grace time. A second call leaves at once."""
-        if self._over.done():
+        """Start no more requests; those in flight may end within the grace time. A second call ends the run at once."""
+        if self._finished.done():
             return
         if self.interrupted:
             self._cancel_all(Failure("interrupted", "interrupted by the user"))
             self._finish()
             return
         self.interrupted = True
-        self._agenda.stop()
-        for start in self._agenda.unsent():
-            self._never(start)
-        self._grace_over = min(self._grace_over, monotonic_ns() + self._grace_ns)
-        self._check_over()
+        self._dispatcher.stop()
+        for start in self._dispatcher.unsent():
+            self._record_unsent(start)
+        self._grace_end_ns = min(self._grace_end_ns, monotonic_ns() + self._grace_ns)
+        self._check_finished()
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """While inside, the first SIGINT or SIGTERM asks the run to stop and the second insists."""
-        if threading.current_thread() is not threading.main_thread():  # a caller's thread gets no signals
+        """While inside, the first SIGINT or SIGTERM calls `stop`; the second ends the run at once."""
+        if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
             yield
             return
         loop = asyncio.get_running_loop()
@@ -263,48 +268,50 @@ class Driver:
 
     # -- starting and ending requests ----------------------------------------------------------------------------
 
-    def _wake(self, now: int) -> None:
+    def _on_wake(self, now: int) -> None:
         self._starting = True
-        for start in self._agenda.ready(now - self._start_ns, BURST):
+        for start in self._dispatcher.ready(now - self._start_ns, BURST):
             if start.dropped:
-                self._never(start)
+                self._record_unsent(start)
             else:
                 self._send(start)
         self._starting = False
-        self._arm()
+        self._set_wake_up()
 
-    def _arm(self) -> None:
-        due = self._agenda.next_ns()
+    def _set_wake_up(self) -> None:
+        due = self._dispatcher.next_ns()
         self._wire.wake_at(FOREVER if due is None else self._start_ns + due)
 
     def _send(self, start: Start) -> None:
         number = start.number
-        self._sent[start.stage] += 1
+        self._sent_by_stage[start.stage] += 1
         self.counters.sent += 1
         self.counters.in_flight += 1
-        target = self._routes.choose(number, monotonic_ns())
-        self._flying[number] = (target, None)
+        target = self._selection.choose(number, monotonic_ns())
+        self._in_flight[number] = (target, None)
         exchange = self._clients[target].send(
             None,
             self._bodies.body(start.stage, number),
             self._start_ns + start.due_ns,
-            partial(self._done, start, target),
+            partial(self._on_done, start, target),
             self._timelines[start.stage].flow,
             name=f"{self._run_id}-{number}",
         )
-        if number in self._flying:  # it may have failed at once, for want of a socket
-            self._flying[number] = (target, exchange)
+        if number in self._in_flight:  # not there if it failed at once because no socket was free
+            self._in_flight[number] = (target, exchange)
 
-    def _idle(self) -> bool:
-        """A moment without traffic: build one body of a load without end ahead. True when there may be more to do."""
-        for stage, numbers in enumerate(self._numbers):
-            if self._sent[stage] + AHEAD > self._bodies.ahead(stage) and self._bodies.build(stage, numbers, most=1):
+    def _build_ahead(self) -> bool:
+        """Called when there is no traffic: build one body of a load without end. True if there may be more to do."""
+        for stage, numbers in enumerate(self._numbers_by_stage):
+            if self._sent_by_stage[stage] + AHEAD > self._bodies.ahead(stage) and self._bodies.build(
+                stage, numbers, most=1
+            ):
                 return True
         return False
 
-    def _done(self, start: Start, target: int, done: Completion) -> None:
+    def _on_done(self, start: Start, target: int, done: Completion) -> None:
         number = start.number
-        self._flying.pop(number, None)
+        self._in_flight.pop(number, None)
         counters = self.counters
         counters.in_flight -= 1
         failure = done.failure
@@ -313,10 +320,10 @@ class Driver:
             counters.ok += 1
             if done.first_token >= 0:
                 counters.recent_ttft_ns.append(done.first_token - done.due)
-            self._routes.answered(target)
+            self._selection.answered(target)
         else:
             counters.failed += 1
-            if not self._cutting and self._routes.failed(target, done, done.done) and self._stop_on_failure:
+            if not self._cancelling and self._selection.failed(target, done, done.done) and self._stop_on_failure:
                 self.give_up()
             text = self._spool.text(self._redact(failure.text))
         place = RowPlace(
@@ -324,26 +331,28 @@ class Driver:
         )
         self._spool.row(row(place, done, self._start_ns, text=text, built=self._bodies.built(start.stage, number)))
         self._bodies.answered(number, done)
-        agenda = self._agenda
+        dispatcher = self._dispatcher
         pause = 0
-        if failure is not None and (step := self._step[start.stage]):  # of a load without a count, to its next chain
-            pause = self._routes.pause_ns(number - start.turn + step)
-        agenda.finished(number, done.done - self._start_ns, failure is None, pause)
+        if failure is not None and (
+            step := self._chain_step[start.stage]
+        ):  # stage without a count: the lane may go on to its next chain
+            pause = self._selection.pause_ns(number - start.turn + step)
+        dispatcher.finished(number, done.done - self._start_ns, failure is None, pause)
         if self._starting:
             return
-        if agenda.next_ns() is not None:
-            self._wake(monotonic_ns())
-        elif not self._flying:
-            self._check_over()
+        if dispatcher.next_ns() is not None:
+            self._on_wake(monotonic_ns())
+        elif not self._in_flight:
+            self._check_finished()
 
-    def _never(self, start: Start) -> None:
+    def _record_unsent(self, start: Start) -> None:
         self.counters.dropped += 1
         place = RowPlace(
             start.number,
             start.request,
             start.stage,
             self._worker,
-            self._routes.choose(start.number, -1),
+            self._selection.choose(start.number, -1),
             start.session,
             start.turn,
             start.lane,
@@ -353,22 +362,22 @@ class Driver:
             unsent_row(place, start.due_ns, start.dropped, status, self._bodies.built(start.stage, start.number))
         )
 
-    def _check_over(self) -> None:
-        if self._agenda.done and not self._over.done():
+    def _check_finished(self) -> None:
+        if self._dispatcher.done and not self._finished.done():
             self._finish()
 
     def _finish(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
-            self._wire.hold_ns = 0  # the loop has its say at once
+        if not self._finished.done():
+            self._finished.set_result(None)
+            self._wire.hold_ns = 0  # the event loop continues at once
 
-    def _behind(self, now: int) -> bool:
-        """Something is due that has not been started yet: late or not, it is sent first."""
-        due = self._agenda.next_ns()
+    def _is_start_due(self, now: int) -> bool:
+        """Whether a request is due and not started yet. It is sent before the grace time ends, even if late."""
+        due = self._dispatcher.next_ns()
         return due is not None and self._start_ns + due <= now
 
     def _end_grace(self) -> None:
-        """What is in flight has had its time; what would have come after it never starts, and has its record."""
+        """The grace time is over: cancel what is in flight; record the slots that would have followed as never sent."""
         if self.interrupted:
             self._cancel_all(Failure("interrupted", "not finished within the grace time after the interruption"))
             return
@@ -376,39 +385,39 @@ class Driver:
         grace = self._grace_ns / SECOND_NS
         self._cancel_all(Failure("timeout_total", f"not finished {grace:g} s (grace) after the end of the load"))
         self._starting = False
-        self._agenda.stop()
-        for start in self._agenda.unsent():
-            self._never(start._replace(dropped="timeout_total") if start.dropped == "interrupted" else start)
+        self._dispatcher.stop()
+        for start in self._dispatcher.unsent():
+            self._record_unsent(start._replace(dropped="timeout_total") if start.dropped == "interrupted" else start)
 
     def _cancel_all(self, failure: Failure) -> None:
-        self._cutting = True
-        for target, exchange in list(self._flying.values()):
+        self._cancelling = True
+        for target, exchange in list(self._in_flight.values()):
             self._clients[target].cancel(exchange, failure)
 
     # -- housekeeping --------------------------------------------------------------------------------------------
 
-    def _tick(self, now: int) -> None:
+    def _on_tick(self, now: int) -> None:
         for client in self._clients:
             client.tick(now)
-        if now >= self._grace_over and not self._agenda.done and not self._behind(now):
-            self._grace_over = FOREVER
+        if now >= self._grace_end_ns and not self._dispatcher.done and not self._is_start_due(now):
+            self._grace_end_ns = FOREVER
             self._end_grace()
         for timeline in self._timelines:
             self.counters.events += len(timeline.flow.instants)
             timeline.fold()
-        if now >= self._second_from + SECOND_NS:
-            self._sample(now)
-        if now >= self._flush_at:
-            self._flush_at = now + FLUSH_NS
+        if now >= self._second_start_ns + SECOND_NS:
+            self._record_second(now)
+        if now >= self._flush_at_ns:
+            self._flush_at_ns = now + FLUSH_NS
             self._spool.flush()
-        if now >= self._flows_at:
-            self._flows_at = now + FLOWS_NS
+        if now >= self._flows_at_ns:
+            self._flows_at_ns = now + FLOWS_NS
             self._store_flows()
-        self._check_over()
+        self._check_finished()
 
-    def _sample(self, now: int) -> None:
+    def _record_second(self, now: int) -> None:
         cpu = process_time_ns()
-        span = now - self._second_from
+        span = now - self._second_start_ns
         waited = self._waiting.since() if self._waiting is not None else None
         counters = self.counters
         self._spool.second(
@@ -426,7 +435,7 @@ class Driver:
                 failed=counters.failed,
             )
         )
-        self._second_from, self._cpu_ns = now, cpu
+        self._second_start_ns, self._cpu_ns = now, cpu
 
     def _store_flows(self) -> None:
         for stage, timeline in enumerate(self._timelines):
@@ -434,15 +443,15 @@ class Driver:
                 self._spool.flows(stage, timeline.gaps, timeline.bins[: timeline.used], timeline.first)
                 timeline.stored()
 
-    def _last_words(self, now: int) -> None:
+    def _write_rest(self, now: int) -> None:
         for timeline in self._timelines:
             timeline.fold()
-        self._sample(now)
+        self._record_second(now)
         self._store_flows()
         self._spool.flush()
 
-    def _bug(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
-        if not self._over.done():
-            told = error if isinstance(error, Exception) else RuntimeError(str(context.get("message")))
-            self._over.set_exception(told)
+        if not self._finished.done():
+            exception = error if isinstance(error, Exception) else RuntimeError(str(context.get("message")))
+            self._finished.set_exception(exception)

@@ -1,6 +1,6 @@
-"""What is decided before the clock starts: who is asked, with which requests, when; and the header that says so.
+"""Decides everything before the clock starts: targets, requests and timetable; and builds the header that records it.
 
-Pure but for reading the tokenizer and a few facts about this machine. Nothing here talks to a target: that is `run.py`.
+Pure, except that it reads the tokenizer and a few facts about this machine. It talks to no target: `run.py` does.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from loadgen.sim.server.options import PHYSICAL
 from loadgen.slo import Slo, Term
 from loadgen.workload import Closed, Gamma, Ramp, Replay, Workload, recipe_fingerprint
 
-EVENTS_EACH = 10_000  # output events/s that `auto` gives a worker: about half of what one carries
-LANES_EACH = 64  # of a closed loop, whose rate nobody knows before
-MOST_PER_CORE = 8  # workers: more only take memory (60 to 100 MB each) and each other's time
+EVENTS_EACH = 10_000  # output events/s per worker for `auto`: about half of what a worker can handle
+LANES_EACH = 64  # closed-loop lanes per worker for `auto`: the rate of a closed loop is not known in advance
+MOST_PER_CORE = 8  # workers per core: more only use memory (60 to 100 MB each) and compete for the core
 Route = Literal["auto", "round-robin", "least-in-flight", "sticky"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One target of a run, as the user named it. `url` "" is the embedded endpoint."""
+    """One target of a run, as the user gave it. `url` "" means the embedded endpoint."""
 
     url: str
     name: str = ""
@@ -57,7 +57,7 @@ class Endpoint:
 
     @property
     def shown(self) -> str:
-        """Its name, or its URL without anything secret."""
+        """Its name, or its URL without secrets."""
         if self.name or not self.url:
             return self.name or "embedded simulation"
         if self.url.startswith("sim:"):
@@ -70,10 +70,9 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the command line says beside the workload. `url` None: the embedded endpoint.
+    """The options of a run besides its workload. `url` None: the embedded endpoint.
 
-    `targets`, when there are several, stand in the place of `url`, `api_key`, `gpus`, `shape` and `region`; `url` is
-    then the first one's.
+    `targets`, if given, replaces `url`, `api_key`, `gpus`, `shape` and `region`; `url` is then the first one's.
     """
 
     url: str | None = None
@@ -87,25 +86,25 @@ class Settings:
     extra_body: dict[str, Any] | None = None
     tls: Tls = field(default_factory=Tls)
     tokenizer: str | None = None
-    workers: int = 1  # 0: as many as the plan can use here
-    ray: str | None = None  # address of a Ray cluster for the workers, or auto; None: they run on this machine
+    workers: int = 1  # 0: as many as the plan can use on this machine
+    ray: str | None = None  # address of a Ray cluster for the workers, or auto; None: this machine
     sources: tuple[str, ...] = ()  # local addresses to send from
-    keep: Literal["raw", "sample", "histogram"] = "raw"  # which rows
+    keep: Literal["raw", "sample", "histogram"] = "raw"  # which rows to keep
     out: Path | None = None
-    store: str | None = None  # s3://..., az://..., ...: where the finished folder is copied to
+    store: str | None = None  # s3://..., az://..., ...: the finished folder is copied there
     gpus: int | None = None
     shape: str = ""
     region: str = ""
     targets: tuple[Endpoint, ...] = ()
     route: Route = "auto"
-    server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `scrape.places`
+    server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `server_metrics.scraper`
     on_target_failure: Literal["continue", "stop"] = "continue"
     command: tuple[str, ...] = ()
     embedded: dict[str, Any] = field(default_factory=PHYSICAL.copy)  # options of the embedded endpoint
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Where the load goes; at least one."""
+        """The targets of the load; at least one."""
         if self.targets:
             return self.targets
         only = Endpoint(url=self.url or "", api_key=self.api_key, gpus=self.gpus, shape=self.shape, region=self.region)
@@ -113,27 +112,27 @@ class Settings:
 
     @property
     def shown(self) -> str:
-        """All of them in words, without secrets."""
+        """All endpoints as text, without secrets."""
         return ", ".join(endpoint.shown for endpoint in self.endpoints)
 
     @property
     def pages(self) -> PagesAsked:
-        """The servers' own metrics pages to read."""
+        """Which of the servers' own metrics pages to read, and with which keys."""
         keys = tuple(endpoint.api_key for endpoint in self.endpoints)
         return PagesAsked(self.server_metrics, keys, self.headers, self.tls)
 
     def of(self, endpoint: Endpoint) -> Settings:
-        """These settings for one of its endpoints alone."""
+        """These settings with `endpoint` as the only target."""
         return replace(self, url=endpoint.url, api_key=endpoint.api_key, targets=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """All that a worker needs to do its share; travels to worker processes as a pickle on their standard input."""
+    """All that a worker needs to do its share. Sent to worker processes as a pickle on their standard input."""
 
     workload: Workload
     settings: Settings
-    found: tuple[ProbeResult, ...]  # one for each of settings.endpoints
+    found: tuple[ProbeResult, ...]  # probe results, one per endpoint of `settings.endpoints`
     seed: int
     salt: int
     folder: Path
@@ -141,7 +140,7 @@ class Job:
 
 
 def plan(job: Job) -> tuple[Schedule, prompts.Prompts, tokens.Tokenizer]:
-    """The timetable and the requests of a job: the same in every process."""
+    """The timetable, the requests and the tokenizer of a job; equal in every process."""
     tokenizer = tokens.load_tokenizer(job.settings.tokenizer)
     return (
         schedule.build(job.workload, job.seed),
@@ -159,8 +158,11 @@ def prepare(
     folder: Path,
     cores: int | None = None,
 ) -> tuple[Job, manifest.Header, Schedule]:
-    """Everything that is decided before the clock starts, and the header that says so. `cores`: of a cluster, where
-    the workers run on one; what its nodes have room for is then not judged here."""
+    """Decide everything before the clock starts: the job, the header and the timetable. Raises Faults.
+
+    `found`: probe results, one per endpoint. `cores`: free CPUs of the cluster, if the workers run on one; the limits
+    of its nodes (open files, ports) are then not checked here.
+    """
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     salt = seeds.fresh()
     job = Job(
@@ -172,24 +174,24 @@ def prepare(
         useful = workers(timetable, requests, most, simulated=simulated and cores is None, cores=cores or 0)
         settings = replace(settings, workers=useful)
         job = replace(job, settings=settings)
-    _enough(timetable, workload, settings, found, simulated, here=cores is None)
-    slo, unjudged = _judged(_slo(workload), settings.stream)
+    _check_limits(timetable, workload, settings, found, simulated, here=cores is None)
+    slo, unjudged = _judged_slo(_slo(workload), settings.stream)
     now = datetime.datetime.now(datetime.UTC).astimezone()
-    first = found[0]
-    source = "server" if all(one.usage for one in found) else tokenizer.tag
+    first_result = found[0]
+    source = "server" if all(result.usage for result in found) else tokenizer.tag
     slots = timetable.slots
     targets = tuple(
         manifest.TargetFacts(
-            url=one.target.redacted,
-            server=one.server,
-            model=one.model,
+            url=result.target.redacted,
+            server=result.server,
+            model=result.model,
             gpus=endpoint.gpus,
             shape=endpoint.shape,
             region=endpoint.region,
-            name=_embedded(settings) if simulated else endpoint.name or ("simulation" if one.simulated else ""),
-            simulated=simulated or one.simulated,
+            name=_embedded_name(settings) if simulated else endpoint.name or ("simulation" if result.simulated else ""),
+            simulated=simulated or result.simulated,
         )
-        for one, endpoint in zip(found, settings.endpoints, strict=True)
+        for result, endpoint in zip(found, settings.endpoints, strict=True)
     )
     header = manifest.Header(
         run=folder.name,
@@ -208,16 +210,16 @@ def prepare(
         stream=settings.stream,
         slo=slo,
         limits=ValidityLimits(**workload.limits.model_dump()),
-        stages=tuple(_stage(workload, timetable, i) for i in range(len(timetable.stages))),
+        stages=tuple(_stage_plan(workload, timetable, i) for i in range(len(timetable.stages))),
         fingerprints=manifest.Fingerprints(
             recipe=recipe_fingerprint(workload, source), timetable=schedule.fingerprint(timetable)
         ),
-        rtt_ms=statistics.median(one.rtt_ms for one in found),
+        rtt_ms=statistics.median(result.rtt_ms for result in found),
         tokenizer=tokenizer.name,
         tokenizer_tag=tokenizer.tag,
-        template_tokens=first.template_tokens,
+        template_tokens=first_result.template_tokens,
         usage_asked=True,
-        shares_prompts=_shares(workload),
+        shares_prompts=_shares_prompts(workload),
         max_in_flight=workload.max_in_flight,
         grace_s=workload.grace_ns / 1e9,
         timeout_s=workload.timeout_ns / 1e9,
@@ -227,8 +229,8 @@ def prepare(
         keep=settings.keep,
         host=host(),
         notes=(
-            *(_physics(settings) if simulated else ()),
-            *dict.fromkeys(note for one in found for note in one.warnings),
+            *(_preset_notes(settings) if simulated else ()),
+            *dict.fromkeys(note for result in found for note in result.warnings),
             *requests.warnings(slots or 1000),
             *unjudged,
         ),
@@ -237,22 +239,23 @@ def prepare(
 
 
 def describe(workload: Workload, settings: Settings) -> str:
-    """What a run would do, without touching the network: load, sizes, fingerprints."""
+    """Text that says what a run would do: load, request sizes, fingerprints. Does not use the network."""
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     timetable = schedule.build(workload, seed)
     requests = build(workload, seed, 0, tokens.load_tokenizer(settings.tokenizer))
     lines = [f"workload: {workload.name}", f"target: {settings.shown}", f"seed: {seed}"]
     for index in range(len(timetable.stages)):
-        stage = _stage(workload, timetable, index)
+        stage = _stage_plan(workload, timetable, index)
         bounds = [f"{stage.slots:,} requests"] if stage.slots is not None else []
         if stage.end_ns is not None:
             bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
         lines.append(f"load: {stage.arrival}: {', '.join(bounds)}{'' if stage.measured else ', warm-up, not measured'}")
     sample = [requests[number] for number in range(min(timetable.slots or 100, 100))]
-    sizes = sorted(request.input_tokens or 0 for request in sample)
-    asked = sorted(request.max_tokens or 0 for request in sample)
-    spans = f"{sizes[0]:,} to {sizes[-1]:,} prompt tokens, {asked[0]:,} to {asked[-1]:,} asked for"
-    lines.append(f"first {len(sample)} requests: {spans}")
+    input_tokens = sorted(request.input_tokens or 0 for request in sample)
+    output_tokens = sorted(request.max_tokens or 0 for request in sample)
+    prompt_range = f"{input_tokens[0]:,} to {input_tokens[-1]:,} prompt tokens"
+    output_range = f"{output_tokens[0]:,} to {output_tokens[-1]:,} asked for"
+    lines.append(f"first {len(sample)} requests: {prompt_range}, {output_range}")
     lines.append(f"recipe: {recipe_fingerprint(workload, 'server')}  timetable: {schedule.fingerprint(timetable)}")
     lines += [f"note: {note}" for note in requests.warnings(timetable.slots or 1000)]
     return "\n".join(lines)
@@ -264,16 +267,17 @@ def describe(workload: Workload, settings: Settings) -> str:
 def workers(
     timetable: Schedule, requests: prompts.Prompts, max_in_flight: int | None, *, simulated: bool, cores: int = 0
 ) -> int:
-    """How many worker processes `auto` is: enough for the events to come, a core each, and work for each of them.
+    """Number of worker processes for `auto`: enough for the expected output events, at most one per core.
 
-    One where a stage ends with its last completion, since workers do not tell each other of that.
+    1 if a stage other than the last ends with its last completion, because workers do not report that to each other.
+    `cores`: of a cluster; 0: those of this machine.
     """
     cores = cores or _cores()
     cores = max(1, cores - 1) if simulated else cores
     if any(span.dynamic for span in timetable.stages[:-1]):
         return 1
-    asked = [requests[number].max_tokens or 0 for number in range(min(timetable.slots or 100, 100))]
-    events = statistics.fmean(asked) if asked else 0.0
+    output_tokens = [requests[number].max_tokens or 0 for number in range(min(timetable.slots or 100, 100))]
+    events = statistics.fmean(output_tokens) if output_tokens else 0.0
     useful = 1
     for span in timetable.stages:
         if span.lanes:
@@ -289,33 +293,39 @@ def _cores() -> int:
 
 
 def cap(max_in_flight: int | None, share: int, shares: int) -> int | None:
-    """A worker's part of the in-flight cap; the parts add up to the whole."""
+    """A worker's part of the in-flight limit; the parts of all workers add up to the limit."""
     return None if max_in_flight is None else len(range(share, max_in_flight, shares))
 
 
-def _enough(
+def _check_limits(
     timetable: Schedule,
     workload: Workload,
     settings: Settings,
-    found: tuple[ProbeResult, ...],
+    results: tuple[ProbeResult, ...],
     simulated: bool,
     *,
     here: bool,
 ) -> None:
-    """Raises Faults where the plan needs more workers, files or ports than there are; `here`: on this machine."""
+    """Raises Faults if the plan needs more workers, files or ports than there are. `here`: runs on this machine."""
     faults: list[Fault] = list(resource_limits.unusable(settings.sources))
     if here and settings.workers > MOST_PER_CORE * _cores():
         what = f"{settings.workers:,} worker processes on {_cores()} core(s)"
         faults.append(UserError(what, f"--workers {settings.workers}", "--workers auto: a core each, if there is work"))
-    most = workload.max_in_flight
-    if most is not None and most < settings.workers and any(not span.lanes for span in timetable.stages):
-        what = f"{most} requests in flight cannot be spread over {settings.workers} workers"
-        faults.append(UserError(what, "--max-in-flight", f"--workers {most} or fewer: each has its part of the cap"))
+    in_flight_limit = workload.max_in_flight
+    if (
+        in_flight_limit is not None
+        and in_flight_limit < settings.workers
+        and any(not span.lanes for span in timetable.stages)
+    ):
+        what = f"{in_flight_limit} requests in flight cannot be spread over {settings.workers} workers"
+        faults.append(
+            UserError(what, "--max-in-flight", f"--workers {in_flight_limit} or fewer: each has its part of the cap")
+        )
     if here:
         faults += resource_limits.faults(
-            total=resource_limits.connections(timetable, most),
+            total=resource_limits.connections(timetable, in_flight_limit),
             workers=settings.workers,
-            addresses=[one.target.address for one in found],
+            addresses=[result.target.address for result in results],
             sources=len(settings.sources),
             simulated=simulated,
             room=resource_limits.room(),
@@ -335,7 +345,7 @@ def version() -> str:
 
 
 def host() -> manifest.Host:
-    """The machine this runs on, as far as it tells."""
+    """Facts about this machine; a fact that cannot be read keeps its empty value."""
     cpu, memory, clock = "", None, ""
     try:
         with open("/proc/cpuinfo") as file:
@@ -369,24 +379,24 @@ def _slo(workload: Workload) -> Slo | None:
     return Slo(terms=terms, goodput_share=slo.goodput_share)
 
 
-def _judged(slo: Slo | None, stream: bool) -> tuple[Slo | None, list[str]]:
-    """The SLO without the terms that answers in one piece cannot have, and a note about those."""
+def _judged_slo(slo: Slo | None, stream: bool) -> tuple[Slo | None, list[str]]:
+    """The SLO that can be judged, and notes. Without streaming, terms that need a stream are left out, with a note."""
     if slo is None or stream:
         return slo, []
-    without = tuple(term for term in slo.terms if term.metric not in columns.NEED_A_STREAM)
-    names = ", ".join(term.metric for term in slo.terms if term.metric in columns.NEED_A_STREAM)
-    notes = [f"SLO terms not judged: {names}: answers that are not streamed have none"] if names else []
-    kept = Slo(terms=without, goodput_share=slo.goodput_share)
-    return (kept if without or kept.goodput_share is not None else None), notes
+    judged_terms = tuple(term for term in slo.terms if term.metric not in columns.NEED_A_STREAM)
+    skipped_names = ", ".join(term.metric for term in slo.terms if term.metric in columns.NEED_A_STREAM)
+    notes = [f"SLO terms not judged: {skipped_names}: answers that are not streamed have none"] if skipped_names else []
+    judged_slo = Slo(terms=judged_terms, goodput_share=slo.goodput_share)
+    return (judged_slo if judged_terms or judged_slo.goodput_share is not None else None), notes
 
 
-def _embedded(settings: Settings) -> str:
+def _embedded_name(settings: Settings) -> str:
     preset = settings.embedded.get("preset")
     return f"embedded simulation: {preset}" if preset else "embedded simulation"
 
 
-def _physics(settings: Settings) -> tuple[str, ...]:
-    """What the embedded endpoint is a model of, if it is one."""
+def _preset_notes(settings: Settings) -> tuple[str, ...]:
+    """Note about the preset that the embedded endpoint simulates, if it has one."""
     if not settings.embedded.get("preset"):
         return ()
     from loadgen.sim.presets.preset import load_preset
@@ -398,7 +408,7 @@ def _physics(settings: Settings) -> tuple[str, ...]:
     )
 
 
-def _shares(workload: Workload) -> bool:
+def _shares_prompts(workload: Workload) -> bool:
     requests = workload.requests
     if getattr(requests, "turns", None) is not None:
         return True
@@ -407,7 +417,7 @@ def _shares(workload: Workload) -> bool:
     return bool(getattr(requests, "shared_prefix_tokens", 0) or getattr(requests, "system_tokens", 0))
 
 
-def _stage(workload: Workload, timetable: Schedule, index: int) -> manifest.StagePlan:
+def _stage_plan(workload: Workload, timetable: Schedule, index: int) -> manifest.StagePlan:
     span, stage = timetable.stages[index], workload.stages[index]
     return manifest.StagePlan(
         name=span.name,
@@ -423,7 +433,7 @@ def _stage(workload: Workload, timetable: Schedule, index: int) -> manifest.Stag
 
 
 def words(arrival: Any) -> str:
-    """An arrival law as one says it."""
+    """An arrival law as text, for example "poisson 10/s"."""
     if isinstance(arrival, Closed):
         ramp = f", begun over {arrival.ramp_ns / 1e9:g} s" if arrival.ramp_ns else ""
         return f"{arrival.concurrency} in flight (closed loop{ramp})"

@@ -1,4 +1,4 @@
-"""Every target of a run, probed before its load: what it is, and whether all of them serve the same. IO."""
+"""Probes every target of a run before its load starts, and checks that all of them serve the same model. IO."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loadgen.execution.plan import Endpoint, Settings
 
 
 async def find(settings: Settings) -> ProbeResult:
-    """Probe the target. Raises TargetError with what to do about it."""
+    """Probe the target at `settings.url`. Raises TargetError or UserError, each with a hint."""
     assert settings.url is not None
     shown = Endpoint(url=settings.url).shown
     try:
@@ -25,11 +25,11 @@ async def find(settings: Settings) -> ProbeResult:
     except TargetUnusable as error:
         raise UserError(str(error), shown, error.hint) from None
     try:
-        direct = Fetcher(target, settings.tls.context() if target.tls else None)
+        fetcher = Fetcher(target, settings.tls.context() if target.tls else None)
         return await probe(
             target,
-            exchange=direct.exchange,
-            connect=direct.connect,
+            exchange=fetcher.exchange,
+            connect=fetcher.connect,
             model=settings.model,
             server=settings.server,
             stream=settings.stream,
@@ -42,36 +42,42 @@ async def find(settings: Settings) -> ProbeResult:
 
 
 async def find_all(settings: Settings) -> tuple[ProbeResult, ...]:
-    """Probe every endpoint. Raises the faults of all that cannot be used, or do not serve what the first one does."""
+    """Probe every endpoint; results in the same order.
+
+    Raises the faults of all endpoints that cannot be used, or that do not serve the same as the first endpoint.
+    """
     endpoints = settings.endpoints
-    found = await asyncio.gather(*(find(settings.of(one)) for one in endpoints), return_exceptions=True)
+    results = await asyncio.gather(*(find(settings.of(endpoint)) for endpoint in endpoints), return_exceptions=True)
     faults: list[Fault] = []
     first: tuple[Endpoint, ProbeResult] | None = None
-    for endpoint, one in zip(endpoints, found, strict=True):
-        if isinstance(one, Fault):
-            faults.append(one)
-        elif isinstance(one, BaseException):
-            raise one
+    for endpoint, result in zip(endpoints, results, strict=True):
+        if isinstance(result, Fault):
+            faults.append(result)
+        elif isinstance(result, BaseException):
+            raise result
         elif first is None:
-            first = endpoint, one
+            first = endpoint, result
         else:
-            faults += _unlike(*first, endpoint, one)
+            faults += _differences(*first, endpoint, result)
     if len(faults) == 1:
         raise faults[0]
     if faults:
         raise Faults(faults)
-    return tuple(one for one in found if not isinstance(one, BaseException))
+    return tuple(result for result in results if not isinstance(result, BaseException))
 
 
-def _unlike(first: Endpoint, wanted: ProbeResult, endpoint: Endpoint, found: ProbeResult) -> Iterator[TargetError]:
-    """What one target has behind it that the first one has not."""
-    ours, theirs = _served(found), _served(wanted)
-    if (ours, found.quirk) != (theirs, wanted.quirk):
-        what = f"serves {ours} ({found.server}), but {first.shown} serves {theirs} ({wanted.server})"
+def _differences(
+    first: Endpoint, first_result: ProbeResult, endpoint: Endpoint, result: ProbeResult
+) -> Iterator[TargetError]:
+    """Faults of a target whose model or server type differs from the first target (`first`, `wanted`)."""
+    ours, theirs = _served_model(result), _served_model(first_result)
+    if (ours, result.quirk) != (theirs, first_result.quirk):
+        what = f"serves {ours} ({result.server}), but {first.shown} serves {theirs} ({first_result.server})"
         hint = "one run needs the same model and server behind every target; --model names one that all of them list"
         yield TargetError(what, endpoint.shown, hint)
 
 
-def _served(found: ProbeResult) -> str:
-    """The model that answers: by the server's own list, as some answer to any name."""
-    return found.model if found.model in found.models or not found.models else ", ".join(found.models)
+def _served_model(result: ProbeResult) -> str:
+    """The model that answers. If the server does not list the requested name, the names that it lists: some servers
+    accept any name."""
+    return result.model if result.model in result.models or not result.models else ", ".join(result.models)

@@ -1,6 +1,6 @@
-"""Whether this machine has what a plan needs before its first request: open files and local ports.
+"""Checks before the first request whether this machine has enough open files and local ports for a plan.
 
-Arithmetic over a timetable and over what the system says of itself; the only IO is reading that.
+Arithmetic over a timetable and the limits of the system; the only IO is reading those limits.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from pathlib import Path
 from loadgen.errors import UserError
 from loadgen.schedule.timetable import Schedule
 
-SPARE = 64  # files of a process beside its connections: its own, and connections opened ahead of need
+SPARE = 64  # files of a process besides its connections: its own files, and connections opened in advance
 _PROC = Path("/proc/sys/net/ipv4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a machine has. `files`: open files that one process may have; `ports`: local ports of one source address
-    towards one target address; None: not bounded, or not known.
+    """The limits of a machine; None: no limit, or not known.
+
+    `files`: files that one process may have open. `ports`: local ports of one source address to one target address.
     """
 
     files: int | None
@@ -30,7 +31,7 @@ class Room:
 
 
 def room() -> Room:
-    """Of this machine."""
+    """The limits of this machine."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ports = None
     try:
@@ -42,17 +43,17 @@ def room() -> Room:
 
 
 def _reserved(text: str, low: int, high: int) -> int:
-    """How many of low … high are in a list like `32768,40000-40010`."""
+    """How many ports from low to high are in a list like `32768,40000-40010`."""
     count = 0
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
+    for range_text in text.strip().split(","):
+        first, _, last = range_text.partition("-")
         if first:
             count += max(0, min(int(last or first), high) - max(int(first), low) + 1)
     return count
 
 
 def connections(timetable: Schedule, max_in_flight: int | None) -> int | None:
-    """Most connections that a plan, or a share of it, uses at once; None where nothing bounds an open loop."""
+    """Most connections that a plan, or a share of it, uses at once; None for an open loop without a limit."""
     most = 0
     for span in timetable.stages:
         if span.lanes:
@@ -67,21 +68,21 @@ def connections(timetable: Schedule, max_in_flight: int | None) -> int | None:
 def faults(
     *, total: int | None, workers: int, addresses: Sequence[str], sources: int, simulated: bool, room: Room
 ) -> Iterator[UserError]:
-    """What there is not enough of, with what to do about it.
+    """A fault, with a hint, for each limit that the plan exceeds.
 
-    total: connections at once, of all workers. addresses: host:port of each target. sources: local addresses to send
-    from (0: the one that the system chooses).
+    total: connections at once, of all workers. addresses: host:port of each target. sources: number of local addresses
+    to send from (0: the system chooses one).
     """
     if total is None:
         return
-    each = -(-total // workers) + SPARE
-    if room.files is not None and each > room.files:
-        need = -(-total // max(room.files - SPARE, 1))
+    per_worker = -(-total // workers) + SPARE
+    if room.files is not None and per_worker > room.files:
+        needed = -(-total // max(room.files - SPARE, 1))
         yield UserError(
-            f"{total:,} connections at once are {each:,} open files in each of {workers} worker(s), "
+            f"{total:,} connections at once are {per_worker:,} open files in each of {workers} worker(s), "
             f"but a process may open {room.files:,} here",
             "--concurrency or --max-in-flight",
-            f"--workers {need}, or raise the hard limit: ulimit -Hn {each} (LimitNOFILE= of a service)",
+            f"--workers {needed}, or raise the hard limit: ulimit -Hn {per_worker} (LimitNOFILE= of a service)",
         )
     if simulated and room.files is not None and total + SPARE > room.files:
         yield UserError(
@@ -92,27 +93,27 @@ def faults(
     if room.ports is None:
         return
     ports = room.ports * max(sources, 1)
-    of_target = -(-total // len(addresses))
+    each = -(-total // len(addresses))
     for address, targets in Counter(addresses).items():
-        if of_target * targets > ports:
-            from_where = f"{sources} source addresses have" if sources > 1 else "one source address has"
+        if each * targets > ports:
+            source_text = f"{sources} source addresses have" if sources > 1 else "one source address has"
             yield UserError(
-                f"{of_target * targets:,} connections at once to {address}, but {from_where} {ports:,} local ports",
+                f"{each * targets:,} connections at once to {address}, but {source_text} {ports:,} local ports",
                 "--concurrency or --max-in-flight",
                 f'widen them: sysctl -w net.ipv4.ip_local_port_range="1024 65535"; or send from '
-                f"{-(-of_target * targets // room.ports)} addresses of this machine: --source A --source B …; "
+                f"{-(-each * targets // room.ports)} addresses of this machine: --source A --source B …; "
                 "or name several addresses of the target with --url",
             )
 
 
 def unusable(sources: Sequence[str]) -> Iterator[UserError]:
-    """Of the source addresses, those that this machine cannot send from."""
+    """A fault for each source address that this machine cannot send from."""
     for source in sources:
         family = socket.AF_INET6 if ":" in source else socket.AF_INET
         try:
-            with socket.socket(family, socket.SOCK_STREAM) as one:
-                one.bind((source, 0))
+            with socket.socket(family, socket.SOCK_STREAM) as probe_socket:
+                probe_socket.bind((source, 0))
         except OSError as error:
-            why = error.strerror or str(error)
+            reason = error.strerror or str(error)
             hint = f"an address of this machine: ip addr add {source}/32 dev …"
-            yield UserError(f"cannot send from it: {why}", f"--source {source}", hint)
+            yield UserError(f"cannot send from it: {reason}", f"--source {source}", hint)

@@ -1,7 +1,8 @@
-"""One run, from a checked workload to its summary: what happens before the clock starts and after it has stopped.
+"""One run, from a checked workload to its summary: everything before the clock starts and after it stops.
 
-IO, in this order: start the embedded endpoint if there is no URL, probe the target, build timetable and bodies, write
-the header, drive (here, or in `fanout`), read everything back, judge. What happens while the clock runs is `drive.py`.
+IO, in this order: start the embedded endpoint if there is no URL, probe the targets, build timetable and bodies, write
+the header, run the load (`backends/`), read everything back, compute the summary. `driver.py` works while the clock
+runs.
 """
 
 from __future__ import annotations
@@ -28,22 +29,23 @@ from loadgen.execution.shared_counters import Counted
 from loadgen.metrics.summary import Summary
 from loadgen.requests import prompts
 from loadgen.results import manifest, object_store, store
+from loadgen.results.spool import segments
 from loadgen.schedule.timetable import Schedule
 from loadgen.server_metrics import scraper as scrape
 from loadgen.workload import Workload
 
-SETTLE_NS = 20_000_000  # from "everything is ready" to instant 0
+SETTLE_NS = 20_000_000  # from the moment when everything is ready to instant 0
 
 
 def finish(job: Job, header: manifest.Header, share: Share, recorder: Compactor, timetable: Schedule) -> Summary:
-    """Read everything back, judge it, and leave the folder in order."""
+    """Read everything back, write the final header and the summary, and delete what is no longer needed."""
     folder = job.folder
     digest = prompts.Digest(share.prompts_total, share.prompts_count)
     if large(timetable):
         fingerprint = prompts.fingerprint(plan(job)[1], None)
     elif share.prompts_count == timetable.slots:
         fingerprint = digest.hexdigest()
-    else:  # a load without end, or a worker that died with its part of the digest
+    else:  # a load without end, or a worker died and its part of the digest is missing
         fingerprint = prompts.fingerprint(plan(job)[1], timetable.slots)
     notes = header.notes
     if share.late:
@@ -60,13 +62,15 @@ def finish(job: Job, header: manifest.Header, share: Share, recorder: Compactor,
         notes=notes,
     )
     store.replace(folder / "run.json", manifest.encode(header))
-    moving = header.keep != "raw" or any(one.first for one in store.segments(folder))  # they come and go
-    whole = recorder.finish() if moving else None
+    segments_change = header.keep != "raw" or any(
+        segment.first for segment in segments(folder)
+    )  # the compactor deletes segments
+    compacted = recorder.finish() if segments_change else None
     summary = run_folder.summary(folder)
     from loadgen.metrics import summary_json
 
     store.replace(folder / "summary.json", summary_json.dump_summary(summary))
-    if recorder.finish() if whole is None else whole:
+    if recorder.finish() if compacted is None else compacted:
         store.drop_spool(folder)
     return summary
 
@@ -79,10 +83,11 @@ def execute(
     announce: Callable[[manifest.Header, Schedule, Path], None] | None = None,
     placed: Callable[[manifest.Cluster], None] | None = None,
 ) -> tuple[Summary, Path]:
-    """The whole of it: one run and its folder. Raises Fault or Faults for whatever stands in its way.
+    """Carry out one run; returns its summary and its folder. Raises Fault or Faults if the run is not possible.
 
-    `on_drive` is called in a running event loop when the load begins, with what has the `counters` of all workers;
-    `placed`, on a cluster, with where they are, shortly before.
+    `announce` is called when the header is written, before the load. `on_drive` is called in a running event loop when
+    the load begins, with an object that has the `counters` of all workers. On a cluster, `placed` is called shortly
+    before the start with the placement of the workers.
     """
     if settings.url is not None and settings.url.startswith("sim:"):
         if settings.ray is not None:
@@ -96,24 +101,24 @@ def execute(
     from loadgen.sim.server.options import Options
 
     simulated = settings.url is None
-    with contextlib.ExitStack() as ends:
+    with contextlib.ExitStack() as cleanup:
         if simulated:
             simulation = embedded.start(Options(**settings.embedded))
-            ends.callback(simulation.stop)
+            cleanup.callback(simulation.stop)
             settings = replace(settings, url=simulation.url)
         cluster = None
         if settings.ray is not None:
             from loadgen.execution.backends import ray
 
-            cluster = ends.enter_context(ray.connected(settings.ray))
-        away = None if settings.store is None else object_store.open(settings.store)
+            cluster = cleanup.enter_context(ray.connected(settings.ray))
+        remote = None if settings.store is None else object_store.open(settings.store)
         now = datetime.datetime.now(datetime.UTC).astimezone()
         folder = unused(settings.out, workload.name, now)
-        ends.enter_context(store.nothing_left(folder))
+        cleanup.enter_context(store.nothing_left(folder))
         folder.mkdir(parents=True, exist_ok=True)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             found = runner.run(find_all(settings))
-            scraper = ends.enter_context(contextlib.closing(scrape.Scraper(folder, settings.pages, found)))
+            scraper = cleanup.enter_context(contextlib.closing(scrape.Scraper(folder, settings.pages, found)))
             job, header, timetable = prepare(
                 workload, settings, found,
                 simulated=simulated, folder=folder, cores=None if cluster is None else cluster.cores,
@@ -129,31 +134,31 @@ def execute(
             try:
                 if cluster is not None:
 
-                    def know(where: manifest.Cluster) -> None:
+                    def on_placed(placement: manifest.Cluster) -> None:
                         nonlocal header
                         if header.cluster is None and placed is not None:
-                            placed(where)
-                        header = msgspec.structs.replace(header, cluster=where)
+                            placed(placement)
+                        header = msgspec.structs.replace(header, cluster=placement)
                         store.replace(folder / "run.json", manifest.encode(header))
 
-                    share = runner.run(cluster.run(job, timetable, on_drive, scraper.begin, know))
+                    share = runner.run(cluster.run(job, timetable, on_drive, scraper.begin, on_placed))
                 elif job.settings.workers > 1:
                     from loadgen.execution.backends import local
 
                     share = runner.run(local.run(job, timetable, job.settings.workers, on_drive, scraper.begin))
                 else:
 
-                    async def gate() -> int:
+                    async def choose_start() -> int:
                         start_ns = monotonic_ns() + SETTLE_NS
                         scraper.begin(start_ns)
                         return start_ns
 
-                    share = runner.run(work(job, 0, 1, gate, on_drive))
+                    share = runner.run(work(job, 0, 1, choose_start, on_drive))
             except BaseException:
                 recorder.finish()
                 raise
         scraper.close()
         summary = finish(job, header, share, recorder, timetable)
-        if away is not None:
-            away.put(folder)
+        if remote is not None:
+            remote.put(folder)
         return summary, folder

@@ -1,5 +1,7 @@
-"""The one thing that workers share while the clock runs: a block of counters each, about once a second, in a mapped
-file. IO. For eyes only: nothing that is reported comes from here, and a reader may see half of an update.
+"""Counters of all workers in a memory-mapped file, for the progress line: each worker updates its block once a second.
+
+IO. This is all that workers share while the clock runs. Only for display: no reported number comes from here, and a
+reader may see an incomplete update.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ import numpy as np
 from loadgen.execution.driver import Counters
 
 NUMBERS = ("sent", "ok", "failed", "dropped", "events", "in_flight")
-LATEST = 256  # of each worker's TTFTs
+LATEST = 256  # number of latest TTFTs stored per worker
 _BLOCK = np.dtype([*((name, "<i8") for name in NUMBERS), ("ttfts", "<i8"), ("ttft_ns", "<i8", (LATEST,))])
 
 
 class SharedCounters:
-    """Counters of several workers: each writes its own block, `counters` is their sum.
+    """Counters of several workers: each worker writes its own block, and `counters` is their sum.
 
-    `stop`, where the workers are on this machine, asks all of them to start nothing more, as `Drive.stop` does.
+    `stop`, if the workers are on this machine, asks all of them to start no more requests, as `Driver.stop` does.
     """
 
     def __init__(self, path: Path, workers: int, stop: Callable[[], None] | None = None) -> None:
@@ -41,17 +43,17 @@ class SharedCounters:
         block["ttfts"] = len(latest)
 
     def block(self, worker: int) -> bytes:
-        """The block of one worker, for a board on another machine."""
-        found: bytes = self._blocks[worker].tobytes()
-        return found
+        """The block of one worker, to be sent to another machine."""
+        data: bytes = self._blocks[worker].tobytes()
+        return data
 
     def paste(self, worker: int, block: bytes) -> None:
-        """Publish what another machine's board has of one worker."""
+        """Publish the block of one worker that `block` returned on another machine."""
         self._blocks[worker] = np.frombuffer(block, _BLOCK)[0]
 
     @property
     def counters(self) -> Counters:
-        """All workers together, as of their last second."""
+        """Sum over all workers, as of their last update."""
         total = Counters()
         for name in NUMBERS:
             setattr(total, name, int(self._blocks[name].sum()))
@@ -61,7 +63,7 @@ class SharedCounters:
 
 
 class Counted(Protocol):
-    """A Drive, or the board of several workers."""
+    """A `Driver`, or the `SharedCounters` of several workers."""
 
     @property
     def counters(self) -> Counters: ...

@@ -1,5 +1,7 @@
-"""Which target a request goes to, and which targets have stopped answering. Pure: it is told of starts and ends, and
-knows neither sockets nor clocks. It stands in the sending loop, so nothing here may look at more than the targets.
+"""Load balancing: which target a request goes to, and which targets have stopped answering.
+
+Pure: the caller reports starts and ends of requests; there are no sockets and no clocks here. This code runs in the
+sending loop, so its cost may grow with the number of targets only.
 """
 
 from __future__ import annotations
@@ -8,31 +10,33 @@ from collections.abc import Callable, Sequence
 
 from loadgen_sdk.request import Completion
 
-DOWN_AFTER = 10  # requests in a row without a byte of an answer
+DOWN_AFTER = 10  # successive requests without a byte of an answer
 SILENCE = frozenset(("dns", "connect", "tls", "reset", "timeout_total", "timeout_stall"))
-RETRY_NS = 1_000_000_000  # how often a target that is down is tried, by a lane or by whoever has a choice
+RETRY_NS = 1_000_000_000  # how often a target that is down is tried: by a lane, or by least-in-flight
 
 
 class TargetSelection:
     """`route`: auto, round-robin, least-in-flight or sticky; auto is sticky where conversations have several turns.
 
-    Round robin and sticky go by number, so that whoever sends a request, it goes to the same target, dead or alive:
-    the others are not given more than planned. Least in flight passes over targets that are down, but for one request
-    every RETRY_NS; among equals it takes turns.
+    Round robin and sticky choose by slot number. A request goes to the same target whichever worker sends it, also when
+    that target is down, so the other targets do not get more than planned. Least in flight skips targets that are down,
+    except for one request every RETRY_NS; targets with equal numbers in flight take turns.
     """
 
     __slots__ = ("_in_flight", "_refusals", "_retry_ns", "_sticky", "_targets", "_turns", "down")
 
     def __init__(self, route: str, targets: int, turns: int, in_flight: Callable[[int], int]) -> None:
         self._sticky = route == "sticky" or (route == "auto" and turns > 1)
-        self._in_flight = in_flight if route == "least-in-flight" else None  # by target, of this worker
+        self._in_flight = (
+            in_flight if route == "least-in-flight" else None
+        )  # target -> requests of this worker in flight
         self._targets, self._turns = targets, turns
-        self._refusals = [0] * targets  # in a row
+        self._refusals = [0] * targets  # successive ones, by target
         self._retry_ns = [0] * targets
         self.down: dict[int, int] = {}  # target -> when it first stopped answering, ns
 
     def choose(self, number: int, now_ns: int) -> int:
-        """The target of a slot that starts now."""
+        """The target of a slot that starts now (`now_ns`; -1 for a slot that is not sent)."""
         count, in_flight = self._targets, self._in_flight
         if count == 1:
             return 0
@@ -48,8 +52,10 @@ class TargetSelection:
         return min(up, key=lambda target: (in_flight(target), (target - number) % count))
 
     def pause_ns(self, number: int) -> int:
-        """How long a lane whose request has just failed waits before this slot: not at all, unless it would go to a
-        target that is down and fail as fast as it can."""
+        """How long a lane waits before this slot, after a failed request, ns.
+
+        RETRY_NS if the slot would go to a target that is down, where it would fail at once; else 0.
+        """
         if not self.down:
             return 0
         if self._in_flight is None:
@@ -63,11 +69,11 @@ class TargetSelection:
         return self._refusals[target] >= DOWN_AFTER
 
     def answered(self, target: int) -> None:
-        """A request ended well."""
+        """Report a request that succeeded."""
         self._refusals[target] = 0
 
     def failed(self, target: int, done: Completion, now_ns: int) -> bool:
-        """A request failed. True when its target is down from now on, for the first time."""
+        """Report a request that failed. True when this makes its target count as down for the first time."""
         assert done.failure is not None
         if done.http_status or done.failure.kind not in SILENCE:
             return False

@@ -1,4 +1,4 @@
-"""A targets file: the endpoints of one run, each with its name, key and machine. Pure after reading.
+"""Reads a targets file: the endpoints of one run, each with its name, key and machine. Pure after reading.
 
 - name: vm-01
   url: http://10.0.0.1:8000
@@ -30,17 +30,17 @@ NOTHING = Endpoint(url="")
 
 
 def load_targets(path: Path, env: Mapping[str, str] = os.environ, common: Endpoint = NOTHING) -> tuple[Endpoint, ...]:
-    """The endpoints of a file: a list, or a mapping with `targets:`. Raises Faults with all that is wrong.
+    """The endpoints of a file, which is a list or a mapping with `targets:`. Raises Faults with all errors in it.
 
-    `common`: the key, GPUs, shape and region of targets that do not name their own.
+    `common`: the key, GPUs, shape and region of targets that give none of their own.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = (error.strerror or "").lower() if isinstance(error, OSError) else "it is not UTF-8 text"
+        reason = (error.strerror or "").lower() if isinstance(error, OSError) else "it is not UTF-8 text"
         hint = "give a YAML list: - {name: vm-01, url: http://...}"
-        raise Faults([UserError(f"cannot read the targets: {why}", f"--targets {path}", hint)]) from None
-    if text.lstrip().startswith("-"):  # the reader wants a mapping at the top
+        raise Faults([UserError(f"cannot read the targets: {reason}", f"--targets {path}", hint)]) from None
+    if text.lstrip().startswith("-"):  # `read_yaml` accepts only a mapping at the top level
         text = "targets:\n" + text
         shift = 1
     else:
@@ -49,32 +49,32 @@ def load_targets(path: Path, env: Mapping[str, str] = os.environ, common: Endpoi
         top, faults = read_yaml(
             text, str(path), env, kind="targets file", smallest="write a list: - {name: vm-01, url: http://...}"
         )
-    except Faults as found:
-        raise Faults([_up(fault, shift) for fault in found.faults]) from None
-    faults = [_up(fault, shift) for fault in faults]
-    listed = top.get("targets")
-    if not isinstance(listed, Seq) or not listed:
+    except Faults as error:
+        raise Faults([_shift_line(fault, shift) for fault in error.faults]) from None
+    faults = [_shift_line(fault, shift) for fault in faults]
+    items = top.get("targets")
+    if not isinstance(items, Seq) or not items:
         raise Faults(
             [*faults, UserError("no targets in it", str(path), "write a list: - {name: vm-01, url: http://...}")]
         )
     endpoints: list[Endpoint] = []
     names: dict[str, int] = {}
-    for i, item in enumerate(listed):
+    for i, item in enumerate(items):
         step = child("targets", i)
 
         def at(spot: Spot, step: str = step) -> str:
             return where(str(path), Spot(spot.line - shift, spot.column), step)
 
         if not isinstance(item, Map):
-            faults.append(UserError("a target is a mapping", at(listed.values_at[i]), "write - {name: ..., url: ...}"))
+            faults.append(UserError("a target is a mapping", at(items.values_at[i]), "write - {name: ..., url: ...}"))
             continue
         endpoint = _endpoint(item, path, env, at, faults, common)
         if endpoint.name in names:
             faults.append(UserError(f"a second target named {endpoint.name!r}", at(item.at), "give each its own name"))
         names[endpoint.name] = i
-        twins = [one.name for one in endpoints if _same(one, endpoint)]
-        if twins:
-            what = f"the same endpoint and key as {twins[0]!r}"
+        duplicates = [other.name for other in endpoints if _is_same(other, endpoint)]
+        if duplicates:
+            what = f"the same endpoint and key as {duplicates[0]!r}"
             faults.append(
                 UserError(what, at(item.values_at["url"]), "name each once: its load would be counted as two")
             )
@@ -84,14 +84,14 @@ def load_targets(path: Path, env: Mapping[str, str] = os.environ, common: Endpoi
     return tuple(endpoints)
 
 
-def _up(fault: Fault, lines: int) -> Fault:
-    """A fault told of the text as it was read, where the file has it."""
-    place = re.sub(r":(\d+):", lambda found: f":{int(found[1]) - lines}:", fault.where, count=1)
-    return UserError(fault.what, place, fault.hint)
+def _shift_line(fault: Fault, lines: int) -> Fault:
+    """The fault with its line number moved up by `lines`, from the text as parsed to the file."""
+    location = re.sub(r":(\d+):", lambda match: f":{int(match[1]) - lines}:", fault.where, count=1)
+    return UserError(fault.what, location, fault.hint)
 
 
-def _same(one: Endpoint, other: Endpoint) -> bool:
-    """Whether two targets are one: the same base URL, asked with the same key."""
+def _is_same(one: Endpoint, other: Endpoint) -> bool:
+    """Whether two targets are the same: equal base URL and equal key."""
     try:
         return one.api_key == other.api_key and Target.parse(one.url).redacted == Target.parse(other.url).redacted
     except TargetUnusable:
@@ -131,7 +131,7 @@ def _endpoint(
 
 
 def _key(item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fault], common: str | None) -> str | None:
-    """From the variable or the file that the target names; never written into the file itself."""
+    """The API key, from the environment variable or the key file that the target names. A targets file holds no key."""
     if "api_key_env" in item:
         name = str(item["api_key_env"])
         if not env.get(name):
@@ -149,7 +149,7 @@ def _key(item: Map, path: Path, env: Mapping[str, str], at: Any, faults: list[Fa
 
 
 def from_urls(urls: list[str], api_key: str | None, gpus: int | None, shape: str, region: str) -> tuple[Endpoint, ...]:
-    """Endpoints of a repeated `--url`; what else was said holds for each of them. Raises Faults for one given twice."""
+    """Endpoints of a repeated `--url`; the other arguments apply to each. Raises Faults for a bad or repeated URL."""
     endpoints: list[Endpoint] = []
     faults: list[Fault] = []
     for url in urls:
@@ -161,7 +161,7 @@ def from_urls(urls: list[str], api_key: str | None, gpus: int | None, shape: str
         except TargetUnusable as error:
             faults.append(UserError(str(error), "--url", error.hint))
             continue
-        if any(name == one.name for one in endpoints):
+        if any(name == endpoint.name for endpoint in endpoints):
             faults.append(UserError(f"{name} is given twice", "--url", "name each target once"))
         endpoints.append(Endpoint(url=url, name=name, api_key=api_key, gpus=gpus, shape=shape, region=region))
     if faults:

@@ -19,6 +19,7 @@ from loadgen.errors import UserError
 from loadgen.mlperf import dataset, log_files, rules
 from loadgen.mlperf import result as mlperf
 from loadgen.results import store
+from loadgen.results.parquet import NAMES
 from loadgen.results.record import ROW, STATUS
 from loadgen.search import experiment, trials
 from loadgen.search.load_search import Goal, LoadSearch, NextTrial
@@ -227,12 +228,12 @@ def read_columns(folder: Path) -> dict[str, NDArray[Any]]:
 
 def _to_codes(name: str, column: Any) -> NDArray[Any]:
     """A Parquet column as the numbers of `record.ROW`: codes for words, -1 for null."""
-    if name in store.NAMES:
+    if name in NAMES:
         import pyarrow.compute as pc
 
         values = np.zeros(len(column), ROW[name])
         for word in pc.unique(column).to_pylist():
-            values[pc.equal(column, word).to_numpy(zero_copy_only=False)] = store.NAMES[name].index(word)
+            values[pc.equal(column, word).to_numpy(zero_copy_only=False)] = NAMES[name].index(word)
         return values
     filled = column.fill_null(-1) if column.null_count else column
     values = np.asarray(filled.to_numpy(), ROW[name])

@@ -1,7 +1,6 @@
-"""A capacity, as a search or sweep leaves it (`capacity.json`), and the interval of a rate from repeats.
+"""The capacity that a search or sweep found (`capacity.json`), and the interval of a rate from repeats.
 
-Pure: bytes and numbers in, values out. How a capacity is found is not here; what follows from one is in `fleet.py` and,
-in money, in `cost.py`.
+Pure: bytes and numbers in, values out. `search/` finds a capacity; `cost/` plans machines and cost from it.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def dump(capacity: Capacity) -> bytes:
 
 
 def load_capacity(data: bytes, where: str = FILE) -> Capacity:
-    """The inverse of `dump`. Raises UserError for what is no capacity: damaged, newer, or not low <= rate <= high."""
+    """The inverse of `dump`. Raises UserError if damaged, of a newer schema, or not low <= rate <= high."""
     refuse_newer(data, SCHEMA, where)
     try:
         capacity = msgspec.json.decode(data, type=Capacity)
@@ -72,7 +71,7 @@ def load_capacity(data: bytes, where: str = FILE) -> Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateInterval:
-    """A rate with its 95 % interval; both ends None where one run says nothing about its spread."""
+    """A rate per second with its 95 % interval. Both ends are None for a single run, which does not show the spread."""
 
     mid: float
     low: float | None = None
@@ -80,9 +79,11 @@ class RateInterval:
 
 
 def replications(values: Sequence[float]) -> RateInterval:
-    """The mean of independent repeats and Student's 95 % interval of it; no interval from one value. Ends below zero
-    are cut to the smallest value seen: a rate is positive."""
-    found = intervals.replications(values, CONFIDENCE)
+    """Mean of independent repeats with Student's 95 % interval; one value has no interval.
+
+    A low end that is not positive is replaced by the smallest value: a rate is positive.
+    """
+    interval = intervals.replications(values, CONFIDENCE)
     if len(values) < 2:
-        return RateInterval(mid=found.value)
-    return RateInterval(mid=found.value, low=found.low if found.low > 0 else min(values), high=found.high)
+        return RateInterval(mid=interval.value)
+    return RateInterval(mid=interval.value, low=interval.low if interval.low > 0 else min(values), high=interval.high)

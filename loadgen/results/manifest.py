@@ -1,6 +1,6 @@
-"""`run.json`: all that is known of a run besides its rows, and the samples that each worker takes of itself.
+"""`run.json`: everything known about a run except its rows; and `Second`, what a worker measures of itself.
 
-Pure: bytes in, values out. Nothing that is secret may enter these types; they are stored and printed as they are.
+Pure: bytes in, values out. These types must never hold a secret: they are stored and printed unchanged.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from loadgen.slo import Slo
 
 
 class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the load went. `gpus`, `shape` and `region` are what the user declared, for cost; "" and null: not said."""
+    """One target of the load. The user declares `gpus`, `shape` and `region` for cost; "" or null: not declared."""
 
     url: str = ""
-    server: str = ""  # trtllm, vllm, ...: the row of the dialect table
+    server: str = ""  # trtllm, vllm, ...: the key in the dialect table
     model: str = ""
     gpus: int | None = None
-    shape: str = ""  # of the machine, as in the price list
+    shape: str = ""  # machine type, as in the price list
     region: str = ""
     name: str = ""  # "embedded simulation: gb300-vm", or the name in a targets file
     simulated: bool = False
 
 
 class Fingerprints(msgspec.Struct, frozen=True, kw_only=True):
-    """Equal text, equal thing (metrics.md); "" where it could not be known."""
+    """Hashes of what was run: equal text means equal content (metrics.md). "" where it is not known."""
 
     recipe: str = ""
     prompts: str = ""
@@ -36,21 +36,21 @@ class Fingerprints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of the run as planned, with one arrival law; rows refer to it by its place in `Header.stages`."""
+    """One planned part of the run, with one arrival law. Rows refer to it by its index in `Header.stages`."""
 
     name: str = ""
-    arrival: str = ""  # in words: "poisson 10/s", "8 in flight", "ramp 1/s to 10/s"
+    arrival: str = ""  # as text: "poisson 10/s", "8 in flight", "ramp 1/s to 10/s"
     closed: bool = False  # closed loop: the next start waits for a completion
     measured: bool = True
     start_ns: int = 0
-    end_ns: int | None = None  # null: ends when its requests do
+    end_ns: int | None = None  # null: ends when its last request ends
     slots: int | None = None  # planned; null when bounded by time alone
     rate: float | None = None  # nominal, requests (conversations) per second
     concurrency: int | None = None  # lanes of a closed loop
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine that made the load."""
+    """The machine that generated the load."""
 
     name: str = ""
     kernel: str = ""
@@ -58,12 +58,12 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     cpu: str = ""
     cpus: int | None = None
     memory_bytes: int | None = None
-    clock: str = ""  # of the monotonic clock: "tsc"
-    versions: dict[str, str] = {}  # of the libraries that matter
+    clock: str = ""  # source of the monotonic clock: "tsc"
+    versions: dict[str, str] = {}  # of the libraries that affect results
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker on a node of a cluster. Its clock is ahead of the driver's by `offset_ms`, give or take `bound_ms`."""
+    """A worker on a node of a cluster. Its clock is ahead of the driver's clock by `offset_ms` ± `bound_ms`."""
 
     worker: int
     node: str = ""
@@ -74,11 +74,13 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the workers were, when not on this machine. Their starts lie within `start_bound_ms` of the run's instant
-    0, by exchanges with each of them; `drift_ms`: how far a clock had moved against ours at the end, null: not known.
+    """Where the workers ran, if not on this machine.
+
+    All workers start within `start_bound_ms` of instant 0 of the run, measured by clock exchanges with each worker.
+    `drift_ms`: largest change of a clock offset by the end of the run; null: not known.
     """
 
-    address: str = ""  # of Ray, as given
+    address: str = ""  # of the Ray cluster, as the user gave it
     nodes: int = 0
     start_bound_ms: float = 0.0
     drift_ms: float | None = None
@@ -86,18 +88,18 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What `run.json` holds. Written when the run starts (`state` running) and again when it ends."""
+    """The content of `run.json`. Written when the run starts (`state` running) and again when it ends."""
 
     schema: int = SCHEMA
-    run: str = ""  # the run's id, its folder's name
-    name: str = ""  # what the user called it
-    started: str = ""  # wall clock, ISO 8601 with offset: the instant 0 of all rows
+    run: str = ""  # id of the run: the name of its folder
+    name: str = ""  # the name that the user gave it
+    started: str = ""  # wall clock, ISO 8601 with offset: instant 0 of all rows
     ended: str = ""
-    state: str = "running"  # running (or cut off), finished, interrupted (by the user), stopped (a target went)
+    state: str = "running"  # running (or killed), finished, interrupted (by the user), stopped (a target went down)
     version: str = ""  # of loadgen
-    command: tuple[str, ...] = ()  # secrets taken out
+    command: tuple[str, ...] = ()  # secrets removed
     workload: str = ""
-    source_text: str = ""  # of the workload file, `${VAR}` unexpanded
+    source_text: str = ""  # of the workload file, `${VAR}` not expanded
     source_sha256: str = ""
     seed: int | None = None
     schedule_seed: int | None = None
@@ -113,11 +115,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     rtt_ms: float | None = None  # connect time without load
     tokenizer: str = ""
     tokenizer_tag: str = ""  # estimate, tokenizer
-    template_tokens: int | None = None  # chat template's share of a prompt, from the two-length probe; null: not known
+    template_tokens: int | None = None  # tokens that the chat template adds, by the two-length probe; null: not known
     usage_asked: bool = True
-    shares_prompts: bool = (
-        False  # the workload asks for shared prefixes, or history is sent again: cached tokens expected
-    )
+    shares_prompts: bool = False  # the workload shares prefixes or sends history again, so cached tokens are expected
     max_in_flight: int | None = None
     grace_s: float | None = None
     timeout_s: float | None = None
@@ -125,20 +125,22 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 1  # of each conversation
     workers: int = 1
     keep: str = "raw"  # which rows are kept: raw (all), sample, histogram (none)
-    server_pages: tuple[str, ...] | None = None  # the servers' own metrics pages that are read; null: not looked for
+    server_pages: tuple[str, ...] | None = None  # URLs of the servers' metrics pages that are read; null: not searched
     host: Host = Host()
     cluster: Cluster | None = None  # null: the workers ran on `host`
-    notes: tuple[str, ...] = ()  # warnings known before the first request; they become warnings of the verdict
+    notes: tuple[
+        str, ...
+    ] = ()  # warnings, most of them known before the first request; they become warnings of the verdict
 
 
 class Second(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker noted of itself about once a second. Cumulative: cpu_s; highest so far: peak_rss_bytes."""
+    """What a worker measured of itself, once a second. `cpu_s` is cumulative, `peak_rss_bytes` the highest so far."""
 
     t_s: float  # end of the sample, from the start of the run
     worker: int = 0
-    span_s: float = 1.0  # length of the sample; only those of 0.9 s and more are full seconds
+    span_s: float = 1.0  # length of the sample; a full second is 0.9 s or more
     cpu_share: float = 0.0  # of one core
-    waited_share: float | None = None  # of the sample: ready to run, while others had the core (Linux)
+    waited_share: float | None = None  # of the sample: ready to run, but another thread had the core (Linux only)
     cpu_s: float = 0.0
     peak_rss_bytes: int = 0
     in_flight: int = 0
@@ -148,14 +150,14 @@ class Second(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(header: Header) -> bytes:
-    """`run.json`, indented for people."""
+    """The bytes of `run.json`, indented for readers."""
     return msgspec.json.format(msgspec.json.encode(header), indent=2) + b"\n"
 
 
 def decode(data: bytes, where: str = "run.json") -> Header:
-    """The inverse. Fields that an older version did not write take their defaults, unknown ones are passed over.
+    """The inverse of `encode`. Missing fields (older version) take their defaults; unknown fields are ignored.
 
-    Raises UserError for what is no header, and for one that a newer version wrote.
+    Raises UserError for bytes that are no header, and for a header of a newer version. `where` names the file in it.
     """
     refuse_newer(data, SCHEMA, where)
     try:
@@ -171,22 +173,22 @@ class _Version(msgspec.Struct):
 def refuse_newer(data: bytes, schema: int, where: str) -> None:
     """Raises UserError unless `data` is a JSON object whose `schema` is an integer that this version can read."""
     try:
-        found = msgspec.json.decode(data, type=_Version).schema
+        found_schema = msgspec.json.decode(data, type=_Version).schema
     except msgspec.DecodeError as error:
         raise UserError(f"not a file of a run: {error}", where, "give the folder that a run has written") from None
-    if found > schema:
-        what = f"written by a newer loadgen (schema {found}, this version reads up to {schema})"
+    if found_schema > schema:
+        what = f"written by a newer loadgen (schema {found_schema}, this version reads up to {schema})"
         raise UserError(what, where, "update loadgen: pip install -U loadgen")
-    if found < 1:
-        raise UserError(f"schema {found} does not exist", where, "the file was changed or damaged")
+    if found_schema < 1:
+        raise UserError(f"schema {found_schema} does not exist", where, "the file was changed or damaged")
 
 
 def decode_seconds(lines: bytes) -> list[Second]:
-    """The samples of a `seconds.jsonl`; a last line that was cut off is left out."""
-    found = []
+    """The samples in the bytes of a `seconds.jsonl`; an incomplete last line is left out."""
+    seconds = []
     for line in lines.splitlines():
         try:
-            found.append(msgspec.json.decode(line, type=Second))
-        except msgspec.DecodeError:  # only the last one can be: the file is written line by line
+            seconds.append(msgspec.json.decode(line, type=Second))
+        except msgspec.DecodeError:  # only the last line can be incomplete
             break
-    return found
+    return seconds

@@ -1,8 +1,8 @@
-"""Places for finished runs that are not folders of this machine: `--out s3://bucket/run`, az://, gs://, file://,
-memory://. A run is written here, as always, and copied there at its end; nothing else is done with it. IO.
+"""Copies finished runs to object stores: `--out s3://bucket/run`, az://, gs://, file://, memory://. IO.
 
-What knows a scheme is fsspec, with the package that it names for it (s3fs, adlfs, gcsfs), else pyarrow, which has
-s3:// and gs:// built in. Credentials are theirs to find, in the environment.
+A run is always written to a local folder first and copied at its end. The storage library is fsspec with the package
+for the scheme (s3fs, adlfs, gcsfs), or else pyarrow, which has s3:// and gs:// built in. These libraries find the
+credentials in the environment.
 """
 
 from __future__ import annotations
@@ -16,31 +16,37 @@ MARK = "run.json"
 
 
 def is_url(out: str) -> bool:
-    """Whether an `--out` is a place like this."""
+    """Whether an `--out` value is a URL of an object store."""
     return "://" in out
 
 
 class Depot:
-    """One place, where nothing was before."""
+    """One target folder in an object store; `open` has checked that it holds no run."""
 
     def __init__(self, url: str, system: Any, path: str) -> None:
         self._url, self._system, self._path = url, system, path.rstrip("/")
 
     def put(self, folder: Path) -> None:
-        """Copy a finished run. Raises TargetError when that fails: the folder here is then all there is."""
+        """Copy a finished run. Raises TargetError when that fails; the local folder is then the only copy."""
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         try:
-            for file in [*(one for one in files if one.name != MARK), folder / MARK]:  # the mark last: then it is whole
-                there = f"{self._path}/{file.relative_to(folder).as_posix()}"
-                self._system.makedirs(there.rpartition("/")[0], exist_ok=True)
-                self._system.put_file(str(file), there)
+            for file in [
+                *(path for path in files if path.name != MARK),
+                folder / MARK,
+            ]:  # MARK last: it shows that the copy is complete
+                target = f"{self._path}/{file.relative_to(folder).as_posix()}"
+                self._system.makedirs(target.rpartition("/")[0], exist_ok=True)
+                self._system.put_file(str(file), target)
         except Exception as error:  # of whichever storage library
             hint = f"the results are in {folder}: copy them"
-            raise TargetError(f"not stored: {_said(error)}", f"--out {self._url}", hint) from None
+            raise TargetError(f"not stored: {_message(error)}", f"--out {self._url}", hint) from None
 
 
 def open(url: str) -> Depot:
-    """Raises UserError for a place that cannot be written, is unknown, or holds a run already."""
+    """Open the target folder at `url` and test a write.
+
+    Raises UserError if it cannot be written, if its scheme is unknown, or if it holds a run already.
+    """
     where = f"--out {url}"
     system, path = _system(url, where)
     try:
@@ -53,7 +59,7 @@ def open(url: str) -> Depot:
     except UserError:
         raise
     except Exception as error:  # of whichever storage library
-        raise UserError(f"cannot be written: {_said(error)}", where, "credentials, bucket and path?") from None
+        raise UserError(f"cannot be written: {_message(error)}", where, "credentials, bucket and path?") from None
     return Depot(url, system, path)
 
 
@@ -65,20 +71,22 @@ def _system(url: str, where: str) -> tuple[Any, str]:
         system, path = fsspec.core.url_to_fs(url)
         return system, path
     except ImportError as error:
-        lacking = str(error)
+        missing = str(error)
     except (ValueError, OSError) as error:
-        raise UserError(f"not a place to store a run: {_said(error)}", where, "s3://, az://, gs://, file://") from None
+        raise UserError(
+            f"not a place to store a run: {_message(error)}", where, "s3://, az://, gs://, file://"
+        ) from None
     try:
         from fsspec.implementations.arrow import ArrowFSWrapper
         from pyarrow import fs
 
-        found, path = fs.FileSystem.from_uri(url)
-        return ArrowFSWrapper(found), path
-    except Exception:  # pyarrow knows it as little
+        filesystem, path = fs.FileSystem.from_uri(url)
+        return ArrowFSWrapper(filesystem), path
+    except Exception:  # pyarrow does not support the scheme either
         package = {"s3": "s3fs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "gs": "gcsfs"}.get(scheme)
         hint = f"pip install {package}" if package else "s3://, az://, gs://, file://"
-        raise UserError(f"nothing here can write {scheme}://: {lacking}", where, hint) from None
+        raise UserError(f"nothing here can write {scheme}://: {missing}", where, hint) from None
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__

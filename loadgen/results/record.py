@@ -1,7 +1,6 @@
-"""One row per slot of the timetable, the atom of all results: its fields, their codes, and the run header.
+"""The record of a run: one row per slot of the timetable. Its fields, their codes and its binary form.
 
-FIELDS is the single table from which the binary row, the Parquet columns and the documentation are made. Pure: no file
-is touched here.
+The binary row, the Parquet columns and the documentation are all made from the table FIELDS. Pure: touches no file.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import numpy as np
 from loadgen_sdk.errors import KINDS
 from loadgen_sdk.request import Completion
 
-SCHEMA = 1  # of records and header; a reader refuses newer ones
+SCHEMA = 1  # version of records and header; a reader refuses newer ones
 
 STATUSES = ("ok", "failed", "dropped", "cancelled", "lost")
 FINISH_REASONS = ("", "stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "other")
@@ -71,13 +70,13 @@ FINISH = {name: i for i, name in enumerate(FINISH_REASONS)}
 SOURCE = {name: i for i, name in enumerate(SOURCES)}
 _LETTER = {"i8": "q", "i4": "i", "i2": "h", "u1": "B"}
 pack = struct.Struct("<" + "".join(_LETTER[code] for _, code, _ in FIELDS)).pack
-"""Values in the order of FIELDS -> the bytes of one ROW."""
+"""Packs values, in the order of FIELDS, into the bytes of one ROW."""
 
-BIN_NS = 10_000_000  # of the timeline of output events
+BIN_NS = 10_000_000  # length of a bin of the timeline of output events
 
 
 class RowPlace(NamedTuple):
-    """Which slot a record is of, in the order of the first fields of FIELDS."""
+    """The slot that a record belongs to: the first fields of FIELDS, in their order."""
 
     slot: int
     request: int
@@ -90,17 +89,20 @@ class RowPlace(NamedTuple):
 
 
 def row(place: RowPlace, done: Completion, start_ns: int, *, text: int, built: Built) -> bytes:
-    """The row of a request that was sent. `start_ns` is the run's instant 0; `text` the index of its failure's text."""
+    """The bytes of one ROW for a request that was sent.
+
+    `start_ns`: instant 0 of the run on the clock of `done`; `text`: index of the error text, -1 for none.
+    """
     failure = done.failure
     usage = done.usage
     source = SOURCE["server"]
-    output, output_source = usage.output, source
-    if output is None:
-        output = done.output_events if done.output_events else (-1 if failure else 0)
+    output_tokens, output_source = usage.output, source
+    if output_tokens is None:
+        output_tokens = done.output_events if done.output_events else (-1 if failure else 0)
         output_source = SOURCE["events"] if done.output_events else 0
-    incoming, input_source = usage.input, source
-    if incoming is None:
-        incoming, input_source = built.tokens, SOURCE[built.source] if built.tokens >= 0 else 0
+    input_tokens, input_source = usage.input, source
+    if input_tokens is None:
+        input_tokens, input_source = built.tokens, SOURCE[built.source] if built.tokens >= 0 else 0
     status = 0
     if failure is not None:
         status = STATUS["cancelled"] if failure.kind == "interrupted" else STATUS["failed"]
@@ -128,8 +130,8 @@ def row(place: RowPlace, done: Completion, start_ns: int, *, text: int, built: B
         done.client_lag,
         done.stamp_error,
         done.max_gap,
-        incoming,
-        output,
+        input_tokens,
+        output_tokens,
         -1 if usage.cached is None else usage.cached,
         -1 if usage.reasoning is None else usage.reasoning,
         built.tokens,
@@ -148,7 +150,11 @@ def row(place: RowPlace, done: Completion, start_ns: int, *, text: int, built: B
 
 
 class Built(NamedTuple):
-    """What is known of a request before it is sent: content tokens (-1 unknown), their tag, asked output (-1 none)."""
+    """What is known of a request before it is sent.
+
+    `tokens`: content tokens of the prompt, -1 unknown; `source`: where that count is from, one of SOURCES;
+    `asked_output`: output tokens requested, -1 for no fixed length.
+    """
 
     tokens: int
     source: str
@@ -156,7 +162,7 @@ class Built(NamedTuple):
 
 
 def unsent_row(place: RowPlace, due_ns: int, kind: str, status: str, built: Built, text: int = -1) -> bytes:
-    """The row of a slot that was never sent; `due_ns` relative to the run, -1 when it never became due."""
+    """The bytes of one ROW for a slot that was never sent. `due_ns`: from the start of the run, -1 if never due."""
     never = (-1,) * 9
     counts = (-1, -1, -1, -1, built.tokens, built.asked_output, 0, 0, 0, 0)
     return pack(*place, STATUS[status], KIND[kind], 0, 0, due_ns, *never, 0, 0, 0, *counts, 0, 0, 0, 0, 0, text)

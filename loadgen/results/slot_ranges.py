@@ -1,8 +1,9 @@
-"""Which slots of a worker have a row, in little room: evenly spaced runs of slot numbers instead of the numbers. Pure.
+"""A compact set of slot numbers: which slots of a worker have a row, as evenly spaced ranges. Pure.
 
-Without `--keep raw` rows are folded and gone, and of a worker that dies nobody may call `lost` what it had finished. A
-share is every n-th chain, and every lane goes through its own in order, so there are about as many runs as requests
-were under way at a time, however long it goes.
+Without `--keep raw`, rows are deleted after they are added to sums. If a worker then dies, the slots that it had
+finished must still be known, or they would be reported as `lost`. A worker has every n-th chain, and each lane
+processes its chains in order. So the number of ranges is about the number of requests in flight at one time, however
+long the run is.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ if TYPE_CHECKING:
     from loadgen.results.manifest import Header
 
 RUN = np.dtype([("stage", "<i2"), ("lane", "<i4"), ("step", "<i8"), ("first", "<i8"), ("last", "<i8")])
-"""Slots first, first + step, … last of a stage and lane (-1: of none)."""
+"""One range: the slots first, first + step, ... last of one stage and lane (lane -1: open loop)."""
 
 
 def of(rows: NDArray[np.void], header: Header) -> NDArray[np.void]:
-    """A run of one for each row, with the step at which the slots of its worker follow each other."""
-    found = np.zeros(len(rows), RUN)
-    found["stage"], found["lane"] = rows["stage"], rows["lane"]
-    found["first"] = found["last"] = rows["slot"]
+    """One range per row, with that one slot. `step`: the distance between successive slots of its lane or worker."""
+    ranges = np.zeros(len(rows), RUN)
+    ranges["stage"], ranges["lane"] = rows["stage"], rows["lane"]
+    ranges["first"] = ranges["last"] = rows["slot"]
     lanes = np.array([stage.concurrency or 1 for stage in header.stages] or [1])
-    places = np.clip(found["stage"], 0, len(lanes) - 1)
-    found["step"] = header.turns * np.where(found["lane"] >= 0, lanes[places], header.workers)
-    return found
+    stages = np.clip(ranges["stage"], 0, len(lanes) - 1)
+    ranges["step"] = header.turns * np.where(ranges["lane"] >= 0, lanes[stages], header.workers)
+    return ranges
 
 
 def joined(runs: NDArray[np.void], turns: int) -> NDArray[np.void]:
-    """The same slots in as few runs; no slot may be in two of them."""
+    """The same slots in as few ranges as possible. No slot may be in two of the given ranges."""
     if not len(runs):
         return runs
     turn = runs["first"] % turns
@@ -47,19 +48,22 @@ def joined(runs: NDArray[np.void], turns: int) -> NDArray[np.void]:
         & (before["last"] + before["step"] == after["first"])
     )
     starts = np.flatnonzero(np.concatenate(([True], ~follows)))
-    found = runs[starts]
-    found["last"] = runs["last"][np.append(starts[1:], len(runs)) - 1]
-    return found
+    result = runs[starts]
+    result["last"] = runs["last"][np.append(starts[1:], len(runs)) - 1]
+    return result
 
 
 def among(runs: NDArray[np.void], numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of these numbers, ascending, are in a run. Takes memory for the slots in their span, not for all."""
+    """For each of `numbers` (ascending), whether it is in a range.
+
+    The memory needed grows with the slots between the first and the last number, not with all slots of the ranges.
+    """
     if not len(runs) or not len(numbers):
         return np.zeros(len(numbers), np.bool_)
     step, first = runs["step"], runs["first"]
     low = np.maximum(-((first - numbers[0]) // step), 0)  # the least k with first + k * step >= the least number
     high = (np.minimum(runs["last"], numbers[-1]) - first) // step
     counts = np.maximum(high - low + 1, 0)
-    which = np.repeat(np.arange(len(runs)), counts)
-    k = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts) + low[which]
-    return np.isin(numbers, first[which] + k * step[which])
+    range_index = np.repeat(np.arange(len(runs)), counts)
+    k = np.arange(len(range_index)) - np.repeat(np.cumsum(counts) - counts, counts) + low[range_index]
+    return np.isin(numbers, first[range_index] + k * step[range_index])

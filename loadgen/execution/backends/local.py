@@ -1,7 +1,7 @@
-"""Several workers on this machine: a process each, a share each by arithmetic, nothing shared while the clock runs.
+"""Several workers on this machine: one process and one share each; they coordinate nothing while the clock runs.
 
-A worker builds its share, says `ready`, gets the common start instant, works, and reports a `Share`. Each has its own
-sockets and its own files. IO; what is said to a worker is `worker.py`.
+A worker builds its share, reports `ready`, gets the common start instant, works, and reports a `Share`. Each has its
+own sockets and its own files. IO; `worker.py` defines the messages.
 """
 
 from __future__ import annotations
@@ -29,65 +29,70 @@ async def run(
     on_drive: Callable[[Counted], Any] | None = None,
     begin: Callable[[int], None] = lambda start_ns: None,
 ) -> Share:
-    """Run a job on this many worker processes. A worker that dies leaves its unfinished slots as `lost`. `begin` is
-    told the start instant as soon as it is set.
+    """Run a job on this many worker processes. Unfinished slots of a worker that dies are recorded as `lost`.
 
-    Raises TargetError when a worker could not begin. The first SIGINT or SIGTERM is passed on to all (they stop and
-    drain), so is the second (they leave).
+    `begin` is called with the start instant (monotonic ns) as soon as it is set. Raises TargetError if a worker could
+    not start. SIGINT and SIGTERM are passed on to all workers: after the first they stop and drain, after the second
+    they end at once.
     """
     (job.folder / "spool").mkdir(exist_ok=True)
     data = pickle.dumps(job)
-    started = [worker.start(data, i, workers) for i in range(workers)]
-    board = SharedCounters(job.folder / "spool" / worker.BOARD, workers, stop=lambda: _pass_on(started, signal.SIGINT))
+    processes = [worker.start(data, i, workers) for i in range(workers)]
+    counters = SharedCounters(
+        job.folder / "spool" / worker.BOARD, workers, stop=lambda: _pass_on(processes, signal.SIGINT)
+    )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, _pass_on, started, number)
+        loop.add_signal_handler(number, _pass_on, processes, number)
     try:
-        await asyncio.gather(*(asyncio.to_thread(_expect_ready, one) for one in started))
+        await asyncio.gather(*(asyncio.to_thread(_expect_ready, process) for process in processes))
         if on_drive is not None:
-            on_drive(board)
+            on_drive(counters)
         start_ns = monotonic_ns() + worker.HEAD_START_NS
         begin(start_ns)
-        for one in started:
-            worker.tell(one, f"{start_ns}\n".encode())
-        told = await asyncio.gather(*(asyncio.to_thread(_report, one, started) for one in started))
+        for process in processes:
+            worker.tell(process, f"{start_ns}\n".encode())
+        shares = await asyncio.gather(*(asyncio.to_thread(_report, process, processes) for process in processes))
         total = merge.NOTHING
-        for i, share in enumerate(told):
+        for i, share in enumerate(shares):
             total = merge.add(total, share or merge.lost(job, timetable, i, workers, f"worker {i} died"))
         return total
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-        for one in started:
-            if one.poll() is None:
-                one.terminate()
-            for pipe in (one.stdin, one.stdout):
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+            for pipe in (process.stdin, process.stdout):
                 with contextlib.suppress(BrokenPipeError):
                     if pipe is not None:
                         pipe.close()
-            one.wait()
+            process.wait()
 
 
-def _pass_on(workers: list[subprocess.Popen[bytes]], number: int) -> None:
-    for one in workers:
-        if one.poll() is None:
-            one.send_signal(number)
+def _pass_on(processes: list[subprocess.Popen[bytes]], number: int) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(number)
 
 
-def _expect_ready(one: subprocess.Popen[bytes]) -> None:
-    assert one.stdout is not None
-    worker.expect_ready(one.stdout.readline())
+def _expect_ready(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdout is not None
+    worker.expect_ready(process.stdout.readline())
 
 
-def _report(one: subprocess.Popen[bytes], all_workers: list[subprocess.Popen[bytes]]) -> Share | None:
-    """What a worker says at its end. That it stops because a target is gone it says at once: then the others stop."""
-    assert one.stdout is not None
+def _report(process: subprocess.Popen[bytes], all_processes: list[subprocess.Popen[bytes]]) -> Share | None:
+    """The Share that a worker reports at its end; None if it died.
+
+    If it reports earlier that it stops because a target is down, or if it dies, all other workers are told to stop.
+    """
+    assert process.stdout is not None
     share = None
-    for said in one.stdout:
-        if said != worker.STOPPING:
-            share = worker.read_share(said)
+    for line in process.stdout:
+        if line != worker.STOPPING:
+            share = worker.read_share(line)
         if share is None or share.stopped:
-            for other in all_workers:
+            for other in all_processes:
                 worker.tell(other, worker.STOPPING)
-    one.wait()
+    process.wait()
     return share

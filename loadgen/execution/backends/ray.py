@@ -1,8 +1,9 @@
-"""Several workers on the nodes of a Ray cluster: an actor each, spread over the nodes, the same share by arithmetic and
-the same worker process as on one machine. The only importer of Ray. IO.
+"""Several workers on the nodes of a Ray cluster: one actor each, spread over the nodes.
 
-Ray places the actors and carries calls; no request passes through it. The job travels as arguments small enough to go
-with the call itself, never through Ray's object store, which may be written to disk: there are API keys in it.
+Shares and worker processes are the same as on one machine. This is the only module that imports Ray. IO.
+
+Ray places the actors and carries the calls; no request passes through it. The job contains API keys. So it is sent in
+arguments small enough to go with the call itself, never through Ray's object store, which may be written to disk.
 """
 
 from __future__ import annotations
@@ -32,26 +33,29 @@ from loadgen.results import manifest
 from loadgen.schedule import timetable as schedule
 from loadgen.workload import Replay
 
-POLL_S = 0.5  # between two questions for what is new: what a lost node had finished is on disk here up to then
-LOST_S = 8.0  # without an answer: a node is lost, whatever Ray still hopes
-PLACED_S = 20.0  # until the actors have their places, where the CPUs are free
-BEGUN_S = 60.0  # until a node's Python has imported what it needs
+POLL_S = 0.5  # between two requests for new data; if a node is lost, the data up to the last answer is on disk here
+LOST_S = 8.0  # time without an answer after which a node counts as lost, whatever Ray reports
+PLACED_S = 20.0  # longest time to place the actors when enough CPUs are free
+BEGUN_S = 60.0  # longest time for an actor to start, with its imports
 EXCHANGES = 20  # of clock readings with each worker
-HEAD_START_NS = 700_000_000  # from telling the start instant to that instant
+HEAD_START_NS = 700_000_000  # from the choice of the start instant to that instant
 PIECE_BYTES = 64 << 10  # of a pickled job: Ray sends arguments of up to 100 KB with the call
 
 
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[RayCluster]:
-    """A Ray cluster, while inside: `auto` (the one of this machine, or RAY_ADDRESS) or host:port of its head. One that
-    the caller is connected to already is used, and left connected. Raises UserError where there is none."""
+    """Connect to a Ray cluster while inside. Raises UserError if there is none.
+
+    `address`: `auto` (the cluster of this machine, or RAY_ADDRESS), or host:port of the head node. If the caller is
+    already connected to a cluster, that one is used and stays connected.
+    """
     try:
         import ray
     except ImportError:
         raise UserError("Ray is not installed here", f"--ray {address}", "pip install 'loadgen[ray]'") from None
-    ours = not ray.is_initialized()
-    if ours:
-        _reachable(address)
+    opened_here = not ray.is_initialized()
+    if opened_here:
+        _check_reachable(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace="loadgen")
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -63,12 +67,12 @@ def connected(address: str) -> Iterator[RayCluster]:
         yield cluster
     finally:
         cluster.leave()
-        if ours:
+        if opened_here:
             ray.shutdown()
 
 
-def _reachable(address: str) -> None:
-    """Ray itself may wait for minutes, or abort the process, where nobody listens."""
+def _check_reachable(address: str) -> None:
+    """Raises UserError if nothing listens at the address: Ray itself would wait for minutes or abort the process."""
     host, _, port = address.rpartition(":")
     if address == "auto":
         return
@@ -84,19 +88,19 @@ def _reachable(address: str) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """A worker of the cluster, as the driver sees it."""
+    """The driver's view of one worker. `heard_at`, `lost_at`: monotonic time, s."""
 
     i: int
     node_id: str
     node: str
     address: str
-    courier: Any
+    actor: Any
     facts: Facts | None = None
     copy: Copy | None = None
     ready: asyncio.Future[None] | None = None
-    lines: int = 0  # heard
+    lines: int = 0  # number of lines received
     heard_at: float = 0.0
-    lost: str = ""  # why
+    lost: str = ""  # why it counts as lost; "": it does not
     lost_at: float = 0.0
     offset: clock_sync.Offset = field(default=clock_sync.Offset(0, 0))
     drift_ns: int | None = None
@@ -109,21 +113,21 @@ class _Member:
 
 @dataclass(slots=True, eq=False)
 class RayCluster:
-    """One that we are connected to. `place`, then `run`, once."""
+    """A Ray cluster that this process is connected to. Call `place`, then `run`, once each."""
 
     address: str
     _members: list[_Member] = field(default_factory=list)
-    _group: Any = None
+    _placement_group: Any = None
 
     @property
     def cores(self) -> int:
-        """CPUs that are free now."""
+        """Number of CPUs that are free now."""
         import ray
 
         return int(ray.available_resources().get("CPU", 0))
 
     def refuse_too_many(self, workers: int) -> None:
-        """Raises UserError where there are not as many CPUs as workers."""
+        """Raises UserError if there are fewer free CPUs than workers."""
         import ray
 
         nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -138,91 +142,95 @@ class RayCluster:
     # -- before the clock starts -----------------------------------------------------------------------------------
 
     async def place(self, job: Job, timetable: schedule.Schedule, *, simulated: bool) -> list[str]:
-        """An actor for each worker, on nodes that can do their part; what is worth a note about them.
+        """Create an actor for each worker and check its node; returns notes for the header.
 
-        Raises Faults with all that stands in the way, on whichever node.
+        Raises Faults with the problems of all nodes.
         """
         import ray
 
         workers = job.settings.workers
         self.refuse_too_many(workers)
-        where = await asyncio.to_thread(self._spread, workers)
-        made = ray.remote(RayAgent)
-        for i, (node_id, node, address) in enumerate(where):
+        placement = await asyncio.to_thread(self._spread, workers)
+        actor_class = ray.remote(RayAgent)
+        for i, (node_id, node, address) in enumerate(placement):
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=i
+                self._placement_group, placement_group_bundle_index=i
             )
             options = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": strategy}
-            self._members.append(_Member(i, node_id, node, address, made.options(**options).remote()))
+            self._members.append(_Member(i, node_id, node, address, actor_class.options(**options).remote()))
         files = _files(job)
-        ours = await asyncio.to_thread(ray_agent.facts, files)
+        local_facts = await asyncio.to_thread(ray_agent.facts, files)
         faults: list[Fault] = []
-        for told, member in zip(
+        for result, member in zip(
             await asyncio.gather(*(self._facts(member, files) for member in self._members)), self._members, strict=True
         ):
-            if isinstance(told, Fault):
-                faults.append(told)
+            if isinstance(result, Fault):
+                faults.append(result)
             else:
-                member.facts = told
-                faults += _unlike(ours, told, member.where)
+                member.facts = result
+                faults += _differences(local_facts, result, member.where)
         if not faults:
-            faults += self._too_little(job, timetable)
-        elsewhere = sorted({one.where for one in self._members if one.facts and one.facts.loopback != ours.loopback})
+            faults += self._limit_faults(job, timetable)
+        remote_nodes = sorted(
+            {other.where for other in self._members if other.facts and other.facts.loopback != local_facts.loopback}
+        )
         notes = []
-        if elsewhere and simulated:
-            what = f"the embedded simulation listens on this machine alone, and workers run on {elsewhere[0]}"
+        if remote_nodes and simulated:
+            what = f"the embedded simulation listens on this machine alone, and workers run on {remote_nodes[0]}"
             faults.append(
                 UserError(what, f"--ray {self.address}", "start `loadgen sim` with --host and name it with --url")
             )
-        elif elsewhere:
+        elif remote_nodes:
             notes = [
-                f"{found.target.redacted} is the loopback address of each machine, and workers run on "
-                f"{', '.join(elsewhere)}: each sends to its own machine"
-                for found in job.found
-                if _loopback(found.target.host)
+                f"{probed.target.redacted} is the loopback address of each machine, and workers run on "
+                f"{', '.join(remote_nodes)}: each sends to its own machine"
+                for probed in job.found
+                if _loopback(probed.target.host)
             ]
         if faults:
             raise Faults(list({str(fault): fault for fault in faults}.values()))
         return notes
 
     def _spread(self, workers: int) -> list[tuple[str, str, str]]:
-        """Reserve a CPU for each worker, on as many nodes as there are; id, name and address of each one's node."""
+        """Reserve a CPU for each worker, spread over the nodes; returns id, name and address of each worker's node."""
         import ray
         from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
         nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-        able = sum(node["Resources"].get("CPU", 0) >= 1 for node in nodes.values())
+        usable = sum(node["Resources"].get("CPU", 0) >= 1 for node in nodes.values())
         for strategy, patience_s in (("STRICT_SPREAD", 3.0), ("SPREAD", PLACED_S)):
-            if strategy == "STRICT_SPREAD" and workers > able:
+            if strategy == "STRICT_SPREAD" and workers > usable:
                 continue
             group = placement_group([{"CPU": 1}] * workers, strategy=strategy)
             if group.wait(timeout_seconds=patience_s):
-                self._group = group
-                of = placement_group_table(group)["bundles_to_node_id"]
-                found = [nodes[of[i]] for i in range(workers)]
-                return [(one["NodeID"], one["NodeManagerHostname"], one["NodeManagerAddress"]) for one in found]
+                self._placement_group = group
+                node_ids = placement_group_table(group)["bundles_to_node_id"]
+                placed_nodes = [nodes[node_ids[i]] for i in range(workers)]
+                return [
+                    (node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"]) for node in placed_nodes
+                ]
             remove_placement_group(group)
         what = f"no room for {workers} workers within {PLACED_S:g} s: free CPUs are not whole, or taken meanwhile"
         raise UserError(what, f"--workers {workers} --ray {self.address}", "fewer workers, or wait: `ray status`")
 
     async def _facts(self, member: _Member, files: Sequence[str]) -> Facts | Fault:
         try:
-            told = await asyncio.wait_for(member.courier.facts.remote(files), BEGUN_S)
-            files_open, ports = told.get("room", (None, None))
+            reply = await asyncio.wait_for(member.actor.facts.remote(files), BEGUN_S)
+            files_open, ports = reply.get("room", (None, None))
             return Facts(
-                host=told.get("host", ""),
-                same=told.get("same", {}),
-                loopback=told.get("loopback", ""),
+                host=reply.get("host", ""),
+                same=reply.get("same", {}),
+                loopback=reply.get("loopback", ""),
                 room=resource_limits.Room(files=files_open, ports=ports),
-                files=told.get("files", {}),
+                files=reply.get("files", {}),
             )
-        except Exception as error:  # whatever kept an actor from living: Ray has a dozen
-            said = [line for line in str(error).splitlines() if "Error" in line] or [type(error).__name__]
+        except Exception as error:  # Ray has many error types for an actor that cannot start
+            messages = [line for line in str(error).splitlines() if "Error" in line] or [type(error).__name__]
             hint = f"the same loadgen in the Python that Ray was started with on {member.where}"
-            return UserError(f"a node cannot run a worker: {said[-1].strip()[:300]}", member.where, hint)
+            return UserError(f"a node cannot run a worker: {messages[-1].strip()[:300]}", member.where, hint)
 
-    def _too_little(self, job: Job, timetable: schedule.Schedule) -> Iterator[Fault]:
-        """Files and ports that a node lacks for the workers on it."""
+    def _limit_faults(self, job: Job, timetable: schedule.Schedule) -> Iterator[Fault]:
+        """Faults for nodes with too few open files or ports for their workers."""
         total = resource_limits.connections(timetable, job.workload.max_in_flight)
         if total is None:
             return
@@ -230,17 +238,17 @@ class RayCluster:
         for member in self._members:
             assert member.facts is not None
             by_network.setdefault(member.facts.loopback, []).append(member)
-        for here in by_network.values():
-            assert here[0].facts is not None
+        for neighbours in by_network.values():
+            assert neighbours[0].facts is not None
             for fault in resource_limits.faults(
-                total=math.ceil(total * len(here) / len(self._members)),
-                workers=len(here),
-                addresses=[found.target.address for found in job.found],
+                total=math.ceil(total * len(neighbours) / len(self._members)),
+                workers=len(neighbours),
+                addresses=[probed.target.address for probed in job.found],
                 sources=0,
                 simulated=False,
-                room=here[0].facts.room,
+                room=neighbours[0].facts.room,
             ):
-                yield UserError(f"on {here[0].where}: {fault.what}", fault.where, f"more nodes; {fault.hint}")
+                yield UserError(f"on {neighbours[0].where}: {fault.what}", fault.where, f"more nodes; {fault.hint}")
 
     # -- while it runs -----------------------------------------------------------------------------------------------
 
@@ -252,71 +260,74 @@ class RayCluster:
         begin: Callable[[int], None],
         placed: Callable[[manifest.Cluster], None],
     ) -> Share:
-        """As `local.run`, on the placed actors. `placed` is told where the workers are and how sure their common start
-        is, before the start instant and, with the drift of their clocks, after the end."""
+        """As `local.run`, on the placed actors.
+
+        `placed` is called twice: before the start instant, with the placement of the workers and the bound of their
+        common start; and after the end, with the drift of their clocks as well.
+        """
         workers = len(self._members)
         (job.folder / "spool").mkdir(exist_ok=True)
-        board = SharedCounters(job.folder / "spool" / worker.BOARD, workers)
+        counters = SharedCounters(job.folder / "spool" / worker.BOARD, workers)
         loop = asyncio.get_running_loop()
         data = pickle.dumps(job)
         pieces = [data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES)]
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._pass_on, number)
-        following: list[asyncio.Task[Share | None]] = []
+        followers: list[asyncio.Task[Share | None]] = []
         try:
             for member in self._members:
                 member.copy, member.ready = Copy(job.folder, member.i), loop.create_future()
-            await asyncio.gather(*(self._started(member, pieces) for member in self._members))
-            following = [asyncio.create_task(self._follow(member, board)) for member in self._members]
+            await asyncio.gather(*(self._start_worker(member, pieces) for member in self._members))
+            followers = [asyncio.create_task(self._follow(member, counters)) for member in self._members]
             await asyncio.gather(*(member.ready for member in self._members if member.ready is not None))
             await asyncio.gather(*(self._compare_clocks(member) for member in self._members))
             if on_drive is not None:
-                on_drive(board)
+                on_drive(counters)
             start_ns = monotonic_ns() + HEAD_START_NS
             begin(start_ns)
             placed(self._header())
             await asyncio.gather(*(
-                self._tell(member, f"{member.offset.there(start_ns)}\n".encode()) for member in self._members
+                self._send_line(member, f"{member.offset.there(start_ns)}\n".encode()) for member in self._members
             ))  # fmt: skip
             late_ns = monotonic_ns() - start_ns
-            told = await asyncio.gather(*following)
+            shares = await asyncio.gather(*followers)
             total = merge.NOTHING
-            for member, share in zip(self._members, told, strict=True):
+            for member, share in zip(self._members, shares, strict=True):
                 why = member.lost or f"worker {member.i} died on {member.where}"
                 total = merge.add(total, share or merge.lost(job, timetable, member.i, workers, why))
             await asyncio.gather(*(self._measure_drift(member) for member in self._members if not member.lost))
             placed(self._header())
-            return merge.add(total, _noted(*self._notes(start_ns, late_ns)))
+            return merge.add(total, _share_of_notes(*self._notes(start_ns, late_ns)))
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
-            for task in following:
+            for task in followers:
                 task.cancel()
-            await asyncio.gather(*following, return_exceptions=True)
+            await asyncio.gather(*followers, return_exceptions=True)
             with contextlib.suppress(Exception):
-                living = [member.courier.end.remote() for member in self._members if not member.lost]
+                living = [member.actor.end.remote() for member in self._members if not member.lost]
                 await asyncio.wait_for(asyncio.gather(*living, return_exceptions=True), 5.0)
 
-    async def _started(self, member: _Member, pieces: Sequence[bytes]) -> None:
+    async def _start_worker(self, member: _Member, pieces: Sequence[bytes]) -> None:
         try:
-            await asyncio.wait_for(member.courier.start.remote(member.i, len(self._members), *pieces), BEGUN_S)
+            await asyncio.wait_for(member.actor.start.remote(member.i, len(self._members), *pieces), BEGUN_S)
         except Exception as error:  # see _facts
             raise TargetError(f"a worker could not be started: {type(error).__name__}", member.where) from None
 
-    async def _follow(self, member: _Member, board: SharedCounters) -> Share | None:
-        """Its files, its counters and what it says, until it ends or is lost. None: it has reported no share."""
+    async def _follow(self, member: _Member, counters: SharedCounters) -> Share | None:
+        """Copy files and counters of a worker and handle its lines until it ends or is lost. None: no share came."""
         assert member.copy is not None and member.ready is not None
         share = None
         member.heard_at = monotonic()
         try:
             while True:
-                taken = await self._taken(member)
+                taken = await self._take(member)
                 if taken is None:
                     if not member.ready.done():
                         raise TargetError(f"{member.lost} before the start", member.where)
                     return None
                 member.copy.add(taken.pieces)
-                board.paste(member.i, taken.board)
+                counters.paste(member.i, taken.board)
                 for line in taken.lines:
                     member.lines += 1
                     if not member.ready.done():
@@ -327,7 +338,7 @@ class RayCluster:
                             share = worker.read_share(line)
                         if share is None or share.stopped:
                             for other in self._members:
-                                other.courier.tell.remote(worker.STOPPING)
+                                other.actor.tell.remote(worker.STOPPING)
                 if taken.ended:
                     if not member.ready.done():
                         worker.expect_ready(b"")
@@ -339,20 +350,20 @@ class RayCluster:
                 member.ready.set_exception(fault)
             return None
 
-    async def _taken(self, member: _Member) -> ray_agent.Taken | None:
-        """What is new of it; None when it is lost."""
+    async def _take(self, member: _Member) -> ray_agent.Taken | None:
+        """New data of a worker; None if it is lost."""
         from ray.exceptions import ActorUnavailableError, RayError
 
         assert member.copy is not None
         while True:
-            left = member.heard_at + LOST_S - monotonic()
+            remaining_s = member.heard_at + LOST_S - monotonic()
             try:
-                if left <= 0:
+                if remaining_s <= 0:
                     raise TimeoutError
-                answer = member.courier.take.remote(dict(member.copy.have), member.lines)
-                taken: ray_agent.Taken = await asyncio.wait_for(answer, left)
-            except ActorUnavailableError:  # perhaps it comes back; asking again is harmless
-                await asyncio.sleep(min(POLL_S, max(left, 0.0)))
+                answer = member.actor.take.remote(dict(member.copy.have), member.lines)
+                taken: ray_agent.Taken = await asyncio.wait_for(answer, remaining_s)
+            except ActorUnavailableError:  # it may come back; a repeated call does no harm
+                await asyncio.sleep(min(POLL_S, max(remaining_s, 0.0)))
                 continue
             except (RayError, TimeoutError):
                 member.lost_at = monotonic()
@@ -361,19 +372,19 @@ class RayCluster:
             member.heard_at = monotonic()
             return taken
 
-    async def _tell(self, member: _Member, line: bytes) -> None:
-        with contextlib.suppress(Exception):  # it is lost, as `_follow` will see
-            await asyncio.wait_for(member.courier.tell.remote(line), LOST_S)
+    async def _send_line(self, member: _Member, line: bytes) -> None:
+        with contextlib.suppress(Exception):  # it is lost; `_follow` will detect that
+            await asyncio.wait_for(member.actor.tell.remote(line), LOST_S)
 
     def _pass_on(self, number: int) -> None:
         for member in self._members:
-            member.courier.signal.remote(int(number))
+            member.actor.signal.remote(int(number))
 
     async def _compare_clocks(self, member: _Member) -> None:
-        """Raises TargetError for a worker that is lost before the start."""
+        """Measure the clock offset of a worker. Raises TargetError if it is lost before the start."""
         try:
             member.offset = await asyncio.wait_for(self._offset(member), LOST_S)
-            member.niceness = await asyncio.wait_for(member.courier.niceness.remote(), LOST_S)
+            member.niceness = await asyncio.wait_for(member.actor.niceness.remote(), LOST_S)
         except Exception as error:
             what = f"worker {member.i} was lost before the start: {type(error).__name__}"
             raise TargetError(what, member.where) from None
@@ -387,11 +398,11 @@ class RayCluster:
         exchanges = []
         for _ in range(EXCHANGES):
             asked = monotonic_ns()
-            there = await member.courier.clock.remote()
+            there = await member.actor.clock.remote()
             exchanges.append(clock_sync.ClockExchange(asked, there, monotonic_ns()))
         return clock_sync.offset(exchanges)
 
-    # -- what is said of it --------------------------------------------------------------------------------------------
+    # -- header and notes --------------------------------------------------------------------------------------------
 
     def _header(self) -> manifest.Cluster:
         drifts = [abs(member.drift_ns) for member in self._members if member.drift_ns is not None]
@@ -414,16 +425,16 @@ class RayCluster:
         )
 
     def _notes(self, start_ns: int, late_ns: int) -> Iterator[str]:
-        told = self._header()
+        cluster = self._header()
         limit = clock_sync.TOLERATED_NS / 1e6
-        if told.start_bound_ms > limit:
-            yield f"the common start is sure only within ±{told.start_bound_ms:.1f} ms, limit {limit:g} ms"
-        if told.drift_ms is not None and told.drift_ms > limit:
-            yield f"the nodes' clocks drifted by up to {told.drift_ms:.1f} ms during the run, limit {limit:g} ms"
-        nice = sorted({member.where for member in self._members if member.niceness > 0})
-        if nice:
+        if cluster.start_bound_ms > limit:
+            yield f"the common start is sure only within ±{cluster.start_bound_ms:.1f} ms, limit {limit:g} ms"
+        if cluster.drift_ms is not None and cluster.drift_ms > limit:
+            yield f"the nodes' clocks drifted by up to {cluster.drift_ms:.1f} ms during the run, limit {limit:g} ms"
+        low_priority = sorted({member.where for member in self._members if member.niceness > 0})
+        if low_priority:
             yield (
-                f"workers on {', '.join(nice)} stand back for other processes, as Ray starts them: set "
+                f"workers on {', '.join(low_priority)} stand back for other processes, as Ray starts them: set "
                 "RAY_worker_niceness=0 before `ray start`"
             )
         if late_ns > 0:
@@ -437,17 +448,17 @@ class RayCluster:
                 )
 
     def leave(self) -> None:
-        """End the actors and give their places back."""
+        """End the actors and release the CPUs that were reserved for them."""
         import ray
 
         with contextlib.suppress(Exception):
             for member in self._members:
-                ray.kill(member.courier, no_restart=True)
-            if self._group is not None:
-                ray.util.remove_placement_group(self._group)
+                ray.kill(member.actor, no_restart=True)
+            if self._placement_group is not None:
+                ray.util.remove_placement_group(self._placement_group)
 
 
-def _noted(*notes: str) -> Share:
+def _share_of_notes(*notes: str) -> Share:
     return Share(prompts_total=0, prompts_count=0, late=0, interrupted=False, notes=notes)
 
 
@@ -459,22 +470,22 @@ def _loopback(host: str) -> bool:
 
 
 def _files(job: Job) -> list[str]:
-    """Files that every worker reads for itself."""
+    """Paths of existing files that every worker reads itself."""
     settings, requests = job.settings, job.workload.requests
-    named: list[Any] = [settings.tokenizer, settings.tls.ca, settings.tls.cert, settings.tls.key]
-    named += [getattr(requests, "path", None), getattr(requests, "trace", None)]
-    named += [stage.arrival.file for stage in job.workload.stages if isinstance(stage.arrival, Replay)]
-    found = [os.fspath(one) for one in named if isinstance(one, str | os.PathLike)]
-    return [one for one in dict.fromkeys(found) if os.path.exists(one)]
+    values: list[Any] = [settings.tokenizer, settings.tls.ca, settings.tls.cert, settings.tls.key]
+    values += [getattr(requests, "path", None), getattr(requests, "trace", None)]
+    values += [stage.arrival.file for stage in job.workload.stages if isinstance(stage.arrival, Replay)]
+    paths = [os.fspath(path) for path in values if isinstance(path, str | os.PathLike)]
+    return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
-def _unlike(ours: Facts, theirs: Facts, where: str) -> Iterator[Fault]:
-    """What a node has otherwise than this machine, though the requests depend on it."""
-    for name, value in ours.same.items():
-        if theirs.same.get(name) != value:
-            what = f"{name} {theirs.same.get(name)} there, {value} here"
+def _differences(local: Facts, remote: Facts, where: str) -> Iterator[Fault]:
+    """Faults for differences between a node and this machine that would change the requests."""
+    for name, value in local.same.items():
+        if remote.same.get(name) != value:
+            what = f"{name} {remote.same.get(name)} there, {value} here"
             yield UserError(what, where, "the same on every node: the requests of a run depend on it")
-    for path, digest in ours.files.items():
-        if theirs.files.get(path) != digest:
-            what = "no such file there" if not theirs.files.get(path) else "another file there than here"
+    for path, digest in local.files.items():
+        if remote.files.get(path) != digest:
+            what = "no such file there" if not remote.files.get(path) else "another file there than here"
             yield UserError(f"{path}: {what}", where, "put it on a shared folder, under the same absolute path")

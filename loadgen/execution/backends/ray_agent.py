@@ -1,10 +1,11 @@
-"""One worker on a node of a cluster, and its files on their way to the run's folder: this side on the node, `Copy` on
-the driver's machine. Knows nothing of Ray, whose actors carry the calls.
+"""Runs one worker on a node of a cluster and copies its files to the run's folder. IO.
 
-The worker is the same process as a local one and writes the same files, into a scratch folder of the node. The driver
-asks again and again for what is new since the sizes it has (`take`), so an answer that got lost is simply asked for
-again, and what the driver has written when a node is lost is what the worker had written a second before. The load
-ends with its driver: a courier that nobody asks for SILENCE_S stops its worker. IO.
+`RayAgent` runs on the node, `Copy` on the driver's machine. Neither uses Ray itself; Ray actors only carry the calls.
+
+The worker is the same process as a local one and writes the same files, to a temporary folder on the node. The driver
+calls `take` repeatedly with the file sizes it has and gets what is new. So it can repeat a call whose answer was lost;
+and if a node is lost, the driver has what the worker had written about a second before. The load ends with its driver:
+an agent that gets no call for SILENCE_S stops its worker.
 """
 
 from __future__ import annotations
@@ -35,16 +36,20 @@ from loadgen.execution.backends import worker
 from loadgen.execution.driver import GROWING_BINS
 from loadgen.execution.shared_counters import SharedCounters
 from loadgen.results import store
+from loadgen.results.spool import Spool, segments
 
-TAKE_BYTES = 4 << 20  # of one answer
-SILENCE_S = 15.0  # without a question from the driver: it is gone, or this node is cut off
+TAKE_BYTES = 4 << 20  # rows in one answer
+SILENCE_S = 15.0  # without a call from the driver: it has ended, or this node is disconnected
 APPENDED = ("texts", "seconds")
-TAIL_BYTES = 2 * GROWING_BINS * 8  # of a timeline: bins that a worker may still change
+TAIL_BYTES = 2 * GROWING_BINS * 8  # end of a timeline: bins that a worker may still change
 
 
 class Facts(NamedTuple):
-    """What a node says of itself. `same`: what must be the same on every node, by name; `loopback`: equal on machines
-    that share a loopback interface; `files`: path -> digest of those asked for, "" for one that is not there."""
+    """Facts about a node.
+
+    `same`: name -> value of what must be equal on every node. `loopback`: an id, equal where machines share a loopback
+    interface. `files`: path -> digest of the requested files, "" for a file that is not there.
+    """
 
     host: str
     same: dict[str, str]
@@ -54,7 +59,7 @@ class Facts(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Bytes of a file of the run, from an offset on. `version` -1, or they are all of the file in that version."""
+    """Bytes of a file of the run from offset `start`. `version`: -1, or `data` is the whole file in this version."""
 
     name: str
     start: int
@@ -63,8 +68,11 @@ class Piece(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What is new. `lines`: what the worker has said since; `board`: its counters; `more`: ask again at once; `ended`:
-    the worker has ended, and these are its last pieces."""
+    """New data of a worker.
+
+    `lines`: its new output lines; `board`: its block of `SharedCounters`; `more`: there is more, call again at once;
+    `ended`: the worker has ended and these are its last pieces.
+    """
 
     pieces: list[Piece]
     lines: list[bytes]
@@ -74,21 +82,21 @@ class Taken(NamedTuple):
 
 
 def facts(paths: Sequence[str]) -> Facts:
-    """Of this machine, and of the files at these paths on it."""
+    """Facts about this machine, with digests of the files at these paths."""
     return Facts(
         host=socket.gethostname(),
         same={
-            "loadgen": f"{plan.version()} (source {_source()})",
+            "loadgen": f"{plan.version()} (source {_source_digest()})",
             "Python": ".".join(platform.python_version_tuple()[:2]),
             "numpy": metadata.version("numpy"),
         },
-        loopback=_loopback(),
+        loopback=_loopback_id(),
         room=resource_limits.room(),
         files={path: _digest(Path(path)) for path in paths},
     )
 
 
-def _loopback() -> str:
+def _loopback_id() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
@@ -96,7 +104,7 @@ def _loopback() -> str:
         return socket.gethostname()
 
 
-def _source() -> str:
+def _source_digest() -> str:
     digest = hashlib.blake2b(digest_size=4)
     for package in (loadgen, loadgen_sdk):
         root = Path(package.__file__ or "").parent
@@ -119,11 +127,11 @@ def _digest(path: Path) -> str:
 
 
 class RayAgent:
-    """One worker of a node. All its methods are calls from the driver; none waits for the worker."""
+    """One worker on a node. The driver calls all its methods; none of them waits for the worker."""
 
     def __init__(self) -> None:
         self._lines: list[bytes] = []
-        self._asked_at = monotonic()
+        self._called_at = monotonic()
         self._folder = Path()
         self._ended = False
 
@@ -132,23 +140,23 @@ class RayAgent:
         return monotonic_ns()
 
     async def facts(self, paths: Sequence[str]) -> dict[str, Any]:
-        """Of this machine, in plain types: the driver's loadgen may be another one, and is to find that out."""
-        found = facts(paths)
-        return found._asdict() | {"room": (found.room.files, found.room.ports)}
+        """Facts about this machine in plain types, so that a driver with another version of loadgen can read them."""
+        own_facts = facts(paths)
+        return own_facts._asdict() | {"room": (own_facts.room.files, own_facts.room.ports)}
 
     async def start(self, i: int, workers: int, *job: bytes) -> None:
-        """Start the worker: its share, and the pickled job in pieces. It says READY in `take` when it is."""
-        told: plan.Job = pickle.loads(b"".join(job))
-        self._folder = Path(tempfile.mkdtemp(prefix=f"loadgen-{told.run_id}-w{i}-"))
+        """Start the worker for share `i`; `job` is a pickled Job in pieces. READY appears in the lines of `take`."""
+        received: plan.Job = pickle.loads(b"".join(job))
+        self._folder = Path(tempfile.mkdtemp(prefix=f"loadgen-{received.run_id}-w{i}-"))
         (self._folder / "spool").mkdir()
         self._i, self._workers = i, workers
-        self._board = SharedCounters(self._folder / "spool" / worker.BOARD, workers)
-        self._process = worker.start(pickle.dumps(replace(told, folder=self._folder)), i, workers)
+        self._counters = SharedCounters(self._folder / "spool" / worker.BOARD, workers)
+        self._process = worker.start(pickle.dumps(replace(received, folder=self._folder)), i, workers)
         with contextlib.suppress(OSError):  # Ray starts its processes with a niceness of 15
             os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
         threading.Thread(target=self._listen, daemon=True).start()
-        self._watching = asyncio.create_task(self._watch())
-        self._asked_at = monotonic()
+        self._watch_task = asyncio.create_task(self._watch())
+        self._called_at = monotonic()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -160,75 +168,79 @@ class RayAgent:
     async def _watch(self) -> None:
         while not self._ended:
             await asyncio.sleep(1.0)
-            if monotonic() > self._asked_at + SILENCE_S:
+            if monotonic() > self._called_at + SILENCE_S:
                 await self.end()
                 return
 
     async def niceness(self) -> int:
-        """Of the worker."""
+        """Niceness of the worker process."""
         return os.getpriority(os.PRIO_PROCESS, self._process.pid)
 
     async def tell(self, line: bytes) -> None:
-        """A line to the worker."""
+        """Send a line to the worker."""
         worker.tell(self._process, line)
 
     async def signal(self, number: int) -> None:
-        """A signal to the worker."""
+        """Send a signal to the worker."""
         if self._process.poll() is None:
             self._process.send_signal(number)
 
     async def take(self, have: Mapping[str, int], lines: int) -> Taken:
-        """What is new, given what the driver has of each file (its size, or its version) and how many lines it has
-        heard. Rows are read before texts and given after them: none arrives before its text."""
-        self._asked_at = monotonic()
+        """What is new for the driver, which has `have` of each file (its size or its version) and `lines` lines.
+
+        Rows are read before texts and sent after them, so no row arrives before its text.
+        """
+        self._called_at = monotonic()
         ended = self._ended
-        said = self._lines[lines:]
+        new_lines = self._lines[lines:]
         room = TAKE_BYTES
         rows: list[Piece] = []
-        for segment in store.segments(self._folder, self._i):
+        for segment in segments(self._folder, self._i):
             name = f"spool/{segment.path.name}"
-            held = have.get(name, 0)
-            if piece := self._from(name, held, room):
+            known_size = have.get(name, 0)
+            if piece := self._new_bytes(name, known_size, room):
                 rows.append(piece)
                 room -= len(piece.data)
             if room <= 0:
                 break
-        others = [self._from(name, have.get(name, 0)) for name in (f"spool/w{self._i}.{kind}" for kind in APPENDED)]
+        other_pieces = [
+            self._new_bytes(name, have.get(name, 0)) for name in (f"spool/w{self._i}.{kind}" for kind in APPENDED)
+        ]
         for path in sorted((self._folder / "flows").glob("w*")):
             name = f"flows/{path.name}"
-            held = have.get(name, 0)
+            known_size = have.get(name, 0)
             if ".timeline." in name:
-                others.append(self._from(name, held, tail=TAIL_BYTES))
+                other_pieces.append(self._new_bytes(name, known_size, tail=TAIL_BYTES))
             elif path.suffix == ".heat":
-                others.append(self._from(name, held))
-            elif path.suffix != ".new" and (version := path.stat().st_mtime_ns) != held:
-                others.append(Piece(name, 0, path.read_bytes(), version))
-        self._forget(have)
-        pieces = [*filter(None, others), *rows]
-        return Taken(pieces, said, self._board.block(self._i), room <= 0, ended and room > 0)
+                other_pieces.append(self._new_bytes(name, known_size))
+            elif path.suffix != ".new" and (version := path.stat().st_mtime_ns) != known_size:
+                other_pieces.append(Piece(name, 0, path.read_bytes(), version))
+        self._delete_copied(have)
+        pieces = [*filter(None, other_pieces), *rows]
+        return Taken(pieces, new_lines, self._counters.block(self._i), room <= 0, ended and room > 0)
 
-    def _from(self, name: str, held: int, most: int = -1, tail: int = 0) -> Piece | None:
-        """What a file has beyond what the driver holds, and the `tail` before that; None when that is nothing."""
+    def _new_bytes(self, name: str, known_size: int, max_bytes: int = -1, tail: int = 0) -> Piece | None:
+        """Bytes of a file after the first `known_size`, and `tail` bytes before those; None if there is nothing new."""
         try:
             with (self._folder / name).open("rb") as file:
-                if os.fstat(file.fileno()).st_size <= held and not tail:
+                if os.fstat(file.fileno()).st_size <= known_size and not tail:
                     return None
-                start = max(0, held - tail)
+                start = max(0, known_size - tail)
                 file.seek(start)
-                return Piece(name, start, file.read(most))
-        except FileNotFoundError:  # the worker has not got that far
+                return Piece(name, start, file.read(max_bytes))
+        except FileNotFoundError:  # the worker has not created it yet
             return None
 
-    def _forget(self, have: Mapping[str, int]) -> None:
-        """Segments that the driver has and the worker is done with."""
-        for segment in store.segments(self._folder, self._i)[:-1]:
+    def _delete_copied(self, have: Mapping[str, int]) -> None:
+        """Delete complete segments that the driver has."""
+        for segment in segments(self._folder, self._i)[:-1]:
             if have.get(f"spool/{segment.path.name}") == segment.path.stat().st_size:
                 segment.path.unlink()
 
     async def end(self) -> None:
-        """The worker has ended, or is to end now; its files go."""
+        """End the worker if it still runs, and delete its files on the node."""
         if self._process.poll() is None:
-            for _ in range(2):  # stop, and leave at once
+            for _ in range(2):  # the first signal: stop; the second: end at once
                 with contextlib.suppress(ProcessLookupError):
                     self._process.send_signal(signal.SIGTERM)
                 await asyncio.sleep(0.2)
@@ -240,15 +252,15 @@ class RayAgent:
 
 
 class Copy:
-    """The files of one worker in the run's folder, as they come."""
+    """Writes the files of one worker into the run's folder. `have`: file -> its size or version so far."""
 
     def __init__(self, folder: Path, i: int) -> None:
         self._folder = folder
-        store.Spool(folder, i).close()
+        Spool(folder, i).close()
         self.have: dict[str, int] = {}
 
     def add(self, pieces: Sequence[Piece]) -> None:
-        """Write what has come, in order."""
+        """Write the pieces in order."""
         for name, start, data, version in pieces:
             path = self._folder / name
             if version >= 0:

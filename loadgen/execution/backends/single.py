@@ -1,4 +1,4 @@
-"""One share of a job, done in this process: bodies, connections, the driver, and what came of it. IO."""
+"""Does one share of a job in this process: builds bodies, opens connections, runs the driver, reports. IO."""
 
 from __future__ import annotations
 
@@ -17,29 +17,21 @@ from loadgen.execution.bodies import Bodies
 from loadgen.execution.body_prefetch import BodyPrefetch
 from loadgen.execution.driver import AHEAD, HOLD_NS, Driver, no_collector
 from loadgen.execution.plan import Job, cap, plan
-from loadgen.results import store
+from loadgen.results.spool import Spool
 from loadgen.schedule import timetable as schedule
 from loadgen.schedule.timetable import Schedule
 from loadgen.workload import Closed
 
-SPARE_OPEN = 32  # connections opened before an open-loop run, beside those that its first second will want
-
-
-MOST_SPARE = 1_000
-
-
-MOST_AHEAD = 100_000  # requests of a load whose bodies are all built before it starts
-
-
-LONG_NS = 120_000_000_000
-
-
-BUILD_CPU_S = 20.0  # a load so large that its bodies take longer than this to build starts with a part of them
+SPARE_OPEN = 32  # connections opened before an open-loop run, besides those that its first second needs
+MOST_SPARE = 1_000  # most connections opened before an open-loop run
+MOST_AHEAD = 100_000  # requests of a load, up to which all bodies are built before it starts
+LONG_NS = 120_000_000_000  # length of a stage without a count, up to which its bodies are built by the worker itself
+BUILD_CPU_S = 20.0  # longest time to build bodies in advance; after it, the load starts with a part of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What a worker reports when it is done."""
+    """What a worker reports when its share is done. `prompts_total`, `prompts_count`: its part of `prompts.Digest`."""
 
     prompts_total: int
     prompts_count: int
@@ -47,7 +39,7 @@ class Share:
     interrupted: bool
     stopped: bool = False  # because a target stopped answering
     down: dict[int, float] = field(default_factory=dict)  # target -> when it stopped answering, s from the start
-    notes: tuple[str, ...] = ()  # what was learned of the workers' machines while they ran
+    notes: tuple[str, ...] = ()  # warnings about the workers' machines, found during the run
 
 
 async def work(
@@ -57,21 +49,25 @@ async def work(
     gate: Callable[[], Any],
     on_drive: Callable[[Driver], Any] | None = None,
 ) -> Share:
-    """Do one share of a job in this process. `gate()` is awaited when all is ready and gives the start instant."""
+    """Do one share of a job in this process. Raises TargetError if a target cannot be used.
+
+    `gate()` is awaited when everything is ready and returns the start instant (monotonic ns). `on_drive` is called with
+    the driver before it runs.
+    """
     settings, workload = job.settings, job.workload
     raise_file_limit(0)
-    whole, requests, _ = plan(job)
-    part = schedule.shard(whole, share, shares)
+    timetable, requests, _ = plan(job)
+    part = schedule.shard(timetable, share, shares)
     wire = Wire(asyncio.get_running_loop())
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
-    rolling = large(whole) and settings.client == "wire"
-    bodies = BodyPrefetch(job, part, requests) if rolling else Bodies(requests, clients[0].prepare, len(part.stages))
-    spool = store.Spool(job.folder, share)
+    prefetch = large(timetable) and settings.client == "wire"
+    bodies = BodyPrefetch(job, part, requests) if prefetch else Bodies(requests, clients[0].prepare, len(part.stages))
+    spool = Spool(job.folder, share)
     secrets = [*(endpoint.api_key for endpoint in settings.endpoints), *(value for _, value in settings.headers)]
 
     def redact(text: str) -> str:
-        for found in job.found:
-            text = found.target.redact(text, *secrets)
+        for probed in job.found:
+            text = probed.target.redact(text, *secrets)
         return text
 
     try:
@@ -85,7 +81,7 @@ async def work(
         for client in clients:
             await client.open(-(-_connections(part) // len(clients)))
         with no_collector():
-            drive = Driver(
+            driver = Driver(
                 schedule=part,
                 bodies=bodies,
                 numbers=numbers,
@@ -93,7 +89,7 @@ async def work(
                 route=settings.route,
                 stop_on_failure=settings.on_target_failure == "stop",
                 wire=wire,
-                hold_ns=0 if settings.client == "openai" else HOLD_NS,  # whose tasks need the loop
+                hold_ns=0 if settings.client == "openai" else HOLD_NS,  # its tasks need turns of the event loop
                 spool=spool,
                 start_ns=await gate(),
                 grace_ns=workload.grace_ns,
@@ -103,17 +99,17 @@ async def work(
                 redact=redact,
             )
             if on_drive is not None:
-                on_drive(drive)
-            with drive.signals():
-                await drive.run()
+                on_drive(driver)
+            with driver.signals():
+                await driver.run()
         digest = bodies.digest
         return Share(
             prompts_total=digest.total,
             prompts_count=digest.count,
             late=bodies.late,
-            interrupted=drive.interrupted and not drive.stopped,
-            stopped=drive.stopped,
-            down=drive.down,
+            interrupted=driver.interrupted and not driver.stopped,
+            stopped=driver.stopped,
+            down=driver.down,
         )
     except TargetUnusable as error:
         raise TargetError(str(error), job.found[0].target.redacted, error.hint) from None
@@ -129,7 +125,7 @@ async def work(
 
 
 def large(timetable: Schedule) -> bool:
-    """Whether bodies are built as they are needed, by a process of their own: too many, too long or too many lanes."""
+    """Whether a separate process builds bodies during the run: too many requests, too long, or too many lanes."""
     endless = [span for span in timetable.stages if span.chains is None]
     return (timetable.slots is not None and timetable.slots > MOST_AHEAD) or any(
         (span.length_ns or 0) > LONG_NS or span.lanes > AHEAD // 4 for span in endless
@@ -137,22 +133,22 @@ def large(timetable: Schedule) -> bool:
 
 
 def _connections(part: Schedule) -> int:
-    """How many to open before the start: every lane its own; in open loop a few ahead of need."""
+    """Connections to open before the start: one per lane of a closed loop; for an open loop, an estimate."""
     lanes = max((len(part.own_lanes(span)) for span in part.stages if span.lanes), default=0)
     if lanes:
         return lanes
     rates = [rate for span in part.stages[:1] if (rate := span.offered_rps) is not None and math.isfinite(rate)]
-    wanted = min(SPARE_OPEN + math.ceil(max(rates, default=0.0) / part.parts), MOST_SPARE)
-    return min(wanted, part.slots if part.slots is not None else wanted)
+    count = min(SPARE_OPEN + math.ceil(max(rates, default=0.0) / part.parts), MOST_SPARE)
+    return min(count, part.slots if part.slots is not None else count)
 
 
 def _client(job: Job, index: int, keep_text: bool, wire: Wire) -> Any:
-    found = job.found[index]
+    probed = job.found[index]
     settings = job.settings.of(job.settings.endpoints[index])
-    keep_text = keep_text or found.usage is False
-    common: dict[str, Any] = {
-        "model": found.model,
-        "quirk": found.quirk,
+    keep_text = keep_text or probed.usage is False
+    options: dict[str, Any] = {
+        "model": probed.model,
+        "quirk": probed.quirk,
         "stream": settings.stream,
         "api_key": settings.api_key,
         "headers": settings.headers,
@@ -165,6 +161,6 @@ def _client(job: Job, index: int, keep_text: bool, wire: Wire) -> Any:
     if settings.client == "openai":
         from loadgen_sdk.transport.openai_client import OpenAIClient
 
-        return OpenAIClient(found.target, **common)
-    ahead = any(not isinstance(stage.arrival, Closed) for stage in job.workload.stages)
-    return Pool(found.target, wire=wire, ahead=ahead, sources=settings.sources, **common)
+        return OpenAIClient(probed.target, **options)
+    open_ahead = any(not isinstance(stage.arrival, Closed) for stage in job.workload.stages)
+    return Pool(probed.target, wire=wire, ahead=open_ahead, sources=settings.sources, **options)

@@ -1,7 +1,7 @@
-"""A run in virtual time: the same workload, timetable and agenda as over HTTP, against a preset's replicas in memory.
+"""A run in virtual time: workload, timetable and dispatcher as over HTTP, against simulated replicas in memory.
 
-No socket, no task per request, no event per token: a heap of iteration ends is all the clock there is. What comes out
-is an ordinary folder of results that says *simulated* wherever it names its target.
+There is no socket, no task per request and no event per token; the only clock is a heap of iteration ends. The result
+is an ordinary run folder that says *simulated* wherever it names its target.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from loadgen.schedule.timetable import Schedule
     from loadgen.workload import Workload
 
-SCHEME = "sim:"  # of a target that is a preset in virtual time
+SCHEME = "sim:"  # scheme of a target that is a preset in virtual time
 TEXTS = ("not finished when its time was over", "the simulated server refuses a prompt of this length")
-ROWS_PER_GROUP = 250_000  # of the Parquet file: few enough to convert without a second copy of all rows
+ROWS_PER_GROUP = 250_000  # per row group of the Parquet file, so that conversion needs no second copy of all rows
 
 
 class Course:
-    """One simulated run: replicas, and the agenda that loads them. `run` goes to the end of the load."""
+    """One simulated run: replicas, and the dispatcher that sends requests to them. `run` simulates the whole load."""
 
     def __init__(
         self,
@@ -57,103 +57,116 @@ class Course:
     ) -> None:
         self.flights = Flights()
         self.replicas = replicas
-        self._agenda = Dispatcher(schedule, max_in_flight=max_in_flight)
-        self._sizes, self._next = sizes, next_replica
+        self._dispatcher = Dispatcher(schedule, max_in_flight=max_in_flight)
+        self._sizes, self._next_replica = sizes, next_replica
         horizon = schedule.horizon_ns
-        self._over = NEVER if horizon is None or grace_ns >= NEVER else horizon + grace_ns
+        self._end_ns = NEVER if horizon is None or grace_ns >= NEVER else horizon + grace_ns
         self._timeout_ns = timeout_ns
-        self._flying: deque[SimRequest] = deque()  # in order of due, with some that are done
+        self._in_flight: deque[SimRequest] = deque()  # in order of due time; may contain requests that are done
 
     def run(self) -> None:
-        """Until every slot has its record."""
-        agenda, replicas, flights = self._agenda, self.replicas, self.flights
-        note = flights.sent.extend
-        finished = agenda.finished
-        flying, over, timeout_ns = self._flying, self._over, self._timeout_ns
+        """Simulate until every slot has its record."""
+        dispatcher, replicas, flights = self._dispatcher, self.replicas, self.flights
+        add_sent = flights.sent.extend
+        finished = dispatcher.finished
+        in_flight, end_of_run, timeout_ns = self._in_flight, self._end_ns, self._timeout_ns
         ends: list[tuple[int, int]] = []  # a heap of (end of the iteration in progress, replica)
         idle = len(replicas)
         while True:
-            due = agenda.next_ns()
+            due = dispatcher.next_ns()
             end = ends[0][0] if ends else NEVER
-            if due is not None and due <= end and due <= over:
+            if due is not None and due <= end and due <= end_of_run:
                 # While a replica is idle, an arrival may begin an iteration that ends before the next arrival.
-                idle -= self._start(due if idle else min(end, over), ends)
+                idle -= self._start(due if idle else min(end, end_of_run), ends)
                 continue
-            if end >= NEVER or end > over:
+            if end >= NEVER or end > end_of_run:
                 break
-            at = ends[0][1]
-            replica = replicas[at]
+            index = ends[0][1]
+            replica = replicas[index]
             for request in replica.finish():
                 number, due_ns = request.key, request.due_ns
-                note(
-                    (number, due_ns, at, request.first, request.from_iteration, request.last, request.input_tokens,
+                add_sent(
+                    (number, due_ns, index, request.first, request.from_iteration, request.last, request.input_tokens,
                      request.asked, request.output_tokens, request.cached, 0, -1)
                 )  # fmt: skip
                 finished(number, end, True)
-            while flying and (flying[0].state == DONE or flying[0].due_ns + timeout_ns <= end):
-                late = flying.popleft()
+            while in_flight and (in_flight[0].state == DONE or in_flight[0].due_ns + timeout_ns <= end):
+                late = in_flight.popleft()
                 if late.state != DONE:
-                    self._cut(late, end)
+                    self._give_up(late, end)
             if replica.begin(end):
-                heapq.heapreplace(ends, (replica.end_ns, at))
+                heapq.heapreplace(ends, (replica.end_ns, index))
             else:
                 heapq.heappop(ends)
                 idle += 1
             if replica.paused:
                 for request, first, last in replica.paused:
                     if last >= first:
-                        flights.stretches.extend((request.key, at, first, last))
-        if over < NEVER:
-            for request in flying:
+                        flights.stretches.extend((request.key, index, first, last))
+        if end_of_run < NEVER:
+            for request in in_flight:
                 if request.state != DONE:
-                    self._cut(request, over)
-        agenda.stop()
-        for start in agenda.unsent():
+                    self._give_up(request, end_of_run)
+        dispatcher.stop()
+        for start in dispatcher.unsent():
             flights.unsent.extend((start.number, start.due_ns, KIND[start.dropped]))
 
     def _start(self, until_ns: int, ends: list[tuple[int, int]]) -> int:
-        """Start what is due until then; returns how many replicas were idle and no longer are."""
+        """Start the requests that are due until `until_ns`; returns how many replicas were idle and are busy now."""
         woken = 0
-        agenda, replicas, flying = self._agenda, self.replicas, self._flying
-        for start in agenda.ready(until_ns):
+        dispatcher, replicas, in_flight = self._dispatcher, self.replicas, self._in_flight
+        for start in dispatcher.ready(until_ns):
             number, due_ns = start.number, start.due_ns
             if start.dropped:
                 self.flights.unsent.extend((number, due_ns, KIND[start.dropped]))
                 continue
             input_tokens, output_tokens, blocks = self._sizes(number)
-            at = self._next()
-            replica = replicas[at]
+            index = self._next_replica()
+            replica = replicas[index]
             if not replica.admissible(input_tokens):
-                refused = (number, due_ns, at, -1, -1, -1, input_tokens, output_tokens, 0, -1, KIND["http_4xx"], due_ns)
+                refused = (
+                    number,
+                    due_ns,
+                    index,
+                    -1,
+                    -1,
+                    -1,
+                    input_tokens,
+                    output_tokens,
+                    0,
+                    -1,
+                    KIND["http_4xx"],
+                    due_ns,
+                )
                 self.flights.sent.extend(refused)
-                agenda.finished(number, due_ns, False)
+                dispatcher.finished(number, due_ns, False)
                 continue
             request = SimRequest(number, due_ns, input_tokens, output_tokens, blocks)
-            request.at = at
+            request.at = index
             replica.submit(request)
-            flying.append(request)
+            in_flight.append(request)
             if replica.end_ns == NEVER and replica.begin(due_ns):
-                heapq.heappush(ends, (replica.end_ns, at))
+                heapq.heappush(ends, (replica.end_ns, index))
                 woken += 1
         return woken
 
-    def _cut(self, request: SimRequest, now_ns: int) -> None:
-        """The client gives up on a request."""
-        at = request.at
-        replica = self.replicas[at]
-        got = replica.generated(request)
+    def _give_up(self, request: SimRequest, now_ns: int) -> None:
+        """Cancel a request whose time at the client is over."""
+        index = request.at
+        replica = self.replicas[index]
+        generated = replica.generated(request)
         replica.cancel(request)
         start = request.from_iteration
-        # of a paused request the last stretch has been noted already
-        last = start + got - (request.output_tokens - request.todo) - 1 if start >= 0 else -1
+        # the last stretch of a paused request is recorded already
+        last = start + generated - (request.output_tokens - request.todo) - 1 if start >= 0 else -1
         if last < start:
             start = -1
         kind = KIND["timeout_total"]
         self.flights.sent.extend(
-            (request.key, request.due_ns, at, request.first, start, last, request.input_tokens, request.asked, got,
-             request.cached, kind, now_ns)
+            (request.key, request.due_ns, index, request.first, start, last, request.input_tokens, request.asked,
+             generated, request.cached, kind, now_ns)
         )  # fmt: skip
-        self._agenda.finished(request.key, now_ns, False)
+        self._dispatcher.finished(request.key, now_ns, False)
 
 
 def simulate(
@@ -170,24 +183,24 @@ def simulate(
     timeout_ns: int = NEVER,
     grace_ns: int = NEVER,
 ) -> tuple[VirtualRows, Course]:
-    """A schedule against replicas of these costs and speeds: what a run records, and the course it took."""
+    """Simulate a schedule on replicas with these costs and speeds; returns the rows of the run, and the simulation."""
     replicas = [Replica(costs.at_speed(speed), limits) for speed in speeds]
     course = Course(
         schedule, sizes, replicas, route(speeds, routing),
         max_in_flight=max_in_flight, timeout_ns=timeout_ns, grace_ns=grace_ns,
     )  # fmt: skip
     collecting = gc.isenabled()
-    gc.disable()  # requests make no cycles, and there are hundreds of thousands to look through in vain
+    gc.disable()  # requests create no cycles, and a collection would scan hundreds of thousands of them
     try:
         course.run()
     finally:
         if collecting:
             gc.enable()
     ends = [replica.ends for replica in replicas]
-    made = outcome(
+    results = outcome(
         course.flights, ends, schedule, interval=interval, source=source, kept_cache=limits.block_reuse
     )  # fmt: skip
-    return made, course
+    return results, course
 
 
 def execute(
@@ -197,10 +210,10 @@ def execute(
     *,
     announce: Callable[[Header, Schedule, Path], None] | None = None,
 ) -> tuple[Summary, Path]:
-    """One simulated run and its folder, as `run.execute`: `name` is a preset, or the path of one.
+    """Carry out one simulated run; as `run.execute`. `name`: a preset, or the path of one.
 
-    A prompt has exactly the tokens that the workload asks for; the chat template adds none. The client takes no time,
-    the network none either. Raises Fault or Faults for whatever stands in the way.
+    A prompt has exactly the tokens that the workload asks for; the chat template adds none. Client and network take no
+    time. Raises Fault or Faults if the run is not possible.
     """
     from loadgen.execution.folder_names import new_folder
     from loadgen.execution.plan import plan, prepare
@@ -212,17 +225,19 @@ def execute(
     if len(settings.endpoints) > 1:
         raise UserError("a simulated target cannot share a run with others", f"--target {SCHEME}{name}", "run it alone")
     now = datetime.datetime.now(datetime.UTC).astimezone()
-    began = process_time()
+    started = process_time()
     folder = new_folder(settings.out, workload.name, now)
     settings = dataclasses.replace(settings, embedded={})
-    job, header, timetable = prepare(workload, settings, (_found(preset, settings),), simulated=True, folder=folder)
-    header = _named(header, preset, settings)
+    job, header, timetable = prepare(
+        workload, settings, (_probe_result(preset, settings),), simulated=True, folder=folder
+    )
+    header = _with_target(header, preset, settings)
     store.replace(folder / "run.json", manifest.encode(header))
     if announce is not None:
         announce(header, timetable, folder)
     _, requests, tokenizer = plan(job)
     reuse = preset.server.block_reuse
-    made, course = simulate(
+    results, course = simulate(
         timetable,
         _sizes(workload, requests, preset.server.tokens_per_block if reuse else 0),
         costs=preset.costs,
@@ -235,17 +250,17 @@ def execute(
         timeout_ns=workload.timeout_ns,
         grace_ns=workload.grace_ns,
     )
-    header = _ended(header, preset, course, requests)
-    used = process_time() - began
-    seconds = [_second(made, course, used)]
-    summary = summarize(header, made.rows, made.gaps, made.timeline, seconds, list(TEXTS))
-    _store(folder, header, made, seconds)
+    header = _final_header(header, preset, course, requests)
+    cpu_s = process_time() - started
+    seconds = [_own_second(results, course, cpu_s)]
+    summary = summarize(header, results.rows, results.gaps, results.timeline, seconds, list(TEXTS))
+    _write_folder(folder, header, results, seconds)
     store.replace(folder / "summary.json", summary_json.dump_summary(summary))
     return summary, folder
 
 
-def _found(preset: Preset, settings: Settings) -> Any:
-    """What a probe of such a server would find."""
+def _probe_result(preset: Preset, settings: Settings) -> Any:
+    """The result that a probe of such a server would have."""
     from loadgen_sdk.dialects.quirks import QUIRKS
     from loadgen_sdk.probe.probe import ProbeResult
     from loadgen_sdk.transport.target import Target
@@ -268,8 +283,8 @@ def _found(preset: Preset, settings: Settings) -> Any:
     )
 
 
-def _named(header: Header, preset: Preset, settings: Settings) -> Header:
-    """The header, naming what it was held against."""
+def _with_target(header: Header, preset: Preset, settings: Settings) -> Header:
+    """The header with the simulated target and the notes about it."""
     target = msgspec.structs.replace(
         header.targets[0],
         url="",
@@ -287,18 +302,18 @@ def _named(header: Header, preset: Preset, settings: Settings) -> Header:
     )
 
 
-def _ended(header: Header, preset: Preset, course: Course, requests: Prompts) -> Header:
+def _final_header(header: Header, preset: Preset, course: Course, requests: Prompts) -> Header:
     from loadgen.requests import prompts
 
     notes = header.notes
     replicas = course.replicas
     steps = sum(len(replica.ends) for replica in replicas)
-    batch = sum(replica.decoded for replica in replicas) / steps if steps else 0.0
-    least = preset.valid_from_sequences.value
-    if batch < least:
+    mean_batch = sum(replica.decoded for replica in replicas) / steps if steps else 0.0
+    minimum = preset.valid_from_sequences.value
+    if mean_batch < minimum:
         notes = (
             *notes,
-            f"{batch:,.0f} sequences per iteration on average, below {least:,.0f}: the model extrapolates here",
+            f"{mean_batch:,.0f} sequences per iteration on average, below {minimum:,.0f}: the model extrapolates here",
         )
     pauses = sum(replica.pauses for replica in replicas)
     if pauses:
@@ -313,7 +328,7 @@ def _ended(header: Header, preset: Preset, course: Course, requests: Prompts) ->
 
 
 def _sizes(workload: Workload, requests: Any, per_block: int) -> Sizes:
-    """How long a request is, without making its text where that can be helped."""
+    """The lengths of requests, computed without building their text if possible."""
     if hasattr(workload.requests, "trace"):
         return of_trace(requests, per_block)
     if hasattr(workload.requests, "path"):
@@ -321,8 +336,8 @@ def _sizes(workload: Workload, requests: Any, per_block: int) -> Sizes:
     return of_workload(workload.requests, requests, per_block)
 
 
-def _second(made: VirtualRows, course: Course, cpu_s: float) -> Any:
-    """What the simulation itself used; not a second of anything, so that nobody takes it for load of a client."""
+def _own_second(results: VirtualRows, course: Course, cpu_s: float) -> Any:
+    """What the simulation itself used. `span_s` is 0, so that it is not taken for the load of a client."""
     from loadgen.results.manifest import Second
 
     last = max((replica.ends[-1] for replica in course.replicas if replica.ends), default=0)
@@ -331,29 +346,30 @@ def _second(made: VirtualRows, course: Course, cpu_s: float) -> Any:
         span_s=0.0,
         cpu_s=round(cpu_s, 4),
         peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        sent=len(made.rows),
-        done=len(made.rows),
+        sent=len(results.rows),
+        done=len(results.rows),
     )
 
 
-def _store(folder: Path, header: Header, made: VirtualRows, seconds: list[Any]) -> None:
-    """The files of a run as they are after a clean end (see `store`)."""
+def _write_folder(folder: Path, header: Header, results: VirtualRows, seconds: list[Any]) -> None:
+    """Write the files of a run as they are after a clean end (see `results/store.py`)."""
     import pyarrow.parquet as pq
 
     from loadgen.results import manifest as heads
     from loadgen.results import store
+    from loadgen.results.parquet import to_table
 
     store.replace(folder / "run.json", heads.encode(header))
     store.replace(folder / "seconds.jsonl", b"".join(msgspec.json.encode(second) + b"\n" for second in seconds))
     (folder / "flows").mkdir(exist_ok=True)
-    for stage, (gaps, timeline) in enumerate(zip(made.gaps, made.timeline, strict=True)):
+    for stage, (gaps, timeline) in enumerate(zip(results.gaps, results.timeline, strict=True)):
         store.replace(folder / "flows" / f"w0.gaps.{stage}", gaps.to_bytes())
         store.replace(folder / "flows" / f"w0.timeline.{stage}", timeline.astype("<i8").tobytes())
     (folder / "requests").mkdir(exist_ok=True)
     scratch = folder / "requests" / "requests.new"
     writer = None
-    for start in range(0, max(len(made.rows), 1), ROWS_PER_GROUP):
-        table = store.to_table(made.rows[start : start + ROWS_PER_GROUP], list(TEXTS))
+    for start in range(0, max(len(results.rows), 1), ROWS_PER_GROUP):
+        table = to_table(results.rows[start : start + ROWS_PER_GROUP], list(TEXTS))
         writer = writer or pq.ParquetWriter(scratch, table.schema, compression="zstd")
         writer.write_table(table)
     assert writer is not None

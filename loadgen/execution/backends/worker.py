@@ -1,10 +1,11 @@
-"""A worker process and what is said to it: a share of a job comes in by standard input, a `Share` goes out by standard
-output. The same process works on this machine (`local.py`) and on a node of a cluster (`courier.py`).
+"""A worker process and its messages: it gets a job on standard input and reports a `Share` on standard output.
 
-    in   the job, its share; then the start instant on this machine's monotonic clock; then STOPPING, should it stop
-    out  READY, or a fault as JSON; STOPPING when a target is gone and the run ends for it; at the end the Share as JSON
+The same process runs on this machine (`local.py`) and on a node of a cluster (`ray_agent.py`).
 
-It ends with the process that started it, as the end of standard input tells. IO; what a worker does is `run.work`.
+    in   the job and the share; then the start instant on this machine's monotonic clock; then STOPPING, if it must stop
+    out  READY, or a fault as JSON; STOPPING if a target is down and the run ends for it; at the end the Share as JSON
+
+It ends when the process that started it ends, which closes standard input. IO; `single.work` does the work.
 """
 
 from __future__ import annotations
@@ -33,41 +34,41 @@ HEAD_START_NS = 200_000_000  # from the last `ready` to instant 0: enough for ev
 
 
 def start(job: bytes, i: int, workers: int) -> subprocess.Popen[bytes]:
-    """A process for share `i` of a pickled Job, which writes into the job's folder."""
+    """Start a process for share `i` of `workers` of a pickled Job. It writes into the job's folder."""
     worker = subprocess.Popen(
         [sys.executable, "-m", "loadgen.execution.backends.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        start_new_session=True,  # the terminal's Ctrl-C comes through us, once
+        start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which passes it on once
     )
     assert worker.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it is dead already, as its first line will show
+    with contextlib.suppress(BrokenPipeError):  # it has died already; reading its first line will show that
         worker.stdin.write(len(job).to_bytes(8, "little") + job + bytes(f"{i} {workers}\n", "ascii"))
         worker.stdin.flush()
     return worker
 
 
 def tell(worker: subprocess.Popen[bytes], line: bytes) -> None:
-    """A line to a worker, if it is still there."""
+    """Send a line to a worker, if it is still running."""
     assert worker.stdin is not None
     with contextlib.suppress(BrokenPipeError, ValueError):
         os.write(worker.stdin.fileno(), line)
 
 
-def expect_ready(said: bytes) -> None:
-    """Of a worker's first line. Raises TargetError with what kept it from beginning."""
-    if said != READY:
-        fault = json.loads(said) if said.startswith(b"{") else {"what": "a worker process did not start"}
+def expect_ready(line: bytes) -> None:
+    """Check the first line of a worker. Raises TargetError with the reason if the worker could not start."""
+    if line != READY:
+        fault = json.loads(line) if line.startswith(b"{") else {"what": "a worker process did not start"}
         raise TargetError(fault["what"], fault.get("where", ""), fault.get("hint", ""))
 
 
-def read_share(said: bytes) -> Share:
-    """Of a worker's last line."""
-    told = json.loads(said)
-    return Share(**{**told, "down": {int(target): at_s for target, at_s in told["down"].items()}, "notes": ()})
+def read_share(line: bytes) -> Share:
+    """Parse the last line of a worker."""
+    fields = json.loads(line)
+    return Share(**{**fields, "down": {int(target): at_s for target, at_s in fields["down"].items()}, "notes": ()})
 
 
-def _worker() -> None:
+def _run_worker() -> None:
     import uvloop
 
     source = sys.stdin.buffer
@@ -75,55 +76,55 @@ def _worker() -> None:
     i, workers = map(int, source.readline().split())
 
     async def gate() -> int:
-        _say(READY)
+        _write_line(READY)
         line = source.readline()
-        if not line:  # another worker could not begin
+        if not line:  # another worker could not start
             raise ConnectionAbortedError
         start_ns = int(line)
         await asyncio.sleep(max(0, start_ns - monotonic_ns() - HEAD_START_NS // 2) / 1e9)
         return start_ns
 
-    def begun(drive: Driver) -> None:
-        """Counters go to the board; and the load ends with the process that asked for it, as the end of stdin tells."""
+    def on_drive(driver: Driver) -> None:
+        """Publish counters regularly; stop when standard input ends, because the parent process has then ended."""
         loop = asyncio.get_running_loop()
-        board = SharedCounters(job.folder / "spool" / BOARD, workers)
-        said = False
+        counters = SharedCounters(job.folder / "spool" / BOARD, workers)
+        reported = False
 
-        def show() -> None:
-            nonlocal said
-            board.write(i, drive.counters)
-            if drive.stopped and not said:
-                said = True
-                _say(STOPPING)
-            loop.call_later(SHOW_S, show)
+        def publish() -> None:
+            nonlocal reported
+            counters.write(i, driver.counters)
+            if driver.stopped and not reported:
+                reported = True
+                _write_line(STOPPING)
+            loop.call_later(SHOW_S, publish)
 
-        def told() -> None:
+        def on_input() -> None:
             if os.read(0, 64):
-                drive.give_up()
+                driver.give_up()
                 return
             loop.remove_reader(0)
-            drive.stop()
-            drive.stop()
+            driver.stop()
+            driver.stop()
 
-        loop.add_reader(0, told)
-        show()
+        loop.add_reader(0, on_input)
+        publish()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            share = runner.run(work(job, i, workers, gate, begun))
+            share = runner.run(work(job, i, workers, gate, on_drive))
         except Fault as fault:
-            _say(json.dumps({"what": fault.what, "where": fault.where, "hint": fault.hint}).encode() + b"\n")
+            _write_line(json.dumps({"what": fault.what, "where": fault.where, "hint": fault.hint}).encode() + b"\n")
             sys.exit(fault.exit_code)
         except ConnectionAbortedError:
             return
-    _say(json.dumps(asdict(share)).encode() + b"\n")
+    _write_line(json.dumps(asdict(share)).encode() + b"\n")
 
 
-def _say(line: bytes) -> None:
-    """To the process that started this one, if it is still there."""
+def _write_line(line: bytes) -> None:
+    """Write a line to the process that started this one, if it is still running."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, line)
 
 
 if __name__ == "__main__":
-    _worker()
+    _run_worker()

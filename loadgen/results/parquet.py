@@ -1,0 +1,139 @@
+"""Rows as Parquet: to a pyarrow Table, and back from files, all columns at once or one at a time. Does IO."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.errors import UserError
+from loadgen.results.record import FIELDS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+NAMES = {
+    "status": STATUSES,
+    "kind": KINDS,
+    "finish_reason": FINISH_REASONS,
+    "input_source": SOURCES,
+    "output_source": SOURCES,
+}
+"""Columns that are integer codes in a row and strings in Parquet; the code is the index in the tuple."""
+_BOOLEANS = ("reused", "kernel_stamp")
+
+
+def to_table(rows: NDArray[np.void], texts: list[str]) -> Any:
+    """Rows as a pyarrow Table with the columns of FIELDS. Codes become strings; -1 (never, unknown) becomes null."""
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {}
+    for name, _, meaning in FIELDS:
+        values = np.ascontiguousarray(rows[name])
+        if name == "text":
+            column: Any = pa.array([texts[i] if 0 <= i < len(texts) else None for i in values.tolist()], pa.string())
+        elif name in NAMES:
+            column = pa.DictionaryArray.from_arrays(pa.array(values.view(np.int8)), pa.array(NAMES[name], pa.string()))
+        elif name in _BOOLEANS:
+            column = pa.array(values.astype(bool))
+        elif (name.endswith("_ns") and name != "due_ns") or "-1" in meaning:
+            column = pa.array(values, mask=values < 0)
+        else:
+            column = pa.array(values)
+        columns[name] = column
+    fields = [pa.field(name, columns[name].type, metadata={"meaning": meaning}) for name, _, meaning in FIELDS]
+    return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
+
+
+def from_parquet(files: list[Path], only: Sequence[str] | None = None) -> tuple[NDArray[np.void], list[str]]:
+    """The inverse of `to_table`, over several files: rows and error texts.
+
+    With `only`, reads these columns; all others have their value for unknown (-1 or 0).
+    """
+    frame = Frame(files, only)
+    rows = np.zeros(len(frame), ROW)
+    for name in ROW.names or ():
+        rows[name] = frame[name]
+    return rows, frame.texts
+
+
+class Frame:
+    """Rows in Parquet files, read one column at a time.
+
+    `frame["due_ns"]` returns the same array as rows in memory would. No column is cached, so a run of millions of rows
+    needs a fraction of the memory of its rows.
+    """
+
+    def __init__(self, files: list[Path], only: Sequence[str] | None = None) -> None:
+        import pyarrow.parquet as pq
+
+        self._paths = files
+        with self._readable(0):
+            self._files = [pq.ParquetFile(file) for file in files]
+        self._length: int = sum(file.metadata.num_rows for file in self._files)
+        self._columns = set(self._files[0].schema_arrow.names if only is None else only)
+        self._texts: list[str] | None = None if "text" in self._columns else []
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        values = np.empty(self._length, ROW[name])
+        if name not in self._columns:
+            values[:] = -1 if ROW[name].kind == "i" else 0
+            return values
+        texts: dict[str, int] = {}
+        at = 0
+        for i, file in enumerate(self._files):
+            for group in range(file.num_row_groups):
+                with self._readable(i):
+                    column = file.read_row_group(group, columns=[name]).column(0).combine_chunks()
+                values[at : at + len(column)] = _to_row_values(name, column, texts)
+                at += len(column)
+        if name == "text":
+            self._texts = list(texts)
+        return values
+
+    @contextlib.contextmanager
+    def _readable(self, first: int) -> Iterator[None]:
+        """While inside, errors of a damaged file become UserError. `first`: index of the file that is read."""
+        import pyarrow as pa
+
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            where = self._paths[first] if len(self._paths) == 1 or first else self._paths[0].parent
+            reason = str(error).partition(".")[0]
+            hint = "copy the run's folder again; summary.json, if it is there, still holds its figures"
+            raise UserError(f"records that cannot be read: {reason}", str(where), hint) from None
+
+    @property
+    def texts(self) -> list[str]:
+        """The error texts that the column `text` refers to by index."""
+        if self._texts is None:
+            self["text"]
+        assert self._texts is not None
+        return self._texts
+
+
+def _to_row_values(name: str, column: Any, texts: dict[str, int]) -> NDArray[Any]:
+    """A Parquet column as it is in a row: codes instead of strings, -1 for null. Adds new error texts to `texts`."""
+    import pyarrow as pa
+
+    numbers: NDArray[Any]
+    if name == "text" or name in NAMES:
+        if not isinstance(column, pa.DictionaryArray):
+            column = column.dictionary_encode()
+        code_of = {word: i for i, word in enumerate(NAMES.get(name, ()))}
+        strings = column.dictionary.to_pylist()
+        codes = [texts.setdefault(word, len(texts)) if name == "text" else code_of.get(word, 0) for word in strings]
+        positions = column.indices.fill_null(len(strings)).to_numpy(zero_copy_only=False)
+        numbers = np.array([*codes, -1 if name == "text" else 0], np.int64)[positions]
+    elif name in _BOOLEANS:
+        numbers = column.to_numpy(zero_copy_only=False)
+    else:
+        numbers = (column.fill_null(-1) if column.null_count else column).to_numpy(zero_copy_only=False)
+    return numbers

@@ -1,0 +1,183 @@
+"""What a worker appends while it runs, and how to read it. Does IO.
+
+A worker only appends to files and renames them, so everything it wrote is readable after `kill -9`. `store.py` lists
+the files; `record.py` defines the rows.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.results import manifest, slot_ranges
+from loadgen.results.parquet import from_parquet
+from loadgen.results.record import BIN_NS, ROW
+from loadgen.stats.quantiles import Histogram, bucket
+
+SEGMENT_ROWS = 100_000  # rows in one file of the spool: 20 MB
+DIFFERENT_TEXTS = 10_000  # error texts that a worker stores; later ones are counted without their text
+HEAT_EDGES_NS: NDArray[np.int64] = np.unique(np.logspace(4, 11, 85).astype(np.int64))  # 10 µs to 100 s, 12 per decade
+HEAT = np.dtype([("until_ns", "<i8"), ("counts", "<i8", (len(HEAT_EDGES_NS) + 1,))])
+"""Gaps between output events, counted by length, since the previous record. `until_ns`: from the start of the run.
+
+`counts`: below the first edge of HEAT_EDGES_NS, between two edges, above the last edge.
+"""
+_HEAT_STARTS = np.concatenate(([0], bucket(HEAT_EDGES_NS)))
+
+
+class Spool:
+    """The files that one worker appends to. It collects in memory; `flush` writes the new data, one call per file."""
+
+    def __init__(self, folder: Path, worker: int) -> None:
+        (folder / "spool").mkdir(parents=True, exist_ok=True)
+        (folder / "flows").mkdir(exist_ok=True)
+        self._folder, self._worker = folder, worker
+        existing = segments(folder, worker)
+        self._segment_start = existing[-1].first if existing else 0
+        self._row_fd = self._open(existing[-1].path.name.partition(".")[2] if existing else "rows")
+        self._rows_in_segment = os.fstat(self._row_fd).st_size // ROW.itemsize
+        self._text_fd = self._open("texts")
+        self._second_fd = self._open("seconds")
+        self._new_rows: list[bytes] = []
+        self._new_texts: list[str] = []
+        self._new_seconds: list[manifest.Second] = []
+        self._text_numbers: dict[str, int] = {}
+        self._texts_written = self._count_texts(self._text_fd)
+        self._heat_totals: dict[int, NDArray[np.int64]] = {}
+
+    def _open(self, name: str) -> int:
+        path = self._folder / "spool" / f"w{self._worker}.{name}"
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def _count_texts(self, descriptor: int) -> int:
+        """Number of error texts already in the file. Ends a last line that a killed worker left unfinished."""
+        data = (self._folder / "spool" / f"w{self._worker}.texts").read_bytes()
+        if data and not data.endswith(b"\n"):
+            _write(descriptor, b"\n")
+        return len(data.splitlines())
+
+    def row(self, row: bytes) -> None:
+        self._new_rows.append(row)
+
+    def text(self, text: str) -> int:
+        """The number of an error text; equal texts share a number. -1 for a new text after DIFFERENT_TEXTS texts."""
+        number = self._text_numbers.get(text)
+        if number is None:
+            if self._texts_written >= DIFFERENT_TEXTS:
+                return -1
+            number = self._text_numbers[text] = self._texts_written
+            self._texts_written += 1
+            self._new_texts.append(text)
+        return number
+
+    def second(self, second: manifest.Second) -> None:
+        self._new_seconds.append(second)
+
+    def flush(self) -> None:
+        """Write the collected data. Texts go first, so that a stored row never refers to a text that is not stored."""
+        if self._new_texts:
+            _write(self._text_fd, b"".join(msgspec.json.encode(text) + b"\n" for text in self._new_texts))
+            self._new_texts.clear()
+        if self._new_rows:
+            _write(self._row_fd, b"".join(self._new_rows))
+            self._rows_in_segment += len(self._new_rows)
+            self._new_rows.clear()
+            if self._rows_in_segment >= SEGMENT_ROWS:
+                os.close(self._row_fd)
+                self._segment_start += self._rows_in_segment
+                self._row_fd = self._open(f"{self._segment_start:012d}.rows")
+                self._rows_in_segment = 0
+        if self._new_seconds:
+            _write(self._second_fd, b"".join(msgspec.json.encode(second) + b"\n" for second in self._new_seconds))
+            self._new_seconds.clear()
+
+    def flows(self, stage: int, gaps: Histogram, timeline: NDArray[np.int64], first: int = 0) -> None:
+        """Replace the stored histogram of a stage, and its timeline from bin `first` on."""
+        stem = self._folder / "flows" / f"w{self._worker}"
+        replace(Path(f"{stem}.gaps.{stage}"), gaps.to_bytes())
+        descriptor = os.open(f"{stem}.timeline.{stage}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.pwrite(descriptor, timeline.astype("<i8").tobytes(), first * 8)
+        os.close(descriptor)
+        counts = np.add.reduceat(gaps.counts, _HEAT_STARTS)
+        new_counts = counts - self._heat_totals.get(stage, 0)
+        self._heat_totals[stage] = counts
+        if new_counts.any():
+            record = np.array(((first + len(timeline)) * BIN_NS, new_counts), HEAT)
+            with Path(f"{stem}.heat").open("ab") as file:
+                file.write(record.tobytes())
+
+    def close(self) -> None:
+        self.flush()
+        for descriptor in (self._row_fd, self._text_fd, self._second_fd):
+            os.close(descriptor)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Replace a file atomically: a reader sees the old content or the new content, never a part of either."""
+    scratch = path.with_name(path.name + ".new")
+    scratch.write_bytes(data)
+    scratch.replace(path)
+
+
+class Segment(NamedTuple):
+    """One file of rows of a worker. `first`: index of its first row among all rows of the worker."""
+
+    worker: int
+    first: int
+    path: Path
+
+
+def segments(folder: Path, worker: int | None = None) -> list[Segment]:
+    """Segments of all workers or of one, sorted by worker and row. A worker may still be writing its last segment."""
+    result = []
+    for path in folder.glob("spool/w*.rows"):
+        name, *number, _ = path.name.split(".")
+        result.append(Segment(int(name[1:]), int(number[0]) if number else 0, path))
+    return sorted(segment for segment in result if worker is None or segment.worker == worker)
+
+
+def recorded(folder: Path, worker: int, header: manifest.Header) -> NDArray[np.void]:
+    """The slots that have a row of this worker in any file, as slot_ranges.RUN; a slot may be there twice.
+
+    The worker must have stopped writing.
+    """
+    ranges = [np.zeros(0, slot_ranges.RUN)]
+    for segment in segments(folder, worker):
+        # read before `.seen`: the compactor writes that file first and deletes the segment after it
+        rows = complete_rows(segment.path)
+        ranges.append(slot_ranges.of(rows, header))
+    deleted = folder / "spool" / f"w{worker}.seen"
+    if deleted.exists():
+        ranges.append(np.frombuffer(deleted.read_bytes(), slot_ranges.RUN))
+    files = sorted((folder / "requests").glob(f"w{worker}-*.parquet"))
+    if files:
+        ranges.append(slot_ranges.of(from_parquet(files, ("slot", "stage", "lane"))[0], header))
+    return np.concatenate(ranges)
+
+
+def complete_rows(file: Path) -> NDArray[np.void]:
+    """The rows of a segment, without an incomplete row at the end, which a killed worker may leave."""
+    data = np.fromfile(file, np.uint8)
+    return data[: len(data) // ROW.itemsize * ROW.itemsize].view(ROW)
+
+
+def worker_texts(folder: Path, worker: int) -> list[str]:
+    """The error texts of a worker; the index is the number that rows refer to. "" for a damaged line."""
+    texts: list[str] = []
+    for line in (folder / "spool" / f"w{worker}.texts").read_bytes().splitlines():
+        try:
+            texts.append(msgspec.json.decode(line, type=str))
+        except msgspec.MsgspecError:
+            texts.append("")
+    return texts
