@@ -31,6 +31,7 @@ from loadgen.requests import prompts
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
 from loadgen.results import manifest
+from loadgen.results.record import SCHEMA_MINOR
 from loadgen.schedule import timetable as schedule
 from loadgen.schedule.timetable import Schedule
 from loadgen.server_metrics.scraper import PagesAsked
@@ -194,6 +195,7 @@ def prepare(
         for result, endpoint in zip(found, settings.endpoints, strict=True)
     )
     header = manifest.Header(
+        schema_minor=SCHEMA_MINOR,
         run=folder.name,
         started=now.isoformat(timespec="milliseconds"),
         version=version(),

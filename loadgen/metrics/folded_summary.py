@@ -30,7 +30,7 @@ from loadgen.metrics.summary import (
     run_of,
     whole_target,
 )
-from loadgen.results.record import SOURCES
+from loadgen.results.record import SCHEMA_MINOR, SOURCES
 from loadgen.stats.quantiles import SUPPORT, Distribution, Histogram, index, milliseconds, name, support
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def summarize(
     stalled = measured.sums.get("stalled", 0)
     summary = Summary(
         schema=SCHEMA,
+        schema_minor=SCHEMA_MINOR,
         run=run_of(header),
         target=whole_target(header.targets),
         rtt_ms=header.rtt_ms,

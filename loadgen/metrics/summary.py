@@ -19,7 +19,7 @@ from loadgen.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, St
 from loadgen.metrics.columns import OK, Columns, Goodput, Load, Window
 from loadgen.metrics.drift import Drift
 from loadgen.results.manifest import Fingerprints, Host, TargetFacts
-from loadgen.results.record import KINDS
+from loadgen.results.record import KINDS, SCHEMA_MINOR
 from loadgen.server_metrics.series import Served
 from loadgen.stats.quantiles import Distribution, Histogram, exact
 
@@ -120,6 +120,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: int
+    schema_minor: int = 0  # record.SCHEMA_MINOR of the version that made it
     run: RunFacts
     target: TargetFacts
     rtt_ms: float | None
@@ -196,6 +197,7 @@ def summarize(
     itl_absent = blocks.itl_absent(measured, inter_chunk)
     summary = Summary(
         schema=SCHEMA,
+        schema_minor=SCHEMA_MINOR,
         run=run_of(header),
         target=whole_target(header.targets),
         rtt_ms=header.rtt_ms,

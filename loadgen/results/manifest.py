@@ -91,6 +91,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `run.json`. Written when the run starts (`state` running) and again when it ends."""
 
     schema: int = SCHEMA
+    schema_minor: int = 0  # record.SCHEMA_MINOR of the version that wrote it
     run: str = ""  # id of the run: the name of its folder
     name: str = ""  # the name that the user gave it
     started: str = ""  # wall clock, ISO 8601 with offset: instant 0 of all rows

@@ -13,6 +13,7 @@ from loadgen_sdk.errors import KINDS
 from loadgen_sdk.request import Completion
 
 SCHEMA = 1  # version of records and header; a reader refuses newer ones
+SCHEMA_MINOR = 1  # grows with new columns, statuses, fields and nulls: docs/summary.md, "What came when"
 
 STATUSES = ("ok", "failed", "dropped", "cancelled", "lost")
 FINISH_REASONS = ("", "stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "other")
@@ -175,6 +176,7 @@ __all__ = [
     "KINDS",
     "ROW",
     "SCHEMA",
+    "SCHEMA_MINOR",
     "SOURCES",
     "STATUS",
     "STATUSES",
