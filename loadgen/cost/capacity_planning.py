@@ -153,7 +153,7 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         basis, noun = f"capacity by {capacity.method}", str(capacity.unit)
         rate = RateInterval(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
         if capacity.unit == "requests" and summary.sessions is not None:
-            offered = summary.requests.scheduled - summary.requests.cancelled
+            offered = summary.requests.decided
             rate, noun = scaled(rate, summary.sessions.count / offered), "conversations"
     else:
         run_count = len(evidence.summaries)

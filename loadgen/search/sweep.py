@@ -62,6 +62,7 @@ class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
     levels: tuple[SweepLevel, ...]
     knee: str  # name of the level, "" when no level lies between others
     best: str  # name of the highest level that met the SLO, "" when none or no SLO
+    answer: str = ""  # of a search, which ended most of these runs early: what it found, in one sentence
 
 
 def grid(text: str, flag: str, kind: Kind) -> tuple[float, ...]:
@@ -155,7 +156,7 @@ def _level(called: str, summary: Summary) -> SweepLevel:
         load=load.arrival,
         amount=float(lanes) if lanes is not None else load.offered_rps,
         ok=summary.requests.ok,
-        failed=summary.requests.scheduled - summary.requests.ok - summary.requests.cancelled,
+        failed=summary.requests.decided - summary.requests.ok,
         requests_per_s=done,
         output_per_s=output,
         per_gpu=output / gpus if output is not None and gpus else None,
