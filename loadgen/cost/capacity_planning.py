@@ -185,7 +185,7 @@ def _steady_rates(evidence: Evidence) -> tuple[str, list[float]]:
             "successful tasks",
             [summary.sessions.steady_ok_per_s if summary.sessions else None for summary in summaries],
         )
-    elif evidence.valid and summaries[0].goodput.met is not None:
+    elif evidence.valid and summaries[0].goodput.has_slo:
         noun, rates = "good requests", [summary.goodput.steady_rps for summary in summaries]
     else:
         noun, rates = "requests", [summary.load.steady_completed_rps for summary in summaries]

@@ -69,6 +69,11 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     share_limit: float | None = None
     met: bool | None = None
 
+    @property
+    def has_slo(self) -> bool:
+        """Whether there is an SLO: `met` is null without one, and also where it is undecided."""
+        return self.counted is not None
+
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
     """An interval of time in seconds from the start of the run; all fields are null when there is none."""
@@ -610,8 +615,12 @@ def _term_result(columns: Columns, term: Term, gaps: Histogram, unrecorded: int,
         value_ms=None if value is None else milliseconds(value),
         margin_ms=None if value is None else milliseconds(term.limit_ns - value),
         met=judged_with_cut(
-            value is not None and value <= term.limit_ns, term.quantile,
-            0 if term.metric in POOLED else over, count, left_out, undecided,
+            value is not None and value <= term.limit_ns,
+            term.quantile,
+            0 if term.metric in POOLED else over,
+            count,
+            left_out,
+            undecided,
         ),  # fmt: skip
         over=over,
         count=count,

@@ -304,8 +304,12 @@ def _goodput(
                 value_ms=None if value is None else milliseconds(value),
                 margin_ms=None if value is None else milliseconds(term.limit_ns - value),
                 met=columns.judged_with_cut(
-                    value is not None and place < count - over, term.quantile,
-                    0 if term.metric in columns.POOLED else over, count, term_left_out, undecided,
+                    value is not None and place < count - over,
+                    term.quantile,
+                    0 if term.metric in columns.POOLED else over,
+                    count,
+                    term_left_out,
+                    undecided,
                 ),  # fmt: skip
                 over=over,
                 count=count,

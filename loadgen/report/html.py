@@ -68,6 +68,8 @@ def _first_screen(sheet: page.Page, summary: Summary) -> None:
     title = " · ".join(filter(None, (run.workload or run.name, target.model, load.arrival)))
     sheet.add(f"<h1>{escape(title)}</h1>")
     kind = "bad" if not summary.verdict.valid or summary.goodput.met is False else "good"
+    if kind == "good" and summary.goodput.has_slo and summary.goodput.met is None:
+        kind = "warn"
     sheet.add(f'<p class="sentence {kind}">{escape(run_headline.sentence(summary))}</p>')
     tiles = (
         f"<div><dt>{escape(n.name)}</dt><dd>{escape(n.value)} <small>{escape(n.unit)}</small></dd>"
@@ -114,7 +116,7 @@ def _lasted(duration_s: float | None, suffix: str = "") -> str:
 def _counts(summary: Summary) -> str:
     requests = summary.requests
     parts = [f"{format.count(requests.scheduled)} scheduled"]
-    for status in ("ok", "failed", "dropped", "cancelled", "lost"):
+    for status in ("ok", "failed", "dropped", "cancelled", "unfinished", "lost"):
         value = getattr(requests, status)
         if value or status == "ok":
             parts.append(f"{format.count(value)} {status}")
@@ -150,8 +152,9 @@ def _latency(sheet: page.Page, summary: Summary, figures: Figures | None) -> Non
             (
                 run_headline.limit(term),
                 run_headline.outcome(term),
-                f"{format.count(term.over)} of {format.count(term.count)}",
-                "met" if term.met else "MISSED",
+                f"{format.count(term.over)} of {format.count(term.count)}"
+                + (f", {format.count(term.unfinished)} unfinished" if term.unfinished else ""),
+                run_headline.met_word(term.met),
             )
             for term in summary.goodput.slo
         ]

@@ -42,9 +42,13 @@ def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
     if not level.valid:
         yield "INVALID"
     if level.state != "finished":
-        yield {"interrupted": "interrupted", "cut_off": "cut off", "decided": "ended early"}.get(level.state, level.state)
+        yield {"interrupted": "interrupted", "cut_off": "cut off", "decided": "ended early"}.get(
+            level.state, level.state
+        )
     if level.slo_met is False:
         yield "SLO missed"
+    if level.slo_undecided:
+        yield "SLO undecided"
     if level.name == curve.best:
         yield "highest within the SLO"
     if level.name == curve.knee:

@@ -43,6 +43,7 @@ class SweepLevel(msgspec.Struct, frozen=True, kw_only=True):
     unsupported: tuple[str, ...]  # the latencies above that rest on too few samples
     goodput: float | None  # share of requests
     slo_met: bool | None
+    slo_undecided: bool = False
     valid: bool
     state: str
     simulated: bool
@@ -169,6 +170,7 @@ def _level(called: str, summary: Summary) -> SweepLevel:
         unsupported=tuple(f"{n}_{q}" for n, d in shown for q in ("p50", "p99") if q not in d.supported and d.count),
         goodput=summary.goodput.share,
         slo_met=summary.goodput.met,
+        slo_undecided=summary.goodput.has_slo and summary.goodput.met is None,
         valid=summary.verdict.valid,
         state=summary.run.state,
         simulated=summary.target.simulated,
