@@ -124,7 +124,7 @@ def run(
         spool = Spool(folder, 0)
         drive = Driver(
             schedule=timetable, bodies=bodies, numbers=numbers, clients=[client], wire=wire, spool=spool,
-            start_ns=monotonic_ns(), grace_ns=made.grace_ns, max_in_flight=made.max_in_flight, run_id="r",
+            start_ns=monotonic_ns(), drain_ns=made.drain_ns, max_in_flight=made.max_in_flight, run_id="r",
         )  # fmt: skip
         if during is not None:
             during(drive, client)

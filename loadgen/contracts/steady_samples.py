@@ -104,8 +104,8 @@ def counted(columns: Columns, slo: Slo | None = None) -> NDArray[np.bool_]:
     unfinished, everyone = int(columns.where(UNFINISHED).sum()), int((~columns.where(CANCELLED)).sum())
     if metrics.is_undecided(unfinished, everyone):
         raise Missing(
-            f"{unfinished:,} of {everyone:,} requests were unfinished when the drain ended: give the level a longer grace "
-            "(`grace: 10m`), or none: then the drain lasts as long as a request may (`timeout`)"
+            f"{unfinished:,} of {everyone:,} requests were unfinished when the drain ended: give the level a "
+            "longer grace (`grace: 10m`), or none: then the drain lasts as long as a request may (`timeout`)"
         )
     return metrics.is_counted(columns, slo)
 

@@ -103,8 +103,8 @@ def execute(
 
     `announce` is called when the header is written, before the load. `on_drive` is called in a running event loop when
     the load begins, with an object that has the `counters` of all workers. On a cluster, `placed` is called shortly
-    before the start with the placement of the workers. `decided` says at the end whether the caller itself stopped the load,
-    through `on_drive`, because it had seen enough: then the run is not called interrupted.
+    before the start with the placement of the workers. `decided` says at the end whether the caller itself stopped the
+    load, through `on_drive`, because it had seen enough: then the run is not called interrupted.
     """
     if settings.url is not None and settings.url.startswith("sim:"):
         if settings.ray is not None:

@@ -467,8 +467,8 @@ def goodput(
     """Each SLO term judged at its quantile, and the requests that meet all terms.
 
     Failed, dropped and lost requests are over every limit, and so are the `unrecorded` ones; cancelled requests are
-    left out, and so are unfinished ones unless they are over already (`is_over_when_cut`). A request too short to have a TPOT is left out of that term and does not miss it. Terms on pooled gaps
-    judge the gaps and not the requests.
+    left out, and so are unfinished ones unless they are over already (`is_over_when_cut`). A request too short to have
+    a TPOT is left out of that term and does not miss it. Terms on pooled gaps judge the gaps and not the requests.
     """
     if slo is None:
         return Goodput()
@@ -608,20 +608,15 @@ def _term_result(columns: Columns, term: Term, gaps: Histogram, unrecorded: int,
         place = index(count, term.quantile) if count else 0
         value = int(np.partition(values, place)[place]) if place < len(values) else None
     needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)
+    within = value is not None and value <= term.limit_ns
+    known_over = 0 if term.metric in POOLED else over
     return TermResult(
         metric=term.metric,
         quantile=term.quantile,
         limit_ms=milliseconds(term.limit_ns),
         value_ms=None if value is None else milliseconds(value),
         margin_ms=None if value is None else milliseconds(term.limit_ns - value),
-        met=judged_with_cut(
-            value is not None and value <= term.limit_ns,
-            term.quantile,
-            0 if term.metric in POOLED else over,
-            count,
-            left_out,
-            undecided,
-        ),  # fmt: skip
+        met=judged_with_cut(within, term.quantile, known_over, count, left_out, undecided),
         over=over,
         count=count,
         needed=needed,

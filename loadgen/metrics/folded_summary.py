@@ -296,6 +296,8 @@ def _goodput(
         if place < histogram.count:
             value = histogram.middle(int(np.searchsorted(np.cumsum(histogram.counts), place, side="right")))
         needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)
+        within = value is not None and place < count - over
+        known_over = 0 if term.metric in columns.POOLED else over
         results.append(
             TermResult(
                 metric=term.metric,
@@ -303,14 +305,7 @@ def _goodput(
                 limit_ms=milliseconds(term.limit_ns),
                 value_ms=None if value is None else milliseconds(value),
                 margin_ms=None if value is None else milliseconds(term.limit_ns - value),
-                met=columns.judged_with_cut(
-                    value is not None and place < count - over,
-                    term.quantile,
-                    0 if term.metric in columns.POOLED else over,
-                    count,
-                    term_left_out,
-                    undecided,
-                ),  # fmt: skip
+                met=columns.judged_with_cut(within, term.quantile, known_over, count, term_left_out, undecided),
                 over=over,
                 count=count,
                 needed=needed,

@@ -1,7 +1,8 @@
 """Figures of a summary by their path (`ttft_ms.p99`, `tokens.output_per_s`): their names, units, and which way is
 better.
 
-Pure. The paths are those of `summary.json`. One more path, `ok_share`, is not in it: ok requests / all but cancelled and unfinished.
+Pure. The paths are those of `summary.json`. One more path, `ok_share`, is not in it: ok requests / all
+but cancelled and unfinished.
 """
 
 from __future__ import annotations

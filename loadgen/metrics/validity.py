@@ -136,14 +136,14 @@ def unfinished_warning(requests: RequestCounts, drain_s: float | None, timeout_s
         return
     drain = "" if drain_s is None else f", {drain_s:g} s after the end of the load"
     words = (
-        f"{requests.unfinished} of {counted} requests ({share(requests.unfinished / counted)}) were unfinished when the "
-        f"drain ended{drain}: they are neither ok nor failed, and no latency holds them"
+        f"{requests.unfinished} of {counted} requests ({share(requests.unfinished / counted)}) were unfinished when "
+        f"the drain ended{drain}: they are neither ok nor failed, and no latency holds them"
     )
     if columns.is_undecided(requests.unfinished, counted):
         as_long = "" if timeout_s is None else f", {timeout_s:g} s"
         words += (
-            f"; above {share(UNFINISHED_SHARE)} no SLO term can be called met: give a longer --grace (`grace:` in a file), "
-            f"or none: then the drain lasts as long as a request may (--timeout{as_long})"
+            f"; above {share(UNFINISHED_SHARE)} no SLO term can be called met: give a longer --grace (`grace:` in a "
+            f"file), or none: then the drain lasts as long as a request may (--timeout{as_long})"
         )
     yield words
 
