@@ -456,7 +456,10 @@ def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Sec
         stamp_error=summary.stamp_error_ms,
         busiest=validity.busiest(seconds, summary.window),
         most_waited=validity.most_waited(seconds, summary.window),
-        requests=requests,
+        counted=requests.decided,
+        ok=requests.ok,
+        unsound=requests.failed + requests.lost,
+        unfinished=requests.unfinished,
         dead_workers=signs.dead_workers,
     )
     sources = tokens.sources
@@ -464,7 +467,9 @@ def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Sec
     warnings = (
         *header.notes,
         *([_CUT_OFF] if summary.run.state == "cut_off" else []),
-        *validity.unfinished_warning(requests, header.grace_s, header.timeout_s),
+        *validity.unfinished_warning(
+            requests.unfinished, requests.scheduled - requests.cancelled, header.grace_s, header.timeout_s
+        ),
         *validity.changed(header.limits),
         *validity.count_warnings(
             ok=requests.ok,

@@ -15,7 +15,6 @@ from loadgen.metrics import columns
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadgen.metrics.blocks import RequestCounts
     from loadgen.metrics.columns import Goodput, Load, Window
     from loadgen.results.manifest import Second
     from loadgen.stats.quantiles import Distribution
@@ -67,22 +66,24 @@ def reasons(
     stamp_error: Distribution,
     busiest: Second | None,
     most_waited: Second | None,
-    requests: RequestCounts,
+    counted: int,
+    ok: int,
+    unsound: int,
+    unfinished: int,
     dead_workers: Sequence[int],
 ) -> Iterator[str]:
     """Why a run is INVALID: a sentence per reason.
 
+    `counted`: requests with an outcome of their own, without cancelled and unfinished ones. `unsound`: failed + lost.
     Lateness is measured against TTFT p50, or against E2E p50 where answers are not streamed and there is no TTFT.
     """
-    counted, unsound = requests.decided, requests.failed + requests.lost
-    if counted == 0 and requests.unfinished:
+    if counted == 0 and unfinished:
         yield (
-            f"all {requests.unfinished} measured requests were unfinished when the drain ended: give a longer --grace, "
-            "or none"
+            f"all {unfinished} measured requests were unfinished when the drain ended: give a longer --grace, or none"
         )
     elif counted == 0:
         yield "no measured request was due: nothing was measured"
-    elif requests.ok == 0:
+    elif ok == 0:
         yield f"not one of {counted} requests succeeded"
     scale, basis = (ttft.p50, "TTFT p50") if ttft.p50 is not None else (e2e.p50, "E2E p50")
     remedy = "lower the load or add workers"
@@ -129,17 +130,19 @@ def state_reasons(state: str) -> tuple[str, ...]:
     return (STATE_REASONS[state],) if state in STATE_REASONS else ()
 
 
-def unfinished_warning(requests: RequestCounts, drain_s: float | None, timeout_s: float | None) -> Iterator[str]:
-    """A warning about requests that the end of the drain cut, and what it means for the SLO."""
-    counted = requests.scheduled - requests.cancelled
-    if not requests.unfinished:
+def unfinished_warning(unfinished: int, counted: int, drain_s: float | None, timeout_s: float | None) -> Iterator[str]:
+    """A warning about requests that the end of the drain cut, and what it means for the SLO.
+
+    `counted`: all requests but cancelled ones.
+    """
+    if not unfinished:
         return
     drain = "" if drain_s is None else f", {drain_s:g} s after the end of the load"
     words = (
-        f"{requests.unfinished} of {counted} requests ({share(requests.unfinished / counted)}) were unfinished when "
-        f"the drain ended{drain}: they are neither ok nor failed, and no latency holds them"
+        f"{unfinished} of {counted} requests ({share(unfinished / counted)}) were unfinished when the drain "
+        f"ended{drain}: they are neither ok nor failed, and no latency holds them"
     )
-    if columns.is_undecided(requests.unfinished, counted):
+    if columns.is_undecided(unfinished, counted):
         as_long = "" if timeout_s is None else f", {timeout_s:g} s"
         words += (
             f"; above {share(UNFINISHED_SHARE)} no SLO term can be called met: give a longer --grace (`grace:` in a "

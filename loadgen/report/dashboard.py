@@ -245,8 +245,7 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
     total = f" of {format.count(picture.planned)}" if picture.planned is not None else ""
     left = f", {format.duration(picture.left_s)} left" if picture.left_s else ""
     if picture.left_s == 0:
-        in_flight = picture.in_flight
-        left = ", draining" if in_flight is None else f", {draining(in_flight, picture.drain_left_s)}"
+        left = ", draining"
     head = Text(f"{picture.stage}  ", style="bold")
     head.append(
         f"{format.duration(picture.elapsed_s)}{left}, {format.count(picture.done)}{total} done", style="not bold"
@@ -259,7 +258,10 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
     rates = Table.grid(padding=(0, 2))
     offered = f"{format.rate(picture.offered)} offered, " if picture.offered is not None else ""
     rates.add_row("load", f"{offered}{format.rate(picture.sent)} sent, {format.rate(picture.completed)} completed")
-    rates.add_row("in flight", f"{format.count(picture.in_flight)},  {format.rate(picture.tokens)} output tokens")
+    if picture.drain_left_s is not None and picture.in_flight:
+        rates.add_row("after it", draining(picture.in_flight, picture.drain_left_s))
+    else:
+        rates.add_row("in flight", f"{format.count(picture.in_flight)},  {format.rate(picture.tokens)} output tokens")
     rates.add_row("", "")
     column, since_title = (20, "since the start") if width >= BAR else (12, "since start")
     rates.add_row("ms, p50 / p99", f"{'last 10 s':<{column}}{since_title}", style="dim")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Discriminator, Field, Strict, Tag, ValidationInfo, model_validator
 
@@ -412,6 +412,12 @@ class Limits(Part):
 # ----------------------------------------------------------------------------------------------------------- workload
 
 
+if TYPE_CHECKING:
+    Grace = int | None
+else:
+    Grace = Duration  # may be left out, but not be null
+
+
 class Written(Part):
     """All that a workload file may say."""
 
@@ -432,7 +438,7 @@ class Written(Part):
     ]
     stages: tuple[Stage, ...] = ()
     slo: Annotated[Slo | None, BeforeValidator(_checked_slo), _SloSchema()] = None
-    grace_ns: Duration | None = Field(None, validation_alias="grace")
+    grace_ns: Grace = Field(cast(Any, None), validation_alias="grace")
     timeout_ns: Annotated[Duration, Field(gt=0)] = Field(TIMEOUT_NS, validation_alias="timeout")
     stall_timeout_ns: Annotated[Duration, Field(gt=0)] = Field(STALL_TIMEOUT_NS, validation_alias="stall_timeout")
     max_in_flight: Whole | None = None
