@@ -85,7 +85,9 @@ def test_no_cycles() -> None:
 
 def test_modules_that_are_started_exist() -> None:
     started = [
-        (file, name) for file, text in sources().items() for name in re.findall(r'"-m",\s*"(loadgen[\w.]*)"', text)
+        (file, name)
+        for file, text in sources().items()
+        for name in re.findall(r'(?:"-m",\s*|command\()"(loadgen[\w.]*)"', text)
     ]
     assert len(started) >= 6
     assert [(file, name) for file, name in started if name not in trees()] == []
