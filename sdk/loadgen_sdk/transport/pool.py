@@ -32,6 +32,9 @@ TIMEOUT_NS = 600 * 1_000_000_000
 STALL_TIMEOUT_NS = 120 * 1_000_000_000
 
 
+TIMED_OUT_IDLE = (b"HTTP/1.1 408", b"HTTP/1.0 408")  # how some servers close a connection that was idle for long
+
+
 class Pool:
     """Connections to one endpoint, for one model and one API. Create it in a running event loop; `open` it first.
 
@@ -349,6 +352,11 @@ class Pool:
         if not isinstance(exchange, Exchange):  # bytes without a request
             self.wire.close(connection)
             return
+        if exchange.first_byte < 0 and stamp < exchange.sent and data.startswith(TIMED_OUT_IDLE):
+            self.wire.close(connection)  # the server gave up the idle connection before it saw this request
+            connection.busy = None
+            self._resend(exchange)
+            return
         if exchange.arrived(data, stamp, read_at, empty_at, from_kernel):
             response = exchange.response
             if response.complete and response.reusable and not connection.unsent:
@@ -368,14 +376,20 @@ class Pool:
         connection.busy = None
         if not isinstance(exchange, Exchange):
             return
-        if exchange.reused and not exchange.bytes_received and not exchange.resent:
-            exchange.resent += 1
-            exchange.fresh()
-            exchange.tries = 0
-            self._connect(exchange)  # on a new connection, with the original due instant
+        was_idle = connection.idle_since > connection.connecting_since  # it was not opened for this request
+        if was_idle and not exchange.bytes_received and not exchange.resent:
+            self._resend(exchange)
             return
         exchange.ended(stamp, reset)
         self._report(exchange)
+
+    def _resend(self, exchange: Exchange) -> None:
+        """The server closed an idle connection as the request was on its way: once more, on a new connection, with the
+        original due instant."""
+        exchange.resent += 1
+        exchange.fresh()
+        exchange.tries = 0
+        self._connect(exchange)
 
     # -- housekeeping --------------------------------------------------------------------------------------------
 
