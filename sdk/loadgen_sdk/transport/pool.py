@@ -19,7 +19,7 @@ from ..dialects.reader import Flow
 from ..errors import TargetUnusable, WrongUse
 from ..request import Failure, Request
 from .exchange import Exchange, OnDone
-from .http1 import head
+from .http1 import head, merged
 from .target import Target
 from .wire import TICK_NS, ClientConnection, Tls, Wire, raise_file_limit, resolve
 
@@ -86,18 +86,14 @@ class Pool:
         if self._owns_wire:
             self.wire.tick = self.tick
         accept = "text/event-stream" if stream else "application/json"
-        self._head = head(
-            "POST",
-            target.path,
-            [
-                ("Host", target.host_header),
-                *target.auth(api_key),
-                ("Content-Type", "application/json"),
-                ("Accept", accept),
-                ("User-Agent", "loadgen"),
-                *headers,
-            ],
-        )
+        ours = [
+            ("Host", target.host_header),
+            *target.auth(api_key),
+            ("Content-Type", "application/json"),
+            ("Accept", accept),
+            ("User-Agent", "loadgen"),
+        ]
+        self._head = head("POST", target.path, merged(ours, headers))
         self._reuse_ns = int(quirk.reuse_s * 1e9)
         self._addresses: list[tuple[int, tuple[object, ...]]] = []
         self._preferred_address = 0  # index of the address to try first: the one that worked last
