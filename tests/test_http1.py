@@ -223,7 +223,8 @@ def test_a_head_is_what_was_asked_and_lets_no_line_in() -> None:
     ("users", "sent"),
     [
         ([], [("Host", "h"), ("Authorization", "Bearer ours"), ("Accept", "x")]),
-        ([("A", "1"), ("A", "2")], [("Host", "h"), ("Authorization", "Bearer ours"), ("Accept", "x"), ("A", "1"), ("A", "2")]),
+        ([("A", "1"), ("A", "2")],
+         [("Host", "h"), ("Authorization", "Bearer ours"), ("Accept", "x"), ("A", "1"), ("A", "2")]),
         ([("authorization", "Bearer theirs")], [("Host", "h"), ("Accept", "x"), ("authorization", "Bearer theirs")]),
         ([("api-key", "theirs")], [("Host", "h"), ("Accept", "x"), ("api-key", "theirs")]),
         ([("HOST", "other"), ("accept", "y")], [("Authorization", "Bearer ours"), ("HOST", "other"), ("accept", "y")]),
