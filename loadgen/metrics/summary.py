@@ -460,6 +460,7 @@ def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Sec
         ok=requests.ok,
         unsound=requests.failed + requests.lost,
         unfinished=requests.unfinished,
+        cancelled=requests.cancelled,
         dead_workers=signs.dead_workers,
     )
     sources = tokens.sources

@@ -70,6 +70,7 @@ def reasons(
     ok: int,
     unsound: int,
     unfinished: int,
+    cancelled: int,
     dead_workers: Sequence[int],
 ) -> Iterator[str]:
     """Why a run is INVALID: a sentence per reason.
@@ -81,6 +82,8 @@ def reasons(
         yield (
             f"all {unfinished} measured requests were unfinished when the drain ended: give a longer --grace, or none"
         )
+    elif counted == 0 and cancelled:
+        yield f"all {cancelled} measured requests were cancelled: nothing was measured"
     elif counted == 0:
         yield "no measured request was due: nothing was measured"
     elif ok == 0:
