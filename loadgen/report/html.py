@@ -125,6 +125,14 @@ def _counts(summary: Summary) -> str:
     return ", ".join(parts)
 
 
+def _without_errors(summary: Summary) -> str:
+    requests = summary.requests
+    if requests.ok == requests.scheduled:
+        return f"every one of {format.count(requests.scheduled)} requests is ok"
+    unfinished = f"{format.count(requests.unfinished)} unfinished when the drain ended"
+    return f"{format.count(requests.ok)} of {format.count(requests.scheduled)} requests are ok, {unfinished}"
+
+
 def _quantile_ms(distribution: Distribution, quantile: str) -> str:
     text = format.milliseconds(getattr(distribution, quantile))
     unsure = distribution.count and quantile not in distribution.supported
@@ -259,7 +267,7 @@ def _errors(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
     sheet.section("Errors", id="errors")
     requests = summary.requests
     if not requests.by_error:
-        sheet.add(f"<p>None: every one of {format.count(requests.scheduled)} requests is ok.</p>")
+        sheet.add(f"<p>None: {escape(_without_errors(summary))}.</p>")
     else:
         rows = [(kind, format.count(error.count), error.first_text) for kind, error in requests.by_error.items()]
         sheet.add(page.table(("kind", "requests", "first words about it"), rows, words=True))
