@@ -47,7 +47,11 @@ def search(
     limit: Annotated[
         list[str] | None, typer.Option("--limit", help="Change a limit of the verdict: send_lag_share:10%. Stored.")
     ] = None,
-    seed: Annotated[str | None, typer.Option("--seed", help="Of the search; every probe derives its own.")] = None,
+    seed: Annotated[
+        str | None,
+        typer.Option("--seed", help="Of the search; every probe derives its own. Without it a fresh one, printed."),
+    ] = None,
+    salt: target.Salt = None,
     model: target.Model = None,
     server: target.Server = "auto",
     api: target.Api = "chat",
@@ -75,7 +79,7 @@ def search(
     import math
     from datetime import datetime
 
-    from loadgen import seeds, units
+    from loadgen import units
     from loadgen.errors import Fault, Faults, UserError
     from loadgen.execution.folder_names import run_id
     from loadgen.execution.plan import _slo
@@ -99,7 +103,7 @@ def search(
     )
     first_load = start or low or 1.0
     overrides = Overrides(
-        slo=terms, seed=seed, duration=duration, warmup=0, limit=tuple(limit or ()),
+        slo=terms, seed=seed, salt=salt, duration=duration, warmup=0, limit=tuple(limit or ()),
         **({"concurrency": max(1, round(first_load))} if closed else {"request_rate": first_load}),
     )  # fmt: skip
     try:
@@ -129,7 +133,7 @@ def search(
         goal=Goal(slo=slo_of_workload),
         make=lambda ask: trials.loaded(trial_workload, ask.load),
         settings=settings,
-        seed=checked.seed if checked.seed is not None else seeds.fresh(),
+        seed=experiment.seed_of(folder, checked.seed),
     )
     has_bounds = low is not None and high is not None
     load_search = LoadSearch(
@@ -149,6 +153,7 @@ def search(
         target=settings.shown,
         flags={"slo": _slo_text(slo_of_workload), "duration": f"{trial_ns / 1e9:g} s"}
         | ({"limit": ", ".join(limit)} if limit else {}),
+        seed=trial_runner.seed,
     )
     return perform(load_search, trial_runner, plan, unit=" in flight" if closed else "/s", as_json=as_json)
 
@@ -193,6 +198,7 @@ def _run_trials(
     elif (target_count := len(trial_runner.settings.endpoints)) > 1:
         say(f"load over {target_count} targets: every rate is that of all of them together")
     say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.names)}")
+    say(f"seed: {trial_runner.seed}")
     try:
         while (ask := load_search.ask()) is not None:
             say(report.asking(ask, unit))

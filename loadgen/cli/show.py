@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from loadgen.execution import run
 from loadgen.execution.folder_names import new_folder
-from loadgen.execution.plan import Settings, describe
+from loadgen.execution.plan import Settings, describe, seed_words
 from loadgen.metrics import summary_json
 from loadgen.metrics.summary import Summary, exit_code
 from loadgen.report import text
@@ -118,7 +118,7 @@ class Show:
             self._say_once(f"server metrics: {', '.join(header.server_pages) or 'none'}")
         for note in header.notes:
             self._say_once(f"note: {note}")
-        say(f"seed: {header.seed}  results: {folder}")
+        say(f"{seed_words(header.seed, header.salt)}  results: {folder}")
         if self._plain or not sys.stderr.isatty():
             self._progress = Progress(timetable.slots, timetable.horizon_ns, plain=self._plain)
         elif not self._is_virtual(header):

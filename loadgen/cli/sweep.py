@@ -53,8 +53,12 @@ def sweep(
     input_tokens: Annotated[str | None, typer.Option("--input-tokens", "--isl", help="Prompt length.")] = None,
     output_tokens: Annotated[str | None, typer.Option("--output-tokens", "--osl", help="Output length.")] = None,
     seed: Annotated[
-        str | None, typer.Option("--seed", help="The same for every level; without it each draws its own.")
+        str | None,
+        typer.Option(
+            "--seed", help="Of lengths and arrivals, the same for every level; texts differ. Without it a fresh one."
+        ),
     ] = None,
+    salt: target.Salt = None,
     limit: Annotated[list[str] | None, typer.Option("--limit", help="Change a limit of the verdict.")] = None,
     url: target.Urls = None,
     targets: target.TargetsFile = None,
@@ -102,7 +106,7 @@ def sweep(
     overrides = Overrides(
         concurrency_ramp=concurrency_ramp, num_requests=num_requests, duration=duration, warmup=warmup, grace=grace,
         timeout=timeout, slo=tuple(slo or ()), goodput=tuple(goodput or ()), input_tokens=input_tokens,
-        output_tokens=output_tokens, seed=seed, limit=tuple(limit or ()),
+        output_tokens=output_tokens, seed=seed, salt=salt, limit=tuple(limit or ()),
     )  # fmt: skip
     faults: list[Fault] = []
     settings: Settings | None = None
@@ -168,7 +172,6 @@ def _run(
 
     import msgspec
 
-    from loadgen import seeds
     from loadgen.cli.show import Show, say
     from loadgen.compare import inputs
     from loadgen.errors import INTERRUPTED, OK, UNSOUND
@@ -183,6 +186,7 @@ def _run(
     first_workload = next(iter(grid.values()))
     parent = settings.out
     assert parent is not None
+    seed = experiment.seed_of(parent, first_workload.seed)
     plan = experiment.ExperimentPlan(
         by="sweep",
         kind=kind,
@@ -190,8 +194,10 @@ def _run(
         source_text=first_workload.source_text,
         target=settings.shown,
         flags={field: str(value) for field, value in asdict(overrides).items() if value not in (None, ())},
+        seed=seed,
     )
     trials_done = experiment.begin(parent, plan)
+    say(f"seed: {seed}")
     folders_done = {trial.folder for trial in trials_done}
     if folders_done:
         count = sum(levels.name(kind, amount) in folders_done for amount in grid)
@@ -201,7 +207,7 @@ def _run(
         goal=Goal(slo=_slo(first_workload) or Slo(terms=())),
         make=lambda ask: grid[ask.load],
         settings=settings,
-        seed=first_workload.seed if first_workload.seed is not None else seeds.fresh(),
+        seed=seed,
         seeded=first_workload.seed is None,
         watched=False,
         name=lambda ask: levels.name(kind, ask.load),

@@ -93,6 +93,26 @@ Keep = Annotated[
         "within 0.1 %.",
     ),
 ]
+Seed = Annotated[
+    str | None,
+    typer.Option("--seed", help="Of lengths, texts and arrivals; without it each run draws a fresh one and prints it."),
+]
+TextSeed = Annotated[
+    str | None,
+    typer.Option(
+        "--seed",
+        help="Of the synthetic set's texts (lengths and arrivals are those of the rules); without it a fresh one, "
+        "printed.",
+    ),
+]
+Salt = Annotated[
+    str | None,
+    typer.Option(
+        "--salt",
+        help="Changes the texts of prompts, not lengths or arrivals: a word, or fresh for a new one in each run. "
+        "Without it the salt comes from the seed.",
+    ),
+]
 Sources = Annotated[
     list[str] | None,
     typer.Option("--source", help="Local address to send from. Repeatable: each has local ports of its own."),

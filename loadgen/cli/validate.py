@@ -23,6 +23,8 @@ def validate(
     targets: target.TargetsFile = None,
     route: target.RouteTo = "auto",
     on_target_failure: target.OnTargetFailure = "continue",
+    seed: target.Seed = None,
+    salt: target.Salt = None,
     model: target.Model = None,
     server: target.Server = "auto",
     api: target.Api = "chat",
@@ -54,6 +56,7 @@ def validate(
     from loadgen.contracts import run, verdict
     from loadgen.contracts.load import load_contract
     from loadgen.errors import OK, Faults
+    from loadgen.workload.flags import seed_and_salt
 
     if contract.is_dir():
         result = run.again(contract)
@@ -70,6 +73,11 @@ def validate(
         )  # fmt: skip
     except Faults as several:
         faults += several.faults
+    number = word = None
+    try:
+        number, word = seed_and_salt(seed, salt)
+    except Faults as several:
+        faults += several.faults
     try:
         checked_contract = load_contract(contract, gpus=gpus)
     except Faults as several:
@@ -82,7 +90,7 @@ def validate(
     from loadgen.cli.show import Show, say
 
     show = Show(as_json=as_json)
-    result, folder = run.run(checked_contract, settings, out, perform=show.perform, say=say)
+    result, folder = run.run(checked_contract, settings, out, perform=show.perform, say=say, seed=number, salt=word)
     _print(result, as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
     return verdict.exit_code(result)

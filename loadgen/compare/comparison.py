@@ -176,10 +176,16 @@ def _unlike(first: Side, other: Side) -> list[str]:
             ("load", a.load.arrival, b.load.arrival),
             ("SLO", _promises(a), _promises(b)),
             ("output counted by", ", ".join(a.tokens.sources.output), ", ".join(b.tokens.sources.output)),
+            ("tokenizer file", _tokenizer(a), _tokenizer(b)),
         )
         if first_value != other_value
     ]
     return differences or [f"recipe: {a.fingerprints.recipe} against {b.fingerprints.recipe}"]
+
+
+def _tokenizer(summary: Summary) -> str:
+    run = summary.run
+    return f"{run.tokenizer} ({run.tokenizer_sha256[:12]})" if run.tokenizer_sha256 else ""
 
 
 def _promises(summary: Summary) -> str:
@@ -215,12 +221,21 @@ def _notes(sides: Sequence[Side]) -> list[str]:
             )
     seeds = [run.summary.run.seed for side in sides for run in side.runs if run.summary.run.seed is not None]
     if len(seeds) > 1:
-        notes.append("the seed is the same: equal prompts, a prefix cache may remember them" if len(set(seeds)) == 1
-                     else "seeds differ, as they should: the chance of the draw is inside the intervals")  # fmt: skip
+        notes.append(_seed_note(seeds, [run.summary for side in sides for run in side.runs]))
     cached = [share for side in sides for run in side.runs if (share := run.summary.tokens.cached_share) is not None]
     if cached and max(cached) - min(cached) > metrics.CACHED_SHARE:
         notes.append(f"shares of cached prompt tokens differ: {min(cached) * 100:.1f} % to {max(cached) * 100:.1f} %")
     return notes
+
+
+def _seed_note(seeds: Sequence[int], summaries: Sequence[Summary]) -> str:
+    if len(set(seeds)) > 1:
+        return "seeds differ, as they should: the chance of the draw is inside the intervals"
+    if len({summary.fingerprints.prompts for summary in summaries}) == 1 and summaries[0].fingerprints.prompts:
+        return "the seed is the same: equal prompts, a prefix cache may remember them"
+    if len({summary.run.salt for summary in summaries}) > 1:
+        return "the seed is the same, the salt is not: equal lengths and arrivals, other texts"
+    return "the seed is the same: equal lengths and arrivals"
 
 
 def _scope(sides: Sequence[Side]) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from loadgen import seeds
 from loadgen.contracts import schema, verdict
 from loadgen.contracts.evaluate import MeasuredLevel, Money
 from loadgen.contracts.schema import Checked, Contract
@@ -34,9 +35,11 @@ from loadgen.report.validation import cases
 from loadgen.results import store
 from loadgen.stats.quantile_interval import Bounds
 from loadgen.stats.quantiles import Histogram
+from loadgen.workload import placed
 
 if TYPE_CHECKING:
     from loadgen.cost.prices import Prices
+    from loadgen.workload import Workload
 
 CONTRACT, PRICES, DOCTOR, VERDICT = "contract.yaml", "prices.yaml", "doctor.json", "verdict.json"
 PAGE, JUNIT, MANIFEST, PLACE = "verdict.html", "junit.xml", "manifest.sha256", "target.json"
@@ -59,9 +62,18 @@ class _RunFacts(msgspec.Struct, frozen=True):
 
 
 def run(
-    checked: Checked, settings: Settings, out: Path | None, *, perform: Perform, say: Callable[[str], None]
+    checked: Checked,
+    settings: Settings,
+    out: Path | None,
+    *,
+    perform: Perform,
+    say: Callable[[str], None],
+    seed: int | None = None,
+    salt: str | None = None,
 ) -> tuple[Validation, Path]:
     """Run a checked contract and judge it; returns the verdict and the folder. `say` gets lines of progress.
+
+    `seed`, `salt`: of all its prompts, in the place of those in the workload files.
 
     A level that could not be run makes its terms INCONCLUSIVE, with the reason.
 
@@ -88,7 +100,8 @@ def run(
         for repeat in range(1, planned.level.repeats + 1):
             say(f"level {name}, run {repeat} of {planned.level.repeats}")
             try:
-                summary, _ = perform(planned.workload, replace(settings, out=folder / name / f"r{repeat}"))
+                workload = _of_run(planned.workload, name, repeat, seed, salt)
+                summary, _ = perform(workload, replace(settings, out=folder / name / f"r{repeat}"))
             except TargetError as error:
                 trouble[name] = f"run {repeat} could not be done: {error.what}"
                 break
@@ -103,6 +116,15 @@ def run(
     facts = _RunFacts(settings.shown, started, _now(), interrupted, trouble, warnings)
     (folder / PLACE).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
     return _judge_and_write(folder, checked.contract, facts), folder
+
+
+def _of_run(workload: Workload, level: str, repeat: int, seed: int | None, salt: str | None) -> Workload:
+    """The workload of one run. With a seed, repeats get seeds of their own, and no run sends another one's prompts."""
+    given = {name: value for name, value in (("seed", seed), ("salt", salt)) if value is not None}
+    workload = workload.model_copy(update=given)
+    if workload.seed is not None and repeat > 1:
+        workload = workload.model_copy(update={"seed": seeds.derived(workload.seed, level, repeat) >> 11})
+    return placed(workload, f"{level}.r{repeat}")
 
 
 def again(folder: Path) -> Validation:

@@ -41,10 +41,14 @@ def finish(job: Job, header: manifest.Header, share: Share, recorder: Compactor,
     """Read everything back, write the final header and the summary, and delete what is no longer needed."""
     folder = job.folder
     digest = prompts.Digest(share.prompts_total, share.prompts_count)
+    bodies = ""
     if large(timetable):
         fingerprint = prompts.fingerprint(plan(job)[1], None)
     elif share.prompts_count == timetable.slots:
         fingerprint = digest.hexdigest()
+        turns = getattr(job.workload.requests, "turns", None)
+        if turns is None or turns.history == "scripted":  # else bodies carry the server's replies
+            bodies = prompts.Digest(share.bodies_total, share.prompts_count).hexdigest()
     else:  # a load without end, or a worker died and its part of the digest is missing
         fingerprint = prompts.fingerprint(plan(job)[1], timetable.slots)
     notes = header.notes
@@ -58,7 +62,7 @@ def finish(job: Job, header: manifest.Header, share: Share, recorder: Compactor,
         header,
         ended=datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="milliseconds"),
         state="stopped" if share.stopped else "interrupted" if share.interrupted else "finished",
-        fingerprints=msgspec.structs.replace(header.fingerprints, prompts=fingerprint),
+        fingerprints=msgspec.structs.replace(header.fingerprints, prompts=fingerprint, bodies=bodies),
         notes=notes,
     )
     store.replace(folder / "run.json", manifest.encode(header))

@@ -46,11 +46,13 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     seed: int | None
     schedule_seed: int | None
+    salt: str = ""  # "": not known
     client: str
     api: str
     stream: bool
     tokenizer: str
     tokenizer_tag: str
+    tokenizer_sha256: str = ""  # of the tokenizer file; "": the packaged vocabulary, or not known
     host: Host
 
 
@@ -296,11 +298,13 @@ def run_of(header: Header) -> RunFacts:
         command=header.command,
         seed=header.seed,
         schedule_seed=header.schedule_seed,
+        salt=header.salt,
         client=header.client,
         api=header.api,
         stream=header.stream,
         tokenizer=header.tokenizer,
         tokenizer_tag=header.tokenizer_tag,
+        tokenizer_sha256=header.tokenizer_sha256,
         host=header.host,
     )
 

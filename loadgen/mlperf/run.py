@@ -54,11 +54,16 @@ LANES = 1024  # default requests in flight in Offline over HTTP, per target
 
 
 class Data(NamedTuple):
-    """The requests of a workload made from a data set, and the data set's name for results."""
+    """The requests of a workload made from a data set, and the data set's name for results.
+
+    `seed`, `salt`: of generated texts; None: a fresh one in each run, the one of the seed.
+    """
 
     requests: Synthetic | FromFile
     name: str
     api: str | None  # the API that the prompts need; None: any
+    seed: int | None = None
+    salt: str | None = None
 
 
 def synthetic(test: rules.Test, *, mean_input: float | None = None, mean_output: float | None = None) -> Data:
@@ -116,6 +121,8 @@ def workload(test: rules.Test, data: Data, *, qps: float, lanes: int | None = No
         requests=data.requests,
         stages=(stage,),
         slo=slo,
+        seed=data.seed,
+        salt=data.salt,
         schedule_seed=test.seeds.schedule,
         grace_ns=WAIT_NS,
         timeout_ns=WAIT_NS,
@@ -147,6 +154,8 @@ def peak(
         slo.Term(metric="tpot_mlperf", limit_ns=test.tpot_ns, quantile=test.percentile),
     )
 
+    seed = experiment.seed_of(folder, data.seed)
+
     def make(trial: NextTrial) -> Workload:
         trial_test = test if trial.kind == "confirm" else probe(test, trial.load)
         return workload(trial_test, data, qps=trial.load)
@@ -156,7 +165,7 @@ def peak(
         goal=Goal(slo=slo.Slo(terms=terms), mlperf=True),
         make=make,
         settings=settings,
-        seed=test.seeds.schedule >> 11,
+        seed=seed,
         seeded=False,
     )
     plan = experiment.ExperimentPlan(
@@ -166,6 +175,7 @@ def peak(
         source_text=f"round {test.round}, {test.min_duration_ns / 1e9:g} s, {test.samples} samples\n",
         target=settings.shown,
         flags={"data": data.name},
+        seed=seed,
     )
     precision = 0.01 if test.scenario == "server" else 0.03
     return LoadSearch(low=0.01, high=1e6, start=start, precision=precision), runs, plan

@@ -27,7 +27,11 @@ class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fingerprints(msgspec.Struct, frozen=True, kw_only=True):
-    """Hashes of what was run: equal text means equal content (metrics.md). "" where it is not known."""
+    """Hashes of what was run: equal text means equal content (metrics.md). "" where it is not known.
+
+    `bodies`: of the bytes of all request bodies, where all were built before the start; "" for endless and very large
+    loads, conversations with real replies, and in virtual time, where nothing is sent.
+    """
 
     recipe: str = ""
     prompts: str = ""
@@ -104,7 +108,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     source_sha256: str = ""
     seed: int | None = None
     schedule_seed: int | None = None
-    salt: str = ""
+    salt: str = ""  # the same seed and salt give the same prompts
     targets: tuple[TargetFacts, ...] = ()
     client: str = "wire"  # wire, openai
     api: str = "chat"
@@ -116,6 +120,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     rtt_ms: float | None = None  # connect time without load
     tokenizer: str = ""
     tokenizer_tag: str = ""  # estimate, tokenizer
+    tokenizer_sha256: str = ""  # of the tokenizer file; "": the packaged vocabulary
     template_tokens: int | None = None  # tokens that the chat template adds, by the two-length probe; null: not known
     usage_asked: bool = True
     shares_prompts: bool = False  # the workload shares prefixes or sends history again, so cached tokens are expected

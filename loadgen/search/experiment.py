@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from loadgen import seeds
 from loadgen.errors import UserError
 from loadgen.metrics import summary_json
 from loadgen.results import capacity, store
@@ -50,6 +51,14 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     source_text: str
     target: str
     flags: dict[str, str]  # other flags that change the load or what must hold, as given
+    seed: int | None = None  # the runs derive their seeds or salts from it; not part of the identity. null: not known
+
+
+def seed_of(folder: Path, asked: int | None) -> int:
+    """The seed of the experiment in `folder`: the one asked for, else the one it was begun with, else a fresh one."""
+    if asked is None and (folder / PLAN).is_file():
+        asked = _read(folder / PLAN).seed
+    return seeds.fresh() if asked is None else asked
 
 
 _WORDS = {
@@ -173,7 +182,7 @@ def highest(
     summary = summary_json.load_summary(path.read_bytes(), str(path))
     if not summary.goodput.slo:
         return None
-    recipe = request_fingerprint(workload, _counted(summary))
+    recipe = request_fingerprint(workload, _counted(summary), summary.run.tokenizer_sha256)
     by: Literal["search", "sweep"] = "sweep" if best.ask.kind == "level" else "search"
     if any(isinstance(stage.arrival, Closed) for stage in workload.stages if stage.measured):
         rate = best.figures.get("completed_rps")

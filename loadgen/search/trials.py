@@ -28,7 +28,7 @@ from loadgen.results import store
 from loadgen.results.record import KIND, ROW
 from loadgen.search import experiment
 from loadgen.search.load_search import Goal, LoadSearch, Look, NextTrial, SearchAnswer, TrialResult, Watch
-from loadgen.workload import Closed, Poisson
+from loadgen.workload import Closed, Poisson, placed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,7 +99,7 @@ class Trials:
     def _workload(self, ask: NextTrial) -> Workload:
         workload = self.make(ask)
         if not self.seeded:
-            return workload.model_copy(update={"seed": self.seed})
+            return placed(workload.model_copy(update={"seed": self.seed}), self.name(ask))
         seed = seeds.derived(self.seed, "probe", ask.number) >> 11
         return workload.model_copy(update={"seed": seed, "schedule_seed": None})
 
