@@ -88,6 +88,7 @@ def limited(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> int:
@@ -134,6 +135,7 @@ def offline(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> int:
@@ -381,7 +383,7 @@ def _find_peak(
     from loadgen.metrics.summary import summarize
     from loadgen.mlperf import run as mlperf_run
     from loadgen.mlperf.result import DISCLOSURE
-    from loadgen.results import store
+    from loadgen.results import checksums, store
     from loadgen.search import trials
 
     say(f"MLPerf-style, unofficial; data: {data.name}")
@@ -402,6 +404,7 @@ def _find_peak(
     run_folder = folder / best.folder
     summary = summarize(*store.read_run(run_folder))
     result = mlperf_run.judge(run_folder, test, summary, data_name=data.name, qps=best.ask.load)
+    checksums.write(folder)
     mlperf_run.write(folder, result, test, sut=summary.target.name or summary.target.url, version=summary.run.version)
     if not as_json:
         print()

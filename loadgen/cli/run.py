@@ -141,6 +141,7 @@ def run(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
     out: Annotated[
         str | None,
         typer.Option(

@@ -69,6 +69,7 @@ def search(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the search.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print search.json instead of the table.")] = False,
 ) -> int:
@@ -151,6 +152,7 @@ def search(
         workload=workload,
         source_text=checked.source_text,
         target=settings.shown,
+        metadata=dict(settings.metadata),
         flags={"slo": _slo_text(slo_of_workload), "duration": f"{trial_ns / 1e9:g} s"}
         | ({"limit": ", ".join(limit)} if limit else {}),
         seed=trial_runner.seed,
@@ -181,6 +183,7 @@ def perform(
 def _run_trials(
     load_search: LoadSearch, trial_runner: Trials, plan: ExperimentPlan, unit: str, as_json: bool, silent: bool
 ) -> int:
+    from loadgen import format
     from loadgen.cli.show import say
     from loadgen.errors import TargetError
     from loadgen.report import search as report
@@ -219,6 +222,8 @@ def _run_trials(
     elif as_json:
         sys.stdout.write((trial_runner.folder / "search.json").read_text())
     else:
+        if plan.metadata:
+            print(f"metadata: {format.pairs(plan.metadata)}")
         print(report.render(answer, load_search.told, trial_runner.goal, unit=unit, simulated=simulated), end="")
         say(f"results in {trial_runner.folder}; go on with --resume {trial_runner.folder}")
     return code(answer)

@@ -83,6 +83,7 @@ def sweep(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Its folder; the same one again goes on where it stopped.")
     ] = None,
@@ -177,7 +178,7 @@ def _run(
     from loadgen.errors import INTERRUPTED, OK, UNSOUND
     from loadgen.execution.plan import _slo
     from loadgen.report import sweep as sweep_report
-    from loadgen.results import store
+    from loadgen.results import checksums, store
     from loadgen.search import experiment, trials
     from loadgen.search import sweep as levels
     from loadgen.search.load_search import Goal, LoadSearch, NextTrial, resume
@@ -193,6 +194,7 @@ def _run(
         workload=name,
         source_text=first_workload.source_text,
         target=settings.shown,
+        metadata=dict(settings.metadata),
         flags={field: str(value) for field, value in asdict(overrides).items() if value not in (None, ())},
         seed=seed,
     )
@@ -239,6 +241,7 @@ def _run(
     sweep_curve = levels.curve(list(summaries.items()))
     store.replace(parent / "sweep.md", sweep_report.render_markdown(sweep_curve).encode())
     store.replace(parent / "report.html", sweep_report.render_html(sweep_curve).encode())
+    checksums.write(parent)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(sweep_curve), indent=2).decode())
     else:

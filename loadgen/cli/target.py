@@ -152,6 +152,12 @@ Shape = Annotated[str, typer.Option("--shape", help="Its machine shape, as in a 
 Region = Annotated[str, typer.Option("--region", help="Its region.")]
 
 
+Metadata = Annotated[
+    list[str] | None,
+    typer.Option("--metadata", help="KEY=VALUE, stored with the results and shown. Repeatable. Never a secret."),
+]
+
+
 def given(flags: Mapping[str, Any], **rest: Any) -> Settings:
     """Return `settings` from the parameters (`locals()`) of a command that drives load, at one or several endpoints.
 
@@ -160,6 +166,7 @@ def given(flags: Mapping[str, Any], **rest: Any) -> Settings:
     target_flags = (
         "route", "on_target_failure", "model", "server", "api", "workers", "tokenizer", "extra_body", "api_key_file",
         "cacert", "cert", "cert_key", "insecure", "server_metrics", "gpus", "shape", "region",
+        "metadata",
     )  # fmt: skip
     return settings(
         urls=flags["url"], targets_file=flags["targets"], headers=flags["header"] or [], sources=flags["source"],
@@ -187,6 +194,7 @@ def settings(
     on_target_failure: Any = "continue",
     sources: list[str] | None = None,
     server_metrics: list[str] | None = None,
+    metadata: list[str] | None = None,
     **rest: Any,
 ) -> Settings:
     """Check all flags about the target and return the settings. Raises Faults."""
@@ -196,7 +204,7 @@ def settings(
     from loadgen_sdk.transport.wire import Tls
 
     from loadgen.errors import Fault, Faults, UserError
-    from loadgen.execution import targets
+    from loadgen.execution import targets, user_metadata
     from loadgen.execution.plan import Endpoint, Settings
     from loadgen.server_metrics import scraper
 
@@ -268,6 +276,8 @@ def settings(
         key = _api_key(api_key_file, server, urls[0] if urls else None)
     except OSError as error:
         faults.append(UserError(f"cannot read the key: {error.strerror}", f"--api-key-file {api_key_file}", ""))
+    pairs, metadata_faults = user_metadata.parse(metadata or (), [key, *(value for _, value in header_pairs)])
+    faults += metadata_faults
     endpoints: tuple[Endpoint, ...] = ()
     try:
         if targets_file is not None:
@@ -308,6 +318,7 @@ def settings(
         targets=endpoints,
         route=route,
         on_target_failure=on_target_failure,
+        metadata=pairs,
         command=tuple(_without_secrets(sys.argv, key)),
         **rest,
     )

@@ -41,6 +41,7 @@ def validate(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="A new folder for all of it; without it one in results/.")
     ] = None,
@@ -69,7 +70,7 @@ def validate(
             urls=url, targets_file=targets, route=route, on_target_failure=on_target_failure, model=model,
             server=server, api=api, headers=header or [], extra_body=extra_body, api_key_file=api_key_file,
             cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure, stream=not no_stream, client="wire",
-            tokenizer=tokenizer, workers=workers, gpus=gpus, shape=shape, region=region,
+            tokenizer=tokenizer, workers=workers, gpus=gpus, shape=shape, region=region, metadata=metadata,
         )  # fmt: skip
     except Faults as several:
         faults += several.faults

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
+from loadgen import format
 from loadgen.compare import block_errors
 from loadgen.compare.block_errors import Known
 from loadgen.metrics import columns as metrics
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.metrics.summary import Summary
-    from loadgen.results.manifest import Header
+    from loadgen.results.manifest import Header, TargetFacts
 
 UNLIKE = "not the same work"
 POWER = 0.9  # probability of finding the smallest detectable change
@@ -58,6 +59,10 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary
     header: Header | None = None
     rows: NDArray[np.void] | None = None
+
+    @property
+    def targets(self) -> tuple[TargetFacts, ...]:
+        return tuple(part.target for part in self.summary.targets) or (self.summary.target,)
 
     def measured(self) -> Columns | None:
         """The rows of measured stages as columns; None without rows."""
@@ -214,6 +219,9 @@ def _notes(sides: Sequence[Side]) -> list[str]:
     for subject, values in (
         ("models", [{run.summary.target.model for run in side.runs} for side in sides if side.runs]),
         ("versions of loadgen", [{run.summary.run.version for run in side.runs} for side in sides if side.runs]),
+        ("regions", [_regions(side) for side in sides if side.runs]),
+        ("software", [{_software(run.summary.target) for run in side.runs} for side in sides if side.runs]),
+        ("metadata", [{_metadata(run.summary) for run in side.runs} for side in sides if side.runs]),
     ):
         if len({frozenset(value) for value in values}) > 1:
             notes.append(
@@ -226,6 +234,20 @@ def _notes(sides: Sequence[Side]) -> list[str]:
     if cached and max(cached) - min(cached) > metrics.CACHED_SHARE:
         notes.append(f"shares of cached prompt tokens differ: {min(cached) * 100:.1f} % to {max(cached) * 100:.1f} %")
     return notes
+
+
+def _regions(side: Side) -> set[str]:
+    """The regions of all targets of a side; "" where one has none."""
+    return {target.region for run in side.runs for target in run.targets}
+
+
+def _software(target: TargetFacts) -> str:
+    """What the server says of itself, as text."""
+    return ", ".join(target.software)
+
+
+def _metadata(summary: Summary) -> str:
+    return format.pairs(dict(sorted(summary.run.metadata.items())))
 
 
 def _seed_note(seeds: Sequence[int], summaries: Sequence[Summary]) -> str:

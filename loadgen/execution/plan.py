@@ -100,6 +100,7 @@ class Settings:
     route: Route = "auto"
     server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `server_metrics.scraper`
     on_target_failure: Literal["continue", "stop"] = "continue"
+    metadata: tuple[tuple[str, str], ...] = ()
     command: tuple[str, ...] = ()
     embedded: dict[str, Any] = field(default_factory=PHYSICAL.copy)  # options of the embedded endpoint
 
@@ -192,6 +193,9 @@ def prepare(
             region=endpoint.region,
             name=_embedded_name(settings) if simulated else endpoint.name or ("simulation" if result.simulated else ""),
             simulated=simulated or result.simulated,
+            version=result.version,
+            engine=result.engine,
+            precision=result.precision,
         )
         for result, endpoint in zip(found, settings.endpoints, strict=True)
     )
@@ -207,7 +211,9 @@ def prepare(
         seed=seed,
         schedule_seed=workload.schedule_seed,
         salt=salt,
+        new_prompts=workload.seed is None or workload.salt == seeds.FRESH,
         targets=targets,
+        metadata=dict(settings.metadata),
         client=settings.client,
         api=settings.api,
         stream=settings.stream,

@@ -28,7 +28,7 @@ from loadgen.execution.probing import find_all
 from loadgen.execution.shared_counters import Counted
 from loadgen.metrics.summary import Summary
 from loadgen.requests import prompts
-from loadgen.results import manifest, object_store, store
+from loadgen.results import checksums, manifest, object_store, store
 from loadgen.results.spool import segments
 from loadgen.schedule.timetable import Schedule
 from loadgen.server_metrics import scraper as scrape
@@ -76,6 +76,7 @@ def finish(job: Job, header: manifest.Header, share: Share, recorder: Compactor,
     store.replace(folder / "summary.json", summary_json.dump_summary(summary))
     if recorder.finish() if compacted is None else compacted:
         store.drop_spool(folder)
+    checksums.write(folder)
     return summary
 
 

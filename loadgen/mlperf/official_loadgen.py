@@ -27,6 +27,7 @@ from loadgen.mlperf import rules, run
 from loadgen.requests import build as build_prompts
 from loadgen.requests import prompts
 from loadgen.requests import tokenizer as tokens
+from loadgen.results import checksums
 from loadgen.stats.loadgen_spread import PERCENTILES
 from loadgen.workload import FromFile
 
@@ -280,6 +281,7 @@ def _result(
     own_folder.mkdir(exist_ok=True)
     run.write(own_folder, result, test, sut=probe_result.target.redacted, version=version())
     (folder / run.RESULT).write_bytes((own_folder / run.RESULT).read_bytes())
+    checksums.write(folder)
     return result
 
 

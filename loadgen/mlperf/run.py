@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen import slo
+from loadgen import format, slo
 from loadgen.errors import UserError
 from loadgen.mlperf import dataset, log_files, rules
 from loadgen.mlperf import result as mlperf
-from loadgen.results import store
+from loadgen.results import checksums, store
 from loadgen.results.parquet import NAMES
 from loadgen.results.record import ROW, STATUS
 from loadgen.search import experiment, trials
@@ -174,6 +174,7 @@ def peak(
         workload=f"mlperf {test.benchmark} {test.scenario}",
         source_text=f"round {test.round}, {test.min_duration_ns / 1e9:g} s, {test.samples} samples\n",
         target=settings.shown,
+        metadata=dict(settings.metadata),
         flags={"data": data.name},
         seed=seed,
     )
@@ -257,6 +258,10 @@ def judge(folder: Path, test: rules.Test, summary: Summary, *, data_name: str, q
     names = [part.target.name or part.target.url for part in summary.targets]
     served_by = f"{len(names)} targets: {', '.join(names)}" if names else summary.target.name or summary.target.url
     notes = [f"served by {served_by} ({summary.target.model})"]
+    if summary.target.software:
+        notes.append(f"software: {', '.join(summary.target.software)}")
+    if summary.run.metadata:
+        notes.append(f"metadata: {format.pairs(summary.run.metadata)}")
     notes += [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
     notes += cautions(test)
     result = mlperf.reduce(query_trace, test, dataset=data_name, target_qps=qps, notes=notes, simulated=simulated)
@@ -299,6 +304,7 @@ def write(folder: Path, result: mlperf.MlperfResult, test: rules.Test, *, sut: s
     """Write `mlperf.json` and LoadGen's two log files into `folder`."""
     store.replace(folder / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     log_files.write(folder, result, test, sut=sut, version=version)
+    checksums.write(folder)
 
 
 def read(folder: Path) -> mlperf.MlperfResult:

@@ -24,7 +24,7 @@ from loadgen import seeds
 from loadgen.errors import UserError
 from loadgen.execution import run
 from loadgen.metrics import columns
-from loadgen.results import store
+from loadgen.results import checksums, store
 from loadgen.results.record import KIND, ROW
 from loadgen.search import experiment
 from loadgen.search.load_search import Goal, LoadSearch, Look, NextTrial, SearchAnswer, TrialResult, Watch
@@ -218,7 +218,9 @@ class Trials:
         experiment.finish(self.folder, search.told, answer, workload=self.make(ask))
         simulated = any(result.figures.get("simulated") for result in search.told)
         stored = {"answer": answer, "simulated": simulated, "goal": list(self.goal.names), "told": search.told}
+        stored |= {"seed": self.seed, "metadata": dict(self.settings.metadata)}
         store.replace(self.folder / ANSWER, msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n")
+        checksums.write(self.folder)
         return answer
 
 

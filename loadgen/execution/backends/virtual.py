@@ -219,7 +219,7 @@ def execute(
     from loadgen.execution.plan import plan, prepare
     from loadgen.metrics import summary_json
     from loadgen.metrics.summary import summarize
-    from loadgen.results import manifest, store
+    from loadgen.results import checksums, manifest, store
 
     preset = load_preset(name, f"--target {SCHEME}")
     if len(settings.endpoints) > 1:
@@ -256,6 +256,7 @@ def execute(
     summary = summarize(header, results.rows, results.gaps, results.timeline, seconds, list(TEXTS))
     _write_folder(folder, header, results, seconds)
     store.replace(folder / "summary.json", summary_json.dump_summary(summary))
+    checksums.write(folder)
     return summary, folder
 
 
@@ -280,6 +281,8 @@ def _probe_result(preset: Preset, settings: Settings) -> Any:
         exact=True,
         tokens_per_event=float(preset.server.stream_interval),
         warnings=(),
+        engine="simulated",
+        precision=preset.precision,
     )
 
 
