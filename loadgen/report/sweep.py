@@ -134,8 +134,10 @@ def render_html(curve: SweepCurve) -> str:
     )
     sheet.add(*(f'<p class="sentence">{escape(sentence)}</p>' for sentence in sentences(curve)))
     facts = (("Target", curve.target), ("Model", curve.model), ("GPUs", str(curve.gpus or "")), ("SLO", curve.slo))
-    facts = (*facts, ("Region", curve.region), ("Metadata", format.pairs(curve.metadata)))
-    sheet.add(page.facts((*facts, ("When", curve.started.replace("T", " ")), ("Made by", f"loadgen {curve.version}"))))
+    said = (("Region", curve.region), ("Metadata", format.pairs(curve.metadata)))
+    sheet.add(
+        page.facts((*facts, *said, ("When", curve.started.replace("T", " ")), ("Made by", f"loadgen {curve.version}")))
+    )
     sheet.section("Throughput and latency")
     sheet.charts(charts(curve))
     sheet.section("Levels")
