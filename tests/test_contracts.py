@@ -509,7 +509,7 @@ def test_a_folder_whose_manifest_was_made_anew_still_shows_no_traceback(tmp_path
             sums = [
                 f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder).as_posix()}\n"
                 for path in sorted(folder.rglob("*"))
-                if path.is_file() and path.name != "SHA256SUMS"
+                if path.is_file() and path != folder / "SHA256SUMS"
             ]
             (folder / "SHA256SUMS").write_text("".join(sums))
         if not name:

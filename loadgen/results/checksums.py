@@ -7,10 +7,12 @@ comes later (a page of `loadgen report`) is not in it, unless `renew` says that 
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 from loadgen.results.spool import replace
 
+_LINE = re.compile(r"[0-9a-f]{64} [ *].+")
 FILE = "SHA256SUMS"
 BEFORE = "manifest.sha256"  # the name in folders of older validations
 
@@ -34,13 +36,15 @@ def renew(folder: Path, file: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, str] | None:
-    """File -> digest, as listed; None without such a file."""
+    """File -> digest, as listed; None without such a file. A list that cannot be read lists itself, as changed."""
     for name in (FILE, BEFORE):
         try:
             lines = (folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             continue
-        return {path: digest for digest, _, path in (line.partition("  ") for line in lines)}
+        if not all(_LINE.fullmatch(line) for line in lines):
+            return {name: ""}
+        return {line[66:]: line[:64] for line in lines}
     return None
 
 
