@@ -55,7 +55,9 @@ def sweep(
     seed: Annotated[
         str | None,
         typer.Option(
-            "--seed", help="Of lengths and arrivals, the same for every level; texts differ. Without it a fresh one."
+            "--seed",
+            help="Of lengths and arrivals, the same for every level; each has texts of its own. Without it every level "
+            "derives its own from a fresh one, printed.",
         ),
     ] = None,
     salt: target.Salt = None,
