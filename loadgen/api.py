@@ -248,8 +248,9 @@ def _parse_flags(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
         faults.append(UserError(f"{workers!r} is no number of workers", "workers", "a number from 1, or auto"))
     if (given_metadata := values.get("metadata")) is not None:
         headers = values.get("headers") or {}
-        header_values = headers.values() if isinstance(headers, Mapping) else [value for _, value in headers]
-        secrets = [values.get("api_key"), os.environ.get("OPENAI_API_KEY"), *header_values]
+        header_pairs = headers.items() if isinstance(headers, Mapping) else headers
+        keys = (values.get("api_key"), os.environ.get("OPENAI_API_KEY"), os.environ.get("AZURE_OPENAI_API_KEY"))
+        secrets = user_metadata.secrets_of(keys, header_pairs)
         texts = (given_metadata,) if isinstance(given_metadata, str) else given_metadata
         values["metadata"], metadata_faults = user_metadata.parse(texts, secrets)
         faults += metadata_faults

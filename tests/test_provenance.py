@@ -13,7 +13,7 @@ import pytest
 import loadgen
 from loadgen.cli import main
 from loadgen.errors import Faults
-from loadgen.execution.user_metadata import parse
+from loadgen.execution.user_metadata import parse, secrets_of
 from loadgen.metrics import summary_json
 from loadgen.report import html, text
 from loadgen.results import checksums, manifest
@@ -150,6 +150,13 @@ def test_no_secret_reaches_metadata(text: str, tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("key", ["tokens", "max_tokens", "tokenizer", "monkey", "keyboard", "author"])
 def test_words_that_only_look_alike_are_taken(key: str) -> None:
     assert parse([f"{key}=1"]) == (((key, "1"),), [])
+
+
+def test_a_credential_in_a_header_is_a_secret_and_another_header_is_none() -> None:
+    secrets = secrets_of([None, "KEY-OF-MINE"], [("X-Env", "prod"), ("X-Auth", "Bearer hush-hush")])
+    assert parse(["env=production"], secrets) == ((("env", "production"),), [])
+    for value in ("KEY-OF-MINE", "it is hush-hush"):
+        assert parse([f"note={value}"], secrets)[0] == ()
 
 
 @pytest.mark.parametrize("text", ["", "novalue", "=x", "two words=x", "a=", "a=line\nbreak", "a=" + "x" * 501])

@@ -279,8 +279,6 @@ def settings(
         key = _api_key(api_key_file, server, urls[0] if urls else None)
     except OSError as error:
         faults.append(UserError(f"cannot read the key: {error.strerror}", f"--api-key-file {api_key_file}", ""))
-    pairs, metadata_faults = user_metadata.parse(metadata or (), [key, *(value for _, value in header_pairs)])
-    faults += metadata_faults
     endpoints: tuple[Endpoint, ...] = ()
     try:
         if targets_file is not None:
@@ -298,6 +296,9 @@ def settings(
             )
     except Faults as several:
         faults += several.faults
+    keys = [key, *(endpoint.api_key for endpoint in endpoints)]
+    pairs, metadata_faults = user_metadata.parse(metadata or (), user_metadata.secrets_of(keys, header_pairs))
+    faults += metadata_faults
     if faults:
         raise Faults(faults)
     tls = Tls(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from loadgen_sdk.transport.target import header_secrets
+
 from loadgen.errors import Fault, UserError
 
 MOST = 64  # pairs
@@ -17,6 +19,7 @@ _SECRET_KEY = re.compile(
     r"(?i)(^|[._-])(x?api[._-]?key|apikey|key|token|secret|password|passwd|passphrase|authorization|auth|bearer|"
     r"credentials?|cookie)($|[._-])|(secret|password|apikey|credential)"
 )
+_AUTH = re.compile(r"(?i)auth|cookie|token|secret|key")
 _SECRET_VALUE = re.compile(
     r"(?i)\b(sk-[a-z0-9_-]{12,}|hf_[a-z0-9]{16,}|gh[pousr]_[a-z0-9]{20,}|bearer\s+\S{8,}|eyJ\S+\.\S+)"
 )
@@ -53,6 +56,12 @@ def parse(
     if len(pairs) > MOST:
         faults.append(UserError(f"{len(pairs)} pairs are too many", "--metadata", f"{MOST} at most"))
     return tuple(pairs.items()), faults
+
+
+def secrets_of(keys: Iterable[str | None], headers: Iterable[tuple[str, str]]) -> list[str]:
+    """What no value of metadata may contain: the API keys, and credentials and cookies in the user's headers."""
+    credentials = [(name, value) for name, value in headers if _SECRET_KEY.search(name) or _AUTH.search(name)]
+    return [*(key for key in keys if key), *header_secrets(credentials)]
 
 
 def _split(texts: Iterable[str]) -> list[tuple[str, str, str]]:
