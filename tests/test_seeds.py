@@ -106,6 +106,18 @@ def test_levels_of_one_seed_send_different_prompts(
     assert f"salt: {two.salt}" in capsys.readouterr().err
 
 
+def test_a_sweep_without_a_seed_is_repeated_by_the_one_that_it_drew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["qa", "--url", SIM, "-c", "1,2", "-n", "20", "--input-tokens", "60", "--output-tokens", "4"]
+    ends("sweep", *flags, "-o", str(tmp_path / "a"))
+    seed = experiment._read(tmp_path / "a" / experiment.PLAN).seed
+    assert f"seed: {seed}" in capsys.readouterr().err.splitlines()
+    ends("sweep", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
+    first, again = ([h.fingerprints for h in headers(tmp_path / name)] for name in "ab")
+    assert first == again and len(first) == 2
+
+
 def test_a_search_prints_and_stores_the_seed_that_it_drew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["qa", "--url", SIM, "--slo", "ttft:2s", "--max-probes", "2", "-d", "5s", "--start", "2"]
     ends("search", *flags, "-o", str(tmp_path / "a"))

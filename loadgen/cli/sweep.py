@@ -56,8 +56,8 @@ def sweep(
         str | None,
         typer.Option(
             "--seed",
-            help="Of lengths and arrivals, the same for every level; each has texts of its own. Without it every level "
-            "derives its own from a fresh one, printed.",
+            help="Of lengths and arrivals, the same for every level; each has texts of its own. Without it a fresh "
+            "one, printed.",
         ),
     ] = None,
     salt: target.Salt = None,
@@ -212,7 +212,7 @@ def _run(
         make=lambda ask: grid[ask.load],
         settings=settings,
         seed=seed,
-        seeded=first_workload.seed is None,
+        seeded=False,
         watched=False,
         name=lambda ask: levels.name(kind, ask.load),
         execute=Show(as_json=False, plain=plain).perform,
