@@ -145,7 +145,7 @@ def run(
     lengths replace those of the workload. flags: those of `loadgen run`, with underscores and the same values:
     request_rate, concurrency, duration, num_requests, warmup, slo, goodput, seed, input_tokens, … and model, server,
     api, api_key (else OPENAI_API_KEY), headers, extra_body, workers, keep, tokenizer, insecure, cacert, cert, key,
-    stream, client, server_metrics, out (default: a new folder in results/).
+    stream, client, server_metrics, salt, metadata (a mapping), out (default: a new folder in results/).
 
     Raises loadgen.errors.Fault (UserError, TargetError) or Faults if the run cannot start or finish, and TypeError for
     an unknown flag. A missed SLO or an invalid measurement does not raise: see `Result`.
@@ -206,7 +206,7 @@ def _parse_flags(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
     from loadgen_sdk.dialects.quirks import APIS, NAMES
     from loadgen_sdk.transport.wire import Tls
 
-    from loadgen.execution import targets
+    from loadgen.execution import targets, user_metadata
     from loadgen.execution.plan import Settings
     from loadgen.results import object_store
     from loadgen.server_metrics import scraper
@@ -246,6 +246,14 @@ def _parse_flags(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
         values["workers"] = 0
     elif not isinstance(workers, int) or workers < 1:
         faults.append(UserError(f"{workers!r} is no number of workers", "workers", "a number from 1, or auto"))
+    if (given_metadata := values.get("metadata")) is not None:
+        headers = values.get("headers") or {}
+        header_pairs = headers.items() if isinstance(headers, Mapping) else headers
+        keys = (values.get("api_key"), os.environ.get("OPENAI_API_KEY"), os.environ.get("AZURE_OPENAI_API_KEY"))
+        secrets = user_metadata.secrets_of(keys, header_pairs)
+        texts = (given_metadata,) if isinstance(given_metadata, str) else given_metadata
+        values["metadata"], metadata_faults = user_metadata.parse(texts, secrets)
+        faults += metadata_faults
     if faults:
         raise Faults(faults)
     if any(name in flags for name in tls_flags):

@@ -501,17 +501,17 @@ def test_a_folder_whose_manifest_was_made_anew_still_shows_no_traceback(tmp_path
     _, folder = carry(tmp_path, CARRIED.replace("LIMIT", "60ms").replace("3000", "700"), url="sim:gb300-vm")
     (folder / "steady" / "rX").mkdir()
     (folder / "steady" / "rX" / "run.json").write_text("no run of ours")
-    spoilt = ("steady/r1/summary.json", "steady/r1/run.json", "target.json", "contract.yaml", "manifest.sha256")
+    spoilt = ("steady/r1/summary.json", "steady/r1/run.json", "target.json", "contract.yaml", "SHA256SUMS")
     for name in ("", *spoilt):
         if name:
             (folder / name).write_bytes(b"\xff\xfe not this")
-        if name != "manifest.sha256":
+        if name != "SHA256SUMS":
             sums = [
                 f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder).as_posix()}\n"
                 for path in sorted(folder.rglob("*"))
-                if path.is_file() and path.name != "manifest.sha256"
+                if path.is_file() and path != folder / "SHA256SUMS"
             ]
-            (folder / "manifest.sha256").write_text("".join(sums))
+            (folder / "SHA256SUMS").write_text("".join(sums))
         if not name:
             assert validation.again(folder).levels[0].runs == ("steady/r1",)
             continue

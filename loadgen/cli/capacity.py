@@ -35,6 +35,7 @@ def capacity(
     Exit: 0 done, 2 wrong flags or results, 3 the result is not a valid measurement.
     """
     from loadgen import units
+    from loadgen.cli.show import say_changed
     from loadgen.cost import capacity_planning, inputs
     from loadgen.mlperf import published
     from loadgen.report import capacity as report
@@ -50,6 +51,8 @@ def capacity(
         think_s = units.duration_ns(think, "s") / 1e9
     except units.Wrong as wrong:
         raise UserError(f'"{think}" {wrong}', "--think", wrong.hint) from None
+    if results is not None:
+        say_changed(results)
     evidence = None if results is None else inputs.read_evidence([results], allow_invalid=allow_invalid)[0]
     measured = None if evidence is None else _measured_rate(evidence, profile, gpus)
     plan = None

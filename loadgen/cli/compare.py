@@ -39,6 +39,7 @@ def compare(
     """
     import msgspec
 
+    from loadgen.cli.show import say_changed
     from loadgen.compare import comparison, inputs, thresholds
     from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
     from loadgen.interop import reader
@@ -47,6 +48,8 @@ def compare(
 
     if len(results) < 2:
         raise UserError("one result alone compares with nothing", " ".join(map(str, results)), "give two or more")
+    for folder in results:
+        say_changed(folder)
     level = _confidence(confidence)
     conditions = thresholds.parse_thresholds(fail_on or ())
     comparison_result = comparison.compare(

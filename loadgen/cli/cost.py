@@ -95,11 +95,14 @@ def _comparison(
     currency: str | None,
     allow_invalid: bool,
 ) -> OfferComparison:
+    from loadgen.cli.show import say_changed
     from loadgen.cost import comparison, inputs, price_file
     from loadgen.cost.prices import find
     from loadgen.cost.unit_cost import offer
     from loadgen.errors import Fault
 
+    for folder in folders:
+        say_changed(folder)
     book = price_file.load_prices(prices, accept_sample=accept_sample, currency=currency)
     evidence = inputs.read_evidence(folders, allow_invalid=allow_invalid)
     _check_names(chosen, [result.name for result in evidence], "--price")

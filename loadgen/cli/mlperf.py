@@ -78,6 +78,8 @@ def limited(
     min_duration: MinDuration = None,
     grace: Grace = None,
     harness: Harness = "own",
+    seed: target.TextSeed = None,
+    salt: target.Salt = None,
     model: target.Model = None,
     server: target.Server = "auto",
     api: target.Api = "chat",
@@ -95,6 +97,7 @@ def limited(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> int:
@@ -122,6 +125,8 @@ def offline(
     mean_input: MeanInput = None,
     min_duration: MinDuration = None,
     harness: Harness = "own",
+    seed: target.TextSeed = None,
+    salt: target.Salt = None,
     model: target.Model = None,
     server: target.Server = "auto",
     api: target.Api = "chat",
@@ -139,6 +144,7 @@ def offline(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> int:
@@ -188,6 +194,7 @@ def _parse_flags(scenario: Scenario, flags: dict[str, Any]) -> tuple[Test, Setti
     """Parse the flags: the test and the settings. Raises Faults with all faults together."""
     from loadgen.errors import Faults, UserError
     from loadgen.mlperf import rules
+    from loadgen.workload.flags import seed_and_salt
 
     faults: list[Fault] = []
     test = settings = None
@@ -205,6 +212,16 @@ def _parse_flags(scenario: Scenario, flags: dict[str, Any]) -> tuple[Test, Setti
         faults += _official_loadgen_faults(flags, settings)
     if flags["dataset"] is not None and (flags["mean_output"] or flags["mean_input"]):
         faults.append(UserError("the means are of the synthetic set", "--dataset", "leave --mean-output out"))
+    try:
+        seed_and_salt(flags["seed"], flags["salt"])
+    except Faults as several:
+        faults += several.faults
+    if flags["dataset"] is not None:
+        faults += [
+            UserError("the data set is sent as it stands", f"--{name} {flags[name]}", f"leave --{name} out")
+            for name in ("seed", "salt")
+            if flags[name] is not None
+        ]
     if faults or test is None or settings is None:
         raise Faults(faults)
     return test, settings
@@ -237,11 +254,13 @@ def _official_loadgen_faults(flags: dict[str, Any], settings: Settings | None) -
 
 def _data(test: Test, flags: dict[str, Any], folder: Path) -> tuple[Data, Test]:
     from loadgen.mlperf import run as mlperf_run
+    from loadgen.workload.flags import seed_and_salt
 
     if flags["dataset"] is not None:
         return mlperf_run.official(test, flags["dataset"], folder)
     data = mlperf_run.synthetic(test, mean_input=flags["mean_input"], mean_output=flags["mean_output"])
-    return data, test
+    seed, salt = seed_and_salt(flags["seed"], flags["salt"])
+    return data._replace(seed=seed, salt=salt), test
 
 
 def _results_folder(test: Test, flags: dict[str, Any]) -> Path:
@@ -325,13 +344,14 @@ def _measured_rate(test: Test, data: Data, settings: Settings, folder: Path, lan
     from loadgen.cli.show import Show, say
     from loadgen.errors import UserError
     from loadgen.mlperf import run as mlperf_run
+    from loadgen.workload import placed
 
     say("no --target-qps: one pass of the data set first, to size the query by")
     trial_test = replace(test, min_duration_ns=test.min_duration_ns // 5)
     qps, show = 1e-9, Show(as_json=False)
     for trial in range(1, 4):
         out = _unused_beside(folder, f"trial-{trial}")
-        workload = mlperf_run.workload(trial_test, data, qps=qps, lanes=lanes)
+        workload = placed(mlperf_run.workload(trial_test, data, qps=qps, lanes=lanes), f"trial-{trial}")
         summary, trial_folder = show.perform(workload, replace(settings, out=out))
         if summary.run.state == "interrupted":
             return None
@@ -390,7 +410,7 @@ def _find_peak(
     from loadgen.metrics.summary import summarize
     from loadgen.mlperf import run as mlperf_run
     from loadgen.mlperf.result import DISCLOSURE
-    from loadgen.results import store
+    from loadgen.results import checksums, store
     from loadgen.search import trials
 
     say(f"MLPerf-style, unofficial; data: {data.name}")
@@ -411,6 +431,7 @@ def _find_peak(
     run_folder = folder / best.folder
     summary = summarize(*store.read_run(run_folder))
     result = mlperf_run.judge(run_folder, test, summary, data_name=data.name, qps=best.ask.load)
+    checksums.write(folder)
     mlperf_run.write(folder, result, test, sut=summary.target.name or summary.target.url, version=summary.run.version)
     if not as_json:
         print()

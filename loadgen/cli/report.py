@@ -35,6 +35,7 @@ def report(
     Exit: 0 sound and SLO met, 1 SLO missed, 2 not a run, 3 the run is not valid; of a search as `loadgen search`.
     """
     from loadgen.cli.search import code as search_code
+    from loadgen.cli.show import say_changed
     from loadgen.compare import inputs
     from loadgen.errors import UNSOUND
     from loadgen.metrics import summary_json
@@ -45,6 +46,7 @@ def report(
     other_tool_file = inputs.by_another_tool(folder)
     if other_tool_file is not None:
         return _reported(other_tool_file, html, as_json=as_json)
+    say_changed(folder)
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     with_page = not no_html and (html is not None or not as_json)
     folders = [] if inputs.is_run(folder) else sorted(filter(inputs.is_run, folder.glob("*/")), key=_natural)
@@ -162,6 +164,7 @@ def _reported(file: Path, html: Path | None, *, as_json: bool) -> int:
 def _write(page: str, chosen: Path | None, default: Path) -> None:
     """Write the page to `chosen`, else to `default`, and print its path to stderr. Raises UserError."""
     from loadgen.errors import UserError
+    from loadgen.results import checksums
 
     path = chosen if chosen is not None else default
     try:
@@ -169,4 +172,5 @@ def _write(page: str, chosen: Path | None, default: Path) -> None:
     except OSError as error:
         hint = "give another place with --html FILE, or --no-html"
         raise UserError(f"cannot write the page: {error.strerror}", str(path), hint) from None
+    checksums.renew(path.parent, path)
     print(f"page: {path}", file=sys.stderr)

@@ -117,6 +117,7 @@ def run(
         str | None,
         typer.Option("--schedule-seed", help="Of Poisson arrivals alone, as MLPerf LoadGen's schedule_rng_seed."),
     ] = None,
+    salt: target.Salt = None,
     limit: Annotated[
         list[str] | None, typer.Option("--limit", help="Change a limit of the verdict: send_lag_share:10%. Stored.")
     ] = None,
@@ -138,6 +139,7 @@ def run(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -163,13 +165,14 @@ def run(
     from loadgen.results.object_store import is_url
     from loadgen.workload.flags import Overrides, levels
     from loadgen.workload.loading import given as load
+    from loadgen.workload.overrides import placed
 
     overrides = Overrides(
         request_rate=request_rate, burstiness=burstiness, max_in_flight=max_in_flight, num_requests=num_requests,
         concurrency_ramp=concurrency_ramp,
         duration=duration, warmup=warmup, num_warmups=num_warmups, grace=grace, timeout=timeout,
         stall_timeout=stall_timeout, slo=tuple(slo or ()), goodput=tuple(goodput or ()), input_tokens=input_tokens,
-        output_tokens=output_tokens, seed=seed, schedule_seed=schedule_seed, limit=tuple(limit or ()),
+        output_tokens=output_tokens, seed=seed, schedule_seed=schedule_seed, salt=salt, limit=tuple(limit or ()),
     )  # fmt: skip
     faults: list[Any] = []
     settings = None
@@ -183,6 +186,8 @@ def run(
     try:
         steps: list[int | None] = [*levels(concurrency)] if concurrency else [None]
         workloads = [load(workload, trace, _with_concurrency(overrides, level)) for level in steps]
+        if len(steps) > 1:  # levels of one seed must not send each other's prompts
+            workloads = [placed(one, f"c{level}") for one, level in zip(workloads, steps, strict=True)]
     except Faults as found:
         faults += found.faults
     except UserError as fault:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loadgen import format
 from loadgen.execution import run
 from loadgen.execution.folder_names import new_folder
-from loadgen.execution.plan import Settings, describe
+from loadgen.execution.plan import Settings, describe, seed_words
 from loadgen.metrics import summary_json
 from loadgen.metrics.summary import Summary, exit_code
 from loadgen.report import text
@@ -27,6 +28,23 @@ if TYPE_CHECKING:
 def say(line: str) -> None:
     """Print a line to stderr."""
     print(line, file=sys.stderr, flush=True)
+
+
+def say_changed(folder: Path) -> None:
+    """Say which files of a results folder are not as the command that wrote it left them; nothing when all are."""
+    from loadgen.results import checksums
+
+    if not folder.is_dir():
+        return
+    differences = checksums.changed(folder)
+    if not differences:
+        return
+    listed = ", ".join(f"{name} ({what})" for name, what in list(differences.items())[:5])
+    more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
+    say(
+        f"note: {folder} is not as it was written: {listed}{more}. The figures below are of the files as they are now. "
+        f"To see every change: cd {folder} && sha256sum -c {checksums.FILE}"
+    )
 
 
 class Show:
@@ -54,6 +72,7 @@ class Show:
         from datetime import datetime
 
         from loadgen.report import sweep
+        from loadgen.results import checksums
         from loadgen.search.sweep import curve
 
         parent = new_folder(settings.out, workloads[0].name, datetime.now().astimezone())
@@ -65,6 +84,7 @@ class Show:
             named_summaries.append((f"c{level}", summary))
             if summary.run.state == "interrupted":
                 break
+        checksums.write(parent)
         summaries = [summary for _, summary in named_summaries]
         if self._as_json:
             sys.stdout.buffer.write(
@@ -114,11 +134,16 @@ class Show:
                 bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
             note = "" if stage.measured else ", warm-up, not measured"
             say(f"load: {stage.arrival}: {', '.join(bound for bound in bounds if bound)}{note}")
+        for target in header.targets:
+            if target.software:
+                self._say_once(f"software: {', '.join(target.software)}")
+        if header.metadata:
+            self._say_once(f"metadata: {format.pairs(header.metadata)}")
         if header.server_pages is not None:
             self._say_once(f"server metrics: {', '.join(header.server_pages) or 'none'}")
         for note in header.notes:
             self._say_once(f"note: {note}")
-        say(f"seed: {header.seed}  results: {folder}")
+        say(f"{seed_words(header.seed, header.salt)}  results: {folder}")
         if self._plain or not sys.stderr.isatty():
             drain_ns = None if header.grace_s is None else round(header.grace_s * 1e9)
             self._progress = Progress(timetable.slots, timetable.horizon_ns, drain_ns=drain_ns, plain=self._plain)

@@ -51,8 +51,14 @@ def sweep(
     input_tokens: Annotated[str | None, typer.Option("--input-tokens", "--isl", help="Prompt length.")] = None,
     output_tokens: Annotated[str | None, typer.Option("--output-tokens", "--osl", help="Output length.")] = None,
     seed: Annotated[
-        str | None, typer.Option("--seed", help="The same for every level; without it each draws its own.")
+        str | None,
+        typer.Option(
+            "--seed",
+            help="Of lengths and arrivals, the same for every level; each has texts of its own. Without it a fresh "
+            "one, printed.",
+        ),
     ] = None,
+    salt: target.Salt = None,
     limit: Annotated[list[str] | None, typer.Option("--limit", help="Change a limit of the verdict.")] = None,
     url: target.Urls = None,
     targets: target.TargetsFile = None,
@@ -77,6 +83,7 @@ def sweep(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Its folder; the same one again goes on where it stopped.")
     ] = None,
@@ -100,7 +107,7 @@ def sweep(
     overrides = Overrides(
         concurrency_ramp=concurrency_ramp, num_requests=num_requests, duration=duration, warmup=warmup, grace=grace,
         timeout=timeout, slo=tuple(slo or ()), goodput=tuple(goodput or ()), input_tokens=input_tokens,
-        output_tokens=output_tokens, seed=seed, limit=tuple(limit or ()),
+        output_tokens=output_tokens, seed=seed, salt=salt, limit=tuple(limit or ()),
     )  # fmt: skip
     faults: list[Fault] = []
     settings: Settings | None = None
@@ -166,13 +173,12 @@ def _run(
 
     import msgspec
 
-    from loadgen import seeds
     from loadgen.cli.show import Show, say
     from loadgen.compare import inputs
     from loadgen.errors import INTERRUPTED, OK, UNSOUND
     from loadgen.execution.plan import _slo
     from loadgen.report import sweep as sweep_report
-    from loadgen.results import store
+    from loadgen.results import checksums, store
     from loadgen.search import experiment, trials
     from loadgen.search import sweep as levels
     from loadgen.search.load_search import Goal, LoadSearch, NextTrial, resume
@@ -181,15 +187,19 @@ def _run(
     first_workload = next(iter(grid.values()))
     parent = settings.out
     assert parent is not None
+    seed = experiment.seed_of(parent, first_workload.seed)
     plan = experiment.ExperimentPlan(
         by="sweep",
         kind=kind,
         workload=name,
         source_text=first_workload.source_text,
         target=settings.shown,
+        metadata=dict(settings.metadata),
         flags={field: str(value) for field, value in asdict(overrides).items() if value not in (None, ())},
+        seed=seed,
     )
     trials_done = experiment.begin(parent, plan)
+    say(f"seed: {seed}")
     folders_done = {trial.folder for trial in trials_done}
     if folders_done:
         count = sum(levels.name(kind, amount) in folders_done for amount in grid)
@@ -199,8 +209,8 @@ def _run(
         goal=Goal(slo=_slo(first_workload) or Slo(terms=())),
         make=lambda ask: grid[ask.load],
         settings=settings,
-        seed=first_workload.seed if first_workload.seed is not None else seeds.fresh(),
-        seeded=first_workload.seed is None,
+        seed=seed,
+        seeded=False,
         watched=False,
         name=lambda ask: levels.name(kind, ask.load),
         execute=Show(as_json=False, plain=plain).perform,
@@ -231,6 +241,7 @@ def _run(
     sweep_curve = levels.curve(list(summaries.items()))
     store.replace(parent / "sweep.md", sweep_report.render_markdown(sweep_curve).encode())
     store.replace(parent / "report.html", sweep_report.render_html(sweep_curve).encode())
+    checksums.write(parent)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(sweep_curve), indent=2).decode())
     else:

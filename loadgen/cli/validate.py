@@ -23,6 +23,8 @@ def validate(
     targets: target.TargetsFile = None,
     route: target.RouteTo = "auto",
     on_target_failure: target.OnTargetFailure = "continue",
+    seed: target.Seed = None,
+    salt: target.Salt = None,
     model: target.Model = None,
     server: target.Server = "auto",
     api: target.Api = "chat",
@@ -39,6 +41,7 @@ def validate(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="A new folder for all of it; without it one in results/.")
     ] = None,
@@ -54,6 +57,7 @@ def validate(
     from loadgen.contracts import run, verdict
     from loadgen.contracts.load import load_contract
     from loadgen.errors import OK, Faults
+    from loadgen.workload.flags import seed_and_salt
 
     if contract.is_dir():
         result = run.again(contract)
@@ -66,8 +70,13 @@ def validate(
             urls=url, targets_file=targets, route=route, on_target_failure=on_target_failure, model=model,
             server=server, api=api, headers=header or [], extra_body=extra_body, api_key_file=api_key_file,
             cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure, stream=not no_stream, client="wire",
-            tokenizer=tokenizer, workers=workers, gpus=gpus, shape=shape, region=region,
+            tokenizer=tokenizer, workers=workers, gpus=gpus, shape=shape, region=region, metadata=metadata,
         )  # fmt: skip
+    except Faults as several:
+        faults += several.faults
+    number = word = None
+    try:
+        number, word = seed_and_salt(seed, salt)
     except Faults as several:
         faults += several.faults
     try:
@@ -82,7 +91,7 @@ def validate(
     from loadgen.cli.show import Show, say
 
     show = Show(as_json=as_json)
-    result, folder = run.run(checked_contract, settings, out, perform=show.perform, say=say)
+    result, folder = run.run(checked_contract, settings, out, perform=show.perform, say=say, seed=number, salt=word)
     _print(result, as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
     return verdict.exit_code(result)

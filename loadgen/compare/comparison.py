@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
+from loadgen import format
 from loadgen.compare import block_errors
 from loadgen.compare.block_errors import Known
 from loadgen.metrics import columns as metrics
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.metrics.summary import Summary
-    from loadgen.results.manifest import Header
+    from loadgen.results.manifest import Header, TargetFacts
 
 UNLIKE = "not the same work"
 POWER = 0.9  # probability of finding the smallest detectable change
@@ -58,6 +59,10 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary
     header: Header | None = None
     rows: NDArray[np.void] | None = None
+
+    @property
+    def targets(self) -> tuple[TargetFacts, ...]:
+        return tuple(part.target for part in self.summary.targets) or (self.summary.target,)
 
     def measured(self) -> Columns | None:
         """The rows of measured stages as columns; None without rows."""
@@ -176,10 +181,16 @@ def _unlike(first: Side, other: Side) -> list[str]:
             ("load", a.load.arrival, b.load.arrival),
             ("SLO", _promises(a), _promises(b)),
             ("output counted by", ", ".join(a.tokens.sources.output), ", ".join(b.tokens.sources.output)),
+            ("tokenizer file", _tokenizer(a), _tokenizer(b)),
         )
         if first_value != other_value
     ]
     return differences or [f"recipe: {a.fingerprints.recipe} against {b.fingerprints.recipe}"]
+
+
+def _tokenizer(summary: Summary) -> str:
+    run = summary.run
+    return f"{run.tokenizer} ({run.tokenizer_sha256[:12]})" if run.tokenizer_sha256 else ""
 
 
 def _promises(summary: Summary) -> str:
@@ -212,6 +223,9 @@ def _notes(sides: Sequence[Side]) -> list[str]:
     for subject, values in (
         ("models", [{run.summary.target.model for run in side.runs} for side in sides if side.runs]),
         ("versions of loadgen", [{run.summary.run.version for run in side.runs} for side in sides if side.runs]),
+        ("regions", [_regions(side) for side in sides if side.runs]),
+        ("software", [{_software(run.summary.target) for run in side.runs} for side in sides if side.runs]),
+        ("metadata", [{_metadata(run.summary) for run in side.runs} for side in sides if side.runs]),
     ):
         if len({frozenset(value) for value in values}) > 1:
             notes.append(
@@ -219,12 +233,35 @@ def _notes(sides: Sequence[Side]) -> list[str]:
             )
     seeds = [run.summary.run.seed for side in sides for run in side.runs if run.summary.run.seed is not None]
     if len(seeds) > 1:
-        notes.append("the seed is the same: equal prompts, a prefix cache may remember them" if len(set(seeds)) == 1
-                     else "seeds differ, as they should: the chance of the draw is inside the intervals")  # fmt: skip
+        notes.append(_seed_note(seeds, [run.summary for side in sides for run in side.runs]))
     cached = [share for side in sides for run in side.runs if (share := run.summary.tokens.cached_share) is not None]
     if cached and max(cached) - min(cached) > metrics.CACHED_SHARE:
         notes.append(f"shares of cached prompt tokens differ: {min(cached) * 100:.1f} % to {max(cached) * 100:.1f} %")
     return notes
+
+
+def _regions(side: Side) -> set[str]:
+    """The regions of all targets of a side; "" where one has none."""
+    return {target.region for run in side.runs for target in run.targets}
+
+
+def _software(target: TargetFacts) -> str:
+    """What the server says of itself, as text."""
+    return ", ".join(target.software)
+
+
+def _metadata(summary: Summary) -> str:
+    return format.pairs(dict(sorted(summary.run.metadata.items())))
+
+
+def _seed_note(seeds: Sequence[int], summaries: Sequence[Summary]) -> str:
+    if len(set(seeds)) > 1:
+        return "seeds differ, as they should: the chance of the draw is inside the intervals"
+    if len({summary.fingerprints.prompts for summary in summaries}) == 1 and summaries[0].fingerprints.prompts:
+        return "the seed is the same: equal prompts, a prefix cache may remember them"
+    if len({summary.run.salt for summary in summaries}) > 1:
+        return "the seed is the same, the salt is not: equal lengths and arrivals, other texts"
+    return "the seed is the same: equal lengths and arrivals"
 
 
 def _scope(sides: Sequence[Side]) -> str:

@@ -71,6 +71,8 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     model: str
     server: str
+    region: str = ""
+    metadata: dict[str, str] = {}
     simulated: bool
     started: str
     ended: str
@@ -171,7 +173,8 @@ def _blocking_reason(level: ContractLevel, level_runs: MeasuredLevel) -> str:
 def _cache_trouble(level: ContractLevel, run: RecordedRun) -> str:
     """Why the cache was not cold or warm as the contract says; "" when it was, or when the contract does not say."""
     cached_share = run.summary.tokens.cached_share
-    if level.cache is None or (level.cache == "cold" and cached_share is None and not run.header.shares_prompts):
+    unique = run.header.new_prompts and not run.header.shares_prompts
+    if level.cache is None or (level.cache == "cold" and cached_share is None and unique):
         return ""  # unique prompts are cold, whether the server says so or not
     if cached_share is None:
         return f"the server does not say what came from its cache: whether it was {level.cache} cannot be seen"

@@ -139,6 +139,9 @@ def differences(a: Offer, b: Offer) -> tuple[tuple[str, ...], tuple[str, ...]]:
         notes.append("different seeds")
     if summary_a.target.model != summary_b.target.model:
         notes.append(f"different models ({summary_a.target.model}, {summary_b.target.model})")
+    if summary_a.target.region != summary_b.target.region:
+        regions = ", ".join(summary.target.region or "not given" for summary in (summary_a, summary_b))
+        notes.append(f"different regions ({regions})")
     if summary_a.rtt_ms is not None and summary_b.rtt_ms is not None and abs(summary_a.rtt_ms - summary_b.rtt_ms) > 5:
         notes.append(f"connect time {summary_a.rtt_ms:.1f} and {summary_b.rtt_ms:.1f} ms is inside TTFT")
     return tuple(reasons), tuple(notes)

@@ -20,13 +20,16 @@ import numpy as np
 
 from loadgen import seeds
 from loadgen.errors import UserError
+from loadgen.execution.plan import seed_words
 from loadgen.interop.loadgen_log import LoadGenLog, read_log
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf import rules, run
 from loadgen.requests import build as build_prompts
 from loadgen.requests import prompts
 from loadgen.requests import tokenizer as tokens
+from loadgen.results import checksums
 from loadgen.stats.loadgen_spread import PERCENTILES
+from loadgen.workload import FromFile
 
 if TYPE_CHECKING:
     from loadgen_sdk.probe.probe import ProbeResult
@@ -187,7 +190,10 @@ def _perform(
     probe_result = loop.run_until_complete(find(settings))
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
     workload = run.workload(test, data, qps=qps, lanes=lanes)
-    requests = build_prompts.build(workload, seeds.fresh(), seeds.fresh(), tokenizer, probe_result.template_tokens or 0)
+    seed = workload.seed if workload.seed is not None else seeds.fresh()
+    salt = seeds.salt_of(seed, workload.salt)
+    template_tokens = probe_result.template_tokens or 0
+    requests = build_prompts.build(workload, seed, seeds.salt_number(salt), tokenizer, template_tokens)
     offline = test.scenario == "offline"
     carrier = Carrier(lg, test, requests, (lanes or run.LANES) if offline else None)
     client_open = threading.Event()
@@ -242,7 +248,9 @@ def _perform(
         loop.call_soon_threadsafe(closing.set)
         thread.join(30)
         loop.close()
-    return _result(test, data, settings, qps, folder, probe_result, carrier, planned, simulated), settings.gpus
+    drawn = [] if isinstance(data.requests, FromFile) else [f"prompts: {seed_words(seed, salt)}"]
+    result = _result(test, data, settings, qps, folder, probe_result, carrier, planned, simulated, drawn)
+    return result, settings.gpus
 
 
 def _result(
@@ -255,6 +263,7 @@ def _result(
     carrier: Carrier,
     planned: Any,
     simulated: bool,
+    drawn: list[str],
 ) -> MlperfResult:
     """The result by kernel stamps, with LoadGen's own figures in the notes; written to both folders."""
     from loadgen.execution.plan import version
@@ -262,6 +271,7 @@ def _result(
     log = read_log(folder)
     trace, late_ns = _trace(carrier, planned)
     notes = [f"served by {probe_result.target.redacted} ({probe_result.model}); queries issued by the official LoadGen"]
+    notes += drawn
     notes += run.cautions(test)
     notes += _loadgen_notes(log, mlperf.reduce(trace, test))
     notes.append(f"LoadGen handed a query over {late_ns / 1e6:.3f} ms after its planned instant (p99)")
@@ -271,6 +281,7 @@ def _result(
     own_folder.mkdir(exist_ok=True)
     run.write(own_folder, result, test, sut=probe_result.target.redacted, version=version())
     (folder / run.RESULT).write_bytes((own_folder / run.RESULT).read_bytes())
+    checksums.write(folder)
     return result
 
 

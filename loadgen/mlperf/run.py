@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen import slo
+from loadgen import format, slo
 from loadgen.errors import UserError
 from loadgen.mlperf import dataset, log_files, rules
 from loadgen.mlperf import result as mlperf
-from loadgen.results import store
+from loadgen.results import checksums, store
 from loadgen.results.parquet import NAMES
 from loadgen.results.record import ROW, STATUS
 from loadgen.search import experiment, trials
@@ -54,11 +54,16 @@ LANES = 1024  # default requests in flight in Offline over HTTP, per target
 
 
 class Data(NamedTuple):
-    """The requests of a workload made from a data set, and the data set's name for results."""
+    """The requests of a workload made from a data set, and the data set's name for results.
+
+    `seed`, `salt`: of generated texts; None: a fresh one in each run, the one of the seed.
+    """
 
     requests: Synthetic | FromFile
     name: str
     api: str | None  # the API that the prompts need; None: any
+    seed: int | None = None
+    salt: str | None = None
 
 
 def synthetic(test: rules.Test, *, mean_input: float | None = None, mean_output: float | None = None) -> Data:
@@ -119,6 +124,8 @@ def workload(
         requests=data.requests,
         stages=(stage,),
         slo=slo,
+        seed=data.seed,
+        salt=data.salt,
         schedule_seed=test.seeds.schedule,
         grace_ns=drain_ns,
         timeout_ns=WAIT_NS,
@@ -150,6 +157,8 @@ def peak(
         slo.Term(metric="tpot_mlperf", limit_ns=test.tpot_ns, quantile=test.percentile),
     )
 
+    seed = experiment.seed_of(folder, data.seed)
+
     def make(trial: NextTrial) -> Workload:
         trial_test = test if trial.kind == "confirm" else probe(test, trial.load)
         return workload(trial_test, data, qps=trial.load, drain_ns=drain_ns)
@@ -159,7 +168,7 @@ def peak(
         goal=Goal(slo=slo.Slo(terms=terms), mlperf=True),
         make=make,
         settings=settings,
-        seed=test.seeds.schedule >> 11,
+        seed=seed,
         seeded=False,
     )
     plan = experiment.ExperimentPlan(
@@ -168,6 +177,8 @@ def peak(
         workload=f"mlperf {test.benchmark} {test.scenario}",
         source_text=f"round {test.round}, {test.min_duration_ns / 1e9:g} s, {test.samples} samples\n",
         target=settings.shown,
+        metadata=dict(settings.metadata),
+        seed=seed,
         flags={"data": data.name} | ({"grace": f"{drain_ns / 1e9:g} s"} if drain_ns != WAIT_NS else {}),
     )
     precision = 0.01 if test.scenario == "server" else 0.03
@@ -250,6 +261,10 @@ def judge(folder: Path, test: rules.Test, summary: Summary, *, data_name: str, q
     names = [part.target.name or part.target.url for part in summary.targets]
     served_by = f"{len(names)} targets: {', '.join(names)}" if names else summary.target.name or summary.target.url
     notes = [f"served by {served_by} ({summary.target.model})"]
+    if summary.target.software:
+        notes.append(f"software: {', '.join(summary.target.software)}")
+    if summary.run.metadata:
+        notes.append(f"metadata: {format.pairs(summary.run.metadata)}")
     notes += [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
     notes += cautions(test)
     result = mlperf.reduce(query_trace, test, dataset=data_name, target_qps=qps, notes=notes, simulated=simulated)
@@ -292,6 +307,7 @@ def write(folder: Path, result: mlperf.MlperfResult, test: rules.Test, *, sut: s
     """Write `mlperf.json` and LoadGen's two log files into `folder`."""
     store.replace(folder / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     log_files.write(folder, result, test, sut=sut, version=version)
+    checksums.write(folder)
 
 
 def read(folder: Path) -> mlperf.MlperfResult:

@@ -108,7 +108,8 @@ def priced(offer: Offer) -> str:
         words += breakdown if len(offer.hourly) > 1 or isinstance(price, Owned) else ""
         if offer.utilization != 1:
             words += f", paid at {offer.utilization:%} utilization".replace(".000000", "")
-    return f"{price.provider} {words}; {dated(price)}"
+    where = f" in {price.region}" if price.region else ""
+    return f"{price.provider}{where} {words}; {dated(price)}"
 
 
 def measured(offer: Offer) -> str:
@@ -116,6 +117,7 @@ def measured(offer: Offer) -> str:
     basis, summary, capacity = offer.basis, offer.evidence.summary, offer.evidence.capacity
     workload = summary.run.workload or summary.run.name
     limits = slo_words(summary)
+    place = f"{summary.target.region}, {offer.evidence.folder}" if summary.target.region else offer.evidence.folder
     if capacity is not None:
         lower_bound = "at least " if capacity.lower_bound else ""
         rate = f"{lower_bound}{format.quantity(capacity.rate_per_s)} {capacity.unit}/s"
@@ -124,10 +126,10 @@ def measured(offer: Offer) -> str:
             rate += f" ({capacity.confidence * 100:g} % interval {ends})"
         else:
             rate += " (no interval)"
-        return f"capacity by {capacity.method}: {rate} of {workload} under {limits}; from {offer.evidence.folder}"
+        return f"capacity by {capacity.method}: {rate} of {workload} under {limits}; from {place}"
     if isinstance(offer.price, PerToken):
         counted = f"{summary.requests.ok:,} requests of {workload}, tokens as counted"
-        return f"{basis.label}: {counted}; SLO: {limits}; from {offer.evidence.folder}"
+        return f"{basis.label}: {counted}; SLO: {limits}; from {place}"
     request_rate = basis.rates[REQUEST]
     rate = f"{format.quantity(float(request_rate))}/s" if request_rate else NONE
     if basis.low is not None and basis.high is not None and request_rate:
@@ -135,10 +137,7 @@ def measured(offer: Offer) -> str:
             f"{format.quantity(float(request_rate * basis.low))} to {format.quantity(float(request_rate * basis.high))}"
         )
         rate += f" (95 % interval {ends})"
-    return (
-        f"{basis.label}: {rate} of {workload} completed while load was offered; "
-        f"SLO: {limits}; from {offer.evidence.folder}"
-    )
+    return f"{basis.label}: {rate} of {workload} completed while load was offered; SLO: {limits}; from {place}"
 
 
 def standing(offer: Offer) -> str:

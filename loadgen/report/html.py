@@ -15,7 +15,7 @@ from loadgen import format
 from loadgen.metrics.registry import NAMES
 from loadgen.report import page, run_charts, run_headline
 from loadgen.report.definitions import DEFINITIONS
-from loadgen.report.text import server_says
+from loadgen.report.text import region_words, server_says
 from loadgen.server_metrics import series
 from loadgen.stats.quantiles import SUPPORT
 
@@ -85,6 +85,8 @@ def _first_screen(sheet: page.Page, summary: Summary) -> None:
                 ("Target", " ".join(filter(None, (target.name, target.url)))),
                 ("Model", target.model),
                 ("Server", ", ".join(filter(None, (target.server, gpus, target.shape, target.region)))),
+                ("Software", ", ".join(target.software)),
+                ("Metadata", format.pairs(run.metadata)),
                 ("Load", load.arrival),
                 ("Requests", _counts(summary)),
                 (
@@ -302,8 +304,11 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
         sheet.add(page.table(("stage", *head[1:]), [row(name, stage) for name, stage in named]))
     if summary.targets:
         sheet.section("Targets", id="targets")
-        rows = [row(part.target.name or part.target.url, part) for part in summary.targets]
+        rows = [row((part.target.name or part.target.url) + region_words(part), part) for part in summary.targets]
         sheet.add(page.table(("target", *head[1:]), rows))
+        if summary.regions:
+            rows = [row(part.target.region or "not given", part) for part in summary.regions]
+            sheet.add(page.table(("region", *head[1:]), rows))
         sheet.add(
             page.table(("over the targets", "min", "max", "mean", "median", "sum"), _target_statistics(summary.targets))
         )

@@ -9,6 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from loadgen import format
+from loadgen.metrics import blocks
 from loadgen.stats.loadgen_spread import PERCENTILES
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def _lines(result: MlperfResult, gpus: int | None, parts: tuple[str, ...], width
     yield f"Tokens     {result.tokens:,}, {result.one_token_replies:,} one-token replies (counted, left out of TPOT)"
     yield ""
     tokens = result.completed_tokens_per_s
-    per_gpu = f" · {format.quantity(tokens / gpus)} per GPU ({gpus})" if gpus and tokens is not None else ""
+    one_gpu = blocks.per_gpu(tokens, gpus)
+    per_gpu = f" · {format.quantity(one_gpu)} per GPU ({gpus})" if one_gpu is not None else ""
     if result.scenario == "offline":
         yield f"Samples/s  {format.quantity(result.completed_samples_per_s, 4)}"
         yield f"Tokens/s   {format.quantity(tokens, 4)}{per_gpu}"

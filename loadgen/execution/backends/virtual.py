@@ -227,7 +227,7 @@ def execute(
     from loadgen.execution.plan import plan, prepare
     from loadgen.metrics import summary_json
     from loadgen.metrics.summary import summarize
-    from loadgen.results import manifest, store
+    from loadgen.results import checksums, manifest, store
 
     preset = load_preset(name, f"--target {SCHEME}")
     if len(settings.endpoints) > 1:
@@ -266,6 +266,7 @@ def execute(
         header = msgspec.structs.replace(header, schema=WITH_UNFINISHED)
     _write_folder(folder, header, results, seconds)
     store.replace(folder / "summary.json", summary_json.dump_summary(summary))
+    checksums.write(folder)
     return summary, folder
 
 
@@ -290,6 +291,8 @@ def _probe_result(preset: Preset, settings: Settings) -> Any:
         exact=True,
         tokens_per_event=float(preset.server.stream_interval),
         warnings=(),
+        engine="simulated",
+        precision=preset.precision,
     )
 
 
