@@ -112,6 +112,20 @@ def test_the_users_file_becomes_requests_in_loadgens_order(tmp_path: Path) -> No
     assert "30 of 30 rows" in data.name
 
 
+def test_tokens_counted_without_the_servers_usage_are_said_and_warned_of(tmp_path: Path) -> None:
+    data = mlperf_run.synthetic(SERVER)
+    made = mlperf_run.workload(SMALL, data, qps=100.0)
+    summary, folder = run.execute(made, Settings(url="sim:gb200-vm", out=tmp_path))
+    counted = mlperf_run.judge(folder, SMALL, summary, data_name=data.name, qps=100.0)
+    assert not any("without the server's usage" in text for text in counted.notes)
+    sources = msgspec.structs.replace(summary.tokens.sources, output={"server": 100, "estimate": 500})
+    without = msgspec.structs.replace(summary, tokens=msgspec.structs.replace(summary.tokens, sources=sources))
+    result = mlperf_run.judge(folder, SMALL, without, data_name=data.name, qps=100.0)
+    said = "the output tokens of 500 of 600 answers were counted by a packaged vocabulary, not the model's, without"
+    assert [text for text in result.warnings if said in text] == [text for text in result.notes if said in text] != []
+    assert all(said in (folder / name).read_text() for name in (log_files.SUMMARY, log_files.DETAIL))
+
+
 def test_no_result_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no MLPerf-style result"):
         mlperf_run.read(tmp_path)

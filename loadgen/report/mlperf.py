@@ -9,6 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from loadgen import format
+from loadgen.mlperf.log_files import checker_text
 from loadgen.stats.loadgen_spread import PERCENTILES
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def _lines(result: MlperfResult, gpus: int | None, parts: tuple[str, ...], width
             yield f"{check.metric.upper()} p99  {value}, {limit}: LoadGen {loadgen}, submission checker {checker}"
             yield f"          {check.over:,} of {check.count:,} over the limit: early stopping {early_stopping}"
         yield ""
+    yield from textwrap.wrap(checker_text(result), width, subsequent_indent=" " * 11)
     yield f"Result     {'VALID' if result.valid else 'INVALID'}"
     for reason in result.reasons:
         yield from textwrap.wrap(reason.text, width, initial_indent="  - ", subsequent_indent="    ")
