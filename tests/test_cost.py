@@ -303,6 +303,13 @@ def test_another_machines_price_is_said_in_capitals():
     assert not any("ANOTHER MACHINE" in note for note in priced(GPUS, rent("60")).notes)
 
 
+def test_a_run_that_was_offered_less_than_its_capacity_says_so():
+    """Its timetable offered 19.9/s; a request there is what it is at 20.5/s, but nobody saw 20.5/s."""
+    notes = priced(GPUS, rent("60"), capacity=knee(20.5)).notes
+    assert any("the run at 20.5/s was in fact offered 19.91/s" in note for note in notes)
+    assert not any("in fact offered" in note for note in priced(GPUS, rent("60"), capacity=knee(20)).notes)
+
+
 def test_what_a_price_does_not_say_is_said():
     bare = priced(GPUS, "rented: provider: P, gpu: GB300, per_gpu_hour: 18")
     assert any("egress" in note and "kB a request" in note for note in bare.notes)

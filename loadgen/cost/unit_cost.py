@@ -31,6 +31,7 @@ SMALLEST = Decimal("1e-12")
 MILLION, GIGA, KILO, HOUR_S = Decimal(10**6), Decimal(10**9), Decimal(1000), Decimal(3600)
 AWAY = 0.1  # relative distance from the capacity at which requests may have another size and mix
 RAMP = Decimal("0.01")  # share of the tokens/s that a run from empty may lack without a note
+NEAR = 0.01  # share by which a run may be offered less than asked without a note
 SHORT_WINDOW = 20  # a steady window of fewer answer durations than this still shows the ramp-up in its rates
 
 
@@ -442,10 +443,15 @@ def _machine_notes(evidence: Evidence, basis: Basis, price: Rented | Owned, gpus
     is_short = steady_s is not None and answer_p50_ms is not None and answer_p50_ms / 1e3 * SHORT_WINDOW > steady_s
     if not basis.is_capacity and not evidence.at_once and is_short and not summary.warmup.scheduled:
         yield "no warm-up, and a run short beside its answers: the steady rate holds its ramp and reads low"
-    offered_rps = summary.load.offered_rps
     capacity = evidence.capacity
-    is_far = capacity is not None and offered_rps is not None and abs(offered_rps / capacity.rate_per_s - 1) > AWAY
-    if capacity is not None:
-        yield from _ramp_notes(basis, capacity)
-    if capacity is not None and capacity.unit == "requests" and is_far:
+    if capacity is None:
+        return
+    yield from _ramp_notes(basis, capacity)
+    offered_rps = summary.load.offered_rps
+    if capacity.unit != "requests" or offered_rps is None:
+        return
+    away = offered_rps / capacity.rate_per_s - 1
+    if abs(away) > AWAY:
         yield f"what a request is was measured at {offered_rps:.3g}/s, away from the capacity"
+    elif away < -NEAR:
+        yield f"by the chance of its arrivals the run at {capacity.rate_per_s:.4g}/s was in fact offered {offered_rps:.4g}/s"

@@ -162,8 +162,8 @@ def highest(
 
     None without an SLO, without a load that held at full length, or when full-length runs failed where they should have
     passed. It is a lower bound when no run was over. The evidence is the highest confirmed run, or else the highest run
-    that held to its end. Rate and tokens are those that it showed: the load that it was asked for or was in fact
-    offered, whichever is lower, and its steady tokens; never the load of the answer, at which half of the runs fail.
+    that held to its end. Rate and tokens are those of that run: its load and its steady tokens; never the load of the
+    answer, at which half of the runs fail.
     The interval is that of the answer, widened to the rate. In a closed loop, the rate is the rate that the run
     completed, without an interval, because the interval of the answer is in lanes.
     """
@@ -176,7 +176,7 @@ def highest(
     if not summary.goodput.slo:
         return None
     closed = any(isinstance(stage.arrival, Closed) for stage in workload.stages if stage.measured)
-    rate = best.figures.get("completed_rps") if closed else min(best.ask.load, best.offered)
+    rate = best.figures.get("completed_rps") if closed else best.ask.load
     if not rate:
         return None
     ends = None if closed else answer.interval
