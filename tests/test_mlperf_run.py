@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -169,6 +171,31 @@ def test_the_command_prints_the_verdict_and_the_disclosure(tmp_path: Path, capsy
     (tmp_path / "o" / mlperf_run.RESULT).write_bytes(msgspec.json.encode(stored))
     assert _exit(["mlperf", "verdict", str(tmp_path / "o")]) == 3
     assert "one of the two was changed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scenario", ["server", "offline"])
+def test_the_page_of_a_run_says_what_its_text_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scenario: str
+) -> None:
+    """Unofficial, the verdict, early stopping, and the same tokens/s in all three: verdict, report, page."""
+    flags = ["--target-qps", "40", "--min-duration", "20", "--dataset", str(_small_data(tmp_path, 800))]
+    flags += ["--target", "sim:gb200-vm", "--out", str(tmp_path / "o"), "--gpus", "4"]
+    assert _exit(["mlperf", scenario, "-b", "llama2-70b", *flags]) == 0
+    told = capsys.readouterr().out
+    assert _exit(["report", str(tmp_path / "o")]) == 0
+    assert capsys.readouterr().out.endswith(told)
+    page = html.unescape((tmp_path / "o" / "report.html").read_text())
+    (rate,) = re.findall(r"^Tokens/s +([0-9,.]+)", told, re.M)
+    (tile,) = re.findall(r"<dt>Output tokens</dt><dd>([0-9,.]+) ", page)
+    assert tile == rate
+    assert "<b>MLPerf-style, unofficial</b>not verified by MLCommons" in page
+    assert f"MLPerf-style {scenario.capitalize()}, llama2-70b, round v6.1, unofficial: VALID." in page
+    if scenario == "server":
+        assert "<th>early stopping</th>" in page and "TTFT p99 at most 2000 ms" in page
+        assert f"{mlperf_run.read(tmp_path / 'o').check('tpot').value_ns / 1e6:,.3f} ms" in page  # type: ignore[operator]
+    else:
+        assert "no limit on latency, and so no early stopping" in page
+    assert "only these two limits were looked at" in page or "none of its other checks was made" in page
 
 
 def test_offline_without_a_rate_measures_one_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

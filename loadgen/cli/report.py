@@ -14,6 +14,7 @@ import typer
 
 if TYPE_CHECKING:
     from loadgen.metrics.summary import Summary
+    from loadgen.mlperf.result import MlperfResult
 
 
 def report(
@@ -54,7 +55,7 @@ def report(
     elif folders:
         answer = text.render_levels(summaries, color=color)
     else:
-        answer = text.render(summaries[0], color=color)
+        answer = text.render(summaries[0], color=color) + _mlperf_text(folder, summaries[0])
     if as_json:
         documents = [summary_json.dump_summary(summary).decode().rstrip() for summary in summaries]
         print("[" + ",\n".join(documents) + "]" if folders else documents[0])
@@ -65,6 +66,21 @@ def report(
     return max(
         exit_code(interrupted=False, valid=summary.verdict.valid, slo_met=summary.goodput.met) for summary in summaries
     )
+
+
+def _mlperf_result(folder: Path) -> MlperfResult | None:
+    """The result of an MLPerf-style run in this folder; None of another run."""
+    from loadgen.mlperf import run
+
+    return run.read(folder) if (folder / run.RESULT).is_file() else None
+
+
+def _mlperf_text(folder: Path, summary: Summary) -> str:
+    """The result of an MLPerf-style run, to print below the report; "" of another run."""
+    from loadgen.report import mlperf
+
+    result = _mlperf_result(folder)
+    return "" if result is None else "\n" + mlperf.render(result, gpus=summary.target.gpus)
 
 
 def _natural(folder: Path) -> tuple[int, str]:
@@ -90,14 +106,15 @@ def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
         summary = (
             summary_json.load_summary(kept.read_bytes(), str(kept)) if kept.is_file() else run_folder.summary(folder)
         )
-        return summary, html.render(summary) if page else None
+        return summary, html.render(summary, mlperf=_mlperf_result(folder)) if page else None
     stored = store.read_lightly(folder)
     summary = with_server(folder, summarize(*stored))
     if not page:
         return summary, None
     chart_data = figures(*stored, store.heat(folder), HEAT_EDGES_NS)
     other_definitions = reported(summary, stored.header, stored.rows, stored.gaps)
-    return summary, html.render(summary, stored.header, chart_data, other_definitions, store.server(folder))
+    said, result = store.server(folder), _mlperf_result(folder)
+    return summary, html.render(summary, stored.header, chart_data, other_definitions, said, result)
 
 
 def _levels(named_summaries: list[tuple[str, Summary]], page: bool) -> tuple[str, str | None]:

@@ -454,4 +454,5 @@ def _machine_notes(evidence: Evidence, basis: Basis, price: Rented | Owned, gpus
     if abs(away) > AWAY:
         yield f"what a request is was measured at {offered_rps:.3g}/s, away from the capacity"
     elif away < -NEAR:
-        yield f"by the chance of its arrivals the run at {capacity.rate_per_s:.4g}/s was in fact offered {offered_rps:.4g}/s"
+        asked, offered = f"{capacity.rate_per_s:.4g}/s", f"{offered_rps:.4g}/s"
+        yield f"by the chance of its arrivals the run at {asked} was in fact offered {offered}"
