@@ -127,7 +127,7 @@ def measured(offer: Offer) -> str:
         confirmed = ", confirmed" if capacity.confirmed else ""
         shown = ""
         if capacity.output_tokens_per_s is not None:
-            shown = f", {format.quantity(capacity.output_tokens_per_s, 4)} output tokens/s in its run"
+            shown = f", {format.quantity(capacity.output_tokens_per_s, 4)} output tokens/s while its run offered load"
         words = f"{rate} of {workload}{confirmed}{shown}"
         return f"capacity by {capacity.method}: {words}; under {limits}; from {offer.evidence.folder}"
     if isinstance(offer.price, PerToken):
