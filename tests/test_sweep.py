@@ -301,7 +301,11 @@ def test_what_a_search_leaves_is_priced_and_planned(tmp_path: Path, capsys: pyte
     capsys.readouterr()
     assert exits("cost", str(tmp_path / "a"), str(tmp_path / "b"), "--prices", str(prices)) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "capacity by search" in told and "capacity by sweep" in told and "output tokens/s while its run offered load" in told
+    assert (
+        "capacity by search" in told
+        and "capacity by sweep" in told
+        and "output tokens/s while its run offered load" in told
+    )
     assert exits("cost", str(tmp_path / "a"), "--prices", str(prices), "--json") == 0
     (offer,) = json.loads(capsys.readouterr().out)["offers"]
     per_hour, rates = 4 * 10.50, offer["rates_per_s"]

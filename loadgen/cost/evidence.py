@@ -59,8 +59,8 @@ def notes(evidence: Evidence) -> Iterator[str]:
         )
     if evidence.lowered_from_per_s is not None and evidence.capacity is not None:
         yield (
-            f"capacity.json says {evidence.lowered_from_per_s:.4g}/s, without tokens (an earlier version, or by hand); its "
-            f"run was in fact offered {evidence.capacity.rate_per_s:.4g}/s, and no more than that is used"
+            f"capacity.json says {evidence.lowered_from_per_s:.4g}/s, without tokens (an earlier version, or by hand); "
+            f"its run was in fact offered {evidence.capacity.rate_per_s:.4g}/s, and no more than that is used"
         )
     if evidence.capacity is not None and evidence.capacity.method == "search" and evidence.capacity.confirmed is False:
         yield "the search ended before a confirmation: a probe at full length is the evidence"
