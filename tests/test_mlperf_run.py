@@ -225,6 +225,12 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out)["target_qps"] == result.target_qps
     assert _exit(["mlperf", "server", "-b", "llama2-70b", *flags, "--resume", str(tmp_path / "o")]) == 2
     assert "another search was begun here" in capsys.readouterr().err
+    assert _exit(["report", str(tmp_path / "o")]) in (0, 1)
+    told, page = capsys.readouterr().out, (tmp_path / "o" / "report.html").read_text()
+    rate = f"{result.completed_tokens_per_s:,.0f}"
+    assert f"Tokens/s   {rate} until the last-issued query ended" in told
+    assert "<b>MLPerf-style, unofficial</b>" in page and "unofficial: VALID." in page and rate in page
+    assert "<th>early stopping</th>" in page
 
 
 def test_search_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,8 +38,10 @@ def report(
     from loadgen.metrics import summary_json
     from loadgen.metrics.validity import exit_code
     from loadgen.report import text
+    from loadgen.search import experiment
 
-    other_tool_file = inputs.by_another_tool(folder)
+    is_search = (folder / experiment.PLAN).is_file()  # one of mlperf leaves LoadGen's log files beside its runs
+    other_tool_file = None if is_search else inputs.by_another_tool(folder)
     if other_tool_file is not None:
         return _reported(other_tool_file, html, as_json=as_json)
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -56,6 +58,13 @@ def report(
         answer = text.render_levels(summaries, color=color)
     else:
         answer = text.render(summaries[0], color=color) + _mlperf_text(folder, summaries[0])
+    if folders and (result := _mlperf_result(folder)) is not None:
+        from loadgen.report import html as pages
+
+        answer += _mlperf_text(folder, summaries[0])
+        if with_page:
+            runs = [(run.name, summary) for run, summary in zip(folders, summaries, strict=True)]
+            page = pages.with_mlperf(page or _levels(runs, True)[1] or "", result, summaries[0].target.gpus)
     if as_json:
         documents = [summary_json.dump_summary(summary).decode().rstrip() for summary in summaries]
         print("[" + ",\n".join(documents) + "]" if folders else documents[0])

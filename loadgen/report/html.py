@@ -136,6 +136,10 @@ def _with_rates(
 
 def _mlperf(sheet: page.Page, result: MlperfResult) -> None:
     sheet.section("MLPerf-style result, unofficial", id="mlperf")
+    sheet.add(*_mlperf_parts(result))
+
+
+def _mlperf_parts(result: MlperfResult) -> Iterator[str]:
     queries = f"{format.count(result.queries)}, {format.count(result.resolved)} completed"
     facts = [
         ("Result", "VALID" if result.valid else "INVALID"),
@@ -145,14 +149,28 @@ def _mlperf(sheet: page.Page, result: MlperfResult) -> None:
         ("Queries", queries),
         ("Whole run", f"{format.quantity(result.whole_tokens_per_s, 4)} tokens/s until the last completion"),
     ]
-    sheet.add(page.facts(facts), page.listed(reason.text for reason in result.reasons))
+    yield page.facts(facts)
+    yield page.listed(reason.text for reason in result.reasons)
     head, rows = mlperf_text.limits(result)
     if rows:
-        sheet.add("<h3>Limits and early stopping</h3>", page.table(head, rows))
+        yield "<h3>Limits and early stopping</h3>" + page.table(head, rows)
     else:
-        sheet.add("<p>Offline has no limit on latency, and so no early stopping.</p>")
-    sheet.add(f'<p class="soft">{escape(checker_text(result))}.</p>')
-    sheet.add(page.listed(result.notes))
+        yield "<p>Offline has no limit on latency, and so no early stopping.</p>"
+    yield f'<p class="soft">{escape(checker_text(result))}.</p>'
+    yield page.listed(result.notes)
+
+
+def with_mlperf(text: str, result: MlperfResult, gpus: int | None) -> str:
+    """The page of a search for an MLPerf peak with the result of its confirming run around its title."""
+    word, _, disclosure = result.disclosure.partition(": ")
+    tokens, _ = mlperf_text.rates(result, gpus)
+    rate = f"{tokens.value} output tokens/s {tokens.window}"
+    said = f"{mlperf_text.sentence(result)} {rate}{f', {tokens.per_gpu}' if tokens.per_gpu else ''}."
+    sentence = f'<p class="sentence {"good" if result.valid else "bad"}">{escape(said)}</p>'
+    before, title, after = text.partition("<h1>")
+    heading, end, rest = after.partition("</h1>")
+    mark = page.mark(word, disclosure, "warn")
+    return before + mark + title + heading + end + sentence + "".join(_mlperf_parts(result)) + rest
 
 
 def _lasted(duration_s: float | None, suffix: str = "") -> str:
