@@ -189,7 +189,7 @@ def highest(
         method="sweep" if best.ask.kind == "level" else "search",
         recipe=request_fingerprint(workload, _counted(summary)),
         evidence=best.folder,
-        confirmed=best.ask.kind == "confirm",
+        confirmed=best.ask.kind not in ("bracket", "probe", "level"),
         output_tokens_per_s=summary.tokens.steady_output_per_s,
         total_tokens_per_s=summary.tokens.steady_total_per_s,
     )
