@@ -29,7 +29,7 @@ def cost(
         list[str] | None, typer.Option("--price", metavar="DIR=NAME", help="Which price a result is under.")
     ] = None,
     gpus: Annotated[
-        list[str] | None, typer.Option("--gpus", metavar="DIR=N", help="GPUs of a result that does not say.")
+        list[str] | None, typer.Option("--gpus", metavar="DIR=N", help="GPUs of a result that recorded none.")
     ] = None,
     utilization: Annotated[
         str, typer.Option("--utilization", help="Share of the paid GPU-hours that is used: 0.4 or 40%.")
@@ -109,8 +109,8 @@ def _comparison(
     _check_names(gpus, [result.name for result in evidence], "--gpus")
     priced, faults = [], list[Fault]()
     for result in evidence:
-        gpu_count = gpus.get(result.name, result.summary.target.gpus)
         try:
+            gpu_count = inputs.gpus_of(result, gpus.get(result.name), "--gpus")
             matching = find(book, result.summary.target, chosen.get(result.name, ""), result.name)
             for price in matching:
                 name = result.name if len(matching) == 1 else f"{result.name} ({price.commitment or price.name})"

@@ -431,8 +431,8 @@ def _find_peak(
     run_folder = folder / best.folder
     summary = summarize(*store.read_run(run_folder))
     result = mlperf_run.judge(run_folder, test, summary, data_name=data.name, qps=best.ask.load)
+    mlperf_run.write_result(folder, result, test, summary)
     checksums.write(folder)
-    mlperf_run.write(folder, result, test, sut=summary.target.name or summary.target.url, version=summary.run.version)
     if not as_json:
         print()
     return max(code, _print(result, run_folder, summary.target.gpus, as_json, summary.verdict.valid, summary))

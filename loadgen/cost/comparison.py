@@ -129,6 +129,8 @@ def differences(a: Offer, b: Offer) -> tuple[tuple[str, ...], tuple[str, ...]]:
         reasons.append("one is simulated")
     if a.basis.is_capacity != b.basis.is_capacity and not (_by_token(a) or _by_token(b)):
         reasons.append("one at its capacity, one at a load of its own")
+    if a.evidence.at_once != b.evidence.at_once and not (_by_token(a) or _by_token(b)):
+        reasons.append("one Offline, without a limit on latency")
     floors = [offer.name for offer in (a, b) if _is_lower_bound(offer)]
     if floors:
         reasons.append(f"only a lower bound of the capacity is known ({', '.join(floors)})")

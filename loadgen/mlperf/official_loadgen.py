@@ -12,6 +12,7 @@ import platform
 import threading
 from collections import deque
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,7 @@ def test_settings(test: Test, qps: float) -> Any:
     else:
         lg_settings.scenario, lg_settings.server_target_qps = lg.TestScenario.Server, qps
         lg_settings.server_target_latency_percentile = test.percentile
+        lg_settings.server_target_latency_ns = 0  # as mlperf.conf: these benchmarks limit TTFT and TPOT, not the whole
         lg_settings.ttft_latency, lg_settings.tpot_latency = test.ttft_ns, test.tpot_ns
     return lg_settings
 
@@ -272,14 +274,18 @@ def _result(
     trace, late_ns = _trace(carrier, planned)
     notes = [f"served by {probe_result.target.redacted} ({probe_result.model}); queries issued by the official LoadGen"]
     notes += drawn
-    notes += run.cautions(test)
+    warnings = [*run.cautions(test), *_uncounted(carrier)]
+    notes += warnings
     notes += _loadgen_notes(log, mlperf.reduce(trace, test))
     notes.append(f"LoadGen handed a query over {late_ns / 1e6:.3f} ms after its planned instant (p99)")
     name = f"{data.name}; queries by the official LoadGen"
-    result = mlperf.reduce(trace, test, dataset=name, target_qps=qps, notes=notes, simulated=simulated)
+    result = mlperf.reduce(
+        trace, test, dataset=name, target_qps=qps, notes=notes, warnings=warnings, simulated=simulated
+    )
     own_folder = folder / OWN
     own_folder.mkdir(exist_ok=True)
-    run.write(own_folder, result, test, sut=probe_result.target.redacted, version=version())
+    started = datetime.strptime(log.detail["test_datetime"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    run.write(own_folder, result, test, sut=probe_result.target.redacted, version=version(), started=started)
     (folder / run.RESULT).write_bytes((own_folder / run.RESULT).read_bytes())
     checksums.write(folder)
     return result
@@ -310,6 +316,13 @@ def _trace(carrier: Carrier, planned: Any) -> tuple[mlperf.QueryTrace, int]:
     ttft = np.where(ok & (first >= 0), first - start - due, np.where(ok, latency, mlperf.UNRESOLVED))
     trace = mlperf.QueryTrace(due, ttft, latency, np.where(ok, np.maximum(counts, 0), 0))
     return trace, int(np.quantile(lateness_ns, 0.99)) if n else 0
+
+
+def _uncounted(carrier: Carrier) -> list[str]:
+    """A warning where answers came without usage: their tokens are the events of the stream."""
+    answers = [completion for completion in carrier.done if completion is not None and completion.failure is None]
+    events = sum(completion.usage.output is None for completion in answers)
+    return run.uncounted({"events": events}, len(answers))
 
 
 def _loadgen_notes(log: LoadGenLog, ours: MlperfResult) -> list[str]:

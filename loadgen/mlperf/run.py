@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,6 +40,8 @@ from loadgen.workload import (
 from loadgen.workload.schema import OneTokenOrMore
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from loadgen.execution.plan import Settings
@@ -265,10 +268,14 @@ def judge(folder: Path, test: rules.Test, summary: Summary, *, data_name: str, q
         notes.append(f"software: {', '.join(summary.target.software)}")
     if summary.run.metadata:
         notes.append(f"metadata: {format.pairs(summary.run.metadata)}")
-    notes += [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
-    notes += cautions(test)
-    result = mlperf.reduce(query_trace, test, dataset=data_name, target_qps=qps, notes=notes, simulated=simulated)
-    write(folder, result, test, sut=summary.target.name or summary.target.url, version=summary.run.version)
+    errors = [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
+    warnings = [*cautions(test), *uncounted(summary.tokens.sources.output, summary.requests.ok)]
+    notes += [*errors, *warnings]
+    result = mlperf.reduce(
+        query_trace, test, dataset=data_name, target_qps=qps, notes=notes, errors=errors, warnings=warnings,
+        simulated=simulated,
+    )  # fmt: skip
+    write_result(folder, result, test, summary)
     return result
 
 
@@ -278,10 +285,11 @@ def again(folder: Path, summary: Summary) -> mlperf.MlperfResult:
     scenario: Any = stored.scenario
     test = rules.test(stored.benchmark, scenario, stored.round, min_duration_s=stored.min_duration_s)
     test = replace(test, min_queries=stored.min_queries)
-    return mlperf.reduce(
+    result = mlperf.reduce(
         _query_trace(folder, test, summary), test, dataset=stored.dataset, target_qps=stored.target_qps,
         notes=stored.notes, simulated=stored.simulated,
     )  # fmt: skip
+    return msgspec.structs.replace(result, errors=stored.errors, warnings=stored.warnings)
 
 
 def _query_trace(folder: Path, test: rules.Test, summary: Summary) -> mlperf.QueryTrace:
@@ -291,6 +299,26 @@ def _query_trace(folder: Path, test: rules.Test, summary: Summary) -> mlperf.Que
         columns = {name: column[is_measured] for name, column in columns.items()}
     origin = int(columns["due_ns"].min()) if len(columns["due_ns"]) else 0
     return mlperf.trace(columns, max(origin, 0), one_query=test.scenario == "offline")
+
+
+COUNTERS = {
+    "tokenizer": "the tokenizer given by --tokenizer",
+    "estimate": "a packaged vocabulary, not the model's",
+    "events": "the events of the stream",
+}
+"""Who counted the output tokens, where the server's usage did not: by the tags of docs/summary.md."""
+
+
+def uncounted(sources: Mapping[str, int], answers: int) -> list[str]:
+    """A warning where output tokens were counted without the server's usage, or none."""
+    others = {source: count for source, count in sources.items() if source != "server" and count}
+    if not others:
+        return []
+    who = " and ".join(COUNTERS.get(source, "nobody") for source in others)
+    return [
+        f"the output tokens of {sum(others.values()):,} of {answers:,} answers were counted by {who}, without the "
+        "server's usage: tokens/s and TPOT rest on that count"
+    ]
 
 
 def cautions(test: rules.Test) -> list[str]:
@@ -303,10 +331,19 @@ def cautions(test: rules.Test) -> list[str]:
     return [*notes, *([test.note] if test.note else [])]
 
 
-def write(folder: Path, result: mlperf.MlperfResult, test: rules.Test, *, sut: str, version: str) -> None:
+def write_result(folder: Path, result: mlperf.MlperfResult, test: rules.Test, summary: Summary) -> None:
+    """Write `mlperf.json` and LoadGen's two log files of this run into `folder`."""
+    started = datetime.fromisoformat(summary.run.started) if summary.run.started else datetime.now(UTC)
+    sut = summary.target.name or summary.target.url
+    write(folder, result, test, sut=sut, version=summary.run.version, started=started)
+
+
+def write(
+    folder: Path, result: mlperf.MlperfResult, test: rules.Test, *, sut: str, version: str, started: datetime
+) -> None:
     """Write `mlperf.json` and LoadGen's two log files into `folder`."""
     store.replace(folder / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
-    log_files.write(folder, result, test, sut=sut, version=version)
+    log_files.write(folder, result, test, sut=sut, version=version, started=started)
     checksums.write(folder)
 
 

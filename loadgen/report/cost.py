@@ -13,7 +13,7 @@ from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from loadgen import format
 from loadgen.cost.comparison import OfferComparison, slo_words
 from loadgen.cost.prices import Owned, PerToken, dated
-from loadgen.cost.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer
+from loadgen.cost.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer, other_machine
 from loadgen.format import NONE
 
 WIDTH = 100
@@ -126,7 +126,12 @@ def measured(offer: Offer) -> str:
             rate += f" ({capacity.confidence * 100:g} % interval {ends})"
         else:
             rate += " (no interval)"
-        return f"capacity by {capacity.method}: {rate} of {workload} under {limits}; from {place}"
+        confirmed = ", confirmed" if capacity.confirmed else ""
+        shown = ""
+        if capacity.output_tokens_per_s is not None:
+            shown = f", {format.quantity(capacity.output_tokens_per_s, 4)} output tokens/s while its run offered load"
+        words = f"{rate} of {workload}{confirmed}{shown}"
+        return f"capacity by {capacity.method}: {words}; under {limits}; from {place}"
     if isinstance(offer.price, PerToken):
         counted = f"{summary.requests.ok:,} requests of {workload}, tokens as counted"
         return f"{basis.label}: {counted}; SLO: {limits}; from {place}"
@@ -137,13 +142,20 @@ def measured(offer: Offer) -> str:
             f"{format.quantity(float(request_rate * basis.low))} to {format.quantity(float(request_rate * basis.high))}"
         )
         rate += f" (95 % interval {ends})"
-    return f"{basis.label}: {rate} of {workload} completed while load was offered; SLO: {limits}; from {place}"
+    window = "over the whole run" if offer.evidence.at_once else "while load was offered"
+    return f"{basis.label}: {rate} of {workload} completed {window}; SLO: {limits}; from {place}"
+
+
+def _other_machine(offer: Offer) -> str:
+    price = offer.price
+    return "" if isinstance(price, PerToken) else other_machine(offer.evidence.summary, price)
 
 
 def standing(offer: Offer) -> str:
-    """A short label for every figure of an offer: the basis of its rate, then "simulated" and "INVALID" where true."""
+    """A short label for every figure of an offer: the basis of its rate, then what stands against it."""
     marks = ["simulated"] if offer.evidence.simulated else []
     marks += [] if offer.evidence.valid else ["INVALID"]
+    marks += ["ANOTHER MACHINE"] if _other_machine(offer) else []
     return ", ".join([offer.basis.label, *marks])
 
 

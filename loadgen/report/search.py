@@ -101,6 +101,7 @@ def _lines(
         yield "Load       not known"
     if answer.confirmed is not None:
         yield f"Confirmed  {answer.confirmed:.4g}{unit}: a run at full length from empty met every term"
+        yield "           (the load that loadgen cost and loadgen capacity use, with the steady tokens of that run)"
     spent = answer.spent_s - answer.confirming_s
     confirming = f"{format.duration(answer.confirming_s)} confirming"
     yield f"Spent      {format.duration(spent)} in {answer.probes} probes, {confirming}"

@@ -205,9 +205,11 @@ def highest(
     """The capacity that these runs are evidence of.
 
     None without an SLO, without a load that held at full length, or when full-length runs failed where they should have
-    passed. It is a lower bound when no run was over. The load and its interval are those of the answer. The evidence is
-    the highest confirmed run, or else the highest run that held to its end. In a closed loop, the rate is the rate that
-    the run completed, without an interval, because the interval of the answer is in lanes.
+    passed. It is a lower bound when no run was over. The evidence is the highest confirmed run, or else the highest run
+    that held to its end. Rate and tokens are those of that run: its load and its steady tokens; never the load of the
+    answer, at which half of the runs fail.
+    The interval is that of the answer, widened to the rate. In a closed loop, the rate is the rate that the run
+    completed, without an interval, because the interval of the answer is in lanes.
     """
     full_length = [result for result in told if result.outcome == "under" and not result.early]
     best = max(full_length, key=lambda result: (result.ask.kind == "confirm", result.ask.load), default=None)
@@ -217,25 +219,23 @@ def highest(
     summary = summary_json.load_summary(path.read_bytes(), str(path))
     if not summary.goodput.slo:
         return None
-    recipe = request_fingerprint(workload, _counted(summary), summary.run.tokenizer_sha256)
-    by: Literal["search", "sweep"] = "sweep" if best.ask.kind == "level" else "search"
-    if any(isinstance(stage.arrival, Closed) for stage in workload.stages if stage.measured):
-        rate = best.figures.get("completed_rps")
-        if not rate:
-            return None
-        return capacity.Capacity(
-            rate_per_s=rate, lower_bound=answer.missed is None, method=by, recipe=recipe, evidence=best.folder
-        )
-    ends = answer.interval
+    closed = any(isinstance(stage.arrival, Closed) for stage in workload.stages if stage.measured)
+    rate = best.figures.get("completed_rps") if closed else best.ask.load
+    if not rate:
+        return None
+    ends = None if closed else answer.interval
     return capacity.Capacity(
-        rate_per_s=answer.load,
-        low_per_s=min(ends.low, answer.load) if ends else None,
-        high_per_s=max(ends.high, answer.load) if ends else None,
+        rate_per_s=rate,
+        low_per_s=min(ends.low, rate) if ends else None,
+        high_per_s=max(ends.high, rate) if ends else None,
         lower_bound=answer.missed is None,
-        unit="conversations" if summary.sessions is not None else "requests",
-        method=by,
-        recipe=recipe,
+        unit="conversations" if summary.sessions is not None and not closed else "requests",
+        method="sweep" if best.ask.kind == "level" else "search",
+        recipe=request_fingerprint(workload, _counted(summary), summary.run.tokenizer_sha256),
         evidence=best.folder,
+        confirmed=best.ask.kind not in ("bracket", "probe", "level"),
+        output_tokens_per_s=summary.tokens.steady_output_per_s,
+        total_tokens_per_s=summary.tokens.steady_total_per_s,
     )
 
 
