@@ -157,9 +157,14 @@ def share(marks: Sequence[NDArray[np.float64]], value: float) -> Known | None:
     if n < 4 * max(BLOCKS):
         return None
     known = _by_means(everything)
-    p = (float(everything.sum()) + 2) / (n + 4)
-    least = math.sqrt(p * (1 - p) / (n + 4))
+    least = least_share_error(float(everything.sum()), n)
     return Known(value, max(least, known.error if known else 0.0), known.freedom if known else BLOCKS[1] - 1)
+
+
+def least_share_error(marked: float, n: int) -> float:
+    """The standard error of a share of `n` independent requests with two more of either kind."""
+    p = (marked + 2) / (n + 4)
+    return math.sqrt(p * (1 - p) / (n + 4))
 
 
 def rate(windows: Sequence[Span], parts: Sequence[Columns], value: float) -> tuple[Known | None, str]:
