@@ -26,6 +26,7 @@ from loadgen.metrics.summary import summarize
 from loadgen.report import compare as compared
 from loadgen.report import junit, markdown
 from loadgen.results.manifest import Fingerprints
+from loadgen.stats import intervals
 
 EXAMPLE = Path(__file__).parent / "data" / "summary_example_rag_gpus.json"
 INSTANTS = (
@@ -109,6 +110,22 @@ def test_a_level_of_each_start_is_no_difference() -> None:
         told = words(side("a", *runs_of[:3]), side("b", *runs_of[3:]))
         wrong += bool({"better", "worse"} & set(told.values()))
     assert wrong <= 3
+
+
+def test_a_tail_made_by_one_bad_spell_a_run_is_not_told_apart() -> None:
+    """Three runs with a bad spell of 8 s each, three without: the runs of a side agree, but there are three spells."""
+    clean = [rows(seed, 2000, 8.0) for seed in range(1, 7)]
+    for one in clean:  # without the noise of the queue
+        one["last_token_ns"] = one["first_token_ns"] + (2e9 + one["due_ns"] % 1e7).astype(np.int64)
+    for one in clean[3:]:
+        spell = (one["due_ns"] > 100e9) & (one["due_ns"] < 108e9)
+        one["last_token_ns"][spell] += 2 * (one["last_token_ns"] - one["first_token_ns"])[spell]
+    found = comparison.compare([side("a", *clean[:3]), side("b", *clean[3:])])
+    (tpot,) = (one for one in found.differences if one.metric == "tpot_ms.p99")
+    assert (tpot.change or 0) > 1 and (tpot.low or 0) > 0
+    assert tpot.word == "cannot tell" and "a few stretches of time only" in tpot.why
+    assert intervals.fisher(0, 20, 3, 20) == pytest.approx(0.2308, abs=1e-4)
+    assert intervals.fisher(0, 20, 20, 20) < 1e-10
 
 
 def test_shares_of_repeats_without_a_failure_are_not_certain() -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 UNLIKE = "not the same work"
 POWER = 0.9  # probability of finding the smallest detectable change
 
-DIFFER = "these two runs differ"
+DIFFER: Literal["these two runs differ"] = "these two runs differ"
 Word = Literal["better", "worse", "these two runs differ", "no difference seen", "cannot tell"]
 
 
@@ -82,8 +82,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     `change`: relative (0.1 is +10 %); for a share, the difference as a part of one. `low`, `high`: its interval at the
     level at which `word` was decided; null where there is none. `detectable`: the smallest change that would be found
-    with probability POWER. `why`: the reason for "cannot tell". `repeated`: both sides are repeats, so `word` holds beyond
-    these runs.
+    with probability POWER. `why`: the reason for "cannot tell". `repeated`: both sides are repeats, so `word` holds
+    beyond these runs.
     """
 
     metric: str
@@ -233,9 +233,8 @@ def _scope(sides: Sequence[Side]) -> str:
         return "by repeated runs on every side"
     single = [side.name for side in sides if len(side.runs) < 2]
     return (
-        f"by blocks of time within these runs: {' and '.join(single)} {'is' if len(single) == 1 else 'are'} one run. What "
-        "another start of the server would show, they cannot tell: no word of better or worse. Repeats can: "
-        "loadgen run ... --repeat 3"
+        f"by blocks of time within these runs: one run of {' and '.join(single)}. What another start of the server "
+        "would show, they cannot tell: no word of better or worse. Repeats can: loadgen run ... --repeat 3"
     )
 
 
@@ -262,10 +261,34 @@ def _differences(
         [None if difference is None else _p_value(difference) for *_, difference, _ in results], 1 - confidence
     )
     family = max(sum(difference is not None for *_, difference, _ in results), 1)
-    return [
+    made = [
         _difference(compared, other.name, before, after, difference, reason, level, (1 - confidence) / family, repeated)
         for (compared, before, after, difference, reason), level in zip(results, levels, strict=True)
     ]
+    return [
+        _rests_on_few(one, first, other, compared, level) if one.word in ("better", "worse") else one
+        for one, (compared, *_), level in zip(made, results, levels, strict=True)
+    ]
+
+
+def _rests_on_few(difference: Difference, first: Side, other: Side, compared: Metric, level: float) -> Difference:
+    """The difference, or that it cannot be told where a quantile differs in a few stretches of time only.
+
+    Three runs that met a bad spell each, against three that met none, agree well among each other; but the spells are
+    three. So the stretches of time whose own quantile is above the middle of both sides must differ in number too.
+    """
+    parts_a, parts_b = ([part for run in side.runs if (part := run.measured()) is not None] for side in (first, other))
+    if compared.p is None or not compared.per_request or not difference.before or not difference.after:
+        return difference
+    if len(parts_a) < len(first.runs) or len(parts_b) < len(other.runs):
+        return difference
+    middle_ns = math.sqrt(difference.before * difference.after) * 1e6
+    above_a, total_a = block_errors.stretches_above(parts_a, compared, middle_ns)
+    above_b, total_b = block_errors.stretches_above(parts_b, compared, middle_ns)
+    if intervals.fisher(above_a, total_a, above_b, total_b) <= level:
+        return difference
+    why = f"they differ in a few stretches of time only ({above_a} of {total_a}, {above_b} of {total_b})"
+    return msgspec.structs.replace(difference, word="cannot tell", why=why)
 
 
 def _value(side: Side, compared: Metric) -> float | None:
@@ -296,7 +319,13 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
         if is_share:  # three runs without a failure do not say that there is none
             requests = sum(run.summary.requests.scheduled for run in side.runs)
             error = max(error, block_errors.least_share_error(value * requests, requests))
-        return Known(float(scaled.mean()), error, len(values) - 1), ""
+        known = Known(float(scaled.mean()), error, len(values) - 1)
+        recorded = [part for run in side.runs if (part := run.measured()) is not None]
+        if compared.per_request and len(recorded) == len(side.runs):
+            within, freedom = block_errors.within_runs(recorded, compared)
+            if within > known.error:
+                known = Known(known.value, within, freedom)
+        return known, ""
     parts = [run.measured() for run in side.runs]
     columns = [part for part in parts if part is not None]
     if len(columns) < len(parts):
@@ -321,8 +350,8 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
 def _difference_of(a: Known, b: Known, *, pooled: bool = False) -> Known:
     """The difference b - a of two independent figures.
 
-    `pooled`: as many runs on both sides, whose spread is taken for one (Student): with three runs a side Welch's degrees
-    of freedom are themselves a guess, and cost half of the power.
+    `pooled`: as many runs on both sides, whose spread is taken for one (Student). With three runs a side Welch's
+    degrees of freedom are themselves a guess, and cost half of the power.
     """
     freedom = intervals.welch(a.error**2, a.freedom, b.error**2, b.freedom)
     if pooled and a.freedom == b.freedom:
