@@ -34,8 +34,9 @@ def report(
     Exit: 0 sound and SLO met, 1 SLO missed, 2 not a run, 3 the run is not valid.
     """
     from loadgen.compare import inputs
-    from loadgen.metrics import summary_json
+    from loadgen.metrics import repeats, summary_json
     from loadgen.metrics.validity import exit_code
+    from loadgen.report import repeats as repeats_table
     from loadgen.report import text
 
     other_tool_file = inputs.by_another_tool(folder)
@@ -52,7 +53,9 @@ def report(
         inputs.of_one_work(folder, named)
         answer, page = _levels(named, with_page)
     elif folders:
+        named = [(run.name, summary) for run, summary in zip(folders, summaries, strict=True)]
         answer = text.render_levels(summaries, color=color)
+        answer += "\n" + repeats_table.render_text(repeats.summarize_repeats(named))
     else:
         answer = text.render(summaries[0], color=color)
     if as_json:

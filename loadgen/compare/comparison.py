@@ -17,7 +17,7 @@ from loadgen.compare import block_errors
 from loadgen.compare.block_errors import Known
 from loadgen.metrics import columns as metrics
 from loadgen.metrics.columns import OK, Columns
-from loadgen.metrics.registry import SHARES, Metric, figure, metric
+from loadgen.metrics.registry import SHARES, SHOWN, Metric, figure, metric
 from loadgen.stats import intervals
 from loadgen.stats.intervals import LEVEL
 
@@ -36,18 +36,6 @@ DIFFER: Literal["these two runs differ"] = "these two runs differ"
 Word = Literal["better", "worse", "these two runs differ", "no difference seen", "cannot tell"]
 
 
-SHOWN = (
-    "ttft_ms.p50",
-    "ttft_ms.p99",
-    "tpot_ms.p50",
-    "tpot_ms.p99",
-    "e2e_ms.p50",
-    "e2e_ms.p99",
-    "tokens.steady_output_per_s",
-    "ok_share",
-    "goodput.share",
-)
-"""The metrics compared by default, each where both sides have it."""
 TOLD = ("tokens.output_per_s", "load.completed_rps")
 """Further metrics, when a side is the figures of another tool."""
 

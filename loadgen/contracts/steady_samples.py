@@ -178,6 +178,9 @@ def settle(
     length_s = load_length_s([due for due, _ in timed])
     sample = SteadySample([values for _, values in settled], sum(len(values) for _, values in timed), length_s=length_s)
     sample = sample._replace(looks=independent_looks(runs, settled))
+    short = too_short(length_s, p, confidence, asked_horizon_s, what)
+    if sample.looks is not None and sample.looks < LEAST_LOOKS:
+        short = short or _too_few_states(sample.looks, length_s)
     stays = looks(runs) if waits(runs, metric) else None
     if not all(part.settled for part in parts):
         lengths = [float(due[-1] - due[0]) / 1e9 for due, _ in timed if len(due)]
@@ -195,19 +198,15 @@ def settle(
             least_looks = (
                 0.0 if _never_queued(runs) else LOOKS[metric] * 0.75
             )  # without queueing no least number: the batches just vary
-            if distinct_looks >= max(
-                intervals.unseen(p, confidence), least_looks
+            if (
+                caveat and not short and distinct_looks >= max(intervals.unseen(p, confidence), least_looks)
             ):  # enough looks to have met the worst case
                 settled_with_stay = zip(settled, stays_ns, strict=True)
                 sample = sample._replace(
                     bound=max(steady_state.worst(*one, stay_ns, p) for one, stay_ns in settled_with_stay)
                 )
         sample = sample._replace(caveat=caveat)
-    short = too_short(length_s, p, confidence, asked_horizon_s, what)
-    if sample.looks is not None and sample.looks < LEAST_LOOKS:
-        short = short or _too_few_states(sample.looks, length_s)
-    if short:  # then not even the worst stretch is a bound
-        sample = sample._replace(caveat=sample.caveat or short, bound=math.inf)
+    sample = sample._replace(caveat="; and ".join(filter(None, (sample.caveat, short))))
     starts = [float(due[part.start] - due[0]) for (due, _), part in zip(timed, parts, strict=True) if part.start]
     return sample._replace(of=f"from {format.duration(max(starts) / 1e9)} on" if starts else "")
 
@@ -223,8 +222,8 @@ def independent_looks(runs: Sequence[RecordedRun], timed: Sequence[Timed]) -> fl
 def _too_few_states(seen: float, length_s: float) -> str:
     load_needed = f"about {format.duration(length_s * LEAST_LOOKS / seen)} of load" if seen else "a much longer load"
     return (
-        f"a server that changes slowly: this load is worth some {seen:.0f} independent looks at it; {LEAST_LOOKS} "
-        f"needed: {load_needed}"
+        f"a server that changes slowly: this load is worth some {math.floor(seen)} independent looks at it; "
+        f"{LEAST_LOOKS} needed: {load_needed}"
     )
 
 
