@@ -113,7 +113,7 @@ def test_repeats_of_a_sweep_are_taken_up_again(tmp_path: Path, capsys: pytest.Ca
         (("many", None, None, None), "no number of runs"),
         (("3", 5, None, None), "has no end to look for"),
         (("auto", 2, None, None), "from 3 to 100"),
-        (("auto", None, "0", None), "reached by no number of runs"),
+        (("auto", None, "0%", None), "reached by no number of runs"),
         (("3", None, None, "soon"), "is not a duration"),
         ((None, None, None, "10m"), "nothing is repeated"),
     ],

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadgen.execution.repeats import pause, seeded
-
 if TYPE_CHECKING:
     from loadgen.metrics.repeats import RepeatSummary, Repetition
     from loadgen.metrics.summary import Summary
@@ -92,6 +90,8 @@ def repeat(
     wait: Callable[[float], None] = time.sleep,
 ) -> list[tuple[str, Summary]]:
     """The runs: `one(number, folder)` for r1, r2, ... of `parent`, until there are enough or one was interrupted."""
+    from loadgen.execution.repeats import pause
+
     named: list[tuple[str, Summary]] = []
     while not how.enough([summary for _, summary in named]):
         name = f"r{len(named) + 1}"
@@ -114,6 +114,3 @@ def finish(parent: Path, how: Repetition, named: Sequence[tuple[str, Summary]]) 
     made = repeats.summarize_repeats(named, within=how.within if how.count is None else None)
     store.replace(parent / repeats.FILE, msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n")
     return made
-
-
-__all__ = ["Repeat", "RepeatMost", "RepeatPause", "RepeatWithin", "finish", "pause", "refuse_used", "repeat", "seeded"]

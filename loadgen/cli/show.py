@@ -85,6 +85,7 @@ class Show:
 
         from loadgen.cli import repeats
         from loadgen.errors import INTERRUPTED
+        from loadgen.execution.repeats import seeded
         from loadgen.report import repeats as table
 
         parent = new_folder(settings.out, workload.name, datetime.now().astimezone())
@@ -92,7 +93,7 @@ class Show:
 
         def one(number: int, folder: Path) -> Summary:
             store = settings.store and f"{settings.store}/{folder.name}"
-            summary, _ = self.perform(repeats.seeded(workload, number), replace(settings, out=folder, store=store))
+            summary, _ = self.perform(seeded(workload, number), replace(settings, out=folder, store=store))
             return summary
 
         virtual = settings.url is not None and settings.url.startswith("sim:")

@@ -184,10 +184,10 @@ def _repeated(
 
     import msgspec
 
-    from loadgen.cli import repeats
     from loadgen.cli.show import say
     from loadgen.compare import inputs
     from loadgen.errors import INTERRUPTED, UserError
+    from loadgen.execution.repeats import pause, seeded
     from loadgen.metrics.repeats import FILE, summarize_repeats
     from loadgen.report import repeats as table
     from loadgen.results import store
@@ -203,11 +203,11 @@ def _repeated(
     within = how.within if how.count is None else None
     while len(codes) < how.at_most and (not codes or not all(map(how.enough, _summaries(by_level)))):
         number = len(codes) + 1
-        if codes and not repeats.pause(how, f"r{number}", virtual=virtual, say=say):
+        if codes and not pause(how, f"r{number}", virtual=virtual, say=say):
             codes.append(INTERRUPTED)
             break
         say(f"sweep r{number} of {how.words}")
-        own = {amount: repeats.seeded(workload, number) for amount, workload in grid.items()}
+        own = {amount: seeded(workload, number) for amount, workload in grid.items()}
         folder = parent / f"r{number}"
         with store.nothing_left(folder):
             codes.append(_run(name, own, kind, overrides, replace(settings, out=folder), plain=plain, quiet=True))
