@@ -18,7 +18,7 @@ from loadgen.contracts.load import load_contract
 from loadgen.errors import Faults
 from loadgen.execution import run as execution
 from loadgen.execution.plan import Settings
-from loadgen.metrics.repeats import Repetition, RepeatSummary, summarize_repeats
+from loadgen.metrics.repeats import RepeatSummary, Repetition, summarize_repeats
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.report import repeats as table
 from loadgen.stats import intervals
