@@ -1,4 +1,4 @@
-"""How often `compare` of one run a side is wrong, and what it finds: pairs of simulated runs that are the same, and pairs 10 % apart.
+"""How often `compare` of one run a side is wrong, and what it finds: pairs that are the same, and pairs 10 % apart.
 
     python benchmarks/compare_power.py [--pairs 100] [--requests 2000]
 

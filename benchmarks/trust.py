@@ -234,7 +234,8 @@ def searched(seed: int, spread: float) -> tuple[bool, load_search.SearchAnswer]:
     draw = np.random.default_rng([seed, 77])
     truth = 100.0
     low = truth / 4 ** float(draw.uniform(0.2, 0.8))
-    search = load_search.LoadSearch(low=low, high=4 * low)
+    learn = {"run_spread": None} if "run_spread" in load_search.LoadSearch.__dataclass_fields__ else {}
+    search = load_search.LoadSearch(low=low, high=4 * low, **learn)
     while (ask := search.ask()) is not None:
         n = ask.load * 600
         offered = ask.load * math.exp(draw.normal(0, 1 / math.sqrt(n)))
