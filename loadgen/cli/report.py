@@ -39,8 +39,9 @@ def report(
     from loadgen.cli.show import say_changed
     from loadgen.compare import inputs
     from loadgen.errors import UNSOUND
-    from loadgen.metrics import summary_json
+    from loadgen.metrics import repeats, summary_json
     from loadgen.metrics.validity import exit_code
+    from loadgen.report import repeats as repeats_table
     from loadgen.report import text
     from loadgen.search import experiment
 
@@ -64,7 +65,9 @@ def report(
         inputs.of_one_work(folder, named)
         answer, page = _levels(named, with_page)
     elif folders:
+        named = [(run.name, summary) for run, summary in zip(folders, summaries, strict=True)]
         answer = text.render_levels(summaries, color=color)
+        answer += "\n" + repeats_table.render_text(repeats.summarize_repeats(named))
     else:
         answer = text.render(summaries[0], color=color) + _mlperf_text(folder, summaries[0])
     if folders and (result := _mlperf_result(folder)) is not None:

@@ -19,6 +19,7 @@ from loadgen.report.progress import Progress
 
 if TYPE_CHECKING:
     from loadgen.execution.shared_counters import Counted
+    from loadgen.metrics.repeats import Repetition
     from loadgen.report.dashboard import Dashboard
     from loadgen.results.manifest import Cluster, Header
     from loadgen.schedule.timetable import Schedule
@@ -95,6 +96,37 @@ class Show:
             print(sweep.render_text(curve(named_summaries)), end="", flush=True)
             say(f"results in {parent}")
         return max(exit_code(summary) for summary in summaries)
+
+    def repeats(self, workload: Workload, settings: Settings, how: Repetition) -> int:
+        """Perform several runs of one load and print their summary. Returns the highest exit code."""
+        from datetime import datetime
+
+        import msgspec
+
+        from loadgen.cli import repeats
+        from loadgen.errors import INTERRUPTED
+        from loadgen.execution.repeats import seeded
+        from loadgen.report import repeats as table
+
+        parent = new_folder(settings.out, workload.name, datetime.now().astimezone())
+        repeats.refuse_used(parent)
+
+        def one(number: int, folder: Path) -> Summary:
+            store = settings.store and f"{settings.store}/{folder.name}"
+            summary, _ = self.perform(seeded(workload, number), replace(settings, out=folder, store=store))
+            return summary
+
+        virtual = settings.url is not None and settings.url.startswith("sim:")
+        named = repeats.repeat(how, parent, one, virtual=virtual, say=say)
+        made = repeats.finish(parent, how, named)
+        if self._as_json:
+            sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n")
+        else:
+            print(text.render_levels([summary for _, summary in named], color=_color()), end="")
+            print("\n" + table.render_text(made), end="", flush=True)
+        say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {parent} OTHER")
+        codes = [exit_code(summary) for _, summary in named]
+        return max(codes) if how.enough([summary for _, summary in named]) else max(*codes, INTERRUPTED)
 
     def plans(self, workloads: list[Workload], settings: Settings) -> int:
         """Print what would be sent."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loadgen.cli import target
+from loadgen.cli.repeats import Repeat, RepeatMost, RepeatPause, RepeatWithin
 
 if TYPE_CHECKING:
     from loadgen.contracts.schema import Checked
@@ -42,6 +43,10 @@ def validate(
     shape: target.Shape = "",
     region: target.Region = "",
     metadata: target.Metadata = None,
+    repeat: Repeat = None,
+    repeat_most: RepeatMost = None,
+    repeat_within: RepeatWithin = None,
+    repeat_pause: RepeatPause = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="A new folder for all of it; without it one in results/.")
     ] = None,
@@ -54,6 +59,7 @@ def validate(
 
     Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 INCONCLUSIVE, 70 bug, 130 interrupted.
     """
+    from loadgen.cli.repeats import repetition
     from loadgen.contracts import run, verdict
     from loadgen.contracts.load import load_contract
     from loadgen.errors import OK, Faults
@@ -79,8 +85,14 @@ def validate(
         number, word = seed_and_salt(seed, salt)
     except Faults as several:
         faults += several.faults
+    how = None
     try:
-        checked_contract = load_contract(contract, gpus=gpus)
+        how = repetition(repeat, repeat_most, repeat_within, repeat_pause)
+    except Faults as several:
+        faults += several.faults
+    least = None if repeat is None or how is None else how.at_least
+    try:
+        checked_contract = load_contract(contract, gpus=gpus, repeats=least)
     except Faults as several:
         faults += several.faults
     if faults or settings is None or checked_contract is None:
@@ -91,7 +103,10 @@ def validate(
     from loadgen.cli.show import Show, say
 
     show = Show(as_json=as_json)
-    result, folder = run.run(checked_contract, settings, out, perform=show.perform, say=say, seed=number, salt=word)
+    result, folder = run.run(
+        checked_contract, settings, out, perform=show.perform, say=say, seed=number, salt=word,
+        repetition=how if repeat is not None else None,
+    )  # fmt: skip
     _print(result, as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
     return verdict.exit_code(result)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -21,12 +22,14 @@ import numpy as np
 from loadgen import seeds
 from loadgen.contracts import schema, verdict
 from loadgen.contracts.evaluate import MeasuredLevel, Money
-from loadgen.contracts.schema import Checked, Contract
+from loadgen.contracts.schema import Checked, Contract, ContractLevel
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.verdict import Validation
 from loadgen.errors import Faults, TargetError, UserError
 from loadgen.execution.plan import Settings, version
+from loadgen.execution.repeats import pause
 from loadgen.metrics import summary_json
+from loadgen.metrics.repeats import Repetition
 from loadgen.metrics.summary import Summary
 from loadgen.preflight.target_checks import FAULT, WARNING, Finding
 from loadgen.report import junit
@@ -71,10 +74,13 @@ def run(
     say: Callable[[str], None],
     seed: int | None = None,
     salt: str | None = None,
+    repetition: Repetition | None = None,
+    wait: Callable[[float], None] = time.sleep,
 ) -> tuple[Validation, Path]:
     """Run a checked contract and judge it; returns the verdict and the folder. `say` gets lines of progress.
 
-    `seed`, `salt`: of all its prompts, in the place of those in the workload files.
+    `seed`, `salt`: of all its prompts, in the place of those in the workload files. `repetition`: how often each level
+    is run, and with what pause, instead of what the contract says; a level's `apart` is the least pause.
 
     A level that could not be run makes its terms INCONCLUSIVE, with the reason.
 
@@ -98,8 +104,14 @@ def run(
         if faults or interrupted:
             trouble[name] = f"the target cannot be used: {'; '.join(faults)}" if faults else "the user broke it off"
             continue
-        for repeat in range(1, planned.level.repeats + 1):
-            say(f"level {name}, run {repeat} of {planned.level.repeats}")
+        how = _repetition(planned.level, repetition)
+        summaries: list[Summary] = []
+        while not how.enough(summaries):
+            repeat = len(summaries) + 1
+            if repeat > 1 and not _paused(how, f"{name}, run {repeat}", settings, say, wait):
+                interrupted = True
+                break
+            say(f"level {name}, run {repeat} of {how.words}")
             try:
                 workload = _of_run(planned.workload, name, repeat, seed, salt)
                 summary, _ = perform(workload, replace(settings, out=folder / name / f"r{repeat}"))
@@ -110,9 +122,12 @@ def run(
                 reasons = "; ".join(fault.what for fault in fault_list.faults)
                 trouble[name] = f"run {repeat} could not be done: {reasons}"
                 break
+            summaries.append(summary)
             if summary.run.state == "interrupted":
                 interrupted = True
                 break
+        if interrupted and not trouble.get(name) and not how.enough(summaries):
+            trouble[name] = f"the user broke it off after {len(summaries)} of {how.words} runs"
     warnings = tuple(f"{finding.check}: {finding.found}" for finding in findings if finding.state in (FAULT, WARNING))
     facts = _RunFacts(settings.shown, started, _now(), interrupted, trouble, warnings, dict(settings.metadata))
     (folder / PLACE).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
@@ -126,6 +141,19 @@ def _of_run(workload: Workload, level: str, repeat: int, seed: int | None, salt:
     if workload.seed is not None and repeat > 1:
         workload = workload.model_copy(update={"seed": seeds.derived(workload.seed, level, repeat) >> 11})
     return placed(workload, f"{level}.r{repeat}")
+
+
+def _repetition(level: ContractLevel, asked: Repetition | None) -> Repetition:
+    """How often a level is run: as the contract says, or as asked, with at least the contract's pause."""
+    how = asked or Repetition(count=level.repeats)
+    return replace(how, pause_ns=max(how.pause_ns, level.apart_ns or 0))
+
+
+def _paused(
+    how: Repetition, name: str, settings: Settings, say: Callable[[str], None], wait: Callable[[float], None]
+) -> bool:
+    virtual = settings.url is not None and settings.url.startswith("sim:")
+    return pause(how, name, virtual=virtual, say=say, wait=wait)
 
 
 def again(folder: Path) -> Validation:
