@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from .app.telemetry import Prometheus as Prometheus
     from .app.throttle import Permit as Permit
     from .app.throttle import Throttle as Throttle
+    from .app.throttle import priority as priority
     from .app.trace_recorder import ShapeRecorder as ShapeRecorder
     from .app.trace_recorder import record_shape as record_shape
     from .errors import ClientError as ClientError
     from .errors import RequestFailed as RequestFailed
     from .errors import TargetUnusable as TargetUnusable
+    from .errors import ThrottleTimeout as ThrottleTimeout
     from .errors import WrongUse as WrongUse
     from .request import Completion as Completion
     from .request import Failure as Failure
@@ -56,12 +58,14 @@ _MODULE_BY_NAME = {
     "Target": "transport.target",
     "TargetUnusable": "errors",
     "Throttle": "app.throttle",
+    "ThrottleTimeout": "errors",
     "Tls": "transport.wire",
     "TokenPrice": "app.measurement",
     "Usage": "request",
     "WrongUse": "errors",
     "instrument": "app.instrumentation",
     "latest_measurement": "app.measurement",
+    "priority": "app.throttle",
     "record_shape": "app.trace_recorder",
 }
 
