@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from .app.client import Client as Client
     from .app.client import Event as Event
     from .app.instrumentation import instrument as instrument
+    from .app.labels import labelled as labelled
     from .app.measurement import Attempt as Attempt
+    from .app.measurement import Choice as Choice
     from .app.measurement import Content as Content
     from .app.measurement import Measurement as Measurement
     from .app.measurement import TokenPrice as TokenPrice
     from .app.measurement import latest_measurement as latest_measurement
+    from .app.measurement import measurement_of as measurement_of
     from .app.retry import Retry as Retry
     from .app.telemetry import OpenTelemetry as OpenTelemetry
     from .app.telemetry import Prometheus as Prometheus
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 _MODULE_BY_NAME = {
     "Attempt": "app.measurement",
     "BlockingClient": "app.blocking",
+    "Choice": "app.measurement",
     "Client": "app.client",
     "ClientError": "errors",
     "Completion": "request",
@@ -64,7 +68,9 @@ _MODULE_BY_NAME = {
     "Usage": "request",
     "WrongUse": "errors",
     "instrument": "app.instrumentation",
+    "labelled": "app.labels",
     "latest_measurement": "app.measurement",
+    "measurement_of": "app.measurement",
     "priority": "app.throttle",
     "record_shape": "app.trace_recorder",
 }

@@ -20,11 +20,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from datetime import datetime
+from functools import partial
 from itertools import count
 from time import monotonic_ns, time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import ThrottleTimeout, WrongUse
+from .finishing import collecting, later
 from .retry import EPOCH_S, retry_after_s
 
 if TYPE_CHECKING:
@@ -381,6 +383,9 @@ class _GateQueue:
             return Permit(self, booking, self._obey)
 
     def leave(self, booking: Booking, tokens: float | None, output: float | None) -> None:
+        if collecting():  # in a destructor: the code below may hold this very lock
+            later(partial(self.leave, booking, tokens, output))
+            return
         with self.lock:
             if self._shared is None or tokens is None:
                 self.gate.leave(booking, tokens, output)
@@ -403,6 +408,9 @@ class _GateQueue:
 
     def remove(self, waiter: _Waiter) -> None:
         """A caller stopped waiting: take it out of the queue."""
+        if collecting():
+            later(partial(self.remove, waiter))
+            return
         with self.lock:
             if not waiter.gone:
                 first = self._first() is waiter
@@ -618,7 +626,7 @@ class Throttle:
         key_values = self._key_values(key, model)
         with self._lock:
             if key_values not in self._throttlers:
-                from asyncio_throttle import Throttler
+                from asyncio_throttle.throttler import Throttler
 
                 limit = self._throttler_rate
                 assert limit is not None
