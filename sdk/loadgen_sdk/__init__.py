@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .app.auto import auto as auto
     from .app.blocking import BlockingClient as BlockingClient
     from .app.client import Client as Client
     from .app.client import Event as Event
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from .transport.target import Target as Target
     from .transport.wire import Tls as Tls
 
+__version__ = "0.1.0"  # of sdk/pyproject.toml and of the generator: one version for both
+
 _MODULE_BY_NAME = {
     "Attempt": "app.measurement",
     "BlockingClient": "app.blocking",
@@ -67,6 +70,7 @@ _MODULE_BY_NAME = {
     "TokenPrice": "app.measurement",
     "Usage": "request",
     "WrongUse": "errors",
+    "auto": "app.auto",
     "instrument": "app.instrumentation",
     "labelled": "app.labels",
     "latest_measurement": "app.measurement",

@@ -73,7 +73,7 @@ class OpenTelemetry:
         try:
             from opentelemetry import metrics, trace
         except ImportError:
-            raise WrongUse("opentelemetry-api is not installed", "pip install 'loadgen-sdk[otel]'") from None
+            raise WrongUse("opentelemetry-api is not installed", "pip install opentelemetry-api") from None
         meter = metrics.get_meter("loadgen_sdk", meter_provider=meter_provider)
         self._trace = trace
         self._tracer = trace.get_tracer("loadgen_sdk", tracer_provider=tracer_provider) if spans else None
@@ -251,7 +251,7 @@ class Prometheus:
         try:
             import prometheus_client as client
         except ImportError:
-            raise WrongUse("prometheus-client is not installed", "pip install 'loadgen-sdk[prometheus]'") from None
+            raise WrongUse("prometheus-client is not installed", "pip install prometheus-client") from None
         into = client.REGISTRY if registry is None else registry
         self._labels = _label_names(labels, "labels")
         labels_by = ("api", "model", *self._labels)
