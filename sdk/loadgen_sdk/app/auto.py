@@ -25,7 +25,7 @@ class Auto:
 
     def __init__(self, classes: tuple[type, ...], options: Options) -> None:
         self._constructors: list[tuple[type, Callable[..., None], Callable[..., None]]] = []
-        self._clients: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._clients: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         for kind in classes:
             self._wrap(kind, options)
 
@@ -37,8 +37,8 @@ class Auto:
         def instrumented(client: Any, *args: Any, **kwargs: Any) -> None:
             make(client, *args, **kwargs)
             if _OPTIONS not in vars(client):  # a subclass calls the constructor of its base, which is wrapped too
+                clients[client] = {name: vars(client)[name] for name in _REPLACED if name in vars(client)}
                 _install(client, client, options)
-                clients.add(client)
 
         self._constructors.append((kind, make, instrumented))
         kind.__init__ = instrumented  # type: ignore[misc]
@@ -49,8 +49,11 @@ class Auto:
             kind, make, instrumented = self._constructors.pop()
             if kind.__init__ is instrumented:  # type: ignore[misc]
                 kind.__init__ = make  # type: ignore[misc]
-        for client in [*self._clients]:
-            _uninstall(client)
+        for client, plain in [*self._clients.items()]:
+            attributes = vars(client)
+            for name in _REPLACED:  # what is not in `plain`, its class makes when it is next used
+                attributes.pop(name, None)
+            attributes.update(plain)
         self._clients.clear()
 
     def __enter__(self) -> Auto:
@@ -90,18 +93,6 @@ def auto(
 
 _active: list[Auto] = []
 
-
-def _uninstall(client: Any) -> None:
-    """Take the wrapped resources out of a client: its class makes plain ones when they are next used."""
-    attributes = vars(client)
-    options = attributes.pop(_OPTIONS, None)
-    if options is None:
-        return
-    for name in ("chat", "beta", "completions", "responses", "embeddings", "with_raw_response",
-                 "with_streaming_response", "copy", "with_options"):  # fmt: skip
-        attributes.pop(name, None)
-    if options.retry is not None:
-        attributes["max_retries"] = attributes.pop(MAX_RETRIES, attributes["max_retries"])
-
-
-MAX_RETRIES = "_loadgen_sdk_max_retries"
+_REPLACED = ("chat", "beta", "completions", "responses", "embeddings", "with_raw_response", "with_streaming_response",
+             "copy", "with_options", "max_retries", _OPTIONS)  # fmt: skip
+"""The attributes of a client that `_install` sets."""

@@ -138,7 +138,6 @@ def _install(measured: Any, client: Any, options: Options) -> None:
     attributes = vars(measured)
     attributes[_OPTIONS] = options
     if options.retry is not None:
-        attributes.setdefault("_loadgen_sdk_max_retries", attributes.get("max_retries"))  # for `auto`, which undoes it
         attributes["max_retries"] = 0
     url = getattr(client, "base_url", None)
     server = f"{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}" if url is not None else ""
