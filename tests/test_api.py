@@ -126,7 +126,7 @@ def test_the_fixture_passes_fails_and_shows_the_report(pytester: pytest.Pytester
 
 def test_arun_where_a_loop_is_running(tmp_path: Path) -> None:
     async def go() -> loadgen.Result:
-        with pytest.raises(UserError, match="event loop is running") as found:
+        with pytest.raises(Fault, match="event loop is running") as found:
             loadgen.run(FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK)
         assert "await loadgen.arun(...)" in found.value.hint
         return await loadgen.arun(FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK)
