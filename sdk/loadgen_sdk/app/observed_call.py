@@ -41,11 +41,12 @@ _NO_HEADERS: dict[str, str] = {}
 class Setting:
     """The settings shared by all wrapped methods of one client."""
 
-    __slots__ = ("ask_usage", "key", "policy", "server", "timeout_s", "warned")
+    __slots__ = ("ask_usage", "follows_calls", "key", "policy", "server", "timeout_s", "warned")
 
     def __init__(self, policy: Policy, server: str, key: str, ask_usage: bool, timeout_s: float | None = None) -> None:
         self.policy, self.server, self.key, self.ask_usage = policy, server, key, ask_usage
         self.timeout_s = timeout_s  # of the client: no call waits longer for its throttle
+        self.follows_calls = policy.follows_calls
         self.warned = False
 
 
@@ -105,7 +106,7 @@ class ObservedCall:
         self.labels = policy.labels_of(kwargs.pop("labels", None))
         self.parameters = parameters_of(kwargs)
         self.spans: tuple[Any, ...] = ()
-        if policy.follows_calls:
+        if setting.follows_calls:
             self.spans = policy.begin(
                 CallStart(
                     api, self.model, self.streamed, setting.server, self.started_unix_ns, self.parameters, self.labels
@@ -157,6 +158,8 @@ class ObservedCall:
 
     def current_span(self) -> AbstractContextManager[object]:
         """Makes the spans of this call current while its request is sent: spans of the HTTP library go below them."""
+        if not self.spans:
+            return _NO_SPAN
         spans = [span for span in self.spans if span is not None]
         return spans[0].current() if len(spans) == 1 else _all_current(spans) if spans else _NO_SPAN
 

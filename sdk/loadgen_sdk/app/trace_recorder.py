@@ -108,11 +108,11 @@ class ShapeRecorder:
         messages = arguments.get("messages")
         messages = arguments.get("input") if messages is None else messages
         previous_id = str(arguments.get("previous_response_id") or "")
-        by_message = None
+        by_message: list[str] | None = [] if isinstance(messages, str) or previous_id else None
         if isinstance(messages, list | tuple):
             by_message = [message_text(message) for message in messages]
-        elif isinstance(messages, str) or previous_id:
-            by_message = []
+            name = "input" if arguments.get("messages") is None else "messages"
+            arguments = {**arguments, name: by_message}  # texts stand for themselves: no message is read twice
         shape = CallShape(started, [*texts(arguments)], by_message, previous_id)
         later(partial(self._hash, shape))
         return shape
