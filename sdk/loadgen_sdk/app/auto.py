@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import WrongUse
+from ..transport.openai_client import client_classes
 from .instrumentation import _OPTIONS, Options, _install, _merged
 from .measurement import Prices
 from .policy import Observers, make_policy
@@ -80,13 +81,12 @@ def auto(
     openai package is not installed, or `auto` is on already.
     """
     try:
-        import openai
+        classes = client_classes()
     except ImportError:
         raise WrongUse("auto() instruments clients of the openai package, which is not installed") from None
     policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels)
     if _active and _active[0]._constructors:
         raise WrongUse("auto() is on already", "stop() the first one, or give it every observer")
-    classes = (openai.OpenAI, openai.AsyncOpenAI, openai.AzureOpenAI, openai.AsyncAzureOpenAI)
     _active[:] = [Auto(classes, _merged(None, policy, ask_usage))]
     return _active[0]
 

@@ -37,7 +37,7 @@ log = logging.getLogger("loadgen_sdk")
 FOREVER = 1 << 62
 LONGEST_OBEYED_S = 60.0  # a server that asks for a longer pause is asked again after this time
 AGING_S = 10.0  # one step of priority overtakes calls that came up to this much earlier
-SLACK_NS = 20_000_000  # an evenly spaced limit makes up for a late wake-up within this time
+SLACK_NS = 50_000_000  # an evenly spaced limit makes up for a late wake-up within this time
 LOGGED_NS = 1_000_000_000  # pauses shorter than this are not logged
 _PERIODS_NS = {"s": 10**9, "sec": 10**9, "second": 10**9, "min": 60 * 10**9, "minute": 60 * 10**9, "m": 60 * 10**9,
                "h": 3600 * 10**9, "hour": 3600 * 10**9}  # fmt: skip
