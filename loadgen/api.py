@@ -153,12 +153,27 @@ def run(
     from loadgen.execution.run import execute
 
     if asyncio._get_running_loop() is not None:
-        hint = "in async code: await asyncio.to_thread(loadgen.run, ...)"
+        hint = "in async code and in notebooks: await loadgen.arun(...), with the same arguments"
         raise UserError("loadgen.run blocks, and an event loop is running here", "loadgen.run", hint)
     overrides, settings = _parse_flags(url, flags)
     checked = _checked_workload(workload, trace, overrides)
     summary, folder = execute(checked, settings)
     return Result(summary, folder)
+
+
+async def arun(
+    workload: str | os.PathLike[str] | Mapping[str, Any] | Workload | None = None,
+    *,
+    url: str | Sequence[str] | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    **flags: Any,
+) -> Result:
+    """`run` where an event loop is running, as in a notebook: `result = await loadgen.arun("qa", url=...)`.
+
+    The run has a thread of its own. A cancelled `await` returns at once, but the run goes on in its thread to its
+    end: bound it with `duration` or `num_requests`.
+    """
+    return await asyncio.to_thread(run, workload, url=url, trace=trace, **flags)
 
 
 def load(folder: str | os.PathLike[str]) -> Result:
