@@ -111,7 +111,7 @@ def _offered(summary: Summary, stored_capacity: capacity.Capacity) -> float | No
     offered = summary.load.offered_rps
     if offered is None or stored_capacity.unit == "requests" or summary.sessions is None:
         return offered
-    return offered * summary.sessions.count / (summary.requests.scheduled - summary.requests.cancelled)
+    return offered * summary.sessions.count / summary.requests.decided
 
 
 class _Scenario(msgspec.Struct):
