@@ -35,7 +35,7 @@ STALL_NS = 1_000_000_000  # a gap between output events that a reader of the ans
 
 class TermResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one SLO term. `value_ms` is null when no request has a value, or when the quantile falls on a
-    failed request.
+    failed request. `met` is null when the run cannot decide the term; `undecided` says why.
     """
 
     metric: str
@@ -43,15 +43,20 @@ class TermResult(msgspec.Struct, frozen=True, kw_only=True):
     limit_ms: float
     value_ms: float | None
     margin_ms: float | None  # limit - value: negative is missed
-    met: bool
+    met: bool | None
     over: int  # samples over the limit, failed ones included
     count: int
     needed: int  # samples from which the quantile is supported
     supported: bool
+    undecided: str = ""
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that meet every SLO term; all fields are null without an SLO. `counted`: all but cancelled requests."""
+    """Requests that meet every SLO term; all fields are null without an SLO. `counted`: all but cancelled requests.
+
+    `met` is null without an SLO, and where no term is missed but one is undecided. `good`, `share` and the rates are
+    null where a term on a value of each request rests on withheld figures.
+    """
 
     rps: float | None = None  # good requests over the measured window
     steady_rps: float | None = None  # good requests that ended in the steady window, per second of that window
@@ -61,6 +66,11 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     slo: tuple[TermResult, ...] = ()
     share_limit: float | None = None
     met: bool | None = None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there is an SLO that this run can neither call met nor missed."""
+        return self.met is None and bool(self.slo or self.share_limit is not None)
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,6 +230,19 @@ def _where_first_token(field: str) -> Callable[[Columns], NDArray[np.int64]]:
     return lambda columns: np.where(columns["first_token_ns"] < 0, UNDEFINED, columns[field])
 
 
+def _tpot_error(columns: Columns) -> NDArray[np.int64]:
+    """How wrong a TPOT can be: (first + last stamp error) / (n - n1). UNDEFINED where TPOT is, or an error unknown."""
+    first, last = columns["stamp_error_ns"], columns["last_token_error_ns"]
+    unknown = (first < 0) | (last < 0) | (columns["first_token_ns"] < 0) | (columns["last_token_ns"] < 0)
+    divisor = streamed_tokens(columns) - np.maximum(columns["first_event_tokens"], 1)
+    return _divide(np.where(unknown, UNDEFINED, first + last), divisor)
+
+
+def _max_gap_error(columns: Columns) -> NDArray[np.int64]:
+    unknown = (columns["output_events"] < 2) | (columns["max_gap_error_ns"] < 0)
+    return np.where(unknown, UNDEFINED, columns["max_gap_error_ns"])
+
+
 def _max_gap(columns: Columns) -> NDArray[np.int64]:
     return np.where(columns["output_events"] < 2, UNDEFINED, columns["max_gap_ns"])
 
@@ -236,6 +259,8 @@ MEASURES: Mapping[str, Callable[[Columns], NDArray[np.int64]]] = {
     "send_lag": _between("due_ns", "sent_ns"),
     "client_lag": _where_first_token("client_lag_ns"),
     "stamp_error": _where_first_token("stamp_error_ns"),
+    "tpot_error": _tpot_error,
+    "max_gap_error": _max_gap_error,
 }
 """Per-request metrics over columns; the definitions are those of `loadgen_sdk.measures`."""
 
@@ -243,6 +268,7 @@ POOLED = ("itl", "inter_chunk")  # over all gaps of all requests: they have quan
 TERMS = ("ttft", "ttft_from_sent", "first_answer", "tpot", "tpot_mlperf", "e2e", "max_gap", *POOLED)
 """The metrics that an SLO term may limit."""
 
+_TPOT = ("tpot", "tpot_mlperf")
 _NEED_TWO_TOKENS = ("tpot", "tpot_mlperf", "max_gap")  # a request too short to have a value does not miss the limit
 NEED_A_STREAM = (*_NEED_TWO_TOKENS, *POOLED)
 """The metrics that an answer without streaming does not have."""
@@ -451,8 +477,11 @@ def goodput(
     inside: Window,
     gaps: Histogram,
     unrecorded: int = 0,
+    unsound: Mapping[str, str] | None = None,
 ) -> Goodput:
     """Each SLO term judged at its quantile, and the requests that meet all terms.
+
+    `unsound`: metrics whose figures are withheld, with the reason; terms on them are undecided.
 
     Failed, dropped and lost requests are over every limit, and so are the `unrecorded` ones; cancelled requests are
     left out. A request too short to have a TPOT is left out of that term and does not miss it. Terms on pooled gaps
@@ -462,20 +491,61 @@ def goodput(
         return Goodput()
     counted = len(measured) - int(measured.where(CANCELLED).sum()) + unrecorded
     good = int(meets(measured, slo).sum())
-    results = tuple(_term_result(measured, term, gaps, unrecorded) for term in slo.terms)
-    share = good / counted if counted else None
+    results = tuple(_term_result(measured, term, gaps, unrecorded, unsound or {}) for term in slo.terms)
     steady = sum(int((meets(part, slo) & within(part["end_ns"], inside.steady)).sum()) for part in everything)
-    share_met = slo.goodput_share is None or (share is not None and share >= slo.goodput_share)
-    return Goodput(
+    return judged_goodput(
+        slo,
+        results,
+        counted=counted,
+        good=good,
         rps=per_second(good, inside),
         steady_rps=per_second(steady, inside.steady),
+        unsound=unsound or {},
+    )
+
+
+def judged_goodput(
+    slo: Slo,
+    results: tuple[TermResult, ...],
+    *,
+    counted: int,
+    good: int | None,
+    rps: float | None,
+    steady_rps: float | None,
+    unsound: Mapping[str, str],
+) -> Goodput:
+    """The block `goodput` of judged terms: a missed term decides; else an undecided one leaves the SLO undecided."""
+    if any(term.metric in unsound and term.metric not in POOLED for term in slo.terms):
+        good = rps = steady_rps = None
+    share = good / counted if counted and good is not None else None
+    decisions = [result.met for result in results]
+    if slo.goodput_share is not None:
+        decisions.append(None if share is None else share >= slo.goodput_share)
+    return Goodput(
+        rps=rps,
+        steady_rps=steady_rps,
         share=share,
         good=good,
         counted=counted,
         slo=results,
         share_limit=slo.goodput_share,
-        met=share_met and all(result.met for result in results),
+        met=False if False in decisions else None if None in decisions else True,
     )
+
+
+def undecided_reason(metric: str, values: int, ok: int, count: int, unsound: Mapping[str, str]) -> str:
+    """Why a term on a metric can be neither met nor missed; "" when it can.
+
+    `values`: how many values there are (gaps, for a pooled metric). `count`: those and the requests without an answer,
+    which count as over the limit. A term that no ok request can have is not missed.
+    """
+    if metric in unsound:
+        return unsound[metric]
+    if values or (count and not ok):
+        return ""
+    if metric in _NEED_TWO_TOKENS or metric in POOLED:
+        return "no answer had two output events" if metric not in _TPOT else "no answer had the two tokens of a TPOT"
+    return "no request has this figure"
 
 
 def meets(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
@@ -492,13 +562,16 @@ def meets(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
     return good
 
 
-def _term_result(columns: Columns, term: Term, gaps: Histogram, unrecorded: int) -> TermResult:
+def _term_result(
+    columns: Columns, term: Term, gaps: Histogram, unrecorded: int, unsound: Mapping[str, str]
+) -> TermResult:
     """The result of one term. Failed, dropped, lost and `unrecorded` requests count as over the limit."""
     value: float | None
     if term.metric in POOLED:
         count = gaps.count
         over = gaps.over(term.limit_ns)
         value = gaps.quantile(term.quantile) if count else None
+        undecided = undecided_reason(term.metric, count, 1, count, unsound)
     else:
         ok = columns.where(OK)
         values = defined(columns.measure(term.metric)[ok])
@@ -507,6 +580,14 @@ def _term_result(columns: Columns, term: Term, gaps: Histogram, unrecorded: int)
         over = int((values > term.limit_ns).sum()) + without_value
         place = index(count, term.quantile) if count else 0
         value = int(np.partition(values, place)[place]) if place < len(values) else None
+        undecided = undecided_reason(term.metric, len(values), int(ok.sum()), count, unsound)
+    return term_result(term, count, over, value, met=value is not None and value <= term.limit_ns, undecided=undecided)
+
+
+def term_result(term: Term, count: int, over: int, value: float | None, *, met: bool, undecided: str) -> TermResult:
+    """The result of a term from its quantile `value` (ns), the number of samples, and how many are over the limit."""
+    if undecided:
+        value, over = None, 0
     needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)
     return TermResult(
         metric=term.metric,
@@ -514,9 +595,10 @@ def _term_result(columns: Columns, term: Term, gaps: Histogram, unrecorded: int)
         limit_ms=milliseconds(term.limit_ns),
         value_ms=None if value is None else milliseconds(value),
         margin_ms=None if value is None else milliseconds(term.limit_ns - value),
-        met=value is not None and value <= term.limit_ns,
+        met=None if undecided else met,
         over=over,
         count=count,
         needed=needed,
         supported=count >= needed,
+        undecided=undecided,
     )

@@ -79,6 +79,8 @@ def render_levels(summaries: Sequence[Summary], *, color: bool = False) -> str:
             lines[i + 1] += "  " + paint("INVALID", "red")
         elif summary.goodput.met is False:
             lines[i + 1] += "  " + paint("SLO missed", "yellow")
+        elif summary.goodput.undecided:
+            lines[i + 1] += "  " + paint("SLO undecided", "yellow")
     needs = _footnote([d for s in summaries for d in (s.ttft_ms, s.tpot_ms, s.e2e_ms)], ("p50", "p99"))
     return "\n".join([*mark, *lines, "latencies in ms; tokens/s: output, all requests together", *needs]) + "\n"
 
@@ -241,7 +243,7 @@ def _latency(summary: Summary) -> Iterator[str]:
         ],
     )
     yield from _footnote([distribution for _, distribution in rows])
-    if summary.itl_ms is None and summary.inter_chunk_ms.count:
+    if summary.itl_ms is None and summary.inter_chunk_ms.count and "itl" not in summary.unsound:
         yield f"no ITL: {summary.itl_absent}"
     if not summary.run.stream:
         yield "answers were not streamed: TTFT is the whole answer, and there is no TPOT"
@@ -334,29 +336,46 @@ def parts(summary: Summary) -> Iterator[str]:
 
 
 def _slo(goodput: Goodput, paint: Callable[[str, str], str], width: int) -> Iterator[str]:
-    if goodput.met is None:
+    if goodput.met is None and not goodput.undecided:
         return
-    result, colour = ("met", "green") if goodput.met else ("MISSED", "red")
-    text = f"{result}: {format.count(goodput.good)} of {format.count(goodput.counted)} requests within every limit"
+    result, colour = _OUTCOMES[goodput.met]
     share_limit = f", promised {format.percent(goodput.share_limit)}" if goodput.share_limit is not None else ""
-    text += f" ({format.percent(goodput.share)}{share_limit})"
+    if goodput.good is None:
+        text = f"{result}: how many requests were within every limit is not known{share_limit}"
+    else:
+        text = f"{result}: {format.count(goodput.good)} of {format.count(goodput.counted)} requests within every limit"
+        text += f" ({format.percent(goodput.share)}{share_limit})"
+    if goodput.met is None:
+        undecided = "no term is missed, but not every term can be decided"
+        text = f"{result}: {undecided}" + (f"; {text.partition(': ')[2]}" if _judges_requests(goodput) else share_limit)
     first, *others = _wrapped("SLO", [text, f"goodput {format.rate(goodput.rps)}"], width)
     yield first.replace(result, paint(result, colour), 1)
     yield from others
     yield from (
-        f"  {line}  {paint(term_result, 'green' if term.met else 'red')}"
-        for term, line, term_result in zip(
+        f"  {line}  {paint(_OUTCOMES[term.met][0], _OUTCOMES[term.met][1])}"
+        for term, line in zip(
             goodput.slo,
             _table(("", "", ""), [_term_cells(term) for term in goodput.slo])[1:],
-            ["met" if term.met else "MISSED" for term in goodput.slo],
             strict=True,
         )
     )
+    for reason in dict.fromkeys(term.undecided for term in goodput.slo if term.undecided):
+        yield from textwrap.wrap(f"undecided: {reason}", width, initial_indent="  ", subsequent_indent="    ")
+
+
+_OUTCOMES = {True: ("met", "green"), False: ("MISSED", "red"), None: ("undecided", "yellow")}
+
+
+def _judges_requests(goodput: Goodput) -> bool:
+    """Whether the count of good requests says something: some term that every request can have is decided."""
+    return goodput.good is not None and any(not term.undecided for term in goodput.slo)
 
 
 def _term_cells(term: TermResult) -> tuple[str, str, str]:
     name = NAMES.get(term.metric, term.metric)
     limit = f"{name} p{term.quantile * 100:g} at most {format.milliseconds(term.limit_ms)} ms"
+    if term.undecided:
+        return limit, "no figure", f"of {format.count(term.count)}"
     if term.value_ms is None:
         outcome = "falls on a failed one" if term.count else "nothing measured"
     else:
@@ -380,8 +399,11 @@ def _verdict(summary: Summary, paint: Callable[[str, str], str], width: int) -> 
     if verdict.warnings:
         yield paint("Warnings", "yellow")
         yield from _bullets(verdict.warnings, width)
-    if verdict.valid:
+    if verdict.valid and verdict.caveats:
+        yield f"{paint('VALID', 'yellow')}, with a reservation:"
+        yield from _bullets(verdict.caveats, width)
+    elif verdict.valid:
         yield f"{paint('VALID', 'green')}: the measurement is sound"
     else:
         yield f"{paint('INVALID', 'red')}: do not rely on these numbers"
-        yield from _bullets(verdict.reasons, width)
+        yield from _bullets((*verdict.reasons, *verdict.caveats), width)

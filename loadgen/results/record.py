@@ -44,7 +44,9 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("done_ns", "i8", "end of the body, or the instant of the failure"),
     ("client_lag_ns", "i8", "first token: kernel stamp to read"),
     ("stamp_error_ns", "i8", "first token: how wrong its stamp can be"),
+    ("last_token_error_ns", "i8", "last token: how wrong its stamp can be; -1 unknown (older runs)"),
     ("max_gap_ns", "i8", "largest gap between output events"),
+    ("max_gap_error_ns", "i8", "largest gap: how wrong the stamp at its end can be; -1 unknown (older runs)"),
     ("input_tokens", "i4", "prompt tokens, -1 unknown"),
     ("output_tokens", "i4", "generated tokens, -1 unknown"),
     ("cached_tokens", "i4", "prompt tokens served from the prefix cache, -1 when the server does not say"),
@@ -130,7 +132,9 @@ def row(place: RowPlace, done: Completion, start_ns: int, *, text: int, built: B
         ),
         done.client_lag,
         done.stamp_error,
+        done.last_token_error,
         done.max_gap,
+        done.max_gap_error,
         input_tokens,
         output_tokens,
         -1 if usage.cached is None else usage.cached,
@@ -166,7 +170,7 @@ def unsent_row(place: RowPlace, due_ns: int, kind: str, status: str, built: Buil
     """The bytes of one ROW for a slot that was never sent. `due_ns`: from the start of the run, -1 if never due."""
     never = (-1,) * 9
     counts = (-1, -1, -1, -1, built.tokens, built.asked_output, 0, 0, 0, 0)
-    return pack(*place, STATUS[status], KIND[kind], 0, 0, due_ns, *never, 0, 0, 0, *counts, 0, 0, 0, 0, 0, text)
+    return pack(*place, STATUS[status], KIND[kind], 0, 0, due_ns, *never, 0, 0, 0, 0, 0, *counts, 0, 0, 0, 0, 0, text)
 
 
 __all__ = [

@@ -101,8 +101,9 @@ def outcome(
     return VirtualRows(rows, gaps, timeline)
 
 
+_DURATIONS = ("client_lag_ns", "stamp_error_ns", "last_token_error_ns", "max_gap_ns", "max_gap_error_ns")
 _UNSENT_ROW = tuple(
-    -1 if name.endswith("_ns") and name not in ("client_lag_ns", "stamp_error_ns", "max_gap_ns") else value
+    -1 if name.endswith("_ns") and name not in _DURATIONS else value
     for name, value in (
         (name, -1 if name.endswith("_tokens") or name in ("asked_output", "text") else 0) for name in ROW.names or ()
     )

@@ -30,7 +30,9 @@ METRIC_ALIASES = {
     "request_latency": "e2e",
     "end_to_end_latency": "e2e",
 }
-LIMITS = ("send_lag_share", "stamp_error_share", "cpu_share", "failure_share")
+LIMITS = (
+    "send_lag_share", "stamp_error_share", "event_error_share", "tpot_error_share", "cpu_share", "failure_share",
+)  # fmt: skip
 
 Text = str | int | float | None
 
