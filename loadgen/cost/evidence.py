@@ -50,5 +50,7 @@ def notes(evidence: Evidence) -> Iterator[str]:
             "the highest load that was tried still kept the SLO: the capacity is at least this; a cost and a number of "
             "machines that follow from it are at most what stands here"
         )
-    if summaries[0].goodput.met is None:
+    if any(summary.goodput.undecided for summary in summaries):
+        yield "the SLO is undecided at this load: nothing says which requests were good"
+    elif summaries[0].goodput.met is None:
         yield "no SLO: nothing says which requests were good"

@@ -248,10 +248,16 @@ def judge(folder: Path, test: rules.Test, summary: Summary, *, data_name: str, q
     served_by = f"{len(names)} targets: {', '.join(names)}" if names else summary.target.name or summary.target.url
     notes = [f"served by {served_by} ({summary.target.model})"]
     notes += [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
+    notes += list(summary.verdict.caveats)
     notes += cautions(test)
     result = mlperf.reduce(query_trace, test, dataset=data_name, target_qps=qps, notes=notes, simulated=simulated)
     write(folder, result, test, sut=summary.target.name or summary.target.url, version=summary.run.version)
     return result
+
+
+def sound(summary: Summary) -> bool:
+    """Whether the result may rest on this run: it is valid, and no figure of its rules is withheld."""
+    return summary.verdict.valid and not any(term.metric in summary.unsound for term in summary.goodput.slo)
 
 
 def again(folder: Path, summary: Summary) -> mlperf.MlperfResult:

@@ -45,6 +45,8 @@ def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
         yield {"interrupted": "interrupted", "cut_off": "cut off"}.get(level.state, level.state)
     if level.slo_met is False:
         yield "SLO missed"
+    if level.slo_met is None and curve.slo:
+        yield "SLO undecided"
     if level.name == curve.best:
         yield "highest within the SLO"
     if level.name == curve.knee:

@@ -227,6 +227,7 @@ def _latency(summary: Summary) -> Iterator[str]:
         ("Send lag", summary.send_lag_ms),
         ("Client lag", summary.client_lag_ms),
         ("Stamp error", summary.stamp_error_ms),
+        *([("  all events", summary.event_error_ms)] if summary.event_error_ms.max else []),
     ]
     head = ("Latency, ms", "mean", *SHOWN, "max", "samples")
     yield from _table(
