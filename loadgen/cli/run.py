@@ -162,7 +162,8 @@ def run(
 ) -> int:
     """Drive a workload at an endpoint; print latencies, throughput, goodput and a verdict.
 
-    Exit: 0 done and SLO met (or undecided: see --strict), 1 SLO missed, 2 wrong usage, 3 unreachable or not valid, 70 bug, 130 interrupted.
+    Exit: 0 done and SLO met (or undecided: see --strict), 1 SLO missed, 2 wrong usage, 3 unreachable or not valid,
+    70 bug, 130 interrupted.
     """
     from loadgen.errors import Faults, UserError
     from loadgen.results.object_store import is_url

@@ -65,6 +65,8 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("text", "i4", "index into the run's error texts, -1 none"),
 )
 
+DURATIONS = ("client_lag_ns", "stamp_error_ns", "last_token_error_ns", "max_gap_ns", "max_gap_error_ns")
+"""Columns in ns that are no instants: 0, not -1, for a request that was never sent."""
 ROW = np.dtype([(name, "<" + code) for name, code, _ in FIELDS])
 
 STATUS = {name: i for i, name in enumerate(STATUSES)}
@@ -174,6 +176,7 @@ def unsent_row(place: RowPlace, due_ns: int, kind: str, status: str, built: Buil
 
 
 __all__ = [
+    "DURATIONS",
     "FIELDS",
     "FINISH_REASONS",
     "KIND",
