@@ -23,6 +23,7 @@ from ..dialects.reader import ERROR_TEXT_CHARS, Flow, Reading, error_text, parse
 from ..errors import TargetUnusable
 from ..request import NEVER, Completion, Failure, Request
 from .exchange import OnDone
+from .http1 import merged
 from .target import Target
 from .wire import Tls
 
@@ -75,7 +76,7 @@ class OpenAIClient:
             max_connections=None, max_keepalive_connections=None, keepalive_expiry=self.quirk.reuse_s
         )
         timeout = openai.Timeout(None, connect=CONNECT_S)
-        headers = dict(self.target.auth(self._api_key)) | dict(self._headers)
+        headers = dict(merged(self.target.auth(self._api_key), self._headers))
         named = {name.lower() for name in headers}
         unwanted = [name for name in ("authorization", "openai-organization", "openai-project") if name not in named]
 
