@@ -4,8 +4,8 @@
 
 60 ways to take the core from the client (--quick: 12): it is stopped and continued (SIGSTOP) in duty cycles, shares its
 core with busy processes, is given a lower priority, or is left alone; gaps between tokens of 5 and of 20 ms. For each
-family of figures (TTFT, ITL, TPOT, largest gap) the reported p50 and highest supported quantile are compared with what
-the endpoint sent: TTFT from the arrival of the request there, gaps and TPOT from the instants of its sends.
+family of figures (TTFT, ITL, TPOT, largest gap) mean, p50 and the highest supported quantile are compared with what the
+endpoint sent: TTFT from the arrival of the request there, gaps and TPOT from the instants of its sends.
 
 - *false VALID*: printed although a figure is wrong by more than twice the family's limit (two stamps make a gap) and
   by more than 0.5 ms, which is what the endpoint's own log can be wrong by on a shared machine.
@@ -207,7 +207,7 @@ def once(way: Way) -> dict[str, Outcome]:
             values = columns.measure(family)
             reported = exact(values[columns.where(0) & (values != UNDEFINED)])
         highest = [name for name, _ in QUANTILES if name != "p99_9" and reported.count >= SUPPORT[name]][-1:]
-        errors = [abs(getattr(reported, name) - getattr(true, name)) for name in ("p50", *highest)]
+        errors = [abs(getattr(reported, name) - getattr(true, name)) for name in ("mean", "p50", *highest)]
         assert true.p50, f"{way}: the endpoint sent nothing"
         refused = family in summary.unsound if family != "ttft" else not summary.verdict.valid
         printed = summary.verdict.valid and not refused

@@ -348,7 +348,8 @@ def _slo(goodput: Goodput, paint: Callable[[str, str], str], width: int) -> Iter
         text += f" ({format.percent(goodput.share)}{share_limit})"
     if goodput.met is None:
         undecided = "no term is missed, but not every term can be decided"
-        text = f"{result}: {undecided}" + (f"; {text.partition(': ')[2]}" if _judges_requests(goodput) else share_limit)
+        judged = text.partition(": ")[2].replace("every limit", "the limits that can be judged")
+        text = f"{result}: {undecided}" + (f"; {judged}" if _judges_requests(goodput) else share_limit)
     first, *others = _wrapped("SLO", [text, f"goodput {format.rate(goodput.rps)}"], width)
     yield first.replace(result, paint(result, colour), 1)
     yield from others
