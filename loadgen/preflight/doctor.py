@@ -25,7 +25,7 @@ from loadgen_sdk.probe.fetch import Fetcher
 from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult, probe
 from loadgen_sdk.request import Completion, Request
 from loadgen_sdk.transport.http1 import merged
-from loadgen_sdk.transport.target import Target
+from loadgen_sdk.transport.target import Target, header_secrets
 from loadgen_sdk.transport.wire import raise_file_limit
 
 from loadgen import seeds
@@ -66,7 +66,7 @@ def failed(findings: list[Finding]) -> bool:
 def _redacted(settings: Settings, text: str) -> str:
     from loadgen_sdk.transport.target import redact
 
-    return redact(text, [secret for secret in (settings.api_key, *(value for _, value in settings.headers)) if secret])
+    return redact(text, [secret for secret in (settings.api_key, *header_secrets(settings.headers)) if secret])
 
 
 async def _examine_target(settings: Settings, report: Callable[[Finding], None]) -> None:

@@ -23,7 +23,7 @@ from ..dialects.sse import Decoder, EventTooLarge
 from ..errors import TargetUnusable
 from ..request import Request, Usage
 from ..transport.http1 import merged
-from ..transport.target import Target
+from ..transport.target import Target, header_secrets
 
 SIMULATION = "loadgen-sim"  # name of the project's simulated server in its `server` header
 CONNECTS = 5  # samples of the connect time; fewer (at least 3) when together they take longer than CONNECTS_NS
@@ -212,7 +212,7 @@ class _Prober:
 
     def __init__(self, target: Target, exchange: Exchange, headers: Headers, api_key: str | None) -> None:
         self.target, self._exchange, self._headers = target, exchange, headers
-        self._secrets = (api_key, *(value for _, value in headers))
+        self._secrets = (api_key, *header_secrets(headers))
         self._has_key = bool(api_key or target.basic)
         self.failures: list[str] = []  # errors of generations that were tried again
 

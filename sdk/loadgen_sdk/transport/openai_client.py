@@ -24,7 +24,7 @@ from ..errors import TargetUnusable
 from ..request import NEVER, Completion, Failure, Request
 from .exchange import OnDone
 from .http1 import merged
-from .target import Target
+from .target import Target, header_secrets
 from .wire import Tls
 
 CONNECT_S = 30.0
@@ -329,7 +329,7 @@ class _Exchange:
         if kind in ("reset", "truncated") and self._first_byte >= 0:
             text = f"{text}, after {self._reading.output_events} output events"
         client = self._client
-        secrets = (client._api_key, *(value for _, value in client._headers))
+        secrets = (client._api_key, *header_secrets(client._headers))
         return Failure(kind, client.target.redact(text, *secrets)[:ERROR_TEXT_CHARS], self._status)
 
     def completion(self) -> Completion:
