@@ -19,14 +19,14 @@ In between, either answer is right. Limits: false VALID at most 1 of 60, false I
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,41 +109,44 @@ def placed(command: list[str], nice: int) -> subprocess.Popen[str]:
     )
 
 
-@contextlib.contextmanager
-def starving(client: subprocess.Popen[str], way: Way) -> Iterator[None]:
-    """Starve the client while inside."""
+def starve(client: subprocess.Popen[str], way: Way) -> None:
+    """Starve the client for the length of a run, or until it has ended; then let it go on."""
+    os.setpriority(os.PRIO_PROCESS, client.pid, way.nice)
     hogs = [placed([sys.executable, "-c", HOG], way.hog_nice) for _ in range(way.hogs)]
+    ends = time.monotonic() + SECONDS + 2
     try:
-        yield
+        while client.poll() is None and time.monotonic() < ends:
+            if not way.stop_ms:
+                time.sleep(0.1)
+                continue
+            client.send_signal(signal.SIGSTOP)
+            time.sleep(way.stop_ms / 1e3)
+            client.send_signal(signal.SIGCONT)
+            time.sleep((way.every_ms - way.stop_ms) / 1e3)
     finally:
         for hog in hogs:
             hog.kill()
             hog.wait()
         if client.poll() is None:
             client.send_signal(signal.SIGCONT)
+            os.setpriority(os.PRIO_PROCESS, client.pid, 0)
 
 
 def drive(url: str, folder: str, way: Way) -> dict[str, Any]:
-    """One starved run; what `ours.py` says of it."""
+    """One run that is starved while its load goes; what `ours.py` says of it."""
     tokens = 100 if way.itl_ms < 10 else 40
     arguments = {
         "url": url, "folder": folder, "requests": {"input_tokens": 20, "output_tokens": tokens}, "request_rate": RATE,
         "duration": SECONDS, "seed": "1", "warmup": "0",
     }  # fmt: skip
     command = [sys.executable, str(rig.HERE / "ours.py"), "drive", json.dumps(arguments)]
-    with placed(command, way.nice) as client:
+    spool = Path(folder) / "spool" / "w0.rows"  # written when the load is about to begin
+    with placed(command, 0) as client:
         try:
-            with starving(client, way):
-                ends = time.monotonic() + 60
-                while client.poll() is None and time.monotonic() < ends:
-                    if not way.stop_ms:
-                        time.sleep(0.1)
-                        continue
-                    client.send_signal(signal.SIGSTOP)
-                    time.sleep(way.stop_ms / 1e3)
-                    client.send_signal(signal.SIGCONT)
-                    time.sleep((way.every_ms - way.stop_ms) / 1e3)
-            said = client.communicate(timeout=10)[0]
+            while not spool.exists() and client.poll() is None:
+                time.sleep(0.01)
+            starve(client, way)
+            said = client.communicate(timeout=120)[0]
         finally:
             client.kill()
     if client.returncode:

@@ -26,6 +26,7 @@ OK, FAILED, DROPPED, CANCELLED, LOST = range(len(STATUSES))
 # Limits of the warnings. A run beyond one of them stays valid, and its summary carries a warning.
 COUNT_DISAGREEMENT = 0.02  # between two counts of the same tokens
 LENGTH_MISMATCH = 0.02  # of requests whose output is not as long as asked
+SHORTENED = 0.05  # of the output tokens asked for, missing in the answers: beyond it, it is another load
 CACHED_SHARE = 0.05  # of prompt tokens, when the workload declares no sharing
 GAP_VARIATION = 0.10  # between the planned and the real coefficient of variation of send gaps
 GAPS_NEEDED = 30  # fewer send gaps than this say nothing about their variation

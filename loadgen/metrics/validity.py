@@ -191,7 +191,7 @@ def shortened(*, asked: int, got: int) -> str:
 
     `asked`, `got`: output tokens of the ok requests where both are known.
     """
-    if got >= asked * (1 - columns.LENGTH_MISMATCH):
+    if got >= asked * (1 - columns.SHORTENED):
         return ""
     return (
         f"not the load that was asked for: the answers have {got:,} of {asked:,} output tokens asked "

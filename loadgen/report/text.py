@@ -398,9 +398,10 @@ def _errors(requests: RequestCounts, width: int) -> Iterator[str]:
 
 def _verdict(summary: Summary, paint: Callable[[str, str], str], width: int) -> Iterator[str]:
     verdict = summary.verdict
-    if verdict.warnings:
+    warnings = verdict.warnings if verdict.valid else (*verdict.caveats, *verdict.warnings)
+    if warnings:
         yield paint("Warnings", "yellow")
-        yield from _bullets(verdict.warnings, width)
+        yield from _bullets(warnings, width)
     if verdict.valid and verdict.caveats:
         yield f"{paint('VALID', 'yellow')}, with a reservation:"
         yield from _bullets(verdict.caveats, width)
@@ -408,4 +409,4 @@ def _verdict(summary: Summary, paint: Callable[[str, str], str], width: int) -> 
         yield f"{paint('VALID', 'green')}: the measurement is sound"
     else:
         yield f"{paint('INVALID', 'red')}: do not rely on these numbers"
-        yield from _bullets((*verdict.reasons, *verdict.caveats), width)
+        yield from _bullets(verdict.reasons, width)

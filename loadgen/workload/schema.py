@@ -479,6 +479,9 @@ def _recipe(workload: Workload, count_source: str) -> dict[str, Any]:
         del stage["name"]
         if stage["at_least"] is None:  # so that fingerprints from before `at_least` existed stay equal
             del stage["at_least"]
+    for name, default in (("event_error_share", EVENT_ERROR_SHARE), ("tpot_error_share", TPOT_ERROR_SHARE)):
+        if recipe["limits"][name] == default:  # so that fingerprints from before these limits existed stay equal
+            del recipe["limits"][name]
     if isinstance(workload.requests, FromFile):
         recipe["requests"]["path"] = _file_sha256(workload.requests.path)
     if isinstance(workload.requests, FromTrace):
