@@ -43,7 +43,7 @@ from loadgen.workload.fields import (
     Whole,
     choice,
 )
-from loadgen.workload.flags import METRIC_ALIASES, METRICS
+from loadgen.workload.flags import METRIC_ALIASES, METRICS, MOST_LANES
 from loadgen.workload.yaml_marks import Map
 
 GRACE_NS = 30 * units.NS_PER_S  # three times a 1,000-token answer at 10 ms a token
@@ -203,7 +203,7 @@ class Closed(Tagged):
 
     tag = "closed"
     short = "concurrency"
-    concurrency: Annotated[int, Strict(), Field(ge=1, le=1_000_000)]
+    concurrency: Annotated[int, Strict(), Field(ge=1, le=MOST_LANES)]
     ramp_ns: Annotated[Duration, Field(validation_alias="ramp")] = 0
 
 
