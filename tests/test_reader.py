@@ -632,5 +632,7 @@ def test_the_largest_gap_keeps_the_error_of_its_end() -> None:
     start = [(stream(end=b""), 50, 40), (chunk(A), 60, 55)]
     _, late = read_errors([*start, (chunk(A) + chunk(A), 100, 61), (chunk(A), 120, 115)])
     assert (late.max_gap, late.max_gap_error) == (40, 39)
+    _, end = read_errors([*start, (chunk(A) + chunk(STOP) + chunk(DONE) + b"0\r\n\r\n", 100, 61)])
+    assert (end.max_gap, end.max_gap_error, end.last_token_error) == (40, 0, 39), "only the end came after it"
     _, sound = read_errors([*start, (chunk(A), 100, 95), (chunk(A) + chunk(A), 120, 115)])
     assert (sound.max_gap, sound.max_gap_error) == (40, 0)

@@ -137,10 +137,11 @@ class Reading:
         """Process the events of one read. The first `unsure` of them may have come earlier, by at most `error` ns.
 
         The end of an answer (finish, usage, `[DONE]`) is sent right after its last output. Where only that follows an
-        output event in its read, the first and the last token keep the error, but `Flow.errors` counts the event as
-        exact: it would judge servers, not this client. `one_write`: the same for all events, which came in one write.
+        output event in its read, the first and the last token keep the error, but `Flow.errors` and the largest gap
+        count the event as exact: it would judge servers, not this client. `one_write`: the same for all events, which
+        came in one write.
         """
-        before = self.output_events
+        before, largest = self.output_events, self.max_gap
         self.take(events[:unsure], stamp, error)
         outputs = self.output_events - before
         self.take(events[unsure:], stamp)
@@ -152,6 +153,8 @@ class Reading:
                 outputs -= 1
         if not one_write:
             self.flow.errors.extend([error] * outputs)
+        if (one_write or not outputs) and self.max_gap > largest:
+            self.max_gap_error = 0
 
     def take(self, events: list[bytes | Named], stamp: int, error: int = 0) -> None:
         """Process events that came at `stamp`, or earlier by at most `error` ns."""
