@@ -51,6 +51,6 @@ def notes(evidence: Evidence) -> Iterator[str]:
             "machines that follow from it are at most what stands here"
         )
     if any(summary.goodput.undecided for summary in summaries):
-        yield "the SLO is undecided at this load: nothing says which requests were good"
-    elif summaries[0].goodput.met is None:
+        yield "the SLO is undecided at this load: its figures are withheld, or too many requests unfinished (--grace)"
+    if not summaries[0].goodput.has_slo:
         yield "no SLO: nothing says which requests were good"

@@ -214,6 +214,7 @@ def _requests(cell: Cell, unrecorded: int) -> RequestCounts:
         failed=sums.get("failed", 0),
         dropped=sums.get("dropped", 0),
         cancelled=sums.get("cancelled", 0),
+        unfinished=sums.get("unfinished", 0),
         lost=sums.get("lost", 0) + unrecorded,
         resent=sums.get("resent", 0),
         by_error=dict(sorted(errors.items(), key=lambda item: (-item[1].count, item[0]))),
@@ -304,30 +305,41 @@ def _goodput(
     slo = header.slo
     if slo is None:
         return Goodput()
-    counted = cell.sums.get("rows", 0) - cell.sums.get("cancelled", 0) + unrecorded
+    unfinished = cell.sums.get("unfinished", 0)
+    everyone = cell.sums.get("rows", 0) - cell.sums.get("cancelled", 0) + unrecorded
+    undecided = columns.is_undecided(unfinished, everyone)
+    left_out = unfinished - cell.sums.get("unfinished_over", 0)
+    counted = everyone - left_out
     good = cell.sums.get("good", 0)
     results = []
     for i, term in enumerate(slo.terms):
         if term.metric in columns.POOLED:
-            histogram, over, without_value = gaps, gaps.over(term.limit_ns), 0
+            histogram, over, without_value, term_left_out = gaps, gaps.over(term.limit_ns), 0, 0
             ok = 1
         else:
             histogram = cell.histograms.get(term.metric) or Histogram()
             ok = cell.sums.get("ok", 0)
-            without_value = counted - ok
+            term_left_out = unfinished - cell.sums.get(f"term{i}_unfinished_over", 0)
+            without_value = everyone - term_left_out - ok
             over = cell.sums.get(f"term{i}_over", 0) + without_value
         count = histogram.count + without_value
         place = index(count, term.quantile) if count else 0
         value = None
         if place < histogram.count:
             value = histogram.middle(int(np.searchsorted(np.cumsum(histogram.counts), place, side="right")))
-        undecided = columns.undecided_reason(term.metric, histogram.count, ok, count, unsound)
+        reason = columns.undecided_reason(term.metric, histogram.count, ok, count, unsound)
         met = value is not None and place < count - over
-        results.append(columns.term_result(term, count, over, value, met=met, undecided=undecided))
+        results.append(
+            columns.term_result(
+                term, count, over, value, met=met, undecided=reason, left_out=term_left_out, cut=undecided
+            )
+        )
     return columns.judged_goodput(
         slo,
         tuple(results),
         counted=counted,
+        left_out=left_out,
+        cut=undecided,
         good=good,
         rps=per_second(good, inside),
         steady_rps=per_second(_amount_in(everything, "good", inside.steady), inside.steady),
@@ -337,13 +349,13 @@ def _goodput(
 
 def _sessions(accumulator: Accumulator, cell: Cell, everything: Sequence[Cell], inside: Window) -> Sessions | None:
     cut, cancelled = accumulator.cut()
-    whole = cell.sums.get("sessions", 0)
+    whole, drained = cell.sums.get("sessions", 0), cell.sums.get("sessions_cut", 0)
     if not whole and not cut and not cancelled:
         return None
     good = cell.sums.get("sessions_ok", 0)
     return Sessions(
-        count=whole - cell.sums.get("sessions_cancelled", 0),
-        cut=cut,
+        count=whole - cell.sums.get("sessions_cancelled", 0) - drained,
+        cut=cut + drained,
         ok=good,
         ok_per_s=per_second(good, inside),
         steady_ok_per_s=per_second(_amount_in(everything, "session", inside.steady), inside.steady),

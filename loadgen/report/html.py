@@ -115,13 +115,21 @@ def _lasted(duration_s: float | None, suffix: str = "") -> str:
 def _counts(summary: Summary) -> str:
     requests = summary.requests
     parts = [f"{format.count(requests.scheduled)} scheduled"]
-    for status in ("ok", "failed", "dropped", "cancelled", "lost"):
+    for status in ("ok", "failed", "dropped", "cancelled", "unfinished", "lost"):
         value = getattr(requests, status)
         if value or status == "ok":
             parts.append(f"{format.count(value)} {status}")
     if summary.warmup.scheduled:
         parts.append(f"{format.count(summary.warmup.scheduled)} of warm-up not counted")
     return ", ".join(parts)
+
+
+def _without_errors(summary: Summary) -> str:
+    requests = summary.requests
+    if requests.ok == requests.scheduled:
+        return f"every one of {format.count(requests.scheduled)} requests is ok"
+    unfinished = f"{format.count(requests.unfinished)} unfinished when the drain ended"
+    return f"{format.count(requests.ok)} of {format.count(requests.scheduled)} requests are ok, {unfinished}"
 
 
 def _quantile_ms(distribution: Distribution, quantile: str) -> str:
@@ -151,8 +159,9 @@ def _latency(sheet: page.Page, summary: Summary, figures: Figures | None) -> Non
             (
                 run_headline.limit(term),
                 run_headline.outcome(term),
-                f"{format.count(term.over)} of {format.count(term.count)}",
-                "undecided" if term.met is None else "met" if term.met else "MISSED",
+                f"{format.count(term.over)} of {format.count(term.count)}"
+                + (f", {format.count(term.unfinished)} unfinished" if term.unfinished else ""),
+                run_headline.met_word(term.met),
             )
             for term in summary.goodput.slo
         ]
@@ -257,7 +266,7 @@ def _errors(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
     sheet.section("Errors", id="errors")
     requests = summary.requests
     if not requests.by_error:
-        sheet.add(f"<p>None: every one of {format.count(requests.scheduled)} requests is ok.</p>")
+        sheet.add(f"<p>None: {escape(_without_errors(summary))}.</p>")
     else:
         rows = [(kind, format.count(error.count), error.first_text) for kind, error in requests.by_error.items()]
         sheet.add(page.table(("kind", "requests", "first words about it"), rows, words=True))

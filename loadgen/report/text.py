@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from loadgen import format
 from loadgen.metrics.registry import NAMES
 from loadgen.metrics.validity import WAITED_SHARE
+from loadgen.report.run_headline import met_word
 from loadgen.stats.quantiles import SUPPORT, Distribution
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def _heading(summary: Summary, paint: Callable[[str, str], str], width: int) -> 
     if run.state != "finished":
         state_texts = {"interrupted": "interrupted by the user", "cut_off": "cut off: no clean end was recorded"}
         state_texts["stopped"] = "ended early: a target stopped answering"
+        state_texts["decided"] = "ended early by a search: its outcome was certain"
         yield " " * LABEL + paint(state_texts.get(run.state, run.state), "yellow")
 
 
@@ -147,7 +149,7 @@ def _counts(summary: Summary, width: int) -> Iterator[str]:
     counts = [f"{format.count(requests.scheduled)} scheduled"]
     counts += [
         f"{format.count(getattr(requests, status))} {status}"
-        for status in ("ok", "failed", "dropped", "cancelled", "lost", "resent")
+        for status in ("ok", "failed", "dropped", "cancelled", "unfinished", "lost", "resent")
         if status in ("ok", "failed") or getattr(requests, status)
     ]
     if summary.warmup.scheduled:
@@ -168,7 +170,11 @@ def _counts(summary: Summary, width: int) -> Iterator[str]:
         sessions = summary.sessions
         p50 = format.duration(None if sessions.duration_ms.p50 is None else sessions.duration_ms.p50 / 1000)
         done = f"{format.count(sessions.ok)} of {format.count(sessions.count)} conversations ok"
-        done += f" (+ {format.count(sessions.cut)} cut short by the end of the load)" if sessions.cut else ""
+        done += (
+            f" (+ {format.count(sessions.cut)} cut short by the end of the load or of the drain)"
+            if sessions.cut
+            else ""
+        )
         yield from _wrapped("Tasks", [done, format.rate(sessions.ok_per_s), f"p50 {p50} each"], width)
 
 
@@ -337,35 +343,34 @@ def parts(summary: Summary) -> Iterator[str]:
 
 
 def _slo(goodput: Goodput, paint: Callable[[str, str], str], width: int) -> Iterator[str]:
-    if goodput.met is None and not goodput.undecided:
+    if not goodput.has_slo:
         return
-    result, colour = _OUTCOMES[goodput.met]
+    colours = {True: "green", False: "red", None: "yellow"}
+    result, colour = met_word(goodput.met), colours[goodput.met]
     share_limit = f", promised {format.percent(goodput.share_limit)}" if goodput.share_limit is not None else ""
-    if goodput.good is None:
-        text = f"{result}: how many requests were within every limit is not known{share_limit}"
+    limits = "every limit" if all(term.met is not None for term in goodput.slo) else "the limits that can be judged"
+    if goodput.good is None or not _judges_requests(goodput):
+        text = f"{result}: no term is missed, but not every term can be decided{share_limit}"
+        if goodput.met is False:
+            text = f"{result}: how many requests were within every limit is not known{share_limit}"
     else:
-        text = f"{result}: {format.count(goodput.good)} of {format.count(goodput.counted)} requests within every limit"
+        text = f"{result}: {format.count(goodput.good)} of {format.count(goodput.counted)} requests within {limits}"
         text += f" ({format.percent(goodput.share)}{share_limit})"
-    if goodput.met is None:
-        undecided = "no term is missed, but not every term can be decided"
-        judged = text.partition(": ")[2].replace("every limit", "the limits that can be judged")
-        text = f"{result}: {undecided}" + (f"; {judged}" if _judges_requests(goodput) else share_limit)
+    text += f", {format.count(goodput.unfinished)} unfinished left out" if goodput.unfinished else ""
     first, *others = _wrapped("SLO", [text, f"goodput {format.rate(goodput.rps)}"], width)
     yield first.replace(result, paint(result, colour), 1)
     yield from others
     yield from (
-        f"  {line}  {paint(_OUTCOMES[term.met][0], _OUTCOMES[term.met][1])}"
-        for term, line in zip(
+        f"  {line}  {paint(term_result, colours[term.met])}"
+        for term, line, term_result in zip(
             goodput.slo,
             _table(("", "", ""), [_term_cells(term) for term in goodput.slo])[1:],
+            [met_word(term.met) for term in goodput.slo],
             strict=True,
         )
     )
     for reason in dict.fromkeys(term.undecided for term in goodput.slo if term.undecided):
         yield from textwrap.wrap(f"undecided: {reason}", width, initial_indent="  ", subsequent_indent="    ")
-
-
-_OUTCOMES = {True: ("met", "green"), False: ("MISSED", "red"), None: ("undecided", "yellow")}
 
 
 def _judges_requests(goodput: Goodput) -> bool:
@@ -382,7 +387,8 @@ def _term_cells(term: TermResult) -> tuple[str, str, str]:
         outcome = "falls on a failed one" if term.count else "nothing measured"
     else:
         outcome = f"{'' if term.supported else '~'}{format.milliseconds(term.value_ms)} ms"
-    return limit, outcome, f"{format.count(term.over)} of {format.count(term.count)} over"
+    left_out = f", {format.count(term.unfinished)} unfinished" if term.unfinished else ""
+    return limit, outcome, f"{format.count(term.over)} of {format.count(term.count)} over{left_out}"
 
 
 def _errors(requests: RequestCounts, width: int) -> Iterator[str]:

@@ -9,7 +9,6 @@ from loadgen.workload.fields import Empirical, Fixed, Listed, LogNormal, Normal,
 from loadgen.workload.flags import Overrides, levels
 from loadgen.workload.loading import load, of_trace, packaged
 from loadgen.workload.schema import (
-    GRACE_NS,
     STALL_TIMEOUT_NS,
     TIMEOUT_NS,
     Arrival,
@@ -39,7 +38,6 @@ from loadgen.workload.schema import (
 __all__ = [
     "CPU_SHARE",
     "FAILURE_SHARE",
-    "GRACE_NS",
     "SEND_LAG_SHARE",
     "STALL_TIMEOUT_NS",
     "STAMP_ERROR_SHARE",
