@@ -411,7 +411,7 @@ def test_a_client_that_stands_still_prints_no_gaps_as_sound() -> None:
     assert (exit_code(s), exit_code(s, strict=True)) == (0, 3)
     page = " ".join(text.render(s).split())
     assert "VALID, with a reservation:" in page and "withheld, arrival times are unsure: p99 stamp error" in page
-    assert "SLO undecided" in page and "measurement is sound" not in page
+    assert "SLO UNDECIDED" in page and "measurement is sound" not in page
     again = summary_json.load_summary(summary_json.dump_summary(s))
     assert again == s and json.loads(summary_json.dump_summary(s))["inter_chunk_ms"]["p99"] is None
 
