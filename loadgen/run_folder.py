@@ -21,7 +21,10 @@ def summary(folder: Path) -> Summary:
         return with_server(folder, summarize(*stored))
     accumulator = Accumulator.from_bytes(path.read_bytes(), stored.header)
     return with_server(
-        folder, folded_summary.summarize(stored.header, accumulator, stored.gaps, stored.timeline, stored.seconds)
+        folder,
+        folded_summary.summarize(
+            stored.header, accumulator, stored.gaps, stored.timeline, stored.seconds, stored.event_errors
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from loadgen.metrics import summary_json
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.results.manifest import Fingerprints, Header, Host, Second, StagePlan, TargetFacts
-from loadgen.results.record import BIN_NS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
+from loadgen.results.record import BIN_NS, DURATIONS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import Histogram
 
@@ -36,7 +36,7 @@ def blank(n: int) -> NDArray[np.void]:
     ):
         rows[field] = -1
     for field in ROW.names or ():
-        if field.endswith("_ns") and field not in ("client_lag_ns", "stamp_error_ns", "max_gap_ns"):
+        if field.endswith("_ns") and field not in DURATIONS:
             rows[field] = -1
     rows["slot"] = rows["request"] = np.arange(n)
     rows["text"] = rows["asked_output"] = -1

@@ -152,7 +152,7 @@ def test_it_reads_what_our_own_reader_reads(name: str) -> None:
     body = events(*STREAMS[name])
     ours, theirs = Reading(Flow(), keep_text=True), Flow()
     decoder = Decoder()
-    ours.take([*decoder.feed(body), *decoder.end()], 1, 0)
+    ours.take([*decoder.feed(body), *decoder.end()], 1)
     got = completion(answer(body), theirs)
     failure = ours.judge(True, False, True)
     assert (got.failure and got.failure.kind) == (failure and failure.kind)

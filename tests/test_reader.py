@@ -562,7 +562,7 @@ PAYLOADS = st.one_of(
 )
 def test_no_payload_raises(payloads: list[bytes | Named]) -> None:
     reading = Reading(Flow(), keep_text=True)
-    reading.take(payloads, 10, 5)
+    reading.take(payloads, 10)
     reading.judge(True, False, True)
     usage = reading.usage()
     assert all(count is None or 0 <= count < 1 << 31 for count in (usage.input, usage.output, usage.cached))
@@ -579,3 +579,60 @@ def test_any_split_says_the_same(name: str, places: list[int]) -> None:
     data, *_, kind = TRAPS[name]
     if kind != "malformed":
         assert said(answered(*cut(data, places))) == said(answered(data))
+
+
+# -- the stamp error of every output event ----------------------------------------------------------------------------
+
+
+def one_chunk(*events: Any) -> bytes:
+    return chunk(b"".join(b"data: " + json.dumps(value).encode() + b"\n\n" for value in events))
+
+
+def read_errors(reads: list[tuple[bytes, int, int]]) -> tuple[Flow, Any]:
+    """Events of one answer from (bytes, stamp, empty_at) of each read: the flow, and the Completion."""
+    flow = Flow()
+    heard: list[Any] = []
+    made = Exchange(None, b"", b"", 0, heard.append, flow, stream=True)
+    made.sent = 1
+    for data, stamp, empty_at in reads:
+        made.arrived(data, stamp, stamp, empty_at, True)
+    made.ended(10**12, "")
+    made.tell()
+    return flow, heard[0]
+
+
+@pytest.mark.parametrize(
+    ("read", "errors", "last_error"),
+    [
+        (chunk(A), [], 0),
+        (one_chunk(A, B, A), [], 0),  # several tokens in one write of the server
+        (chunk(A) + chunk(B) + chunk(A), [7, 7], 0),  # three packets: the newest has the exact stamp
+        (chunk(A) + chunk(B)[:20], [7], 7),  # a part of a later one came too: the whole one is older
+        (chunk(A) + chunk(STOP), [], 7),  # the end of the answer follows its last token at once
+        (chunk(A) + chunk(B) + chunk(STOP) + chunk(DONE) + b"0\r\n\r\n", [7], 7),
+        (one_chunk(A, B) + b"0\r\n\r\n", [], 0),  # one write, and the end
+    ],
+)
+def test_stamp_errors_of_output_events(read: bytes, errors: list[int], last_error: int) -> None:
+    start = stream(end=b"")
+    flow, done = read_errors([(start, 50, 40), (chunk(A), 60, 55), (read, 100, 93)])
+    assert (flow.errors, done.last_token_error, done.stamp_error) == (errors, last_error, 0)
+    assert len(flow.instants) == done.output_events
+
+
+def test_in_a_body_without_chunks_each_event_may_be_a_packet() -> None:
+    body = stream(end=b"").replace(b"Transfer-Encoding: chunked\r\n", b"")
+    assert b"hunked" not in body
+    one = b"data: " + json.dumps(A).encode() + b"\n\n"
+    flow, done = read_errors([(body, 50, 40), (one, 60, 55), (one * 3, 100, 93), (one, 110, 105)])
+    assert (flow.errors, done.max_gap, done.max_gap_error, done.last_token_error) == ([7, 7], 40, 7, 0)
+
+
+def test_the_largest_gap_keeps_the_error_of_its_end() -> None:
+    start = [(stream(end=b""), 50, 40), (chunk(A), 60, 55)]
+    _, late = read_errors([*start, (chunk(A) + chunk(A), 100, 61), (chunk(A), 120, 115)])
+    assert (late.max_gap, late.max_gap_error) == (40, 39)
+    _, end = read_errors([*start, (chunk(A) + chunk(STOP) + chunk(DONE) + b"0\r\n\r\n", 100, 61)])
+    assert (end.max_gap, end.max_gap_error, end.last_token_error) == (40, 0, 39), "only the end came after it"
+    _, sound = read_errors([*start, (chunk(A), 100, 95), (chunk(A) + chunk(A), 120, 115)])
+    assert (sound.max_gap, sound.max_gap_error) == (40, 0)

@@ -1,6 +1,7 @@
 """One run of ten requests worked out by hand, each limit of the verdict from both sides, and what a file may be."""
 
 import itertools
+import json
 import re
 import types
 import typing
@@ -10,15 +11,20 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from loadgen_sdk.request import Completion
+from loadgen_sdk.transport.exchange import Exchange
 from make_examples import DATA, EXAMPLES, blank
 from numpy.typing import NDArray
 
 from loadgen.errors import UserError
+from loadgen.execution.driver import Timeline
 from loadgen.limits import ValidityLimits
 from loadgen.metrics import summary_json, validity
 from loadgen.metrics.summary import Summary, exit_code, summarize
+from loadgen.report import text
+from loadgen.results import record
 from loadgen.results.manifest import Header, Second, StagePlan, TargetFacts, decode, decode_seconds, encode
-from loadgen.results.record import KINDS, SOURCES, STATUSES
+from loadgen.results.record import KINDS, SOURCES, STATUSES, Built, RowPlace
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import Histogram
 
@@ -343,6 +349,147 @@ def test_why_it_was_late(cpu_share: float, waited_share: float | None, remedy: s
 def test_each_warning_from_both_sides(change: dict[str, Any], header: dict[str, Any], warning: str | None) -> None:
     warnings = judged(change, **header).verdict.warnings
     assert warnings == () if warning is None else len(warnings) == 1 and warning in warnings[0], warnings
+
+
+# -- each family has a guard of its own -----------------------------------------------------------------------------
+
+
+def stopped_client(*, stop_ms: int = 100, every_ms: int = 300, answers: int = 60, tokens: int = 200) -> Summary:
+    """Answers with true gaps of 5 ms, read by a client that stands still for `stop_ms` in every `every_ms`.
+
+    The bytes go through the exchange that reads them in a run. What arrives while the client stands still is one read
+    afterwards, with the stamp of the newest packet, as the kernel merges it.
+    """
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    def chunk(text: bytes) -> bytes:
+        return b"%x\r\n%s\r\n" % (len(text), text)
+
+    token = chunk(b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n')
+    usage = b'"usage":{"prompt_tokens":9,"completion_tokens":%d}' % tokens
+    end = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}],%s}\n\n' % usage
+    timeline = Timeline(0)
+    rows = []
+    for number in range(answers):
+        due = number * 37 * MS
+        arrivals = [(due + (100 + 5 * i) * MS, token) for i in range(tokens)]
+        arrivals[0] = (arrivals[0][0], head + token)
+        arrivals.append((arrivals[-1][0] + 50_000, chunk(end) + b"0\r\n\r\n"))
+        reads: dict[int, list[tuple[int, bytes]]] = {}
+        for at, data in arrivals:
+            phase = at % (every_ms * MS)
+            reads.setdefault(at if phase >= stop_ms * MS else at - phase + stop_ms * MS, []).append((at, data))
+        done: list[Completion] = []
+        exchange = Exchange(None, b"", b"", due, done.append, timeline.flow, stream=True)
+        exchange.ready = exchange.sent = due
+        for read_at, packets in reads.items():
+            stood_still = read_at % (every_ms * MS) == stop_ms * MS
+            empty_at = read_at - (stop_ms * MS if stood_still else 200_000)
+            exchange.arrived(b"".join(data for _, data in packets), packets[-1][0], read_at, empty_at, True)
+        exchange.tell()
+        place = RowPlace(number, number, 0, 0, 0, -1, 0, -1)
+        rows.append(record.row(place, done[0], 0, text=-1, built=Built(9, "tokenizer", tokens)))
+    timeline.fold()
+    made = np.frombuffer(b"".join(rows), record.ROW).copy()
+    terms = tuple(Term(metric=metric, limit_ns=300 * MS, quantile=0.5) for metric in ("ttft", "tpot", "itl", "max_gap"))
+    header = Header(state="finished", template_tokens=0, slo=Slo(terms=terms))
+    return summarize(header, made, [timeline.gaps], [timeline.bins[: timeline.used]], (), (), [timeline.errors])
+
+
+def test_a_client_that_stands_still_prints_no_gaps_as_sound() -> None:
+    s = stopped_client()
+    assert s.verdict.valid, s.verdict.reasons  # TTFT p50 is the newest stamp of a read, or nearly
+    assert set(s.unsound) == {"itl", "inter_chunk", "max_gap", "stalls"}
+    assert s.event_error_ms.p99 and s.event_error_ms.p99 > 90
+    assert s.event_unsure_share == pytest.approx(0.31, abs=0.03)
+    assert s.itl_ms is None and "stamp error of output events" in s.itl_absent
+    assert (s.inter_chunk_ms.p99, s.inter_chunk_ms.count, s.max_gap_ms.p50) == (None, 60 * 199, None)
+    assert (s.stalls.requests, s.stalls.share) == (None, None)
+    assert s.tpot_ms.p50 == pytest.approx(5, rel=0.02)  # the errors of two stamps of 200 are small
+    assert [term.met for term in s.goodput.slo] == [True, True, None, None]
+    assert (s.goodput.met, s.goodput.undecided, s.goodput.good) == (None, True, None)
+    assert (exit_code(s), exit_code(s, strict=True)) == (0, 3)
+    page = " ".join(text.render(s).split())
+    assert "VALID, with a reservation:" in page and "withheld, arrival times are unsure: p99 stamp error" in page
+    assert "SLO UNDECIDED" in page and "measurement is sound" not in page
+    again = summary_json.load_summary(summary_json.dump_summary(s))
+    assert again == s and json.loads(summary_json.dump_summary(s))["inter_chunk_ms"]["p99"] is None
+
+
+def test_a_client_that_reads_at_once_keeps_its_gaps() -> None:
+    s = stopped_client(stop_ms=0)
+    assert s.unsound == {} and s.verdict.valid and s.itl_ms is not None
+    assert s.itl_ms.p99 == pytest.approx(5, rel=0.001) and s.max_gap_ms.max == 5
+    assert s.event_error_ms.max == 0 and s.goodput.met is True
+
+
+def test_a_rare_stop_spoils_the_largest_gap_and_not_the_gaps() -> None:
+    s = stopped_client(stop_ms=20, every_ms=2500, answers=200, tokens=400)
+    assert set(s.unsound) == {"max_gap"} and "error of the largest gap" in s.unsound["max_gap"]
+    assert s.itl_ms is not None and s.itl_ms.p99 == pytest.approx(5, rel=0.001)
+
+
+def test_tpot_has_its_own_error() -> None:
+    """Five tokens 10 ms apart: TPOT is (first + last stamp error) / 4 wrong; the limit is 5 % of 10 ms."""
+    assert judged({"last_token_error_ns": (1000, 2 * MS)}).unsound == {}
+    s = judged({"last_token_error_ns": (1000, 2 * MS), "stamp_error_ns": (1000, MS)})
+    assert set(s.unsound) == {"tpot", "tpot_mlperf"} and s.verdict.valid
+    assert "p99 error of TPOT 0.75 ms is 7.5 % of TPOT p50 (10 ms), limit 5.0 %" in s.unsound["tpot"]
+    assert (s.tpot_ms.p50, s.tpot_mlperf_ms.p50, s.drift.tpot_p50) == (None, None, None)
+    assert s.itl_ms is not None
+    looser = {"limits": ValidityLimits(tpot_error_share=0.08)}
+    assert judged({"last_token_error_ns": (1000, 2 * MS), "stamp_error_ns": (1000, MS)}, **looser).unsound == {}
+    assert judged({"last_token_error_ns": (1000, -1), "stamp_error_ns": (1000, 4 * MS)}).unsound == {}  # not known
+
+
+@pytest.mark.parametrize(
+    ("n", "late", "valid", "reason"),
+    [
+        (10, 0, False, "too few: 10 measured requests"),
+        (11, 0, True, ""),
+        (30, 1, True, ""),  # p99 of 30 is the largest of them
+        (30, 14, True, ""),
+        (30, 15, False, "p50 send lag"),
+        (100, 9, True, ""),
+        (100, 10, False, "p90 send lag"),
+        (661, 33, True, ""),
+        (661, 34, False, "p95 send lag"),
+        (662, 6, True, ""),
+        (662, 7, False, "p99 send lag"),
+    ],
+)
+def test_the_highest_supported_quantile_decides(n: int, late: int, valid: bool, reason: str) -> None:
+    rows = sound(n)
+    rows["sent_ns"][:late] += 50 * MS
+    verdict = summarize(Header(state="finished"), rows).verdict
+    assert verdict.valid is valid and (not reason or reason in verdict.reasons[0]), verdict.reasons
+
+
+def test_a_term_that_no_request_can_have_is_undecided() -> None:
+    rows = sound(30)
+    rows["output_tokens"] = rows["output_events"] = rows["asked_output"] = 1
+    rows["last_token_ns"] = rows["first_token_ns"]
+    slo = Slo(
+        terms=(Term(metric="tpot", limit_ns=MS), Term(metric="itl", limit_ns=MS), Term(metric="ttft", limit_ns=MS))
+    )
+    s = summarize(Header(state="finished", slo=slo), rows)
+    assert [term.met for term in s.goodput.slo] == [None, None, False]
+    assert s.goodput.slo[0].undecided == "no answer had the two tokens of a TPOT"
+    assert s.goodput.met is False, "a missed term decides"
+    s = summarize(Header(state="finished", slo=Slo(terms=slo.terms[:1])), rows)
+    assert s.goodput.undecided and exit_code(s) == 0 and exit_code(s, strict=True) == 3
+    assert "MISSED" not in text.render(s)
+    rows["status"] = FAILED
+    assert summarize(Header(slo=Slo(terms=slo.terms[:1])), rows).goodput.met is False, "failed requests are over"
+
+
+def test_answers_shorter_than_asked_stand_beside_valid() -> None:
+    s = judged({"asked_output": (1000, 50)})
+    assert s.verdict.valid
+    (caveat,) = s.verdict.caveats
+    assert "the answers have 5,000 of 50,000 output tokens asked (10.0 %)" in caveat
+    assert "VALID, with a reservation:" in text.render(s) and s.verdict.warnings == ()
+    assert judged({"asked_output": (20, 6)}).verdict.caveats == ()
 
 
 def test_itl_is_the_gaps_only_when_events_carry_one_token() -> None:

@@ -187,7 +187,7 @@ def verdict(
     if result != stored:
         say("the records do not give the result that is stored beside them: one of the two was changed")
         return UNSOUND
-    return int(result.exit_code if summary.verdict.valid else UNSOUND)
+    return int(result.exit_code if run.sound(summary) else UNSOUND)
 
 
 def _parse_flags(scenario: Scenario, flags: dict[str, Any]) -> tuple[Test, Settings]:
@@ -398,7 +398,9 @@ def _run_once(
     workload = mlperf_run.workload(test, data, qps=qps, lanes=lanes, drain_ns=drain_ns)
     summary, folder = Show(as_json=False).perform(workload, replace(settings, out=folder))
     result = mlperf_run.judge(folder, test, summary, data_name=data.name, qps=qps)
-    return _print(result, folder, summary.target.gpus, flags["as_json"], sound=summary.verdict.valid, summary=summary)
+    return _print(
+        result, folder, summary.target.gpus, flags["as_json"], sound=mlperf_run.sound(summary), summary=summary
+    )
 
 
 def _find_peak(
@@ -435,7 +437,7 @@ def _find_peak(
     checksums.write(folder)
     if not as_json:
         print()
-    return max(code, _print(result, run_folder, summary.target.gpus, as_json, summary.verdict.valid, summary))
+    return max(code, _print(result, run_folder, summary.target.gpus, as_json, mlperf_run.sound(summary), summary))
 
 
 def _print(result: Any, folder: Path, gpus: int | None, as_json: bool, sound: bool = True, summary: Any = None) -> int:

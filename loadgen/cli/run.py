@@ -160,11 +160,15 @@ def run(
     plain: Annotated[
         bool, typer.Option("--plain", help="A progress line instead of the live view; also where no terminal is.")
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 3 where the run cannot decide the SLO; without it that exits 0.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the plan, send nothing.")] = False,
 ) -> int:
     """Drive a workload at an endpoint; print latencies, throughput, goodput and a verdict.
 
-    Exit: 0 done and SLO met, 1 SLO missed, 2 wrong usage, 3 unreachable or not valid, 70 bug, 130 interrupted.
+    Exit: 0 done and SLO met (or undecided: see --strict), 1 SLO missed, 2 wrong usage, 3 unreachable or not valid,
+    70 bug, 130 interrupted.
     """
     from loadgen.cli.repeats import repetition
     from loadgen.errors import Faults, UserError
@@ -209,7 +213,7 @@ def run(
         raise Faults(faults)
     from loadgen.cli.show import Show, say
 
-    show = Show(as_json=as_json, plain=plain)
+    show = Show(as_json=as_json, plain=plain, strict=strict)
     if dry_run:
         if repeat is not None:
             say(f"runs: {how.words}")

@@ -51,9 +51,10 @@ def say_changed(folder: Path) -> None:
 class Show:
     """The output of one command: the answer goes to stdout, everything else to stderr."""
 
-    def __init__(self, *, as_json: bool, plain: bool = False) -> None:
+    def __init__(self, *, as_json: bool, plain: bool = False, strict: bool = False) -> None:
         self._as_json = as_json
         self._plain = plain
+        self._strict = strict  # an undecided SLO is exit code 3
         self._progress: Progress | None = None
         self._dashboard: Dashboard | None = None
         self._printed: set[str] = set()
@@ -66,7 +67,7 @@ class Show:
         else:
             print(text.render(summary, color=_color()))
             say(f"results in {folder}")
-        return exit_code(summary)
+        return exit_code(summary, strict=self._strict)
 
     def levels(self, workloads: list[Workload], settings: Settings) -> int:
         """Run one level of concurrency after the other and print a table of all. Returns the highest exit code."""
@@ -95,7 +96,7 @@ class Show:
             # The same table as `loadgen report` of the folder.
             print(sweep.render_text(curve(named_summaries)), end="", flush=True)
             say(f"results in {parent}")
-        return max(exit_code(summary) for summary in summaries)
+        return max(exit_code(summary, strict=self._strict) for summary in summaries)
 
     def repeats(self, workload: Workload, settings: Settings, how: Repetition) -> int:
         """Perform several runs of one load and print their summary. Returns the highest exit code."""

@@ -202,6 +202,7 @@ def _notes(sides: Sequence[Side]) -> list[str]:
             name = side.name if len(side.runs) == 1 else f"{side.name}/{run.name}"
             if not run.summary.verdict.valid:
                 notes.append(f"{name} is not valid: {'; '.join(run.summary.verdict.reasons)}")
+            notes += [f"{name}: {caveat}" for caveat in run.summary.verdict.caveats]
             if run.summary.run.state != "finished":
                 words = {
                     "interrupted": "was interrupted",
@@ -333,6 +334,8 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
     """The figure with its standard error, on the scale of the comparison; or None and the reason."""
     if side.told or not side.runs:
         return None, f"{side.name} has figures only"
+    if any(compared.path.partition(".")[0].removesuffix("_ms") in run.summary.unsound for run in side.runs):
+        return None, f"withheld: arrival times of {side.name} are unsure"
     value = _value(side, compared)
     if value is None:
         return None, f"{side.name} has none"

@@ -103,6 +103,7 @@ class Evaluator:
 
     def held(self, term: Any) -> Held:
         """The figure of a term beside its limit. Raises Missing where the records cannot give the figure."""
+        self._refuse_withheld(term)
         evaluated = self._held(term)
         if evaluated.length_s:
             return evaluated
@@ -158,6 +159,20 @@ class Evaluator:
         if isinstance(term, schema.OutputPerGpu | schema.TokensPerGpu):
             bounds = _scaled(bounds, 1 / self._gpus())
         return Held(bounds, term.rate, False, "/s", self._ok_requests(), caveat)
+
+    def _refuse_withheld(self, term: Any) -> None:
+        """Raise Missing where the term rests on figures that a run withholds because its arrival times are unsure."""
+        metric = getattr(term, "of", tag(term))
+        on_slo = isinstance(term, schema.GoodputTerm | schema.GoodRequests | schema.CostTerm)
+        other = self.measured.get(getattr(term, "level", ""), MeasuredLevel())
+        for run in (*self.runs, *other.runs):
+            summary = run.summary
+            names = (
+                [one.metric for one in summary.goodput.slo if one.metric not in metrics.POOLED] if on_slo else [metric]
+            )
+            for name in names:
+                if name in summary.unsound:
+                    raise Missing(f"arrival times in {run.folder} are unsure: {summary.unsound[name]}")
 
     def _ok_requests(self) -> int:
         return sum(run.summary.requests.ok for run in self.runs)

@@ -57,8 +57,8 @@ def notes(evidence: Evidence) -> Iterator[str]:
             "the highest load that was tried still kept the SLO: the capacity is at least this; a cost and a number of "
             "machines that follow from it are at most what stands here"
         )
-    if any(summary.goodput.has_slo and summary.goodput.met is None for summary in summaries):
-        yield "the SLO is undecided: more than 1 % of the requests were unfinished when the drain ended (--grace)"
+    if any(summary.goodput.undecided for summary in summaries):
+        yield "the SLO is undecided at this load: its figures are withheld, or too many requests unfinished (--grace)"
     if evidence.lowered_from_per_s is not None and evidence.capacity is not None:
         yield (
             f"capacity.json says {evidence.lowered_from_per_s:.4g}/s, without tokens (an earlier version, or by hand); "

@@ -99,13 +99,14 @@ class Counters:
 
 
 class Timeline:
-    """Output events of one stage: a histogram of the gaps between them, and event counts per BIN_NS of the run."""
+    """Output events of one stage: histograms of the gaps between them and of their stamp errors, counts per BIN_NS."""
 
-    __slots__ = ("_start_ns", "bins", "first", "flow", "gaps", "used")
+    __slots__ = ("_start_ns", "bins", "errors", "first", "flow", "gaps", "used")
 
     def __init__(self, start_ns: int) -> None:
         self.flow = Flow()
         self.gaps = Histogram()
+        self.errors = Histogram()
         self.bins: NDArray[np.int64] = np.zeros(1024, np.int64)
         self.first = 0  # number of the bin in `bins[0]`; earlier bins are stored and final
         self.used = 0
@@ -118,6 +119,9 @@ class Timeline:
             self.gaps.add(np.array(flow.gaps, np.int64))
             flow.gaps.clear()
         if flow.instants:
+            self.errors.add_zeros(len(flow.instants) - len(flow.errors))
+            self.errors.add(np.array(flow.errors, np.int64))
+            flow.errors.clear()
             bin_numbers = (np.array(flow.instants, np.int64) - self._start_ns) // BIN_NS - self.first
             flow.instants.clear()
             counts = np.bincount(np.maximum(bin_numbers, 0))
@@ -457,7 +461,8 @@ class Driver:
     def _store_flows(self) -> None:
         for stage, timeline in enumerate(self._timelines):
             if timeline.used:
-                self._spool.flows(stage, timeline.gaps, timeline.bins[: timeline.used], timeline.first)
+                bins = timeline.bins[: timeline.used]
+                self._spool.flows(stage, timeline.gaps, bins, timeline.first, errors=timeline.errors)
                 timeline.stored()
 
     def _write_rest(self, now: int) -> None:

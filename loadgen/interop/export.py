@@ -46,6 +46,8 @@ class ExportSource:
         return self.columns[name][self.ok]
 
     def stats(self, metric: str) -> dict[str, float]:
+        if metric in self.summary.unsound:  # withheld there too, whatever the tool would have printed
+            return {}
         sample = getattr(self.samples, metric, None)
         return sample.stats() if sample is not None else {}
 
@@ -58,6 +60,7 @@ class ExportSource:
             "run": run.id,
             "simulated": target.simulated,
             "valid": self.summary.verdict.valid,
+            "caveats": list(self.summary.verdict.caveats),
             "recipe": self.summary.fingerprints.recipe,
             "definitions": f"those of {self.tool}: {COUNTS[self.tool]}",
         }
@@ -126,7 +129,7 @@ def aiperf(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seque
     for key, metric in (("request_latency", "e2e"), ("time_to_first_token", "ttft"), ("inter_token_latency", "itl")):
         if stats := source.stats(metric):
             document[key] = block("ms", stats)
-    if summary.inter_chunk_ms.count:
+    if summary.inter_chunk_ms.count and "inter_chunk" not in summary.unsound:
         inter_chunk = summary.inter_chunk_ms
         stats = {
             name: getattr(inter_chunk, name) for name in ("count", "mean", "min", "p50", "p90", "p95", "p99", "max")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 LATENCIES = ("ttft", "ttft_from_sent", "first_answer", "tpot", "tpot_mlperf", "e2e", "max_gap")  # of ok requests
 OWN = ("connect", "send_lag", "client_lag", "stamp_error")  # of requests that were sent
+ERRORS = ("tpot_error", "max_gap_error")  # how wrong a figure of an ok request can be
 BINS = 4096  # most bins of a curve; when a curve needs more, neighbouring bins are joined
 AT_ONCE_S = 0.001  # a curve treats a shorter interval as an instant
 _FORMAT = 1
@@ -200,7 +201,7 @@ class Accumulator:
             if not in_stage.any():
                 continue
             columns = Columns(rows, in_stage)
-            self._fold(self.stages[stage], columns, texts, (*LATENCIES, *OWN), bool(self._closed[stage]))
+            self._fold(self.stages[stage], columns, texts, (*LATENCIES, *ERRORS, *OWN), bool(self._closed[stage]))
             self._conversations(self.stages[stage], columns)
             if measured:
                 self._by_time(columns)
@@ -435,6 +436,8 @@ def _tokens(cell: Cell, columns: Columns, ok: NDArray[np.bool_]) -> None:
     cell.count("billed", columns["output_tokens"][counted].sum(dtype=np.int64))
     comparable = ok & (columns["asked_output"] >= 0) & (columns["output_tokens"] >= 0)
     cell.count("comparable", comparable.sum())
+    cell.count("asked", columns["asked_output"][comparable].sum(dtype=np.int64))
+    cell.count("asked_got", columns["output_tokens"][comparable].sum(dtype=np.int64))
     cell.count("unequal", (columns["asked_output"] != columns["output_tokens"])[comparable].sum())
     by_count = np.isin(columns["output_source"], [SOURCES.index("server"), SOURCES.index("tokenizer")])
     # requests whose output tokens a server or a tokenizer counted

@@ -110,10 +110,10 @@ class Sessions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Ok requests with a gap between output events of more than `over_ms`."""
+    """Ok requests with a gap between output events of more than `over_ms`; null where the gaps are withheld."""
 
     over_ms: float
-    requests: int
+    requests: int | None
     share: float | None
 
 
@@ -292,6 +292,13 @@ def _whole_output(everything: Sequence[Columns]) -> int | None:
 def _sources(codes: NDArray[np.int64]) -> dict[str, int]:
     counts = np.bincount(codes, minlength=len(SOURCES))
     return {tag or "none": int(count) for tag, count in zip(SOURCES, counts, strict=False) if count}
+
+
+def asked_and_got(columns: Columns) -> tuple[int, int]:
+    """Output tokens asked for, and those that came, of ok requests where both are known."""
+    known = columns.where(OK) & (columns["asked_output"] >= 0) & (columns["output_tokens"] >= 0)
+    asked, got = (int(columns[name][known].sum(dtype=np.int64)) for name in ("asked_output", "output_tokens"))
+    return asked, got
 
 
 def itl_absent(columns: Columns, inter_chunk: Distribution) -> str:

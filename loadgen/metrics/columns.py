@@ -27,6 +27,7 @@ OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED = range(len(STATUSES))
 # Limits of the warnings. A run beyond one of them stays valid, and its summary carries a warning.
 COUNT_DISAGREEMENT = 0.02  # between two counts of the same tokens
 LENGTH_MISMATCH = 0.02  # of requests whose output is not as long as asked
+SHORTENED = 0.05  # of the output tokens asked for, missing in the answers: beyond it, it is another load
 CACHED_SHARE = 0.05  # of prompt tokens, when the workload declares no sharing
 GAP_VARIATION = 0.10  # between the planned and the real coefficient of variation of send gaps
 GAPS_NEEDED = 30  # fewer send gaps than this say nothing about their variation
@@ -36,7 +37,7 @@ STALL_NS = 1_000_000_000  # a gap between output events that a reader of the ans
 
 class TermResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one SLO term. `value_ms` is null when no request has a value, or when the quantile falls on a
-    failed request. `met` is null when too many requests are unfinished to say: see `judged_with_cut`.
+    failed request. `met` is null when the run cannot decide the term; `undecided` says why.
     """
 
     metric: str
@@ -49,6 +50,7 @@ class TermResult(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     needed: int  # samples from which the quantile is supported
     supported: bool
+    undecided: str = ""
     unfinished: int = 0  # unfinished requests that are not known to be over: not in `count`
 
 
@@ -56,7 +58,8 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that meet every SLO term; all fields are null without an SLO.
 
     `counted`: all but cancelled requests, and but the `unfinished` ones that are not known to be over a term. `met` is
-    null also when too many are unfinished to say.
+    null also where no term is missed but one is undecided. `good`, `share` and the rates are null where a term on a
+    value of each request rests on withheld figures.
     """
 
     rps: float | None = None  # good requests over the measured window
@@ -73,6 +76,11 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     def has_slo(self) -> bool:
         """Whether there is an SLO: `met` is null without one, and also where it is undecided."""
         return self.counted is not None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there is an SLO that this run can neither call met nor missed."""
+        return self.has_slo and self.met is None
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,6 +240,19 @@ def _where_first_token(field: str) -> Callable[[Columns], NDArray[np.int64]]:
     return lambda columns: np.where(columns["first_token_ns"] < 0, UNDEFINED, columns[field])
 
 
+def _tpot_error(columns: Columns) -> NDArray[np.int64]:
+    """How wrong a TPOT can be: (first + last stamp error) / (n - n1). UNDEFINED where TPOT is, or an error unknown."""
+    first, last = columns["stamp_error_ns"], columns["last_token_error_ns"]
+    unknown = (first < 0) | (last < 0) | (columns["first_token_ns"] < 0) | (columns["last_token_ns"] < 0)
+    divisor = streamed_tokens(columns) - np.maximum(columns["first_event_tokens"], 1)
+    return _divide(np.where(unknown, UNDEFINED, first + last), divisor)
+
+
+def _max_gap_error(columns: Columns) -> NDArray[np.int64]:
+    unknown = (columns["output_events"] < 2) | (columns["max_gap_error_ns"] < 0)
+    return np.where(unknown, UNDEFINED, columns["max_gap_error_ns"])
+
+
 def _max_gap(columns: Columns) -> NDArray[np.int64]:
     return np.where(columns["output_events"] < 2, UNDEFINED, columns["max_gap_ns"])
 
@@ -248,6 +269,8 @@ MEASURES: Mapping[str, Callable[[Columns], NDArray[np.int64]]] = {
     "send_lag": _between("due_ns", "sent_ns"),
     "client_lag": _where_first_token("client_lag_ns"),
     "stamp_error": _where_first_token("stamp_error_ns"),
+    "tpot_error": _tpot_error,
+    "max_gap_error": _max_gap_error,
 }
 """Per-request metrics over columns; the definitions are those of `loadgen_sdk.measures`."""
 
@@ -255,6 +278,7 @@ POOLED = ("itl", "inter_chunk")  # over all gaps of all requests: they have quan
 TERMS = ("ttft", "ttft_from_sent", "first_answer", "tpot", "tpot_mlperf", "e2e", "max_gap", *POOLED)
 """The metrics that an SLO term may limit."""
 
+_TPOT = ("tpot", "tpot_mlperf")
 _NEED_TWO_TOKENS = ("tpot", "tpot_mlperf", "max_gap")  # a request too short to have a value does not miss the limit
 NEED_A_STREAM = (*_NEED_TWO_TOKENS, *POOLED)
 """The metrics that an answer without streaming does not have."""
@@ -463,8 +487,11 @@ def goodput(
     inside: Window,
     gaps: Histogram,
     unrecorded: int = 0,
+    unsound: Mapping[str, str] | None = None,
 ) -> Goodput:
     """Each SLO term judged at its quantile, and the requests that meet all terms.
+
+    `unsound`: metrics whose figures are withheld, with the reason; terms on them are undecided.
 
     Failed, dropped and lost requests are over every limit, and so are the `unrecorded` ones; cancelled requests are
     left out, and so are unfinished ones unless they are over already (`is_over_when_cut`). A request too short to have
@@ -475,14 +502,44 @@ def goodput(
     left_out = int((measured.where(UNFINISHED) & ~is_counted(measured, slo)).sum())
     counted = int(is_counted(measured, slo).sum()) + unrecorded
     good = int(meets(measured, slo).sum())
-    undecided = is_undecided(int(measured.where(UNFINISHED).sum()), counted + left_out)
-    results = tuple(_term_result(measured, term, gaps, unrecorded, undecided) for term in slo.terms)
-    share = good / counted if counted else None
+    cut = is_undecided(int(measured.where(UNFINISHED).sum()), counted + left_out)
+    results = tuple(_term_result(measured, term, gaps, unrecorded, cut, unsound or {}) for term in slo.terms)
     steady = sum(int((meets(part, slo) & within(part["end_ns"], inside.steady)).sum()) for part in everything)
-    share_met = judged_share(good, counted, left_out, slo.goodput_share, undecided)
-    return Goodput(
+    return judged_goodput(
+        slo,
+        results,
+        counted=counted,
+        left_out=left_out,
+        cut=cut,
+        good=good,
         rps=per_second(good, inside),
         steady_rps=per_second(steady, inside.steady),
+        unsound=unsound or {},
+    )
+
+
+def judged_goodput(
+    slo: Slo,
+    results: tuple[TermResult, ...],
+    *,
+    counted: int,
+    left_out: int,
+    cut: bool,
+    good: int | None,
+    rps: float | None,
+    steady_rps: float | None,
+    unsound: Mapping[str, str],
+) -> Goodput:
+    """The block `goodput` of judged terms: a missed term decides; else an undecided one leaves the SLO undecided."""
+    if any(term.metric in unsound and term.metric not in POOLED for term in slo.terms):
+        good = rps = steady_rps = None
+    share = good / counted if counted and good is not None else None
+    share_met: bool | None = True
+    if slo.goodput_share is not None:
+        share_met = None if good is None else judged_share(good, counted, left_out, slo.goodput_share, cut)
+    return Goodput(
+        rps=rps,
+        steady_rps=steady_rps,
         share=share,
         good=good,
         counted=counted,
@@ -491,6 +548,21 @@ def goodput(
         share_limit=slo.goodput_share,
         met=together([share_met, *(result.met for result in results)]),
     )
+
+
+def undecided_reason(metric: str, values: int, ok: int, count: int, unsound: Mapping[str, str]) -> str:
+    """Why a term on a metric can be neither met nor missed; "" when it can.
+
+    `values`: how many values there are (gaps, for a pooled metric). `count`: those and the requests without an answer,
+    which count as over the limit. A term that no ok request can have is not missed.
+    """
+    if metric in unsound:
+        return unsound[metric]
+    if values or (count and not ok):
+        return ""
+    if metric in _NEED_TWO_TOKENS or metric in POOLED:
+        return "no answer had two output events" if metric not in _TPOT else "no answer had the two tokens of a TPOT"
+    return "no request has this figure"
 
 
 # -- what the end of the drain cut -------------------------------------------------------------------------------------
@@ -589,7 +661,9 @@ def meets(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
     return good
 
 
-def _term_result(columns: Columns, term: Term, gaps: Histogram, unrecorded: int, undecided: bool) -> TermResult:
+def _term_result(
+    columns: Columns, term: Term, gaps: Histogram, unrecorded: int, cut: bool, unsound: Mapping[str, str]
+) -> TermResult:
     """The result of one term. Failed, dropped, lost and `unrecorded` requests count as over the limit."""
     value: float | None
     left_out = 0
@@ -597,6 +671,7 @@ def _term_result(columns: Columns, term: Term, gaps: Histogram, unrecorded: int,
         count = gaps.count
         over = gaps.over(term.limit_ns)
         value = gaps.quantile(term.quantile) if count else None
+        undecided = undecided_reason(term.metric, count, 1, count, unsound)
     else:
         ok = columns.where(OK)
         values = defined(columns.measure(term.metric)[ok])
@@ -607,19 +682,36 @@ def _term_result(columns: Columns, term: Term, gaps: Histogram, unrecorded: int,
         over = int((values > term.limit_ns).sum()) + without_value
         place = index(count, term.quantile) if count else 0
         value = int(np.partition(values, place)[place]) if place < len(values) else None
-    needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)
-    within = value is not None and value <= term.limit_ns
+        undecided = undecided_reason(term.metric, len(values), int(ok.sum()), count, unsound)
+    met = value is not None and value <= term.limit_ns
+    return term_result(term, count, over, value, met=met, undecided=undecided, left_out=left_out, cut=cut)
+
+
+def term_result(
+    term: Term, count: int, over: int, value: float | None, *, met: bool, undecided: str, left_out: int, cut: bool
+) -> TermResult:
+    """The result of a term from its quantile `value` (ns), the number of samples, and how many are over the limit.
+
+    `left_out`: unfinished requests not in `count`; `cut`: they are too many to decide by.
+    """
     known_over = 0 if term.metric in POOLED else over
+    decided = judged_with_cut(met, term.quantile, known_over, count, left_out, cut)
+    if undecided:
+        value, over, decided = None, 0, None
+    elif decided is None:
+        undecided = "too many requests were unfinished when the drain ended: give a longer --grace, or none"
+    needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)
     return TermResult(
         metric=term.metric,
         quantile=term.quantile,
         limit_ms=milliseconds(term.limit_ns),
         value_ms=None if value is None else milliseconds(value),
         margin_ms=None if value is None else milliseconds(term.limit_ns - value),
-        met=judged_with_cut(within, term.quantile, known_over, count, left_out, undecided),
+        met=decided,
         over=over,
         count=count,
         needed=needed,
         supported=count >= needed,
+        undecided=undecided,
         unfinished=left_out,
     )

@@ -59,6 +59,12 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[Block, ...] = ()
 
 
+def without_tpot(drift: Drift) -> Drift:
+    """The drift without its TPOT figures, where those are withheld."""
+    blocks = tuple(msgspec.structs.replace(block, tpot_p50_ms=None, tpot_p99_ms=None) for block in drift.blocks)
+    return msgspec.structs.replace(drift, tpot_p50=None, tpot_p99=None, blocks=blocks)
+
+
 def block_ns(last_ns: int) -> int:
     """The length of the blocks, in ns, of a run whose last due instant is `last_ns`."""
     return FIRST_NS << max(0, math.ceil(math.log2((last_ns + 1) / (FIRST_NS * BLOCKS))))

@@ -16,9 +16,11 @@ import numpy as np
 from loadgen.metrics import blocks, columns, drift
 from loadgen.metrics.accumulator import Accumulator, Cell
 from loadgen.metrics.blocks import Bytes, ErrorKind, RequestCounts, Sessions, Sources, Stalls, Tokens, with_gpus
-from loadgen.metrics.columns import Goodput, Load, Span, TermResult, Window, per_second, span
+from loadgen.metrics.columns import Goodput, Load, Span, Window, per_second, span
 from loadgen.metrics.summary import (
+    NO_GAPS_BY_TARGET,
     SCHEMA,
+    Families,
     Signs,
     StageSummary,
     Summary,
@@ -29,13 +31,16 @@ from loadgen.metrics.summary import (
     pooled_of,
     rack_of,
     run_of,
+    slo_undecided,
+    unsure_share,
     whole_target,
+    withhold,
 )
 from loadgen.results.record import SCHEMA_MINOR, SOURCES
-from loadgen.stats.quantiles import SUPPORT, Distribution, Histogram, index, milliseconds, name, support
+from loadgen.stats.quantiles import Distribution, Histogram, index, milliseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -48,6 +53,7 @@ def summarize(
     gaps: Sequence[Histogram] = (),
     timeline: Sequence[NDArray[np.int64]] = (),
     seconds: Sequence[Second] = (),
+    event_errors: Sequence[Histogram] = (),
 ) -> Summary:
     """Compute the summary of a run from its accumulator. The other arguments are those of `summary.summarize`."""
     stage_measured = [stage.measured for stage in header.stages] or [True]
@@ -61,9 +67,20 @@ def summarize(
     target = whole_target(header.targets)
     tokens = _tokens(measured, everything, inside, columns.steady_events(timeline, inside.steady))
     tokens = with_gpus(tokens, target.gpus)
-    targets = tuple(_targets(header, accumulator, inside))
-    inter_chunk = pooled.distribution()
-    itl_absent = _itl_absent(measured, inter_chunk)
+    errors = pooled_of(event_errors[i] for i in range(min(len(event_errors), len(stage_measured))) if stage_measured[i])
+    families = Families(
+        inter_chunk=pooled.distribution(),
+        event_error=errors.distribution(),
+        unsure_share=unsure_share(errors),
+        tpot=_distribution(measured, "tpot"),
+        tpot_error=_distribution(measured, "tpot_error"),
+        max_gap=_distribution(measured, "max_gap"),
+        max_gap_error=_distribution(measured, "max_gap_error"),
+    )
+    unsound = families.unsound(header, seconds, inside)
+    itl_absent = _itl_absent(measured, families.inter_chunk)
+    undecided = slo_undecided(unsound, itl_absent)
+    targets = tuple(_targets(header, accumulator, inside, undecided))
     ok = measured.sums.get("ok", 0)
     stalled = measured.sums.get("stalled", 0)
     summary = Summary(
@@ -83,25 +100,30 @@ def summarize(
         ttft_ms=_distribution(measured, "ttft"),
         ttft_from_sent_ms=_distribution(measured, "ttft_from_sent"),
         first_answer_ms=_distribution(measured, "first_answer"),
-        tpot_ms=_distribution(measured, "tpot"),
+        tpot_ms=families.tpot,
         tpot_undefined=measured.sums.get("tpot_undefined", 0),
         tpot_mlperf_ms=_distribution(measured, "tpot_mlperf"),
-        inter_chunk_ms=inter_chunk,
-        itl_ms=None if itl_absent else inter_chunk,
+        inter_chunk_ms=families.inter_chunk,
+        itl_ms=None if itl_absent else families.inter_chunk,
         itl_absent=itl_absent,
+        unsound=unsound,
         e2e_ms=_distribution(measured, "e2e"),
-        max_gap_ms=_distribution(measured, "max_gap"),
+        max_gap_ms=families.max_gap,
         stalls=Stalls(over_ms=milliseconds(columns.STALL_NS), requests=stalled, share=stalled / ok if ok else None),
         connect_ms=_distribution(measured, "connect"),
         send_lag_ms=_distribution(measured, "send_lag"),
         client_lag_ms=_distribution(measured, "client_lag"),
         stamp_error_ms=_distribution(measured, "stamp_error"),
-        goodput=_goodput(header, measured, everything, inside, pooled, lost),
+        event_error_ms=families.event_error,
+        event_unsure_share=families.unsure_share,
+        tpot_error_ms=families.tpot_error,
+        max_gap_error_ms=families.max_gap_error,
+        goodput=_goodput(header, measured, everything, inside, pooled, lost, undecided),
         sessions=_sessions(accumulator, measured, everything, inside),
         client=_client(measured, header, inside, seconds),
-        stages=tuple(_stages(header, accumulator, everything, gaps, timeline, missing, seconds)),
+        stages=tuple(_stages(header, accumulator, everything, gaps, timeline, missing, seconds, undecided)),
         targets=targets,
-        regions=tuple(_regions(header, accumulator, inside)),
+        regions=tuple(_regions(header, accumulator, inside, undecided)),
         rack=rack_of(targets, tokens.output_per_s),
         drift=_drift(accumulator, measured, everything, inside, timeline),
         kept=header.keep,
@@ -112,8 +134,10 @@ def summarize(
         sends=measured.sums.get("sent", 0),
         disagreement=_disagreement(measured, header.template_tokens),
         repeated=0,
+        asked=measured.sums.get("asked", 0),
+        asked_got=measured.sums.get("asked_got", 0),
     )
-    return judged(header, summary, signs, seconds)
+    return judged(header, withhold(summary), signs, seconds)
 
 
 def _distribution(cell: Cell, metric: str) -> Distribution:
@@ -273,7 +297,13 @@ def _disagreement(cell: Cell, template_tokens: int | None) -> float | None:
 
 
 def _goodput(
-    header: Header, cell: Cell, everything: Sequence[Cell], inside: Window, gaps: Histogram, unrecorded: int
+    header: Header,
+    cell: Cell,
+    everything: Sequence[Cell],
+    inside: Window,
+    gaps: Histogram,
+    unrecorded: int,
+    unsound: Mapping[str, str],
 ) -> Goodput:
     """As `columns.goodput`. The counts, and whether a term is met, are exact; quantiles are those of histograms."""
     slo = header.slo
@@ -289,46 +319,35 @@ def _goodput(
     for i, term in enumerate(slo.terms):
         if term.metric in columns.POOLED:
             histogram, over, without_value, term_left_out = gaps, gaps.over(term.limit_ns), 0, 0
+            ok = 1
         else:
             histogram = cell.histograms.get(term.metric) or Histogram()
+            ok = cell.sums.get("ok", 0)
             term_left_out = unfinished - cell.sums.get(f"term{i}_unfinished_over", 0)
-            without_value = everyone - term_left_out - cell.sums.get("ok", 0)
+            without_value = everyone - term_left_out - ok
             over = cell.sums.get(f"term{i}_over", 0) + without_value
         count = histogram.count + without_value
         place = index(count, term.quantile) if count else 0
         value = None
         if place < histogram.count:
             value = histogram.middle(int(np.searchsorted(np.cumsum(histogram.counts), place, side="right")))
-        needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)
-        within = value is not None and place < count - over
-        known_over = 0 if term.metric in columns.POOLED else over
+        reason = columns.undecided_reason(term.metric, histogram.count, ok, count, unsound)
+        met = value is not None and place < count - over
         results.append(
-            TermResult(
-                metric=term.metric,
-                quantile=term.quantile,
-                limit_ms=milliseconds(term.limit_ns),
-                value_ms=None if value is None else milliseconds(value),
-                margin_ms=None if value is None else milliseconds(term.limit_ns - value),
-                met=columns.judged_with_cut(within, term.quantile, known_over, count, term_left_out, undecided),
-                over=over,
-                count=count,
-                needed=needed,
-                supported=count >= needed,
-                unfinished=term_left_out,
+            columns.term_result(
+                term, count, over, value, met=met, undecided=reason, left_out=term_left_out, cut=undecided
             )
         )
-    share = good / counted if counted else None
-    share_met = columns.judged_share(good, counted, left_out, slo.goodput_share, undecided)
-    return Goodput(
+    return columns.judged_goodput(
+        slo,
+        tuple(results),
+        counted=counted,
+        left_out=left_out,
+        cut=undecided,
+        good=good,
         rps=per_second(good, inside),
         steady_rps=per_second(_amount_in(everything, "good", inside.steady), inside.steady),
-        share=share,
-        good=good,
-        counted=counted,
-        unfinished=left_out,
-        slo=tuple(results),
-        share_limit=slo.goodput_share,
-        met=columns.together([share_met, *(result.met for result in results)]),
+        unsound=unsound,
     )
 
 
@@ -362,6 +381,7 @@ def _stages(
     timeline: Sequence[NDArray[np.int64]],
     missing: Sequence[int],
     seconds: Sequence[Second],
+    undecided: Mapping[str, str],
 ) -> Iterator[StageSummary]:
     for i, stage in enumerate(header.stages):
         cell = accumulator.stages[i]
@@ -383,25 +403,31 @@ def _stages(
             tpot_ms=_distribution(cell, "tpot"),
             inter_chunk_ms=pooled.distribution(),
             e2e_ms=_distribution(cell, "e2e"),
-            goodput=_goodput(header, cell, everything, inside, pooled, missing[i]),
+            goodput=_goodput(header, cell, everything, inside, pooled, missing[i], undecided),
         )
 
 
-def _targets(header: Header, accumulator: Accumulator, inside: Window) -> Iterator[TargetSummary]:
+def _targets(
+    header: Header, accumulator: Accumulator, inside: Window, undecided: Mapping[str, str]
+) -> Iterator[TargetSummary]:
     for target, cell, other in zip(header.targets, accumulator.targets, accumulator.other_targets, strict=False):
-        yield _part_of(header, target, cell, other, inside)
+        yield _part_of(header, target, cell, other, inside, undecided)
 
 
-def _regions(header: Header, accumulator: Accumulator, inside: Window) -> Iterator[TargetSummary]:
+def _regions(
+    header: Header, accumulator: Accumulator, inside: Window, undecided: Mapping[str, str]
+) -> Iterator[TargetSummary]:
     for region, numbers in by_region(header.targets):
         merged = Cell(), Cell()
         for cell, cells in zip(merged, (accumulator.targets, accumulator.other_targets), strict=True):
             for number in numbers:
                 cell.merge(cells[number])
-        yield _part_of(header, region, *merged, inside)
+        yield _part_of(header, region, *merged, inside, undecided)
 
 
-def _part_of(header: Header, target: TargetFacts, cell: Cell, other: Cell, inside: Window) -> TargetSummary:
+def _part_of(
+    header: Header, target: TargetFacts, cell: Cell, other: Cell, inside: Window, undecided: Mapping[str, str]
+) -> TargetSummary:
     everything = (cell, other)
     own = _tokens(cell, everything, window(cell, everything), None)
     return TargetSummary(
@@ -413,7 +439,7 @@ def _part_of(header: Header, target: TargetFacts, cell: Cell, other: Cell, insid
         ttft_ms=_distribution(cell, "ttft"),
         tpot_ms=_distribution(cell, "tpot"),
         e2e_ms=_distribution(cell, "e2e"),
-        goodput=_goodput(header, cell, everything, inside, Histogram(), 0),
+        goodput=_goodput(header, cell, everything, inside, Histogram(), 0, {**NO_GAPS_BY_TARGET, **undecided}),
         own_output_per_s=own.output_per_s,
     )
 

@@ -7,7 +7,7 @@ field changes its meaning or is removed, not when a field is added.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from loadgen.server_metrics.series import Served
 from loadgen.stats.quantiles import Distribution, Histogram, exact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -64,6 +64,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...]
     warnings: tuple[str, ...]
     limits: ValidityLimits
+    caveats: tuple[str, ...] = ()  # what belongs beside VALID: figures withheld, a load that is not the one asked for
 
 
 class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +145,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     inter_chunk_ms: Distribution
     itl_ms: Distribution | None
     itl_absent: str  # why itl_ms is null, in words
+    unsound: dict[str, str] = {}  # metric -> why its figures are null though there are samples: unsure arrival times
     e2e_ms: Distribution
     max_gap_ms: Distribution
     stalls: Stalls
@@ -151,6 +153,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     send_lag_ms: Distribution
     client_lag_ms: Distribution
     stamp_error_ms: Distribution
+    event_error_ms: Distribution = Distribution()  # stamp error of every output event; empty in older runs
+    event_unsure_share: float | None = None  # of output events: came with later ones in one read
+    tpot_error_ms: Distribution = Distribution()  # (first + last stamp error) / (n - n1); empty in older runs
+    max_gap_error_ms: Distribution = Distribution()  # of the stamp at the end of a request's largest gap
     goodput: Goodput
     sessions: Sessions | None  # null when no request belongs to a conversation
     client: ClientUse
@@ -170,12 +176,14 @@ def summarize(
     timeline: Sequence[NDArray[np.int64]] = (),
     seconds: Sequence[Second] = (),
     texts: Sequence[str] = (),
+    event_errors: Sequence[Histogram] = (),
 ) -> Summary:
     """Compute the summary of a run.
 
     rows: `record.ROW` of all workers, in any order. gaps: per stage, a histogram of the gaps between output events.
     timeline: per stage, counts of output events in bins of `BIN_NS` from the start of the run. seconds: the samples
-    that each worker takes of itself. texts: error texts, indexed by `rows["text"]`.
+    that each worker takes of itself. texts: error texts, indexed by `rows["text"]`. event_errors: per stage, a
+    histogram of the stamp errors of output events; empty when not known.
     """
     measured_stages = np.array([stage.measured for stage in header.stages] or [True])
     is_measured = measured_stages[rows["stage"]]
@@ -195,12 +203,25 @@ def summarize(
     target = whole_target(header.targets)
     tokens = blocks.tokens(measured, everything, inside, metrics.steady_events(timeline, inside.steady))
     tokens = blocks.with_gpus(tokens, target.gpus)
-    targets = tuple(_targets(header, everything, inside, texts))
-    goodput = metrics.goodput(measured, everything, header.slo, inside, pooled, missing)
     ok = measured.where(OK)
     sent = measured["sent_ns"] >= 0
-    inter_chunk = pooled.distribution()
-    itl_absent = blocks.itl_absent(measured, inter_chunk)
+    errors = pooled_of(
+        event_errors[i] for i in range(min(len(event_errors), len(measured_stages))) if measured_stages[i]
+    )
+    families = Families(
+        inter_chunk=pooled.distribution(),
+        event_error=errors.distribution(),
+        unsure_share=unsure_share(errors),
+        tpot=_distribution(measured, "tpot", ok),
+        tpot_error=_distribution(measured, "tpot_error", ok),
+        max_gap=_distribution(measured, "max_gap", ok),
+        max_gap_error=_distribution(measured, "max_gap_error", ok),
+    )
+    unsound = families.unsound(header, seconds, inside)
+    itl_absent = blocks.itl_absent(measured, families.inter_chunk)
+    undecided = slo_undecided(unsound, itl_absent)
+    targets = tuple(_targets(header, everything, inside, texts, undecided))
+    goodput = metrics.goodput(measured, everything, header.slo, inside, pooled, missing, undecided)
     summary = Summary(
         schema=SCHEMA,
         schema_minor=SCHEMA_MINOR,
@@ -218,37 +239,104 @@ def summarize(
         ttft_ms=_distribution(measured, "ttft", ok),
         ttft_from_sent_ms=_distribution(measured, "ttft_from_sent", ok),
         first_answer_ms=_distribution(measured, "first_answer", ok),
-        tpot_ms=_distribution(measured, "tpot", ok),
+        tpot_ms=families.tpot,
         tpot_undefined=int((measured.measure("tpot")[ok] == metrics.UNDEFINED).sum()),
         tpot_mlperf_ms=_distribution(measured, "tpot_mlperf", ok),
-        inter_chunk_ms=inter_chunk,
-        itl_ms=None if itl_absent else inter_chunk,
+        inter_chunk_ms=families.inter_chunk,
+        itl_ms=None if itl_absent else families.inter_chunk,
         itl_absent=itl_absent,
+        unsound=unsound,
         e2e_ms=_distribution(measured, "e2e", ok),
-        max_gap_ms=_distribution(measured, "max_gap", ok),
+        max_gap_ms=families.max_gap,
         stalls=blocks.stalls(measured),
         connect_ms=_distribution(measured, "connect", sent),
         send_lag_ms=_distribution(measured, "send_lag", sent),
         client_lag_ms=_distribution(measured, "client_lag", sent),
         stamp_error_ms=_distribution(measured, "stamp_error", sent),
+        event_error_ms=families.event_error,
+        event_unsure_share=families.unsure_share,
+        tpot_error_ms=families.tpot_error,
+        max_gap_error_ms=families.max_gap_error,
         goodput=goodput,
         sessions=blocks.sessions(measured, everything, inside, header.turns),
         client=blocks.client(measured, seconds, inside, header.workers),
         stages=(),
         targets=targets,
-        regions=tuple(_regions(header, everything, inside, texts)),
+        regions=tuple(_regions(header, everything, inside, texts, undecided)),
         rack=rack_of(targets, tokens.output_per_s),
         drift=drift.of_rows(measured, inside.steady, blocks.tokens_over_time(measured, everything, timeline)),
     )
-    stages = tuple(_stages(header, rows, everything, gaps, timeline, texts, unrecorded, summary))
-    return judged(header, msgspec.structs.replace(summary, stages=stages), _verdict_inputs(header, measured), seconds)
+    stages = tuple(_stages(header, rows, everything, gaps, timeline, texts, unrecorded, summary, undecided))
+    summary = withhold(msgspec.structs.replace(summary, stages=stages))
+    return judged(header, summary, _verdict_inputs(header, measured), seconds)
 
 
-def exit_code(summary: Summary) -> int:
-    """The exit code of the process: 130 interrupted, else 3 not valid, else 1 SLO missed, else 0."""
+def exit_code(summary: Summary, *, strict: bool = False) -> int:
+    """The exit code of the process: 130 interrupted, else 3 not valid, else 1 SLO missed, else 0.
+
+    `strict`: an SLO that the run cannot decide is 3.
+    """
     return validity.exit_code(
-        interrupted=summary.run.state == "interrupted", valid=summary.verdict.valid, slo_met=summary.goodput.met
+        interrupted=summary.run.state == "interrupted",
+        valid=summary.verdict.valid,
+        slo_met=summary.goodput.met,
+        undecided=summary.goodput.undecided,
+        strict=strict,
     )
+
+
+class Families(NamedTuple):
+    """The distributions that have a guard of their own, and the errors that they are judged by."""
+
+    inter_chunk: Distribution
+    event_error: Distribution
+    unsure_share: float | None
+    tpot: Distribution
+    tpot_error: Distribution
+    max_gap: Distribution
+    max_gap_error: Distribution
+
+    def unsound(self, header: Header, seconds: Sequence[Second], inside: Window) -> dict[str, str]:
+        """Metrics whose figures are to be withheld -> why."""
+        return validity.withheld(
+            header.limits,
+            **self._asdict(),
+            busiest=validity.busiest(seconds, inside),
+            most_waited=validity.most_waited(seconds, inside),
+        )
+
+
+def unsure_share(errors: Histogram) -> float | None:
+    """The share of output events with a stamp error; None when the errors are not known."""
+    return 1 - int(errors.counts[0]) / errors.count if errors.count else None
+
+
+def slo_undecided(unsound: Mapping[str, str], itl_absent: str) -> dict[str, str]:
+    """Metrics on which no SLO term can be decided -> why."""
+    return {**({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}), **unsound}
+
+
+def withhold(summary: Summary) -> Summary:
+    """The summary without the figures of its `unsound` metrics, whole and by stage, target and time."""
+    unsound = summary.unsound
+    if not unsound:
+        return summary
+    fields = {f"{metric}_ms" for metric in unsound}
+
+    def without(part: Any) -> dict[str, Any]:
+        values = {name: getattr(part, name) for name in part.__struct_fields__ if name in fields}
+        return {name: value.withheld() for name, value in values.items() if isinstance(value, Distribution)}
+
+    changes: dict[str, Any] = without(summary)
+    if "itl" in unsound:
+        changes |= {"itl_ms": None, "itl_absent": summary.itl_absent or unsound["itl"]}
+    if "stalls" in unsound:
+        changes["stalls"] = msgspec.structs.replace(summary.stalls, requests=None, share=None)
+    if "tpot" in unsound:
+        changes["drift"] = drift.without_tpot(summary.drift)
+    for name in ("stages", "targets"):
+        changes[name] = tuple(msgspec.structs.replace(part, **without(part)) for part in getattr(summary, name))
+    return msgspec.structs.replace(summary, **changes)
 
 
 def _distribution(columns: Columns, metric: str, selected: NDArray[np.bool_]) -> Distribution:
@@ -339,6 +427,7 @@ def _stages(
     texts: Sequence[str],
     unrecorded: NDArray[np.int64],
     summary: Summary,
+    undecided: Mapping[str, str],
 ) -> Iterator[StageSummary]:
     for i, stage in enumerate(header.stages):
         # the columns of all stages of this kind: measured, or not measured
@@ -368,7 +457,7 @@ def _stages(
             tpot_ms=_distribution(columns, "tpot", ok),
             inter_chunk_ms=pooled.distribution(),
             e2e_ms=_distribution(columns, "e2e", ok),
-            goodput=metrics.goodput(columns, everything, header.slo, inside, pooled, missing),
+            goodput=metrics.goodput(columns, everything, header.slo, inside, pooled, missing, undecided),
         )
 
 
@@ -399,12 +488,16 @@ def _only_measured_stage(stage: StagePlan, measured: Columns, summary: Summary) 
 
 
 def _targets(
-    header: Header, everything: tuple[Columns, Columns], inside: Window, texts: Sequence[str]
+    header: Header,
+    everything: tuple[Columns, Columns],
+    inside: Window,
+    texts: Sequence[str],
+    undecided: Mapping[str, str],
 ) -> Iterator[TargetSummary]:
     if len(header.targets) < 2:
         return
     for i, target in enumerate(header.targets):
-        yield _part_of(header, everything, inside, texts, target, [i])
+        yield _part_of(header, everything, inside, texts, target, [i], undecided)
 
 
 def by_region(targets: Sequence[TargetFacts]) -> list[tuple[TargetFacts, list[int]]]:
@@ -418,10 +511,14 @@ def by_region(targets: Sequence[TargetFacts]) -> list[tuple[TargetFacts, list[in
 
 
 def _regions(
-    header: Header, everything: tuple[Columns, Columns], inside: Window, texts: Sequence[str]
+    header: Header,
+    everything: tuple[Columns, Columns],
+    inside: Window,
+    texts: Sequence[str],
+    undecided: Mapping[str, str],
 ) -> Iterator[TargetSummary]:
     for region, own in by_region(header.targets):
-        yield _part_of(header, everything, inside, texts, region, own)
+        yield _part_of(header, everything, inside, texts, region, own, undecided)
 
 
 def _part_of(
@@ -431,6 +528,7 @@ def _part_of(
     texts: Sequence[str],
     target: TargetFacts,
     numbers: Sequence[int],
+    undecided: Mapping[str, str],
 ) -> TargetSummary:
     """The figures of some of the targets: those with these numbers."""
     target_parts = [Columns(columns, np.isin(columns["target"], numbers)) for columns in everything]
@@ -445,9 +543,15 @@ def _part_of(
         ttft_ms=_distribution(columns, "ttft", ok),
         tpot_ms=_distribution(columns, "tpot", ok),
         e2e_ms=_distribution(columns, "e2e", ok),
-        goodput=metrics.goodput(columns, target_parts, header.slo, inside, Histogram()),
+        goodput=metrics.goodput(
+            columns, target_parts, header.slo, inside, Histogram(), 0, {**NO_GAPS_BY_TARGET, **undecided}
+        ),
         own_output_per_s=blocks.tokens(columns, target_parts, metrics.window(columns, target_parts), None).output_per_s,
     )
+
+
+NO_GAPS_BY_TARGET = dict.fromkeys(metrics.POOLED, "gaps are counted for all targets together")
+"""SLO terms that cannot be decided for one of several targets -> why."""
 
 
 def rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None) -> RackTokens | None:
@@ -476,6 +580,8 @@ class Signs(NamedTuple):
     sends: int
     disagreement: float | None  # of prompt token counts: `blocks.prompt_disagreement`
     repeated: int
+    asked: int  # output tokens asked for, of ok requests whose answers were counted too
+    asked_got: int  # output tokens of the same requests
 
 
 def _verdict_inputs(header: Header, measured: Columns) -> Signs:
@@ -485,6 +591,7 @@ def _verdict_inputs(header: Header, measured: Columns) -> Signs:
         int((measured["sent_ns"] >= 0).sum()),
         blocks.prompt_disagreement(measured, header.template_tokens),
         blocks.repeated(measured),
+        *blocks.asked_and_got(measured),
     )
 
 
@@ -507,7 +614,13 @@ def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Sec
         dead_workers=signs.dead_workers,
     )
     sources = tokens.sources
-    bundled = bool(summary.itl_absent) and tokens.per_event is not None and tokens.per_event > 1
+    shortened = validity.shortened(asked=signs.asked, got=signs.asked_got)
+    bundled = (
+        bool(summary.itl_absent)
+        and "itl" not in summary.unsound
+        and tokens.per_event is not None
+        and tokens.per_event > 1
+    )
     warnings = (
         *header.notes,
         *([_CUT_OFF] if summary.run.state == "cut_off" else []),
@@ -523,7 +636,7 @@ def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Sec
             template_known=header.template_tokens is not None,
             cached_share=tokens.cached_share,
             shares_prompts=header.shares_prompts,
-            mismatch_share=tokens.length_mismatch_share,
+            mismatch_share=None if shortened else tokens.length_mismatch_share,
             unknown_first=bundled and signs.unsaid,
             repeated=signs.repeated,
         ),
@@ -531,7 +644,13 @@ def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Sec
         *validity.gap_warning(summary.load, signs.sends - 1),
     )
     invalid_reasons = (*reasons, *validity.state_reasons(summary.run.state))
-    verdict = Verdict(valid=not invalid_reasons, reasons=invalid_reasons, warnings=warnings, limits=header.limits)
+    verdict = Verdict(
+        valid=not invalid_reasons,
+        reasons=invalid_reasons,
+        warnings=warnings,
+        limits=header.limits,
+        caveats=tuple(filter(None, (*validity.withheld_caveats(summary.unsound), shortened))),
+    )
     return msgspec.structs.replace(summary, verdict=verdict)
 
 

@@ -11,26 +11,32 @@ from typing import TYPE_CHECKING
 import loadgen.errors as codes
 from loadgen.limits import UNFINISHED_SHARE, ValidityLimits
 from loadgen.metrics import columns
+from loadgen.stats.quantiles import SUPPORT, deciding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from loadgen.metrics.columns import Goodput, Load, Window
     from loadgen.results.manifest import Second
     from loadgen.stats.quantiles import Distribution
 
+FEWEST = SUPPORT["p50"]  # requests of a valid run
 IDLE_SHARE = 0.5  # of a core: a worker that never used more was late because of something else on the host
 WAITED_SHARE = 0.1  # of a second spent ready to run without a core: enough to explain lateness
 FULL_SECOND_S = 0.9  # a sample this long counts as a full second
 
 
-def exit_code(*, interrupted: bool, valid: bool, slo_met: bool | None) -> int:
-    """The exit code, first match: 130 (interrupted), 3 (not valid), 1 (SLO missed), 0."""
+def exit_code(
+    *, interrupted: bool, valid: bool, slo_met: bool | None, undecided: bool = False, strict: bool = False
+) -> int:
+    """The exit code, first match: 130 (interrupted), 3 (not valid), 1 (SLO missed), 3 (`strict`, SLO undecided), 0."""
     if interrupted:
         return codes.INTERRUPTED
     if not valid:
         return codes.UNSOUND
-    return codes.SLO_MISSED if slo_met is False else codes.OK
+    if slo_met is False:
+        return codes.SLO_MISSED
+    return codes.UNSOUND if undecided and strict else codes.OK
 
 
 def share(value: float) -> str:
@@ -88,25 +94,19 @@ def reasons(
         yield "no measured request was due: nothing was measured"
     elif ok == 0:
         yield f"not one of {counted} requests succeeded"
+    elif counted < FEWEST:
+        yield f"too few: {counted} measured requests support no quantile, not even p50; {FEWEST} are needed"
     scale, basis = (ttft.p50, "TTFT p50") if ttft.p50 is not None else (e2e.p50, "E2E p50")
-    remedy = "lower the load or add workers"
-    if most_waited is not None and (waited := most_waited.waited_share or 0.0) > WAITED_SHARE:
-        remedy = (
-            f"other processes kept worker {most_waited.worker} off its core for {share(waited)} of the second up to "
-            f"{most_waited.t_s:.0f} s: stop them, or use a host of its own"
-        )
-    elif busiest is not None and busiest.cpu_share < IDLE_SHARE:
-        remedy = (
-            f"this process used at most {share(busiest.cpu_share)} of a core, so something else on this host kept it "
-            "waiting: stop that, or use a host of its own"
-        )
+    remedy = _remedy(busiest, most_waited)
     for late, finding, limit in (
-        (send_lag, "requests were sent late: p99 send lag", limits.send_lag_share),
-        (stamp_error, "arrival times are unsure: p99 stamp error", limits.stamp_error_share),
+        (send_lag, "requests were sent late: {} send lag", limits.send_lag_share),
+        (stamp_error, "arrival times are unsure: {} stamp error", limits.stamp_error_share),
     ):
-        if late.p99 is not None and scale is not None and late.p99 > limit * scale:
-            ratio = f"{share(late.p99 / scale)} of" if scale > 0 else "against a"
-            yield f"{finding} {late.p99:.3g} ms is {ratio} {basis} ({scale:.3g} ms), limit {share(limit)}: {remedy}"
+        if scale is not None and (decides := deciding(late)) and decides[1] > limit * scale:
+            value = decides[1]
+            ratio = f"{share(value / scale)} of" if scale > 0 else "against a"
+            what = finding.format(decides[0])
+            yield f"{what} {value:.3g} ms is {ratio} {basis} ({scale:.3g} ms), limit {share(limit)}: {remedy}"
     if busiest is not None and busiest.cpu_share > limits.cpu_share:
         yield (
             f"the load generator was busy: worker {busiest.worker} used {share(busiest.cpu_share)} of a core "
@@ -119,6 +119,91 @@ def reasons(
         )
     for worker in dead_workers:
         yield f"worker {worker} died: the rest of its requests are lost"
+
+
+def _remedy(busiest: Second | None, most_waited: Second | None) -> str:
+    """What to do about a client that was late."""
+    remedy = "lower the load or add workers"
+    if most_waited is not None and (waited := most_waited.waited_share or 0.0) > WAITED_SHARE:
+        remedy = (
+            f"other processes kept worker {most_waited.worker} off its core for {share(waited)} of the second up to "
+            f"{most_waited.t_s:.0f} s: stop them, or use a host of its own"
+        )
+    elif busiest is not None and busiest.cpu_share < IDLE_SHARE:
+        remedy = (
+            f"this process used at most {share(busiest.cpu_share)} of a core, so something else on this host kept it "
+            "waiting: stop that, or use a host of its own"
+        )
+    return remedy
+
+
+def withheld(
+    limits: ValidityLimits,
+    *,
+    inter_chunk: Distribution,
+    event_error: Distribution,
+    unsure_share: float | None,
+    tpot: Distribution,
+    tpot_error: Distribution,
+    max_gap: Distribution,
+    max_gap_error: Distribution,
+    busiest: Second | None,
+    most_waited: Second | None,
+) -> dict[str, str]:
+    """Metrics whose figures rest on arrival times that are too unsure -> why. Empty for runs without stamp errors.
+
+    Each family has its own guard, so TTFT may be sound where the gaps are not. Stamps that came late as a whole (one
+    packet a read) are the kernel's and exact; unsure are those of several packets in one read.
+    """
+    remedy = _remedy(busiest, most_waited)
+    spoilt: dict[str, str] = {}
+
+    def judge(
+        metrics: Sequence[str], error: Distribution, what: str, of: Distribution, basis: str, limit: float
+    ) -> None:
+        decides = deciding(error)
+        if decides is None or of.p50 is None or decides[1] <= limit * of.p50:
+            return
+        name, value = decides
+        ratio = f"{share(value / of.p50)} of" if of.p50 > 0 else "against a"
+        reason = f"{name} {what} {value:.3g} ms is {ratio} {basis} ({of.p50:.3g} ms), limit {share(limit)}"
+        for metric in metrics:
+            spoilt.setdefault(metric, reason)
+
+    packets = f" ({share(unsure_share)} of them came with others in one read)" if unsure_share is not None else ""
+    event_limit = limits.event_error_share
+    events = f"stamp error of output events{packets}:"
+    gap = "the gaps' p50"
+    judge(("itl", "inter_chunk", "max_gap", "stalls"), event_error, events, inter_chunk, gap, event_limit)
+    judge(("max_gap",), max_gap_error, "error of the largest gap", max_gap, "its p50", event_limit)
+    judge(("tpot", "tpot_mlperf"), tpot_error, "error of TPOT", tpot, "TPOT p50", limits.tpot_error_share)
+    return {metric: f"{reason}: {remedy}" for metric, reason in spoilt.items()}
+
+
+_FAMILIES = {
+    "itl": "ITL", "inter_chunk": "gaps between events", "max_gap": "largest gap", "stalls": "stalls", "tpot": "TPOT",
+    "tpot_mlperf": "TPOT (MLPerf)",
+}  # fmt: skip
+
+
+def withheld_caveats(unsound: Mapping[str, str]) -> Iterator[str]:
+    """What is withheld and why: a sentence per reason."""
+    for reason in dict.fromkeys(unsound.values()):
+        names = [_FAMILIES[metric] for metric in unsound if unsound[metric] == reason]
+        yield f"{', '.join(names)} withheld, arrival times are unsure: {reason}"
+
+
+def shortened(*, asked: int, got: int) -> str:
+    """That the answers are shorter than asked, so this is another load; "" when they are not.
+
+    `asked`, `got`: output tokens of the ok requests where both are known.
+    """
+    if got >= asked * (1 - columns.SHORTENED):
+        return ""
+    return (
+        f"not the load that was asked for: the answers have {got:,} of {asked:,} output tokens asked "
+        f"({share(got / asked)}): the server ends them early, so its figures are for shorter answers"
+    )
 
 
 STATE_REASONS = {
@@ -166,7 +251,7 @@ def changed(limits: ValidityLimits) -> Iterator[str]:
 def slo_warnings(goodput: Goodput) -> Iterator[str]:
     """A warning for each term whose quantile rests on too few samples."""
     for term in goodput.slo:
-        if not term.supported:
+        if not term.supported and not term.undecided:
             yield (
                 f"SLO term {term.metric} at p{term.quantile * 100:g} rests on {term.count} samples; "
                 f"{term.needed} are needed to support it"

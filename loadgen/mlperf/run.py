@@ -269,7 +269,11 @@ def judge(folder: Path, test: rules.Test, summary: Summary, *, data_name: str, q
     if summary.run.metadata:
         notes.append(f"metadata: {format.pairs(summary.run.metadata)}")
     errors = [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
-    warnings = [*cautions(test), *uncounted(summary.tokens.sources.output, summary.requests.ok)]
+    warnings = [
+        *summary.verdict.caveats,
+        *cautions(test),
+        *uncounted(summary.tokens.sources.output, summary.requests.ok),
+    ]
     notes += [*errors, *warnings]
     result = mlperf.reduce(
         query_trace, test, dataset=data_name, target_qps=qps, notes=notes, errors=errors, warnings=warnings,
@@ -277,6 +281,11 @@ def judge(folder: Path, test: rules.Test, summary: Summary, *, data_name: str, q
     )  # fmt: skip
     write_result(folder, result, test, summary)
     return result
+
+
+def sound(summary: Summary) -> bool:
+    """Whether the result may rest on this run: it is valid, and no figure of its rules is withheld."""
+    return summary.verdict.valid and not any(term.metric in summary.unsound for term in summary.goodput.slo)
 
 
 def again(folder: Path, summary: Summary) -> mlperf.MlperfResult:

@@ -76,9 +76,8 @@ def _first_screen(sheet: page.Page, summary: Summary, mlperf: MlperfResult | Non
         sheet.add(page.mark(word, disclosure, "warn"))
     title = " · ".join(filter(None, (run.workload or run.name, target.model, load.arrival)))
     sheet.add(f"<h1>{escape(title)}</h1>")
-    kind = "bad" if not summary.verdict.valid or summary.goodput.met is False else "good"
-    if kind == "good" and summary.goodput.has_slo and summary.goodput.met is None:
-        kind = "warn"
+    doubtful = summary.goodput.undecided or bool(summary.verdict.caveats)
+    kind = "bad" if not summary.verdict.valid or summary.goodput.met is False else "warn" if doubtful else "good"
     sheet.add(f'<p class="sentence {kind}">{escape(run_headline.sentence(summary))}</p>')
     numbers = run_headline.five(summary)
     if mlperf is not None:
@@ -261,7 +260,7 @@ def _about_latency(summary: Summary, distributions: Sequence[Distribution]) -> I
     if unsupported:
         needs = ", ".join(f"{q.replace('_', '.')} {format.count(SUPPORT[q])}" for q in unsupported)
         yield f"~ rests on too few samples to be relied on; samples needed: {needs}."
-    if summary.itl_ms is None and summary.inter_chunk_ms.count:
+    if summary.itl_ms is None and summary.inter_chunk_ms.count and "itl" not in summary.unsound:
         yield f"No inter-token latency is given: {summary.itl_absent}."
     if not summary.run.stream:
         yield "Answers were not streamed: TTFT is the whole answer, and there is no TPOT."
@@ -423,7 +422,9 @@ def _client(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
         ("Connect", summary.connect_ms),
         ("Send lag", summary.send_lag_ms),
         ("Client lag", summary.client_lag_ms),
-        ("Stamp error", summary.stamp_error_ms),
+        ("Stamp error, first token", summary.stamp_error_ms),
+        ("Stamp error, every output event", summary.event_error_ms),
+        ("Error of TPOT", summary.tpot_error_ms),
     ]
     sheet.add(_distributions("ms", rows))
     if figures is not None:
@@ -485,7 +486,9 @@ def _reproduction(sheet: page.Page, summary: Summary, header: Header | None) -> 
                 ("Versions", f"Python {host.python}" + (f", {versions}" if versions else "")),
                 ("Limits", f"send lag {format.percent(limits.send_lag_share)}, stamp error "
                  f"{format.percent(limits.stamp_error_share)} of TTFT p50; CPU {format.percent(limits.cpu_share)}; "
-                 f"failures {format.percent(limits.failure_share)}"),
+                 f"failures {format.percent(limits.failure_share)}; stamp error of all output events "
+                 f"{format.percent(limits.event_error_share)} of ITL p50; error of TPOT "
+                 f"{format.percent(limits.tpot_error_share)} of TPOT p50"),
             )
         )
     )  # fmt: skip

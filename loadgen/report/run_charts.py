@@ -45,7 +45,8 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
         ("End to end", ("e2e",)),
         ("Largest gap of a request", ("max_gap",)),
     ):
-        named_curves = [(name, figures.curves[name]) for name in names if name in figures.curves]
+        sound = [name for name in names if name not in summary.unsound]
+        named_curves = [(name, figures.curves[name]) for name in sound if name in figures.curves]
         if not named_curves:
             continue
         terms = [term for term in summary.goodput.slo if term.metric in (*names, "itl")]
@@ -148,7 +149,7 @@ def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
         ("Time per output token", "tpot", figures.tpot, "by the instant of the last token"),
     ):
         values = [value for series in bins.series.values() for value in series]
-        if not any(value is not None for value in values):
+        if name in summary.unsound or not any(value is not None for value in values):
             continue
         top = max(value for value in values if value is not None)
         limits = tuple(
@@ -157,7 +158,7 @@ def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
             if t.metric == name and t.limit_ms < 3 * top
         )
         yield lines(title, bins, _value_axis(values), f"per {bins.width_s:g} s, {basis}", limits)
-    if figures.gaps is not None:
+    if figures.gaps is not None and "inter_chunk" not in summary.unsound:
         yield _gap_heat_chart(figures, x)
 
 

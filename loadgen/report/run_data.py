@@ -104,6 +104,7 @@ def figures(
     timeline: Sequence[NDArray[np.int64]] = (),
     seconds: Sequence[Second] = (),
     texts: Sequence[str] = (),
+    event_errors: Sequence[Histogram] = (),
     heat: NDArray[np.void] | None = None,
     heat_edges_ns: NDArray[np.int64] | None = None,
 ) -> Figures:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from loadgen import format
 from loadgen.metrics.registry import NAMES
+from loadgen.stats.quantiles import deciding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +39,8 @@ class Number(NamedTuple):
 def client_limited(summary: Summary) -> bool:
     """Whether the load generator, not the server, may have determined the figures.
 
-    That is so when a core was too busy, when send lag p99 is too large a share of TTFT p50 (E2E p50 without TTFT), or
-    when stamp error p99 is. The limits are those of the verdict.
+    That is so when a core was too busy, or when send lag or stamp error is too large a share of TTFT p50 (E2E p50
+    without TTFT), at the quantile that decides. The limits are those of the verdict.
     """
     limits, scale_ms = summary.verdict.limits, summary.ttft_ms.p50 or summary.e2e_ms.p50
     busy = summary.client.cpu_share_max
@@ -47,8 +48,8 @@ def client_limited(summary: Summary) -> bool:
         return True
     if scale_ms is None:
         return False
-    sends_late = (summary.send_lag_ms.p99 or 0) > limits.send_lag_share * scale_ms
-    return sends_late or (summary.stamp_error_ms.p99 or 0) > limits.stamp_error_share * scale_ms
+    pairs = ((summary.send_lag_ms, limits.send_lag_share), (summary.stamp_error_ms, limits.stamp_error_share))
+    return any((decides := deciding(late)) is not None and decides[1] > limit * scale_ms for late, limit in pairs)
 
 
 def marks(summary: Summary) -> Iterator[Note]:
@@ -61,6 +62,8 @@ def marks(summary: Summary) -> Iterator[Note]:
         yield Note("CLIENT-LIMITED", "the load generator could not keep up: these numbers are its own, in part", "bad")
     if not summary.verdict.valid:
         yield Note("INVALID", "; ".join(summary.verdict.reasons), "bad")
+    for caveat in summary.verdict.caveats:
+        yield Note("RESERVATION", caveat, "warn")
     if summary.run.state == "interrupted":
         yield Note("INTERRUPTED", "the user stopped this run: it is reported as far as it got", "warn")
     if summary.run.state == "cut_off":
@@ -75,6 +78,8 @@ def limit(term: TermResult) -> str:
 
 def outcome(term: TermResult) -> str:
     """The measured value: `174 ms`; `~174 ms` with too few samples; or why there is no value."""
+    if term.undecided:
+        return f"undecided: {term.undecided}"
     if term.value_ms is None:
         return "falls on a failed one" if term.count else "not measured"
     return f"{'' if term.supported else '~'}{format.milliseconds(term.value_ms)} ms"
@@ -107,6 +112,9 @@ def sentence(summary: Summary) -> str:
     if goodput.met:
         promises = " and ".join(limit(term) for term in goodput.slo)
         return f"SLO met: {promises or 'the promised share'}; {good_requests} were within every limit."
+    if goodput.undecided and not goodput.unfinished:
+        reasons = "; ".join(dict.fromkeys(f"{limit(t)}: {t.undecided}" for t in goodput.slo if t.undecided))
+        return f"SLO undecided: no term is missed, and this run cannot decide every term ({reasons})."
     if goodput.met is None:
         return (
             f"SLO undecided: {format.count(requests.unfinished)} of {format.count(requests.scheduled)} requests were "
@@ -114,10 +122,12 @@ def sentence(summary: Summary) -> str:
             "--grace, or none."
         )
     missed = [_missed_term(term) for term in goodput.slo if term.met is False]
-    if goodput.share_limit is not None and (goodput.share or 0) < goodput.share_limit:
+    if goodput.share_limit is not None and goodput.share is not None and goodput.share < goodput.share_limit:
         missed.append(
             f"only {good_requests} were within every limit, {format.percent(goodput.share_limit)} were promised"
         )
+        return f"SLO missed: {'; '.join(missed)}."
+    if goodput.good is None:
         return f"SLO missed: {'; '.join(missed)}."
     return f"SLO missed: {'; '.join(missed)}; {good_requests} were within every limit."
 

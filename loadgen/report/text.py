@@ -80,7 +80,7 @@ def render_levels(summaries: Sequence[Summary], *, color: bool = False) -> str:
             lines[i + 1] += "  " + paint("INVALID", "red")
         elif summary.goodput.met is False:
             lines[i + 1] += "  " + paint("SLO missed", "yellow")
-        elif summary.goodput.has_slo and summary.goodput.met is None:
+        elif summary.goodput.undecided:
             lines[i + 1] += "  " + paint("SLO undecided", "yellow")
     needs = _footnote([d for s in summaries for d in (s.ttft_ms, s.tpot_ms, s.e2e_ms)], ("p50", "p99"))
     return "\n".join([*mark, *lines, "latencies in ms; tokens/s: output, all requests together", *needs]) + "\n"
@@ -242,6 +242,7 @@ def _latency(summary: Summary) -> Iterator[str]:
         ("Send lag", summary.send_lag_ms),
         ("Client lag", summary.client_lag_ms),
         ("Stamp error", summary.stamp_error_ms),
+        *([("  all events", summary.event_error_ms)] if summary.event_error_ms.max else []),
     ]
     head = ("Latency, ms", "mean", *SHOWN, "max", "samples")
     yield from _table(
@@ -258,7 +259,7 @@ def _latency(summary: Summary) -> Iterator[str]:
         ],
     )
     yield from _footnote([distribution for _, distribution in rows])
-    if summary.itl_ms is None and summary.inter_chunk_ms.count:
+    if summary.itl_ms is None and summary.inter_chunk_ms.count and "itl" not in summary.unsound:
         yield f"no ITL: {summary.itl_absent}"
     if not summary.run.stream:
         yield "answers were not streamed: TTFT is the whole answer, and there is no TPOT"
@@ -363,9 +364,15 @@ def _slo(goodput: Goodput, paint: Callable[[str, str], str], width: int) -> Iter
         return
     colours = {True: "green", False: "red", None: "yellow"}
     result, colour = met_word(goodput.met), colours[goodput.met]
-    text = f"{result}: {format.count(goodput.good)} of {format.count(goodput.counted)} requests within every limit"
     share_limit = f", promised {format.percent(goodput.share_limit)}" if goodput.share_limit is not None else ""
-    text += f" ({format.percent(goodput.share)}{share_limit})"
+    limits = "every limit" if all(term.met is not None for term in goodput.slo) else "the limits that can be judged"
+    if goodput.good is None or not _judges_requests(goodput):
+        text = f"{result}: no term is missed, but not every term can be decided{share_limit}"
+        if goodput.met is False:
+            text = f"{result}: how many requests were within every limit is not known{share_limit}"
+    else:
+        text = f"{result}: {format.count(goodput.good)} of {format.count(goodput.counted)} requests within {limits}"
+        text += f" ({format.percent(goodput.share)}{share_limit})"
     text += f", {format.count(goodput.unfinished)} unfinished left out" if goodput.unfinished else ""
     first, *others = _wrapped("SLO", [text, f"goodput {format.rate(goodput.rps)}"], width)
     yield first.replace(result, paint(result, colour), 1)
@@ -379,11 +386,20 @@ def _slo(goodput: Goodput, paint: Callable[[str, str], str], width: int) -> Iter
             strict=True,
         )
     )
+    for reason in dict.fromkeys(term.undecided for term in goodput.slo if term.undecided):
+        yield from textwrap.wrap(f"undecided: {reason}", width, initial_indent="  ", subsequent_indent="    ")
+
+
+def _judges_requests(goodput: Goodput) -> bool:
+    """Whether the count of good requests says something: some term that every request can have is decided."""
+    return goodput.good is not None and any(not term.undecided for term in goodput.slo)
 
 
 def _term_cells(term: TermResult) -> tuple[str, str, str]:
     name = NAMES.get(term.metric, term.metric)
     limit = f"{name} p{term.quantile * 100:g} at most {format.milliseconds(term.limit_ms)} ms"
+    if term.undecided:
+        return limit, "no figure", f"of {format.count(term.count)}"
     if term.value_ms is None:
         outcome = "falls on a failed one" if term.count else "nothing measured"
     else:
@@ -405,10 +421,14 @@ def _errors(requests: RequestCounts, width: int) -> Iterator[str]:
 
 def _verdict(summary: Summary, paint: Callable[[str, str], str], width: int) -> Iterator[str]:
     verdict = summary.verdict
-    if verdict.warnings:
+    warnings = verdict.warnings if verdict.valid else (*verdict.caveats, *verdict.warnings)
+    if warnings:
         yield paint("Warnings", "yellow")
-        yield from _bullets(verdict.warnings, width)
-    if verdict.valid:
+        yield from _bullets(warnings, width)
+    if verdict.valid and verdict.caveats:
+        yield f"{paint('VALID', 'yellow')}, with a reservation:"
+        yield from _bullets(verdict.caveats, width)
+    elif verdict.valid:
         yield f"{paint('VALID', 'green')}: the measurement is sound"
     else:
         yield f"{paint('INVALID', 'red')}: do not rely on these numbers"

@@ -47,7 +47,9 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("done_ns", "i8", "end of the body, or the instant of the failure"),
     ("client_lag_ns", "i8", "first token: kernel stamp to read"),
     ("stamp_error_ns", "i8", "first token: how wrong its stamp can be"),
+    ("last_token_error_ns", "i8", "last token: how wrong its stamp can be; -1 unknown (older runs)"),
     ("max_gap_ns", "i8", "largest gap between output events"),
+    ("max_gap_error_ns", "i8", "largest gap: how wrong the stamp at its end can be; -1 unknown (older runs)"),
     ("input_tokens", "i4", "prompt tokens, -1 unknown"),
     ("output_tokens", "i4", "generated tokens, -1 unknown"),
     ("cached_tokens", "i4", "prompt tokens served from the prefix cache, -1 when the server does not say"),
@@ -66,6 +68,8 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("text", "i4", "index into the run's error texts, -1 none"),
 )
 
+DURATIONS = ("client_lag_ns", "stamp_error_ns", "last_token_error_ns", "max_gap_ns", "max_gap_error_ns")
+"""Columns in ns that are no instants: 0, not -1, for a request that was never sent."""
 ROW = np.dtype([(name, "<" + code) for name, code, _ in FIELDS])
 
 STATUS = {name: i for i, name in enumerate(STATUSES)}
@@ -133,7 +137,9 @@ def row(place: RowPlace, done: Completion, start_ns: int, *, text: int, built: B
         ),
         done.client_lag,
         done.stamp_error,
+        done.last_token_error,
         done.max_gap,
+        done.max_gap_error,
         input_tokens,
         output_tokens,
         -1 if usage.cached is None else usage.cached,
@@ -169,11 +175,12 @@ def unsent_row(place: RowPlace, due_ns: int, kind: str, status: str, built: Buil
     """The bytes of one ROW for a slot that was never sent. `due_ns`: from the start of the run, -1 if never due."""
     never = (-1,) * 9
     counts = (-1, -1, -1, -1, built.tokens, built.asked_output, 0, 0, 0, 0)
-    return pack(*place, STATUS[status], KIND[kind], 0, 0, due_ns, *never, 0, 0, 0, *counts, 0, 0, 0, 0, 0, text)
+    return pack(*place, STATUS[status], KIND[kind], 0, 0, due_ns, *never, 0, 0, 0, 0, 0, *counts, 0, 0, 0, 0, 0, text)
 
 
 __all__ = [
     "CUTS",
+    "DURATIONS",
     "FIELDS",
     "FINISH_REASONS",
     "KIND",

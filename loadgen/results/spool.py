@@ -27,6 +27,7 @@ HEAT = np.dtype([("until_ns", "<i8"), ("counts", "<i8", (len(HEAT_EDGES_NS) + 1,
 
 `counts`: below the first edge of HEAT_EDGES_NS, between two edges, above the last edge.
 """
+STAMPS = "stamps-"  # with the stage's number: no dot, since readers of schema 1.0 take w0.NAME.S for a timeline
 _HEAT_STARTS = np.concatenate(([0], bucket(HEAT_EDGES_NS)))
 
 
@@ -96,10 +97,20 @@ class Spool:
             _write(self._second_fd, b"".join(msgspec.json.encode(second) + b"\n" for second in self._new_seconds))
             self._new_seconds.clear()
 
-    def flows(self, stage: int, gaps: Histogram, timeline: NDArray[np.int64], first: int = 0) -> None:
-        """Replace the stored histogram of a stage, and its timeline from bin `first` on."""
+    def flows(
+        self,
+        stage: int,
+        gaps: Histogram,
+        timeline: NDArray[np.int64],
+        first: int = 0,
+        *,
+        errors: Histogram | None = None,
+    ) -> None:
+        """Replace the stored histograms of a stage (gaps, stamp errors), and its timeline from bin `first` on."""
         stem = self._folder / "flows" / f"w{self._worker}"
         replace(Path(f"{stem}.gaps.{stage}"), gaps.to_bytes())
+        if errors is not None:
+            replace(Path(f"{stem}.{STAMPS}{stage}"), errors.to_bytes())
         descriptor = os.open(f"{stem}.timeline.{stage}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.pwrite(descriptor, timeline.astype("<i8").tobytes(), first * 8)
         os.close(descriptor)

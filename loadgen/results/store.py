@@ -11,6 +11,7 @@ Does IO. `record.py` defines the rows, `manifest.py` defines `run.json`, and `sp
     spool/w0.texts                error texts, one JSON string per line; a row's `text` is the line number, from 0
     spool/w0.seconds              one JSON line per second (manifest.Second)
     flows/w0.gaps.S               histogram of the gaps between output events of stage S
+    flows/w0.stamps-S             histogram of the stamp errors of the output events of stage S; not in older runs
     flows/w0.timeline.S           output events of stage S, counted per 10 ms
     flows/ledger                  without --keep raw: the sums of the deleted rows (metrics.accumulator.Accumulator)
     flows/w0.heat                 gaps of all stages counted by length, about every 2 s: records of HEAT
@@ -37,7 +38,7 @@ from loadgen.errors import Fault, Faults, UserError
 from loadgen.results import manifest
 from loadgen.results.parquet import Frame, from_parquet
 from loadgen.results.record import ROW
-from loadgen.results.spool import HEAT, complete_rows, segments, worker_texts
+from loadgen.results.spool import HEAT, STAMPS, complete_rows, segments, worker_texts
 from loadgen.results.spool import replace as replace  # noqa: PLC0414 - other rooms call `store.replace`
 from loadgen.server_metrics import series
 from loadgen.stats.quantiles import Histogram
@@ -59,6 +60,7 @@ class Stored(NamedTuple):
     timeline: list[NDArray[np.int64]]
     seconds: list[manifest.Second]
     texts: list[str]
+    event_errors: list[Histogram]  # per stage, stamp errors of output events; empty histograms in older runs
 
 
 def read_run(folder: Path, *, lazily: bool = False) -> Stored:
@@ -88,7 +90,12 @@ def read_run(folder: Path, *, lazily: bool = False) -> Stored:
             gaps[stage].merge(Histogram.from_bytes(file.read_bytes()))
         else:
             timeline[stage] = _add_padded(timeline[stage], np.frombuffer(_whole_records(file.read_bytes(), 8), "<i8"))
-    return Stored(header, rows, gaps, timeline, _read_seconds(folder), texts)
+    event_errors = [Histogram() for _ in range(stages)]
+    for file in (folder / "flows").glob(f"w*.{STAMPS}*"):
+        number = file.name.partition(STAMPS)[2]
+        if number.isdigit() and int(number) < stages:
+            event_errors[int(number)].merge(Histogram.from_bytes(file.read_bytes()))
+    return Stored(header, rows, gaps, timeline, _read_seconds(folder), texts, event_errors)
 
 
 def read_lightly(folder: Path) -> Stored:

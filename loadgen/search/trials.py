@@ -331,6 +331,8 @@ def _invalid_reason(summary: Summary, rows: NDArray[np.void]) -> str:
     ]
     if late:
         return late[0]
+    if withheld := [term.undecided for term in summary.goodput.slo if term.metric in summary.unsound]:
+        return f"arrival times are unsure: {withheld[0]}"
     broken = int(np.isin(rows["kind"], BROKEN).sum())
     if broken > summary.verdict.limits.failure_share * max(len(rows), 1):
         return f"{broken:,} of {len(rows):,} requests met a server that was gone or ill (connections, resets, 5xx)"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.results.record import BIN_NS, FINISH, KIND, ROW, SOURCE, STATUS
+from loadgen.results.record import BIN_NS, DURATIONS, FINISH, KIND, ROW, SOURCE, STATUS
 from loadgen.schedule.timetable import Schedule
 from loadgen.stats.quantiles import SIZE, Histogram, bucket
 
@@ -102,7 +102,7 @@ def outcome(
 
 
 _UNSENT_ROW = tuple(
-    -1 if name.endswith("_ns") and name not in ("client_lag_ns", "stamp_error_ns", "max_gap_ns") else value
+    -1 if name.endswith("_ns") and name not in DURATIONS else value
     for name, value in (
         (name, -1 if name.endswith("_tokens") or name in ("asked_output", "text") else 0) for name in ROW.names or ()
     )

@@ -39,6 +39,23 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     max: float | None = None
     supported: tuple[str, ...] = ()
 
+    def withheld(self) -> Distribution:
+        """The same sample without its figures: only `count` and `supported` are kept."""
+        return Distribution(count=self.count, supported=self.supported)
+
+
+def deciding(distribution: Distribution, most: str = "p99") -> tuple[str, float] | None:
+    """The highest quantile that the sample supports, at most `most`, and its value; None when it supports none.
+
+    Limits are judged by it: a p99 of 30 samples is the largest of them, and one late request would decide.
+    """
+    names = [name for name, _ in QUANTILES]
+    for name in reversed(names[: names.index(most) + 1]):
+        if name in distribution.supported:
+            value = getattr(distribution, name)
+            return None if value is None else (name, value)
+    return None
+
 
 def index(n: int, p: float) -> int:
     """The index of quantile `p` in `n` >= 1 sorted samples: floor(n * p), as MLPerf LoadGen's `GetPercentile`."""
@@ -140,6 +157,12 @@ class Histogram:
         self.total_ns += int(values_ns.sum())
         bucket_counts = np.bincount(bucket(values_ns))
         self.counts[: len(bucket_counts)] += bucket_counts
+
+    def add_zeros(self, count: int) -> None:
+        """Count the value 0 `count` times, without an array of them."""
+        if count > 0:
+            self.least_ns, self.largest_ns = min(self.least_ns, 0), max(self.largest_ns, 0)
+            self.counts[0] += count
 
     def merge(self, other: Histogram) -> None:
         """Add the counts of another histogram; the order of merging does not matter."""

@@ -4,16 +4,13 @@
 What the words mean is in docs/workloads.md.
 """
 
+from loadgen.limits import CPU_SHARE, FAILURE_SHARE, SEND_LAG_SHARE, STAMP_ERROR_SHARE
 from loadgen.workload.fields import Empirical, Fixed, Listed, LogNormal, Normal, Uniform
 from loadgen.workload.flags import Overrides, levels
 from loadgen.workload.loading import load, of_trace, packaged
 from loadgen.workload.overrides import placed
 from loadgen.workload.schema import (
-    CPU_SHARE,
-    FAILURE_SHARE,
-    SEND_LAG_SHARE,
     STALL_TIMEOUT_NS,
-    STAMP_ERROR_SHARE,
     TIMEOUT_NS,
     Arrival,
     AtLeast,

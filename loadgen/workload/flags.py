@@ -34,7 +34,9 @@ METRIC_ALIASES = {
     "end_to_end_latency": "e2e",
 }
 SALT_PATTERN = "[A-Za-z0-9._-]{1,200}"
-LIMITS = ("send_lag_share", "stamp_error_share", "cpu_share", "failure_share")
+LIMITS = (
+    "send_lag_share", "stamp_error_share", "event_error_share", "tpot_error_share", "cpu_share", "failure_share",
+)  # fmt: skip
 
 Text = str | int | float | None
 

@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 from pydantic import BeforeValidator, Discriminator, Field, Strict, Tag, ValidationInfo, model_validator
 
 from loadgen import units
+from loadgen.limits import (
+    CPU_SHARE,
+    EVENT_ERROR_SHARE,
+    FAILURE_SHARE,
+    SEND_LAG_SHARE,
+    STAMP_ERROR_SHARE,
+    TPOT_ERROR_SHARE,
+)
 from loadgen.workload.fields import (
     Amount,
     Duration,
@@ -38,12 +46,6 @@ from loadgen.workload.fields import (
 )
 from loadgen.workload.flags import METRIC_ALIASES, METRICS, MOST_LANES
 from loadgen.workload.yaml_marks import Map
-
-# Validity limits of metrics.md: a run that exceeds one of them is INVALID.
-SEND_LAG_SHARE = 0.05  # p99 send lag, as a share of TTFT p50
-STAMP_ERROR_SHARE = 0.05  # p99 stamp error, as a share of TTFT p50
-CPU_SHARE = 0.90  # of one core, per worker, in any full second of the measured window
-FAILURE_SHARE = 0.01  # failed + lost, as a share of all scheduled requests
 
 TIMEOUT_NS = 600 * units.NS_PER_S  # the default of the openai client
 STALL_TIMEOUT_NS = 120 * units.NS_PER_S  # longest silence in a stream: a cold prefill of a long prompt takes a minute
@@ -406,6 +408,8 @@ class Limits(Part):
 
     send_lag_share: Share = SEND_LAG_SHARE
     stamp_error_share: Share = STAMP_ERROR_SHARE
+    event_error_share: Share = EVENT_ERROR_SHARE
+    tpot_error_share: Share = TPOT_ERROR_SHARE
     cpu_share: Share = CPU_SHARE
     failure_share: Share = FAILURE_SHARE
 
@@ -490,6 +494,9 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
         del stage["name"]
         if stage["at_least"] is None:  # so that fingerprints from before `at_least` existed stay equal
             del stage["at_least"]
+    for name, default in (("event_error_share", EVENT_ERROR_SHARE), ("tpot_error_share", TPOT_ERROR_SHARE)):
+        if recipe["limits"][name] == default:  # so that fingerprints from before these limits existed stay equal
+            del recipe["limits"][name]
     if isinstance(workload.requests, FromFile):
         recipe["requests"]["path"] = _file_sha256(workload.requests.path)
     if isinstance(workload.requests, FromTrace):

@@ -68,8 +68,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     output_events: int = 0
     first_event_tokens: int = 0  # tokens of the first output event by the server's count; 0: not reported
     max_gap: int = 0  # largest gap between successive output events
+    max_gap_error: int = 0  # the largest error of the stamp at the end of that gap
     client_lag: int = 0  # of the first token: time from its stamp to the read
     stamp_error: int = 0  # of the first token: the largest error of its stamp
+    last_token_error: int = 0  # the same of the last token
     kernel_stamp: bool = False  # False: the stamp is the time of the read
     reused: bool = False  # sent on a connection that had carried a request before
     resent: int = 0

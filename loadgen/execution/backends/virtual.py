@@ -27,6 +27,7 @@ from loadgen.sim.engine.routing import Route, route
 from loadgen.sim.presets.preset import Preset, load_preset
 from loadgen.sim.request_lengths import Sizes, of_file, of_trace, of_workload
 from loadgen.sim.virtual_rows import Flights, VirtualRows, outcome
+from loadgen.stats.quantiles import Histogram
 
 if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
@@ -261,7 +262,7 @@ def execute(
     header = _final_header(header, preset, course, requests)
     cpu_s = process_time() - started
     seconds = [_own_second(results, course, cpu_s)]
-    summary = summarize(header, results.rows, results.gaps, results.timeline, seconds, list(TEXTS))
+    summary = summarize(header, results.rows, results.gaps, results.timeline, seconds, list(TEXTS), _no_errors(results))
     if (results.rows["status"] == STATUS["unfinished"]).any():
         header = msgspec.structs.replace(header, schema=WITH_UNFINISHED)
     _write_folder(folder, header, results, seconds)
@@ -364,6 +365,15 @@ def _own_second(results: VirtualRows, course: Course, cpu_s: float) -> Any:
     )
 
 
+def _no_errors(results: VirtualRows) -> list[Histogram]:
+    """The stamp errors of the output events of each stage: in virtual time every stamp is exact."""
+    histograms = []
+    for timeline in results.timeline:
+        histograms.append(Histogram())
+        histograms[-1].add_zeros(int(timeline.sum()))
+    return histograms
+
+
 def _write_folder(folder: Path, header: Header, results: VirtualRows, seconds: list[Any]) -> None:
     """Write the files of a run as they are after a clean end (see `results/store.py`)."""
     import pyarrow.parquet as pq
@@ -371,11 +381,15 @@ def _write_folder(folder: Path, header: Header, results: VirtualRows, seconds: l
     from loadgen.results import manifest as heads
     from loadgen.results import store
     from loadgen.results.parquet import to_table
+    from loadgen.results.spool import STAMPS
 
     store.replace(folder / "run.json", heads.encode(header))
     store.replace(folder / "seconds.jsonl", b"".join(msgspec.json.encode(second) + b"\n" for second in seconds))
     (folder / "flows").mkdir(exist_ok=True)
-    for stage, (gaps, timeline) in enumerate(zip(results.gaps, results.timeline, strict=True)):
+    for stage, (gaps, timeline, errors) in enumerate(
+        zip(results.gaps, results.timeline, _no_errors(results), strict=True)
+    ):
+        store.replace(folder / "flows" / f"w0.{STAMPS}{stage}", errors.to_bytes())
         store.replace(folder / "flows" / f"w0.gaps.{stage}", gaps.to_bytes())
         store.replace(folder / "flows" / f"w0.timeline.{stage}", timeline.astype("<i8").tobytes())
     (folder / "requests").mkdir(exist_ok=True)

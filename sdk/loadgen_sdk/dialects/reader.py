@@ -69,21 +69,25 @@ _EMPTY = (b"null", b"[]", b"{}", b'""')
 
 
 class Flow:
-    """Arrival instants of the output events of one stage and the gaps between them (ns): histogram, timeline."""
+    """Arrival instants of the output events of one stage and the gaps between them (ns): histogram, timeline.
 
-    __slots__ = ("gaps", "instants")
+    `errors`: the stamp errors (ns) of the events whose stamp is unsure. Every other event of `instants` has error 0.
+    """
+
+    __slots__ = ("errors", "gaps", "instants")
 
     def __init__(self) -> None:
         self.gaps: list[int] = []
         self.instants: list[int] = []
+        self.errors: list[int] = []
 
 
 class Reading:
     """The state of one answer while it arrives. `take` is given complete events.
 
     Instants are monotonic ns. An event's instant is its read's `stamp`: the arrival of the newest bytes of that read.
-    `empty_at` is the last instant at which the socket was known to be empty. An event of the read may have arrived at
-    any time between `empty_at` and `stamp`; that difference is the stamp error.
+    An event that came in an earlier packet of the read may have arrived at any time since the socket was last known to
+    be empty; the time from there to `stamp` is its stamp error.
     """
 
     __slots__ = (
@@ -99,6 +103,7 @@ class Reading:
         "last_token",
         "malformed",
         "max_gap",
+        "max_gap_error",
         "output_events",
         "pieces",
         "reasoning_pieces",
@@ -107,6 +112,8 @@ class Reading:
         "sink",
         "stamp_error",
         "tool_deltas",
+        "unsure_at",
+        "unsure_error",
         "usage_raw",
     )
 
@@ -114,6 +121,8 @@ class Reading:
         self.flow = flow
         self.first_event = self.first_token = self.first_answer = self.last_token = self.end = NEVER
         self.output_events = self.max_gap = self.stamp_error = self.first_event_tokens = 0
+        self.max_gap_error = self.unsure_error = 0
+        self.unsure_at = NEVER  # stamp of the last output event of a read, if that stamp was unsure by `unsure_error`
         self.finish_reason = ""
         self.error = ""
         self.malformed = ""
@@ -126,13 +135,43 @@ class Reading:
         self.done_marker = False
         self.sink = sink  # called with (text, reasoning, stamp) for each output event; None on the hot path
 
-    def take(self, events: list[bytes | Named], stamp: int, empty_at: int, uncertain: int = 0) -> None:
-        """Process the events of one read. The first `uncertain` of them may have come earlier, in other packets."""
+    @property
+    def last_token_error(self) -> int:
+        """How wrong the stamp of the last output event can be, ns."""
+        return self.unsure_error if self.unsure_at == self.last_token else 0
+
+    def take_unsure(
+        self, events: list[bytes | Named], stamp: int, error: int, unsure: int, *, one_write: bool = False
+    ) -> None:
+        """Process the events of one read. The first `unsure` of them may have come earlier, by at most `error` ns.
+
+        The end of an answer (finish, usage, `[DONE]`) is sent right after its last output. Where only that follows an
+        output event in its read, the first and the last token keep the error, but `Flow.errors` and the largest gap
+        count the event as exact: it would judge servers, not this client. `one_write`: the same for all events, which
+        came in one write.
+        """
+        before, largest = self.output_events, self.max_gap
+        self.take(events[:unsure], stamp, error)
+        outputs = self.output_events - before
+        self.take(events[unsure:], stamp)
+        if self.output_events > before + outputs:
+            self.unsure_at = NEVER
+        elif outputs:
+            self.unsure_at, self.unsure_error = stamp, error
+            if self.finish_reason:
+                outputs -= 1
+        if not one_write:
+            self.flow.errors.extend([error] * outputs)
+        if (one_write or not outputs) and self.max_gap > largest:
+            self.max_gap_error = 0
+
+    def take(self, events: list[bytes | Named], stamp: int, error: int = 0) -> None:
+        """Process events that came at `stamp`, or earlier by at most `error` ns."""
         if events and self.first_event < 0:
             self.first_event = stamp
         flow = self.flow
         pieces = self.pieces
-        for i, payload in enumerate(events):
+        for payload in events:
             try:
                 event = _decode(payload)  # type: ignore[arg-type]  # a Named raises TypeError: cheaper than a test per event
             except (*_NOT_JSON, TypeError):
@@ -163,8 +202,7 @@ class Reading:
                         output, answer = self._classify_without_text(choice, delta, output)
                     if output and self.last_token < 0:
                         self.first_token = stamp
-                        if i < uncertain:
-                            self.stamp_error = stamp - empty_at
+                        self.stamp_error = error
                     if output and answer and self.first_answer < 0:
                         self.first_answer = stamp
                     if choice.finish_reason:
@@ -177,6 +215,7 @@ class Reading:
                         flow.gaps.append(gap)
                         if gap > self.max_gap:
                             self.max_gap = gap
+                            self.max_gap_error = error
                     flow.instants.append(stamp)
                     self.output_events += 1
                     self.last_token = self.end = stamp

@@ -302,9 +302,9 @@ class _Prober:
                 raise TargetUnusable(
                     f"{self.target.path} streams {error}", "check that this is the API's URL"
                 ) from None
-            reading.take(events, 0, 0)
+            reading.take(events, 0)
         else:
-            reading.take([answer.body], 0, 0)
+            reading.take([answer.body], 0)
         if failure := reading.judge(True, False, streamed):
             failure_text = self._clean(failure.text)
             raise _FailedOnce(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..dialects.reader import ERROR_TEXT_CHARS, Flow, Reading, error_text
-from ..dialects.sse import Decoder, EventTooLarge
+from ..dialects.sse import Decoder, EventTooLarge, Named
 from ..request import NEVER, Completion, Failure, Request
 from .http1 import Malformed, Response
 
@@ -26,7 +26,6 @@ class Exchange:
     """
 
     __slots__ = (
-        "awaiting_output",
         "body_parts",
         "bytes_received",
         "bytes_sent",
@@ -85,7 +84,6 @@ class Exchange:
         self.keep_headers = keep_headers
         self.sink = sink
         self.connection: object | None = None  # the connection that carries it now
-        self.awaiting_output: set[object] | None = None  # the wire's set of requests without output, once it is in it
         self.over = False
         self.done = NEVER
         self.failure: Failure | None = None
@@ -125,20 +123,21 @@ class Exchange:
                 content_type = response.headers.get("content-type", "")
                 self.is_event_stream = response.status < 300 and content_type.startswith("text/event-stream")
             if body_parts:
-                body_part = body_parts[0] if len(body_parts) == 1 else b"".join(body_parts)
+                single = len(body_parts) == 1
+                body_part = body_parts[0] if single else b"".join(body_parts)
                 if self.is_event_stream:
                     events = self.decoder.feed(body_part)
                     if events:
                         reading = self.reading
                         if reading.first_token < 0:
                             earliest = empty_at if empty_at > self.sent else self.sent  # not before it was sent
-                            reading.take(events, stamp, earliest, self._uncertain_events(len(events), len(body_parts)))
+                            self._take_carefully(events, stamp, earliest, single)
                             if reading.first_token >= 0:
                                 self.client_lag = read_at - stamp
-                                if self.awaiting_output is not None:
-                                    self.awaiting_output.discard(self)
+                        elif single and (response.chunked or len(events) == 1):  # one write of the server
+                            reading.take(events, stamp)
                         else:
-                            reading.take(events, stamp, empty_at)
+                            self._take_carefully(events, stamp, empty_at, single)
                         self.progress = read_at
                 else:
                     self._keep_body(body_part)
@@ -146,25 +145,31 @@ class Exchange:
             self._close(stamp, Failure("malformed", str(error), response.status))
             return True
         if response.complete:
-            self._complete(stamp, read_at, empty_at)
+            self._complete(stamp, read_at)
             return True
         return False
 
-    def _uncertain_events(self, events: int, body_parts: int) -> int:
-        """The number of events in this read for which the stamp may be too late: it is the newest packet's stamp.
+    def _take_carefully(self, events: list[bytes | Named], stamp: int, earliest: int, single: bool) -> None:
+        """Pass on the events of a read with the number of those whose stamp, the newest packet's, may be too late.
 
-        One chunk of the body is taken as one write of the server, whatever it holds. With several chunks, only the
-        last event is certain to have come with the last packet; if bytes of a further event follow it, none is.
+        One chunk of the body (`single`) is taken as one write of the server, whatever it holds. With several chunks, or
+        in a body without chunks, only the last event is certain to have come with the last packet; if bytes of a
+        further event follow it, none is. `earliest`: before that instant, none of them can have arrived.
         """
+        unsure = len(events) - 1
+        one_write = single and self.response.chunked
         if self.decoder.pending or not self.response.between_chunks:
-            return events
-        return 0 if body_parts == 1 else events - 1
+            unsure += 1
+            one_write = one_write and self.response.complete
+        elif one_write:
+            unsure = 0
+        self.reading.take_unsure(events, stamp, stamp - earliest, unsure, one_write=one_write)
 
     def ended(self, stamp: int, reset: str) -> None:
         """The connection ended, and so does the request. `reset`: the error's text, "" after a regular close."""
         response = self.response
         if not reset and response.end_of_file():
-            self._complete(stamp, stamp, stamp)
+            self._complete(stamp, stamp)
         elif response.status >= 300:  # an error status of the server, even if its body is cut short
             self._close(stamp, _http_failure(response.status, b"".join(self.body_parts)))
         elif self.reading.error:  # the server sent an error event before it closed
@@ -186,7 +191,7 @@ class Exchange:
         elif not refused:  # of an error body, the beginning is enough
             raise Malformed(f"a body of more than {MAX_WHOLE_BYTES} bytes")
 
-    def _complete(self, stamp: int, read_at: int, empty_at: int) -> None:
+    def _complete(self, stamp: int, read_at: int) -> None:
         response, reading = self.response, self.reading
         status = response.status
         if status >= 300:
@@ -195,9 +200,9 @@ class Exchange:
         if self.is_event_stream:
             last_events = self.decoder.end()
             if last_events:
-                reading.take(last_events, stamp, empty_at)
+                reading.take(last_events, stamp)
         elif self.body_parts:
-            reading.take([b"".join(self.body_parts)], stamp, empty_at)
+            reading.take([b"".join(self.body_parts)], stamp)
             if reading.first_token >= 0:
                 self.client_lag = read_at - stamp
                 reading.first_event_tokens = reading.usage().output or 0  # the whole answer came at once
@@ -231,8 +236,10 @@ class Exchange:
                 output_events=reading.output_events,
                 first_event_tokens=reading.first_event_tokens,
                 max_gap=reading.max_gap,
+                max_gap_error=reading.max_gap_error,
                 client_lag=self.client_lag,
                 stamp_error=reading.stamp_error,
+                last_token_error=reading.last_token_error,
                 kernel_stamp=self.kernel_stamp,
                 reused=self.reused,
                 resent=self.resent,

@@ -68,6 +68,7 @@ class Response:
         "_bytes_left",
         "_mode",
         "_unparsed",
+        "chunked",
         "complete",
         "headers",
         "idle_limit_s",
@@ -84,6 +85,7 @@ class Response:
         self.complete = False
         self.reusable = True
         self.surplus = b""
+        self.chunked = False
         self.until_close = False  # the body is delimited by the end of the connection
         self.uses_left: int | None = None  # Keep-Alive: max=
         self.idle_limit_s: float | None = None  # Keep-Alive: timeout=
@@ -179,6 +181,7 @@ class Response:
             self._mode = "end"
         elif headers.get("transfer-encoding", "").lower().endswith("chunked"):
             self._mode = "chunked"
+            self.chunked = True
         elif "content-length" in headers:
             lengths = {part.strip() for part in headers["content-length"].split(",")}
             text = lengths.pop()

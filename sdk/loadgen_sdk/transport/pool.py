@@ -270,8 +270,7 @@ class Pool:
         connection.busy = exchange
         exchange.connection = connection
         exchange.reused = connection.served > 0
-        exchange.awaiting_output = self.wire.awaited
-        exchange.awaiting_output.add(exchange)
+        self.wire.awaited.add(exchange)
         exchange.sent = self.wire.send(connection, (exchange.head, exchange.payload))
         exchange.bytes_sent += len(exchange.head) + len(exchange.payload)
 

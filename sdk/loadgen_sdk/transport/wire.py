@@ -7,7 +7,7 @@ This module knows nothing about HTTP.
 
 How exact a stamp is (metrics.md): packets that wait in the receive queue are merged, and the merged data carries the
 *newest* stamp. Each read therefore also reports `empty_at`, the last instant at which the socket was known to be empty:
-the data arrived between `empty_at` and the stamp. While a load generator waits for a first token, it polls at least
+the data arrived between `empty_at` and the stamp. While a load generator has requests in flight, it polls at least
 every POLL_EVERY_NS. This bounds the error of the stamp when two events arrive in one read.
 """
 
@@ -41,7 +41,7 @@ TICK_NS = 100_000_000  # housekeeping: timeouts, idle connections
 # has no timeout: arming a kernel timer for each wait costs more than the read, and our own timer ends it at the tick.
 HOLD_POLL_S = 0.001
 POLL_EVERY_NS = (
-    1_000_000  # longest time between two polls of a load generator that awaits a first token: see `empty_at` above
+    1_000_000  # longest time between two polls of a load generator with requests in flight: see `empty_at` above
 )
 # The same after more than BUSY_READS reads since that poll was last planned: each read is also a poll, and arming a
 # kernel timer costs as much as a read.
@@ -151,8 +151,8 @@ class Wire:
     because going back to the event loop costs as much as a read. 0: other tasks of the loop run after every turn.
     `wake(now)` is called when the instant given to `wake_at` has come, and again in each turn until it is moved.
     `tick(now)` is called about every TICK_NS. `idle()` is called after HOLD_POLL_S without traffic, and again for as
-    long as it returns true. `awaited` is the set of requests that have no output yet: while it is not empty and
-    `hold_ns` is above 0, no wait is longer than POLL_EVERY_NS (BUSY_POLL_EVERY_NS under heavy traffic).
+    long as it returns true. `awaited` is the set of requests in flight: while it is not empty and `hold_ns` is above
+    0, no wait is longer than POLL_EVERY_NS (BUSY_POLL_EVERY_NS under heavy traffic).
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

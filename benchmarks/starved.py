@@ -1,0 +1,320 @@
+"""Does the verdict notice a client that is starved? Held against the endpoint's own log of every send.
+
+    python benchmarks/starved.py [--quick] [--verbose]
+
+60 ways to take the core from the client (--quick: 12): it is stopped and continued (SIGSTOP) in duty cycles, shares its
+core with busy processes, is given a lower priority, or is left alone; gaps between tokens of 5 and of 20 ms. For each
+family of figures (TTFT, ITL, TPOT, largest gap) mean, p50 and the highest supported quantile are compared with what the
+endpoint sent: TTFT from the arrival of the request there, gaps and TPOT from the instants of its sends. So is each
+request with its own (the error that the same quantile of requests stays within), and the pooled gaps at p1, p2 ... p99.
+
+- *false VALID*: printed although a figure is wrong by more than twice the family's limit (two stamps make a gap) and
+  by more than 0.5 ms, which is what the endpoint's own log can be wrong by on a shared machine.
+- *false INVALID*: refused although every figure is right within half the limit: the run INVALID for TTFT, withheld by
+  its own guard for every other family (that an INVALID run prints nothing else either is not counted again).
+
+In between, either answer is right. Limits: false VALID at most 1 of 60, false INVALID at most 3 of 60, in each family.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import rig
+from numpy.typing import NDArray
+
+from loadgen.limits import ValidityLimits
+from loadgen.metrics.columns import Columns
+from loadgen.metrics.summary import summarize
+from loadgen.results import store
+from loadgen.sim.server.send_log import SentRequests, read_log
+from loadgen.stats.quantiles import deciding, exact, index
+
+FALSE_VALID, FALSE_INVALID = 1 / 60, 3 / 60
+LOG_MS = 0.5
+SECONDS, RATE, TTFT_MS = 4.0, 40.0, 100
+DEFAULTS = ValidityLimits()
+FAMILIES = {
+    "ttft": DEFAULTS.stamp_error_share,
+    "itl": DEFAULTS.event_error_share,
+    "tpot": DEFAULTS.tpot_error_share,
+    "max_gap": DEFAULTS.event_error_share,
+}
+HOG = "while True: pass"
+
+
+class Way(NamedTuple):
+    """One way to starve the client: stopped for `stop_ms` of every `every_ms`, `hogs` beside it, niceness of both."""
+
+    itl_ms: int
+    stop_ms: float = 0
+    every_ms: float = 0
+    hogs: int = 0
+    hog_nice: int = 0
+    nice: int = 0
+
+    def __str__(self) -> str:
+        parts = [f"gaps {self.itl_ms} ms"]
+        if self.stop_ms:
+            parts.append(f"stopped {self.stop_ms:g} of {self.every_ms:g} ms")
+        if self.hogs:
+            parts.append(f"{self.hogs} busy beside it" + (f" (nice {self.hog_nice})" if self.hog_nice else ""))
+        if self.nice:
+            parts.append(f"nice {self.nice}")
+        return ", ".join(parts) if len(parts) > 1 else f"{parts[0]}, left alone"
+
+
+STOPS = (
+    (100, 300), (1, 20), (2, 50), (5, 50), (5, 500), (10, 100), (10, 1000), (20, 100), (20, 2000), (50, 200),
+    (50, 1000), (100, 1000), (200, 600), (300, 2000),
+)  # fmt: skip
+SHARED = (
+    {"hogs": 1}, {"hogs": 1, "hog_nice": 5}, {"hogs": 1, "hog_nice": 19}, {"hogs": 2}, {"hogs": 3}, {"hogs": 4},
+    {"hogs": 1, "nice": 5}, {"hogs": 1, "nice": 19}, {"hogs": 2, "nice": 10}, {"nice": 19},
+    {"hogs": 1, "stop_ms": 20, "every_ms": 200}, {"hogs": 1, "hog_nice": 10, "stop_ms": 5, "every_ms": 100},
+)  # fmt: skip
+ALONE = 4
+
+
+def ways(quick: bool) -> list[Way]:
+    """All ways, or every fifth of them."""
+    every = [
+        way
+        for itl_ms in (5, 20)
+        for way in (
+            *(Way(itl_ms, stop_ms, every_ms) for stop_ms, every_ms in STOPS),
+            *(Way(itl_ms=itl_ms, **shared) for shared in SHARED),
+            *([Way(itl_ms)] * ALONE),
+        )
+    ]
+    return every[::5] if quick else every
+
+
+def placed(command: list[str], nice: int) -> subprocess.Popen[str]:
+    """A process on the client's core, at this niceness."""
+    core = ",".join(map(str, sorted(rig.cores()[0])))
+    return subprocess.Popen(
+        ["taskset", "-c", core, "nice", "-n", str(nice), *command], stdout=subprocess.PIPE, text=True
+    )
+
+
+def starve(client: subprocess.Popen[str], way: Way) -> None:
+    """Starve the client for the length of a run, or until it has ended; then let it go on."""
+    os.setpriority(os.PRIO_PROCESS, client.pid, way.nice)
+    if rig.Alone.on:
+        rig.settle(client.pid, rig.cores()[0])
+    hogs = [placed([sys.executable, "-c", HOG], way.hog_nice) for _ in range(way.hogs)]
+    ends = time.monotonic() + SECONDS + 2
+    try:
+        while client.poll() is None and time.monotonic() < ends:
+            if not way.stop_ms:
+                time.sleep(0.1)
+                continue
+            client.send_signal(signal.SIGSTOP)
+            time.sleep(way.stop_ms / 1e3)
+            client.send_signal(signal.SIGCONT)
+            time.sleep((way.every_ms - way.stop_ms) / 1e3)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+        if client.poll() is None:
+            client.send_signal(signal.SIGCONT)
+            os.setpriority(os.PRIO_PROCESS, client.pid, 0)
+
+
+def drive(url: str, folder: str, way: Way) -> dict[str, Any]:
+    """One run that is starved while its load goes; what `ours.py` says of it."""
+    tokens = 100 if way.itl_ms < 10 else 40
+    arguments = {
+        "url": url, "folder": folder, "requests": {"input_tokens": 20, "output_tokens": tokens}, "request_rate": RATE,
+        "duration": SECONDS, "seed": "1", "warmup": "0",
+    }  # fmt: skip
+    command = [sys.executable, str(rig.HERE / "ours.py"), "drive", json.dumps(arguments)]
+    spool = Path(folder) / "spool" / "w0.rows"  # written when the load is about to begin
+    with placed(command, 0) as client:
+        try:
+            while not spool.exists() and client.poll() is None:
+                time.sleep(0.01)
+            starve(client, way)
+            said = client.communicate(timeout=120)[0]
+        finally:
+            client.kill()
+    if client.returncode:
+        raise SystemExit(f"{way}: the client ended with {client.returncode}")
+    found: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
+    return found
+
+
+class Sent(NamedTuple):
+    """What the endpoint sent: per slot of the run TTFT, TPOT and the largest gap, and all gaps together, ns."""
+
+    by_slot: dict[int, tuple[int, int, int]]
+    gaps: NDArray[np.int64]
+
+
+def sent(log: SentRequests, run_id: str, start_ns: int) -> Sent:
+    """The endpoint's log of one run."""
+    by_request: dict[int, list[int]] = {}
+    for number, at in zip(log.request.tolist(), log.sent_ns.tolist(), strict=True):
+        by_request.setdefault(number, []).append(at)
+    by_slot, pooled = {}, []
+    for request in log.requests:
+        instants = by_request.get(request.number, [])
+        if not request.id.startswith(run_id + "-") or len(instants) < 2 or request.arrival_ns < start_ns:
+            continue
+        gaps = np.diff(instants)
+        pooled.append(gaps)
+        tpot = (instants[-1] - instants[0]) // len(gaps)
+        by_slot[int(request.id.removeprefix(run_id + "-"))] = instants[0] - request.arrival_ns, tpot, int(gaps.max())
+    return Sent(by_slot, np.concatenate(pooled))
+
+
+class Outcome(NamedTuple):
+    """One family of one run: printed, or refused by its guard (neither: the run is INVALID for another reason).
+
+    With its largest error, in ms and as a share of the true p50.
+    """
+
+    printed: bool
+    refused: bool
+    error_ms: float
+    share: float
+
+    def false_valid(self, limit: float) -> bool:
+        return self.printed and self.share > 2 * limit and self.error_ms > LOG_MS
+
+    def false_invalid(self, limit: float) -> bool:
+        return self.refused and self.share <= limit / 2
+
+
+def once(way: Way) -> dict[str, Outcome]:
+    """Starve one run, and hold each family against the log."""
+    with tempfile.TemporaryDirectory(prefix="loadgen-starved-") as scratch:
+        log_file = f"{scratch}/sends"
+        options = {"ttft": f"normal:{TTFT_MS}ms,{TTFT_MS / 10}ms", "itl": f"{way.itl_ms}ms", "log_events": "all"}
+        with rig.endpoint(**options, log=log_file) as server:
+            found = drive(server.url, scratch, way)
+        truth = sent(read_log(log_file), found["run_id"], found["start_ns"])
+        stored = store.read_run(Path(scratch))
+        summary = summarize(*stored)
+    rows = stored.rows[(stored.rows["status"] == 0) & np.isin(stored.rows["slot"], list(truth.by_slot))]
+    columns = Columns(rows)
+    by_row = np.array([truth.by_slot[slot] for slot in rows["slot"].tolist()], np.int64)
+    true = dict(zip(("ttft", "tpot", "max_gap"), by_row.T, strict=True)) | {"itl": truth.gaps}
+    outcomes = {}
+    for family in FAMILIES:
+        expected = exact(true[family])
+        assert expected.p50, f"{way}: the endpoint sent nothing"
+        if family == "itl":
+            reported = stored.gaps[0].distribution()
+            shares = [percent / 100 for percent in range(1, 100)]
+            ordered = np.sort(truth.gaps)
+            single = max(abs(stored.gaps[0].quantile(p) - float(ordered[index(len(ordered), p)])) / 1e6 for p in shares)
+        else:
+            values = columns.measure(family)
+            reported = exact(values)
+            of_requests = deciding(exact(np.abs(values - true[family])))
+            single = of_requests[1] if of_requests else 0.0
+        highest = decides[0] if (decides := deciding(reported)) else "p50"
+        errors = [abs(getattr(reported, name) - getattr(expected, name)) for name in ("mean", "p50", highest)]
+        error_ms = max(*errors, single)
+        refused = family in summary.unsound if family != "ttft" else not summary.verdict.valid
+        outcomes[family] = Outcome(summary.verdict.valid and not refused, refused, error_ms, error_ms / expected.p50)
+    return outcomes
+
+
+class Row(NamedTuple):
+    """The result of one family over all ways."""
+
+    family: str
+    ways: int
+    printed: int
+    false_valid: int
+    false_invalid: int
+
+    @property
+    def met(self) -> bool:
+        """Whether both counts are within their limits; at least one false answer is allowed in a short series."""
+        return self.false_valid <= max(1, FALSE_VALID * self.ways) and self.false_invalid <= max(
+            1, FALSE_INVALID * self.ways
+        )
+
+
+def rows(quick: bool, verbose: bool = False, every: int = 1) -> list[Row]:
+    """Starve the client in all ways (about 8 s each) and count the false answers per family. `every`: nth way only."""
+    results: list[tuple[Way, dict[str, Outcome]]] = []
+    for way in ways(quick)[::every]:
+        if rig.Alone.on and (way.hogs or way.nice):  # they could not take the core from real time
+            continue
+        results.append((way, once(way)))
+        if verbose:
+            print(f"{way}: {describe(results[-1][1])}", file=sys.stderr, flush=True)
+    return [
+        Row(
+            family,
+            len(results),
+            sum(outcomes[family].printed for _, outcomes in results),
+            sum(outcomes[family].false_valid(limit) for _, outcomes in results),
+            sum(outcomes[family].false_invalid(limit) for _, outcomes in results),
+        )
+        for family, limit in FAMILIES.items()
+    ]
+
+
+def describe(outcomes: dict[str, Outcome]) -> str:
+    """The outcomes of one run in a line."""
+
+    def one(family: str, limit: float) -> str:
+        outcome = outcomes[family]
+        wrong = " FALSE VALID" if outcome.false_valid(limit) else ""
+        wrong += " FALSE INVALID" if outcome.false_invalid(limit) else ""
+        state = "printed" if outcome.printed else "refused" if outcome.refused else "not judged"
+        return f"{family} {state}, off {outcome.share:.1%}{wrong}"
+
+    return "; ".join(one(family, limit) for family, limit in FAMILIES.items())
+
+
+def table(results: Sequence[Row]) -> str:
+    """The rows as a Markdown table."""
+    lines = [
+        [
+            row.family,
+            str(row.ways),
+            str(row.printed),
+            f"{row.false_valid} of {row.ways}",
+            f"{row.false_invalid} of {row.ways}",
+            "met" if row.met else "**missed**",
+        ]
+        for row in results
+    ]
+    return rig.table(["family", "ways", "printed", "false VALID", "false INVALID", ""], lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="12 ways instead of 60")
+    parser.add_argument("--verbose", action="store_true", help="a line for each way, on stderr")
+    parser.add_argument(
+        "--alone", action="store_true", help="real-time priority, and only the ways that stop the client"
+    )
+    parser.add_argument("--every", type=int, default=1, help="every nth way only")
+    flags = parser.parse_args()
+    rig.Alone.on = flags.alone
+    print(f"{rig.host()}. {len(ways(flags.quick)[:: flags.every])} ways, {SECONDS:g} s at {RATE:g} requests/s each.\n")
+    print(table(rows(flags.quick, flags.verbose, flags.every)))
+
+
+if __name__ == "__main__":
+    main()
