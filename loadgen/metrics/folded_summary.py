@@ -30,6 +30,7 @@ from loadgen.metrics.summary import (
     run_of,
     whole_target,
 )
+from loadgen.metrics.sustainable import Sustainable
 from loadgen.results.record import SCHEMA_MINOR, SOURCES
 from loadgen.stats.quantiles import SUPPORT, Distribution, Histogram, index, milliseconds, name, support
 
@@ -100,6 +101,7 @@ def summarize(
         targets=targets,
         rack=rack_of(targets, tokens.output_per_s),
         drift=_drift(accumulator, measured, everything, inside, timeline),
+        sustainable=Sustainable(why="the records were not kept (--keep): growth of one target cannot be told"),
         kept=header.keep,
     )
     signs = Signs(

@@ -28,7 +28,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     `high_per_s` are its interval at `confidence`; null when it has none. `evidence` is the folder, relative to this
     file, of the run whose summary shows what a request is at that rate. `recipe` is the fingerprint of what was asked,
     without the rate: equal for two searches for the same thing. `lower_bound`: no load that was tried was too high, so
-    the capacity is at least this.
+    the capacity is at least this. `sustained`: whether a longer run showed that nothing grows at this rate, with the
+    reason; false: something grows; null: not known, "rules only".
     """
 
     schema: int = SCHEMA
@@ -41,6 +42,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     method: Literal["search", "sweep", "repeats"]
     recipe: str = ""
     evidence: str = "."
+    sustained: bool | None = None
+    sustained_why: str = ""
 
 
 def dump(capacity: Capacity) -> bytes:
