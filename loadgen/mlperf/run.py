@@ -19,6 +19,7 @@ from loadgen.errors import UserError
 from loadgen.metrics import sustainable
 from loadgen.mlperf import dataset, log_files, rules
 from loadgen.mlperf import result as mlperf
+from loadgen.requests import resonance
 from loadgen.results import store
 from loadgen.results.parquet import NAMES
 from loadgen.results.record import ROW, STATUS
@@ -255,6 +256,7 @@ def judge(
     served_by = f"{len(names)} targets: {', '.join(names)}" if names else summary.target.name or summary.target.url
     notes = [f"served by {served_by} ({summary.target.model})"]
     notes += [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
+    notes += [warning for warning in summary.verdict.warnings if warning.startswith(resonance.BEGINS)]
     notes += cautions(test)
     result = mlperf.reduce(query_trace, test, dataset=data_name, target_qps=qps, notes=notes, simulated=simulated)
     result = _with_standing(result, test, summary, answer)
