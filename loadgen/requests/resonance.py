@@ -1,7 +1,7 @@
 """Round robin over a data set that repeats: whether each server is sent the same part of it in every pass. Pure.
 
-The server of a request is its number modulo the servers, its sample the number modulo the samples. Where the two share a
-factor, a server meets the same samples for ever, and one whose share is heavier than the others' is overloaded for ever.
+The server of a request is its number modulo the servers, its sample the number modulo the samples. Where the two share
+a factor, a server meets the same samples for ever, and one whose share is heavier than the others' stays so for ever.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def warning(requests: Any, prompts: Any, servers: int, kind: str, planned: int |
     return (
         f"{BEGINS} with the data set: {count:,} samples and {servers} {kind}s have the common factor "
         f"{factor}, so each {kind} is sent the same {count // factor:,} samples in every pass{heavy}. The {kind}s with "
-        f"the heaviest shares decide the highest load; a data set whose size shares no factor with {servers} spreads them"
+        f"the heaviest shares decide the highest load; a data set whose size shares no factor with {servers} spreads "
+        "them"
     )
 
 

@@ -523,7 +523,7 @@ class LoadSearch:
             failed = len({result.ask.load for result in self._sustain_results})
             load = self._top * (1 - min(self.precision * 2 ** (failed - 1), 0.5))
             return self._not_again(load if load < missed.ask.load else missed.ask.load * (1 - self.precision))
-        if missed.ask.load <= held.ask.load * (1 + self.precision) + (1.5 if self.whole else 0.0):
+        if missed.ask.load <= held.ask.load * (1 + 1.1 * self.precision) + (1.5 if self.whole else 0.0):
             return None
         return self._not_again(math.sqrt(held.ask.load * missed.ask.load))
 
