@@ -29,6 +29,7 @@ INSTANTS = 8  # per block, at which requests in flight are counted
 FEWEST_REQUESTS = 64  # due in the second half, per target or replica
 STAYS = 2.0  # the second half must last so many times as long as a request does (p50 of E2E)
 GROWTH = 0.10  # of the mean: a smaller growth in the time tested is not called one
+MAYBE = 0.05  # chance of a growth above GROWTH, of one series alone, from which it is not called sustained either
 SEES = 1.0  # of the mean: where not even this growth would have been seen, nothing is said
 LONGER = 2.0  # how many times as long as a run by the rules the confirmation of a sustained load lasts
 _SERIES = ("requests in flight", "TTFT")
@@ -164,6 +165,7 @@ def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
         return Sustainable(why=why, parts=len(parts))
     trends = trend.of([series for part in parts for series in part.series])
     grown: list[_Growth] = []
+    perhaps: list[_Growth] = []
     least_visible: list[float] = []
     for i, part in enumerate(parts):
         visible = []
@@ -172,9 +174,10 @@ def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
                 continue
             visible.append(found.visible / found.level)
             share = found.growth / found.level
-            if found.grows and share > GROWTH:
+            if share > GROWTH and (found.grows or found.chance < MAYBE):
                 known = series[np.isfinite(series)]
-                grown.append(_Growth(share, part.name, name, float(known[0]), float(known[-1])))
+                growth = _Growth(share, part.name, name, float(known[0]), float(known[-1]))
+                (grown if found.grows else perhaps).append(growth)
         least_visible.append(min(visible, default=math.inf))
     visible_share = max(least_visible)
     kind = "replica" if parts[0].name.startswith("replica") else "target"
@@ -193,6 +196,14 @@ def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
         others = f" ({len(names)} of {len(parts)} {kind}s grow)" if len(parts) > 1 else ""
         why = f"{worst.series}{where} grows beyond chance: {_values(worst)} in {tested}{others}"
         return Sustainable(sustained=False, why=why, growing=names, growth_share=worst.share, **facts)  # type: ignore[arg-type]
+    if perhaps:
+        most_grown = max(perhaps)
+        where = f" of {most_grown.part}" if most_grown.part else ""
+        why = (
+            f"{most_grown.series}{where} may grow: {_values(most_grown)} in {tested}, which chance alone could do too: a "
+            "longer run decides"
+        )
+        return Sustainable(why=why, growth_share=most_grown.share, **facts)  # type: ignore[arg-type]
     if not visible_share <= SEES:
         most = f"{visible_share:.0%} of the mean" if math.isfinite(visible_share) else "any size"
         why = f"no growth seen in {tested}, but one of {most} would have been missed: a longer run shows more"

@@ -15,6 +15,7 @@ Holm's correction, over all series and both tests, keeps the chance of calling a
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -86,8 +87,13 @@ class _Test(NamedTuple):
     def visible(self, level: float) -> float:
         if self.error == 0:
             return 0.0
-        t = intervals.t_quantile(1 - level, self.freedom) + intervals.t_quantile(POWER, self.freedom)
-        return t * self.error
+        freedom = round(self.freedom, 1)
+        return (_quantile(1 - level, freedom) + _quantile(POWER, freedom)) * self.error
+
+
+@lru_cache(maxsize=4096)
+def _quantile(p: float, freedom: float) -> float:
+    return intervals.t_quantile(p, freedom)
 
 
 def _tests(series: NDArray[np.float64]) -> tuple[_Test, _Test] | None:
