@@ -1,4 +1,4 @@
-"""Growth: the trend test's false alarms and power, who grows in a run, and what the search and MLPerf results make of it."""
+"""Growth: false alarms and power of the trend test, who grows in a run, what search and MLPerf results make of it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ import pytest
 
 from loadgen import seeds
 from loadgen.cli import main
+from loadgen.execution import run
+from loadgen.execution.plan import Settings
 from loadgen.metrics import sustainable
 from loadgen.metrics.columns import Columns, Span, Window
 from loadgen.metrics.sustainable import Sustainable
+from loadgen.mlperf import rules
+from loadgen.mlperf import run as mlperf_run
 from loadgen.report import mlperf as mlperf_text
 from loadgen.report import search as search_text
 from loadgen.requests import resonance
 from loadgen.results.capacity import load_capacity
 from loadgen.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.results.record import ROW
-from loadgen.search import experiment
 from loadgen.search.load_search import Belief, Goal, LoadSearch, NextTrial, TrialResult
 from loadgen.slo import Slo, Term
 from loadgen.stats import trend
@@ -168,9 +171,16 @@ def told(ask: NextTrial, *, rules: float, steady: float, spent_s: float = 600) -
     under = ask.load <= (rules if ask.lengths == 1 else steady * 1.005)
     grows = ask.kind in ("confirm", "sustain") and ask.load > steady
     return TrialResult(
-        ask=ask, outcome="under" if under else "over", early=False, spent_s=spent_s * ask.lengths, offered=ask.load, why="misses",
-        noise=0.003, sustained=not grows if under else None, sustained_why="target B grows" if grows else "nothing grows",
-    )  # fmt: skip
+        ask=ask,
+        outcome="under" if under else "over",
+        early=False,
+        spent_s=spent_s * ask.lengths,
+        offered=ask.load,
+        noise=0.003,
+        why="misses",
+        sustained=not grows if under else None,
+        sustained_why="target B grows" if grows else "nothing grows",
+    )
 
 
 def searched(*, steady: float, **options: Any) -> LoadSearch:
@@ -247,7 +257,7 @@ def covered(spread: float, *, run_spread: float | None, count: int, sampling: fl
                     spent_s=600,
                     offered=ask.load,
                     noise=sampling / 1.5,
-                )  # fmt: skip
+                )
             )
         interval = search.answer.interval
         assert interval is not None
@@ -310,7 +320,51 @@ def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
 # -- from the command line ---------------------------------------------------------------------------------------------
 
 
+UNEVEN = """
+extends: gb300-vm
+vms: 4
+gpus_per_vm: 1
+vm_speeds: [1.05, 1.05, 1.05, 0.85]
+server: {max_batch_size: 16}
+"""  # four replicas, one of them slow
+RATE = 43.7  # /s, which overloads that one by a few percent
+
+
 def _exit(arguments: list[str]) -> int:
     with pytest.raises(SystemExit) as stopped:
-        main.main(arguments)
+        main(arguments)
     return int(stopped.value.code or 0)
+
+
+def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
+    """VALID by every limit, while the queue of one replica of four grows for as long as the run goes on."""
+    preset = tmp_path / "uneven.yaml"
+    preset.write_text(UNEVEN)
+    official = rules.test("llama2-70b", "server", min_duration_s=120)
+    test = dataclasses.replace(official, samples=500, min_queries=500)
+    data = mlperf_run.synthetic(official, mean_output=60)
+    settings = Settings(url=f"sim:{preset}", out=tmp_path / "o")
+    summary, folder = run.execute(mlperf_run.workload(test, data, qps=RATE), settings)
+    result = mlperf_run.judge(folder, test, summary, data_name=data.name, qps=RATE)
+    assert (result.valid, result.sustained, result.rules_only) == (True, False, True)
+    assert summary.sustainable.growing == ("replica 3",)
+    out = " ".join(mlperf_text.render(result).split())
+    assert "VALID by the rules only: NOT sustained" in out and "replica 3 grows beyond chance" in out
+    stored = mlperf_run.read(folder)
+    assert (stored.sustained, stored.sustained_why) == (False, summary.sustainable.why)
+
+
+def test_the_search_finds_the_steady_knee_and_the_capacity_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--slo", "ttft:2s", "--slo", "tpot:60ms:p95", "--low", "20", "--high", "40", "--duration", "200s"]
+    flags += ["--precision", "0.05", "--seed", "1", "--url", "sim:gb300-vm", "--out", str(tmp_path / "s")]
+    assert _exit(["search", "rag", *flags]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Confirmed" in out and "Steady" in out and "2 times the length" in out
+    assert out.index("the model is wrong by 5 to 25 %") < out.index("sample orders") < out.index("search's own noise")
+    found = load_capacity((tmp_path / "s" / "capacity.json").read_bytes())
+    answer = json.loads((tmp_path / "s" / "search.json").read_text())["answer"]
+    assert found.sustained is answer["sustained"] and found.sustained_why
+    assert found.evidence.endswith("-sustain")
+    assert answer["steady"] is not None and answer["steady"] <= answer["confirmed"]

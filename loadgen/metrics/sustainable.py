@@ -29,7 +29,8 @@ INSTANTS = 8  # per block, at which requests in flight are counted
 FEWEST_REQUESTS = 64  # due in the second half, per target or replica
 STAYS = 2.0  # the second half must last so many times as long as a request does (p50 of E2E)
 GROWTH = 0.10  # of the mean: a smaller growth in the time tested is not called one
-MAYBE = 0.05  # chance of a growth above GROWTH, of one series alone, from which it is not called sustained either
+MAYBE = 0.05  # chance of a growth, of one series alone, below which it may be one
+MAYBE_GROWTH = 0.25  # of the mean: such a growth, if it may be one, is not called sustained either
 SEES = 1.0  # of the mean: where not even this growth would have been seen, nothing is said
 LONGER = 2.0  # how many times as long as a run by the rules the confirmation of a sustained load lasts
 _SERIES = ("requests in flight", "TTFT")
@@ -174,7 +175,7 @@ def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
                 continue
             visible.append(found.visible / found.level)
             share = found.growth / found.level
-            if share > GROWTH and (found.grows or found.chance < MAYBE):
+            if (found.grows and share > GROWTH) or (found.chance < MAYBE and share > MAYBE_GROWTH):
                 known = series[np.isfinite(series)]
                 growth = _Growth(share, part.name, name, float(known[0]), float(known[-1]))
                 (grown if found.grows else perhaps).append(growth)
@@ -182,7 +183,7 @@ def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
     visible_share = max(least_visible)
     kind = "replica" if parts[0].name.startswith("replica") else "target"
     facts = {
-        "start_s": span.start_ns / 1e9, "end_s": span.end_ns / 1e9, "parts": len(parts),
+        "start_s": float(span.start_ns / 1e9), "end_s": float(span.end_ns / 1e9), "parts": len(parts),
         "visible_share": visible_share if math.isfinite(visible_share) else None,
     }  # fmt: skip
     sees = f"a growth of {max(visible_share, GROWTH):.0%} of the mean or more would have been seen"
@@ -200,8 +201,8 @@ def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
         most_grown = max(perhaps)
         where = f" of {most_grown.part}" if most_grown.part else ""
         why = (
-            f"{most_grown.series}{where} may grow: {_values(most_grown)} in {tested}, which chance alone could do too: a "
-            "longer run decides"
+            f"{most_grown.series}{where} may grow: {_values(most_grown)} in {tested}, which chance alone could do "
+            "too: a longer run decides"
         )
         return Sustainable(why=why, growth_share=most_grown.share, **facts)  # type: ignore[arg-type]
     if not visible_share <= SEES:
