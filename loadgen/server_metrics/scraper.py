@@ -21,7 +21,9 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
+from loadgen_sdk.transport.http1 import merged
 
+from loadgen import child_process
 from loadgen.errors import UserError
 from loadgen.server_metrics import series
 from loadgen.server_metrics.series import MetricSample
@@ -155,10 +157,8 @@ def _address_of_url(url: str, target: int | None, asked: PagesAsked, probes: Seq
 
 def _headers(asked: PagesAsked, target: int, probe: ProbeResult) -> dict[str, str]:
     key = asked.keys[target]
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    if probe.target.basic:
-        headers["Authorization"] = probe.target.basic
-    return {**headers, **dict(asked.headers)}
+    value = probe.target.basic or (f"Bearer {key}" if key else "")
+    return dict(merged([("Authorization", value)] if value else [], asked.headers))
 
 
 # -- the process ---------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ class Scraper:
             return
         with suppress(OSError):  # if no process can be started, no page is read
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "loadgen.server_metrics.scraper", str(folder)],
+                child_process.command("loadgen.server_metrics.scraper", str(folder)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
