@@ -3,7 +3,7 @@
     python benchmarks/steady.py gb300-rack server 3515 --length 1200
 
 SIMULATED, and nothing else is measured: the engine, the rules and the test for growth, without files of a run, so that
-20 minutes of a rack take one CPU-minute. `loadgen mlperf server --find-peak` finds such rates itself, in many more runs.
+20 minutes of a rack take one CPU-minute. `loadgen mlperf server --find-peak` finds such rates itself, in more runs.
 """
 
 from __future__ import annotations
