@@ -61,6 +61,8 @@ def marks(summary: Summary) -> Iterator[Note]:
         yield Note("CLIENT-LIMITED", "the load generator could not keep up: these numbers are its own, in part", "bad")
     if not summary.verdict.valid:
         yield Note("INVALID", "; ".join(summary.verdict.reasons), "bad")
+    if summary.sustainable.sustained is False:
+        yield Note("NOT SUSTAINED", summary.sustainable.why, "warn")
     if summary.run.state == "interrupted":
         yield Note("INTERRUPTED", "the user stopped this run: it is reported as far as it got", "warn")
     if summary.run.state == "cut_off":

@@ -144,7 +144,7 @@ def _steady(answer: SearchAnswer, results: Sequence[TrialResult], unit: str) -> 
     else:
         text = "not known"
     yield from textwrap.wrap(f"Steady     {text}", WIDTH, subsequent_indent=" " * 11)
-    if answer.sustained_why and answer.steady is not None:
+    if answer.sustained_why and answer.steady is not None and not answer.rules_only:
         yield from textwrap.wrap(answer.sustained_why, WIDTH, initial_indent=" " * 11, subsequent_indent=" " * 11)
     if answer.rules_only:
         yield from textwrap.wrap(f"           {rules_only(answer, results)}", WIDTH, subsequent_indent=" " * 11)

@@ -23,7 +23,7 @@ def samples(requests: Any, prompts: Any) -> int | None:
     """After how many requests the data set begins again; None where it does not. `requests`: as in the workload."""
     if hasattr(requests, "path"):
         return len(prompts.rows)
-    columns = [getattr(requests, name, None) for name in ("input_tokens", "output_tokens")]
+    columns: list[Any] = [getattr(requests, name, None) for name in ("input_tokens", "output_tokens")]
     lengths = [len(column.values) for column in columns if hasattr(column, "values")]
     return math.lcm(*lengths) if len(lengths) == 2 else None
 

@@ -184,10 +184,11 @@ def highest(
             sustained=_sustained(best, answer), sustained_why=answer.sustained_why or best.sustained_why,
         )  # fmt: skip
     ends = answer.interval
+    rate = best.ask.load if best.ask.kind == "sustain" else answer.load
     return capacity.Capacity(
-        rate_per_s=answer.load,
-        low_per_s=min(ends.low, answer.load) if ends else None,
-        high_per_s=max(ends.high, answer.load) if ends else None,
+        rate_per_s=rate,
+        low_per_s=min(ends.low, rate) if ends else None,
+        high_per_s=max(ends.high, rate) if ends else None,
         lower_bound=answer.missed is None,
         unit="conversations" if summary.sessions is not None else "requests",
         method=by,
