@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from loadgen.metrics.sustainable import LONGER
 from loadgen.mlperf import published
 
 PRESET = "gb300-rack"
@@ -120,9 +121,7 @@ def steady(folder: Path) -> list[dict[str, Any]]:
     """The runs of `benchmarks/steady.py` that are kept in a folder, the highest sustained rate first."""
     runs = json.loads((folder / STEADY).read_text()) if (folder / STEADY).is_file() else []
     held = [one for one in runs if one["valid"] and one["sustainable"]["sustained"] is not False]
-    held = [
-        one for one in held if one["length_s"] >= 2 * min(run["length_s"] for run in runs if run["length_s"] >= 600)
-    ]
+    held = [one for one in held if one["length_s"] >= LONGER * 600]
     return sorted(held, key=lambda one: -one["rate_per_s"])
 
 

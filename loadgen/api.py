@@ -65,7 +65,7 @@ class Result:
 
     @property
     def requests(self) -> RequestCounts:
-        """Numbers of requests: scheduled, ok, failed, dropped, cancelled, lost."""
+        """Numbers of requests: scheduled, ok, failed, dropped, cancelled, unfinished, lost."""
         return self.summary.requests
 
     @property
@@ -80,7 +80,7 @@ class Result:
 
     @property
     def goodput(self) -> Goodput:
-        """Requests that met every SLO term, and whether the SLO was met (`goodput.met`; None without an SLO)."""
+        """Requests that met every SLO term, and whether the SLO was met (`goodput.met`; None: no SLO, or undecided)."""
         return self.summary.goodput
 
     @property

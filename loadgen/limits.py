@@ -10,6 +10,8 @@ STAMP_ERROR_SHARE = 0.05  # p99 stamp error, as a share of TTFT p50
 CPU_SHARE = 0.90  # of one core, per worker, in any full second of the measured window
 FAILURE_SHARE = 0.01  # failed + lost, as a share of all scheduled requests
 
+UNFINISHED_SHARE = 0.01  # of the requests that count: above it, what the drain cut leaves every SLO term undecided
+
 
 class ValidityLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The validity limits used for a run, as shares (0.05 is 5 %)."""

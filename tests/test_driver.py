@@ -20,7 +20,7 @@ from loadgen_sdk.request import Completion, Failure, Usage
 from loadgen_sdk.transport.wire import Wire
 
 from loadgen.execution.bodies import Bodies
-from loadgen.execution.driver import Driver, Waiting
+from loadgen.execution.driver import AFTER_STOP_NS, Driver, Waiting
 from loadgen.requests import tokenizer
 from loadgen.requests.build import build
 from loadgen.results.manifest import Header, StagePlan, encode
@@ -124,7 +124,7 @@ def run(
         spool = Spool(folder, 0)
         drive = Driver(
             schedule=timetable, bodies=bodies, numbers=numbers, clients=[client], wire=wire, spool=spool,
-            start_ns=monotonic_ns(), grace_ns=made.grace_ns, max_in_flight=made.max_in_flight, run_id="r",
+            start_ns=monotonic_ns(), drain_ns=made.drain_ns, max_in_flight=made.max_in_flight, run_id="r",
         )  # fmt: skip
         if during is not None:
             during(drive, client)
@@ -181,7 +181,7 @@ def test_an_answer_without_a_token_has_no_latency(tmp_path: Path) -> None:
 def test_the_cap_drops_and_never_delays(tmp_path: Path) -> None:
     made = workload(tmp_path, request_rate="20000", num_requests="400", max_in_flight="5", grace="0")
     stored, client, _, _ = run(tmp_path, made, never)
-    assert outcomes(stored) == {("failed", "timeout_total"): 5, ("dropped", "in_flight_cap"): 395}
+    assert outcomes(stored) == {("unfinished", "unfinished"): 5, ("dropped", "in_flight_cap"): 395}
     assert len(client.sheets) == 5
     dropped = stored.rows[stored.rows["status"] == STATUSES.index("dropped")]
     assert (dropped["sent_ns"] == -1).all()
@@ -191,21 +191,42 @@ def test_the_cap_drops_and_never_delays(tmp_path: Path) -> None:
 TURNS = "  turns: {{count: 3, tool_result_tokens: 5, tool_time: {pause}{history}}}\n"
 
 
-def test_the_end_of_grace_leaves_no_slot_without_a_record(tmp_path: Path) -> None:
-    """First turns answered, second turns a day away: when the grace time ends nothing is in flight."""
+def test_the_end_of_the_drain_leaves_no_slot_without_a_record(tmp_path: Path) -> None:
+    """First turns answered, second turns a day away: when the drain ends nothing is in flight."""
     made = workload(tmp_path, TURNS.format(pause="24h", history=""), request_rate="20000", num_requests="40", grace="0")
     stored, client, timetable, _ = run(tmp_path, made, at_once)
     assert timetable.slots == 120
-    assert outcomes(stored) == {("ok", ""): 40, ("dropped", "timeout_total"): 80}
+    assert outcomes(stored) == {("ok", ""): 40, ("unfinished", "unfinished"): 80}
     assert len(client.sheets) == 40
 
 
-def test_the_end_of_grace_ends_what_is_in_flight(tmp_path: Path) -> None:
+def test_what_the_end_of_the_drain_cuts_is_unfinished_and_no_later_turn_is_dropped(tmp_path: Path) -> None:
     made = workload(tmp_path, TURNS.format(pause="0s", history=""), request_rate="20000", num_requests="40", grace="0")
     stored, client, _, _ = run(tmp_path, made, never)
-    assert outcomes(stored) == {("failed", "timeout_total"): 40, ("dropped", "previous_turn_failed"): 80}
-    assert "0 s (grace)" in stored.texts[0]
+    assert outcomes(stored) == {("unfinished", "unfinished"): 120}
+    assert "--grace" in stored.texts[0]
     assert client.in_flight == 0
+
+
+def test_a_signal_in_the_drain_ends_it_at_once(tmp_path: Path) -> None:
+    """The load is over and answers may take 600 s more: the first Ctrl-C ends the run and cancels what it cuts."""
+    made = workload(tmp_path, request_rate="20000", num_requests="40", timeout="600s")
+    assert made.drain_ns == 600 * SECOND_NS
+
+    def interrupt(drive: Driver, client: Paper) -> None:
+        def when_all_are_sent() -> None:
+            if len(client.sheets) == 40 and monotonic_ns() > drive._load_end_ns:
+                os.kill(os.getpid(), signal.SIGINT)
+            else:
+                asyncio.get_running_loop().call_later(0.005, when_all_are_sent)
+
+        when_all_are_sent()
+
+    begun = monotonic_ns()
+    stored, _, _, drive = run(tmp_path, made, never, during=interrupt)
+    assert drive.interrupted
+    assert outcomes(stored) == {("cancelled", "interrupted"): 40}
+    assert monotonic_ns() - begun < AFTER_STOP_NS
 
 
 def test_a_failed_turn_drops_the_rest_of_its_conversation_and_no_other(tmp_path: Path) -> None:

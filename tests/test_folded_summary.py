@@ -60,6 +60,14 @@ def conversations() -> tuple[Any, ...]:
     for name in unsent:
         rows[name][after] = -1
     rows["status"][(rows["session"] == 30) & (rows["turn"] == 2)] = STATUSES.index("cancelled")
+    cut = (rows["session"] >= 55) & (rows["turn"] >= 1)
+    rows["status"][cut], rows["kind"][cut] = STATUSES.index("unfinished"), KINDS.index("unfinished")
+    for name in ("first_token_ns", "first_answer_ns", "last_token_ns", "end_ns"):
+        rows[name][cut] = -1
+    rows["finish_reason"][cut] = 0
+    rows["done_ns"][cut] = rows["due_ns"][cut] + rows["session"][cut] % 2 * S  # every second one is over 300 ms
+    for name in unsent:
+        rows[name][cut & (rows["turn"] == 2)] = -1
     rows = rows[~((rows["session"] >= 58) & (rows["turn"] == 2))]
     header = Header(
         state="finished",

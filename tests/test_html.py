@@ -72,7 +72,7 @@ SIMULATED = (TargetFacts(simulated=True, url="http://127.0.0.1:1/v1"),)
         (rows(1, 300), {"targets": SIMULATED}, ["SIMULATED"]),
         (late(rows(1, 300)), {}, ["CLIENT-LIMITED", "INVALID"]),
         (failing(rows(1, 300)), {}, ["INVALID"]),
-        (rows(1, 300), {"state": "interrupted"}, ["INTERRUPTED"]),
+        (rows(1, 300), {"state": "interrupted"}, ["INVALID", "INTERRUPTED"]),
         (rows(1, 300), {"state": "running"}, ["CUT OFF"]),
     ],
     ids=["sound", "simulated", "client-limited", "failing", "interrupted", "cut off"],

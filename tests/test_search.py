@@ -18,6 +18,7 @@ from loadgen import seeds
 from loadgen.execution import run
 from loadgen.execution.plan import Settings
 from loadgen.report import search as text
+from loadgen.results import manifest
 from loadgen.results.record import KIND, ROW, STATUS
 from loadgen.search import experiment, load_search, trials
 from loadgen.search.load_search import Goal, LoadSearch, NextTrial, TrialResult, Watch
@@ -372,6 +373,8 @@ def test_a_probe_over_sockets_ends_early_in_all_workers(
     assert told.figures["simulated"]
     assert (told.outcome, told.early) == ("over", True) or told.outcome == "invalid"  # a busy host's sender is late
     assert told.spent_s < 20  # of 60
+    if told.outcome == "over":  # the search ended it, not the user: what it stored is no interrupted run
+        assert manifest.decode((runs.folder / told.folder / "run.json").read_bytes()).state == "decided"
 
 
 def test_rows_are_seen_though_their_file_is_gone(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,17 @@ def test_the_smallest_workload_needs_its_load_from_flags(tmp_path: Path) -> None
     (stage,) = workload.stages
     assert (stage.arrival, stage.duration_ns, stage.count, stage.measured) == (Poisson(rate=10), 10 * S, None, True)
     assert isinstance(workload.requests.input_tokens, Fixed) and workload.requests.input_tokens.value == 150
-    assert (workload.grace_ns, workload.timeout_ns, workload.stall_timeout_ns) == (30 * S, 600 * S, 120 * S)
+    assert (workload.grace_ns, workload.timeout_ns, workload.stall_timeout_ns) == (None, 600 * S, 120 * S)
+
     ((_, what, hint),) = faults(TWO_LINES, tmp_path)
     assert what.startswith("no load") and "--request-rate" in hint and "--concurrency" in hint
+
+
+def test_the_drain_lasts_as_long_as_a_request_may_unless_a_grace_says_otherwise(tmp_path: Path) -> None:
+    assert of(TWO_LINES, tmp_path, TEN_S).drain_ns == 600 * S
+    assert of(TWO_LINES, tmp_path, replace(TEN_S, timeout="90s")).drain_ns == 90 * S
+    assert of(TWO_LINES, tmp_path, replace(TEN_S, timeout="90s", grace="5s")).drain_ns == 5 * S
+    assert of(TWO_LINES + "grace: 0\n", tmp_path, TEN_S).drain_ns == 0
 
 
 def test_every_key_is_read(tmp_path: Path) -> None:

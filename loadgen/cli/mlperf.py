@@ -39,6 +39,14 @@ MeanInput = Annotated[float | None, typer.Option("--mean-input", help="Of the sy
 MinDuration = Annotated[
     float | None, typer.Option("--min-duration", min=1, help="Seconds, instead of the rules' 600. Named in the result.")
 ]
+Grace = Annotated[
+    str | None,
+    typer.Option(
+        "--grace",
+        help="How long queries may go on after the last one is issued; default: without a limit, as LoadGen. What it "
+        "cuts did not complete, so the result is INVALID.",
+    ),
+]
 Harness = Annotated[str, typer.Option("--harness", help="own, or loadgen: the official LoadGen issues the queries.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Results folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print mlperf.json instead of the report.")]
@@ -70,6 +78,7 @@ def limited(
     min_duration: MinDuration = None,
     sustain: target.Sustain = None,
     run_spread: target.RunSpread = None,
+    grace: Grace = None,
     harness: Harness = "own",
     model: target.Model = None,
     server: target.Server = "auto",
@@ -218,6 +227,8 @@ def _official_loadgen_faults(flags: dict[str, Any], settings: Settings | None) -
         problems.append(
             ("it tests one rate and searches none", "--find-peak first, then --target-qps with what it found")
         )
+    if flags.get("grace") is not None:
+        problems.append(("it waits for every query", "leave --grace out"))
     if flags["server_metrics"] not in (None, ["off"]):
         problems.append(("the servers' metrics are not read beside it", "leave --server-metrics out"))
     return [
@@ -259,6 +270,7 @@ def _run_limited(scenario: Scenario, flags: dict[str, Any]) -> int:
         raise UserError("only a search can be resumed", "--resume", "give --find-peak as well")
     if flags["resume"] is not None and not (flags["resume"] / experiment.PLAN).is_file():
         raise UserError("no search to go on with", f"--resume {flags['resume']}", f"a folder with {experiment.PLAN}")
+    flags["drain_ns"] = _drain_ns(flags)
     folder = flags["resume"] or _results_folder(test, flags)
     with store.nothing_left(folder):
         data, test = _data(test, flags, folder)
@@ -267,6 +279,20 @@ def _run_limited(scenario: Scenario, flags: dict[str, Any]) -> int:
         if find_peak:
             return _find_peak(test, data, settings, folder, qps, flags)
         return _run_once(test, data, settings, folder, qps, flags)
+
+
+def _drain_ns(flags: dict[str, Any]) -> int:
+    """How long queries may go on after the last one is issued. Raises UserError for what is not a duration."""
+    from loadgen import units
+    from loadgen.errors import UserError
+    from loadgen.mlperf import run as mlperf_run
+
+    if flags["grace"] is None:
+        return mlperf_run.WAIT_NS
+    try:
+        return units.duration_ns(flags["grace"], bare="s")
+    except units.Wrong as wrong:
+        raise UserError(f"it {wrong}", f"--grace {flags['grace']}", wrong.hint) from None
 
 
 def _run_offline(flags: dict[str, Any]) -> int:
@@ -351,7 +377,8 @@ def _run_once(
 
         result, gpus = official_loadgen.perform(test, data, replace(settings, out=folder), qps=qps, lanes=lanes)
         return _print(result, folder, gpus, flags["as_json"])
-    workload = mlperf_run.workload(test, data, qps=qps, lanes=lanes)
+    drain_ns = flags.get("drain_ns", mlperf_run.WAIT_NS)
+    workload = mlperf_run.workload(test, data, qps=qps, lanes=lanes, drain_ns=drain_ns)
     summary, folder = Show(as_json=False).perform(workload, replace(settings, out=folder))
     result = mlperf_run.judge(folder, test, summary, data_name=data.name, qps=qps)
     return _print(result, folder, summary.target.gpus, flags["as_json"], sound=summary.verdict.valid, summary=summary)
@@ -377,7 +404,7 @@ def _find_peak(
             "the minimum duration; for a shorter trial a --dataset of fewer rows"
         )
     as_json = flags["as_json"]
-    search, trial_runner, plan = mlperf_run.peak(test, data, settings, folder, rate)
+    search, trial_runner, plan = mlperf_run.peak(test, data, settings, folder, rate, flags["drain_ns"])
     search.longer = target.longer(flags["sustain"], settings)
     search.run_spread = target.run_spread(flags["run_spread"], settings)
     code = perform(search, trial_runner, plan, unit=" queries/s", as_json=False, silent=as_json)

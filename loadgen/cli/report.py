@@ -14,6 +14,7 @@ import typer
 
 if TYPE_CHECKING:
     from loadgen.metrics.summary import Summary
+    from loadgen.search.experiment import StoredSearch
 
 
 def report(
@@ -31,12 +32,15 @@ def report(
 ) -> int:
     """Print a stored run again, from its records, and write report.html: one file that opens without network.
 
-    Exit: 0 sound and SLO met, 1 SLO missed, 2 not a run, 3 the run is not valid.
+    Exit: 0 sound and SLO met, 1 SLO missed, 2 not a run, 3 the run is not valid; of a search as `loadgen search`.
     """
+    from loadgen.cli.search import code as search_code
     from loadgen.compare import inputs
+    from loadgen.errors import UNSOUND
     from loadgen.metrics import summary_json
     from loadgen.metrics.validity import exit_code
     from loadgen.report import text
+    from loadgen.search import experiment
 
     other_tool_file = inputs.by_another_tool(folder)
     if other_tool_file is not None:
@@ -47,7 +51,11 @@ def report(
     loaded = [_read(run, page=with_page and not folders) for run in folders or [folder]]
     summaries = [summary for summary, _ in loaded]
     page = loaded[0][1]
-    if folders and len({summary.fingerprints.recipe for summary in summaries}) > 1:
+    search = experiment.stored_search(folder) if folders else None
+    if search is not None:
+        named = [(run.name, summary) for run, summary in zip(folders, summaries, strict=True)]
+        answer, page = _search(folder, search, named, with_page)
+    elif folders and len({summary.fingerprints.recipe for summary in summaries}) > 1:
         named = [(run.name, summary) for run, summary in zip(folders, summaries, strict=True)]
         inputs.of_one_work(folder, named)
         answer, page = _levels(named, with_page)
@@ -62,6 +70,8 @@ def report(
         print(answer, end="", flush=True)
     if page is not None:
         _write(page, html, folder / "report.html")
+    if search is not None:
+        return UNSOUND if search.answer.reason == "interrupted" else search_code(search.answer)
     return max(
         exit_code(interrupted=False, valid=summary.verdict.valid, slo_met=summary.goodput.met) for summary in summaries
     )
@@ -98,6 +108,28 @@ def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
     chart_data = figures(*stored, store.heat(folder), HEAT_EDGES_NS)
     other_definitions = reported(summary, stored.header, stored.rows, stored.gaps)
     return summary, html.render(summary, stored.header, chart_data, other_definitions, store.server(folder))
+
+
+def _search(
+    folder: Path, search: StoredSearch, named_summaries: list[tuple[str, Summary]], page: bool
+) -> tuple[str, str | None]:
+    """The folder of a search: the table that the search printed, and the HTML page if `page`."""
+    import msgspec
+
+    from loadgen.report import search as report
+    from loadgen.report import sweep
+    from loadgen.results import capacity
+    from loadgen.search import experiment
+    from loadgen.search.sweep import curve
+
+    unit = experiment.unit_of(folder)
+    text = report.render(search.answer, search.told, search, unit=unit, simulated=search.simulated)
+    if not page:
+        return text, None
+    file = folder / capacity.FILE
+    evidence = capacity.load_capacity(file.read_bytes(), str(file)).evidence if file.is_file() else ""
+    answer = report.headline(search.answer, search, unit)
+    return text, sweep.render_html(msgspec.structs.replace(curve(named_summaries), best=evidence, answer=answer))
 
 
 def _levels(named_summaries: list[tuple[str, Summary]], page: bool) -> tuple[str, str | None]:

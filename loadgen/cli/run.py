@@ -88,9 +88,7 @@ def run(
             "--num-warmups", "--warmup-requests", "--warmup-request-count", help="Unmeasured requests before."
         ),
     ] = None,
-    grace: Annotated[
-        str | None, typer.Option("--grace", help="How long requests in flight may go on after the end of the load.")
-    ] = None,
+    grace: target.Grace = None,
     timeout: Annotated[
         str | None, typer.Option("--timeout", help="Longest time for one request, from its due instant.")
     ] = None,

@@ -34,6 +34,7 @@ def search(
     high: Annotated[float | None, typer.Option("--high", min=0, help="Not above this load.")] = None,
     start: Annotated[float | None, typer.Option("--start", min=0, help="First load, without --low and --high.")] = None,
     duration: Annotated[str, typer.Option("--duration", "-d", help="Full length of a probe.")] = "600s",
+    grace: target.Grace = None,
     precision: Annotated[
         float, typer.Option("--precision", min=0.002, max=0.5, help="Half width of the interval, as a share.")
     ] = 0.02,
@@ -102,7 +103,7 @@ def search(
     )
     first_load = start or low or 1.0
     overrides = Overrides(
-        slo=terms, seed=seed, duration=duration, warmup=0, limit=tuple(limit or ()),
+        slo=terms, seed=seed, duration=duration, warmup=0, grace=grace, limit=tuple(limit or ()),
         **({"concurrency": max(1, round(first_load))} if closed else {"request_rate": first_load}),
     )  # fmt: skip
     try:
@@ -157,7 +158,8 @@ def search(
         source_text=checked.source_text,
         target=settings.shown,
         flags={"slo": _slo_text(slo_of_workload), "duration": f"{trial_ns / 1e9:g} s"}
-        | ({"limit": ", ".join(limit)} if limit else {}),
+        | ({"limit": ", ".join(limit)} if limit else {})
+        | ({"grace": f"{checked.grace_ns / 1e9:g} s"} if grace and checked.grace_ns is not None else {}),
     )
     return perform(load_search, trial_runner, plan, unit=" in flight" if closed else "/s", as_json=as_json)
 

@@ -120,7 +120,8 @@ class Show:
             self._say_once(f"note: {note}")
         say(f"seed: {header.seed}  results: {folder}")
         if self._plain or not sys.stderr.isatty():
-            self._progress = Progress(timetable.slots, timetable.horizon_ns, plain=self._plain)
+            drain_ns = None if header.grace_s is None else round(header.grace_s * 1e9)
+            self._progress = Progress(timetable.slots, timetable.horizon_ns, drain_ns=drain_ns, plain=self._plain)
         elif not self._is_virtual(header):
             from loadgen.report.dashboard import Dashboard
 

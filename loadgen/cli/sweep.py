@@ -42,9 +42,7 @@ def sweep(
     warmup: Annotated[
         str | None, typer.Option("--warmup", help="Unmeasured load before each level: 10s, 20req.")
     ] = None,
-    grace: Annotated[
-        str | None, typer.Option("--grace", help="How long requests may go on after a level's end.")
-    ] = None,
+    grace: target.Grace = None,
     timeout: Annotated[str | None, typer.Option("--timeout", help="Longest time for one request.")] = None,
     slo: Annotated[
         list[str] | None, typer.Option("--slo", help="ttft:2s, tpot:200ms:p95, goodput:99%. Repeatable.")

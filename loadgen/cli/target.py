@@ -125,6 +125,14 @@ ServerMetrics = Annotated[
 Client = Annotated[
     str, typer.Option("--client", help="wire (this project's), or openai: the openai package, for reference.")
 ]
+Grace = Annotated[
+    str | None,
+    typer.Option(
+        "--grace",
+        help="How long requests in flight may go on after the end of the load; default: as long as a request may "
+        "(--timeout). What is left then is unfinished, not failed.",
+    ),
+]
 Gpus = Annotated[
     int | None, typer.Option("--gpus", min=1, help="GPUs behind the endpoint, for per-GPU and cost figures.")
 ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from loadgen.metrics import columns as metrics
-from loadgen.metrics.columns import CANCELLED, OK, Columns, Span
+from loadgen.metrics.columns import OK, Columns, Span
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import QUANTILES, SUPPORT, index
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.metrics.registry import Metric
+    from loadgen.slo import Slo
 
 BLOCKS = (20, 10)  # per run: more blocks miss long disturbances, fewer estimate the spread badly; the wider is used
 RESAMPLES = 300  # enough to know a standard error to 4 %
@@ -141,10 +142,9 @@ def _by_means(values: NDArray[np.float64]) -> Known | None:
     return Known(float(values.mean()), widest.error, widest.count - 1)
 
 
-def marks(columns: Columns, good: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """1 for each good request and 0 for each other one, in order of due instant; cancelled requests are left out."""
-    not_cancelled = ~columns.where(CANCELLED)
-    return _in_order(columns, good.astype(np.int64), not_cancelled).astype(np.float64)
+def marks(columns: Columns, good: NDArray[np.bool_], slo: Slo | None = None) -> NDArray[np.float64]:
+    """1 for each good request and 0 for each other one, in order of due instant; only those that an SLO counts."""
+    return _in_order(columns, good.astype(np.int64), metrics.is_counted(columns, slo)).astype(np.float64)
 
 
 def share(marks: Sequence[NDArray[np.float64]], value: float) -> Known | None:

@@ -201,7 +201,11 @@ def _notes(sides: Sequence[Side]) -> list[str]:
             if not run.summary.verdict.valid:
                 notes.append(f"{name} is not valid: {'; '.join(run.summary.verdict.reasons)}")
             if run.summary.run.state != "finished":
-                words = {"interrupted": "was interrupted", "cut_off": "has no clean end"}
+                words = {
+                    "interrupted": "was interrupted",
+                    "cut_off": "has no clean end",
+                    "decided": "was ended by a search",
+                }
                 notes.append(f"{name} {words.get(run.summary.run.state, run.summary.run.state)}")
             if run.rows is None:
                 notes.append(f"{name} has no records, only a summary: nothing can be told from it alone")
@@ -297,7 +301,9 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
         slo = next((run.header.slo for run in side.runs if run.header is not None), None)
         if slo is None:
             return None, "no SLO"
-        return block_errors.share([block_errors.marks(part, metrics.meets(part, slo)) for part in columns], value), ""
+        return block_errors.share(
+            [block_errors.marks(part, metrics.meets(part, slo), slo) for part in columns], value
+        ), ""
     if compared.path == "tokens.steady_output_per_s":
         return block_errors.rate([run.summary.window.steady for run in side.runs], columns, value)
     return None, "no interval is known for it"

@@ -93,7 +93,7 @@ class Evaluator:
         if isinstance(term, schema.Itl | schema.InterChunk):
             return self._pooled_gaps(term)
         if isinstance(term, schema.Latency):
-            bounds, sample = self._latency(self.runs, self._columns, tag(term), term.quantile)
+            bounds, sample = self._latency(self.runs, self._columns, tag(term), term.quantile, term.limit_ns)
             return Held(_scaled(bounds, 1e-6), term.limit_ns / 1e6, True, "ms", sample.total, sample.caveat, sample.of)
         match term:
             case schema.Errors():
@@ -142,13 +142,18 @@ class Evaluator:
         return gpus
 
     def _latency(
-        self, runs: Sequence[RecordedRun], columns: Sequence[Columns], metric: str, p: float
+        self,
+        runs: Sequence[RecordedRun],
+        columns: Sequence[Columns],
+        metric: str,
+        p: float,
+        limit_ns: int | None = None,
     ) -> tuple[Bounds, SteadySample]:
         """A latency percentile in ns, and the sample behind it.
 
         The upper end is infinite, or at least the sample's `bound`, where the runs cannot bound the latency from above.
         """
-        samples = [figures(run_columns, metric) for run_columns in columns]
+        samples = [figures(run_columns, metric, limit_ns=limit_ns) for run_columns in columns]
         supported([values for _, values in samples], p, metric)
         sample = settle(runs, samples, metric, p, self.confidence, f"p{p * 100:g}")
         if sample.caveat:
@@ -343,7 +348,7 @@ def _percent_change(ratio: Bounds) -> Bounds:
 
 def _slo_misses(run: RecordedRun, columns: Columns) -> Timed:
     """1.0 for each request that misses the run's SLO and 0.0 for each that meets it, in order of due instants."""
-    return ordered(columns, counted(columns), (~_meets_slo(run, columns)).astype(np.float64))
+    return ordered(columns, counted(columns, run.header.slo), (~_meets_slo(run, columns)).astype(np.float64))
 
 
 def _meets_slo(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:

@@ -170,6 +170,7 @@ def _overrides(level: ContractLevel) -> Overrides:
         concurrency=level.concurrency,
         duration=None if level.duration_ns is None else f"{level.duration_ns}ns",
         num_requests=level.requests,
+        grace=None if level.grace_ns is None else f"{level.grace_ns}ns" if level.grace_ns else "0",
         warmup=None if level.warmup_ns is None else f"{level.warmup_ns}ns" if level.warmup_ns else "0",
     )
 

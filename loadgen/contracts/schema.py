@@ -260,6 +260,7 @@ class ContractLevel(Part):
     duration_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="duration")
     requests: Whole | None = None
     warmup_ns: Duration | None = Field(None, validation_alias="warmup")
+    grace_ns: Duration | None = Field(None, validation_alias="grace")
     repeats: Annotated[int, Strict(), Field(ge=1, le=100)] = 1
     cache: Literal["cold", "warm"] | None = None
     slo: _Slo = None

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from loadgen import format
 from loadgen.metrics import columns as metrics
-from loadgen.metrics.columns import CANCELLED, OK, Columns
+from loadgen.metrics.columns import CANCELLED, OK, UNFINISHED, Columns
 from loadgen.metrics.summary import Summary
 from loadgen.results.manifest import Header
+from loadgen.slo import Slo, Term
 from loadgen.stats import intervals, quantile_interval, steady_state
 from loadgen.stats.quantile_interval import Series
 from loadgen.stats.quantiles import Histogram, support
@@ -68,11 +69,17 @@ class SteadySample(NamedTuple):
     of: str = ""
 
 
-def figures(columns: Columns, metric: str, chosen: NDArray[np.bool_] | None = None) -> Timed:
-    """A metric in ns of every counted request that has it, with due instants; infinite for requests that are not ok."""
+def figures(
+    columns: Columns, metric: str, chosen: NDArray[np.bool_] | None = None, limit_ns: int | None = None
+) -> Timed:
+    """A metric in ns of every counted request that has it, with due instants; infinite for requests that are not ok.
+
+    `limit_ns`: the limit that the figure is held against, if there is one: see `counted`.
+    """
     ok = columns.where(OK)
     values = columns.measure(metric)
-    kept = counted(columns) & (~ok | (values != metrics.UNDEFINED))
+    slo = None if limit_ns is None else Slo(terms=(Term(metric=metric, limit_ns=limit_ns),))
+    kept = counted(columns, slo) & (~ok | (values != metrics.UNDEFINED))
     if chosen is not None:
         kept &= chosen
     return ordered(columns, kept, np.where(ok, values, np.inf))
@@ -89,9 +96,18 @@ def ordered(columns: Columns, kept: NDArray[np.bool_], values: NDArray[np.float6
     return due[order], values[kept][order]
 
 
-def counted(columns: Columns) -> NDArray[np.bool_]:
-    counted: NDArray[np.bool_] = columns["status"] != CANCELLED
-    return counted
+def counted(columns: Columns, slo: Slo | None = None) -> NDArray[np.bool_]:
+    """Which requests count: all but cancelled ones, and of the unfinished ones those over a term of `slo` already.
+
+    Raises Missing where so many are unfinished that nothing can be said.
+    """
+    unfinished, everyone = int(columns.where(UNFINISHED).sum()), int((~columns.where(CANCELLED)).sum())
+    if metrics.is_undecided(unfinished, everyone):
+        raise Missing(
+            f"{unfinished:,} of {everyone:,} requests were unfinished when the drain ended: give the level a "
+            "longer grace (`grace: 10m`), or none: then the drain lasts as long as a request may (`timeout`)"
+        )
+    return metrics.is_counted(columns, slo)
 
 
 def size(values: Series) -> int:

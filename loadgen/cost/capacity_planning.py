@@ -153,7 +153,7 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         basis, noun = f"capacity by {capacity.method}", str(capacity.unit)
         rate = RateInterval(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
         if capacity.unit == "requests" and summary.sessions is not None:
-            offered = summary.requests.scheduled - summary.requests.cancelled
+            offered = summary.requests.decided
             rate, noun = scaled(rate, summary.sessions.count / offered), "conversations"
     else:
         run_count = len(evidence.summaries)
@@ -185,7 +185,7 @@ def _steady_rates(evidence: Evidence) -> tuple[str, list[float]]:
             "successful tasks",
             [summary.sessions.steady_ok_per_s if summary.sessions else None for summary in summaries],
         )
-    elif evidence.valid and summaries[0].goodput.met is not None:
+    elif evidence.valid and summaries[0].goodput.has_slo:
         noun, rates = "good requests", [summary.goodput.steady_rps for summary in summaries]
     else:
         noun, rates = "requests", [summary.load.steady_completed_rps for summary in summaries]

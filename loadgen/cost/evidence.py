@@ -50,5 +50,7 @@ def notes(evidence: Evidence) -> Iterator[str]:
             "the highest load that was tried still kept the SLO: the capacity is at least this; a cost and a number of "
             "machines that follow from it are at most what stands here"
         )
-    if summaries[0].goodput.met is None:
+    if any(summary.goodput.has_slo and summary.goodput.met is None for summary in summaries):
+        yield "the SLO is undecided: more than 1 % of the requests were unfinished when the drain ended (--grace)"
+    if not summaries[0].goodput.has_slo:
         yield "no SLO: nothing says which requests were good"

@@ -185,7 +185,7 @@ def _at_capacity(evidence: Evidence, totals: Basis) -> Basis:
     if capacity.unit == "conversations" and summary.sessions is not None:
         offered = summary.sessions.count
     else:
-        offered = summary.requests.scheduled - summary.requests.cancelled
+        offered = summary.requests.decided
     rate = decimal(capacity.rate_per_s)
     rates = {unit: None if count is None else count * rate / offered for unit, count in totals.counts.items()}
     return replace(

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from loadgen.execution.bodies import Bodies
 from loadgen.execution.target_selection import TargetSelection
 from loadgen.results.manifest import Second
-from loadgen.results.record import BIN_NS, RowPlace, row, unsent_row
+from loadgen.results.record import BIN_NS, CUTS, RowPlace, row, unsent_row
 from loadgen.results.spool import Spool
 from loadgen.schedule.dispatcher import Dispatcher, Start
 from loadgen.schedule.timetable import Schedule
@@ -42,6 +42,7 @@ SECOND_NS = 1_000_000_000
 FLUSH_NS = SECOND_NS // 2  # how often rows are written to disk
 FLOWS_NS = 2 * SECOND_NS  # how often histograms and timelines are written; a histogram is rewritten in full
 GROWING_BINS = 1_000  # last bins of the timeline, which may still change: an event is counted within 10 s
+AFTER_STOP_NS = 30 * SECOND_NS  # longest time that requests in flight may go on after the user stopped the load
 RECENT = 2_000  # number of latencies kept for the progress line
 
 
@@ -169,7 +170,7 @@ class Driver:
         hold_ns: int = HOLD_NS,
         spool: Spool,
         start_ns: int,
-        grace_ns: int,
+        drain_ns: int,
         max_in_flight: int | None = None,
         worker: int = 0,
         run_id: str = "",
@@ -182,11 +183,13 @@ class Driver:
         self._chain_step = [0 if span.chains is not None else span.lanes * schedule.turns for span in schedule.stages]
         self._selection = TargetSelection(route, len(clients), schedule.turns, lambda target: clients[target].in_flight)
         self._stop_on_failure = stop_on_failure
-        self._start_ns, self._grace_ns, self._worker, self._run_id = start_ns, grace_ns, worker, run_id
+        self._start_ns, self._drain_ns, self._worker, self._run_id = start_ns, drain_ns, worker, run_id
         self._redact = redact
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
         horizon = schedule.horizon_ns
-        self._grace_end_ns = FOREVER if horizon is None else start_ns + horizon + grace_ns
+        self._load_end_ns = FOREVER if horizon is None else start_ns + horizon
+        self._drain_end_ns = FOREVER if horizon is None else start_ns + horizon + drain_ns
+        self._is_rest_recorded = False  # the slots that will never be sent have their records
         self._in_flight: dict[int, tuple[int, object]] = {}
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._flush_at_ns = start_ns + FLUSH_NS
@@ -237,18 +240,24 @@ class Driver:
             self.stop()
 
     def stop(self) -> None:
-        """Start no more requests; those in flight may end within the grace time. A second call ends the run at once."""
+        """Start no more requests; those in flight may end within the drain, at most AFTER_STOP_NS.
+
+        A second call ends the run at once, and so does the first one where the load is over and only the drain is left.
+        """
         if self._finished.done():
             return
-        if self.interrupted:
+        now = monotonic_ns()
+        if self.interrupted or (now >= self._load_end_ns and not self.stopped):
+            self.interrupted = True
+            self._dispatcher.stop()
             self._cancel_all(Failure("interrupted", "interrupted by the user"))
+            self._record_rest("interrupted")
             self._finish()
             return
         self.interrupted = True
         self._dispatcher.stop()
-        for start in self._dispatcher.unsent():
-            self._record_unsent(start)
-        self._grace_end_ns = min(self._grace_end_ns, monotonic_ns() + self._grace_ns)
+        self._record_rest("interrupted")
+        self._drain_end_ns = min(self._drain_end_ns, now + min(self._drain_ns, AFTER_STOP_NS))
         self._check_finished()
 
     @contextlib.contextmanager
@@ -322,7 +331,8 @@ class Driver:
                 counters.recent_ttft_ns.append(done.first_token - done.due)
             self._selection.answered(target)
         else:
-            counters.failed += 1
+            if failure.kind not in CUTS:
+                counters.failed += 1
             if not self._cancelling and self._selection.failed(target, done, done.done) and self._stop_on_failure:
                 self.give_up()
             text = self._spool.text(self._redact(failure.text))
@@ -357,7 +367,7 @@ class Driver:
             start.turn,
             start.lane,
         )
-        status = "cancelled" if start.dropped == "interrupted" else "dropped"
+        status = CUTS.get(start.dropped, "dropped")
         self._spool.row(
             unsent_row(place, start.due_ns, start.dropped, status, self._bodies.built(start.stage, start.number))
         )
@@ -372,22 +382,29 @@ class Driver:
             self._wire.hold_ns = 0  # the event loop continues at once
 
     def _is_start_due(self, now: int) -> bool:
-        """Whether a request is due and not started yet. It is sent before the grace time ends, even if late."""
+        """Whether a request is due and not started yet. It is sent before the drain ends, even if late."""
         due = self._dispatcher.next_ns()
         return due is not None and self._start_ns + due <= now
 
-    def _end_grace(self) -> None:
-        """The grace time is over: cancel what is in flight; record the slots that would have followed as never sent."""
+    def _end_drain(self) -> None:
+        """The drain is over: cut what is in flight; record the slots that would have followed as never sent."""
         if self.interrupted:
-            self._cancel_all(Failure("interrupted", "not finished within the grace time after the interruption"))
+            self._cancel_all(Failure("interrupted", "not finished when the drain after the interruption ended"))
             return
+        self._dispatcher.stop()  # before the cut: it must not drop the turns after those that are cut
         self._starting = True
-        grace = self._grace_ns / SECOND_NS
-        self._cancel_all(Failure("timeout_total", f"not finished {grace:g} s (grace) after the end of the load"))
+        drain = self._drain_ns / SECOND_NS
+        self._cancel_all(Failure("unfinished", f"in flight when the drain ended, {drain:g} s after the load (--grace)"))
         self._starting = False
-        self._dispatcher.stop()
+        self._record_rest("unfinished")
+
+    def _record_rest(self, kind: str) -> None:
+        """After `dispatcher.stop`: record every slot that will never be sent. `kind`: why, where nothing else was."""
+        if self._is_rest_recorded:
+            return
+        self._is_rest_recorded = True
         for start in self._dispatcher.unsent():
-            self._record_unsent(start._replace(dropped="timeout_total") if start.dropped == "interrupted" else start)
+            self._record_unsent(start._replace(dropped=kind) if start.dropped == "interrupted" else start)
 
     def _cancel_all(self, failure: Failure) -> None:
         self._cancelling = True
@@ -399,9 +416,9 @@ class Driver:
     def _on_tick(self, now: int) -> None:
         for client in self._clients:
             client.tick(now)
-        if now >= self._grace_end_ns and not self._dispatcher.done and not self._is_start_due(now):
-            self._grace_end_ns = FOREVER
-            self._end_grace()
+        if now >= self._drain_end_ns and not self._dispatcher.done and not self._is_start_due(now):
+            self._drain_end_ns = FOREVER
+            self._end_drain()
         for timeline in self._timelines:
             self.counters.events += len(timeline.flow.instants)
             timeline.fold()

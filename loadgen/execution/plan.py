@@ -223,7 +223,7 @@ def prepare(
         usage_asked=True,
         shares_prompts=_shares_prompts(workload),
         max_in_flight=workload.max_in_flight,
-        grace_s=workload.grace_ns / 1e9,
+        grace_s=workload.drain_ns / 1e9,
         timeout_s=workload.timeout_ns / 1e9,
         stall_timeout_s=workload.stall_timeout_ns / 1e9,
         turns=timetable.turns,

@@ -29,6 +29,7 @@ from loadgen.execution.shared_counters import Counted
 from loadgen.metrics.summary import Summary
 from loadgen.requests import prompts
 from loadgen.results import manifest, object_store, store
+from loadgen.results.record import WITH_UNFINISHED
 from loadgen.results.spool import segments
 from loadgen.schedule.timetable import Schedule
 from loadgen.server_metrics import scraper as scrape
@@ -37,8 +38,13 @@ from loadgen.workload import Workload
 SETTLE_NS = 20_000_000  # from the moment when everything is ready to instant 0
 
 
-def finish(job: Job, header: manifest.Header, share: Share, recorder: Compactor, timetable: Schedule) -> Summary:
-    """Read everything back, write the final header and the summary, and delete what is no longer needed."""
+def finish(
+    job: Job, header: manifest.Header, share: Share, recorder: Compactor, timetable: Schedule, decided: bool = False
+) -> Summary:
+    """Read everything back, write the final header and the summary, and delete what is no longer needed.
+
+    `decided`: a search ended the run because its outcome was certain; it was not the user.
+    """
     folder = job.folder
     digest = prompts.Digest(share.prompts_total, share.prompts_count)
     if large(timetable):
@@ -57,7 +63,7 @@ def finish(job: Job, header: manifest.Header, share: Share, recorder: Compactor,
     header = msgspec.structs.replace(
         header,
         ended=datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="milliseconds"),
-        state="stopped" if share.stopped else "interrupted" if share.interrupted else "finished",
+        state=_state(share, decided),
         fingerprints=msgspec.structs.replace(header.fingerprints, prompts=fingerprint),
         notes=notes,
     )
@@ -67,12 +73,21 @@ def finish(job: Job, header: manifest.Header, share: Share, recorder: Compactor,
     )  # the compactor deletes segments
     compacted = recorder.finish() if segments_change else None
     summary = run_folder.summary(folder)
+    if summary.requests.unfinished or summary.warmup.unfinished:
+        header = msgspec.structs.replace(header, schema=WITH_UNFINISHED)
+        store.replace(folder / "run.json", manifest.encode(header))
     from loadgen.metrics import summary_json
 
     store.replace(folder / "summary.json", summary_json.dump_summary(summary))
     if recorder.finish() if compacted is None else compacted:
         store.drop_spool(folder)
     return summary
+
+
+def _state(share: Share, decided: bool) -> str:
+    if share.stopped:
+        return "stopped"
+    return ("decided" if decided else "interrupted") if share.interrupted else "finished"
 
 
 def execute(
@@ -82,12 +97,14 @@ def execute(
     on_drive: Callable[[Counted], Any] | None = None,
     announce: Callable[[manifest.Header, Schedule, Path], None] | None = None,
     placed: Callable[[manifest.Cluster], None] | None = None,
+    decided: Callable[[], bool] = lambda: False,
 ) -> tuple[Summary, Path]:
     """Carry out one run; returns its summary and its folder. Raises Fault or Faults if the run is not possible.
 
     `announce` is called when the header is written, before the load. `on_drive` is called in a running event loop when
     the load begins, with an object that has the `counters` of all workers. On a cluster, `placed` is called shortly
-    before the start with the placement of the workers.
+    before the start with the placement of the workers. `decided` says at the end whether the caller itself stopped the
+    load, through `on_drive`, because it had seen enough: then the run is not called interrupted.
     """
     if settings.url is not None and settings.url.startswith("sim:"):
         if settings.ray is not None:
@@ -158,7 +175,7 @@ def execute(
                 recorder.finish()
                 raise
         scraper.close()
-        summary = finish(job, header, share, recorder, timetable)
+        summary = finish(job, header, share, recorder, timetable, decided())
         if remote is not None:
             remote.put(folder)
         return summary, folder

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from loadgen.metrics import columns as metrics
-from loadgen.metrics.columns import CANCELLED, FAILED, OK, UNDEFINED, Columns
+from loadgen.metrics.columns import CANCELLED, FAILED, OK, UNDEFINED, UNFINISHED, Columns
 from loadgen.metrics.drift import BLOCKS, FIRST_NS, SHOWN
 from loadgen.results.record import KINDS, SOURCES, STATUSES
 from loadgen.stats.quantiles import Histogram
@@ -190,7 +190,7 @@ class Accumulator:
         self.other_targets = [Cell() for _ in self.targets]  # rows of stages that are not measured
         self.blocks: list[FoldedBlock] = []
         self.block_ns = FIRST_NS
-        # number of a conversation -> due instant of its first turn, all turns ok so far (0 or 1), cancelled (0 or 1)
+        # number of a conversation -> due instant of its first turn; 0 or 1: all turns ok so far, cancelled, unfinished
         self._open_conversations: dict[int, list[int]] = {}
 
     def add(self, rows: NDArray[np.void], texts: Sequence[str]) -> None:
@@ -229,6 +229,8 @@ class Accumulator:
         ends = columns["end_ns"]
         cell.curve("ok").add(ends[ok], ends[ok], np.ones(int(ok.sum())))
         if self._slo is not None:
+            cut = columns.where(UNFINISHED)
+            cell.count("unfinished_over", (cut & metrics.is_counted(columns, self._slo)).sum())
             good = metrics.meets(columns, self._slo)
             cell.count("good", good.sum())
             cell.curve("good").add(ends[good], ends[good], np.ones(int(good.sum())))
@@ -237,6 +239,7 @@ class Accumulator:
                     values = metrics.defined(columns.measure(term.metric)[ok])
                     cell.count(f"term{i}", len(values))
                     cell.count(f"term{i}_over", (values > term.limit_ns).sum())
+                    cell.count(f"term{i}_unfinished_over", metrics.is_over_when_cut(columns, term).sum())
 
     def _by_time(self, columns: Columns) -> None:
         ok = columns.where(OK)
@@ -263,13 +266,15 @@ class Accumulator:
         for session, turn, status, due, end in zip(*(columns[name].tolist() for name in names), strict=True):
             if session < 0:
                 continue
-            state = self._open_conversations.setdefault(session, [due, 1, 0])
+            state = self._open_conversations.setdefault(session, [due, 1, 0, 0])
             state[1] &= status == OK
             state[2] |= status == CANCELLED
+            state[3] |= status == UNFINISHED
             if turn == self._turns - 1:
                 del self._open_conversations[session]
                 cell.count("sessions", 1)
                 cell.count("sessions_cancelled", state[2])
+                cell.count("sessions_cut", state[3] and not state[2])
                 if state[1]:
                     cell.count("sessions_ok", 1)
                     cell.histogram("session").add(np.array([end - state[0]], np.int64))
@@ -454,7 +459,7 @@ def _tokens(cell: Cell, columns: Columns, ok: NDArray[np.bool_]) -> None:
 
 def _errors(cell: Cell, columns: Columns, texts: Sequence[str]) -> None:
     for kind in np.flatnonzero(np.bincount(columns["kind"])).tolist():
-        if not kind:
+        if not kind or KINDS[kind] == "unfinished":
             continue
         places = np.flatnonzero(columns["kind"] == kind)
         with_text = places[columns["text"][places] >= 0]

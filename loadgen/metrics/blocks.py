@@ -13,7 +13,7 @@ import numpy as np
 from loadgen.metrics import columns as metrics
 from loadgen.metrics import validity
 from loadgen.metrics.accumulator import TimeCurve
-from loadgen.metrics.columns import CANCELLED, DROPPED, FAILED, LOST, OK, Columns, Span, Window
+from loadgen.metrics.columns import CANCELLED, DROPPED, FAILED, LOST, OK, UNFINISHED, Columns, Span, Window
 from loadgen.results.record import KINDS, SOURCES
 from loadgen.stats.quantiles import Distribution, exact, milliseconds
 
@@ -40,16 +40,22 @@ class ErrorKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests by status: ok + failed + dropped + cancelled + lost = scheduled, always."""
+    """Requests by status: ok + failed + dropped + cancelled + unfinished + lost = scheduled, always."""
 
     scheduled: int
     ok: int
     failed: int
     dropped: int
     cancelled: int
+    unfinished: int = 0
     lost: int
     resent: int
     by_error: dict[str, ErrorKind]
+
+    @property
+    def decided(self) -> int:
+        """Requests with an outcome of their own: all but those that the user or the end of the drain cut."""
+        return self.scheduled - self.cancelled - self.unfinished
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +94,7 @@ class Sessions(msgspec.Struct, frozen=True, kw_only=True):
 
     `ok`: conversations whose turns are all ok. `duration_ms`: from the due instant of the first turn to the end of the
     last one, of ok conversations. `count` leaves out conversations with a turn that the user cancelled, and those that
-    the end of their stage cut short (`cut`).
+    the end of their stage or of the drain cut short (`cut`).
     """
 
     count: int
@@ -130,11 +136,11 @@ def requests(columns: Columns, texts: Sequence[str], unrecorded: int) -> Request
     """Counts by status and by error kind, most frequent kind first. `unrecorded`: planned slots without a row; they are
     lost.
     """
-    ok, failed, dropped, cancelled, lost = (
-        int(columns.where(code).sum()) for code in (OK, FAILED, DROPPED, CANCELLED, LOST)
+    ok, failed, dropped, cancelled, lost, unfinished = (
+        int(columns.where(code).sum()) for code in (OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED)
     )
     kinds = np.flatnonzero(np.bincount(columns["kind"])).tolist()
-    errors = {KINDS[kind]: _error(columns, kind, texts) for kind in kinds if kind}
+    errors = {KINDS[kind]: _error(columns, kind, texts) for kind in kinds if kind and KINDS[kind] != "unfinished"}
     if unrecorded:
         errors["no_record"] = ErrorKind(count=unrecorded, first_text="planned, but no record of it was found")
     return RequestCounts(
@@ -143,6 +149,7 @@ def requests(columns: Columns, texts: Sequence[str], unrecorded: int) -> Request
         failed=failed,
         dropped=dropped,
         cancelled=cancelled,
+        unfinished=unfinished,
         lost=lost + unrecorded,
         resent=int(columns["resent"].sum()),
         by_error=dict(sorted(errors.items(), key=lambda item: (-item[1].count, item[0]))),
@@ -299,7 +306,7 @@ class _Conversations(NamedTuple):
 
     good: NDArray[np.bool_]  # every turn is ok
     cancelled: NDArray[np.bool_]  # the user cancelled one of its turns
-    cut: NDArray[np.bool_]  # its last turn was never scheduled: the stage ended first
+    cut: NDArray[np.bool_]  # its stage ended before its last turn was scheduled, or the drain cut one of its turns
     due_ns: NDArray[np.int64]  # of the first turn
     end_ns: NDArray[np.int64]  # of the last output
 
@@ -313,7 +320,8 @@ def _conversations(columns: Columns, turns: int) -> _Conversations:
         return _Conversations(none.astype(bool), none.astype(bool), none.astype(bool), none, none)
     starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1))
     cancelled = np.logical_or.reduceat(columns.where(CANCELLED)[order], starts)
-    cut = (np.maximum.reduceat(columns["turn"][order], starts) < turns - 1) & ~cancelled
+    unfinished = np.logical_or.reduceat(columns.where(UNFINISHED)[order], starts)
+    cut = ((np.maximum.reduceat(columns["turn"][order], starts) < turns - 1) | unfinished) & ~cancelled
     return _Conversations(
         good=np.logical_and.reduceat(columns.where(OK)[order], starts) & ~cut,
         cancelled=cancelled,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from loadgen.limits import UNFINISHED_SHARE
 from loadgen.results.record import BIN_NS, ROW, STATUSES
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import SUPPORT, Histogram, index, milliseconds, name, support
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-OK, FAILED, DROPPED, CANCELLED, LOST = range(len(STATUSES))
+OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED = range(len(STATUSES))
 
 
 # Limits of the warnings. A run beyond one of them stays valid, and its summary carries a warning.
@@ -35,7 +36,7 @@ STALL_NS = 1_000_000_000  # a gap between output events that a reader of the ans
 
 class TermResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one SLO term. `value_ms` is null when no request has a value, or when the quantile falls on a
-    failed request.
+    failed request. `met` is null when too many requests are unfinished to say: see `judged_with_cut`.
     """
 
     metric: str
@@ -43,24 +44,35 @@ class TermResult(msgspec.Struct, frozen=True, kw_only=True):
     limit_ms: float
     value_ms: float | None
     margin_ms: float | None  # limit - value: negative is missed
-    met: bool
+    met: bool | None
     over: int  # samples over the limit, failed ones included
     count: int
     needed: int  # samples from which the quantile is supported
     supported: bool
+    unfinished: int = 0  # unfinished requests that are not known to be over: not in `count`
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that meet every SLO term; all fields are null without an SLO. `counted`: all but cancelled requests."""
+    """Requests that meet every SLO term; all fields are null without an SLO.
+
+    `counted`: all but cancelled requests, and but the `unfinished` ones that are not known to be over a term. `met` is
+    null also when too many are unfinished to say.
+    """
 
     rps: float | None = None  # good requests over the measured window
     steady_rps: float | None = None  # good requests that ended in the steady window, per second of that window
     share: float | None = None
     good: int | None = None
     counted: int | None = None
+    unfinished: int | None = None
     slo: tuple[TermResult, ...] = ()
     share_limit: float | None = None
     met: bool | None = None
+
+    @property
+    def has_slo(self) -> bool:
+        """Whether there is an SLO: `met` is null without one, and also where it is undecided."""
+        return self.counted is not None
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -455,27 +467,112 @@ def goodput(
     """Each SLO term judged at its quantile, and the requests that meet all terms.
 
     Failed, dropped and lost requests are over every limit, and so are the `unrecorded` ones; cancelled requests are
-    left out. A request too short to have a TPOT is left out of that term and does not miss it. Terms on pooled gaps
-    judge the gaps and not the requests.
+    left out, and so are unfinished ones unless they are over already (`is_over_when_cut`). A request too short to have
+    a TPOT is left out of that term and does not miss it. Terms on pooled gaps judge the gaps and not the requests.
     """
     if slo is None:
         return Goodput()
-    counted = len(measured) - int(measured.where(CANCELLED).sum()) + unrecorded
+    left_out = int((measured.where(UNFINISHED) & ~is_counted(measured, slo)).sum())
+    counted = int(is_counted(measured, slo).sum()) + unrecorded
     good = int(meets(measured, slo).sum())
-    results = tuple(_term_result(measured, term, gaps, unrecorded) for term in slo.terms)
+    undecided = is_undecided(int(measured.where(UNFINISHED).sum()), counted + left_out)
+    results = tuple(_term_result(measured, term, gaps, unrecorded, undecided) for term in slo.terms)
     share = good / counted if counted else None
     steady = sum(int((meets(part, slo) & within(part["end_ns"], inside.steady)).sum()) for part in everything)
-    share_met = slo.goodput_share is None or (share is not None and share >= slo.goodput_share)
+    share_met = judged_share(good, counted, left_out, slo.goodput_share, undecided)
     return Goodput(
         rps=per_second(good, inside),
         steady_rps=per_second(steady, inside.steady),
         share=share,
         good=good,
         counted=counted,
+        unfinished=left_out,
         slo=results,
         share_limit=slo.goodput_share,
-        met=share_met and all(result.met for result in results),
+        met=together([share_met, *(result.met for result in results)]),
     )
+
+
+# -- what the end of the drain cut -------------------------------------------------------------------------------------
+#
+# The one definition for runs, sweeps, searches, contracts, costs and reports: the cut is the tool's, not the server's.
+
+
+def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
+    """Which unfinished requests are over the limit of a term already, however they would have ended.
+
+    By a lower bound of what the value would have become: the time up to the cut where the first token (for E2E: the
+    end) had not come; for TPOT that time over all the tokens that were asked for; for the largest gap also the gap that
+    was open at the cut. False where nothing is known, and for terms on pooled gaps.
+    """
+    cut = columns.where(UNFINISHED) & (columns["sent_ns"] >= 0)
+    if term.metric in POOLED or not cut.any():
+        return np.zeros(len(columns), bool)
+    due, sent, now = columns["due_ns"], columns["sent_ns"], columns["done_ns"]
+    first, answer, last = columns["first_token_ns"], columns["first_answer_ns"], columns["last_token_ns"]
+    ended = columns["finish_reason"] > 0  # the answer was whole, only the end of its body was missing
+    end = np.where(ended & (columns["end_ns"] >= 0), columns["end_ns"], now)
+    tokens = columns["asked_output"].astype(np.int64)
+    match term.metric:
+        case "ttft":
+            least = np.where(first >= 0, first, now) - due
+        case "ttft_from_sent":
+            least = np.where(first >= 0, first, now) - sent
+        case "first_answer":
+            least = np.where(answer >= 0, answer, now) - due
+        case "e2e":
+            least = end - due
+        case "max_gap":
+            least = np.maximum(columns["max_gap_ns"], np.where((last >= 0) & ~ended, now - last, 0))
+        case _:  # tpot, tpot_mlperf
+            divisor = tokens - (np.maximum(columns["first_event_tokens"], 1) if term.metric == "tpot" else 1)
+            known = (first >= 0) & (divisor > 0)
+            least = np.where(known, (end - first) // np.maximum(divisor, 1), 0)
+    over: NDArray[np.bool_] = cut & (least > term.limit_ns)
+    return over
+
+
+def is_counted(columns: Columns, slo: Slo | None) -> NDArray[np.bool_]:
+    """Which requests an SLO counts, as good or as a miss: all but cancelled ones, and of the unfinished ones those that
+    are over a term already.
+    """
+    cut = columns.where(UNFINISHED)
+    counted = ~(columns.where(CANCELLED) | cut)
+    for term in slo.terms if slo is not None and cut.any() else ():
+        counted |= is_over_when_cut(columns, term)
+    return counted
+
+
+def is_undecided(unfinished: int, counted: int) -> bool:
+    """Whether more requests are unfinished than leave an SLO term decided. `counted`: all but cancelled requests."""
+    return unfinished > UNFINISHED_SHARE * counted
+
+
+def judged_with_cut(met: bool, quantile: float, over: int, count: int, left_out: int, undecided: bool) -> bool | None:
+    """Whether a term is met, where `left_out` unfinished requests are not in `count`.
+
+    False when it is missed even if all of them had been within the limit; None when it is `undecided` otherwise.
+    """
+    everyone = count + left_out
+    if undecided and (not everyone or over < everyone - index(everyone, quantile)):
+        return None
+    return met
+
+
+def judged_share(good: int, counted: int, left_out: int, limit: float | None, undecided: bool) -> bool | None:
+    """Whether the promised share of good requests was kept; None where the unfinished requests decide it."""
+    if limit is None:
+        return True
+    if undecided and good + left_out >= limit * (counted + left_out):
+        return None
+    return bool(counted) and good / counted >= limit
+
+
+def together(results: Sequence[bool | None]) -> bool | None:
+    """Whether all are met: False when one is missed, else None when one is undecided."""
+    if any(met is False for met in results):
+        return False
+    return None if any(met is None for met in results) else True
 
 
 def meets(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
@@ -492,9 +589,10 @@ def meets(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
     return good
 
 
-def _term_result(columns: Columns, term: Term, gaps: Histogram, unrecorded: int) -> TermResult:
+def _term_result(columns: Columns, term: Term, gaps: Histogram, unrecorded: int, undecided: bool) -> TermResult:
     """The result of one term. Failed, dropped, lost and `unrecorded` requests count as over the limit."""
     value: float | None
+    left_out = 0
     if term.metric in POOLED:
         count = gaps.count
         over = gaps.over(term.limit_ns)
@@ -502,21 +600,26 @@ def _term_result(columns: Columns, term: Term, gaps: Histogram, unrecorded: int)
     else:
         ok = columns.where(OK)
         values = defined(columns.measure(term.metric)[ok])
-        without_value = len(columns) - int(ok.sum()) - int(columns.where(CANCELLED).sum()) + unrecorded
+        unfinished, over_when_cut = int(columns.where(UNFINISHED).sum()), int(is_over_when_cut(columns, term).sum())
+        left_out = unfinished - over_when_cut
+        without_value = len(columns) - int(ok.sum()) - int(columns.where(CANCELLED).sum()) - left_out + unrecorded
         count = len(values) + without_value
         over = int((values > term.limit_ns).sum()) + without_value
         place = index(count, term.quantile) if count else 0
         value = int(np.partition(values, place)[place]) if place < len(values) else None
     needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)
+    within = value is not None and value <= term.limit_ns
+    known_over = 0 if term.metric in POOLED else over
     return TermResult(
         metric=term.metric,
         quantile=term.quantile,
         limit_ms=milliseconds(term.limit_ns),
         value_ms=None if value is None else milliseconds(value),
         margin_ms=None if value is None else milliseconds(term.limit_ns - value),
-        met=value is not None and value <= term.limit_ns,
+        met=judged_with_cut(within, term.quantile, known_over, count, left_out, undecided),
         over=over,
         count=count,
         needed=needed,
         supported=count >= needed,
+        unfinished=left_out,
     )

@@ -192,6 +192,7 @@ def _requests(cell: Cell, unrecorded: int) -> RequestCounts:
         failed=sums.get("failed", 0),
         dropped=sums.get("dropped", 0),
         cancelled=sums.get("cancelled", 0),
+        unfinished=sums.get("unfinished", 0),
         lost=sums.get("lost", 0) + unrecorded,
         resent=sums.get("resent", 0),
         by_error=dict(sorted(errors.items(), key=lambda item: (-item[1].count, item[0]))),
@@ -276,15 +277,20 @@ def _goodput(
     slo = header.slo
     if slo is None:
         return Goodput()
-    counted = cell.sums.get("rows", 0) - cell.sums.get("cancelled", 0) + unrecorded
+    unfinished = cell.sums.get("unfinished", 0)
+    everyone = cell.sums.get("rows", 0) - cell.sums.get("cancelled", 0) + unrecorded
+    undecided = columns.is_undecided(unfinished, everyone)
+    left_out = unfinished - cell.sums.get("unfinished_over", 0)
+    counted = everyone - left_out
     good = cell.sums.get("good", 0)
     results = []
     for i, term in enumerate(slo.terms):
         if term.metric in columns.POOLED:
-            histogram, over, without_value = gaps, gaps.over(term.limit_ns), 0
+            histogram, over, without_value, term_left_out = gaps, gaps.over(term.limit_ns), 0, 0
         else:
             histogram = cell.histograms.get(term.metric) or Histogram()
-            without_value = counted - cell.sums.get("ok", 0)
+            term_left_out = unfinished - cell.sums.get(f"term{i}_unfinished_over", 0)
+            without_value = everyone - term_left_out - cell.sums.get("ok", 0)
             over = cell.sums.get(f"term{i}_over", 0) + without_value
         count = histogram.count + without_value
         place = index(count, term.quantile) if count else 0
@@ -292,6 +298,8 @@ def _goodput(
         if place < histogram.count:
             value = histogram.middle(int(np.searchsorted(np.cumsum(histogram.counts), place, side="right")))
         needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)
+        within = value is not None and place < count - over
+        known_over = 0 if term.metric in columns.POOLED else over
         results.append(
             TermResult(
                 metric=term.metric,
@@ -299,36 +307,38 @@ def _goodput(
                 limit_ms=milliseconds(term.limit_ns),
                 value_ms=None if value is None else milliseconds(value),
                 margin_ms=None if value is None else milliseconds(term.limit_ns - value),
-                met=value is not None and place < count - over,
+                met=columns.judged_with_cut(within, term.quantile, known_over, count, term_left_out, undecided),
                 over=over,
                 count=count,
                 needed=needed,
                 supported=count >= needed,
+                unfinished=term_left_out,
             )
         )
     share = good / counted if counted else None
-    share_met = slo.goodput_share is None or (share is not None and share >= slo.goodput_share)
+    share_met = columns.judged_share(good, counted, left_out, slo.goodput_share, undecided)
     return Goodput(
         rps=per_second(good, inside),
         steady_rps=per_second(_amount_in(everything, "good", inside.steady), inside.steady),
         share=share,
         good=good,
         counted=counted,
+        unfinished=left_out,
         slo=tuple(results),
         share_limit=slo.goodput_share,
-        met=share_met and all(result.met for result in results),
+        met=columns.together([share_met, *(result.met for result in results)]),
     )
 
 
 def _sessions(accumulator: Accumulator, cell: Cell, everything: Sequence[Cell], inside: Window) -> Sessions | None:
     cut, cancelled = accumulator.cut()
-    whole = cell.sums.get("sessions", 0)
+    whole, drained = cell.sums.get("sessions", 0), cell.sums.get("sessions_cut", 0)
     if not whole and not cut and not cancelled:
         return None
     good = cell.sums.get("sessions_ok", 0)
     return Sessions(
-        count=whole - cell.sums.get("sessions_cancelled", 0),
-        cut=cut,
+        count=whole - cell.sums.get("sessions_cancelled", 0) - drained,
+        cut=cut + drained,
         ok=good,
         ok_per_s=per_second(good, inside),
         steady_ok_per_s=per_second(_amount_in(everything, "session", inside.steady), inside.steady),

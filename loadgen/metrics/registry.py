@@ -1,7 +1,8 @@
 """Figures of a summary by their path (`ttft_ms.p99`, `tokens.output_per_s`): their names, units, and which way is
 better.
 
-Pure. The paths are those of `summary.json`. One more path, `ok_share`, is not in it: ok requests / all but cancelled.
+Pure. The paths are those of `summary.json`. One more path, `ok_share`, is not in it: ok requests / all
+but cancelled and unfinished.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def _paths() -> set[str]:
 def figure(summary: Summary, path: str) -> float | None:
     """The number at a path of a summary; None where the summary has none."""
     if path == "ok_share":
-        counted = summary.requests.scheduled - summary.requests.cancelled
+        counted = summary.requests.decided
         return summary.requests.ok / counted if counted else None
     value: object = summary
     for part in path.split("."):

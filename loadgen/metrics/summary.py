@@ -42,7 +42,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     started: str
     ended: str
-    state: str  # finished, interrupted (by the user), cut_off (no clean end: the summary covers what was recorded)
+    state: str  # finished, interrupted (by the user), stopped, decided (by a search), cut_off (no clean end)
     version: str
     command: tuple[str, ...]
     seed: int | None
@@ -459,9 +459,11 @@ def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Sec
         stamp_error=summary.stamp_error_ms,
         busiest=validity.busiest(seconds, summary.window),
         most_waited=validity.most_waited(seconds, summary.window),
-        counted=requests.scheduled - requests.cancelled,
+        counted=requests.decided,
         ok=requests.ok,
         unsound=requests.failed + requests.lost,
+        unfinished=requests.unfinished,
+        cancelled=requests.cancelled,
         dead_workers=signs.dead_workers,
     )
     sources = tokens.sources
@@ -469,6 +471,9 @@ def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Sec
     warnings = (
         *header.notes,
         *([_CUT_OFF] if summary.run.state == "cut_off" else []),
+        *validity.unfinished_warning(
+            requests.unfinished, requests.scheduled - requests.cancelled, header.grace_s, header.timeout_s
+        ),
         *validity.changed(header.limits),
         *validity.count_warnings(
             ok=requests.ok,
@@ -485,10 +490,9 @@ def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Sec
         *validity.slo_warnings(summary.goodput),
         *validity.gap_warning(summary.load, signs.sends - 1),
     )
-    invalid_reasons = (*reasons, *([_STOPPED] if summary.run.state == "stopped" else []))
+    invalid_reasons = (*reasons, *validity.state_reasons(summary.run.state))
     verdict = Verdict(valid=not invalid_reasons, reasons=invalid_reasons, warnings=warnings, limits=header.limits)
     return msgspec.structs.replace(summary, verdict=verdict)
 
 
-_STOPPED = "the run ended early, as asked for when a target stops answering (--on-target-failure stop)"
 _CUT_OFF = "the run has no clean end (still running, or killed): this is as far as its records go"

@@ -10,6 +10,7 @@ import msgspec
 
 from loadgen.errors import UserError
 from loadgen.metrics.summary import SCHEMA, Summary
+from loadgen.metrics.validity import state_reasons
 from loadgen.results.manifest import refuse_newer
 
 
@@ -27,9 +28,14 @@ def load_summary(data: bytes, where: str = "summary.json") -> Summary:
     """
     refuse_newer(data, SCHEMA, where)
     try:
-        return msgspec.json.decode(data, type=Summary)
+        summary = msgspec.json.decode(data, type=Summary)
     except msgspec.DecodeError as error:
         raise UserError(f"not a summary of a run: {error}", where, "`loadgen report DIR` makes it again") from None
+    reasons = state_reasons(summary.run.state)
+    if summary.verdict.valid and reasons:  # older versions called an interrupted run valid
+        verdict = msgspec.structs.replace(summary.verdict, valid=False, reasons=reasons)
+        summary = msgspec.structs.replace(summary, verdict=verdict)
+    return summary
 
 
 def render(summary: Summary) -> str:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import loadgen.errors as codes
-from loadgen.limits import ValidityLimits
+from loadgen.limits import UNFINISHED_SHARE, ValidityLimits
 from loadgen.metrics import columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadgen.limits import ValidityLimits
     from loadgen.metrics.columns import Goodput, Load, Window
     from loadgen.results.manifest import Second
     from loadgen.stats.quantiles import Distribution
@@ -70,14 +69,22 @@ def reasons(
     counted: int,
     ok: int,
     unsound: int,
+    unfinished: int,
+    cancelled: int,
     dead_workers: Sequence[int],
 ) -> Iterator[str]:
     """Why a run is INVALID: a sentence per reason.
 
-    `counted`: requests that were to be sent, without cancelled ones. `unsound`: failed + lost. Lateness is measured
-    against TTFT p50, or against E2E p50 where answers are not streamed and there is no TTFT.
+    `counted`: requests with an outcome of their own, without cancelled and unfinished ones. `unsound`: failed + lost.
+    Lateness is measured against TTFT p50, or against E2E p50 where answers are not streamed and there is no TTFT.
     """
-    if counted == 0:
+    if counted == 0 and unfinished:
+        yield (
+            f"all {unfinished} measured requests were unfinished when the drain ended: give a longer --grace, or none"
+        )
+    elif counted == 0 and cancelled:
+        yield f"all {cancelled} measured requests were cancelled: nothing was measured"
+    elif counted == 0:
         yield "no measured request was due: nothing was measured"
     elif ok == 0:
         yield f"not one of {counted} requests succeeded"
@@ -112,6 +119,39 @@ def reasons(
         )
     for worker in dead_workers:
         yield f"worker {worker} died: the rest of its requests are lost"
+
+
+STATE_REASONS = {
+    "interrupted": "the run was interrupted: it shows a part of the load that was planned",
+    "stopped": "the run ended early, as asked for when a target stops answering (--on-target-failure stop)",
+}
+"""State of a run -> why a run that ended so is not valid."""
+
+
+def state_reasons(state: str) -> tuple[str, ...]:
+    """Why a run that ended in this state is INVALID; empty when it is not."""
+    return (STATE_REASONS[state],) if state in STATE_REASONS else ()
+
+
+def unfinished_warning(unfinished: int, counted: int, drain_s: float | None, timeout_s: float | None) -> Iterator[str]:
+    """A warning about requests that the end of the drain cut, and what it means for the SLO.
+
+    `counted`: all requests but cancelled ones.
+    """
+    if not unfinished:
+        return
+    drain = "" if drain_s is None else f", {drain_s:g} s after the end of the load"
+    words = (
+        f"{unfinished} of {counted} requests ({share(unfinished / counted)}) were unfinished when the drain "
+        f"ended{drain}: they are neither ok nor failed, and no latency holds them"
+    )
+    if columns.is_undecided(unfinished, counted):
+        as_long = "" if timeout_s is None else f", {timeout_s:g} s"
+        words += (
+            f"; above {share(UNFINISHED_SHARE)} no SLO term can be called met: give a longer --grace (`grace:` in a "
+            f"file), or none: then the drain lasts as long as a request may (--timeout{as_long})"
+        )
+    yield words
 
 
 def changed(limits: ValidityLimits) -> Iterator[str]:

@@ -93,11 +93,14 @@ def official(test: rules.Test, path: Path, folder: Path) -> tuple[Data, rules.Te
     return Data(FromFile(path=requests_file.resolve()), file.name, "completions" if file.tokens else None), test
 
 
-def workload(test: rules.Test, data: Data, *, qps: float, lanes: int | None = None) -> Workload:
+def workload(
+    test: rules.Test, data: Data, *, qps: float, lanes: int | None = None, drain_ns: int = WAIT_NS
+) -> Workload:
     """The test as a workload. Server and Interactive: Poisson arrivals by the round's seed and LoadGen's stop rule.
 
     Offline: the samples of LoadGen's single query, with `qps` the expected rate. All are due at once, or `lanes` are in
-    flight: to a server that is kept full this is the same, and no client can hold a million sockets.
+    flight: to a server that is kept full this is the same, and no client can hold a million sockets. `drain_ns`: how
+    long queries may go on after the last one was issued; what it cuts did not complete, and the result is INVALID.
     """
     slo = None
     if test.scenario == "offline":
@@ -119,7 +122,7 @@ def workload(test: rules.Test, data: Data, *, qps: float, lanes: int | None = No
         stages=(stage,),
         slo=slo,
         schedule_seed=test.seeds.schedule,
-        grace_ns=WAIT_NS,
+        grace_ns=drain_ns,
         timeout_ns=WAIT_NS,
         stall_timeout_ns=STALL_NS,
         source_text=f"# made by loadgen mlperf: {test.benchmark} {test.scenario}, round {test.round}\n",
@@ -137,7 +140,7 @@ def probe(test: rules.Test, qps: float) -> rules.Test:
 
 
 def peak(
-    test: rules.Test, data: Data, settings: Settings, folder: Path, start: float
+    test: rules.Test, data: Data, settings: Settings, folder: Path, start: float, drain_ns: int = WAIT_NS
 ) -> tuple[LoadSearch, trials.Trials, experiment.ExperimentPlan]:
     """The search for the highest rate whose official run is VALID, with the official seeds.
 
@@ -152,7 +155,7 @@ def peak(
     def make(trial: NextTrial) -> Workload:
         trial_test = test if trial.kind in ("confirm", "sustain") else probe(test, trial.load)
         trial_test = replace(trial_test, min_duration_ns=round(trial_test.min_duration_ns * trial.lengths))
-        return workload(trial_test, data, qps=trial.load)
+        return workload(trial_test, data, qps=trial.load, drain_ns=drain_ns)
 
     runs = trials.Trials(
         folder=folder,
@@ -168,7 +171,7 @@ def peak(
         workload=f"mlperf {test.benchmark} {test.scenario}",
         source_text=f"round {test.round}, {test.min_duration_ns / 1e9:g} s, {test.samples} samples\n",
         target=settings.shown,
-        flags={"data": data.name},
+        flags={"data": data.name} | ({"grace": f"{drain_ns / 1e9:g} s"} if drain_ns != WAIT_NS else {}),
     )
     precision = 0.01 if test.scenario == "server" else 0.03
     return LoadSearch(low=0.01, high=1e6, start=start, precision=precision), runs, plan

@@ -18,7 +18,8 @@ import numpy as np
 from loadgen import child_process, format
 from loadgen.limits import CPU_SHARE
 from loadgen.metrics import columns as metrics
-from loadgen.metrics.columns import CANCELLED, OK, UNDEFINED, Columns
+from loadgen.metrics.columns import OK, UNDEFINED, UNFINISHED, Columns
+from loadgen.report.progress import draining
 from loadgen.results import manifest
 from loadgen.results.record import BIN_NS, KINDS, ROW
 from loadgen.stats.quantiles import Histogram, index
@@ -56,6 +57,7 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
     elapsed_s: float
     left_s: float | None
+    drain_left_s: float | None  # after the end of the load: how much longer requests in flight may go on
     stage: str
     offered: float | None
     sent: float | None
@@ -98,9 +100,10 @@ class View:
         for histogram, name in ((self._ttft, "ttft"), (self._tpot, "tpot")):
             histogram.add(metrics.defined(columns.measure(name)[ok]))
         self._statuses += np.bincount(columns["status"], minlength=8)[:8]
-        self._kinds += np.bincount(columns["kind"][~ok], minlength=len(KINDS))[: len(KINDS)]
-        self._failed += np.bincount(columns["target"][~ok], minlength=len(self._failed))[: len(self._failed)]
-        self._counted += int((~columns.where(CANCELLED)).sum())
+        not_ok = ~(ok | columns.where(UNFINISHED))
+        self._kinds += np.bincount(columns["kind"][not_ok], minlength=len(KINDS))[: len(KINDS)]
+        self._failed += np.bincount(columns["target"][not_ok], minlength=len(self._failed))[: len(self._failed)]
+        self._counted += int(metrics.is_counted(columns, self._header.slo).sum())
         if self._header.slo is not None:
             self._good += int(metrics.meets(columns, self._header.slo).sum())
         self._recent = np.concatenate([self._recent, rows])
@@ -133,6 +136,7 @@ class View:
         return Picture(
             elapsed_s=now_s,
             left_s=self._remaining_s(now_s, done, planned, len(recent) / span_s),
+            drain_left_s=self._drain_left_s(now_s),
             stage=" · ".join(filter(None, (stage.name, stage.arrival))) if stage is not None else "",
             offered=stage.rate if stage is not None else None,
             sent=self._sent_per_s(),
@@ -167,6 +171,13 @@ class View:
         if ends and ends[-1] is not None:
             return max(ends[-1] / 1e9 - now_s, 0.0)
         return (planned - done) / rate if planned is not None and rate > 0 else None
+
+    def _drain_left_s(self, now_s: float) -> float | None:
+        """Seconds until the drain ends; None while load is offered, and where there is no timed end."""
+        end_ns, drain_s = self._header.stages[-1].end_ns if self._header.stages else None, self._header.grace_s
+        if end_ns is None or drain_s is None or now_s < end_ns / 1e9:
+            return None
+        return max(end_ns / 1e9 + drain_s - now_s, 0.0)
 
     def _last_seconds(self) -> dict[int, Second]:
         return {second.worker: second for second in self._seconds}
@@ -232,9 +243,9 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
         return f"{format.milliseconds(quantiles[0])} / {format.milliseconds(quantiles[1])}"
 
     total = f" of {format.count(picture.planned)}" if picture.planned is not None else ""
-    left = (
-        f", {format.duration(picture.left_s)} left" if picture.left_s else ", draining" if picture.left_s == 0 else ""
-    )
+    left = f", {format.duration(picture.left_s)} left" if picture.left_s else ""
+    if picture.left_s == 0:
+        left = ", draining"
     head = Text(f"{picture.stage}  ", style="bold")
     head.append(
         f"{format.duration(picture.elapsed_s)}{left}, {format.count(picture.done)}{total} done", style="not bold"
@@ -247,7 +258,10 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
     rates = Table.grid(padding=(0, 2))
     offered = f"{format.rate(picture.offered)} offered, " if picture.offered is not None else ""
     rates.add_row("load", f"{offered}{format.rate(picture.sent)} sent, {format.rate(picture.completed)} completed")
-    rates.add_row("in flight", f"{format.count(picture.in_flight)},  {format.rate(picture.tokens)} output tokens")
+    if picture.drain_left_s is not None and picture.in_flight:
+        rates.add_row("after it", draining(picture.in_flight, picture.drain_left_s))
+    else:
+        rates.add_row("in flight", f"{format.count(picture.in_flight)},  {format.rate(picture.tokens)} output tokens")
     rates.add_row("", "")
     column, since_title = (20, "since the start") if width >= BAR else (12, "since start")
     rates.add_row("ms, p50 / p99", f"{'last 10 s':<{column}}{since_title}", style="dim")

@@ -24,7 +24,8 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("E2E", "last output or finish event, from due; never the end of the body"),
     (
         "Goodput",
-        "requests per second that keep every promise of the SLO each; failed, dropped and lost ones are misses",
+        "requests per second that keep every promise of the SLO each; failed, dropped and lost ones are misses, and "
+        "unfinished ones where they were over a limit already when they were cut",
     ),
     ("Output tokens/s", "output tokens of ok requests, over the measured window or, where it says so, under load"),
     ("Measured window", "first measured due to last measured token"),

@@ -68,6 +68,8 @@ def _first_screen(sheet: page.Page, summary: Summary) -> None:
     title = " · ".join(filter(None, (run.workload or run.name, target.model, load.arrival)))
     sheet.add(f"<h1>{escape(title)}</h1>")
     kind = "bad" if not summary.verdict.valid or summary.goodput.met is False else "good"
+    if kind == "good" and summary.goodput.has_slo and summary.goodput.met is None:
+        kind = "warn"
     sheet.add(f'<p class="sentence {kind}">{escape(run_headline.sentence(summary))}</p>')
     tiles = (
         f"<div><dt>{escape(n.name)}</dt><dd>{escape(n.value)} <small>{escape(n.unit)}</small></dd>"
@@ -114,13 +116,21 @@ def _lasted(duration_s: float | None, suffix: str = "") -> str:
 def _counts(summary: Summary) -> str:
     requests = summary.requests
     parts = [f"{format.count(requests.scheduled)} scheduled"]
-    for status in ("ok", "failed", "dropped", "cancelled", "lost"):
+    for status in ("ok", "failed", "dropped", "cancelled", "unfinished", "lost"):
         value = getattr(requests, status)
         if value or status == "ok":
             parts.append(f"{format.count(value)} {status}")
     if summary.warmup.scheduled:
         parts.append(f"{format.count(summary.warmup.scheduled)} of warm-up not counted")
     return ", ".join(parts)
+
+
+def _without_errors(summary: Summary) -> str:
+    requests = summary.requests
+    if requests.ok == requests.scheduled:
+        return f"every one of {format.count(requests.scheduled)} requests is ok"
+    unfinished = f"{format.count(requests.unfinished)} unfinished when the drain ended"
+    return f"{format.count(requests.ok)} of {format.count(requests.scheduled)} requests are ok, {unfinished}"
 
 
 def _quantile_ms(distribution: Distribution, quantile: str) -> str:
@@ -150,8 +160,9 @@ def _latency(sheet: page.Page, summary: Summary, figures: Figures | None) -> Non
             (
                 run_headline.limit(term),
                 run_headline.outcome(term),
-                f"{format.count(term.over)} of {format.count(term.count)}",
-                "met" if term.met else "MISSED",
+                f"{format.count(term.over)} of {format.count(term.count)}"
+                + (f", {format.count(term.unfinished)} unfinished" if term.unfinished else ""),
+                run_headline.met_word(term.met),
             )
             for term in summary.goodput.slo
         ]
@@ -256,7 +267,7 @@ def _errors(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
     sheet.section("Errors", id="errors")
     requests = summary.requests
     if not requests.by_error:
-        sheet.add(f"<p>None: every one of {format.count(requests.scheduled)} requests is ok.</p>")
+        sheet.add(f"<p>None: {escape(_without_errors(summary))}.</p>")
     else:
         rows = [(kind, format.count(error.count), error.first_text) for kind, error in requests.by_error.items()]
         sheet.add(page.table(("kind", "requests", "first words about it"), rows, words=True))

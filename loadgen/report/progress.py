@@ -10,6 +10,7 @@ import sys
 from time import monotonic_ns
 from typing import TextIO
 
+from loadgen import format
 from loadgen.execution.driver import Counters
 from loadgen.execution.shared_counters import Counted
 
@@ -17,12 +18,25 @@ EVERY_S = 0.5
 LINE_EVERY_S = 10.0  # where the line cannot be rewritten
 
 
+def draining(in_flight: int, left_s: float | None) -> str:
+    """Words for the time after the load: what the run waits for, for how long at most, and how to end it."""
+    most = "" if left_s is None else f", at most {format.duration(max(left_s, 0.0))} more"
+    return f"draining: {format.count(in_flight)} in flight{most}; Ctrl-C ends it"
+
+
 class Progress:
     """Writes a progress line again and again: over itself on a terminal, else below the last."""
 
     def __init__(
-        self, total: int | None, horizon_ns: int | None, out: TextIO | None = None, *, plain: bool = False
+        self,
+        total: int | None,
+        horizon_ns: int | None,
+        out: TextIO | None = None,
+        *,
+        drain_ns: int | None = None,
+        plain: bool = False,
     ) -> None:
+        self._drain_ns = drain_ns
         self._total, self._horizon_ns, self._out = total, horizon_ns, out or sys.stderr
         self._is_terminal = self._out.isatty()
         self._is_shown = plain or self._is_terminal  # without a terminal, only when it was asked for
@@ -72,5 +86,9 @@ class Progress:
             parts.append(f"{counters.dropped:,} dropped")
         if self._horizon_ns is not None:
             left_s = (self._began_ns + self._horizon_ns - now) / 1e9
-            parts.append(f"{left_s:,.0f} s left" if left_s > 0 else "draining")
+            if left_s > 0:
+                parts.append(f"{left_s:,.0f} s left")
+            else:
+                drain_left_s = None if self._drain_ns is None else self._drain_ns / 1e9 + left_s
+                parts.append(draining(counters.in_flight, drain_left_s))
         return " · ".join(parts)

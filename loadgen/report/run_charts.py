@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from loadgen import format
 from loadgen.report.page import COLORS, Axis, Band, Chart, Mark, Series
+from loadgen.report.run_headline import met_color
 from loadgen.server_metrics import series as served
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
                 Mark(
                     y=term.limit_ms,
                     label=f"limit {format.milliseconds(term.limit_ms)} ms at p{term.quantile * 100:g}",
-                    color="good" if term.met else "bad",
-                    fit=not term.met or term.limit_ms < 3 * max(values),
+                    color=met_color(term.met),
+                    fit=term.met is False or term.limit_ms < 3 * max(values),
                 )
                 for term in terms
             )
@@ -151,7 +152,7 @@ def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
             continue
         top = max(value for value in values if value is not None)
         limits = tuple(
-            Mark(y=t.limit_ms, label=f"limit at p{t.quantile * 100:g}", color="good" if t.met else "bad", fit=True)
+            Mark(y=t.limit_ms, label=f"limit at p{t.quantile * 100:g}", color=met_color(t.met), fit=True)
             for t in summary.goodput.slo
             if t.metric == name and t.limit_ms < 3 * top
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from loadgen.metrics.columns import OK, UNDEFINED, Columns
+from loadgen.metrics.columns import OK, UNDEFINED, UNFINISHED, Columns
 from loadgen.report.percentile_curves import PercentileCurve, curve, curve_of_histogram, round_to, rounded
 from loadgen.results.record import BIN_NS, KINDS
 from loadgen.stats.quantiles import Histogram, index
@@ -285,7 +285,7 @@ def _output(columns: Columns, timeline: Sequence[NDArray[np.int64]], length_s: f
 
 def _errors(columns: Columns, length_s: float) -> Bins:
     """Requests that are not ok, by kind of error, at the instant they ended; at the due instant if they never did."""
-    not_ok = ~columns.where(OK)
+    not_ok = ~(columns.where(OK) | columns.where(UNFINISHED))
     bin_s = width_s(length_s, 60)
     count = _bin_count(length_s, bin_s)
     ended_ns = np.where(columns["done_ns"] >= 0, columns["done_ns"], columns["due_ns"])[not_ok]

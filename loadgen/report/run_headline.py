@@ -82,16 +82,26 @@ def outcome(term: TermResult) -> str:
     return f"{'' if term.supported else '~'}{format.milliseconds(term.value_ms)} ms"
 
 
+def met_word(met: bool | None) -> str:
+    """Whether an SLO, or a term of it, was met, in one word."""
+    return "UNDECIDED" if met is None else "met" if met else "MISSED"
+
+
+def met_color(met: bool | None) -> str:
+    """The colour of a limit in a chart."""
+    return "soft" if met is None else "good" if met else "bad"
+
+
 def sentence(summary: Summary) -> str:
     """The result in one sentence. For an invalid run it only says that the numbers cannot be relied on."""
     requests, goodput = summary.requests, summary.goodput
     if not summary.verdict.valid:
         return "Do not rely on these numbers: the measurement is not valid."
-    if goodput.met is None:
-        share = format.percent(requests.ok / requests.scheduled if requests.scheduled else None)
+    if not goodput.has_slo:
+        share = format.percent(requests.ok / requests.decided if requests.decided else None)
         return (
             f"A sound measurement without a promise to hold it against: {format.count(requests.ok)} of "
-            f"{format.count(requests.scheduled)} requests succeeded ({share})."
+            f"{format.count(requests.decided)} requests succeeded ({share})."
         )
     good_requests = (
         f"{format.count(goodput.good)} of {format.count(goodput.counted)} requests ({format.percent(goodput.share)})"
@@ -99,7 +109,13 @@ def sentence(summary: Summary) -> str:
     if goodput.met:
         promises = " and ".join(limit(term) for term in goodput.slo)
         return f"SLO met: {promises or 'the promised share'}; {good_requests} were within every limit."
-    missed = [_missed_term(term) for term in goodput.slo if not term.met]
+    if goodput.met is None:
+        return (
+            f"SLO undecided: {format.count(requests.unfinished)} of {format.count(requests.scheduled)} requests were "
+            f"unfinished when the drain ended; {good_requests} of the others were within every limit. Give a longer "
+            "--grace, or none."
+        )
+    missed = [_missed_term(term) for term in goodput.slo if term.met is False]
     if goodput.share_limit is not None and (goodput.share or 0) < goodput.share_limit:
         missed.append(
             f"only {good_requests} were within every limit, {format.percent(goodput.share_limit)} were promised"
@@ -138,7 +154,8 @@ def five(summary: Summary) -> tuple[Number, ...]:
     if goodput.share is not None:
         success = Number("Within the SLO", format.percent(goodput.share), "", f"goodput {format.rate(goodput.rps)}")
     else:
-        share = summary.requests.ok / summary.requests.scheduled if summary.requests.scheduled else None
+        decided = summary.requests.decided
+        share = summary.requests.ok / decided if decided else None
         success = Number(
             "Succeeded", format.percent(share), "", f"{format.count(summary.requests.scheduled)} scheduled"
         )

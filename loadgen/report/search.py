@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from loadgen import format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadgen.search.load_search import Goal, NextTrial, SearchAnswer, TrialResult
+    from loadgen.search.load_search import NextTrial, SearchAnswer, TrialResult
 
 WIDTH = 100
 KINDS = {
@@ -48,13 +48,33 @@ def told(result: TrialResult) -> str:
     return f"  {result.outcome}{ended_early} after {format.duration(result.spent_s)}: {result.why}{grows}"
 
 
-def render(answer: SearchAnswer, results: Sequence[TrialResult], goal: Goal, *, unit: str, simulated: bool) -> str:
+class Named(Protocol):
+    """The goal of a search, or what is stored of it: the names of its terms."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+
+def headline(answer: SearchAnswer, goal: Named, unit: str) -> str:
+    """What a search found, in one sentence: the load, its interval, and the load that was confirmed."""
+    terms, ended = ", ".join(goal.names), ENDINGS.get(answer.reason, answer.reason)
+    if answer.load is None:
+        return f"No load is known that holds within the SLO ({terms}). The search ended: {ended}."
+    if answer.interval is None:
+        load = f"at least {answer.load:.4g}{unit}"
+    else:
+        load = f"{answer.load:.4g}{unit} (95 % interval {answer.interval.low:.4g} to {answer.interval.high:.4g})"
+    confirmed = "" if answer.confirmed is None else f"; a full run held at {answer.confirmed:.4g}{unit}"
+    return f"Highest load within the SLO ({terms}), by search: {load}{confirmed}. The search ended: {ended}."
+
+
+def render(answer: SearchAnswer, results: Sequence[TrialResult], goal: Named, *, unit: str, simulated: bool) -> str:
     """The whole report, ending in a newline."""
     return "\n".join(_lines(answer, results, goal, unit, simulated)) + "\n"
 
 
 def _lines(
-    answer: SearchAnswer, results: Sequence[TrialResult], goal: Goal, unit: str, simulated: bool
+    answer: SearchAnswer, results: Sequence[TrialResult], goal: Named, unit: str, simulated: bool
 ) -> Iterator[str]:
     mark = "SIMULATED, not a real server: " if simulated else ""
     yield f"{mark}highest load at which {', '.join(goal.names)} hold"

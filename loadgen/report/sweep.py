@@ -42,9 +42,13 @@ def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
     if not level.valid:
         yield "INVALID"
     if level.state != "finished":
-        yield {"interrupted": "interrupted", "cut_off": "cut off"}.get(level.state, level.state)
+        yield {"interrupted": "interrupted", "cut_off": "cut off", "decided": "ended early"}.get(
+            level.state, level.state
+        )
     if level.slo_met is False:
         yield "SLO missed"
+    if level.slo_undecided:
+        yield "SLO undecided"
     if level.name == curve.best:
         yield "highest within the SLO"
     if level.name == curve.knee:
@@ -56,7 +60,9 @@ def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
 def sentences(curve: SweepCurve) -> Iterator[str]:
     """The result of the sweep in sentences: the highest level within the SLO, and the knee."""
     by_name = {level.name: level for level in curve.levels}
-    if curve.slo:
+    if curve.answer:
+        yield curve.answer
+    elif curve.slo:
         if curve.best:
             best = by_name[curve.best]
             rates = f"{format.rate(best.requests_per_s)}, {format.rate(best.output_per_s)} output tokens"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from loadgen import format
 from loadgen.metrics.registry import NAMES
 from loadgen.metrics.validity import WAITED_SHARE
+from loadgen.report.run_headline import met_word
 from loadgen.stats.quantiles import SUPPORT, Distribution
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def render_levels(summaries: Sequence[Summary], *, color: bool = False) -> str:
             lines[i + 1] += "  " + paint("INVALID", "red")
         elif summary.goodput.met is False:
             lines[i + 1] += "  " + paint("SLO missed", "yellow")
+        elif summary.goodput.has_slo and summary.goodput.met is None:
+            lines[i + 1] += "  " + paint("SLO undecided", "yellow")
     needs = _footnote([d for s in summaries for d in (s.ttft_ms, s.tpot_ms, s.e2e_ms)], ("p50", "p99"))
     return "\n".join([*mark, *lines, "latencies in ms; tokens/s: output, all requests together", *needs]) + "\n"
 
@@ -131,6 +134,7 @@ def _heading(summary: Summary, paint: Callable[[str, str], str], width: int) -> 
     if run.state != "finished":
         state_texts = {"interrupted": "interrupted by the user", "cut_off": "cut off: no clean end was recorded"}
         state_texts["stopped"] = "ended early: a target stopped answering"
+        state_texts["decided"] = "ended early by a search: its outcome was certain"
         yield " " * LABEL + paint(state_texts.get(run.state, run.state), "yellow")
 
 
@@ -146,7 +150,7 @@ def _counts(summary: Summary, width: int) -> Iterator[str]:
     counts = [f"{format.count(requests.scheduled)} scheduled"]
     counts += [
         f"{format.count(getattr(requests, status))} {status}"
-        for status in ("ok", "failed", "dropped", "cancelled", "lost", "resent")
+        for status in ("ok", "failed", "dropped", "cancelled", "unfinished", "lost", "resent")
         if status in ("ok", "failed") or getattr(requests, status)
     ]
     if summary.warmup.scheduled:
@@ -168,7 +172,11 @@ def _counts(summary: Summary, width: int) -> Iterator[str]:
         sessions = summary.sessions
         p50 = format.duration(None if sessions.duration_ms.p50 is None else sessions.duration_ms.p50 / 1000)
         done = f"{format.count(sessions.ok)} of {format.count(sessions.count)} conversations ok"
-        done += f" (+ {format.count(sessions.cut)} cut short by the end of the load)" if sessions.cut else ""
+        done += (
+            f" (+ {format.count(sessions.cut)} cut short by the end of the load or of the drain)"
+            if sessions.cut
+            else ""
+        )
         yield from _wrapped("Tasks", [done, format.rate(sessions.ok_per_s), f"p50 {p50} each"], width)
 
 
@@ -345,21 +353,23 @@ def parts(summary: Summary) -> Iterator[str]:
 
 
 def _slo(goodput: Goodput, paint: Callable[[str, str], str], width: int) -> Iterator[str]:
-    if goodput.met is None:
+    if not goodput.has_slo:
         return
-    result, colour = ("met", "green") if goodput.met else ("MISSED", "red")
+    colours = {True: "green", False: "red", None: "yellow"}
+    result, colour = met_word(goodput.met), colours[goodput.met]
     text = f"{result}: {format.count(goodput.good)} of {format.count(goodput.counted)} requests within every limit"
     share_limit = f", promised {format.percent(goodput.share_limit)}" if goodput.share_limit is not None else ""
     text += f" ({format.percent(goodput.share)}{share_limit})"
+    text += f", {format.count(goodput.unfinished)} unfinished left out" if goodput.unfinished else ""
     first, *others = _wrapped("SLO", [text, f"goodput {format.rate(goodput.rps)}"], width)
     yield first.replace(result, paint(result, colour), 1)
     yield from others
     yield from (
-        f"  {line}  {paint(term_result, 'green' if term.met else 'red')}"
+        f"  {line}  {paint(term_result, colours[term.met])}"
         for term, line, term_result in zip(
             goodput.slo,
             _table(("", "", ""), [_term_cells(term) for term in goodput.slo])[1:],
-            ["met" if term.met else "MISSED" for term in goodput.slo],
+            [met_word(term.met) for term in goodput.slo],
             strict=True,
         )
     )
@@ -372,7 +382,8 @@ def _term_cells(term: TermResult) -> tuple[str, str, str]:
         outcome = "falls on a failed one" if term.count else "nothing measured"
     else:
         outcome = f"{'' if term.supported else '~'}{format.milliseconds(term.value_ms)} ms"
-    return limit, outcome, f"{format.count(term.over)} of {format.count(term.count)} over"
+    left_out = f", {format.count(term.unfinished)} unfinished" if term.unfinished else ""
+    return limit, outcome, f"{format.count(term.over)} of {format.count(term.count)} over{left_out}"
 
 
 def _errors(requests: RequestCounts, width: int) -> Iterator[str]:

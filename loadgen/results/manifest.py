@@ -9,7 +9,7 @@ import msgspec
 
 from loadgen.errors import UserError
 from loadgen.limits import ValidityLimits
-from loadgen.results.record import SCHEMA
+from loadgen.results.record import SCHEMA, WITH_UNFINISHED
 from loadgen.slo import Slo
 
 
@@ -90,13 +90,13 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `run.json`. Written when the run starts (`state` running) and again when it ends."""
 
-    schema: int = SCHEMA
+    schema: int = SCHEMA  # record.WITH_UNFINISHED where there are unfinished requests
     schema_minor: int = 0  # record.SCHEMA_MINOR of the version that wrote it
     run: str = ""  # id of the run: the name of its folder
     name: str = ""  # the name that the user gave it
     started: str = ""  # wall clock, ISO 8601 with offset: instant 0 of all rows
     ended: str = ""
-    state: str = "running"  # running (or killed), finished, interrupted (by the user), stopped (a target went down)
+    state: str = "running"  # running (or killed), finished, interrupted (by the user), stopped, decided (by a search)
     version: str = ""  # of loadgen
     command: tuple[str, ...] = ()  # secrets removed
     workload: str = ""
@@ -120,7 +120,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     usage_asked: bool = True
     shares_prompts: bool = False  # the workload shares prefixes or sends history again, so cached tokens are expected
     max_in_flight: int | None = None
-    grace_s: float | None = None
+    grace_s: float | None = None  # how long the drain may last: as asked with `grace`, else as `timeout`
     timeout_s: float | None = None
     stall_timeout_s: float | None = None
     turns: int = 1  # of each conversation
@@ -160,7 +160,7 @@ def decode(data: bytes, where: str = "run.json") -> Header:
 
     Raises UserError for bytes that are no header, and for a header of a newer version. `where` names the file in it.
     """
-    refuse_newer(data, SCHEMA, where)
+    refuse_newer(data, WITH_UNFINISHED, where)
     try:
         return msgspec.json.decode(data, type=Header)
     except msgspec.DecodeError as error:

@@ -129,9 +129,12 @@ def _to_row_values(name: str, column: Any, texts: dict[str, int]) -> NDArray[Any
             column = column.dictionary_encode()
         code_of = {word: i for i, word in enumerate(NAMES.get(name, ()))}
         strings = column.dictionary.to_pylist()
-        codes = [texts.setdefault(word, len(texts)) if name == "text" else code_of.get(word, 0) for word in strings]
+        unknown = STATUSES.index("lost") if name == "status" else 0  # a status of a later version must not read as ok
+        codes = [
+            texts.setdefault(word, len(texts)) if name == "text" else code_of.get(word, unknown) for word in strings
+        ]
         positions = column.indices.fill_null(len(strings)).to_numpy(zero_copy_only=False)
-        numbers = np.array([*codes, -1 if name == "text" else 0], np.int64)[positions]
+        numbers = np.array([*codes, -1 if name == "text" else unknown], np.int64)[positions]
     elif name in _BOOLEANS:
         numbers = column.to_numpy(zero_copy_only=False)
     else:

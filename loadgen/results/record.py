@@ -13,9 +13,12 @@ from loadgen_sdk.errors import KINDS
 from loadgen_sdk.request import Completion
 
 SCHEMA = 1  # version of records and header; a reader refuses newer ones
+WITH_UNFINISHED = 2  # the schema of a run with unfinished requests: readers of schema 1 would take them for ok
 SCHEMA_MINOR = 1  # grows with new columns, statuses, fields and nulls: docs/summary.md, "What came when"
 
-STATUSES = ("ok", "failed", "dropped", "cancelled", "lost")
+STATUSES = ("ok", "failed", "dropped", "cancelled", "lost", "unfinished")
+"""The index of a status is its code in a record. Append only."""
+CUTS = {"interrupted": "cancelled", "unfinished": "unfinished"}  # kind -> status of what the tool itself ended
 FINISH_REASONS = ("", "stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "other")
 SOURCES = ("", "server", "tokenizer", "estimate", "events")
 
@@ -107,7 +110,7 @@ def row(place: RowPlace, done: Completion, start_ns: int, *, text: int, built: B
         input_tokens, input_source = built.tokens, SOURCE[built.source] if built.tokens >= 0 else 0
     status = 0
     if failure is not None:
-        status = STATUS["cancelled"] if failure.kind == "interrupted" else STATUS["failed"]
+        status = STATUS[CUTS.get(failure.kind, "failed")]
     return pack(
         *place,
         status,
@@ -172,6 +175,7 @@ def unsent_row(place: RowPlace, due_ns: int, kind: str, status: str, built: Buil
 
 
 __all__ = [
+    "CUTS",
     "FIELDS",
     "FINISH_REASONS",
     "KIND",
@@ -182,6 +186,7 @@ __all__ = [
     "SOURCES",
     "STATUS",
     "STATUSES",
+    "WITH_UNFINISHED",
     "Built",
     "RowPlace",
     "pack",

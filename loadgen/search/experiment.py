@@ -34,6 +34,7 @@ SCHEMA = 1
 PLAN = "plan.json"
 TOLD = "probes.jsonl"
 CURVE = "curve.csv"
+ANSWER = "search.json"
 SUMMARY = "summary.json"
 
 
@@ -50,6 +51,36 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     source_text: str
     target: str
     flags: dict[str, str]  # other flags that change the load or what must hold, as given
+
+
+class StoredSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `search.json`: the answer of a search, what it searched under, and the results of its trials."""
+
+    answer: SearchAnswer
+    goal: tuple[str, ...]
+    told: tuple[TrialResult, ...]
+    simulated: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.goal
+
+
+def stored_search(folder: Path) -> StoredSearch | None:
+    """The answer that a search left in its folder; None where there was no search. Raises UserError if damaged."""
+    path = folder / ANSWER
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=StoredSearch)
+    except msgspec.DecodeError as error:
+        raise UserError(f"not the answer of a search: {error}", str(path), f"--resume {folder} writes it") from None
+
+
+def unit_of(folder: Path) -> str:
+    """What the loads of a stored search are, as written after a number."""
+    plan = msgspec.json.decode((folder / PLAN).read_bytes(), type=ExperimentPlan)
+    return " in flight" if plan.kind == "concurrency" else " queries/s" if plan.workload.startswith("mlperf ") else "/s"
 
 
 _WORDS = {

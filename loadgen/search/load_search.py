@@ -85,11 +85,17 @@ class Goal:
     def misses(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
         """Which of these finished requests miss which term: a mask of shape (names, rows).
 
-        Failed and dropped requests miss every term.
+        Failed and dropped requests miss every term; unfinished ones those terms that they were over when cut.
         """
         columns = Columns(rows)
-        not_ok = ~columns.where(metrics.OK)
-        masks = [not_ok | (columns.measure(term.metric) > term.limit_ns) for term in self.slo.terms]
+        unfinished = columns.where(metrics.UNFINISHED)
+        not_ok = ~(columns.where(metrics.OK) | unfinished)
+        masks = [
+            not_ok
+            | (~unfinished & (columns.measure(term.metric) > term.limit_ns))
+            | metrics.is_over_when_cut(columns, term)
+            for term in self.slo.terms
+        ]
         if self.slo.goodput_share is not None:
             masks.append(np.logical_or.reduce([not_ok, *masks]))
         return np.array(masks)

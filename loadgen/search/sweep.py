@@ -43,6 +43,7 @@ class SweepLevel(msgspec.Struct, frozen=True, kw_only=True):
     unsupported: tuple[str, ...]  # the latencies above that rest on too few samples
     goodput: float | None  # share of requests
     slo_met: bool | None
+    slo_undecided: bool = False
     valid: bool
     state: str
     simulated: bool
@@ -62,6 +63,7 @@ class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
     levels: tuple[SweepLevel, ...]
     knee: str  # name of the level, "" when no level lies between others
     best: str  # name of the highest level that met the SLO, "" when none or no SLO
+    answer: str = ""  # of a search, which ended most of these runs early: what it found, in one sentence
 
 
 def grid(text: str, flag: str, kind: Kind) -> tuple[float, ...]:
@@ -155,7 +157,7 @@ def _level(called: str, summary: Summary) -> SweepLevel:
         load=load.arrival,
         amount=float(lanes) if lanes is not None else load.offered_rps,
         ok=summary.requests.ok,
-        failed=summary.requests.scheduled - summary.requests.ok - summary.requests.cancelled,
+        failed=summary.requests.decided - summary.requests.ok,
         requests_per_s=done,
         output_per_s=output,
         per_gpu=output / gpus if output is not None and gpus else None,
@@ -168,6 +170,7 @@ def _level(called: str, summary: Summary) -> SweepLevel:
         unsupported=tuple(f"{n}_{q}" for n, d in shown for q in ("p50", "p99") if q not in d.supported and d.count),
         goodput=summary.goodput.share,
         slo_met=summary.goodput.met,
+        slo_undecided=summary.goodput.has_slo and summary.goodput.met is None,
         valid=summary.verdict.valid,
         state=summary.run.state,
         simulated=summary.target.simulated,

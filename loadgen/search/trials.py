@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 5.0
 MANY = 400_000  # requests: above this the virtual watch looks less often, since each look reads all rows
-ANSWER = "search.json"
+ANSWER = experiment.ANSWER
 S = 1_000_000_000
 BROKEN = tuple(KIND[name] for name in ("dns", "connect", "tls", "reset", "truncated", "http_5xx", "empty"))
 """Kinds of failure of a server that is gone or broken. An overloaded server answers 429, or late."""
@@ -160,7 +160,9 @@ class Trials:
             tasks.append(asyncio.get_running_loop().create_task(follow()))
 
         try:
-            summary, folder = self.execute(workload, settings, on_drive=on_drive, announce=announce)
+            summary, folder = self.execute(
+                workload, settings, on_drive=on_drive, announce=announce, decided=lambda: bool(decided)
+            )
         finally:
             for task in tasks:
                 task.cancel()
@@ -190,14 +192,21 @@ class Trials:
             outcome, why = look.outcome, look.why
         else:
             finished = sent[sent["status"] != columns.CANCELLED]
-            missed = self.goal.misses(finished).sum(axis=1) if self.goal.names else ()
-            allowed = self.goal.allowed(len(finished))
+            unfinished = finished["status"] == columns.UNFINISHED
+            undecided = columns.is_undecided(int(unfinished.sum()), len(finished))
+            misses = self.goal.misses(finished) if self.goal.names else np.zeros((0, len(finished)), bool)
+            missed = misses.sum(axis=1)
+            # where too many are unfinished, only what is missed however they would have ended
+            left_out = np.zeros(len(missed), int) if undecided else (unfinished & ~misses).sum(axis=1)
+            allowed = [self.goal.allowed(len(finished) - int(out))[i] for i, out in enumerate(left_out)]
             over = [
                 f"{count:,} of {len(finished):,} requests miss {name}, {max(most, 0):,} allowed"
                 for name, count, most in zip(self.goal.names, missed, allowed, strict=True)
                 if count > most
             ]
             outcome, why = ("over", "; ".join(over)) if over else ("under", "at full length")
+            if undecided and not over and self.goal.names:
+                outcome, why = "invalid", _undecided(int(unfinished.sum()), len(finished))
         return TrialResult(
             ask=ask,
             outcome=outcome,  # type: ignore[arg-type]
@@ -326,6 +335,13 @@ def _invalid_reason(summary: Summary, rows: NDArray[np.void]) -> str:
     if broken > summary.verdict.limits.failure_share * max(len(rows), 1):
         return f"{broken:,} of {len(rows):,} requests met a server that was gone or ill (connections, resets, 5xx)"
     return ""
+
+
+def _undecided(unfinished: int, counted: int) -> str:
+    return (
+        f"{unfinished:,} of {counted:,} requests were unfinished when the drain ended: too many to say whether the SLO "
+        "holds; give a longer --grace, or none"
+    )
 
 
 def loaded(workload: Workload, load: float) -> Workload:

@@ -96,8 +96,8 @@ def outcome(
     _set_sent_rows(rows[:sent], columns, instants, largest, events, source, kept_cache)
     for name, column in (("due_ns", unsent[:, 1]), ("kind", unsent[:, 2])):
         rows[name][sent:] = column
-    cancelled = unsent[:, 2] == KIND["interrupted"]
-    rows["status"][sent:] = np.where(cancelled, STATUS["cancelled"], STATUS["dropped"])
+    cut = unsent[:, 2] == KIND["unfinished"]
+    rows["status"][sent:] = np.where(cut, STATUS["unfinished"], STATUS["dropped"])
     return VirtualRows(rows, gaps, timeline)
 
 
@@ -276,7 +276,8 @@ def _set_sent_rows(
     rows["last_token_ns"] = last
     rows["end_ns"] = last
     rows["done_ns"] = np.where(failed, columns["end_ns"], last)
-    rows["status"] = np.where(failed, STATUS["failed"], STATUS["ok"])
+    cut = columns["kind"] == KIND["unfinished"]
+    rows["status"] = np.where(cut, STATUS["unfinished"], np.where(failed, STATUS["failed"], STATUS["ok"]))
     rows["kind"] = columns["kind"]
     rows["http_status"] = np.where(refused, 400, 200)
     rows["finish_reason"] = np.where(failed, FINISH[""], FINISH["length"])
@@ -292,4 +293,4 @@ def _set_sent_rows(
     rows["output_source"] = np.where(columns["got"] > 0, SOURCE["server"], 0)
     rows["reused"] = 1
     rows["replica"] = columns["replica"]
-    rows["text"] = np.where(failed, np.where(refused, 1, 0), -1)
+    rows["text"] = np.where(failed, np.where(refused, 1, np.where(cut, 2, 0)), -1)

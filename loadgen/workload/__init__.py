@@ -10,7 +10,6 @@ from loadgen.workload.loading import load, of_trace, packaged
 from loadgen.workload.schema import (
     CPU_SHARE,
     FAILURE_SHARE,
-    GRACE_NS,
     SEND_LAG_SHARE,
     STALL_TIMEOUT_NS,
     STAMP_ERROR_SHARE,
@@ -42,7 +41,6 @@ from loadgen.workload.schema import (
 __all__ = [
     "CPU_SHARE",
     "FAILURE_SHARE",
-    "GRACE_NS",
     "SEND_LAG_SHARE",
     "STALL_TIMEOUT_NS",
     "STAMP_ERROR_SHARE",

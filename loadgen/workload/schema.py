@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Discriminator, Field, Strict, Tag, ValidationInfo, model_validator
 
@@ -44,7 +44,6 @@ STAMP_ERROR_SHARE = 0.05  # p99 stamp error, as a share of TTFT p50
 CPU_SHARE = 0.90  # of one core, per worker, in any full second of the measured window
 FAILURE_SHARE = 0.01  # failed + lost, as a share of all scheduled requests
 
-GRACE_NS = 30 * units.NS_PER_S  # three times a 1,000-token answer at 10 ms a token
 TIMEOUT_NS = 600 * units.NS_PER_S  # the default of the openai client
 STALL_TIMEOUT_NS = 120 * units.NS_PER_S  # longest silence in a stream: a cold prefill of a long prompt takes a minute
 
@@ -413,6 +412,12 @@ class Limits(Part):
 # ----------------------------------------------------------------------------------------------------------- workload
 
 
+if TYPE_CHECKING:
+    Grace = int | None
+else:
+    Grace = Duration  # may be left out, but not be null
+
+
 class Written(Part):
     """All that a workload file may say."""
 
@@ -433,7 +438,7 @@ class Written(Part):
     ]
     stages: tuple[Stage, ...] = ()
     slo: Annotated[Slo | None, BeforeValidator(_checked_slo), _SloSchema()] = None
-    grace_ns: Duration = Field(GRACE_NS, validation_alias="grace")
+    grace_ns: Grace = Field(cast(Any, None), validation_alias="grace")
     timeout_ns: Annotated[Duration, Field(gt=0)] = Field(TIMEOUT_NS, validation_alias="timeout")
     stall_timeout_ns: Annotated[Duration, Field(gt=0)] = Field(STALL_TIMEOUT_NS, validation_alias="stall_timeout")
     max_in_flight: Whole | None = None
@@ -446,6 +451,11 @@ class Workload(Written):
     """A checked workload. Durations are integer ns, rates floats per second; `seed` None: draw a fresh one."""
 
     source_text: str = ""  # the file as written, variables unexpanded
+
+    @property
+    def drain_ns(self) -> int:
+        """How long requests in flight may go on after the end of the load: `grace`, or as long as a request may."""
+        return self.timeout_ns if self.grace_ns is None else self.grace_ns
 
 
 def recipe_fingerprint(workload: Workload, count_source: str) -> str:
@@ -471,6 +481,8 @@ def request_fingerprint(workload: Workload, count_source: str) -> str:
 def _recipe(workload: Workload, count_source: str) -> dict[str, Any]:
     excluded = {"name", "description", "seed", "schedule_seed", "source_text"}
     recipe: dict[str, Any] = workload.model_dump(mode="json", exclude=excluded)
+    if recipe["grace_ns"] is None:  # so that fingerprints from when 30 s was the default stay equal
+        recipe["grace_ns"] = 30 * units.NS_PER_S
     for stage in recipe["stages"]:
         del stage["name"]
         if stage["at_least"] is None:  # so that fingerprints from before `at_least` existed stay equal

@@ -33,6 +33,7 @@ KINDS = (
     "previous_turn_failed",
     "interrupted",
     "worker_died",
+    "unfinished",
 )
 """The index of a kind is its code in a record. Append only, because stored runs hold these codes."""
 

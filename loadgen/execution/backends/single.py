@@ -93,7 +93,7 @@ async def work(
                 hold_ns=0 if settings.client == "openai" else HOLD_NS,  # its tasks need turns of the event loop
                 spool=spool,
                 start_ns=await gate(),
-                grace_ns=workload.grace_ns,
+                drain_ns=workload.drain_ns,
                 max_in_flight=cap(workload.max_in_flight, share, shares),
                 worker=share,
                 run_id=job.run_id,

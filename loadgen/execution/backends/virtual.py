@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgen.errors import UserError
-from loadgen.results.record import KIND
+from loadgen.results.record import KIND, STATUS, WITH_UNFINISHED
 from loadgen.schedule.dispatcher import Dispatcher
 from loadgen.sim.engine.replica import DONE, NEVER, Costs, Replica, ServerLimits, SimRequest
 from loadgen.sim.engine.routing import Route, route
@@ -37,7 +37,11 @@ if TYPE_CHECKING:
     from loadgen.workload import Workload
 
 SCHEME = "sim:"  # scheme of a target that is a preset in virtual time
-TEXTS = ("not finished when its time was over", "the simulated server refuses a prompt of this length")
+TEXTS = (
+    "not finished when its time was over",
+    "the simulated server refuses a prompt of this length",
+    "in flight when the drain ended (--grace)",
+)
 ROWS_PER_GROUP = 250_000  # per row group of the Parquet file, so that conversion needs no second copy of all rows
 
 
@@ -53,14 +57,14 @@ class Course:
         *,
         max_in_flight: int | None = None,
         timeout_ns: int = NEVER,
-        grace_ns: int = NEVER,
+        drain_ns: int = NEVER,
     ) -> None:
         self.flights = Flights()
         self.replicas = replicas
         self._dispatcher = Dispatcher(schedule, max_in_flight=max_in_flight)
         self._sizes, self._next_replica = sizes, next_replica
         horizon = schedule.horizon_ns
-        self._end_ns = NEVER if horizon is None or grace_ns >= NEVER else horizon + grace_ns
+        self._end_ns = NEVER if horizon is None or drain_ns >= NEVER else horizon + drain_ns
         self._timeout_ns = timeout_ns
         self._in_flight: deque[SimRequest] = deque()  # in order of due time; may contain requests that are done
 
@@ -104,12 +108,17 @@ class Course:
                     if last >= first:
                         flights.stretches.extend((request.key, index, first, last))
         if end_of_run < NEVER:
+            while in_flight and in_flight[0].due_ns + timeout_ns <= end_of_run:
+                if (late := in_flight.popleft()).state != DONE:
+                    self._give_up(late, end_of_run)
+            dispatcher.stop()  # before the cut: it must not drop the turns after those that are cut
             for request in in_flight:
                 if request.state != DONE:
-                    self._give_up(request, end_of_run)
+                    self._give_up(request, end_of_run, "unfinished")
         dispatcher.stop()
-        for start in dispatcher.unsent():
-            flights.unsent.extend((start.number, start.due_ns, KIND[start.dropped]))
+        for start in dispatcher.unsent():  # nobody interrupts a virtual run: the end of the drain left these
+            kind = "unfinished" if start.dropped == "interrupted" else start.dropped
+            flights.unsent.extend((start.number, start.due_ns, KIND[kind]))
 
     def _start(self, until_ns: int, ends: list[tuple[int, int]]) -> int:
         """Start the requests that are due until `until_ns`; returns how many replicas were idle and are busy now."""
@@ -150,8 +159,8 @@ class Course:
                 woken += 1
         return woken
 
-    def _give_up(self, request: SimRequest, now_ns: int) -> None:
-        """Cancel a request whose time at the client is over."""
+    def _give_up(self, request: SimRequest, now_ns: int, kind: str = "timeout_total") -> None:
+        """Cancel a request whose time at the client is over, or which the end of the drain cuts."""
         index = request.at
         replica = self.replicas[index]
         generated = replica.generated(request)
@@ -161,10 +170,9 @@ class Course:
         last = start + generated - (request.output_tokens - request.todo) - 1 if start >= 0 else -1
         if last < start:
             start = -1
-        kind = KIND["timeout_total"]
         self.flights.sent.extend(
             (request.key, request.due_ns, index, request.first, start, last, request.input_tokens, request.asked,
-             generated, request.cached, kind, now_ns)
+             generated, request.cached, KIND[kind], now_ns)
         )  # fmt: skip
         self._dispatcher.finished(request.key, now_ns, False)
 
@@ -181,13 +189,13 @@ def simulate(
     source: str = "estimate",
     max_in_flight: int | None = None,
     timeout_ns: int = NEVER,
-    grace_ns: int = NEVER,
+    drain_ns: int = NEVER,
 ) -> tuple[VirtualRows, Course]:
     """Simulate a schedule on replicas with these costs and speeds; returns the rows of the run, and the simulation."""
     replicas = [Replica(costs.at_speed(speed), limits) for speed in speeds]
     course = Course(
         schedule, sizes, replicas, route(speeds, routing),
-        max_in_flight=max_in_flight, timeout_ns=timeout_ns, grace_ns=grace_ns,
+        max_in_flight=max_in_flight, timeout_ns=timeout_ns, drain_ns=drain_ns,
     )  # fmt: skip
     collecting = gc.isenabled()
     gc.disable()  # requests create no cycles, and a collection would scan hundreds of thousands of them
@@ -249,7 +257,7 @@ def execute(
         source=tokenizer.tag,
         max_in_flight=workload.max_in_flight,
         timeout_ns=workload.timeout_ns,
-        grace_ns=workload.grace_ns,
+        drain_ns=workload.drain_ns,
     )
     header = _final_header(header, preset, course, requests)
     if preset.routing == "round_robin" and (
@@ -259,6 +267,8 @@ def execute(
     cpu_s = process_time() - started
     seconds = [_own_second(results, course, cpu_s)]
     summary = summarize(header, results.rows, results.gaps, results.timeline, seconds, list(TEXTS))
+    if (results.rows["status"] == STATUS["unfinished"]).any():
+        header = msgspec.structs.replace(header, schema=WITH_UNFINISHED)
     _write_folder(folder, header, results, seconds)
     store.replace(folder / "summary.json", summary_json.dump_summary(summary))
     return summary, folder
