@@ -1,4 +1,4 @@
-"""How often `compare` is wrong, and what it finds: pairs of simulated runs that are the same, and pairs 10 % apart.
+"""How often `compare` of one run a side is wrong, and what it finds: pairs that are the same, and pairs 10 % apart.
 
     python benchmarks/compare_power.py [--pairs 100] [--requests 2000]
 
@@ -97,13 +97,13 @@ def main() -> None:
         before = side("A", a)
         same = comparison.compare([before, side("B", b)])
         shifted = comparison.compare([before, side("B", slower(b, 1.1))])
-        quiet += all(one.word not in ("better", "worse") for one in same.differences)
+        quiet += all(one.word != comparison.DIFFER for one in same.differences)
         for one in same.differences:
-            wrong[one.metric] = wrong.get(one.metric, 0) + (one.word in ("better", "worse"))
+            wrong[one.metric] = wrong.get(one.metric, 0) + (one.word == comparison.DIFFER)
             if one.detectable is not None:
                 reach.setdefault(one.metric, []).append(one.detectable)
         for one in shifted.differences:
-            found[one.metric] = found.get(one.metric, 0) + (one.word == "worse")
+            found[one.metric] = found.get(one.metric, 0) + (one.word == comparison.DIFFER)
     print(f"two of the same: no difference in {quiet} of {args.pairs} pairs, over all metrics shown\n")
     print(f"{'metric':<28} {'wrong':>6} {'10 % found':>11} {'would be found from':>20}")
     for name, hits in found.items():

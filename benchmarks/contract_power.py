@@ -72,7 +72,7 @@ def counted(
     truth: dict[Key, float], seeds: range, one: Callable[[int], RecordedRun]
 ) -> dict[tuple[Key, float], Counter[str]]:
     """How often which verdict came for each promise."""
-    text = "name: power\nlevels:\n"
+    text = "name: power\nhorizon: 20s\nlevels:\n"
     for off in OFF:
         text += f"  - name: at-{off}\n    workload: qa\n    must:\n"
         for (metric, at), value in truth.items():

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import gc
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,9 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 import openai
-from loadgen_sdk import TokenPrice, instrument
+from loadgen_sdk import TokenPrice, instrument, record_shape
 
-CALL_LIMIT_US, CHUNK_LIMIT_US = 30.0, 1.0
+CALL_LIMIT_US, CHUNK_LIMIT_US, OTEL_LIMIT_US, RECORD_LIMIT_US = 10.0, 0.5, 100.0, 50.0
+IMPORT_LIMIT = 1.5  # times the import of msgspec alone
+THROTTLE_LIMIT = 0.02
 CHUNKS = 500
 CALLS = 10
 
@@ -83,9 +86,9 @@ def per_call_async(create: Any, runner: asyncio.Runner) -> Callable[[], float]:
     return lambda: runner.run(calls())
 
 
-def own_call(create: Callable[..., Any]) -> Callable[[], float]:
+def own_call(create: Callable[..., Any], content: str = "Hello there, how are you?") -> Callable[[], float]:
     """The same where the package answers at once: what is ours alone."""
-    messages = [{"role": "user", "content": "Hello there, how are you?"}]
+    messages = [{"role": "user", "content": content}]
 
     def measure() -> float:
         start = time.perf_counter()
@@ -96,7 +99,7 @@ def own_call(create: Callable[..., Any]) -> Callable[[], float]:
     return measure
 
 
-def stubs(told: list[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def stubs(*observers: Any, **options: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     from loadgen_sdk.app.instrumentation import _measured_blocking
     from loadgen_sdk.app.observed_call import Setting
     from loadgen_sdk.app.policy import Policy
@@ -118,7 +121,7 @@ def stubs(told: list[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def plain(**_: Any) -> Any:
         return made
 
-    manner = Policy(observers=(told.append,), prices=TokenPrice(1, 2))
+    manner = Policy(observers=observers, prices=TokenPrice(1, 2), **options)
     return plain, _measured_blocking(plain, whole, "chat", Setting(manner, "h:1", "k", False))
 
 
@@ -189,10 +192,128 @@ def import_ms(statement: str) -> float:
     return (min(once(statement) for _ in range(7)) - min(once("pass") for _ in range(7))) * 1e3
 
 
+def prometheus() -> Any:
+    from loadgen_sdk import Prometheus
+    from prometheus_client import CollectorRegistry
+
+    return Prometheus(CollectorRegistry(), labels=("feature",))
+
+
+def telemetry() -> Any:
+    """OpenTelemetry with the SDK's own providers and a reader, as in an application; spans are sampled and dropped."""
+    from loadgen_sdk import OpenTelemetry
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+
+    return OpenTelemetry(meter_provider=MeterProvider([InMemoryMetricReader()]), tracer_provider=TracerProvider())
+
+
+def end_of_stream(observer: Any) -> float:
+    """Seconds that `observer` takes at the end of a stream of 2,000 chunks: the loop stands still for them."""
+    from loadgen_sdk import Measurement
+
+    measurement = Measurement(
+        api="chat", streamed=True, status="ok", started=0, started_unix_ns=1, sent=0, first_token=1, last_token=2000,
+        end=2000, done=2000, instants=tuple(range(1, 2001)), output_tokens=2000, token_source="server",
+    )  # fmt: skip
+    best = float("inf")
+    for _ in range(50):
+        start = time.perf_counter()
+        observer(measurement)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def throttled(way: str, limit: str, seconds: float, tokens: int) -> float:
+    """How far from its rate a throttle lets calls through, as a share: over `seconds`, after the first period."""
+    import struct
+    import tempfile
+    import threading
+
+    from loadgen_sdk import Throttle, ThrottleTimeout
+
+    kind, rate = limit.split("=")
+    folder = tempfile.mkdtemp()
+    shared = {"shared": f"{folder}/limits"} if way == "processes" else {}
+    throttle = Throttle(**{kind: rate}, burst_s=0, **shared)
+    amount, _, unit = rate.partition("/")
+    per_s = float(amount) / {"s": 1, "min": 60}[unit] / (tokens or 1)
+    start = time.monotonic()
+
+    def thread(counts: list[int]) -> None:
+        n = 0
+        try:
+            while (left := start + seconds - time.monotonic()) > 0:
+                throttle.acquire_blocking(tokens=tokens, max_wait_s=left).done(tokens)
+                n += 1
+        except ThrottleTimeout:
+            pass
+        counts.append(n)
+
+    async def tasks() -> int:
+        async def one() -> int:
+            n = 0
+            try:
+                while (left := start + seconds - time.monotonic()) > 0:
+                    (await throttle.acquire(tokens=tokens, max_wait_s=left)).done(tokens)
+                    n += 1
+            except ThrottleTimeout:
+                pass
+            return n
+
+        return sum(await asyncio.gather(*(one() for _ in range(8))))
+
+    if way == "asyncio":
+        got = asyncio.run(tasks())
+    elif way == "threads":
+        counts: list[int] = []
+        threads = [threading.Thread(target=thread, args=(counts,)) for _ in range(4)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        got = sum(counts)
+    else:
+        read, write = os.pipe()
+        children = []
+        for _ in range(4):
+            if (child := os.fork()) == 0:
+                counts = []
+                thread(counts)
+                os.write(write, struct.pack("q", counts[0]))
+                os._exit(0)
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
+        os.close(write)
+        with os.fdopen(read, "rb") as pipe:
+            got = sum(n for (n,) in struct.iter_unpack("q", pipe.read()))
+    return got / (per_s * seconds) - 1
+
+
+def throttle_figures(seconds: float) -> dict[str, Any]:
+    cases = {"rps": ("requests=50/s", 0), "rpm": ("requests=600/min", 0), "tpm": ("tokens=60000/min", 100)}
+    return {
+        f"{name}_{way}": round(throttled(way, limit, seconds, tokens), 4)
+        for way in ("threads", "asyncio", "processes")
+        for name, (limit, tokens) in cases.items()
+    }
+
+
+def limit_of(name: str) -> float:
+    for word, limit in (("otel", OTEL_LIMIT_US), ("record", RECORD_LIMIT_US), ("chunk", CHUNK_LIMIT_US)):
+        if word in name:
+            return limit
+    return CALL_LIMIT_US
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=400)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--throttle-seconds", type=float, default=0, help="also measure the rates of throttles")
+    arguments = parser.parse_args()
+    rounds = arguments.rounds
     blocking, waiting = clients()
     options: dict[str, Any] = {"prices": TokenPrice(1, 2)}
     told: list[Any] = []
@@ -209,7 +330,12 @@ def main() -> int:
                 per_call_async(waiting.chat.completions.create, runner),
                 per_call_async(instrument(waiting, told.append, **options).chat.completions.create, runner),
             ),
-            "call_ours_alone": tuple(map(own_call, stubs(told))),
+            "call_ours_alone": tuple(map(own_call, stubs(told.append))),
+            "call_ours_prometheus_labels": tuple(map(own_call, stubs(prometheus(), labels={"feature": "a"}))),
+            "call_ours_otel": tuple(map(own_call, stubs(telemetry()))),
+            "call_ours_record_40k_chars": tuple(
+                own_call(one, "many words " * 4000) for one in stubs(record=record_shape(os.devnull))
+            ),
             "chunk_blocking": (per_chunk(False), per_chunk(True)),
             "chunk_async": (per_chunk_async(False, runner), per_chunk_async(True, runner)),
         }
@@ -217,16 +343,25 @@ def main() -> int:
         for name, (plain, ours) in pairs.items():
             base, with_us = differences(plain, ours, rounds)
             told.clear()
-            added, limit = (with_us - base) * 1e6, CALL_LIMIT_US if name.startswith("call") else CHUNK_LIMIT_US
+            added, limit = (with_us - base) * 1e6, limit_of(name)
             over = over or added > limit
             figures[f"{name}_us"] = {"plain": round(base * 1e6, 3), "added": round(added, 3), "limit": limit}
+    at_end_us = end_of_stream(telemetry()) * 1e6
+    over = over or at_end_us > OTEL_LIMIT_US
+    figures["otel_end_of_2000_chunks_us"] = {"added": round(at_end_us, 1), "limit": OTEL_LIMIT_US}
     figures["import_ms"] = {
+        "msgspec": round(import_ms("import msgspec"), 1),
         "loadgen_sdk": round(import_ms("import loadgen_sdk"), 1),
         "Client": round(import_ms("from loadgen_sdk import Client"), 1),
         "instrument": round(import_ms("from loadgen_sdk import instrument"), 1),
         "loadgen": round(import_ms("import loadgen"), 1),
         "openai": round(import_ms("import openai"), 1),
     }
+    imports = figures["import_ms"]
+    over = over or imports["loadgen_sdk"] > IMPORT_LIMIT * imports["msgspec"]
+    if arguments.throttle_seconds:
+        figures["throttle_off_by"] = throttle_figures(arguments.throttle_seconds)
+        over = over or any(abs(off) > THROTTLE_LIMIT for off in figures["throttle_off_by"].values())
     print(json.dumps(figures, indent=2))
     return int(over)
 

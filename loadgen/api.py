@@ -145,7 +145,7 @@ def run(
     lengths replace those of the workload. flags: those of `loadgen run`, with underscores and the same values:
     request_rate, concurrency, duration, num_requests, warmup, slo, goodput, seed, input_tokens, … and model, server,
     api, api_key (else OPENAI_API_KEY), headers, extra_body, workers, keep, tokenizer, insecure, cacert, cert, key,
-    stream, client, server_metrics, out (default: a new folder in results/).
+    stream, client, server_metrics, salt, metadata (a mapping), out (default: a new folder in results/).
 
     Raises loadgen.errors.Fault (UserError, TargetError) or Faults if the run cannot start or finish, and TypeError for
     an unknown flag. A missed SLO or an invalid measurement does not raise: see `Result`.
@@ -153,12 +153,27 @@ def run(
     from loadgen.execution.run import execute
 
     if asyncio._get_running_loop() is not None:
-        hint = "in async code: await asyncio.to_thread(loadgen.run, ...)"
+        hint = "in async code and in notebooks: await loadgen.arun(...), with the same arguments"
         raise UserError("loadgen.run blocks, and an event loop is running here", "loadgen.run", hint)
     overrides, settings = _parse_flags(url, flags)
     checked = _checked_workload(workload, trace, overrides)
     summary, folder = execute(checked, settings)
     return Result(summary, folder)
+
+
+async def arun(
+    workload: str | os.PathLike[str] | Mapping[str, Any] | Workload | None = None,
+    *,
+    url: str | Sequence[str] | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    **flags: Any,
+) -> Result:
+    """`run` where an event loop is running, as in a notebook: `result = await loadgen.arun("qa", url=...)`.
+
+    The run has a thread of its own. A cancelled `await` returns at once, but the run goes on in its thread to its
+    end: bound it with `duration` or `num_requests`.
+    """
+    return await asyncio.to_thread(run, workload, url=url, trace=trace, **flags)
 
 
 def load(folder: str | os.PathLike[str]) -> Result:
@@ -206,7 +221,7 @@ def _parse_flags(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
     from loadgen_sdk.dialects.quirks import APIS, NAMES
     from loadgen_sdk.transport.wire import Tls
 
-    from loadgen.execution import targets
+    from loadgen.execution import targets, user_metadata
     from loadgen.execution.plan import Settings
     from loadgen.results import object_store
     from loadgen.server_metrics import scraper
@@ -246,6 +261,14 @@ def _parse_flags(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
         values["workers"] = 0
     elif not isinstance(workers, int) or workers < 1:
         faults.append(UserError(f"{workers!r} is no number of workers", "workers", "a number from 1, or auto"))
+    if (given_metadata := values.get("metadata")) is not None:
+        headers = values.get("headers") or {}
+        header_pairs = headers.items() if isinstance(headers, Mapping) else headers
+        keys = (values.get("api_key"), os.environ.get("OPENAI_API_KEY"), os.environ.get("AZURE_OPENAI_API_KEY"))
+        secrets = user_metadata.secrets_of(keys, header_pairs)
+        texts = (given_metadata,) if isinstance(given_metadata, str) else given_metadata
+        values["metadata"], metadata_faults = user_metadata.parse(texts, secrets)
+        faults += metadata_faults
     if faults:
         raise Faults(faults)
     if any(name in flags for name in tls_flags):

@@ -6,6 +6,7 @@ Pure: a number in, a short string out. An unknown value (None) becomes a dash, n
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 NONE = "-"
 
@@ -92,3 +93,8 @@ def difference(before: float | None, after: float | None) -> str:
     if ratio >= 2:
         return f"{quantity(ratio)}x"
     return f"{(ratio - 1) * 100:+.1f} %"
+
+
+def pairs(values: Mapping[str, str]) -> str:
+    """Metadata as text: `driver=580.65, rack=7`; "" for none."""
+    return ", ".join(f"{key}={value}" for key, value in values.items())

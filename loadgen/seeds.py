@@ -8,15 +8,37 @@ from __future__ import annotations
 
 import hashlib
 import os
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
+FRESH = "fresh"  # the word that asks for a new salt in every run
 MOST = 2**64  # seeds are below this, as in LoadGen
 
 
 def fresh() -> int:
     """A new seed from the entropy of the operating system: 53 bits, so that every JSON reader keeps it exactly."""
     return int.from_bytes(os.urandom(8), "little") >> 11
+
+
+def salt_of(seed: int, asked: str | None) -> str:
+    """The salt of a run as text: the word asked for, a new one for FRESH, or without a word the one of the seed."""
+    if asked == FRESH:
+        return f"{fresh():x}"
+    return asked if asked is not None else f"{derived(seed, 'salt'):x}"
+
+
+def salt_at(seed: int, asked: str | None, place: str) -> str:
+    """The salt of one run among several of one seed, by its place in them (`c8`, `r2`): their prompts differ."""
+    if asked == FRESH:
+        return FRESH
+    return f"{asked}.{place}" if asked is not None else f"{derived(seed, 'salt', place):x}"
+
+
+def salt_number(salt: str) -> int:
+    """The number that prompts are drawn with for a salt."""
+    return derived(0, "salt word", salt)
 
 
 def derived(seed: int, *names: str | int) -> int:
@@ -29,6 +51,8 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
 
     0 is a valid seed. Names differ by type and position: "1" is not 1, and ("a", "b") is not ("ab",).
     """
+    import numpy as np
+
     words = np.frombuffer(_digest(seed, names), dtype="<u4")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([int(word) for word in words])))
 

@@ -143,11 +143,11 @@ def rows(table: pa.Table) -> dict[str, Any]:
 
 def steady(summary: Any) -> Any:
     """A summary without what differs between two runs of one seed or between two machines: started and ended are the
-    wall clock; host is the machine; version is the package's; the prompts' fingerprint is of the salt, which is fresh
-    in every run; cpu_s, peak_rss_bytes and the CPU shares are of this process; command has the folder in it. Floats
-    have 12 digits, as the last ones are those of the processor's summing.
+    wall clock; host is the machine; version is the package's (of a target it is empty in virtual time); cpu_s,
+    peak_rss_bytes and the CPU shares are of this process; command has the folder in it. Floats have 12 digits, as the
+    last ones are those of the processor's summing.
     """
-    moving = ("started", "ended", "host", "version", "prompts", "command")
+    moving = ("started", "ended", "host", "version", "command")
     spent = ("cpu_s", "peak_rss_bytes", "cpu_share_max", "waited_share_max")
     if isinstance(summary, dict):
         return {key: steady(value) for key, value in summary.items() if key not in (*moving, *spent)}
@@ -173,7 +173,7 @@ def due(where: Path) -> dict[str, Any]:
 
 SENT = ("slot", "request", "session", "turn", "stage", "worker", "status", "kind", "finish_reason", "due_ns",
         "asked_output", "output_tokens", "output_source", "input_source", "target")  # fmt: skip
-"""Columns that neither clock nor salt has a part in."""
+"""Columns that the clock has no part in."""
 
 
 def sent(where: Path) -> dict[str, Any]:

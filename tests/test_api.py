@@ -122,3 +122,13 @@ def test_the_fixture_passes_fails_and_shows_the_report(pytester: pytest.Pytester
     found = pytester.runpytest_inprocess("-p", "no:xdist", *(() if loaded else ("-p", "loadgen.pytest_plugin")))
     found.assert_outcomes(passed=1, failed=1, warnings=None)
     found.stdout.fnmatch_lines(["*Captured loadgen call*", "*4 scheduled, 4 ok*"])
+
+
+def test_arun_where_a_loop_is_running(tmp_path: Path) -> None:
+    async def go() -> loadgen.Result:
+        with pytest.raises(Fault, match="event loop is running") as found:
+            loadgen.run(FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK)
+        assert "await loadgen.arun(...)" in found.value.hint
+        return await loadgen.arun(FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK)
+
+    assert asyncio.run(go()).requests.ok == 3

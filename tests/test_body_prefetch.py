@@ -53,7 +53,6 @@ REAL = ", turns: {count: 3, tool_result_tokens: 5, history: server}"
 def test_the_same_bodies_without_building_them_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: str, flags: dict[str, str]
 ) -> None:
-    monkeypatch.setattr("loadgen.execution.plan.seeds.fresh", lambda: 12345)
     monkeypatch.setattr(body_prefetch, "WINDOW", 150 if "max_in_flight" in flags else 20)
     ahead, wanted, before = go(tmp_path / "ahead", turns, **flags)
     monkeypatch.setattr(single, "MOST_AHEAD", 10)

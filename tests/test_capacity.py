@@ -21,6 +21,7 @@ from loadgen.results.capacity import Capacity, RateInterval, dump, load_capacity
 DATA = Path(__file__).parent / "data"
 RAG = summary_json.load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
 GOOD = {"schema": 1, "rate_per_s": 20.0, "low_per_s": 19.0, "high_per_s": 21.5, "method": "search", "recipe": "r"}
+SHOWN = GOOD | {"confirmed": True, "output_tokens_per_s": 24_000.0, "total_tokens_per_s": 50_000.0}
 
 
 def test_a_capacity_is_read_as_it_was_written_and_a_bare_one_has_no_interval():
@@ -50,6 +51,7 @@ def test_a_capacity_is_read_as_it_was_written_and_a_bare_one_has_no_interval():
         ({"method": "guess"}, "not a capacity"),
         ({"schema": 2}, "newer loadgen"),
         ({"rate_per_s": "fast"}, "not a capacity"),
+        ({"output_tokens_per_s": -1}, "-1 tokens per second"),
     ],
 )
 def test_a_capacity_that_cannot_be_is_refused(change: dict[str, Any], says: str):
@@ -111,7 +113,7 @@ def test_a_single_run_counts_its_good_requests_at_its_load_and_a_capacity_its_ra
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "summary.json").write_bytes(summary_json.dump_summary(RAG))
-    (tmp_path / "capacity.json").write_bytes(json.dumps(GOOD).encode())
+    (tmp_path / "capacity.json").write_bytes(json.dumps(SHOWN).encode())
     return tmp_path
 
 
@@ -167,6 +169,17 @@ def test_wrong_flags_are_named(folder: Path, how: dict[str, Any], says: str):
     flags: dict[str, Any] = {"profile": "rag", "results": folder, "think": "30s", "gpus_per_vm": 4, "vms_per_rack": 18}
     with pytest.raises(UserError, match=says):
         command(**(flags | how))
+
+
+def test_gpus_that_contradict_the_run_are_refused(folder: Path):
+    with pytest.raises(UserError, match="the run recorded 4 GPUs, and 72 are given"):
+        command("rag", results=folder, gpus=72, think="30s", gpus_per_vm=4, vms_per_rack=18)
+
+
+def test_an_offline_run_says_nothing_about_users():
+    found = Evidence(name="x", folder="x", summaries=(RAG,), at_once=True)
+    with pytest.raises(UserError, match="says nothing about users"):
+        measured(found, 4)
 
 
 def test_a_capacity_names_its_evidence(folder: Path):

@@ -26,6 +26,7 @@ from loadgen.metrics.summary import summarize
 from loadgen.report import compare as compared
 from loadgen.report import junit, markdown
 from loadgen.results.manifest import Fingerprints
+from loadgen.stats import intervals
 
 EXAMPLE = Path(__file__).parent / "data" / "summary_example_rag_gpus.json"
 INSTANTS = (
@@ -81,11 +82,59 @@ def test_two_of_the_same_show_no_difference() -> None:
 
 
 def test_a_large_shift_is_found_and_named_rightly() -> None:
-    one, other = side("a", rows(11, 1000)), side("b", slower(rows(12, 1000), 1.3))
+    one = side("a", *(rows(seed, 1000) for seed in (11, 12, 13)))
+    other = side("b", *(slower(rows(seed, 1000), 1.3) for seed in (14, 15, 16)))
     worse, better = words(one, other), words(other, one)
-    for metric in ("ttft_ms.p50", "tpot_ms.p50", "tpot_ms.p99", "e2e_ms.p50"):
+    for metric in ("tpot_ms.p50", "tpot_ms.p99", "e2e_ms.p50"):
         assert (worse[metric], better[metric]) == ("worse", "better")
     assert worse["ok_share"] == "no difference seen"
+
+
+def test_one_run_a_side_differs_and_is_never_better_or_worse() -> None:
+    alone, repeats = side("a", rows(11, 1000)), side("c", *(rows(seed, 1000) for seed in (13, 14, 15)))
+    far = side("b", slower(rows(12, 1000), 1.3))
+    for one, other in ((alone, far), (far, alone), (repeats, far), (far, repeats)):
+        told = words(one, other)
+        assert told["tpot_ms.p50"] == told["e2e_ms.p50"] == "these two runs differ"
+        assert not {"better", "worse"} & set(told.values())
+    assert "no word of better or worse" in comparison.compare([alone, far]).scope
+
+
+def test_a_level_of_each_start_is_no_difference() -> None:
+    """Starts 5 % apart, by blocks within a run a sure difference; by repeats at most 7 of 100 pairs are told apart."""
+    draw = np.random.default_rng(8)
+    base = [rows(seed, 700) for seed in range(6)]
+    wrong = 0
+    for _ in range(40):
+        runs_of = [slower(one, float(draw.lognormal(0, 0.05))) for one in base]
+        told = words(side("a", *runs_of[:3]), side("b", *runs_of[3:]))
+        wrong += bool({"better", "worse"} & set(told.values()))
+    assert wrong <= 3
+
+
+def test_a_tail_made_by_one_bad_spell_a_run_is_not_told_apart() -> None:
+    """Three runs with a bad spell of 8 s each, three without: the runs of a side agree, but there are three spells."""
+    clean = [rows(seed, 2000, 8.0) for seed in range(1, 7)]
+    for one in clean:  # without the noise of the queue
+        one["last_token_ns"] = one["first_token_ns"] + (2e9 + one["due_ns"] % 1e7).astype(np.int64)
+    for one in clean[3:]:
+        spell = (one["due_ns"] > 100e9) & (one["due_ns"] < 108e9)
+        one["last_token_ns"][spell] += 2 * (one["last_token_ns"] - one["first_token_ns"])[spell]
+    found = comparison.compare([side("a", *clean[:3]), side("b", *clean[3:])])
+    (tpot,) = (one for one in found.differences if one.metric == "tpot_ms.p99")
+    assert (tpot.change or 0) > 1 and (tpot.low or 0) > 0
+    assert tpot.word == "cannot tell" and "a few stretches of time only" in tpot.why
+    assert intervals.fisher(0, 20, 3, 20) == pytest.approx(0.2308, abs=1e-4)
+    assert intervals.fisher(0, 20, 20, 20) < 1e-10
+
+
+def test_shares_of_repeats_without_a_failure_are_not_certain() -> None:
+    """Three runs without a failure against three with one each: nothing between runs, and no certainty."""
+    bad = [rows(seed, 700) for seed in (4, 5, 6)]
+    for one in bad:
+        fail(one[:1], 1.0)
+    told = words(side("a", *(rows(seed, 700) for seed in (1, 2, 3))), side("b", *bad))
+    assert told["ok_share"] == "no difference seen"
 
 
 def test_failures_are_a_difference_of_shares() -> None:
@@ -111,7 +160,7 @@ def test_what_is_not_the_same_work_is_not_judged() -> None:
     asked = comparison.compare(
         [side("a", rows(1, 300)), side("b", slower(rows(2, 300), 2), fingerprints=other)], anyway=True
     )
-    assert "worse" in {one.word for one in asked.differences}
+    assert "these two runs differ" in {one.word for one in asked.differences}
 
 
 def test_what_is_not_valid_is_not_judged() -> None:
@@ -140,7 +189,7 @@ def test_repeats_speak_as_whole_runs() -> None:
     far = side("c", *(slower(rows(i + 5, 700), by * 3) for i, by in enumerate(shifts)))
     assert words(one, far)["tpot_ms.p50"] == "worse"
     alone = words(side("a", slower(rows(0, 700), 0.8)), side("b", slower(rows(5, 700), 1.25)))
-    assert alone["tpot_ms.p50"] == "worse"
+    assert alone["tpot_ms.p50"] == "these two runs differ"
 
 
 def test_a_summary_alone_has_no_interval() -> None:
@@ -225,7 +274,8 @@ def test_every_path_names_a_number_of_the_summary() -> None:
 
 
 def difference(**told: object) -> Difference:
-    return Difference(**{"metric": "ttft_ms.p99", "name": "TTFT p99", "unit": "ms", "side": "b", **told})  # type: ignore[arg-type]
+    fields = {"metric": "ttft_ms.p99", "name": "TTFT p99", "unit": "ms", "side": "b", "repeated": True, **told}
+    return Difference(**fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +310,18 @@ def test_conditions_on_shares_are_in_points() -> None:
     assert (loss.kind, loss.limit) == ("difference", -0.005)
 
 
-@pytest.mark.parametrize(("low", "failed"), [(0.06, True), (0.04, False), (None, False)])
+@pytest.mark.parametrize(("text", "failed"), [("ttft_ms.p99 > +5%", None), ("ttft_ms.p99 > +5ms", None),
+                                              ("ttft_ms.p99 > 100ms", True)])  # fmt: skip
+def test_a_change_of_one_run_a_side_is_undecided_and_a_value_is_not(text: str, failed: bool | None) -> None:
+    (condition,) = thresholds.parse_thresholds([text])
+    one = difference(before=100.0, after=150.0, change=0.5, low=0.4, high=0.6, repeated=False)
+    for beyond_noise in (False, True):
+        outcome = thresholds._check(condition, one, beyond_noise=beyond_noise)
+        assert outcome.failed is failed
+        assert (failed is not None) or "--repeat" in outcome.said
+
+
+@pytest.mark.parametrize(("low", "failed"), [(0.06, True), (0.04, False), (None, None)])
 def test_beyond_noise_asks_for_the_whole_interval(low: float | None, failed: bool) -> None:
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
     one = difference(before=100.0, after=110.0, change=0.1, low=low, high=None if low is None else 0.2)
@@ -286,8 +347,9 @@ def test_conditions_that_are_none(text: str, said: str) -> None:
 
 
 def test_text_markdown_and_junit_say_the_same() -> None:
+    several = [rows(seed, 1000) for seed in (11, 12, 13, 14, 15, 16)]
     found = comparison.compare(
-        [side("a", rows(11, 1000)), side("b", slower(rows(12, 1000), 1.3))], also=["load.achieved_rps"]
+        [side("a", *several[:3]), side("b", *(slower(one, 1.3) for one in several[3:]))], also=["load.achieved_rps"]
     )
     outcomes = list(
         thresholds.hold(
@@ -323,11 +385,19 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     a = str(runs.write(tmp_path / "a", rows(1, 300)))
     b = str(runs.write(tmp_path / "b", slower(rows(2, 300), 1.5)))
     assert exits("compare", a, b) == 0
-    assert "worse" in capsys.readouterr().out
+    assert "these two runs differ" in capsys.readouterr().out
+    assert exits("compare", a, b, "--fail-on", "tpot_ms.p50 > +5%") == 3, "one run a side decides nothing"
+    assert "undecided" in capsys.readouterr().out
+    assert exits("compare", a, b, "--fail-on", "tpot_ms.p50 > 1ms") == 1, "a value is that of the run"
+    capsys.readouterr()
+    for name, by in (("a", 1.0), ("b", 1.5)):
+        for seed in (3, 4, 5):
+            runs.write(tmp_path / f"{name}s" / f"r{seed}", slower(rows(seed + len(name), 300), by))
+    a, b = str(tmp_path / "as"), str(tmp_path / "bs")
     xml = tmp_path / "out.xml"
     assert exits("compare", a, b, "--fail-on", "tpot_ms.p50 > +5%", "--junit", str(xml), "--json") == 1
     told = json.loads(capsys.readouterr().out)
-    assert told["conditions"][0]["failed"] is True and told["comparison"]["sides"] == ["a", "b"]
+    assert told["conditions"][0]["failed"] is True and told["comparison"]["sides"] == ["as", "bs"]
     assert ElementTree.parse(xml).getroot().attrib["failures"] == "1"
     assert exits("compare", b, a, "--fail-on", "tpot_ms.p50 > +5%", "--markdown") == 0
     assert "| TPOT p50, ms |" in capsys.readouterr().out

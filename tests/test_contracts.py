@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from queueing import fail, rows, run
 
+from loadgen import format
 from loadgen.cli import main
 from loadgen.contracts import run as validation
 from loadgen.contracts import verdict as judge
@@ -68,7 +70,7 @@ WHERE = """
 11:17 can be shown by no sample
 12:9 a looser limit than at p99
 13:11 two levels are called "a"
-18:9 needs 662 requests to be shown at all, there are 200
+18:9 needs 36 min 53 s of load to be shown, to see what comes back within 10 min 00 s; there are 20.0 s
 19:9 said twice
 20:9 more than the 10.0/s that this level offers
 21:9 there are no prices
@@ -91,7 +93,7 @@ def test_everything_wrong_is_told_at_once_with_its_place(tmp_path: Path) -> None
     assert [place for place, _ in told] == [place for place, _, _ in wanted]
     for (_, what), (_, _, words) in zip(told, wanted, strict=True):
         assert words in what
-    assert "requests: 662, or duration: 67s" in next(f.hint for f in raised.value.faults if "662" in f.what)
+    assert "duration: 2214s or more" in next(f.hint for f in raised.value.faults if "36 min" in f.what)
 
 
 LEVEL = "name: c\nlevels:\n  - name: a\n    workload: qa\n"
@@ -109,6 +111,17 @@ LEVEL = "name: c\nlevels:\n  - name: a\n    workload: qa\n"
         (LEVEL.replace("qa", "../nowhere.yaml"), "there is no workload"),
         (LEVEL + "    rate: 5/s\n    requests: 900\n    must: [{goodput: 100%}]\n", "no sample, however large"),
         (LEVEL + "    rate: 5/s\n    requests: 100\n    must: [{errors: 0.5%}]\n", "needs 765 requests"),
+        (LEVEL + "    rate: 5/s\n    duration: 10m\n    must: [{tpot: 30ms}]\n", "needs 36 min 53 s of load"),
+        (LEVEL + "    rate: 5/s\n    duration: 1m\n    must: [{goodput: 95%}]\n", "there are 1 min 00 s"),
+        (
+            LEVEL + "    rate: 5/s\n    duration: 2m\n    repeats: 3\n    must: [{itl: {limit: 30ms, at: p95}}]\n",
+            "there are 6 min 00 s in 3 runs",
+        ),
+        (
+            "horizon: 5s\n" + LEVEL + "    rate: 5/s\n    requests: 200\n    must: [{ttft: 2s}]\n",
+            "needs 662 requests to be shown at all, there are 200",
+        ),
+        (LEVEL + "    rate: 5/s\n    duration: 1h\n    apart: 30m\n    must: [{tpot: 30ms}]\n", "and there is one"),
         (
             LEVEL + "    rate: 5/s\n    requests: 900\n    must: [{ttft: 3s}, {e2e: 2s}]\n",
             "longer than the whole answer",
@@ -176,7 +189,9 @@ SLO = Slo(terms=(Term(metric="ttft", limit_ns=10**9), Term(metric="tpot", limit_
 def judged(term: str, found: Any = None, **more: Any) -> Judgement:
     """The verdict on one must term of a level whose run has these rows."""
     trouble, level = more.pop("trouble", ""), more.pop("level", "")
-    contract = parse(f"name: c\nlevels:\n  - {{name: load, workload: qa, {level} must: [{term}]}}\n", "c.yaml", {})
+    horizon = f"horizon: {more.pop('horizon')}\n" if "horizon" in more else ""
+    text = f"name: c\n{horizon}levels:\n  - {{name: load, workload: qa, {level} must: [{term}]}}\n"
+    contract = parse(text, "c.yaml", {})
     recorded = () if found is None else (run(found, slo=SLO, **more),)
     (one,) = judge.levels(contract, {"load": MeasuredLevel(runs=recorded, trouble=trouble)})
     return one.terms[0]
@@ -363,19 +378,20 @@ def swinging(seed: int, n: int = 3000, keep: float = np.exp(-1 / 80)) -> NDArray
 def test_a_tail_that_a_few_swings_made_is_not_decided_by_them() -> None:
     """A promise that is the truth itself: 11 ms * exp(0.02 * 2.326). Requests by the thousand, swings by the dozen."""
     truth = 11 * np.exp(0.02 * 2.3263)
-    told = [judged(f"{{tpot: {{limit: {truth:.5f}ms, at: p99}}}}", swinging(seed)) for seed in range(60)]
+    told = [judged(f"{{tpot: {{limit: {truth:.5f}ms, at: p99}}}}", swinging(seed), horizon="1m") for seed in range(60)]
     assert [term.verdict for term in told].count(PASS) <= 4
     assert [term.verdict for term in told].count(FAIL) <= 5
     reasons = [term.reason for term in told if term.verdict == INCONCLUSIVE]
     assert "do not share their fate; p99 needs 368: about" in reasons[0]
-    far = [judged(f"{{tpot: {{limit: {truth * 1.15:.5f}ms, at: p99}}}}", swinging(seed)) for seed in range(20)]
+    promise = f"{{tpot: {{limit: {truth * 1.15:.5f}ms, at: p99}}}}"
+    far = [judged(promise, swinging(seed), horizon="1m") for seed in range(20)]
     assert [term.verdict for term in far].count(PASS) >= 16
     assert "from the spread of its swings" in next(term.reason for term in far if term.verdict == PASS)
 
 
 def test_a_few_failed_requests_do_not_hide_a_median_that_swings() -> None:
     """Slower still, so that the sample is worth fewer than its range: which holds a request that failed."""
-    found = swinging(8, keep=np.exp(-1 / 400))
+    found = swinging(8, n=16_000, keep=np.exp(-1 / 400))
     fail(found, 0.005)
     assert judged("{tpot: {limit: 14ms, at: p50}}", found).verdict == PASS
 
@@ -397,6 +413,90 @@ def test_near_saturation_a_short_load_passes_nothing_that_a_queue_makes(rate: fl
     for seed in (42, 47, 54, 56, 84, 86, 88, 90, 94):  # those that looked like a load of 87 %
         (level,) = judge.levels(contract, {"a": MeasuredLevel(runs=(run(rows(seed, requests, rate)),))})
         assert PASS not in {term.verdict for term in level.terms}, (seed, level.terms)
+
+
+def switching(seed: int, length_s: float, fast_s: float, slow_s: float, by: float) -> NDArray[np.void]:
+    """Rows at 8/s whose token times are `by` times as long for `slow_s` after each `fast_s`, from a random place."""
+    found = rows(seed, int(length_s * 8), 8.0)
+    phase = np.random.default_rng(seed).uniform(0, fast_s + slow_s)
+    slow = (found["due_ns"] / 1e9 + phase) % (fast_s + slow_s) >= fast_s
+    found["last_token_ns"] = found["first_token_ns"] + np.where(slow, 11e6 * 199 * by, 11e6 * 199).astype(np.int64)
+    found["end_ns"] = found["last_token_ns"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fast_s", "slow_s", "by", "at"), [(240, 60, 1.5, "p95"), (592, 8, 3.0, "p99")], ids=["on/off", "rare"]
+)
+def test_what_changes_every_few_minutes_is_not_passed_by_a_short_load(
+    fast_s: float, slow_s: float, by: float, at: str
+) -> None:
+    """A promise 10 % below the truth (the slow speed), for TPOT and for E2E, in runs of two minutes."""
+    for metric, truth in (("tpot", 11 * by), ("e2e", 11 * 0.199 * by * 1e3)):
+        term = f"{{{metric}: {{limit: {truth * 0.9:.3f}ms, at: {at}}}}}"
+        told = [judged(term, switching(seed, 120, fast_s, slow_s, by)) for seed in range(12)]
+        assert PASS not in {one.verdict for one in told}
+        reasons = [one.reason for one in told if one.verdict == INCONCLUSIVE]
+        assert metric == "e2e" or any("sees what comes back within 3" in reason for reason in reasons)
+
+
+def test_a_pass_says_for_what_it_holds() -> None:
+    kept = judged("{tpot: {limit: 12.4ms, at: p50}}", GOOD)
+    assert kept.horizon_s == pytest.approx((GOOD["due_ns"][-1] - GOOD["due_ns"][0]) / 1e9 / np.log(40), rel=1e-3)
+    assert kept.looks is not None and 10 < kept.looks < 400
+    assert f"for what repeats within {format.duration(kept.horizon_s)};" in kept.reason
+    assert f"{kept.looks:,} independent looks" in kept.reason
+    for term in ("{errors: 1%}", "{requests: 7/s}", "{goodput: 60%}"):
+        assert "for what repeats within" in judged(term, GOOD).reason, term
+
+
+def test_a_rate_of_which_nothing_ended_under_load_is_undecided() -> None:
+    """7 s of load, answers of 10 s: 0/s while load was offered says nothing of the server."""
+    short = rows(1, 56, 8.0)
+    took = short["last_token_ns"] - short["first_token_ns"]
+    for field in ("last_token_ns", "end_ns", "done_ns"):
+        short[field] += 10_000_000_000 - took
+    told = judged("{requests: 5/s}", short)
+    assert (told.verdict, told.value) == (INCONCLUSIVE, 0.0)
+    assert "too short for a rate: an answer takes 10" in told.reason
+    gone = GOOD.copy()
+    fail(gone, 1.0)
+    assert judged("{requests: 5/s}", gone).verdict == FAIL, "a server that answers nothing has a rate"
+
+
+def repeated(term: str, *found: NDArray[np.void], level: str = "", horizon: str = "5s", **header: Any) -> Judgement:
+    text = f"name: c\nhorizon: {horizon}\nlevels:\n  - {{name: load, workload: qa, {level} must: [{term}]}}\n"
+    recorded = []
+    for i, one in enumerate(found):
+        this = run(one, slo=SLO, folder=f"load/r{i + 1}")
+        times = {name: value[i] for name, value in header.items()}
+        recorded.append(replace(this, header=msgspec.structs.replace(this.header, **times)))
+    (judged_level,) = judge.levels(parse(text, "c.yaml", {}), {"load": MeasuredLevel(runs=tuple(recorded))})
+    return judged_level.terms[0]
+
+
+def test_repeats_widen_the_interval_by_what_differs_between_them() -> None:
+    """Starts 10 % apart: blocks of time know the level of each to a percent, and nothing of the next start."""
+    same = [swinging(seed, 1500) for seed in (1, 2, 3)]
+    apart = [one.copy() for one in same]
+    for one, by in zip(apart, (0.9, 1.0, 1.1), strict=True):
+        one["last_token_ns"] = one["first_token_ns"] + ((one["last_token_ns"] - one["first_token_ns"]) * by).astype(int)
+    alike, unlike = (repeated("{tpot: {limit: 12ms, at: p50}}", *these) for these in (same, apart))
+    assert (alike.verdict, unlike.verdict) == (PASS, INCONCLUSIVE)
+    assert unlike.high is not None and unlike.high > 11 * np.exp(2 * 0.1), "Student's t with two degrees of freedom"
+
+
+@pytest.mark.parametrize(("second", "verdict"), [("12:40:00", PASS), ("12:11:00", INCONCLUSIVE)])
+def test_a_must_term_can_ask_for_runs_apart_in_time(second: str, verdict: str) -> None:
+    day = "2026-11-21T{}+00:00"
+    told = repeated(
+        "{tpot: {limit: 30ms, at: p50}}", rows(1, 1500), rows(2, 1500), level="repeats: 2, apart: 30m,",
+        started=(day.format("12:00:00"), day.format(second)), ended=(day.format("12:10:00"), day.format("12:50:00")),
+    )  # fmt: skip
+    assert told.verdict == verdict, told.reason
+    assert verdict == PASS or "load/r2 began 1 min 00 s after load/r1 ended" in told.reason
+    alone = repeated("{errors: 5%}", rows(1, 1500), level="repeats: 2, apart: 30m,")
+    assert "there is one run" in alone.reason
 
 
 def test_the_verdict_of_many() -> None:
@@ -501,17 +601,17 @@ def test_a_folder_whose_manifest_was_made_anew_still_shows_no_traceback(tmp_path
     _, folder = carry(tmp_path, CARRIED.replace("LIMIT", "60ms").replace("3000", "700"), url="sim:gb300-vm")
     (folder / "steady" / "rX").mkdir()
     (folder / "steady" / "rX" / "run.json").write_text("no run of ours")
-    spoilt = ("steady/r1/summary.json", "steady/r1/run.json", "target.json", "contract.yaml", "manifest.sha256")
+    spoilt = ("steady/r1/summary.json", "steady/r1/run.json", "target.json", "contract.yaml", "SHA256SUMS")
     for name in ("", *spoilt):
         if name:
             (folder / name).write_bytes(b"\xff\xfe not this")
-        if name != "manifest.sha256":
+        if name != "SHA256SUMS":
             sums = [
                 f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder).as_posix()}\n"
                 for path in sorted(folder.rglob("*"))
-                if path.is_file() and path.name != "manifest.sha256"
+                if path.is_file() and path != folder / "SHA256SUMS"
             ]
-            (folder / "manifest.sha256").write_text("".join(sums))
+            (folder / "SHA256SUMS").write_text("".join(sums))
         if not name:
             assert validation.again(folder).levels[0].runs == ("steady/r1",)
             continue
@@ -555,6 +655,7 @@ limits: {send_lag_share: 100%, stamp_error_share: 100%, cpu_share: 100%}
 """
 FAULTY = """\
 name: faulty
+horizon: 1s
 levels:
   - {name: load, workload: wide.yaml, rate: 150/s, requests: 600, must: [{errors: 2%}, {tpot: {limit: 1s, at: p50}}]}
 """
@@ -563,7 +664,7 @@ levels:
 def test_contracts_against_the_embedded_endpoint_with_injected_faults(tmp_path: Path) -> None:
     """One load of which 6 % fail, three contracts: one that holds, one out of reach, one that cannot be told."""
     (tmp_path / "wide.yaml").write_text(WIDE)
-    embedded = {"ttft": "1s", "itl": "1ms", "faults": "http_503:0.03,truncate:0.03", "seed": 7}
+    embedded = {"ttft": "300ms", "itl": "1ms", "faults": "http_503:0.03,truncate:0.03", "seed": 7}
     found, folder = carry(tmp_path, FAULTY, embedded=embedded)
     assert found.levels[0].trouble == ""
     assert found.levels[0].terms[0].verdict == FAIL, verdict_page.text(found)
@@ -578,7 +679,7 @@ def test_contracts_against_the_embedded_endpoint_with_injected_faults(tmp_path: 
         ("tpot: {limit: 1s, at: p97.5}", FAIL),
         ("tpot: {limit: 1s, at: p99.9}", INCONCLUSIVE),
     ):
-        text = f"name: c\nlevels:\n  - {{name: load, workload: wide.yaml, must: [{{{term}}}]}}\n"
+        text = f"name: c\nhorizon: 1s\nlevels:\n  - {{name: load, workload: wide.yaml, must: [{{{term}}}]}}\n"
         (level,) = judge.levels(parse(text, "c.yaml", {}), measured)
         busy = verdict == PASS and "start-up was not over" in level.terms[0].reason  # other work slowed the tokens
         assert level.verdict == verdict or busy, (term, level.terms[0].reason)

@@ -74,6 +74,12 @@ def knee(rate: float, low: float | None = None, high: float | None = None, recip
     return Capacity(rate_per_s=rate, low_per_s=low, high_per_s=high, method="search", recipe=recipe)
 
 
+def shown(rate: float, low: float, high: float, recipe: str = "r") -> Capacity:
+    """A capacity as a search writes it: confirmed, with the steady tokens that its run showed."""
+    tokens = {"output_tokens_per_s": rate * 1200, "total_tokens_per_s": rate * 2520}
+    return msgspec.structs.replace(knee(rate, low, high, recipe), confirmed=True, **tokens)
+
+
 def at_rate(tokens_per_s: float, tokens_per_request: float, gpus: int = 1) -> Summary:
     """A run with these steady rates on `gpus` GPUs."""
     per_s = tokens_per_s / tokens_per_request
@@ -216,6 +222,107 @@ def test_a_capacity_prices_what_its_run_says_of_a_request():
     assert request.total == Decimal("0.001")
     assert good.total == (Decimal("0.001") / Decimal("0.9")).quantize(Decimal("1e-12"))
     assert output.total == (Decimal("0.001") / Decimal("0.0012")).quantize(Decimal("1e-12"))
+
+
+def test_tokens_of_a_capacity_are_those_that_its_run_showed():
+    """Not the counts of the run scaled to the rate: 12,000 tokens/s by that, 11,500 as the run showed."""
+    tokens = {"output_tokens_per_s": 11_500.0, "total_tokens_per_s": 24_000.0}
+    costs = priced(GPUS, rent("36"), capacity=msgspec.structs.replace(knee(10), **tokens)).costs
+    request, output, total = costs[REQUEST], costs[OUTPUT], costs[TOTAL]
+    assert request and output and total
+    assert request.total == Decimal("0.001")
+    assert output.total == (Decimal("0.01") / Decimal("0.0115")).quantize(Decimal("1e-12"))
+    assert total.total == (Decimal("0.01") / Decimal("0.024")).quantize(Decimal("1e-12"))
+
+
+def test_a_capacity_of_the_version_before_is_priced_at_what_its_run_was_offered(tmp_path: Path):
+    """It has the rate at which half of the runs fail; the run was offered 19.9/s and streamed 24,070 tokens/s."""
+    (tmp_path / "p1-confirm").mkdir()
+    (tmp_path / "p1-confirm" / "summary.json").write_bytes(summary_json.dump_summary(GPUS))
+    old = {"schema": 1, "rate_per_s": 21.4, "low_per_s": 20.9, "high_per_s": 21.9, "method": "search"}
+    (tmp_path / "capacity.json").write_text(json.dumps(old | {"evidence": "p1-confirm"}))
+    (found,) = inputs.read_evidence([tmp_path])
+    assert found.capacity is not None
+    assert found.capacity.rate_per_s == GPUS.load.offered_rps
+    assert found.capacity.low_per_s is not None and found.capacity.low_per_s <= found.capacity.rate_per_s
+    assert found.capacity.output_tokens_per_s == GPUS.tokens.steady_output_per_s
+    one = offer(found, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1))
+    assert any("21.4/s" in note and "19.91/s" in note for note in one.notes)
+    output = one.costs[OUTPUT]
+    assert output and float(output.total) == pytest.approx(10_000 / 24_069.803089, rel=1e-6)
+
+
+def offline(*, lanes: bool = False) -> Summary:
+    """An Offline run: everything due at once, or sent by lanes, which gives it a time under load of its own."""
+    steady = {} if lanes else {"steady_completed_rps": None}
+    tokens = {} if lanes else {"steady_output_per_s": None, "steady_total_per_s": None}
+    span = GPUS.window.steady if lanes else msgspec.structs.replace(GPUS.window.steady, duration_s=0.0)
+    goodput = {"slo": (), "met": None, "share": None, "good": None, "rps": None, "steady_rps": None}
+    load = {"offered_rps": None, "arrival": "everything at once", **steady}
+    return changed(GPUS, load=load, tokens=tokens, window={"steady": span}, goodput=goodput)
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_an_offline_run_is_priced_over_the_whole_run(tmp_path: Path, lanes: bool):
+    (tmp_path / "summary.json").write_bytes(summary_json.dump_summary(offline(lanes=lanes)))
+    if lanes:
+        (tmp_path / "mlperf.json").write_text('{"scenario": "offline", "valid": true}')
+    (found,) = inputs.read_evidence([tmp_path])
+    one = offer(found, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1))
+    output = one.costs[OUTPUT]
+    assert one.basis.label == "Offline"
+    assert output and GPUS.tokens.output_per_s is not None
+    assert float(output.total) == pytest.approx(10_000 / GPUS.tokens.output_per_s, rel=1e-6)
+    assert any("without a limit on latency" in note for note in one.notes)
+    assert not any("not at its capacity" in note or "no SLO" in note for note in one.notes)
+    assert "over the whole run" in report.measured(one)
+    assert any("Offline" in reason for reason in differences(one, priced(GPUS, rent("36")))[0])
+
+
+def test_gpus_that_contradict_the_run_are_refused(results: Path):
+    """A result of 72 GPUs is not shown as one of 4."""
+    rack = changed(GPUS, target={"gpus": 72})
+    (results / "azure" / "summary.json").write_bytes(summary_json.dump_summary(rack))
+    how: dict[str, Any] = {"prices": results / "prices.yaml", "utilization": "1"}
+    with pytest.raises(Faults, match="the run recorded 72 GPUs, and 4 are given") as caught:
+        command([results / "azure"], gpus=["azure=4"], **how)
+    assert caught.value.exit_code == 2
+    assert command([results / "azure"], gpus=["azure=72"], **how) == 0
+
+
+def test_another_machines_price_is_said_in_capitals():
+    entry = "rented: provider: P, shape: ND96isr_H100_v5, gpu: H100, gpus: 8, per_gpu_hour: 12.29"
+    one = priced(GPUS, entry)
+    words = "ANOTHER MACHINE: measured on GB300 (ND128isr_GB300_v6), priced as H100"
+    assert any(note.startswith(words) for note in one.notes)
+    assert "ANOTHER MACHINE" in report.standing(one)
+    rack = priced(changed(GPUS, target={"shape": "", "name": "simulated: gb300-rack", "simulated": True}), entry)
+    assert any("measured on GB300 (simulated: gb300-rack), priced as H100" in note for note in rack.notes)
+    stand_in = priced(GPUS, "rented: provider: Oracle, shape: BM.GPU.GB300.4, gpu: GB300, gpus: 4, per_gpu_hour: 18")
+    assert any("priced as Oracle's BM.GPU.GB300.4" in note for note in stand_in.notes)
+    assert not any("ANOTHER MACHINE" in note for note in priced(GPUS, rent("60")).notes)
+
+
+def test_a_run_that_was_offered_less_than_its_capacity_says_so():
+    """Its timetable offered 19.9/s; a request there is what it is at 20.5/s, but nobody saw 20.5/s."""
+    notes = priced(GPUS, rent("60"), capacity=knee(20.5)).notes
+    assert any("the run at 20.5/s was in fact offered 19.91/s" in note for note in notes)
+    assert not any("in fact offered" in note for note in priced(GPUS, rent("60"), capacity=knee(20)).notes)
+
+
+def test_what_a_price_does_not_say_is_said():
+    bare = priced(GPUS, "rented: provider: P, gpu: GB300, per_gpu_hour: 18")
+    assert any("egress" in note and "kB a request" in note for note in bare.notes)
+    assert any("how many GPUs a machine has" in note for note in bare.notes)
+    whole = priced(GPUS, rent("60", egress_per_gb="0.05"))
+    assert not any("egress" in note or "how many GPUs" in note for note in whole.notes)
+    without = priced(changed(GPUS, bytes={"received": 0}), rent("60", egress_per_gb="0.05"))
+    assert any("no bytes were counted" in note for note in without.notes)
+    copied = bare.price.model_copy(update={"as_of": "undated", "source": "not stated"})
+    found = Evidence(name="x", folder="x", summaries=(GPUS,))
+    notes = offer(found, copied, "x", "", gpus=4, utilization=Decimal(1)).notes
+    assert any("no date" in note for note in notes) and any("no source" in note for note in notes)
+    assert "undated, no source stated" in prices.dated(copied)
 
 
 def test_an_agentic_task_costs_all_its_turns():
@@ -403,8 +510,8 @@ def test_money_is_printed_without_exponent(amount: str, shown: str):
 def results(tmp_path: Path) -> Path:
     """Folders of results as runs and a search leave them, and a price file."""
     summaries = {
-        "azure": (GPUS, knee(21.4, 20.9, 21.9)),
-        "other": (changed(GPUS, target={"shape": "gb200-4x"}, run={"seed": 3}), knee(18.4, 17.9, 18.9)),
+        "azure": (GPUS, shown(21.4, 20.9, 21.9)),
+        "other": (changed(GPUS, target={"shape": "gb200-4x"}, run={"seed": 3}), shown(18.4, 17.9, 18.9)),
         "api": (changed(GPUS, target={"shape": "", "gpus": None, "model": "m", "url": "https://a/v1"}), None),
         "broken": (API, None),
     }

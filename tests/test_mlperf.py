@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from loadgen.interop.loadgen_log import parse_log, read_log
 from loadgen.mlperf import log_files, rules
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf.result import QueryTrace, Reply
+from loadgen.report import mlperf as text
 from loadgen.stats.early_stopping import allowed, needed
 
 MS = 1_000_000
@@ -235,13 +238,16 @@ def test_test06(reply: Reply, failed: tuple[int, int, int]) -> None:
 # -- log files ---------------------------------------------------------------------------------------------------------
 
 
+STARTED = datetime(2026, 11, 22, 2, 22, 40, 791_000, tzinfo=UTC)
+
+
 def _written(**changed: Any) -> tuple[mlperf.MlperfResult, str, str]:
     run = trace(1000, **changed)
     result = mlperf.reduce(run, SMALL, dataset="synthetic", target_qps=100.0)
     return (
         result,
         log_files.summary_text(result, SMALL, sut="x"),
-        log_files.detail_text(result, SMALL, sut="x", version="0"),
+        log_files.detail_text(result, SMALL, sut="x", version="0", started=STARTED),
     )
 
 
@@ -268,10 +274,54 @@ def test_a_written_log_reads_back(generation: int) -> None:
 
 def test_a_simulated_log_says_so(tmp_path: Path) -> None:
     result = mlperf.reduce(trace(1000), SMALL, simulated=True)
-    summary, detail = log_files.write(tmp_path, result, SMALL, sut="rack", version="1")
+    summary, detail = log_files.write(tmp_path, result, SMALL, sut="rack", version="1", started=STARTED)
     assert "SIMULATED" in summary.read_text().splitlines()[1]
     assert read_log(tmp_path).sut == "SIMULATED rack"
     assert "unofficial" in detail.read_text().splitlines()[0]
+
+
+def _entries(detail: str) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix(log_files.MARK)) for line in detail.splitlines()]
+
+
+def test_a_detail_log_counts_its_errors_and_has_no_null() -> None:
+    """A query that never completed has a latency that fails every limit of a checker, and is an error."""
+    run = trace(1000)
+    latency = run.latency_ns.copy()
+    latency[[3, -1]] = mlperf.UNRESOLVED  # the last one: no rate until the last-issued query completes
+    run = run._replace(latency_ns=latency, ttft_ns=np.where(latency == mlperf.UNRESOLVED, latency, run.ttft_ns))
+    told = {"errors": ["the measurement is not sound: late"], "warnings": ["a trial"]}
+    result = mlperf.reduce(run, SMALL, dataset="synthetic", target_qps=100.0, **told)
+    detail = log_files.detail_text(result, SMALL, sut="x", version="0", started=STARTED)
+    summary = log_files.summary_text(result, SMALL, sut="x")
+    entries = _entries(detail)
+    assert all(entry["value"] is not None for entry in entries)
+    values = {entry["key"]: entry["value"] for entry in entries}
+    errors = [entry["value"] for entry in entries if entry["metadata"]["is_error"]]
+    assert errors == ["2 of 1,000 queries did not complete; LoadGen would wait for them", *told["errors"]]
+    assert values["num_errors"] == len(errors)
+    assert [entry["value"] for entry in entries if entry["metadata"]["is_warning"]] == told["warnings"]
+    assert "2 ERRORS encountered" in summary and "1 warning encountered" in summary
+    assert values["result_max_latency_ns"] == mlperf.UNRESOLVED > SMALL.ttft_ns
+    assert values["result_completed_tokens_per_second"] == 0
+    assert (values["test_datetime"], values["power_begin"]) == ("2026-11-22T02:22:40Z", "11-22-2026 02:22:40.791")
+
+
+def test_a_sound_run_has_no_errors() -> None:
+    result, summary, detail = _written()
+    assert result.errors == ()
+    assert "No errors encountered" in summary and "No warnings encountered" in summary
+    assert {entry["key"]: entry["value"] for entry in _entries(detail)}["num_errors"] == 0
+
+
+def test_the_checker_is_named_with_the_two_limits_that_were_looked_at() -> None:
+    result, summary, _ = _written(ttft=3 * S, latency=4 * S)
+    line = next(line for line in summary.splitlines() if line.startswith("Submission checker"))
+    assert line == (
+        "Submission checker: TTFT fails, TPOT passes; of its checks only these two limits were looked at "
+        "(TTFT p99 < 2000 ms, TPOT p99 < 200 ms)"
+    )
+    assert line in " ".join(text.render(result).split())
 
 
 @given(st.text(max_size=300))

@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import queue
+import re
 import threading
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +18,7 @@ import pytest
 
 from loadgen.interop import loadgen_log
 from loadgen.interop.loadgen_log import LoadGenLog
-from loadgen.mlperf import log_files, result, rules
+from loadgen.mlperf import log_files, official_loadgen, result, rules
 
 lg = pytest.importorskip("mlperf_loadgen", reason="needs the optional package mlcommons-loadgen")
 
@@ -36,17 +38,28 @@ class Official(NamedTuple):
 
 
 def official(
-    folder: Any, asked: rules.Test, qps: float, *, one_token: bool = False, read: Any = None, **settings: Any
+    folder: Any,
+    asked: rules.Test,
+    qps: float,
+    *,
+    one_token: bool = False,
+    read: Any = None,
+    wanted: Any = None,
+    **settings: Any,
 ) -> Official:
-    """Run LoadGen's Server scenario; query i of the run gets 2 + i % 9 tokens, every 50th one with `one_token`."""
-    wanted = lg.TestSettings()
-    wanted.scenario, wanted.mode = lg.TestScenario.Server, lg.TestMode.PerformanceOnly
-    wanted.server_target_qps, wanted.server_target_latency_percentile = qps, asked.percentile
-    wanted.min_duration_ms, wanted.min_query_count = asked.min_duration_ns // 1_000_000, asked.min_queries
-    wanted.sample_concatenate_permutation = wanted.use_token_latencies = True
-    wanted.ttft_latency, wanted.tpot_latency = asked.ttft_ns, asked.tpot_ns
-    wanted.qsl_rng_seed, wanted.sample_index_rng_seed = asked.seeds.qsl, asked.seeds.sample_index
-    wanted.schedule_rng_seed = asked.seeds.schedule
+    """Run LoadGen's Server scenario, or the settings `wanted`.
+
+    Query i of the run gets 2 + i % 9 tokens, every 50th one a single one with `one_token`.
+    """
+    if wanted is None:
+        wanted = lg.TestSettings()
+        wanted.scenario, wanted.mode = lg.TestScenario.Server, lg.TestMode.PerformanceOnly
+        wanted.server_target_qps, wanted.server_target_latency_percentile = qps, asked.percentile
+        wanted.min_duration_ms, wanted.min_query_count = asked.min_duration_ns // 1_000_000, asked.min_queries
+        wanted.sample_concatenate_permutation = wanted.use_token_latencies = True
+        wanted.ttft_latency, wanted.tpot_latency = asked.ttft_ns, asked.tpot_ns
+        wanted.qsl_rng_seed, wanted.sample_index_rng_seed = asked.seeds.qsl, asked.seeds.sample_index
+        wanted.schedule_rng_seed = asked.seeds.schedule
     for name, value in settings.items():
         setattr(wanted, name, value)
     issued: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -111,6 +124,40 @@ def test_offline(tmp_path: Any) -> None:
     assert found.log.tokens_per_s == float(f"{ours.completed_tokens_per_s:.6g}")
     assert found.log.samples_per_s == float(f"{ours.completed_samples_per_s:.6g}")
     assert found.log.valid == ours.valid
+
+
+@pytest.mark.parametrize("scenario", ["server", "offline"])
+def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: Any) -> None:
+    """Every key, and every setting's value, from a run of the official LoadGen with the settings that we give it."""
+    asked = dataclasses.replace(rules.test("llama2-70b", scenario), samples=SAMPLES, min_queries=100)
+    asked = dataclasses.replace(asked, min_duration_ns=20_000_000)
+    if scenario == "server":
+        asked = dataclasses.replace(asked, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+    qps = 20_000.0
+    wanted = official_loadgen.test_settings(asked, qps)
+    found = official(tmp_path, asked, qps, read=_trace if scenario == "server" else _offline_trace, wanted=wanted)
+    ours = result.reduce(found.trace, asked, dataset="none", target_qps=qps)
+    text = log_files.detail_text(ours, asked, sut="PySUT", version="0", started=datetime.now(UTC))
+    pairs = [_keys_and_values(text), _keys_and_values((tmp_path / "mlperf_log_detail.txt").read_text())]
+    keys = [[key for key, _ in pair if not key.startswith(("generic_", "error_", "warning_"))] for pair in pairs]
+    assert keys[0] == keys[1]
+    our_values, their_values = map(dict, pairs)
+    same = [key for key in keys[0] if key.startswith(("requested_", "effective_", "generated_", "loaded_"))]
+    assert {key: our_values[key] for key in same} == {key: their_values[key] for key in same}
+    for key in ("result_query_count", "result_overlatency_query_count", "result_validity", "num_errors"):
+        assert our_values.get(key) == their_values.get(key)
+    for key in ("result_token_throughput", "result_tokens_per_second", "result_completed_tokens_per_second"):
+        assert our_values.get(key, 0) == pytest.approx(their_values.get(key, 0), rel=1e-4)
+    sides = (log_files.summary_text(ours, asked, sut="PySUT"), found.text)
+    settings = [side.partition("Test Parameters Used")[2].partition("samples_per_query value")[0] for side in sides]
+    if scenario == "offline":  # LoadGen prints limits that Offline does not have
+        settings = [re.sub("(ttft|tpot)_latency.*", "", side) for side in settings]
+    assert settings[0] == settings[1]
+
+
+def _keys_and_values(detail: str) -> list[tuple[str, Any]]:
+    entries = (json.loads(line.removeprefix(log_files.MARK)) for line in detail.splitlines())
+    return [(entry["key"], entry["value"]) for entry in entries]
 
 
 def _offline_trace(folder: Any, tokens: list[int]) -> result.QueryTrace:

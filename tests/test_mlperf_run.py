@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -112,6 +114,20 @@ def test_the_users_file_becomes_requests_in_loadgens_order(tmp_path: Path) -> No
     assert "30 of 30 rows" in data.name
 
 
+def test_tokens_counted_without_the_servers_usage_are_said_and_warned_of(tmp_path: Path) -> None:
+    data = mlperf_run.synthetic(SERVER)
+    made = mlperf_run.workload(SMALL, data, qps=100.0)
+    summary, folder = run.execute(made, Settings(url="sim:gb200-vm", out=tmp_path))
+    counted = mlperf_run.judge(folder, SMALL, summary, data_name=data.name, qps=100.0)
+    assert not any("without the server's usage" in text for text in counted.notes)
+    sources = msgspec.structs.replace(summary.tokens.sources, output={"server": 100, "estimate": 500})
+    without = msgspec.structs.replace(summary, tokens=msgspec.structs.replace(summary.tokens, sources=sources))
+    result = mlperf_run.judge(folder, SMALL, without, data_name=data.name, qps=100.0)
+    said = "the output tokens of 500 of 600 answers were counted by a packaged vocabulary, not the model's, without"
+    assert [text for text in result.warnings if said in text] == [text for text in result.notes if said in text] != []
+    assert all(said in (folder / name).read_text() for name in (log_files.SUMMARY, log_files.DETAIL))
+
+
 def test_no_result_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no MLPerf-style result"):
         mlperf_run.read(tmp_path)
@@ -157,6 +173,31 @@ def test_the_command_prints_the_verdict_and_the_disclosure(tmp_path: Path, capsy
     assert "one of the two was changed" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("scenario", ["server", "offline"])
+def test_the_page_of_a_run_says_what_its_text_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scenario: str
+) -> None:
+    """Unofficial, the verdict, early stopping, and the same tokens/s in all three: verdict, report, page."""
+    flags = ["--target-qps", "40", "--min-duration", "20", "--dataset", str(_small_data(tmp_path, 800))]
+    flags += ["--target", "sim:gb200-vm", "--out", str(tmp_path / "o"), "--gpus", "4"]
+    assert _exit(["mlperf", scenario, "-b", "llama2-70b", *flags]) == 0
+    told = capsys.readouterr().out
+    assert _exit(["report", str(tmp_path / "o")]) == 0
+    assert capsys.readouterr().out.endswith(told)
+    page = html.unescape((tmp_path / "o" / "report.html").read_text())
+    (rate,) = re.findall(r"^Tokens/s +([0-9,.]+)", told, re.M)
+    (tile,) = re.findall(r"<dt>Output tokens</dt><dd>([0-9,.]+) ", page)
+    assert tile == rate
+    assert "<b>MLPerf-style, unofficial</b>not verified by MLCommons" in page
+    assert f"MLPerf-style {scenario.capitalize()}, llama2-70b, round v6.1, unofficial: VALID." in page
+    if scenario == "server":
+        assert "<th>early stopping</th>" in page and "TTFT p99 at most 2000 ms" in page
+        assert f"{mlperf_run.read(tmp_path / 'o').check('tpot').value_ns / 1e6:,.3f} ms" in page  # type: ignore[operator]
+    else:
+        assert "no limit on latency, and so no early stopping" in page
+    assert "only these two limits were looked at" in page or "none of its other checks was made" in page
+
+
 def test_offline_without_a_rate_measures_one_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The query is sized by a trial pass, so that it is long enough and not many times so."""
     flags = ["--min-duration", "60", "--dataset", str(_small_data(tmp_path, 800)), "--target", "sim:gb200-vm"]
@@ -186,6 +227,12 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out)["target_qps"] == result.target_qps
     assert _exit(["mlperf", "server", "-b", "llama2-70b", *flags, "--resume", str(tmp_path / "o")]) == 2
     assert "another search was begun here" in capsys.readouterr().err
+    assert _exit(["report", str(tmp_path / "o")]) in (0, 1)
+    told, page = capsys.readouterr().out, (tmp_path / "o" / "report.html").read_text()
+    rate = f"{result.completed_tokens_per_s:,.0f}"
+    assert f"Tokens/s   {rate} until the last-issued query ended" in told
+    assert "<b>MLPerf-style, unofficial</b>" in page and "unofficial: VALID." in page and rate in page
+    assert "<th>early stopping</th>" in page
 
 
 def test_search_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,6 +192,24 @@ def test_the_sample_needs_to_be_accepted_and_guesses_nothing():
     with pytest.raises(UserError, match="azure-gb300 has no price") as unverified:
         prices.find(book, TargetFacts(shape="ND128isr_GB300_v6"))
     assert "per_gpu_hour" in unverified.value.hint and "prices_sample.yaml" in unverified.value.where
+    assert "no public copy of an Azure price" in unverified.value.what and "oracle-gb300" in unverified.value.hint
+    assert "Azure's GB300" in book.notes
+
+
+EIGHT = ["AWS", "p6-b300.48xlarge", "p6-b200.48xlarge", "p5en", "p5.48xlarge", "ND96isr_H100_v5", "a3-ultragpu-8g"]
+
+
+def test_machines_of_the_sample_are_paid_whole():
+    """Four GPUs of an eight-GPU shape pay eight; every row says when and from where, or that its copy does not."""
+    book = price_file.load_prices(None, accept_sample=True, today=TODAY)
+    rented = [price for price in book.entries if isinstance(price, prices.Rented)]
+    eight = [price for price in rented if price.shape in EIGHT or price.shape.endswith(".8")]
+    assert len(eight) == 12 and all(price.gpus == 8 for price in eight)
+    for price in rented:
+        if price.quality == prices.NOT_VERIFIED:
+            assert price.why_missing and price.per_gpu_hour is None
+        else:
+            assert price.source != "none" and (price.source != prices.NO_SOURCE or "no source" in prices.dated(price))
 
 
 def test_a_target_finds_its_price_by_shape_then_model_or_by_name():

@@ -139,7 +139,7 @@ def test_hosted_services_are_asked_nothing_beside_their_api(url: str, server: st
 def test_few_requests_and_no_guessing_when_the_list_says_it_all() -> None:
     endpoint = InMemory(healthy())
     found = endpoint.probe()
-    assert len(endpoint.asked) == 4
+    assert len(endpoint.asked) == 5  # of them one for what the server says of engine and precision
     assert (found.version, found.template_tokens, found.token_ratio, found.warnings) == ("0.32.0", 7, 1.0, ())
 
 
@@ -149,7 +149,73 @@ def test_a_named_server_is_believed_and_a_doubt_is_said() -> None:
     assert found.server == "trtllm"
     assert found.warnings == ("--server says trtllm, but it looks like vllm",)
     assert InMemory(healthy()).probe(server="vllm").warnings == ()
-    assert len(endpoint.asked) == 4
+    assert len(endpoint.asked) == 5
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        (
+            {
+                "models": served("tensorrt_llm"),
+                "version": [200, JSON, '{"version":"1.3.0rc2"}'],
+                "GET /prometheus/metrics": [
+                    200,
+                    {},
+                    'trtllm_num_requests_running{model_name="m",engine_type="pytorch"} 0\n'
+                    'trtllm_model_config_info{model_name="m",dtype="bfloat16",quantization="NVFP4"} 1.0\n'
+                    'trtllm_cache_config_info{cache_dtype="fp8",block_size="32"} 1.0\n',
+                ],
+            },
+            ("1.3.0rc2", "pytorch", "NVFP4, KV cache fp8"),
+        ),
+        (
+            {"GET /metrics": [200, {}, 'vllm:cache_config_info{cache_dtype="auto",block_size="16",engine="0"} 1.0\n']},
+            ("0.32.0", "", ""),
+        ),
+        (
+            {"GET /metrics": [200, {}, 'vllm:cache_config_info{cache_dtype="fp8_e4m3",engine="0"} 1.0\n']},
+            ("0.32.0", "", "KV cache fp8_e4m3"),
+        ),
+        (
+            {
+                "models": served("sglang"),
+                "version": [404, JSON, "{}"],
+                "GET /get_server_info": [
+                    200,
+                    JSON,
+                    '{"version":"0.5.4","dtype":"bfloat16","quantization":null,"kv_cache_dtype":"auto"}',
+                ],
+            },
+            ("0.5.4", "", "bfloat16"),
+        ),
+        (
+            {"models": served("sglang"), "version": [404, JSON, "{}"], "GET /get_server_info": [500, {}, "{}"]},
+            ("",) * 3,
+        ),
+        ({"models": served("tensorrt_llm"), "GET /prometheus/metrics": [200, {}, "{not json"]}, ("0.32.0", "", "")),
+        (
+            {
+                "models": served("nvidia", context_window=1),
+                "version": [404, JSON, "{}"],
+                "GET /health": [200, JSON, '{"endpoints":["dyn://dynamo.tensorrt_llm.generate"]}'],
+            },
+            ("", "tensorrt_llm", ""),
+        ),
+    ],
+)
+def test_version_engine_and_precision_are_what_the_server_says(
+    answers: dict[str, list[Any]], told: tuple[str, str, str]
+) -> None:
+    found = InMemory(healthy(**answers)).probe()
+    assert (found.version, found.engine, found.precision) == told
+
+
+def test_what_recorded_servers_say_of_themselves() -> None:
+    told = {name: InMemory(RECORDED[name]["answers"]).probe() for name in ("llamacpp", "dynamo", "transformers")}
+    assert told["llamacpp"].version.startswith("b")
+    assert [(told[name].version, told[name].engine) for name in ("dynamo", "transformers")] == [("", ""), ("", "")]
+    assert [found.precision for found in told.values()] == ["F16", "", ""]
 
 
 @pytest.mark.parametrize(

@@ -198,10 +198,7 @@ def test_the_openai_package_drives_the_same_load(tmp_path: Path, endpoint: Embed
 # -- workers -----------------------------------------------------------------------------------------------------
 
 
-def test_workers_send_together_what_one_would(
-    tmp_path: Path, endpoint: Embedded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("loadgen.execution.plan.seeds.fresh", lambda: 12345)  # the salt of both
+def test_workers_send_together_what_one_would(tmp_path: Path, endpoint: Embedded) -> None:
     seen, prints = [], []
     for workers in (1, 3):
         folder = tmp_path / str(workers)
@@ -218,6 +215,35 @@ def test_workers_send_together_what_one_would(
     assert seen[1] == seen[3]
     assert prints[0] == prints[1]
     assert len(seen[0]) == 60
+    assert prints[0].bodies
+
+
+def test_the_same_seed_sends_the_same_bytes_and_another_salt_other_texts(tmp_path: Path, endpoint: Embedded) -> None:
+    """The seed alone fixes what arrives; without one, the seed that was drawn and stored does."""
+
+    def received(name: str, **flags: Any) -> tuple[Any, Any]:
+        folder = tmp_path / name
+        folder.mkdir()
+        log(endpoint)
+        _, stored = go(folder, endpoint.url, request_rate="500", num_requests="20", **flags)
+        return bodies(endpoint), stored.header
+
+    first, header = received("first", seed=None)
+    again, repeated = received("again", seed=str(header.seed), settings={"workers": 2})
+    assert first == again
+    assert len(first) == 20
+    assert (header.seed, header.salt, header.fingerprints) == (repeated.seed, repeated.salt, repeated.fingerprints)
+    other, salted = received("other", seed=str(header.seed), salt="blue")
+    assert not set(first) & set(other)
+    assert salted.salt == "blue"
+    assert salted.fingerprints.recipe == header.fingerprints.recipe
+    assert salted.fingerprints.timetable == header.fingerprints.timetable
+    assert salted.fingerprints.prompts != header.fingerprints.prompts
+    assert salted.fingerprints.bodies != header.fingerprints.bodies
+    fresh, drawn = received("fresh", seed=str(header.seed), salt="fresh")
+    assert not set(first) & set(fresh)
+    repeat, _ = received("drawn", seed=str(header.seed), salt=drawn.salt)
+    assert repeat == fresh
 
 
 def children(pid: int) -> list[int]:

@@ -22,6 +22,7 @@ from loadgen_sdk import (
     Retry,
     TargetUnusable,
     Throttle,
+    ThrottleTimeout,
     TokenPrice,
     WrongUse,
     latest_measurement,
@@ -232,3 +233,73 @@ def test_whole_answers_too() -> None:
     completion, told, heard = run((answer(CHAT),), use, stream=False)
     assert completion.text == "Hello there." and heard[0].body["stream"] is False
     assert (told[0].streamed, told[0].output_tokens, told[0].tpot_ms) == (False, 3, None)
+
+
+TOOL_EVENTS = (
+    chunk(None, tool_calls=[{"index": 0, "id": "t1", "type": "function", "function": {"name": "f", "arguments": ""}}]),
+    chunk(None, tool_calls=[{"index": 0, "function": {"arguments": '{"a":'}}]),
+    chunk(None, tool_calls=[{"index": 0, "function": {"arguments": "1}"}}]),
+    chunk(None, "tool_calls"),
+)
+
+
+def test_tool_calls_and_the_answers_id_are_kept() -> None:
+    async def use(client: Client) -> Any:
+        return await client.complete("Hi")
+
+    completion, told, _ = run((events(*TOOL_EVENTS),), use, keep_content=True)
+    assert completion.failure is None and completion.response_id == "c1" == told[0].response_id
+    assert completion.tool_calls == ({"id": "t1", "name": "f", "arguments": '{"a":1}'},)
+    assert told[0].content is not None and told[0].content.choices[0].tool_calls == completion.tool_calls
+
+
+@pytest.mark.parametrize("how", ["complete", "stream"])
+def test_closing_ends_the_calls_in_flight_and_later_ones_are_refused(how: str) -> None:
+    async def use(client: Client) -> Any:
+        async def read() -> Any:
+            if how == "complete":
+                return (await client.complete("Hi")).failure
+            try:
+                async for _ in client.stream("Hi"):
+                    pass
+            except RequestFailed as failed:
+                return failed
+
+        task = asyncio.create_task(read())
+        while not client.in_flight:
+            await asyncio.sleep(0)
+        client.close()
+        failure = await asyncio.wait_for(task, 5)
+        assert (failure.kind, failure.text) == ("interrupted", "the client was closed")
+        with pytest.raises(ClientError, match="this client is closed"):
+            await client.complete("Hi")
+        with pytest.raises(ClientError, match="this client is closed"):
+            await client.open()
+
+    _, told, _ = run((HANG,), use)
+    assert [one.status for one in told] == ["failed"]
+
+
+def test_seconds_labels_and_failures_that_are_raised() -> None:
+    refused = answer({"error": {"message": "no: the secret prompt"}}, "400 Bad Request")
+
+    async def use(client: Client) -> Any:
+        with pytest.raises(RequestFailed, match="secret"):
+            await client.complete("Hi", labels={"feature": "b"}, raise_on_failure=True)
+        assert client.timeout_s == 1.5
+
+    _, told, _ = run((refused,), use, labels={"feature": "a", "user": 7}, timeout_s=1.5)
+    assert told[0].labels == {"feature": "b", "user": "7"}
+    assert told[0].failure is not None and told[0].failure.text == "HTTP 400"
+    assert "secret" not in repr(told[0]) and "secret" not in told[0].to_json()
+
+
+def test_no_call_waits_for_its_throttle_past_its_timeout() -> None:
+    async def use(client: Client) -> Any:
+        held = await client.policy.throttle.acquire(model="m")  # type: ignore[union-attr]
+        with pytest.raises(ThrottleTimeout, match=r"within 0.02 s"):
+            await client.complete("Hi")
+        held.done()
+
+    _, told, heard = run((STREAM,), use, throttle=Throttle(concurrency=1), timeout_s=0.02)
+    assert told[0].failure is not None and told[0].failure.kind == "timeout_total" and not heard

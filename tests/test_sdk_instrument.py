@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,7 +27,20 @@ from canned import (
     events,
     serving,
 )
-from loadgen_sdk import ClientError, Measurement, Retry, TokenPrice, WrongUse, instrument, latest_measurement
+from loadgen_sdk import (
+    ClientError,
+    Measurement,
+    Retry,
+    Throttle,
+    ThrottleTimeout,
+    TokenPrice,
+    WrongUse,
+    instrument,
+    labelled,
+    latest_measurement,
+    measurement_of,
+)
+from loadgen_sdk.app.finishing import flush
 
 PROMPT = "the secret prompt"
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -97,7 +111,7 @@ def test_the_answer_is_the_same_and_is_measured(way: str, api: str, stream: bool
     with serving(SAID[api, stream]) as server:
         plain, plain_events = run(way, server, ask(way, api, stream), plain=True)
         price = {"m-1": TokenPrice(input=2.0, output=10.0, cached=1.0)}
-        ours, our_events = run(way, server, ask(way, api, stream), told=told, prices=price)
+        ours, our_events = run(way, server, ask(way, api, stream), told=told, prices=price, ask_usage=False)
     assert type(ours) is type(plain)
     assert [event.model_dump() for event in our_events] == [event.model_dump() for event in plain_events]
     if not stream:
@@ -238,14 +252,18 @@ def test_a_stream_that_nobody_reads_is_measured_when_it_is_gone(way: str) -> Non
 
     def use(own: Any) -> None:
         own.chat.completions.create(model="m", messages=[], stream=True)
-        gc.collect()
+        assert flush()
 
     async def use_async(own: Any) -> None:
         await own.chat.completions.create(model="m", messages=[], stream=True)
-        gc.collect()
+        assert flush()
 
-    with serving(SAID["chat", True]) as server:
-        run(way, server, use if way == "blocking" else use_async, told=told)
+    gc.disable()  # at once, not at the next run of the collector
+    try:
+        with serving(SAID["chat", True]) as server:
+            run(way, server, use if way == "blocking" else use_async, told=told)
+    finally:
+        gc.enable()
     assert [(one.status, one.instants) for one in told] == [("abandoned", ())]
 
 
@@ -426,3 +444,280 @@ def test_measurements_are_data() -> None:
         run("blocking", server, ask("blocking", "chat", True), told=told)
     assert msgspec.json.decode(msgspec.json.encode(told[0]), type=Measurement) == told[0]
     assert json.loads(msgspec.json.encode(told[0]))["status"] == "ok"
+
+
+# -- defects that applications met ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_waits_for_its_throttle_no_longer_than_its_timeout(way: str) -> None:
+    told: Told = []
+    throttle = Throttle(concurrency=1)
+    throttle.acquire_blocking(key="sk-the-key-1234", model="m")
+    with serving(SAID["chat", False]) as server:
+        with pytest.raises(openai.APITimeoutError) as found:
+            run(way, server, ask(way, "chat", False, timeout=0.02), told=told, throttle=throttle)
+        assert not server.heard
+    assert isinstance(found.value, ThrottleTimeout) and "no permit within 0.02 s" in str(found.value)
+    measured = told[0]
+    assert measured.status == "failed" and measured.failure is not None and measured.failure.kind == "timeout_total"
+    assert (measured.sent, measured.attempts) == (-1, ()) and measured.wait_ms is not None and measured.wait_ms >= 20
+
+
+def test_the_collector_may_end_a_stream_while_the_throttles_lock_is_held() -> None:
+    told: Told = []
+    throttle = Throttle(concurrency=2)
+    done = threading.Event()
+
+    def collect_under_the_lock(own: Any) -> None:
+        for read in (0, 1):
+            cycle: list[Any] = [own.chat.completions.create(model="m", messages=[], stream=True)]
+            cycle.append(cycle)
+            if read:
+                cycle.append(iter(cycle[0]))
+                next(cycle[2])
+            lane = throttle._gate_queue("sk-the-key-1234", "m")
+            del cycle
+            with lane.lock:
+                gc.collect()  # hung here: the stream's end took the same lock in the same thread
+        done.set()
+
+    gc.disable()
+    try:
+        with serving(SAID["chat", True]) as server:
+            thread = threading.Thread(
+                target=run, args=("blocking", server, collect_under_the_lock),
+                kwargs={"told": told, "throttle": throttle}, daemon=True,
+            )  # fmt: skip
+            thread.start()
+            assert done.wait(10)
+            thread.join(10)
+    finally:
+        gc.enable()
+    assert flush()
+    assert [one.status for one in told] == ["abandoned", "abandoned"]
+    assert throttle.in_flight(key="sk-the-key-1234", model="m") == 0
+
+
+def test_a_second_instrument_comes_on_top_of_the_first() -> None:
+    first: Told = []
+    second: Told = []
+    with serving(SAID["chat", False]) as server, client("blocking", server) as own:
+        inner = instrument(own, first.append, prices=TokenPrice(1, 1), labels={"team": "a", "app": "x"})
+        both = instrument(inner, second.append, labels={"team": "b"})
+        for measured_client in (both, both.with_options(timeout=9)):
+            measured_client.chat.completions.create(model="m", messages=[])
+        assert len(first) == len(second) == 2 and first == second
+        assert second[0].cost and second[0].labels == {"team": "b", "app": "x"}
+        inner.chat.completions.create(model="m", messages=[])
+        assert (len(first), len(second)) == (3, 2)
+        throttled = instrument(own, throttle=Throttle(concurrency=1))
+        with pytest.raises(WrongUse, match="has a throttle already"):
+            instrument(throttled, throttle=Throttle(concurrency=2))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["parse", "read", "leave"])
+def test_streaming_responses_are_throttled_and_measured(way: str, stream: bool, how: str) -> None:
+    told: Told = []
+    throttle = Throttle(concurrency=1)
+
+    def use(own: Any) -> Any:
+        create = own.chat.completions.with_streaming_response.create
+        with create(model="m", messages=[], **({"stream": True} if stream else {})) as response:
+            assert throttle.in_flight(key="sk-the-key-1234", model="m") == 1
+            if how == "parse":
+                parsed = response.parse()
+                list(parsed) if stream else None
+            elif how == "read":
+                response.read()
+
+    async def use_async(own: Any) -> Any:
+        create = own.chat.completions.with_streaming_response.create
+        async with create(model="m", messages=[], **({"stream": True} if stream else {})) as response:
+            assert throttle.in_flight(key="sk-the-key-1234", model="m") == 1
+            if how == "parse":
+                parsed = await response.parse()
+                if stream:
+                    [event async for event in parsed]
+            elif how == "read":
+                await response.read()
+
+    with serving(SAID["chat", stream]) as server:
+        run(way, server, use if way == "blocking" else use_async, told=told, throttle=throttle)
+    assert [one.status for one in told] == ["abandoned" if how == "leave" else "ok"]
+    assert throttle.in_flight(key="sk-the-key-1234", model="m") == 0
+    if how == "parse" or (how == "read" and not stream):
+        assert told[0].output_tokens == 3 and told[0].ttft_ms is not None
+    assert told[0].request_id == "r-7"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_embeddings_are_measured_and_cost_their_input(way: str) -> None:
+    told: Told = []
+    said = answer({"object": "list", "model": "e-1", "data": [{"object": "embedding", "index": 0, "embedding": [0.5]}],
+                   "usage": {"prompt_tokens": 9, "total_tokens": 9}})  # fmt: skip
+
+    def use(own: Any) -> Any:
+        return own.embeddings.create(model="e", input=PROMPT, encoding_format="float")
+
+    async def use_async(own: Any) -> Any:
+        return await own.embeddings.create(model="e", input=PROMPT, encoding_format="float")
+
+    with serving(said) as server:
+        made = run(way, server, use if way == "blocking" else use_async, told=told, prices=TokenPrice(2, 10),
+                   throttle=Throttle(tokens="1000/min"))  # fmt: skip
+    assert made.data[0].embedding == [0.5] and measurement_of(made) is told[0]
+    measured = told[0]
+    assert (measured.api, measured.status, measured.input_tokens, measured.output_tokens) == ("embeddings", "ok", 9, 0)
+    assert measured.cost == pytest.approx(18e-6) and measured.ttft_ms is None and measured.e2e_ms is not None
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_prices_ask_for_the_counts_they_need(way: str) -> None:
+    told: Told = []
+    with serving(SAID["chat", True]) as server:
+        run(way, server, ask(way, "chat", True), told=told, prices=TokenPrice(1, 1))
+        assert server.heard[0].body["stream_options"] == {"include_usage": True}
+    assert told[0].cost == pytest.approx(12e-6)
+
+
+def test_prices_without_counts_are_warned_of() -> None:
+    told: Told = []
+    said = events(*CHAT_EVENTS[:-1])
+    with (
+        serving(said) as server,
+        pytest.warns(UserWarning, match="no token counts for the model 'uncounted'.*ask_usage=True"),
+    ):
+        run("blocking", server, ask("blocking", "chat", True, model="uncounted"), told=told, prices=TokenPrice(1, 1),
+            ask_usage=False)  # fmt: skip
+    assert told[0].cost is None
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_the_server_wrote_of_a_prompt_stays_out_of_measurements(way: str, keep: bool) -> None:
+    told: Told = []
+    body = {"error": {"message": f"too many: {PROMPT}", "code": "rate_limit_exceeded"}}
+    quota = {"error": {"message": f"insufficient_quota {PROMPT}"}}
+    with serving(
+        answer(body, "429 Too Many Requests", retry_after_ms="1"), answer(quota, "429 Too Many Requests")
+    ) as server:
+        with pytest.raises(openai.RateLimitError, match=PROMPT):
+            run(way, server, ask(way, "chat", False), told=told, keep_content=keep,
+                retry=Retry(5, first_s=0.001, seed=1))  # fmt: skip
+        assert len(server.heard) == 2  # that the quota is used up was still seen
+    texts = [attempt.failure.text for attempt in told[0].attempts if attempt.failure is not None]
+    if keep:
+        assert all(PROMPT in text for text in texts) and len(texts) == 2
+    else:
+        assert texts == ["rate_limit_exceeded", "HTTP 429"] and PROMPT not in told[0].to_json()
+
+
+def test_the_error_event_of_a_stream_is_not_quoted_either() -> None:
+    told: Told = []
+    said = events(chunk("Hel"), {"error": {"message": f"cannot say {PROMPT}"}}, done=False)
+    with serving(said) as server, pytest.raises(openai.APIError):
+        run("blocking", server, ask("blocking", "chat", True), told=told)
+    assert told[0].failure is not None and told[0].failure.kind == "error_event"
+    assert PROMPT not in repr(told[0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_observers_that_are_coroutines_are_awaited(way: str) -> None:
+    told: Told = []
+    noted = threading.Event()
+
+    async def observer(measured: Measurement) -> None:
+        await asyncio.sleep(0)
+        told.append(measured)
+        noted.set()
+
+    with serving(SAID["chat", False]) as server:
+        if way == "blocking":
+            with client(way, server) as own:
+                instrument(own, observer).chat.completions.create(model="m", messages=[])
+        else:
+
+            async def go() -> None:
+                async with client(way, server) as own:
+                    await instrument(own, observer).chat.completions.create(model="m", messages=[])
+                    while not told:
+                        await asyncio.sleep(0)
+
+            asyncio.run(go())
+    assert noted.wait(5) and told[0].status == "ok"
+
+
+def test_streams_that_cannot_be_observed_are_said_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: Told = []
+
+    def renamed(self: Any, **options: Any) -> None:
+        real(self, **options)
+        self._events = self.__dict__.pop("_iterator")
+
+    real = openai.Stream.__init__
+    monkeypatch.setattr(openai.Stream, "__init__", renamed)
+    with (
+        serving(SAID["chat", True]) as server,
+        client("blocking", server) as own,
+        pytest.warns(RuntimeWarning, match="keeps its streams in a way that loadgen_sdk does not know"),
+    ):
+        instrument(own, told.append).chat.completions.create(model="m", messages=[], stream=True).close()
+    assert [(one.status, one.output_tokens, one.ttft_ms) for one in told] == [("unobserved", None, None)]
+
+
+def test_labels_by_block_and_by_argument() -> None:
+    told: Told = []
+
+    def use(own: Any) -> None:
+        with labelled(feature="search", version=3), labelled(version=4):
+            own.chat.completions.create(model="m", messages=[], labels={"user": "u"})
+        own.chat.completions.create(model="m", messages=[])
+
+    with serving(SAID["chat", False]) as server:
+        run("blocking", server, use, told=told)
+        assert all("labels" not in heard.body for heard in server.heard)
+    assert [one.labels for one in told] == [{"feature": "search", "version": "4", "user": "u"}, {}]
+    for wrong in ({"a b": "c"}, {"a": 1.5}):
+        with pytest.raises(WrongUse), labelled(**wrong):  # type: ignore[arg-type]
+            pass
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_measurement_of_managers_and_raw_responses(way: str) -> None:
+    def use(own: Any) -> None:
+        raw = own.chat.completions.with_raw_response.create(model="m", messages=[])
+        assert measurement_of(raw) is raw.measurement is raw.parse().measurement
+        manager = own.chat.completions.stream(model="m", messages=[])
+        with manager as stream:
+            assert measurement_of(stream) is None
+            list(stream)
+        assert measurement_of(stream).output_tokens == measurement_of(manager).output_tokens == 3
+
+    async def use_async(own: Any) -> None:
+        raw = await own.chat.completions.with_raw_response.create(model="m", messages=[])
+        assert measurement_of(raw) is raw.measurement
+        manager = own.chat.completions.stream(model="m", messages=[])
+        async with manager as stream:
+            [event async for event in stream]
+        assert measurement_of(stream).output_tokens == measurement_of(manager).output_tokens == 3
+
+    if not hasattr(openai.resources.chat.completions.Completions, "stream"):
+        pytest.skip(f"openai {openai.__version__} has no chat.completions.stream")
+    with serving(SAID["chat", False], SAID["chat", True]) as server:
+        run(way, server, use if way == "blocking" else use_async)
+    assert measurement_of(3) is None
+
+
+def test_a_measurement_as_a_dict_has_its_figures_failed_or_not() -> None:
+    told: Told = []
+    with serving(SAID["chat", True], answer({}, "500 No")) as server:
+        run("blocking", server, ask("blocking", "chat", True), told=told)
+        with pytest.raises(openai.InternalServerError):
+            run("blocking", server, ask("blocking", "chat", True), told=told)
+    ok, failed = (json.loads(one.to_json()) for one in told)
+    assert ok["ttft_ms"] == told[0].ttft_ms and ok["tpot_ms"] == told[0].tpot_ms and len(ok["inter_chunk_ms"]) == 2
+    assert failed["status"] == "failed" and failed["ttft_ms"] is None and failed["wait_ms"] is not None
+    assert {*ok} == {*failed} == {*told[0].to_dict()}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loadgen_sdk import Permit, Retry, Throttle, WrongUse
+from loadgen_sdk import Permit, Retry, Throttle, ThrottleTimeout, WrongUse, priority
 from loadgen_sdk.app.retry import curable, retry_after_s
-from loadgen_sdk.app.throttle import FOREVER, Gate, Rate, _duration_ns, rate
+from loadgen_sdk.app.throttle import FOREVER, Gate, Limits, Rate, _duration_ns, _Waiter, rate
 from loadgen_sdk.request import Failure
 
 S = 1_000_000_000
@@ -27,7 +30,7 @@ def test_rates_as_people_write_them(text: Any, limit: float, period_s: float) ->
 
 
 def test_requests_within_any_stretch_of_the_period() -> None:
-    gate = Gate(Rate(3, S), None, None)
+    gate = Gate(Limits(requests=Rate(3, S)))
     for now in (0, 100, 200):
         assert gate.ask(now, 1) == 0
         gate.enter(now, 1)
@@ -39,7 +42,7 @@ def test_requests_within_any_stretch_of_the_period() -> None:
 
 @given(st.lists(st.integers(0, S // 2), min_size=1, max_size=60), st.integers(1, 5))
 def test_no_stretch_ever_holds_more_than_the_limit(steps: list[int], limit: int) -> None:
-    gate = Gate(Rate(limit, S), None, None)
+    gate = Gate(Limits(requests=Rate(limit, S)))
     now, granted = 0, []
     for step in steps:
         now += step
@@ -55,7 +58,7 @@ def test_no_stretch_ever_holds_more_than_the_limit(steps: list[int], limit: int)
 
 
 def test_tokens_are_estimated_then_corrected() -> None:
-    gate = Gate(None, Rate(100, S), None)
+    gate = Gate(Limits(tokens=Rate(100, S)))
     booked = gate.enter(0, 60)
     assert gate.ask(1, 60) == S  # 60 + 60 would be too many
     gate.leave(booked, 20)
@@ -66,7 +69,7 @@ def test_tokens_are_estimated_then_corrected() -> None:
 
 
 def test_calls_at_once() -> None:
-    gate = Gate(None, None, 1)
+    gate = Gate(Limits(concurrency=1))
     booked = gate.enter(0, 1)
     assert gate.ask(5, 1) == FOREVER and gate.in_flight == 1
     gate.leave(booked, None)
@@ -79,15 +82,27 @@ def test_calls_at_once() -> None:
         ({"retry-after": "2"}, True, 2 * S),
         ({"retry-after-ms": "1500"}, True, 3 * S // 2),
         ({"retry-after": "2"}, False, 0),  # of an answer that was none refused
-        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, False, 360 * S),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "50s"}, False, 50 * S),
         ({"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "6m0s"}, False, 0),
         ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "20ms"}, False, S // 50),
         ({"x-ratelimit-remaining-tokens": "10", "x-ratelimit-reset-tokens": "20ms"}, False, 0),
         ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "garbage"}, False, 0),
+        # Too long a wait is cut: one answer must not stop every later call of a process.
+        ({"retry-after": "86400"}, True, 60 * S),
+        ({"retry-after": "1e300"}, True, 60 * S),
+        ({"retry-after": "inf"}, True, 0),
+        ({"retry-after-ms": "nan"}, True, 0),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, False, 60 * S),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "4000000000000"}, False, 60 * S),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1000000000"}, False, 0),  # in 2001
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "2001-09-09T01:46:40Z"}, False, 0),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "inf"}, False, 0),
+        ({"x-ratelimit-remaining-requests": "nan", "x-ratelimit-reset-requests": "9"}, False, 0),
+        ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "86400"}, False, 60 * S),
     ],
 )
 def test_what_the_server_asks_for_is_obeyed(headers: dict[str, str], refused: bool, again: int) -> None:
-    gate = Gate(None, None, None)
+    gate = Gate(Limits())
     gate.heed(0, headers, refused)
     assert gate.ask(0, 10) == again
     assert gate.ask(max(again, 0), 10) == 0
@@ -95,7 +110,16 @@ def test_what_the_server_asks_for_is_obeyed(headers: dict[str, str], refused: bo
 
 @pytest.mark.parametrize(
     ("text", "ns"),
-    [("1s", S), ("6m0s", 360 * S), ("1h2m3s", 3723 * S), ("20ms", S // 50), ("1.5", 3 * S // 2), ("", 0)],
+    [
+        ("1s", S),
+        ("nan", 0),
+        ("inf", 0),
+        ("6m0s", 360 * S),
+        ("1h2m3s", 3723 * S),
+        ("20ms", S // 50),
+        ("1.5", 3 * S // 2),
+        ("", 0),
+    ],
 )
 def test_durations_of_rate_limit_headers(text: str, ns: int) -> None:
     assert _duration_ns(text) == ns
@@ -177,9 +201,139 @@ def test_a_throttler_that_the_application_shares() -> None:
         Throttle(requests=theirs).acquire_blocking()
 
 
+def test_a_pause_that_the_server_asks_for_is_logged_and_its_cut_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    permit = Throttle(longest_obeyed_s=0.01).acquire_blocking(key="sk-secret", model="m")
+    permit.heed({"retry-after": "86400"}, refused=True)
+    assert "the server asks for no call of m for 86400 s; calls go on after 0.01 s" in caplog.text
+    assert "sk-secret" not in caplog.text
+
+
+def test_no_call_waits_longer_than_it_may() -> None:
+    throttle = Throttle(concurrency=1, max_wait_s=0.01)
+    held = throttle.acquire_blocking()
+    with pytest.raises(ThrottleTimeout, match=r"no permit within 0.01 s: 1 calls in flight") as found:
+        throttle.acquire_blocking()
+    assert isinstance(found.value, TimeoutError) and found.value.hint
+    with pytest.raises(ThrottleTimeout, match=r"within 0.001 s"):
+        asyncio.run(throttle.acquire(max_wait_s=0.001))
+    assert throttle.waiting() == 0
+    held.done()
+    throttle.acquire_blocking().done()  # nobody is left in the queue
+
+
+def test_evenly_spaced_calls() -> None:
+    gate, granted, now = Gate(Limits(requests=Rate(600, 60 * S), burst_ns=20_000_000)), [], 0
+    for _ in range(600):
+        if again := gate.ask(now, 1):
+            now = again + 1_000_000  # each wake-up is 1 ms late
+        assert gate.ask(now, 1) == 0
+        gate.enter(now, 1)
+        granted.append(now)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(granted)]
+    assert min(gaps) >= S // 10 - 20_000_000 and max(gaps) <= S // 10 + 2_000_000
+    assert granted[-1] == pytest.approx(599 * S // 10, rel=0.001)  # and the late wake-ups are made up for
+
+
+def test_input_and_output_have_budgets_of_their_own() -> None:
+    gate = Gate(Limits(input_tokens=Rate(1000, S), output_tokens=Rate(100, S)))
+    first = gate.enter(0, 560, 60)
+    assert gate.ask(1, 100, 50) == S  # 60 + 50 output tokens
+    assert gate.ask(1, 500, 0) == 0  # input has room
+    gate.leave(first, 510, 10)
+    assert gate.ask(1, 100, 50) == 0  # it really wrote 10
+
+
+def test_a_higher_priority_goes_first_but_not_before_who_waited_long() -> None:
+    throttle, order = Throttle(concurrency=1), []
+
+    async def one(name: str, level: int) -> None:
+        with priority(level):
+            permit = await throttle.acquire()
+        order.append(name)
+        permit.done()
+
+    async def go() -> None:
+        held = await throttle.acquire()
+        tasks = [asyncio.create_task(one(*ask)) for ask in (("batch", -1), ("a", 0), ("urgent", 2), ("b", 0))]
+        while throttle.waiting() < 4:
+            await asyncio.sleep(0)
+        held.done()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(go())
+    assert order == ["urgent", "a", "b", "batch"]
+    long_ago, now = _Waiter(int, 0), _Waiter(int, 1)
+    assert now < long_ago
+    long_ago.order = (long_ago.order[0] - 11 * S, 0)  # it came 11 s earlier: one level is worth 10 s
+    assert long_ago < now
+    with pytest.raises(WrongUse, match="priority"), priority(0.5):  # type: ignore[arg-type]
+        pass
+
+
+def test_a_plain_limit_kept_by_asyncio_throttle() -> None:
+    async def go() -> None:
+        throttle = Throttle(requests="2/h", kept_by="asyncio-throttle", max_wait_s=0.02)
+        for _ in range(2):
+            (await throttle.acquire(model="a")).done()
+        with pytest.raises(ThrottleTimeout):
+            await throttle.acquire(model="a")
+        (await throttle.acquire(model="b")).done()  # per key and model, as ever
+        with pytest.raises(WrongUse, match="cannot make a thread wait"):
+            throttle.acquire_blocking()
+
+    asyncio.run(go())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_processes_share_a_limit(tmp_path: Path) -> None:
+    """Four processes with one limit of 20 in an hour get 20 permits together, and see each other's corrections."""
+
+    def permits(_: int) -> int:
+        throttle, got = Throttle(requests="20/h", tokens="1200/h", shared=tmp_path / "limits", max_wait_s=0.05), 0
+        try:
+            while True:
+                throttle.acquire_blocking(key="sk-secret", model="m", tokens=500).done(10)
+                got += 1
+        except ThrottleTimeout:
+            return got
+
+    read, write = os.pipe()
+    children = []
+    for number in range(4):
+        if (child := os.fork()) == 0:
+            try:
+                os.write(write, bytes([permits(number)]))
+            finally:
+                os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read, "rb") as counts:
+        got = counts.read()
+    assert len(got) == 4 and sum(got) == 20
+    assert all("secret" not in file.name and b"secret" not in file.read_bytes() for file in tmp_path.iterdir())
+
+
+def test_a_damaged_file_of_shared_limits_starts_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    throttle = Throttle(requests="2/h", shared=tmp_path / "limits", per=(), max_wait_s=0)
+    throttle.acquire_blocking().done()
+    (state,) = [file for file in tmp_path.iterdir() if file.suffix != ".lock"]
+    state.write_bytes(b"\xff\xff")
+    throttle.acquire_blocking().done()
+    assert "limits are not shared" in caplog.text
+    with pytest.raises(WrongUse, match="cannot write"):
+        Throttle(requests=1, shared=tmp_path / "none" / "limits")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"max_wait_s": -1}, "max_wait_s=-1"),
+        ({"burst_s": float("nan")}, "burst_s=nan"),
+        ({"kept_by": "redis"}, "kept_by"),
+        ({"kept_by": "asyncio-throttle", "concurrency": 1}, "no such limit is given"),
+        ({"kept_by": "asyncio-throttle", "requests": 1, "burst_s": 0}, "plain limit of one event loop"),
         ({"requests": 0}, "requests=0 would let nothing through"),
         ({"requests": "-1/s"}, "would let nothing through"),
         ({"requests": "inf"}, "limits nothing"),

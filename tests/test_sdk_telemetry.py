@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from typing import Any
 
 import openai
 import pytest
-from canned import CHAT_EVENTS, answer, events, serving
-from loadgen_sdk import OpenTelemetry, Prometheus, TokenPrice, WrongUse, instrument
+from canned import CHAT, CHAT_EVENTS, answer, events, serving
+from loadgen_sdk import OpenTelemetry, Prometheus, Throttle, TokenPrice, WrongUse, instrument, labelled
 
 pytest.importorskip("opentelemetry.sdk")
 pytest.importorskip("prometheus_client")
@@ -65,7 +66,6 @@ def test_metrics_by_the_conventions() -> None:
         "gen_ai.client.operation.duration": ("s", 1),
         "gen_ai.client.token.usage": ("{token}", 2),
         "gen_ai.client.operation.time_to_first_chunk": ("s", 1),
-        "gen_ai.client.operation.time_per_output_chunk": ("s", 2),
         "loadgen.client.time_per_output_token": ("s", 1),
     }
     (duration,) = found["gen_ai.client.operation.duration"].data.data_points
@@ -83,6 +83,77 @@ def test_metrics_by_the_conventions() -> None:
         for point in found["gen_ai.client.token.usage"].data.data_points
     }
     assert tokens == {"input": 9, "output": 3}
+
+
+def test_every_gap_is_recorded_only_when_asked_for_and_elsewhere() -> None:
+    seen = Seen(chunks=True)
+    call(events(*CHAT_EVENTS), seen.observer)
+    assert seen.observer.flush()
+    (point,) = seen.metrics()["gen_ai.client.operation.time_per_output_chunk"].data.data_points
+    assert point.count == 2
+
+
+def test_the_request_is_on_the_span_and_the_span_is_current_while_it_is_sent() -> None:
+    from opentelemetry import trace
+
+    seen = Seen(content=True)
+    current: list[Any] = []
+
+    two = [{"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
+           for i, text, reason in ((0, "yes", "stop"), (1, "no", "length"))]  # fmt: skip
+    with serving(answer({**CHAT, "choices": two})) as server, openai.OpenAI(base_url=server.url, api_key="k") as own:
+        send = own._client.send
+        own._client.send = lambda *a, **k: current.append(trace.get_current_span()) or send(*a, **k)  # type: ignore
+        client = instrument(own, seen.observer, keep_content=True, throttle=Throttle(requests="1/s"))
+        with labelled(feature="search"):
+            client.chat.completions.create(
+                model="m", messages=[], max_tokens=7, temperature=0.5, seed=3, n=2, stop=["secret"]
+            )
+    (span,) = seen.spans
+    assert current[0].get_span_context().span_id == span.context.span_id
+    expected = {"max_tokens": 7, "temperature": 0.5, "seed": 3, "choice.count": 2}
+    assert {name: span.attributes[f"gen_ai.request.{name}"] for name in expected} == expected
+    assert "gen_ai.request.stream" not in span.attributes and "secret" not in span.to_json()
+    assert span.attributes["loadgen.label.feature"] == "search"
+    assert span.attributes["gen_ai.response.finish_reasons"] == ("stop", "length")
+    said = json.loads(span.attributes["gen_ai.output.messages"])
+    assert [(one["parts"][0]["content"], one["finish_reason"]) for one in said] == [("yes", "stop"), ("no", "length")]
+
+
+def test_the_time_to_the_first_chunk_is_the_servers_not_the_throttles() -> None:
+    seen = Seen()
+    throttle = Throttle(concurrency=1)
+    held = throttle.acquire_blocking(key="sk-123456", model="m")
+
+    def release() -> None:
+        while not throttle.waiting(key="sk-123456", model="m"):
+            released.wait(0.001)
+        held.done()
+
+    released, told = threading.Event(), list[Any]()
+    thread = threading.Thread(target=release)
+    thread.start()
+    call(events(*CHAT_EVENTS), (seen.observer, told.append), throttle=throttle)
+    thread.join()
+    (span,) = seen.spans
+    wait_s = told[0].wait_ms / 1e3
+    assert span.attributes["gen_ai.request.stream"] is True and span.attributes["loadgen.wait_s"] == wait_s > 0
+    (first,) = seen.metrics()["gen_ai.client.operation.time_to_first_chunk"].data.data_points
+    assert first.sum == span.attributes["gen_ai.response.time_to_first_chunk"]
+    assert first.sum == pytest.approx(told[0].ttft_ms / 1e3 - wait_s)
+
+
+def test_labels_on_metrics_are_those_named() -> None:
+    seen, registry = Seen(metric_labels=("feature",)), CollectorRegistry()
+    with labelled(feature="search", user="u-1"):
+        call(events(*CHAT_EVENTS), (seen.observer, Prometheus(registry, labels=("feature",))))
+    (point,) = seen.metrics()["gen_ai.client.operation.duration"].data.data_points
+    assert point.attributes["loadgen.label.feature"] == "search" and "loadgen.label.user" not in point.attributes
+    page = generate_latest(registry).decode()
+    assert 'llm_client_requests_total{api="chat",error="",feature="search",model="m",status="ok"} 1.0' in page
+    assert "u-1" not in page
+    with pytest.raises(WrongUse, match="metric_labels='feature'"):
+        Seen(metric_labels="feature")
 
 
 def test_a_span_under_the_one_it_was_made_in() -> None:
@@ -143,5 +214,5 @@ def test_prometheus() -> None:
 @pytest.mark.parametrize(("make", "package"), [(OpenTelemetry, "opentelemetry"), (Prometheus, "prometheus_client")])
 def test_a_missing_package_is_named(make: Any, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(WrongUse, match="pip install 'loadgen\\["):
+    with pytest.raises(WrongUse, match=r"pip install (opentelemetry-api|prometheus-client)"):
         make()

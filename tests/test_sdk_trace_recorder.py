@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
@@ -229,3 +230,55 @@ def test_the_projects_own_client_records_too(tmp_path: Path) -> None:
     with serving(events(*CHAT_EVENTS)) as server:
         asyncio.run(go(server.url))
     assert [(row["input_length"], row["output_length"], row["status"]) for row in lines(path)] == [(9, 3, "ok")] * 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_that_is_forked_has_sessions_of_its_own(tmp_path: Path) -> None:
+    """As under gunicorn --preload: one recorder, made before the workers."""
+    import msgspec
+    from loadgen_sdk import Measurement
+
+    recorder = record_shape(tmp_path / "t.jsonl")
+
+    def record() -> None:
+        shape = recorder.begin(1, {"messages": [{"role": "user", "content": "Hi"}]})
+        recorder.end(shape, Measurement(api="chat", streamed=False, status="ok", started=1, started_unix_ns=1))
+        recorder.flush()
+
+    record()  # with the background thread running, and a row that a child must not write again
+    children = []
+    for _ in range(2):
+        if (child := os.fork()) == 0:
+            try:
+                record()
+            finally:
+                os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    recorder.close()
+    rows = [msgspec.json.decode(line) for line in (tmp_path / "t.jsonl").read_bytes().splitlines()]
+    assert len(rows) == 3 and len({row["session_id"] for row in rows}) == 3
+    assert len({tuple(row["hash_ids"]) for row in rows}) == 1
+
+
+def test_only_the_labels_that_are_named_are_written(tmp_path: Path) -> None:
+    from loadgen_sdk import Measurement
+
+    with record_shape(tmp_path / "t.jsonl", labels=("feature",)) as recorder:
+        shape = recorder.begin(1, {"prompt": "Hi"})
+        recorder.end(shape, Measurement(api="chat", streamed=False, status="ok", started=1, started_unix_ns=1,
+                                        labels={"feature": "search", "user": "u-1"}))  # fmt: skip
+    text = (tmp_path / "t.jsonl").read_text()
+    assert '"labels":{"feature":"search"}' in text and "u-1" not in text
+
+
+def test_an_application_may_go_on_with_its_list_of_messages(tmp_path: Path) -> None:
+    """Hashing is done later: what was asked is what counts, whatever becomes of the list."""
+    messages: list[Any] = [{"role": "user", "content": "Hi"}]
+    with record_shape(tmp_path / "t.jsonl", salt="s") as recorder:
+        shape = recorder.begin(1, {"messages": messages})
+        messages[0]["content"] = "x" * 5000
+        messages.append({"role": "user", "content": "y" * 5000})
+        recorder.flush()
+        assert len(shape.hashes) == 1 and not shape.texts

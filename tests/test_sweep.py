@@ -17,6 +17,7 @@ from queueing import rows
 from loadgen.cli import main
 from loadgen.compare import inputs
 from loadgen.errors import UserError
+from loadgen.metrics import summary_json
 from loadgen.report import sweep as shown
 from loadgen.results import capacity, store
 from loadgen.results.manifest import Fingerprints, StagePlan
@@ -285,13 +286,33 @@ def test_what_a_search_leaves_is_priced_and_planned(tmp_path: Path, capsys: pyte
     for one in (a, b):
         assert not one.lower_bound
         assert one.low_per_s is not None and one.high_per_s is not None
-        assert one.low_per_s < one.rate_per_s < one.high_per_s
+        assert one.low_per_s <= one.rate_per_s <= one.high_per_s
+    answer = json.loads((tmp_path / "a" / "search.json").read_bytes())["answer"]
+    assert a.confirmed and not b.confirmed
+    assert a.rate_per_s <= answer["confirmed"] < answer["load"]  # not the load at which half of the runs fail
+    assert b.rate_per_s <= float(b.evidence.removeprefix("r"))  # nor one between two levels
+    for name, one in (("a", a), ("b", b)):
+        file = tmp_path / name / one.evidence / "summary.json"
+        summary = summary_json.load_summary(file.read_bytes())
+        steady = summary.tokens.steady_output_per_s, summary.tokens.steady_total_per_s
+        assert (one.output_tokens_per_s, one.total_tokens_per_s) == steady
     assert a.evidence.endswith("-confirm") and b.evidence in ("r60", "r120")
     assert b.low_per_s <= a.rate_per_s <= b.high_per_s  # type: ignore[operator]
     capsys.readouterr()
     assert exits("cost", str(tmp_path / "a"), str(tmp_path / "b"), "--prices", str(prices)) == 0
-    told = capsys.readouterr().out
-    assert "capacity by search" in told and "capacity by sweep" in told
+    told = " ".join(capsys.readouterr().out.split())
+    assert (
+        "capacity by search" in told
+        and "capacity by sweep" in told
+        and "output tokens/s while its run offered load" in told
+    )
+    assert exits("cost", str(tmp_path / "a"), "--prices", str(prices), "--json") == 0
+    (offer,) = json.loads(capsys.readouterr().out)["offers"]
+    per_hour, rates = 4 * 10.50, offer["rates_per_s"]
+    assert float(rates["million_output_tokens"]) * 1e6 == pytest.approx(a.output_tokens_per_s, rel=1e-6)
+    per_million = float(offer["costs"]["million_output_tokens"]["total"])
+    assert per_million == pytest.approx(per_hour / 3600 / (a.output_tokens_per_s or 0) * 1e6, rel=1e-6)
+    assert any("empty server" in note for note in offer["notes"])
     assert "not comparable" not in told
     assert exits("capacity", "--users", "5000", "--profile", "qa", "--results", str(tmp_path / "a")) == 0
     assert "SIMULATED" in capsys.readouterr().out

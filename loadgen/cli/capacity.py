@@ -22,7 +22,7 @@ def capacity(
     users: Annotated[int | None, typer.Option("--users", min=1, help="Users who work at the same time.")] = None,
     think: Annotated[str, typer.Option("--think", help="From an answer to the user's next question.")] = "30s",
     results: Annotated[Path | None, typer.Option("--results", help="Folder of a run or a search.")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of that run, where it does not say.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of that run, where it recorded none.")] = None,
     gpus_per_vm: Annotated[int, typer.Option("--gpus-per-vm", min=1, help="GPUs of a VM, the fault domain.")] = 4,
     vms_per_rack: Annotated[int, typer.Option("--vms-per-rack", min=1, help="VMs of a rack.")] = 18,
     allow_invalid: Annotated[
@@ -35,6 +35,7 @@ def capacity(
     Exit: 0 done, 2 wrong flags or results, 3 the result is not a valid measurement.
     """
     from loadgen import units
+    from loadgen.cli.show import say_changed
     from loadgen.cost import capacity_planning, inputs
     from loadgen.mlperf import published
     from loadgen.report import capacity as report
@@ -50,6 +51,8 @@ def capacity(
         think_s = units.duration_ns(think, "s") / 1e9
     except units.Wrong as wrong:
         raise UserError(f'"{think}" {wrong}', "--think", wrong.hint) from None
+    if results is not None:
+        say_changed(results)
     evidence = None if results is None else inputs.read_evidence([results], allow_invalid=allow_invalid)[0]
     measured = None if evidence is None else _measured_rate(evidence, profile, gpus)
     plan = None
@@ -63,12 +66,13 @@ def capacity(
 
 def _measured_rate(evidence: Evidence, profile: str, gpus: int | None) -> MeasuredRate:
     from loadgen.cost.capacity_planning import measured
+    from loadgen.cost.inputs import gpus_of
 
     summary = evidence.summary
     if summary.run.workload != profile:
         problem = f'the run is of the workload "{summary.run.workload}", not of {profile}'
         raise UserError(problem, evidence.folder, f"--profile {summary.run.workload}, or a run of {profile}")
-    gpu_count = gpus if gpus is not None else summary.target.gpus
+    gpu_count = gpus_of(evidence, gpus, "--gpus")
     if gpu_count is None:
         raise UserError("the run does not say how many GPUs it used", evidence.folder, "--gpus 4")
     return measured(evidence, gpu_count)

@@ -21,7 +21,8 @@ def compare(
         list[str] | None,
         typer.Option(
             "--fail-on",
-            help="Exit 1 when it holds: 'ttft_ms.p99 > +5%' (a change), 'goodput.share < 99%' (a value). Repeatable.",
+            help="Exit 1 when it holds: 'ttft_ms.p99 > +5%' (a change; needs repeats on both sides), "
+            "'goodput.share < 99%' (a value). Repeatable.",
         ),
     ] = None,
     beyond_noise: Annotated[
@@ -35,10 +36,13 @@ def compare(
 ) -> int:
     """Hold results against the first one: equal work first, then each metric's difference, its interval and a word.
 
-    Exit: 0, 1 a condition of --fail-on holds, 2 wrong usage, 3 a result is not valid.
+    Better or worse needs repeats on both sides (loadgen run --repeat 3); one run a side can differ, no more.
+
+    Exit: 0, 1 a condition of --fail-on holds, 2 wrong usage, 3 a result is not valid, or a condition is undecided.
     """
     import msgspec
 
+    from loadgen.cli.show import say_changed
     from loadgen.compare import comparison, inputs, thresholds
     from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
     from loadgen.interop import reader
@@ -47,6 +51,8 @@ def compare(
 
     if len(results) < 2:
         raise UserError("one result alone compares with nothing", " ".join(map(str, results)), "give two or more")
+    for folder in results:
+        say_changed(folder)
     level = _confidence(confidence)
     conditions = thresholds.parse_thresholds(fail_on or ())
     comparison_result = comparison.compare(
@@ -71,7 +77,9 @@ def compare(
             raise UserError(f"cannot be written: {error.strerror}", f"--junit {junit}") from None
     if not comparison_result.valid:
         return UNSOUND
-    return SLO_MISSED if any(outcome.failed for outcome in outcomes) else OK
+    if any(outcome.failed for outcome in outcomes):
+        return SLO_MISSED
+    return UNSOUND if any(outcome.failed is None for outcome in outcomes) else OK
 
 
 def _confidence(text: str) -> float:

@@ -29,7 +29,7 @@ def cost(
         list[str] | None, typer.Option("--price", metavar="DIR=NAME", help="Which price a result is under.")
     ] = None,
     gpus: Annotated[
-        list[str] | None, typer.Option("--gpus", metavar="DIR=N", help="GPUs of a result that does not say.")
+        list[str] | None, typer.Option("--gpus", metavar="DIR=N", help="GPUs of a result that recorded none.")
     ] = None,
     utilization: Annotated[
         str, typer.Option("--utilization", help="Share of the paid GPU-hours that is used: 0.4 or 40%.")
@@ -95,19 +95,22 @@ def _comparison(
     currency: str | None,
     allow_invalid: bool,
 ) -> OfferComparison:
+    from loadgen.cli.show import say_changed
     from loadgen.cost import comparison, inputs, price_file
     from loadgen.cost.prices import find
     from loadgen.cost.unit_cost import offer
     from loadgen.errors import Fault
 
+    for folder in folders:
+        say_changed(folder)
     book = price_file.load_prices(prices, accept_sample=accept_sample, currency=currency)
     evidence = inputs.read_evidence(folders, allow_invalid=allow_invalid)
     _check_names(chosen, [result.name for result in evidence], "--price")
     _check_names(gpus, [result.name for result in evidence], "--gpus")
     priced, faults = [], list[Fault]()
     for result in evidence:
-        gpu_count = gpus.get(result.name, result.summary.target.gpus)
         try:
+            gpu_count = inputs.gpus_of(result, gpus.get(result.name), "--gpus")
             matching = find(book, result.summary.target, chosen.get(result.name, ""), result.name)
             for price in matching:
                 name = result.name if len(matching) == 1 else f"{result.name} ({price.commitment or price.name})"

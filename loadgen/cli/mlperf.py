@@ -80,6 +80,8 @@ def limited(
     run_spread: target.RunSpread = None,
     grace: Grace = None,
     harness: Harness = "own",
+    seed: target.TextSeed = None,
+    salt: target.Salt = None,
     model: target.Model = None,
     server: target.Server = "auto",
     api: target.Api = "chat",
@@ -97,6 +99,7 @@ def limited(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> int:
@@ -124,6 +127,8 @@ def offline(
     mean_input: MeanInput = None,
     min_duration: MinDuration = None,
     harness: Harness = "own",
+    seed: target.TextSeed = None,
+    salt: target.Salt = None,
     model: target.Model = None,
     server: target.Server = "auto",
     api: target.Api = "chat",
@@ -141,6 +146,7 @@ def offline(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> int:
@@ -190,6 +196,7 @@ def _parse_flags(scenario: Scenario, flags: dict[str, Any]) -> tuple[Test, Setti
     """Parse the flags: the test and the settings. Raises Faults with all faults together."""
     from loadgen.errors import Faults, UserError
     from loadgen.mlperf import rules
+    from loadgen.workload.flags import seed_and_salt
 
     faults: list[Fault] = []
     test = settings = None
@@ -207,6 +214,16 @@ def _parse_flags(scenario: Scenario, flags: dict[str, Any]) -> tuple[Test, Setti
         faults += _official_loadgen_faults(flags, settings)
     if flags["dataset"] is not None and (flags["mean_output"] or flags["mean_input"]):
         faults.append(UserError("the means are of the synthetic set", "--dataset", "leave --mean-output out"))
+    try:
+        seed_and_salt(flags["seed"], flags["salt"])
+    except Faults as several:
+        faults += several.faults
+    if flags["dataset"] is not None:
+        faults += [
+            UserError("the data set is sent as it stands", f"--{name} {flags[name]}", f"leave --{name} out")
+            for name in ("seed", "salt")
+            if flags[name] is not None
+        ]
     if faults or test is None or settings is None:
         raise Faults(faults)
     return test, settings
@@ -239,11 +256,13 @@ def _official_loadgen_faults(flags: dict[str, Any], settings: Settings | None) -
 
 def _data(test: Test, flags: dict[str, Any], folder: Path) -> tuple[Data, Test]:
     from loadgen.mlperf import run as mlperf_run
+    from loadgen.workload.flags import seed_and_salt
 
     if flags["dataset"] is not None:
         return mlperf_run.official(test, flags["dataset"], folder)
     data = mlperf_run.synthetic(test, mean_input=flags["mean_input"], mean_output=flags["mean_output"])
-    return data, test
+    seed, salt = seed_and_salt(flags["seed"], flags["salt"])
+    return data._replace(seed=seed, salt=salt), test
 
 
 def _results_folder(test: Test, flags: dict[str, Any]) -> Path:
@@ -328,13 +347,14 @@ def _measured_rate(test: Test, data: Data, settings: Settings, folder: Path, lan
     from loadgen.cli.show import Show, say
     from loadgen.errors import UserError
     from loadgen.mlperf import run as mlperf_run
+    from loadgen.workload import placed
 
     say("no --target-qps: one pass of the data set first, to size the query by")
     trial_test = replace(test, min_duration_ns=test.min_duration_ns // 5)
     qps, show = 1e-9, Show(as_json=False)
     for trial in range(1, 4):
         out = _unused_beside(folder, f"trial-{trial}")
-        workload = mlperf_run.workload(trial_test, data, qps=qps, lanes=lanes)
+        workload = placed(mlperf_run.workload(trial_test, data, qps=qps, lanes=lanes), f"trial-{trial}")
         summary, trial_folder = show.perform(workload, replace(settings, out=out))
         if summary.run.state == "interrupted":
             return None
@@ -393,7 +413,7 @@ def _find_peak(
     from loadgen.metrics.summary import summarize
     from loadgen.mlperf import run as mlperf_run
     from loadgen.mlperf.result import DISCLOSURE
-    from loadgen.results import store
+    from loadgen.results import checksums, store
     from loadgen.search import trials
 
     say(f"MLPerf-style, unofficial; data: {data.name}")
@@ -422,7 +442,8 @@ def _find_peak(
     run_folder = folder / best.folder
     summary = summarize(*store.read_run(run_folder))
     result = mlperf_run.judge(run_folder, test, summary, data_name=data.name, qps=best.ask.load, answer=answer)
-    mlperf_run.write(folder, result, test, sut=summary.target.name or summary.target.url, version=summary.run.version)
+    mlperf_run.write_result(folder, result, test, summary)
+    checksums.write(folder)
     if not as_json:
         print()
     return max(code, _print(result, run_folder, summary.target.gpus, as_json, summary.verdict.valid, summary))

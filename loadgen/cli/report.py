@@ -14,6 +14,7 @@ import typer
 
 if TYPE_CHECKING:
     from loadgen.metrics.summary import Summary
+    from loadgen.mlperf.result import MlperfResult
     from loadgen.search.experiment import StoredSearch
 
 
@@ -35,16 +36,20 @@ def report(
     Exit: 0 sound and SLO met, 1 SLO missed, 2 not a run, 3 the run is not valid; of a search as `loadgen search`.
     """
     from loadgen.cli.search import code as search_code
+    from loadgen.cli.show import say_changed
     from loadgen.compare import inputs
     from loadgen.errors import UNSOUND
-    from loadgen.metrics import summary_json
+    from loadgen.metrics import repeats, summary_json
     from loadgen.metrics.validity import exit_code
+    from loadgen.report import repeats as repeats_table
     from loadgen.report import text
     from loadgen.search import experiment
 
-    other_tool_file = inputs.by_another_tool(folder)
+    is_search = (folder / experiment.PLAN).is_file()  # one of mlperf leaves LoadGen's log files beside its runs
+    other_tool_file = None if is_search else inputs.by_another_tool(folder)
     if other_tool_file is not None:
         return _reported(other_tool_file, html, as_json=as_json)
+    say_changed(folder)
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     with_page = not no_html and (html is not None or not as_json)
     folders = [] if inputs.is_run(folder) else sorted(filter(inputs.is_run, folder.glob("*/")), key=_natural)
@@ -60,9 +65,18 @@ def report(
         inputs.of_one_work(folder, named)
         answer, page = _levels(named, with_page)
     elif folders:
+        named = [(run.name, summary) for run, summary in zip(folders, summaries, strict=True)]
         answer = text.render_levels(summaries, color=color)
+        answer += "\n" + repeats_table.render_text(repeats.summarize_repeats(named))
     else:
-        answer = text.render(summaries[0], color=color)
+        answer = text.render(summaries[0], color=color) + _mlperf_text(folder, summaries[0])
+    if folders and (result := _mlperf_result(folder)) is not None:
+        from loadgen.report import html as pages
+
+        answer += _mlperf_text(folder, summaries[0])
+        if with_page:
+            runs = [(run.name, summary) for run, summary in zip(folders, summaries, strict=True)]
+            page = pages.with_mlperf(page or _levels(runs, True)[1] or "", result, summaries[0].target.gpus)
     if as_json:
         documents = [summary_json.dump_summary(summary).decode().rstrip() for summary in summaries]
         print("[" + ",\n".join(documents) + "]" if folders else documents[0])
@@ -75,6 +89,21 @@ def report(
     return max(
         exit_code(interrupted=False, valid=summary.verdict.valid, slo_met=summary.goodput.met) for summary in summaries
     )
+
+
+def _mlperf_result(folder: Path) -> MlperfResult | None:
+    """The result of an MLPerf-style run in this folder; None of another run."""
+    from loadgen.mlperf import run
+
+    return run.read(folder) if (folder / run.RESULT).is_file() else None
+
+
+def _mlperf_text(folder: Path, summary: Summary) -> str:
+    """The result of an MLPerf-style run, to print below the report; "" of another run."""
+    from loadgen.report import mlperf
+
+    result = _mlperf_result(folder)
+    return "" if result is None else "\n" + mlperf.render(result, gpus=summary.target.gpus)
 
 
 def _natural(folder: Path) -> tuple[int, str]:
@@ -100,14 +129,15 @@ def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
         summary = (
             summary_json.load_summary(kept.read_bytes(), str(kept)) if kept.is_file() else run_folder.summary(folder)
         )
-        return summary, html.render(summary) if page else None
+        return summary, html.render(summary, mlperf=_mlperf_result(folder)) if page else None
     stored = store.read_lightly(folder)
     summary = with_server(folder, summarize(*stored))
     if not page:
         return summary, None
     chart_data = figures(*stored, store.heat(folder), HEAT_EDGES_NS)
     other_definitions = reported(summary, stored.header, stored.rows, stored.gaps)
-    return summary, html.render(summary, stored.header, chart_data, other_definitions, store.server(folder))
+    said, result = store.server(folder), _mlperf_result(folder)
+    return summary, html.render(summary, stored.header, chart_data, other_definitions, said, result)
 
 
 def _search(
@@ -162,6 +192,7 @@ def _reported(file: Path, html: Path | None, *, as_json: bool) -> int:
 def _write(page: str, chosen: Path | None, default: Path) -> None:
     """Write the page to `chosen`, else to `default`, and print its path to stderr. Raises UserError."""
     from loadgen.errors import UserError
+    from loadgen.results import checksums
 
     path = chosen if chosen is not None else default
     try:
@@ -169,4 +200,5 @@ def _write(page: str, chosen: Path | None, default: Path) -> None:
     except OSError as error:
         hint = "give another place with --html FILE, or --no-html"
         raise UserError(f"cannot write the page: {error.strerror}", str(path), hint) from None
+    checksums.renew(path.parent, path)
     print(f"page: {path}", file=sys.stderr)

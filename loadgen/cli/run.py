@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loadgen.cli import target
+from loadgen.cli.repeats import Repeat, RepeatMost, RepeatPause, RepeatWithin
 
 if TYPE_CHECKING:
     from loadgen.workload.flags import Overrides
@@ -117,9 +118,14 @@ def run(
         str | None,
         typer.Option("--schedule-seed", help="Of Poisson arrivals alone, as MLPerf LoadGen's schedule_rng_seed."),
     ] = None,
+    salt: target.Salt = None,
     limit: Annotated[
         list[str] | None, typer.Option("--limit", help="Change a limit of the verdict: send_lag_share:10%. Stored.")
     ] = None,
+    repeat: Repeat = None,
+    repeat_most: RepeatMost = None,
+    repeat_within: RepeatWithin = None,
+    repeat_pause: RepeatPause = None,
     workers: target.ManyWorkers = None,
     ray: target.Ray = None,
     source: target.Sources = None,
@@ -138,6 +144,7 @@ def run(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -159,20 +166,26 @@ def run(
 
     Exit: 0 done and SLO met, 1 SLO missed, 2 wrong usage, 3 unreachable or not valid, 70 bug, 130 interrupted.
     """
+    from loadgen.cli.repeats import repetition
     from loadgen.errors import Faults, UserError
     from loadgen.results.object_store import is_url
     from loadgen.workload.flags import Overrides, levels
     from loadgen.workload.loading import given as load
+    from loadgen.workload.overrides import placed
 
     overrides = Overrides(
         request_rate=request_rate, burstiness=burstiness, max_in_flight=max_in_flight, num_requests=num_requests,
         concurrency_ramp=concurrency_ramp,
         duration=duration, warmup=warmup, num_warmups=num_warmups, grace=grace, timeout=timeout,
         stall_timeout=stall_timeout, slo=tuple(slo or ()), goodput=tuple(goodput or ()), input_tokens=input_tokens,
-        output_tokens=output_tokens, seed=seed, schedule_seed=schedule_seed, limit=tuple(limit or ()),
+        output_tokens=output_tokens, seed=seed, schedule_seed=schedule_seed, salt=salt, limit=tuple(limit or ()),
     )  # fmt: skip
     faults: list[Any] = []
-    settings = None
+    settings = how = None
+    try:
+        how = repetition(repeat, repeat_most, repeat_within, repeat_pause)
+    except Faults as found:
+        faults += found.faults
     try:
         settings = target.given(
             locals(), stream=not no_stream, client=client, keep=keep, ray=ray,
@@ -183,17 +196,26 @@ def run(
     try:
         steps: list[int | None] = [*levels(concurrency)] if concurrency else [None]
         workloads = [load(workload, trace, _with_concurrency(overrides, level)) for level in steps]
+        if len(steps) > 1:  # levels of one seed must not send each other's prompts
+            workloads = [placed(one, f"c{level}") for one, level in zip(workloads, steps, strict=True)]
+        if len(workloads) > 1 and repeat is not None:
+            hint = "loadgen sweep ... --repeat runs several levels again and again; or give one level"
+            raise UserError("several levels, each to be repeated", f"--repeat {repeat}", hint)
     except Faults as found:
         faults += found.faults
     except UserError as fault:
         faults.append(fault)
-    if faults or settings is None:
+    if faults or settings is None or how is None:
         raise Faults(faults)
-    from loadgen.cli.show import Show
+    from loadgen.cli.show import Show, say
 
     show = Show(as_json=as_json, plain=plain)
     if dry_run:
+        if repeat is not None:
+            say(f"runs: {how.words}")
         return show.plans(workloads, settings)
+    if repeat is not None:
+        return show.repeats(workloads[0], settings, how)
     return show.levels(workloads, settings) if len(workloads) > 1 else show.one(workloads[0], settings)
 
 

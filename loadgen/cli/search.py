@@ -50,7 +50,11 @@ def search(
     limit: Annotated[
         list[str] | None, typer.Option("--limit", help="Change a limit of the verdict: send_lag_share:10%. Stored.")
     ] = None,
-    seed: Annotated[str | None, typer.Option("--seed", help="Of the search; every probe derives its own.")] = None,
+    seed: Annotated[
+        str | None,
+        typer.Option("--seed", help="Of the search; every probe derives its own. Without it a fresh one, printed."),
+    ] = None,
+    salt: target.Salt = None,
     model: target.Model = None,
     server: target.Server = "auto",
     api: target.Api = "chat",
@@ -68,6 +72,7 @@ def search(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the search.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print search.json instead of the table.")] = False,
 ) -> int:
@@ -78,7 +83,7 @@ def search(
     import math
     from datetime import datetime
 
-    from loadgen import seeds, units
+    from loadgen import units
     from loadgen.errors import Fault, Faults, UserError
     from loadgen.execution.folder_names import run_id
     from loadgen.execution.plan import _slo
@@ -103,7 +108,7 @@ def search(
     )
     first_load = start or low or 1.0
     overrides = Overrides(
-        slo=terms, seed=seed, duration=duration, warmup=0, grace=grace, limit=tuple(limit or ()),
+        slo=terms, seed=seed, salt=salt, duration=duration, warmup=0, grace=grace, limit=tuple(limit or ()),
         **({"concurrency": max(1, round(first_load))} if closed else {"request_rate": first_load}),
     )  # fmt: skip
     try:
@@ -137,7 +142,7 @@ def search(
         goal=Goal(slo=slo_of_workload),
         make=lambda ask: trials.loaded(trials.lasting(trial_workload, ask.lengths), ask.load),
         settings=settings,
-        seed=checked.seed if checked.seed is not None else seeds.fresh(),
+        seed=experiment.seed_of(folder, checked.seed),
     )
     has_bounds = low is not None and high is not None
     load_search = LoadSearch(
@@ -157,9 +162,11 @@ def search(
         workload=workload,
         source_text=checked.source_text,
         target=settings.shown,
+        metadata=dict(settings.metadata),
         flags={"slo": _slo_text(slo_of_workload), "duration": f"{trial_ns / 1e9:g} s"}
         | ({"limit": ", ".join(limit)} if limit else {})
         | ({"grace": f"{checked.grace_ns / 1e9:g} s"} if grace and checked.grace_ns is not None else {}),
+        seed=trial_runner.seed,
     )
     return perform(load_search, trial_runner, plan, unit=" in flight" if closed else "/s", as_json=as_json)
 
@@ -187,6 +194,7 @@ def perform(
 def _run_trials(
     load_search: LoadSearch, trial_runner: Trials, plan: ExperimentPlan, unit: str, as_json: bool, silent: bool
 ) -> int:
+    from loadgen import format
     from loadgen.cli.show import say
     from loadgen.errors import TargetError
     from loadgen.report import search as report
@@ -204,6 +212,7 @@ def _run_trials(
     elif (target_count := len(trial_runner.settings.endpoints)) > 1:
         say(f"load over {target_count} targets: every rate is that of all of them together")
     say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.names)}")
+    say(f"seed: {trial_runner.seed}")
     try:
         while (ask := load_search.ask()) is not None:
             say(report.asking(ask, unit))
@@ -224,6 +233,8 @@ def _run_trials(
     elif as_json:
         sys.stdout.write((trial_runner.folder / "search.json").read_text())
     else:
+        if plan.metadata:
+            print(f"metadata: {format.pairs(plan.metadata)}")
         print(report.render(answer, load_search.told, trial_runner.goal, unit=unit, simulated=simulated), end="")
         say(f"results in {trial_runner.folder}; go on with --resume {trial_runner.folder}")
     return code(answer)

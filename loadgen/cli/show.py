@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loadgen import format
 from loadgen.execution import run
 from loadgen.execution.folder_names import new_folder
-from loadgen.execution.plan import Settings, describe
+from loadgen.execution.plan import Settings, describe, seed_words
 from loadgen.metrics import summary_json
 from loadgen.metrics.summary import Summary, exit_code
 from loadgen.report import text
@@ -18,6 +19,7 @@ from loadgen.report.progress import Progress
 
 if TYPE_CHECKING:
     from loadgen.execution.shared_counters import Counted
+    from loadgen.metrics.repeats import Repetition
     from loadgen.report.dashboard import Dashboard
     from loadgen.results.manifest import Cluster, Header
     from loadgen.schedule.timetable import Schedule
@@ -27,6 +29,23 @@ if TYPE_CHECKING:
 def say(line: str) -> None:
     """Print a line to stderr."""
     print(line, file=sys.stderr, flush=True)
+
+
+def say_changed(folder: Path) -> None:
+    """Say which files of a results folder are not as the command that wrote it left them; nothing when all are."""
+    from loadgen.results import checksums
+
+    if not folder.is_dir():
+        return
+    differences = checksums.changed(folder)
+    if not differences:
+        return
+    listed = ", ".join(f"{name} ({what})" for name, what in list(differences.items())[:5])
+    more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
+    say(
+        f"note: {folder} is not as it was written: {listed}{more}. The figures below are of the files as they are now. "
+        f"To see every change: cd {folder} && sha256sum -c {checksums.FILE}"
+    )
 
 
 class Show:
@@ -54,6 +73,7 @@ class Show:
         from datetime import datetime
 
         from loadgen.report import sweep
+        from loadgen.results import checksums
         from loadgen.search.sweep import curve
 
         parent = new_folder(settings.out, workloads[0].name, datetime.now().astimezone())
@@ -65,6 +85,7 @@ class Show:
             named_summaries.append((f"c{level}", summary))
             if summary.run.state == "interrupted":
                 break
+        checksums.write(parent)
         summaries = [summary for _, summary in named_summaries]
         if self._as_json:
             sys.stdout.buffer.write(
@@ -75,6 +96,37 @@ class Show:
             print(sweep.render_text(curve(named_summaries)), end="", flush=True)
             say(f"results in {parent}")
         return max(exit_code(summary) for summary in summaries)
+
+    def repeats(self, workload: Workload, settings: Settings, how: Repetition) -> int:
+        """Perform several runs of one load and print their summary. Returns the highest exit code."""
+        from datetime import datetime
+
+        import msgspec
+
+        from loadgen.cli import repeats
+        from loadgen.errors import INTERRUPTED
+        from loadgen.execution.repeats import seeded
+        from loadgen.report import repeats as table
+
+        parent = new_folder(settings.out, workload.name, datetime.now().astimezone())
+        repeats.refuse_used(parent)
+
+        def one(number: int, folder: Path) -> Summary:
+            store = settings.store and f"{settings.store}/{folder.name}"
+            summary, _ = self.perform(seeded(workload, number), replace(settings, out=folder, store=store))
+            return summary
+
+        virtual = settings.url is not None and settings.url.startswith("sim:")
+        named = repeats.repeat(how, parent, one, virtual=virtual, say=say)
+        made = repeats.finish(parent, how, named)
+        if self._as_json:
+            sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n")
+        else:
+            print(text.render_levels([summary for _, summary in named], color=_color()), end="")
+            print("\n" + table.render_text(made), end="", flush=True)
+        say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {parent} OTHER")
+        codes = [exit_code(summary) for _, summary in named]
+        return max(codes) if how.enough([summary for _, summary in named]) else max(*codes, INTERRUPTED)
 
     def plans(self, workloads: list[Workload], settings: Settings) -> int:
         """Print what would be sent."""
@@ -114,11 +166,16 @@ class Show:
                 bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
             note = "" if stage.measured else ", warm-up, not measured"
             say(f"load: {stage.arrival}: {', '.join(bound for bound in bounds if bound)}{note}")
+        for target in header.targets:
+            if target.software:
+                self._say_once(f"software: {', '.join(target.software)}")
+        if header.metadata:
+            self._say_once(f"metadata: {format.pairs(header.metadata)}")
         if header.server_pages is not None:
             self._say_once(f"server metrics: {', '.join(header.server_pages) or 'none'}")
         for note in header.notes:
             self._say_once(f"note: {note}")
-        say(f"seed: {header.seed}  results: {folder}")
+        say(f"{seed_words(header.seed, header.salt)}  results: {folder}")
         if self._plain or not sys.stderr.isatty():
             drain_ns = None if header.grace_s is None else round(header.grace_s * 1e9)
             self._progress = Progress(timetable.slots, timetable.horizon_ns, drain_ns=drain_ns, plain=self._plain)

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loadgen.cli import target
+from loadgen.cli.repeats import Repeat, RepeatMost, RepeatPause, RepeatWithin
 from loadgen.cli.run import ConcurrencyRamp
 
 if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
+    from loadgen.metrics.repeats import RepeatSummary, Repetition
+    from loadgen.metrics.summary import Summary
     from loadgen.workload import Workload
 
 PER_LANE = 5  # minimum requests per lane of a closed-loop level
@@ -51,9 +54,19 @@ def sweep(
     input_tokens: Annotated[str | None, typer.Option("--input-tokens", "--isl", help="Prompt length.")] = None,
     output_tokens: Annotated[str | None, typer.Option("--output-tokens", "--osl", help="Output length.")] = None,
     seed: Annotated[
-        str | None, typer.Option("--seed", help="The same for every level; without it each draws its own.")
+        str | None,
+        typer.Option(
+            "--seed",
+            help="Of lengths and arrivals, the same for every level; each has texts of its own. Without it a fresh "
+            "one, printed.",
+        ),
     ] = None,
+    salt: target.Salt = None,
     limit: Annotated[list[str] | None, typer.Option("--limit", help="Change a limit of the verdict.")] = None,
+    repeat: Repeat = None,
+    repeat_most: RepeatMost = None,
+    repeat_within: RepeatWithin = None,
+    repeat_pause: RepeatPause = None,
     url: target.Urls = None,
     targets: target.TargetsFile = None,
     route: target.RouteTo = "auto",
@@ -77,6 +90,7 @@ def sweep(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Its folder; the same one again goes on where it stopped.")
     ] = None,
@@ -91,6 +105,7 @@ def sweep(
     from dataclasses import replace
     from datetime import datetime
 
+    from loadgen.cli.repeats import repetition
     from loadgen.errors import Fault, Faults, UserError
     from loadgen.execution.folder_names import run_id
     from loadgen.results import store
@@ -100,9 +115,14 @@ def sweep(
     overrides = Overrides(
         concurrency_ramp=concurrency_ramp, num_requests=num_requests, duration=duration, warmup=warmup, grace=grace,
         timeout=timeout, slo=tuple(slo or ()), goodput=tuple(goodput or ()), input_tokens=input_tokens,
-        output_tokens=output_tokens, seed=seed, limit=tuple(limit or ()),
+        output_tokens=output_tokens, seed=seed, salt=salt, limit=tuple(limit or ()),
     )  # fmt: skip
     faults: list[Fault] = []
+    how: Repetition | None = None
+    try:
+        how = repetition(repeat, repeat_most, repeat_within, repeat_pause)
+    except Faults as found:
+        faults += found.faults
     settings: Settings | None = None
     grid: dict[float, Workload] = {}
     kind: levels.Kind = "concurrency" if concurrency is not None else "request_rate"
@@ -121,12 +141,14 @@ def sweep(
         faults += found.faults
     except UserError as fault:
         faults.append(fault)
-    if faults or settings is None:
+    if faults or settings is None or how is None:
         raise Faults(faults)
     name = run_id(f"sweep-{next(iter(grid.values())).name}", datetime.now().astimezone())
     parent = settings.out or Path("results") / name
     settings = replace(settings, out=parent)
     with store.nothing_left(parent):
+        if repeat is not None:
+            return _repeated(how, workload, grid, kind, overrides, settings, plain=plain, as_json=as_json)
         return _run(workload, grid, kind, overrides, settings, plain=plain, as_json=as_json, as_markdown=as_markdown)
 
 
@@ -151,7 +173,8 @@ def _level(name: str, overrides: Any, kind: str, amount: float) -> Workload:
     return workload
 
 
-def _run(
+def _repeated(
+    how: Repetition,
     name: str,
     grid: dict[float, Workload],
     kind: Any,
@@ -160,19 +183,82 @@ def _run(
     *,
     plain: bool,
     as_json: bool,
-    as_markdown: bool,
+) -> int:
+    """The whole sweep several times, as r1, r2, ... of one folder: each level's runs lie as far apart as can be."""
+    from dataclasses import replace
+
+    import msgspec
+
+    from loadgen.cli.show import say
+    from loadgen.compare import inputs
+    from loadgen.errors import INTERRUPTED, UserError
+    from loadgen.execution.repeats import pause, seeded
+    from loadgen.metrics.repeats import FILE, summarize_repeats
+    from loadgen.report import repeats as table
+    from loadgen.results import store
+    from loadgen.search import sweep as levels
+
+    parent = settings.out
+    assert parent is not None
+    if (parent / "plan.json").is_file():
+        raise UserError("the folder holds a sweep that is not repeated", f"--out {parent}", "give another --out")
+    by_level: dict[str, list[tuple[str, Summary]]] = {levels.name(kind, amount): [] for amount in grid}
+    codes: list[int] = []
+    virtual = settings.url is not None and settings.url.startswith("sim:")
+    within = how.within if how.count is None else None
+    while len(codes) < how.at_most and (not codes or not all(map(how.enough, _summaries(by_level)))):
+        number = len(codes) + 1
+        if codes and not pause(how, f"r{number}", virtual=virtual, say=say):
+            codes.append(INTERRUPTED)
+            break
+        say(f"sweep r{number} of {how.words}")
+        own = {amount: seeded(workload, number) for amount, workload in grid.items()}
+        folder = parent / f"r{number}"
+        with store.nothing_left(folder):
+            codes.append(_run(name, own, kind, overrides, replace(settings, out=folder), plain=plain, quiet=True))
+        for level, runs in by_level.items():
+            if inputs.is_run(folder / level):
+                runs.append((f"r{number}/{level}", inputs.read_run(folder / level).summary))
+        if codes[-1] == INTERRUPTED:
+            break
+    made: list[tuple[str, RepeatSummary]] = [
+        (level, summarize_repeats(runs, within=within)) for level, runs in by_level.items() if runs
+    ]
+    if not made:
+        return INTERRUPTED
+    document = msgspec.json.format(msgspec.json.encode({"levels": dict(made)}), indent=2)
+    store.replace(parent / FILE, document + b"\n")
+    print(document.decode() if as_json else table.render_levels(made), end="\n" if as_json else "", flush=True)
+    say(f"results in {parent}: a sweep each in {', '.join(f'r{i + 1}' for i in range(len(codes)))}")
+    return max(codes)
+
+
+def _summaries(by_level: dict[str, list[tuple[str, Summary]]]) -> list[list[Summary]]:
+    return [[summary for _, summary in runs] for runs in by_level.values()]
+
+
+def _run(
+    name: str,
+    grid: dict[float, Workload],
+    kind: Any,
+    overrides: Any,
+    settings: Settings,
+    *,
+    plain: bool,
+    as_json: bool = False,
+    as_markdown: bool = False,
+    quiet: bool = False,
 ) -> int:
     from dataclasses import asdict
 
     import msgspec
 
-    from loadgen import seeds
     from loadgen.cli.show import Show, say
     from loadgen.compare import inputs
     from loadgen.errors import INTERRUPTED, OK, UNSOUND
     from loadgen.execution.plan import _slo
     from loadgen.report import sweep as sweep_report
-    from loadgen.results import store
+    from loadgen.results import checksums, store
     from loadgen.search import experiment, trials
     from loadgen.search import sweep as levels
     from loadgen.search.load_search import Goal, LoadSearch, NextTrial, resume
@@ -181,15 +267,19 @@ def _run(
     first_workload = next(iter(grid.values()))
     parent = settings.out
     assert parent is not None
+    seed = experiment.seed_of(parent, first_workload.seed)
     plan = experiment.ExperimentPlan(
         by="sweep",
         kind=kind,
         workload=name,
         source_text=first_workload.source_text,
         target=settings.shown,
+        metadata=dict(settings.metadata),
         flags={field: str(value) for field, value in asdict(overrides).items() if value not in (None, ())},
+        seed=seed,
     )
     trials_done = experiment.begin(parent, plan)
+    say(f"seed: {seed}")
     folders_done = {trial.folder for trial in trials_done}
     if folders_done:
         count = sum(levels.name(kind, amount) in folders_done for amount in grid)
@@ -199,8 +289,8 @@ def _run(
         goal=Goal(slo=_slo(first_workload) or Slo(terms=())),
         make=lambda ask: grid[ask.load],
         settings=settings,
-        seed=first_workload.seed if first_workload.seed is not None else seeds.fresh(),
-        seeded=first_workload.seed is None,
+        seed=seed,
+        seeded=False,
         watched=False,
         name=lambda ask: levels.name(kind, ask.load),
         execute=Show(as_json=False, plain=plain).perform,
@@ -231,7 +321,10 @@ def _run(
     sweep_curve = levels.curve(list(summaries.items()))
     store.replace(parent / "sweep.md", sweep_report.render_markdown(sweep_curve).encode())
     store.replace(parent / "report.html", sweep_report.render_html(sweep_curve).encode())
-    if as_json:
+    checksums.write(parent)
+    if quiet:
+        pass
+    elif as_json:
         print(msgspec.json.format(msgspec.json.encode(sweep_curve), indent=2).decode())
     else:
         print(

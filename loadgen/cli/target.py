@@ -93,6 +93,26 @@ Keep = Annotated[
         "within 0.1 %.",
     ),
 ]
+Seed = Annotated[
+    str | None,
+    typer.Option("--seed", help="Of lengths, texts and arrivals; without it each run draws a fresh one and prints it."),
+]
+TextSeed = Annotated[
+    str | None,
+    typer.Option(
+        "--seed",
+        help="Of the synthetic set's texts (lengths and arrivals are those of the rules); without it a fresh one, "
+        "printed.",
+    ),
+]
+Salt = Annotated[
+    str | None,
+    typer.Option(
+        "--salt",
+        help="Changes the texts of prompts, not lengths or arrivals: a word, or fresh for a new one in each run. "
+        "Without it the salt comes from the seed.",
+    ),
+]
 Sources = Annotated[
     list[str] | None,
     typer.Option("--source", help="Local address to send from. Repeatable: each has local ports of its own."),
@@ -152,6 +172,12 @@ Shape = Annotated[str, typer.Option("--shape", help="Its machine shape, as in a 
 Region = Annotated[str, typer.Option("--region", help="Its region.")]
 
 
+Metadata = Annotated[
+    list[str] | None,
+    typer.Option("--metadata", help="KEY=VALUE, stored with the results and shown. Repeatable. Never a secret."),
+]
+
+
 def given(flags: Mapping[str, Any], **rest: Any) -> Settings:
     """Return `settings` from the parameters (`locals()`) of a command that drives load, at one or several endpoints.
 
@@ -160,6 +186,7 @@ def given(flags: Mapping[str, Any], **rest: Any) -> Settings:
     target_flags = (
         "route", "on_target_failure", "model", "server", "api", "workers", "tokenizer", "extra_body", "api_key_file",
         "cacert", "cert", "cert_key", "insecure", "server_metrics", "gpus", "shape", "region",
+        "metadata",
     )  # fmt: skip
     return settings(
         urls=flags["url"], targets_file=flags["targets"], headers=flags["header"] or [], sources=flags["source"],
@@ -187,6 +214,7 @@ def settings(
     on_target_failure: Any = "continue",
     sources: list[str] | None = None,
     server_metrics: list[str] | None = None,
+    metadata: list[str] | None = None,
     **rest: Any,
 ) -> Settings:
     """Check all flags about the target and return the settings. Raises Faults."""
@@ -196,7 +224,7 @@ def settings(
     from loadgen_sdk.transport.wire import Tls
 
     from loadgen.errors import Fault, Faults, UserError
-    from loadgen.execution import targets
+    from loadgen.execution import targets, user_metadata
     from loadgen.execution.plan import Endpoint, Settings
     from loadgen.server_metrics import scraper
 
@@ -288,6 +316,9 @@ def settings(
             )
     except Faults as several:
         faults += several.faults
+    keys = [key, *(endpoint.api_key for endpoint in endpoints)]
+    pairs, metadata_faults = user_metadata.parse(metadata or (), user_metadata.secrets_of(keys, header_pairs))
+    faults += metadata_faults
     if faults:
         raise Faults(faults)
     tls = Tls(
@@ -311,6 +342,7 @@ def settings(
         targets=endpoints,
         route=route,
         on_target_failure=on_target_failure,
+        metadata=pairs,
         command=tuple(_without_secrets(sys.argv, key)),
         **rest,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loadgen.cli import target
+from loadgen.cli.repeats import Repeat, RepeatMost, RepeatPause, RepeatWithin
 
 if TYPE_CHECKING:
     from loadgen.contracts.schema import Checked
@@ -23,6 +24,8 @@ def validate(
     targets: target.TargetsFile = None,
     route: target.RouteTo = "auto",
     on_target_failure: target.OnTargetFailure = "continue",
+    seed: target.Seed = None,
+    salt: target.Salt = None,
     model: target.Model = None,
     server: target.Server = "auto",
     api: target.Api = "chat",
@@ -39,6 +42,11 @@ def validate(
     gpus: target.Gpus = None,
     shape: target.Shape = "",
     region: target.Region = "",
+    metadata: target.Metadata = None,
+    repeat: Repeat = None,
+    repeat_most: RepeatMost = None,
+    repeat_within: RepeatWithin = None,
+    repeat_pause: RepeatPause = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="A new folder for all of it; without it one in results/.")
     ] = None,
@@ -51,9 +59,11 @@ def validate(
 
     Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 INCONCLUSIVE, 70 bug, 130 interrupted.
     """
+    from loadgen.cli.repeats import repetition
     from loadgen.contracts import run, verdict
     from loadgen.contracts.load import load_contract
     from loadgen.errors import OK, Faults
+    from loadgen.workload.flags import seed_and_salt
 
     if contract.is_dir():
         result = run.again(contract)
@@ -66,12 +76,23 @@ def validate(
             urls=url, targets_file=targets, route=route, on_target_failure=on_target_failure, model=model,
             server=server, api=api, headers=header or [], extra_body=extra_body, api_key_file=api_key_file,
             cacert=cacert, cert=cert, cert_key=cert_key, insecure=insecure, stream=not no_stream, client="wire",
-            tokenizer=tokenizer, workers=workers, gpus=gpus, shape=shape, region=region,
+            tokenizer=tokenizer, workers=workers, gpus=gpus, shape=shape, region=region, metadata=metadata,
         )  # fmt: skip
     except Faults as several:
         faults += several.faults
+    number = word = None
     try:
-        checked_contract = load_contract(contract, gpus=gpus)
+        number, word = seed_and_salt(seed, salt)
+    except Faults as several:
+        faults += several.faults
+    how = None
+    try:
+        how = repetition(repeat, repeat_most, repeat_within, repeat_pause)
+    except Faults as several:
+        faults += several.faults
+    least = None if repeat is None or how is None else how.at_least
+    try:
+        checked_contract = load_contract(contract, gpus=gpus, repeats=least)
     except Faults as several:
         faults += several.faults
     if faults or settings is None or checked_contract is None:
@@ -82,7 +103,10 @@ def validate(
     from loadgen.cli.show import Show, say
 
     show = Show(as_json=as_json)
-    result, folder = run.run(checked_contract, settings, out, perform=show.perform, say=say)
+    result, folder = run.run(
+        checked_contract, settings, out, perform=show.perform, say=say, seed=number, salt=word,
+        repetition=how if repeat is not None else None,
+    )  # fmt: skip
     _print(result, as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
     return verdict.exit_code(result)

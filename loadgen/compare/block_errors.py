@@ -73,6 +73,39 @@ def latency(parts: Sequence[Columns], one: Metric, value: float) -> tuple[Known 
     return (Known(math.log(value), error, freedom), "") if math.isfinite(error) else (None, "too few samples beyond it")
 
 
+def within_runs(parts: Sequence[Columns], one: Metric) -> tuple[float, float]:
+    """The error that blocks of time within the runs explain, on the scale of the comparison, and its freedom.
+
+    Repeats are never surer than this: three runs that agree by chance hide it. By the rank of the quantile, which is
+    cheap. (0, inf) where the figure is no latency, or the runs are too short for blocks.
+    """
+    runs = []
+    for part in parts:
+        values = part.measure(one.per_request)
+        runs.append(_in_order(part, values, part.where(OK) & (values != metrics.UNDEFINED)))
+    everything = np.maximum(np.concatenate(runs).astype(np.float64), 1.0)
+    if len(everything) < 4 * max(BLOCKS):
+        return 0.0, math.inf
+    if one.p is None:
+        known = _by_means(everything)
+        return (known.error / known.value, known.freedom) if known else (0.0, math.inf)
+    freedom = max(min(BLOCKS[0] - 1.0, _blocks_beyond(everything, one.p) - 1.0), 1.0)
+    return _rank_error(everything, one.p, BLOCKS[0]), freedom
+
+
+def stretches_above(parts: Sequence[Columns], one: Metric, level: float) -> tuple[int, int]:
+    """In how many stretches of time of the runs the quantile lies above `level` (ns), and of how many stretches."""
+    above = total = 0
+    for part in parts:
+        values = part.measure(one.per_request)
+        run = _in_order(part, values, part.where(OK) & (values != metrics.UNDEFINED))
+        for stretch in np.array_split(run, max(BLOCKS[0] // len(parts), 2)):
+            if len(stretch):
+                total += 1
+                above += bool(np.sort(stretch)[index(len(stretch), one.p or 0.5)] > level)
+    return above, total
+
+
 def _quantile_error(values: NDArray[np.float64], p: float) -> tuple[float, float]:
     """Standard error of the logarithm of a quantile, and its degrees of freedom.
 
@@ -157,9 +190,14 @@ def share(marks: Sequence[NDArray[np.float64]], value: float) -> Known | None:
     if n < 4 * max(BLOCKS):
         return None
     known = _by_means(everything)
-    p = (float(everything.sum()) + 2) / (n + 4)
-    least = math.sqrt(p * (1 - p) / (n + 4))
+    least = least_share_error(float(everything.sum()), n)
     return Known(value, max(least, known.error if known else 0.0), known.freedom if known else BLOCKS[1] - 1)
+
+
+def least_share_error(marked: float, n: int) -> float:
+    """The standard error of a share of `n` independent requests with two more of either kind."""
+    p = (marked + 2) / (n + 4)
+    return math.sqrt(p * (1 - p) / (n + 4))
 
 
 def rate(windows: Sequence[Span], parts: Sequence[Columns], value: float) -> tuple[Known | None, str]:

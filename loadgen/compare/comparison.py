@@ -1,8 +1,8 @@
 """Compares two or more results: whether the work was the same, what differs by how much, and whether that is certain.
 
 Pure. Requests of one run are correlated, so a run is judged by blocks of its time, and repeats are judged as whole runs
-(`stats/intervals.py`). Metrics judged together share the risk of a false alarm (Holm 1979). A result from one run of
-each side holds for these runs only, and the output says so.
+(`stats/intervals.py`). Metrics judged together share the risk of a false alarm (Holm 1979). With one run on a side the
+result holds for these runs only: the word is then DIFFER, never "better" or "worse".
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
+from loadgen import format
 from loadgen.compare import block_errors
 from loadgen.compare.block_errors import Known
 from loadgen.metrics import columns as metrics
 from loadgen.metrics.columns import OK, Columns
-from loadgen.metrics.registry import SHARES, Metric, figure, metric
+from loadgen.metrics.registry import SHARES, SHOWN, Metric, figure, metric
 from loadgen.stats import intervals
 from loadgen.stats.intervals import LEVEL
 
@@ -27,26 +28,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.metrics.summary import Summary
-    from loadgen.results.manifest import Header
+    from loadgen.results.manifest import Header, TargetFacts
 
 UNLIKE = "not the same work"
 POWER = 0.9  # probability of finding the smallest detectable change
 
-Word = Literal["better", "worse", "no difference seen", "cannot tell"]
+DIFFER: Literal["these two runs differ"] = "these two runs differ"
+Word = Literal["better", "worse", "these two runs differ", "no difference seen", "cannot tell"]
 
 
-SHOWN = (
-    "ttft_ms.p50",
-    "ttft_ms.p99",
-    "tpot_ms.p50",
-    "tpot_ms.p99",
-    "e2e_ms.p50",
-    "e2e_ms.p99",
-    "tokens.steady_output_per_s",
-    "ok_share",
-    "goodput.share",
-)
-"""The metrics compared by default, each where both sides have it."""
 TOLD = ("tokens.output_per_s", "load.completed_rps")
 """Further metrics, when a side is the figures of another tool."""
 
@@ -58,6 +48,10 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary
     header: Header | None = None
     rows: NDArray[np.void] | None = None
+
+    @property
+    def targets(self) -> tuple[TargetFacts, ...]:
+        return tuple(part.target for part in self.summary.targets) or (self.summary.target,)
 
     def measured(self) -> Columns | None:
         """The rows of measured stages as columns; None without rows."""
@@ -81,7 +75,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     `change`: relative (0.1 is +10 %); for a share, the difference as a part of one. `low`, `high`: its interval at the
     level at which `word` was decided; null where there is none. `detectable`: the smallest change that would be found
-    with probability POWER. `why`: the reason for "cannot tell".
+    with probability POWER. `why`: the reason for "cannot tell". `repeated`: both sides are repeats, so `word` holds
+    beyond these runs.
     """
 
     metric: str
@@ -96,6 +91,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     detectable: float | None = None
     word: Word = "cannot tell"
     why: str = ""
+    repeated: bool = False
 
     @property
     def absolute(self) -> bool:
@@ -176,10 +172,16 @@ def _unlike(first: Side, other: Side) -> list[str]:
             ("load", a.load.arrival, b.load.arrival),
             ("SLO", _promises(a), _promises(b)),
             ("output counted by", ", ".join(a.tokens.sources.output), ", ".join(b.tokens.sources.output)),
+            ("tokenizer file", _tokenizer(a), _tokenizer(b)),
         )
         if first_value != other_value
     ]
     return differences or [f"recipe: {a.fingerprints.recipe} against {b.fingerprints.recipe}"]
+
+
+def _tokenizer(summary: Summary) -> str:
+    run = summary.run
+    return f"{run.tokenizer} ({run.tokenizer_sha256[:12]})" if run.tokenizer_sha256 else ""
 
 
 def _promises(summary: Summary) -> str:
@@ -212,6 +214,9 @@ def _notes(sides: Sequence[Side]) -> list[str]:
     for subject, values in (
         ("models", [{run.summary.target.model for run in side.runs} for side in sides if side.runs]),
         ("versions of loadgen", [{run.summary.run.version for run in side.runs} for side in sides if side.runs]),
+        ("regions", [_regions(side) for side in sides if side.runs]),
+        ("software", [{_software(run.summary.target) for run in side.runs} for side in sides if side.runs]),
+        ("metadata", [{_metadata(run.summary) for run in side.runs} for side in sides if side.runs]),
     ):
         if len({frozenset(value) for value in values}) > 1:
             notes.append(
@@ -219,12 +224,35 @@ def _notes(sides: Sequence[Side]) -> list[str]:
             )
     seeds = [run.summary.run.seed for side in sides for run in side.runs if run.summary.run.seed is not None]
     if len(seeds) > 1:
-        notes.append("the seed is the same: equal prompts, a prefix cache may remember them" if len(set(seeds)) == 1
-                     else "seeds differ, as they should: the chance of the draw is inside the intervals")  # fmt: skip
+        notes.append(_seed_note(seeds, [run.summary for side in sides for run in side.runs]))
     cached = [share for side in sides for run in side.runs if (share := run.summary.tokens.cached_share) is not None]
     if cached and max(cached) - min(cached) > metrics.CACHED_SHARE:
         notes.append(f"shares of cached prompt tokens differ: {min(cached) * 100:.1f} % to {max(cached) * 100:.1f} %")
     return notes
+
+
+def _regions(side: Side) -> set[str]:
+    """The regions of all targets of a side; "" where one has none."""
+    return {target.region for run in side.runs for target in run.targets}
+
+
+def _software(target: TargetFacts) -> str:
+    """What the server says of itself, as text."""
+    return ", ".join(target.software)
+
+
+def _metadata(summary: Summary) -> str:
+    return format.pairs(dict(sorted(summary.run.metadata.items())))
+
+
+def _seed_note(seeds: Sequence[int], summaries: Sequence[Summary]) -> str:
+    if len(set(seeds)) > 1:
+        return "seeds differ, as they should: the chance of the draw is inside the intervals"
+    if len({summary.fingerprints.prompts for summary in summaries}) == 1 and summaries[0].fingerprints.prompts:
+        return "the seed is the same: equal prompts, a prefix cache may remember them"
+    if len({summary.run.salt for summary in summaries}) > 1:
+        return "the seed is the same, the salt is not: equal lengths and arrivals, other texts"
+    return "the seed is the same: equal lengths and arrivals"
 
 
 def _scope(sides: Sequence[Side]) -> str:
@@ -232,7 +260,11 @@ def _scope(sides: Sequence[Side]) -> str:
         return "another tool's figures stand without records: differences are shown, and cannot be judged"
     if all(len(side.runs) > 1 for side in sides):
         return "by repeated runs on every side"
-    return "by blocks of time within these runs: what another start of the server would show, they cannot tell"
+    single = [side.name for side in sides if len(side.runs) < 2]
+    return (
+        f"by blocks of time within these runs: one run of {' and '.join(single)}. What another start of the server "
+        "would show, they cannot tell: no word of better or worse. Repeats can: loadgen run ... --repeat 3"
+    )
 
 
 # -- figures with their standard errors ----------------------------------------------------------------------------
@@ -252,16 +284,40 @@ def _differences(
             a, reason_a = _estimate(first, compared, repeated)
             b, reason_b = _estimate(other, compared, repeated)
             reason = reason_a or reason_b
-            difference = _difference_of(a, b) if a is not None and b is not None else None
+            difference = _difference_of(a, b, pooled=repeated) if a is not None and b is not None else None
         results.append((compared, before, after, difference, reason))
     levels = _holm(
         [None if difference is None else _p_value(difference) for *_, difference, _ in results], 1 - confidence
     )
     family = max(sum(difference is not None for *_, difference, _ in results), 1)
-    return [
-        _difference(compared, other.name, before, after, difference, reason, level, (1 - confidence) / family)
+    made = [
+        _difference(compared, other.name, before, after, difference, reason, level, (1 - confidence) / family, repeated)
         for (compared, before, after, difference, reason), level in zip(results, levels, strict=True)
     ]
+    return [
+        _rests_on_few(one, first, other, compared, level) if one.word in ("better", "worse") else one
+        for one, (compared, *_), level in zip(made, results, levels, strict=True)
+    ]
+
+
+def _rests_on_few(difference: Difference, first: Side, other: Side, compared: Metric, level: float) -> Difference:
+    """The difference, or that it cannot be told where a quantile differs in a few stretches of time only.
+
+    Three runs that met a bad spell each, against three that met none, agree well among each other; but the spells are
+    three. So the stretches of time whose own quantile is above the middle of both sides must differ in number too.
+    """
+    parts_a, parts_b = ([part for run in side.runs if (part := run.measured()) is not None] for side in (first, other))
+    if compared.p is None or not compared.per_request or not difference.before or not difference.after:
+        return difference
+    if len(parts_a) < len(first.runs) or len(parts_b) < len(other.runs):
+        return difference
+    middle_ns = math.sqrt(difference.before * difference.after) * 1e6
+    above_a, total_a = block_errors.stretches_above(parts_a, compared, middle_ns)
+    above_b, total_b = block_errors.stretches_above(parts_b, compared, middle_ns)
+    if intervals.fisher(above_a, total_a, above_b, total_b) <= level:
+        return difference
+    why = f"they differ in a few stretches of time only ({above_a} of {total_a}, {above_b} of {total_b})"
+    return msgspec.structs.replace(difference, word="cannot tell", why=why)
 
 
 def _value(side: Side, compared: Metric) -> float | None:
@@ -288,7 +344,17 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
         if not is_share and min(values) <= 0:
             return None, "zero"
         scaled = np.array(values) if is_share else np.log(values)
-        return Known(float(scaled.mean()), float(scaled.std(ddof=1)) / math.sqrt(len(values)), len(values) - 1), ""
+        error = float(scaled.std(ddof=1)) / math.sqrt(len(values))
+        if is_share:  # three runs without a failure do not say that there is none
+            requests = sum(run.summary.requests.scheduled for run in side.runs)
+            error = max(error, block_errors.least_share_error(value * requests, requests))
+        known = Known(float(scaled.mean()), error, len(values) - 1)
+        recorded = [part for run in side.runs if (part := run.measured()) is not None]
+        if compared.per_request and len(recorded) == len(side.runs):
+            within, freedom = block_errors.within_runs(recorded, compared)
+            if within > known.error:
+                known = Known(known.value, within, freedom)
+        return known, ""
     parts = [run.measured() for run in side.runs]
     columns = [part for part in parts if part is not None]
     if len(columns) < len(parts):
@@ -312,9 +378,15 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
 # -- differences ---------------------------------------------------------------------------------------------------
 
 
-def _difference_of(a: Known, b: Known) -> Known:
-    """The difference b - a of two independent figures."""
+def _difference_of(a: Known, b: Known, *, pooled: bool = False) -> Known:
+    """The difference b - a of two independent figures.
+
+    `pooled`: as many runs on both sides, whose spread is taken for one (Student). With three runs a side Welch's
+    degrees of freedom are themselves a guess, and cost half of the power.
+    """
     freedom = intervals.welch(a.error**2, a.freedom, b.error**2, b.freedom)
+    if pooled and a.freedom == b.freedom:
+        freedom = a.freedom + b.freedom
     return Known(b.value - a.value, math.hypot(a.error, b.error), freedom)
 
 
@@ -354,6 +426,7 @@ def _difference(
     why: str,
     level: float,
     family_level: float,
+    repeated: bool,
 ) -> Difference:
     is_share = compared.path in SHARES
     change = None
@@ -374,7 +447,9 @@ def _difference(
         )
         detectable = to_change(detectable_errors * difference.error)
         word, why = "no difference seen", ""
-        if (low > 0 or high < 0) and compared.better:
+        if (low > 0 or high < 0) and not repeated:
+            word = DIFFER
+        elif (low > 0 or high < 0) and compared.better:
             word = "better" if (difference.value > 0) == (compared.better > 0) else "worse"
     return Difference(
         metric=compared.path,
@@ -389,4 +464,5 @@ def _difference(
         detectable=detectable,
         word=word,
         why=why or ("no interval is known for it" if difference is None else ""),
+        repeated=repeated,
     )

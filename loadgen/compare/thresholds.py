@@ -33,6 +33,12 @@ _TESTS: dict[str, Callable[[float, float], bool]] = {
 }
 
 
+ONE_RUN = (
+    "undecided: one run on a side does not say what another start of the server would show; give folders of repeats "
+    "(loadgen run ... --repeat 3)"
+)
+
+
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """A condition that makes a comparison fail.
 
@@ -47,7 +53,11 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThresholdOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A condition checked for one side. `failed` is null where the metric does not have figures on both sides."""
+    """A condition checked for one side.
+
+    `failed` is null where it is undecided: the metric does not have figures on both sides, or a change is asked of one
+    run a side.
+    """
 
     condition: str
     side: str
@@ -125,16 +135,20 @@ def _check(condition: Condition, difference: Difference, beyond_noise: bool) -> 
     before, after = format.quantity(difference.before), format.quantity(difference.after)
     text = f"{difference.name}: {before} to {after} {difference.unit}".rstrip()
     if condition.kind == "difference":
+        if not difference.repeated:
+            return outcome(None, f"{text}; {ONE_RUN}")
         return outcome(test(difference.after - difference.before, condition.limit), text)
     if difference.change is None:
         return outcome(None, f"{text}: no relative change from zero")
     text += f" ({difference.change * 100:+.1f} %)"
+    if not difference.repeated:
+        return outcome(None, f"{text}; {ONE_RUN}")
     if not beyond_noise:
         # rounded, because 105 against 100 is 5 % and not a little more
         return outcome(test(round(difference.change, 9), condition.limit), text)
     end = difference.low if condition.test in (">", ">=") else difference.high
     if end is None:
-        return outcome(False, f"{text}; without an interval: {difference.why}")
+        return outcome(None, f"{text}; without an interval: {difference.why}")
     return outcome(test(end, condition.limit), f"{text}, interval {interval(difference)}")
 
 

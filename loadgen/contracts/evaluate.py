@@ -26,7 +26,9 @@ from loadgen.contracts.steady_samples import (
     Timed,
     counted,
     figures,
+    independent_looks,
     latencies,
+    load_length_s,
     looks,
     ordered,
     settle,
@@ -34,6 +36,7 @@ from loadgen.contracts.steady_samples import (
     supported,
     tail,
     together,
+    too_short,
     unsettled,
     waits,
 )
@@ -42,6 +45,7 @@ from loadgen.metrics import columns as metrics
 from loadgen.metrics.columns import OK, Columns, Span
 from loadgen.stats import intervals, quantile_interval, steady_state
 from loadgen.stats.quantile_interval import Bounds, Series
+from loadgen.stats.quantiles import index
 
 RATE_BATCHES = intervals.BATCHES  # for the batch means of a rate, over all runs together
 
@@ -65,6 +69,7 @@ class Held(NamedTuple):
     `found` is the figure with its interval, in `unit`. The promise is "at most `limit`" where `at_most` is true, else
     "at least `limit`". `sample` is the number of requests behind the figure. `caveat` says why the sample bounds the
     figure on one side only ("" when it bounds both). `of` names the part of the load that was used ("" for all of it).
+    `length_s` and `looks`: how long a load, and how many independent looks at the server, the figure rests on.
     """
 
     found: Bounds
@@ -74,6 +79,8 @@ class Held(NamedTuple):
     sample: int
     caveat: str = ""
     of: str = ""
+    length_s: float = 0.0
+    looks: float | None = None
 
 
 class Evaluator:
@@ -83,18 +90,35 @@ class Evaluator:
     """
 
     def __init__(
-        self, confidence: float, measured: Mapping[str, MeasuredLevel], level: MeasuredLevel, money: Money | None
+        self,
+        confidence: float,
+        measured: Mapping[str, MeasuredLevel],
+        level: MeasuredLevel,
+        money: Money | None,
+        horizon_s: float | None = None,
     ) -> None:
         self.confidence, self.measured, self.runs, self.money = confidence, measured, level.runs, money
+        self.horizon_s = horizon_s
         self._columns = [run.columns() for run in level.runs]
 
     def held(self, term: Any) -> Held:
         """The figure of a term beside its limit. Raises Missing where the records cannot give the figure."""
+        evaluated = self._held(term)
+        if evaluated.length_s:
+            return evaluated
+        timed = [figures(columns, "e2e") for columns in self._columns]
+        length_s = load_length_s([due for due, _ in timed])
+        return evaluated._replace(length_s=length_s, looks=independent_looks(self.runs, timed))
+
+    def _held(self, term: Any) -> Held:
         if isinstance(term, schema.Itl | schema.InterChunk):
             return self._pooled_gaps(term)
         if isinstance(term, schema.Latency):
             bounds, sample = self._latency(self.runs, self._columns, tag(term), term.quantile, term.limit_ns)
-            return Held(_scaled(bounds, 1e-6), term.limit_ns / 1e6, True, "ms", sample.total, sample.caveat, sample.of)
+            return Held(
+                _scaled(bounds, 1e-6), term.limit_ns / 1e6, True, "ms", sample.total, sample.caveat, sample.of,
+                sample.length_s, sample.looks,
+            )  # fmt: skip
         match term:
             case schema.Errors():
                 marks = [(columns["status"] != OK)[counted(columns)].astype(np.float64) for columns in self._columns]
@@ -102,10 +126,13 @@ class Evaluator:
             case schema.GoodputTerm():
                 asked_share = f"a share of {format.percent(term.share)}"
                 misses = [_slo_misses(run, columns) for run, columns in self._runs_and_columns()]
-                sample = settle(self.runs, misses, QUEUED[0], term.share, self.confidence, asked_share)
+                sample = settle(self.runs, misses, QUEUED[0], term.share, self.confidence, asked_share, self.horizon_s)
                 kept_share = self._share([1 - missed for missed in sample.values], term.share, False)
                 low = 0.0 if sample.caveat else kept_share.found.low
-                return kept_share._replace(found=kept_share.found._replace(low=low), caveat=sample.caveat, of=sample.of)
+                return kept_share._replace(
+                    found=kept_share.found._replace(low=low), caveat=sample.caveat, of=sample.of,
+                    length_s=sample.length_s, looks=sample.looks,
+                )  # fmt: skip
             case schema.DriftTerm():
                 return self._drift(term)
             case schema.Sustained():
@@ -155,15 +182,20 @@ class Evaluator:
         """
         samples = [figures(run_columns, metric, limit_ns=limit_ns) for run_columns in columns]
         supported([values for _, values in samples], p, metric)
-        sample = settle(runs, samples, metric, p, self.confidence, f"p{p * 100:g}")
+        sample = settle(runs, samples, metric, p, self.confidence, f"{metric} p{p * 100:g}", self.horizon_s)
         if sample.caveat:
-            bounds = quantile_interval.quantile(sample.values, p, self.confidence)
+            bounds = self._between_runs(quantile_interval.quantile(sample.values, p, self.confidence), sample.values, p)
             return bounds._replace(high=max(bounds.high, sample.bound)), sample
         length_s = sum(float(due[-1] - due[0]) / 1e9 for due, _ in samples if len(due))
         bounds, caveat = _bounded(sample.values, p, self.confidence, length_s, waits(runs, metric))
         if caveat and math.isfinite(bounds.high):
             sample = sample._replace(of=", ".join(filter(None, (sample.of, "upper end from the spread of its swings"))))
-        return bounds, sample._replace(caveat=caveat)
+        return self._between_runs(bounds, sample.values, p), sample._replace(caveat=caveat)
+
+    def _between_runs(self, bounds: Bounds, values: Series, p: float) -> Bounds:
+        """The interval of a percentile, at least as wide as the percentiles of the single runs differ."""
+        per_run = [float(np.sort(run)[index(len(run), p)]) for run in values if len(run)]
+        return Bounds(*intervals.with_replications(bounds, per_run, self.confidence, log=True))
 
     def _quantile(self, values: Series, p: float, what: str, length_s: float, confidence: float) -> tuple[Bounds, str]:
         """A percentile of values that were already selected from `length_s` of load; and why it has no upper end."""
@@ -179,7 +211,10 @@ class Evaluator:
         n = size(marks)
         if n == 0:
             raise Missing("no request was counted")
-        return Held(_scaled(quantile_interval.share(marks, self.confidence), 100), limit * 100, at_most, "%", n)
+        per_run = [float(run.mean()) for run in marks if len(run)]
+        found = intervals.with_replications(quantile_interval.share(marks, self.confidence), per_run, self.confidence)
+        value, low, high = found
+        return Held(_scaled(Bounds(value, max(low, 0.0), min(high, 1.0)), 100), limit * 100, at_most, "%", n)
 
     def _pooled_gaps(self, term: Any) -> Held:
         for run in self.runs:
@@ -189,10 +224,17 @@ class Evaluator:
                 raise Missing("no answer had two events, so there are no gaps")
         per_run = [run.gaps.quantile(term.quantile) for run in self.runs]
         bounds = quantile_interval.plain(intervals.replications(per_run, self.confidence))
-        return Held(_scaled(bounds, 1e-6), term.limit_ns / 1e6, True, "ms", self._ok_requests())
+        length_s = load_length_s([figures(columns, "e2e")[0] for columns in self._columns])
+        what = f"{tag(term)} p{term.quantile * 100:g}"
+        caveat = too_short(length_s, term.quantile, self.confidence, self.horizon_s, what)
+        bounds = bounds._replace(high=math.inf) if caveat else bounds
+        return Held(_scaled(bounds, 1e-6), term.limit_ns / 1e6, True, "ms", self._ok_requests(), caveat)
 
     def _rate(self, count_in_span: _CountInSpan) -> tuple[Bounds, str]:
-        """The rate per second after the start-up. Where the start-up did not end: no upper end, and the caveat."""
+        """The rate per second after the start-up. Where the start-up did not end: no upper end, and the caveat.
+
+        Nor is there an upper end where not one request ended while load was offered: the end of the load cut them off.
+        """
         spans = [_steady_span(run, columns) for run, columns in self._runs_and_columns()]
         settled_spans, caveat = [], ""
         for (run, columns), span in zip(self._runs_and_columns(), spans, strict=True):
@@ -205,10 +247,11 @@ class Evaluator:
                 if not first_settled
                 else metrics.span((pieces[first_settled].start_s or 0) * 1e9, (span.end_s or 0) * 1e9)
             )
+        caveat = _nothing_ended(self._columns, spans) or caveat
         batch_rates = self._batch_rates(settled_spans, count_in_span)
-        bounds = quantile_interval.plain(
-            intervals.batch_means(batch_rates, batches=len(batch_rates), level=self.confidence)
-        )
+        within = intervals.batch_means(batch_rates, batches=len(batch_rates), level=self.confidence)
+        per_run = [float(np.mean(run_rates)) for run_rates in np.split(np.array(batch_rates), len(spans))]
+        bounds = Bounds(*intervals.with_replications(quantile_interval.plain(within), per_run, self.confidence))
         return (bounds._replace(high=math.inf) if caveat else bounds), caveat
 
     def _runs_and_columns(self) -> Iterator[tuple[RecordedRun, Columns]]:
@@ -319,7 +362,7 @@ def _bounded(values: Series, p: float, confidence: float, length_s: float, queue
     )  # its range may hold a failed request
     if from_spread and not queued and math.isinf(bounds.high):
         bounds = bounds._replace(high=max(bounds.value, quantile_interval.tolerance(values, p, confidence)))
-    return bounds, caveat
+    return bounds._replace(high=max(bounds.high, quantile_interval.other_state(values, p))), caveat
 
 
 def _ratio(numerator: Bounds, denominator: Bounds, what: str) -> Bounds:
@@ -344,6 +387,26 @@ def _scaled(bounds: Bounds, factor: float) -> Bounds:
 def _percent_change(ratio: Bounds) -> Bounds:
     """A ratio as a relative change in percent: 1.2 becomes 20."""
     return Bounds(*((end - 1) * 100 for end in ratio))
+
+
+def _nothing_ended(columns: Sequence[Columns], spans: Sequence[Span]) -> str:
+    """Why a load was too short for a rate: answers that take longer than the load lasts. "" when it was not.
+
+    A server of which no request is ok has a rate, and it is 0.
+    """
+    for run_columns, span in zip(columns, spans, strict=True):
+        ok = run_columns.where(OK)
+        if not ok.any():
+            continue
+        stay_s = float((run_columns["end_ns"] - run_columns["due_ns"])[ok].mean()) / 1e9
+        length_s = span.duration_s or 0.0
+        if length_s < 2 * stay_s:
+            return (
+                f"a load of {format.duration(length_s)} is too short for a rate: an answer takes "
+                f"{format.duration(stay_s)} on average, so most ended after the load did; a load of "
+                f"{format.duration(10 * stay_s)} or more"
+            )
+    return ""
 
 
 def _slo_misses(run: RecordedRun, columns: Columns) -> Timed:

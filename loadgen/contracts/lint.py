@@ -14,10 +14,12 @@ from typing import Any
 from loadgen import format
 from loadgen.contracts import schema
 from loadgen.contracts.schema import ContractLevel, Draft, Planned, tag
+from loadgen.contracts.steady_samples import NEARLY, horizon_s
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import name as percentile
 from loadgen.stats.quantiles import support
+from loadgen.units import Wrong, duration_ns
 from loadgen.workload import Closed, Poisson, Ramp, Replay, Slo, Synthetic, Workload
 from loadgen.workload import load as load_workload
 from loadgen.workload.fields import meant
@@ -75,7 +77,7 @@ def check(
         _check_contradictions(draft, planned_level, report)
         _check_missing(draft, report, has_slo=has_slo, has_gpus=gpus is not None or "gpus" in top, others=list(names))
         if planned_level is not None:
-            _check_samples(draft, planned_level, _confidence(top), report)
+            _check_samples(draft, planned_level, _confidence(top), _asked_horizon_s(top), report)
             planned.append(planned_level)
     return planned, report.here, report.elsewhere
 
@@ -86,6 +88,14 @@ def _confidence(top: Map) -> float:
         return min(max(float(text) / 100, 0.5), 0.999)
     except ValueError:  # the check of its shape reports this
         return CONFIDENCE
+
+
+def _asked_horizon_s(top: Map) -> float | None:
+    text = schema.plain(top.get("horizon"))
+    try:
+        return None if text is None else duration_ns(text) / 1e9
+    except Wrong:  # the check of its shape reports this
+        return None
 
 
 def _check_prices(report: _FaultReport, folder: Path, load_prices: Callable[[Path], object]) -> None:
@@ -317,14 +327,25 @@ def _all_poisson(workload: Workload) -> bool:
     return all(isinstance(stage.arrival, Poisson) for stage in workload.stages if stage.measured)
 
 
-def _check_samples(draft: Draft, plan: Planned, confidence: float, report: _FaultReport) -> None:
+def _check_samples(
+    draft: Draft, plan: Planned, confidence: float, asked_horizon_s: float | None, report: _FaultReport
+) -> None:
+    """Report terms whose load is too short, or has too few requests, for them to pass; and `apart` of one run."""
     level = plan.level
+    if level.apart_ns is not None and level.repeats < 2:
+        what = "runs are to be apart in time, and there is one"
+        report.fault(("levels", draft.index, "apart"), what, "repeats: 2 or more")
     for kind, place, term in draft.terms:
         loc: Where = ("levels", draft.index, kind, place)
-        if tag(term) in ("itl", "inter_chunk"):
-            if level.repeats < POOLED_REPEATS:
-                what = f"{words(term)}: gaps within an answer hang together, so one run has no interval for them"
-                report.fault(loc, what, f"repeats: {POOLED_REPEATS} or more; or promise tpot, which is per request")
+        pooled = tag(term) in ("itl", "inter_chunk")
+        if pooled and level.repeats < POOLED_REPEATS:
+            what = f"{words(term)}: gaps within an answer hang together, so one run has no interval for them"
+            report.fault(loc, what, f"repeats: {POOLED_REPEATS} or more; or promise tpot, which is per request")
+            continue
+        if too_short := _too_short(term, plan, confidence, asked_horizon_s, needed(term, confidence)):
+            report.fault(loc, *too_short)
+            continue
+        if pooled:
             continue
         windowed = isinstance(term, schema.DriftTerm | schema.Sustained)
         if windowed and plan.duration_ns is not None and plan.duration_ns < WINDOWS * term.window_ns:
@@ -346,6 +367,28 @@ def _check_samples(draft: Draft, plan: Planned, confidence: float, report: _Faul
             )
             what = f"{words(term)}: needs {least:,} requests to be shown at all, {scope} {available:,}"
             report.fault(loc, what, _sample_hint(least, plan, windowed))
+
+
+def _too_short(
+    term: Any, plan: Planned, confidence: float, asked_horizon_s: float | None, least: int
+) -> tuple[str, str] | None:
+    """What is wrong, and the hint, where the load over all repeats is too short for what comes back rarely."""
+    if plan.duration_ns is None or not isinstance(term, schema.Latency | schema.GoodputTerm):
+        return None  # of a closed loop by count, how long it takes is known only after the run
+    length_s, repeats = plan.duration_ns / 1e9 * plan.level.repeats, plan.level.repeats
+    horizon = horizon_s(term.share if isinstance(term, schema.GoodputTerm) else term.quantile, asked_horizon_s)
+    needed_s = intervals.length_for(horizon, confidence)
+    if length_s >= NEARLY * needed_s:
+        return None
+    what = (
+        f"{words(term)}: needs {format.duration(needed_s)} of load to be shown, to see what comes back within "
+        f"{format.duration(horizon)}; there are {format.duration(length_s)}"
+        + (f" in {repeats} runs" if repeats > 1 else "")
+    )
+    each_s = math.ceil(max(needed_s, least / plan.rate if plan.rate else 0.0) / repeats)
+    seen_s = math.floor(intervals.recurrence(length_s, confidence) * 10) / 10
+    hint = f"duration: {each_s}s or more; or a lower percentile; or, to promise less, horizon: {seen_s:g}s"
+    return what, hint
 
 
 def _sample_hint(least: int, plan: Planned, windowed: bool) -> str:

@@ -19,8 +19,12 @@ from loadgen.workload.messages import fault, in_order
 from loadgen.workload.yaml_marks import Map
 
 
-def load_contract(path: Path, *, gpus: int | None = None, env: Mapping[str, str] = os.environ) -> Checked:
+def load_contract(
+    path: Path, *, gpus: int | None = None, repeats: int | None = None, env: Mapping[str, str] = os.environ
+) -> Checked:
     """Load and check a contract: the path of a file, or the bare name of a packaged one.
+
+    `repeats`: the number of runs of every level, instead of what the file says.
 
     Raises Faults with everything that is wrong: shape, units, unknown terms and workloads, contradictions, and samples
     too small for their terms.
@@ -29,6 +33,10 @@ def load_contract(path: Path, *, gpus: int | None = None, env: Mapping[str, str]
     label = str(path) if file == path else str(file)
     text = text_of(file, str(path))
     document, yaml_faults = read_text(text, label, env)
+    levels = document.get("levels") if repeats is not None else None
+    for level in levels if isinstance(levels, list) else ():
+        if isinstance(level, Map):
+            level["repeats"] = repeats
     source = Source(file=label, folder=file.parent, faults=yaml_faults)
     contract = None
     try:

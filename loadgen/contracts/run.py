@@ -1,7 +1,7 @@
 """Runs a contract: preflight, load runs, verdict. Everything goes into one folder, with the hash of every file.
 
 IO. The folder holds `contract.yaml`, `prices.yaml` if it names one, `doctor.json`, `target.json`, a folder per level
-with its runs, `verdict.json`, `verdict.html`, `junit.xml`, and `manifest.sha256` in the format of `sha256sum -c`.
+with its runs, `verdict.json`, `verdict.html`, `junit.xml`, and `SHA256SUMS` in the format of `sha256sum -c`.
 `again` recomputes the verdict from the records.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -18,30 +19,35 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from loadgen import seeds
 from loadgen.contracts import schema, verdict
 from loadgen.contracts.evaluate import MeasuredLevel, Money
-from loadgen.contracts.schema import Checked, Contract
+from loadgen.contracts.schema import Checked, Contract, ContractLevel
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.verdict import Validation
 from loadgen.errors import Faults, TargetError, UserError
 from loadgen.execution.plan import Settings, version
+from loadgen.execution.repeats import pause
 from loadgen.metrics import summary_json
+from loadgen.metrics.repeats import Repetition
 from loadgen.metrics.summary import Summary
 from loadgen.preflight.target_checks import FAULT, WARNING, Finding
 from loadgen.report import junit
 from loadgen.report import validation as verdict_page
 from loadgen.report.validation import cases
-from loadgen.results import store
+from loadgen.results import checksums, store
 from loadgen.stats.quantile_interval import Bounds
 from loadgen.stats.quantiles import Histogram
+from loadgen.workload import placed
 
 if TYPE_CHECKING:
     from loadgen.cost.prices import Prices
+    from loadgen.workload import Workload
 
 CONTRACT, PRICES, DOCTOR, VERDICT = "contract.yaml", "prices.yaml", "doctor.json", "verdict.json"
-PAGE, JUNIT, MANIFEST, PLACE = "verdict.html", "junit.xml", "manifest.sha256", "target.json"
+PAGE, JUNIT, PLACE = "verdict.html", "junit.xml", "target.json"
 
-_USE_ORIGINAL = "take the folder as it was handed over; whoever holds the manifest can tell which file is the true one"
+_USE_ORIGINAL = "take the folder as it was handed over; whoever holds SHA256SUMS can tell which file is the true one"
 
 Perform = Callable[..., tuple[Summary, Path]]
 """`execution.run.execute`, or the same under a live dashboard: (workload, settings) -> (summary, folder)."""
@@ -56,12 +62,25 @@ class _RunFacts(msgspec.Struct, frozen=True):
     interrupted: bool
     trouble: dict[str, str]  # level -> why it could not be run
     preflight: tuple[str, ...]
+    metadata: dict[str, str] = {}
 
 
 def run(
-    checked: Checked, settings: Settings, out: Path | None, *, perform: Perform, say: Callable[[str], None]
+    checked: Checked,
+    settings: Settings,
+    out: Path | None,
+    *,
+    perform: Perform,
+    say: Callable[[str], None],
+    seed: int | None = None,
+    salt: str | None = None,
+    repetition: Repetition | None = None,
+    wait: Callable[[float], None] = time.sleep,
 ) -> tuple[Validation, Path]:
     """Run a checked contract and judge it; returns the verdict and the folder. `say` gets lines of progress.
+
+    `seed`, `salt`: of all its prompts, in the place of those in the workload files. `repetition`: how often each level
+    is run, and with what pause, instead of what the contract says; a level's `apart` is the least pause.
 
     A level that could not be run makes its terms INCONCLUSIVE, with the reason.
 
@@ -85,10 +104,17 @@ def run(
         if faults or interrupted:
             trouble[name] = f"the target cannot be used: {'; '.join(faults)}" if faults else "the user broke it off"
             continue
-        for repeat in range(1, planned.level.repeats + 1):
-            say(f"level {name}, run {repeat} of {planned.level.repeats}")
+        how = _repetition(planned.level, repetition)
+        summaries: list[Summary] = []
+        while not how.enough(summaries):
+            repeat = len(summaries) + 1
+            if repeat > 1 and not _paused(how, f"{name}, run {repeat}", settings, say, wait):
+                interrupted = True
+                break
+            say(f"level {name}, run {repeat} of {how.words}")
             try:
-                summary, _ = perform(planned.workload, replace(settings, out=folder / name / f"r{repeat}"))
+                workload = _of_run(planned.workload, name, repeat, seed, salt)
+                summary, _ = perform(workload, replace(settings, out=folder / name / f"r{repeat}"))
             except TargetError as error:
                 trouble[name] = f"run {repeat} could not be done: {error.what}"
                 break
@@ -96,19 +122,44 @@ def run(
                 reasons = "; ".join(fault.what for fault in fault_list.faults)
                 trouble[name] = f"run {repeat} could not be done: {reasons}"
                 break
+            summaries.append(summary)
             if summary.run.state == "interrupted":
                 interrupted = True
                 break
+        if interrupted and not trouble.get(name) and not how.enough(summaries):
+            trouble[name] = f"the user broke it off after {len(summaries)} of {how.words} runs"
     warnings = tuple(f"{finding.check}: {finding.found}" for finding in findings if finding.state in (FAULT, WARNING))
-    facts = _RunFacts(settings.shown, started, _now(), interrupted, trouble, warnings)
+    facts = _RunFacts(settings.shown, started, _now(), interrupted, trouble, warnings, dict(settings.metadata))
     (folder / PLACE).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
     return _judge_and_write(folder, checked.contract, facts), folder
+
+
+def _of_run(workload: Workload, level: str, repeat: int, seed: int | None, salt: str | None) -> Workload:
+    """The workload of one run. With a seed, repeats get seeds of their own, and no run sends another one's prompts."""
+    given = {name: value for name, value in (("seed", seed), ("salt", salt)) if value is not None}
+    workload = workload.model_copy(update=given)
+    if workload.seed is not None and repeat > 1:
+        workload = workload.model_copy(update={"seed": seeds.derived(workload.seed, level, repeat) >> 11})
+    return placed(workload, f"{level}.r{repeat}")
+
+
+def _repetition(level: ContractLevel, asked: Repetition | None) -> Repetition:
+    """How often a level is run: as the contract says, or as asked, with at least the contract's pause."""
+    how = asked or Repetition(count=level.repeats)
+    return replace(how, pause_ns=max(how.pause_ns, level.apart_ns or 0))
+
+
+def _paused(
+    how: Repetition, name: str, settings: Settings, say: Callable[[str], None], wait: Callable[[float], None]
+) -> bool:
+    virtual = settings.url is not None and settings.url.startswith("sim:")
+    return pause(how, name, virtual=virtual, say=say, wait=wait)
 
 
 def again(folder: Path) -> Validation:
     """The verdict on the folder of an earlier validation, recomputed from its records. Writes nothing.
 
-    Raises UserError for a folder without a validation, Faults for files that differ from the manifest.
+    Raises UserError for a folder without a validation, Faults for files that differ from its hashes.
     """
     if not (folder / PLACE).is_file():
         what = "no validation in this folder" if folder.is_dir() else "no such folder"
@@ -129,7 +180,7 @@ def _judge_and_write(folder: Path, contract: Contract, facts: _RunFacts) -> Vali
     store.replace(folder / VERDICT, msgspec.json.format(msgspec.json.encode(validation)) + b"\n")
     store.replace(folder / PAGE, verdict_page.render(validation).encode())
     store.replace(folder / JUNIT, junit.render(contract.name, cases(validation)).encode())
-    store.replace(folder / MANIFEST, _manifest(folder).encode())
+    checksums.write(folder)
     return validation
 
 
@@ -148,6 +199,8 @@ def _verdict(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
         target=facts.target,
         model=target.model if target is not None else "",
         server=target.server if target is not None else "",
+        region=target.region if target is not None else "",
+        metadata=facts.metadata,
         simulated=target.simulated if target is not None else False,
         started=facts.started,
         ended=facts.ended,
@@ -274,33 +327,11 @@ def _folder(out: Path | None, name: str) -> Path:
     return out
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
-    return {path.relative_to(folder).as_posix(): _sha256(path) for path in files}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _manifest(folder: Path) -> str:
-    return "".join(f"{digest}  {name}\n" for name, digest in _digests(folder).items())
-
-
 def verify(folder: Path) -> dict[str, str]:
-    """Check a folder against its manifest. Returns file -> what is wrong with it; {} when nothing is."""
-    try:
-        lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {MANIFEST: "there is no manifest: nothing vouches for this folder"}
-    except UnicodeDecodeError:
-        return {MANIFEST: "not a manifest: it is no text"}
-    listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    actual = _digests(folder)
-    changed = {name: "gone" for name in listed if name not in actual}
-    changed |= {name: "not in the manifest" for name in actual if name not in listed}
-    return changed | {name: "changed" for name in listed if name in actual and actual[name] != listed[name]}
+    """Check a folder against its list of hashes. Returns file -> what is wrong with it; {} when nothing is."""
+    if checksums.read(folder) is None:
+        return {checksums.FILE: "there is no list of hashes: nothing vouches for this folder"}
+    return checksums.changed(folder) | dict.fromkeys(checksums.unlisted(folder), "not in the list of hashes")
 
 
 __all__ = ["again", "money", "read_run", "run", "verify"]

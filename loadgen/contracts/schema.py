@@ -262,6 +262,7 @@ class ContractLevel(Part):
     warmup_ns: Duration | None = Field(None, validation_alias="warmup")
     grace_ns: Duration | None = Field(None, validation_alias="grace")
     repeats: Annotated[int, Strict(), Field(ge=1, le=100)] = 1
+    apart_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="apart")
     cache: Literal["cold", "warm"] | None = None
     slo: _Slo = None
     must: tuple[Term, ...] = ()
@@ -281,6 +282,7 @@ class Contract(Part):
     name: Annotated[str, Field(min_length=1, max_length=200)]
     description: str = ""
     confidence: Annotated[Share, Field(ge=0.5, le=0.999)] = 0.95
+    horizon_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="horizon")
     gpus: Whole | None = None
     prices: str | None = None
     slo: _Slo = None

@@ -33,6 +33,14 @@ More than one look per batch; two per batch where the metric is mostly queueing 
 fewer, benchmarks/contract_power.py finds wrong PASS verdicts near saturation.
 """
 
+LEAST_LOOKS = 6
+"""How many independent looks at the server any latency needs: with fewer, batches of time do not represent a load that
+continues. benchmarks/trust.py finds the wrong PASS verdicts.
+"""
+SPELL_S = 6.0  # a state that makes a percentile is taken to come in spells of this length ...
+LONGEST_HORIZON_S = 600.0  # ... and to come back within this time; a contract's `horizon` replaces both
+NEARLY = 0.9  # share of a length that counts as that length: a load ends with its last request, not with its time
+
 Timed = tuple[NDArray[np.int64], NDArray[np.float64]]  # due instants in ns and one value for each, in order of due
 
 
@@ -59,7 +67,8 @@ class SteadySample(NamedTuple):
     """The values of the steady part of each run; `total` counts the values before the start-up was cut.
 
     `caveat` says why the sample gives no upper end of its own ("" when it does). `bound` is then the least upper end:
-    the worst batch that was seen, or infinity. `of` names the part of the load in words ("" for all of it).
+    the worst batch that was seen, or infinity. `of` names the part of the load in words ("" for all of it). `length_s`:
+    the load of all runs together; `looks`: the independent looks at the server that it is worth (None: not known).
     """
 
     values: list[NDArray[np.float64]]
@@ -67,6 +76,8 @@ class SteadySample(NamedTuple):
     caveat: str = ""
     bound: float = math.inf
     of: str = ""
+    length_s: float = 0.0
+    looks: float | None = None
 
 
 def figures(
@@ -141,14 +152,51 @@ def supported(values: Series, p: float, what: str) -> None:
         raise Missing(f"{n:,} samples; p{p * 100:g} is supported from {least:,}")
 
 
+def horizon_s(p: float, asked_s: float | None = None) -> float:
+    """The time within which what makes a percentile has to come back, so that a load can show it; or what is asked.
+
+    The slowest share 1 - p of a server that changes comes in spells: of SPELL_S, once in SPELL_S / (1 - p).
+    """
+    return asked_s if asked_s is not None else min(SPELL_S / (1 - p), LONGEST_HORIZON_S)
+
+
+def too_short(length_s: float, p: float, confidence: float, asked_s: float | None, what: str) -> str:
+    """Why a load of this length, over all runs, cannot show that a latency stays low; "" when it can."""
+    horizon = horizon_s(p, asked_s)
+    needed_s = intervals.length_for(horizon, confidence)
+    if length_s >= NEARLY * needed_s:
+        return ""
+    return (
+        f"a load of {format.duration(length_s)} sees what comes back within "
+        f"{format.duration(intervals.recurrence(length_s, confidence))}; {what} needs {format.duration(horizon)}: "
+        f"about {format.duration(needed_s)} of load"
+    )
+
+
+def load_length_s(due: Sequence[NDArray[np.int64]]) -> float:
+    """From the first to the last due instant of each run, together."""
+    return sum(float(run_due[-1] - run_due[0]) / 1e9 for run_due in due if len(run_due))
+
+
 def settle(
-    runs: Sequence[RecordedRun], timed: Sequence[Timed], metric: str, p: float, confidence: float, what: str
+    runs: Sequence[RecordedRun],
+    timed: Sequence[Timed],
+    metric: str,
+    p: float,
+    confidence: float,
+    what: str,
+    asked_horizon_s: float | None = None,
 ) -> SteadySample:
     """The steady part of the samples, and the reason why it cannot show that a promise is kept, if there is one."""
     parts = [steady_state.part(*one, _mean_stay_s(run) * 1e9) for run, one in zip(runs, timed, strict=True)]
     settled = [(due[part.start : part.end], one[part.start : part.end])
            for (due, one), part in zip(timed, parts, strict=True)]  # fmt: skip
-    sample = SteadySample([values for _, values in settled], sum(len(values) for _, values in timed))
+    length_s = load_length_s([due for due, _ in timed])
+    sample = SteadySample([values for _, values in settled], sum(len(values) for _, values in timed), length_s=length_s)
+    sample = sample._replace(looks=independent_looks(runs, settled))
+    short = too_short(length_s, p, confidence, asked_horizon_s, what)
+    if sample.looks is not None and sample.looks < LEAST_LOOKS:
+        short = short or _too_few_states(sample.looks, length_s)
     stays = looks(runs) if waits(runs, metric) else None
     if not all(part.settled for part in parts):
         lengths = [float(due[-1] - due[0]) / 1e9 for due, _ in timed if len(due)]
@@ -166,16 +214,33 @@ def settle(
             least_looks = (
                 0.0 if _never_queued(runs) else LOOKS[metric] * 0.75
             )  # without queueing no least number: the batches just vary
-            if distinct_looks >= max(
-                intervals.unseen(p, confidence), least_looks
+            if (
+                caveat and not short and distinct_looks >= max(intervals.unseen(p, confidence), least_looks)
             ):  # enough looks to have met the worst case
                 settled_with_stay = zip(settled, stays_ns, strict=True)
                 sample = sample._replace(
                     bound=max(steady_state.worst(*one, stay_ns, p) for one, stay_ns in settled_with_stay)
                 )
         sample = sample._replace(caveat=caveat)
+    sample = sample._replace(caveat="; and ".join(filter(None, (sample.caveat, short))))
     starts = [float(due[part.start] - due[0]) for (due, _), part in zip(timed, parts, strict=True) if part.start]
     return sample._replace(of=f"from {format.duration(max(starts) / 1e9)} on" if starts else "")
+
+
+def independent_looks(runs: Sequence[RecordedRun], timed: Sequence[Timed]) -> float | None:
+    """How many independent looks at the server these values are; None where no request stayed."""
+    stays_ns = [_mean_stay_s(run) * 1e9 for run in runs]
+    if not all(stays_ns):
+        return None
+    return sum(steady_state.slow_looks(*one, stay_ns) for one, stay_ns in zip(timed, stays_ns, strict=True))
+
+
+def _too_few_states(seen: float, length_s: float) -> str:
+    load_needed = f"about {format.duration(length_s * LEAST_LOOKS / seen)} of load" if seen else "a much longer load"
+    return (
+        f"a server that changes slowly: this load is worth some {math.floor(seen)} independent looks at it; "
+        f"{LEAST_LOOKS} needed: {load_needed}"
+    )
 
 
 def unsettled(length_s: float) -> str:

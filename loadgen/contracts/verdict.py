@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import datetime
+from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
@@ -19,6 +21,7 @@ from loadgen.contracts.lint import words
 from loadgen.contracts.schema import Contract, ContractLevel
 from loadgen.contracts.steady_samples import Missing, RecordedRun
 from loadgen.metrics import columns
+from loadgen.stats import intervals
 from loadgen.stats.quantile_interval import Bounds
 
 SCHEMA = 1
@@ -29,7 +32,11 @@ NO_ANSWER = "not one of "  # prefix of a validity reason that is about the serve
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """One judged term. `value`, `low`, `high`, `limit` are in `unit`; null where not bounded or not known."""
+    """One judged term. `value`, `low`, `high`, `limit` are in `unit`; null where not bounded or not known.
+
+    `horizon_s`: the verdict holds for what comes back within this time, on average. `looks`: the independent looks at
+    the server behind it. Null where not known, and in verdicts of older versions.
+    """
 
     term: str
     level: str
@@ -42,6 +49,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     limit: float | None = None
     unit: str = ""
     sample: int = 0
+    horizon_s: float | None = None
+    looks: int | None = None
 
 
 class LevelVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +80,8 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     model: str
     server: str
+    region: str = ""
+    metadata: dict[str, str] = {}
     simulated: bool
     started: str
     ended: str
@@ -123,7 +134,8 @@ def _judge_level(
 ) -> LevelVerdict:
     level_runs = measured.get(level.name, MeasuredLevel(trouble="it was not run"))
     blocked = _blocking_reason(level, level_runs)
-    evaluator = Evaluator(contract.confidence, measured, level_runs, money)
+    horizon_s = None if contract.horizon_ns is None else contract.horizon_ns / 1e9
+    evaluator = Evaluator(contract.confidence, measured, level_runs, money, horizon_s)
     terms = [
         _judge_term(evaluator, term, level.name, kind, blocked)
         for kind, listed in (("must", level.must), ("should", level.should))
@@ -165,13 +177,42 @@ def _blocking_reason(level: ContractLevel, level_runs: MeasuredLevel) -> str:
             return f"the measurement in {run.folder} is not valid: {'; '.join(reasons)}"
         if trouble := _cache_trouble(level, run):
             return trouble
+    return _apart_trouble(level, level_runs.runs)
+
+
+def _apart_trouble(level: ContractLevel, runs: Sequence[RecordedRun]) -> str:
+    """Why runs are not as far apart in time as the level asks; "" when they are. A simulation has no time of day."""
+    if level.apart_ns is None or runs[0].summary.target.simulated:
+        return ""
+    asked = format.duration(level.apart_ns / 1e9)
+    if len(runs) < 2:
+        return f"there is one run; the contract asks for runs {asked} apart"
+    for before, after in pairwise(runs):
+        if not before.header.ended or not after.header.started:
+            return (
+                f"when {before.folder} ended or {after.folder} began is not known; the contract asks for {asked} apart"
+            )
+        began, ended = (datetime.fromisoformat(text) for text in (after.header.started, before.header.ended))
+        if (gap_s := (began - ended).total_seconds()) < level.apart_ns / 1e9 - 1:
+            between = format.duration(max(gap_s, 0.0))
+            return f"{after.folder} began {between} after {before.folder} ended; the contract asks for {asked}"
     return ""
+
+
+def _horizon_words(evaluated: Held, confidence: float) -> str:
+    """What a verdict holds for: `for what repeats within 2 min 40 s; 55 independent looks`."""
+    if not evaluated.length_s:
+        return ""
+    horizon = format.duration(intervals.recurrence(evaluated.length_s, confidence))
+    looks = "" if evaluated.looks is None else f"; {evaluated.looks:,.0f} independent looks"
+    return f", for what repeats within {horizon}{looks}"
 
 
 def _cache_trouble(level: ContractLevel, run: RecordedRun) -> str:
     """Why the cache was not cold or warm as the contract says; "" when it was, or when the contract does not say."""
     cached_share = run.summary.tokens.cached_share
-    if level.cache is None or (level.cache == "cold" and cached_share is None and not run.header.shares_prompts):
+    unique = run.header.new_prompts and not run.header.shares_prompts
+    if level.cache is None or (level.cache == "cold" and cached_share is None and unique):
         return ""  # unique prompts are cold, whether the server says so or not
     if cached_share is None:
         return f"the server does not say what came from its cache: whether it was {level.cache} cannot be seen"
@@ -201,6 +242,8 @@ def _judge_term(evaluator: Evaluator, term: Any, level: str, kind: Any, blocked:
         limit=evaluated.limit,
         unit=evaluated.unit,
         sample=evaluated.sample,
+        horizon_s=round(intervals.recurrence(evaluated.length_s, evaluator.confidence), 3) or None,
+        looks=None if evaluated.looks is None else round(evaluated.looks),
     )
 
 
@@ -218,7 +261,7 @@ def _compare_with_limit(evaluated: Held, confidence: float) -> tuple[Verdict, st
     )
     promise = f"the promise of {'at most' if evaluated.at_most else 'at least'} {figure(limit, evaluated.unit)}"
     if is_kept:
-        return "PASS", f"{value} ({span}) keeps {promise}"
+        return "PASS", f"{value} ({span}) keeps {promise}{_horizon_words(evaluated, confidence)}"
     if is_broken:
         return "FAIL", f"{value} ({span}) breaks {promise}"
     if evaluated.caveat:

@@ -149,6 +149,9 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
     requests; without an SLO, of ok requests. Raises UserError where the rate is zero.
     """
     summary, capacity = evidence.summary, evidence.capacity
+    if evidence.at_once:
+        what = "an Offline rate says nothing about users: everything was due at once, and nobody waited within a limit"
+        raise UserError(what, evidence.folder, "a run or search of the profile under its SLO")
     if capacity is not None:
         basis, noun = f"capacity by {capacity.method}", str(capacity.unit)
         rate = RateInterval(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)

@@ -129,6 +129,8 @@ def differences(a: Offer, b: Offer) -> tuple[tuple[str, ...], tuple[str, ...]]:
         reasons.append("one is simulated")
     if a.basis.is_capacity != b.basis.is_capacity and not (_by_token(a) or _by_token(b)):
         reasons.append("one at its capacity, one at a load of its own")
+    if a.evidence.at_once != b.evidence.at_once and not (_by_token(a) or _by_token(b)):
+        reasons.append("one Offline, without a limit on latency")
     floors = [offer.name for offer in (a, b) if _is_lower_bound(offer)]
     if floors:
         reasons.append(f"only a lower bound of the capacity is known ({', '.join(floors)})")
@@ -139,6 +141,9 @@ def differences(a: Offer, b: Offer) -> tuple[tuple[str, ...], tuple[str, ...]]:
         notes.append("different seeds")
     if summary_a.target.model != summary_b.target.model:
         notes.append(f"different models ({summary_a.target.model}, {summary_b.target.model})")
+    if summary_a.target.region != summary_b.target.region:
+        regions = ", ".join(summary.target.region or "not given" for summary in (summary_a, summary_b))
+        notes.append(f"different regions ({regions})")
     if summary_a.rtt_ms is not None and summary_b.rtt_ms is not None and abs(summary_a.rtt_ms - summary_b.rtt_ms) > 5:
         notes.append(f"connect time {summary_a.rtt_ms:.1f} and {summary_b.rtt_ms:.1f} ms is inside TTFT")
     return tuple(reasons), tuple(notes)

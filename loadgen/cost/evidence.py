@@ -14,12 +14,19 @@ from loadgen.results.capacity import Capacity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """The evidence behind a figure. `summaries`: one run, or its repeats; with a capacity the run that shows it."""
+    """The evidence behind a figure. `summaries`: one run, or its repeats; with a capacity the run that shows it.
+
+    `at_once`: an Offline run, or another whose requests were all due at once: its rates are those of the whole run,
+    because no time passed in which load was offered. `lowered_from_per_s`: what the capacity file of an earlier version
+    gave as the rate, where its run was offered less.
+    """
 
     name: str
     folder: str
     summaries: tuple[Summary, ...]
     capacity: Capacity | None = None
+    at_once: bool = False
+    lowered_from_per_s: float | None = None
 
     @property
     def summary(self) -> Summary:
@@ -52,5 +59,17 @@ def notes(evidence: Evidence) -> Iterator[str]:
         )
     if any(summary.goodput.has_slo and summary.goodput.met is None for summary in summaries):
         yield "the SLO is undecided: more than 1 % of the requests were unfinished when the drain ended (--grace)"
-    if not summaries[0].goodput.has_slo:
+    if evidence.lowered_from_per_s is not None and evidence.capacity is not None:
+        yield (
+            f"capacity.json says {evidence.lowered_from_per_s:.4g}/s, without tokens (an earlier version, or by hand); "
+            f"its run was in fact offered {evidence.capacity.rate_per_s:.4g}/s, and no more than that is used"
+        )
+    if evidence.capacity is not None and evidence.capacity.method == "search" and evidence.capacity.confirmed is False:
+        yield "the search ended before a confirmation: a probe at full length is the evidence"
+    if evidence.at_once:
+        yield (
+            "Offline: everything was due at once, without a limit on latency; rates are over the whole run. Under a "
+            "limit the same machines carry less"
+        )
+    elif not summaries[0].goodput.has_slo:
         yield "no SLO: nothing says which requests were good"

@@ -1,4 +1,4 @@
-"""Reads folders of finished results as evidence: `summary.json` and `capacity.json`, and nothing else of a run.
+"""Reads folders of finished results as evidence: `summary.json`, `capacity.json`, the scenario in `mlperf.json`.
 
 Refuses a measurement that is not valid unless the caller allows it.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
 
 from loadgen.cost.evidence import Evidence
 from loadgen.errors import UNSOUND, Fault, Faults, UserError
@@ -64,15 +66,72 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
         if stored_capacity.unit == "conversations" and summary.sessions is None:
             what = "a capacity in conversations, and no conversations in its run"
             raise UserError(what, f"{file} (unit)", "unit: requests; or name the right run as evidence")
-        return Evidence(name=name, folder=str(folder), summaries=(summary,), capacity=stored_capacity)
+        shown = stored_capacity
+        if shown.output_tokens_per_s is None:
+            offered = _offered(summary, stored_capacity)
+            tokens = summary.tokens
+            shown = capacity.as_shown(shown, offered, tokens.steady_output_per_s, tokens.steady_total_per_s)
+        said = stored_capacity.rate_per_s
+        lowered_from = said if shown.rate_per_s < said * (1 - SAME_RATE) else None
+        return Evidence(
+            name=name, folder=str(folder), summaries=(summary,), capacity=shown, lowered_from_per_s=lowered_from
+        )
     if (folder / "summary.json").is_file():
-        return Evidence(name=name, folder=str(folder), summaries=(_summary(folder, allow_invalid),))
+        summary = _summary(folder, allow_invalid)
+        return Evidence(name=name, folder=str(folder), summaries=(summary,), at_once=_at_once(folder, summary))
     run_folders = sorted(path.parent for path in folder.glob("*/summary.json"))
     if not run_folders:
         what = "no summary.json here" if folder.is_dir() else "no such folder"
         hint = "give the folder that a run has written; `loadgen report DIR --json > DIR/summary.json` makes it again"
         raise UserError(what, str(folder), hint)
-    return Evidence(name=name, folder=str(folder), summaries=_repeats(folder, run_folders, allow_invalid))
+    summaries = _repeats(folder, run_folders, allow_invalid)
+    at_once = all(_at_once(run, summary) for run, summary in zip(run_folders, summaries, strict=True))
+    return Evidence(name=name, folder=str(folder), summaries=summaries, at_once=at_once)
+
+
+def gpus_of(evidence: Evidence, said: int | None, flag: str) -> int | None:
+    """The GPUs that a result used: what its run recorded, or `said` where it recorded nothing.
+
+    Raises UserError when the two differ: a figure of 72 GPUs must not be shown as one of 4.
+    """
+    recorded = evidence.summary.target.gpus
+    if said is None or recorded is None or said == recorded:
+        return recorded if said is None else said
+    what = f"the run recorded {recorded} GPUs, and {said} are given: its rates are those of {recorded}"
+    raise UserError(
+        what, f"{flag}, {evidence.folder}", "leave the flag out; a run that recorded a wrong number is run again"
+    )
+
+
+SAME_RATE = 0.001  # relative difference below which two rates print as the same
+
+
+def _offered(summary: Summary, stored_capacity: capacity.Capacity) -> float | None:
+    """What a run was offered, in the unit of a capacity; None of a closed loop."""
+    offered = summary.load.offered_rps
+    if offered is None or stored_capacity.unit == "requests" or summary.sessions is None:
+        return offered
+    return offered * summary.sessions.count / (summary.requests.scheduled - summary.requests.cancelled)
+
+
+class _Scenario(msgspec.Struct):
+    """The one field of `mlperf.json` that is read here."""
+
+    scenario: str = ""
+
+
+def _at_once(folder: Path, summary: Summary) -> bool:
+    """Whether this is an Offline run, or one whose requests were all due at once.
+
+    Over HTTP an Offline query is sent by lanes, which the summary alone does not tell from a closed loop.
+    """
+    file = folder / "mlperf.json"
+    if file.is_file():
+        try:
+            return msgspec.json.decode(_bytes(file), type=_Scenario).scenario == "offline"
+        except msgspec.DecodeError as error:
+            raise UserError(f"a damaged result: {error}", str(file), "loadgen mlperf writes it") from None
+    return not summary.window.steady.duration_s and summary.load.offered_rps is None
 
 
 def _repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tuple[Summary, ...]:

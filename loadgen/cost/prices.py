@@ -22,6 +22,7 @@ from loadgen.workload.fields import Part, meant
 
 UNDATED = "undated"
 NOT_VERIFIED = "not verified"  # the quality of an entry that only records that its price is missing
+NO_SOURCE = "not stated"  # the source of a price that a copy gives without one
 EARLIEST_YEAR = 2015
 
 
@@ -131,6 +132,7 @@ class Rented(_Priced):
     per_hour: Amount | None = None
     per_gpu_hour: Amount | None = None
     energy: Energy | None = None
+    why_missing: str = ""  # of an entry that only records that its price is missing: what was looked at
 
 
 class Owned(_Priced):
@@ -224,15 +226,24 @@ def find(prices: Prices, target: TargetFacts, chosen: str = "", result: str = ""
         raise UserError(f"several prices for {_target_words(target)}{used_by}", prices.file, hint)
     for price in matching:
         if isinstance(price, Rented) and price.per_hour is None and price.per_gpu_hour is None:
+            why = f": {price.why_missing}" if price.why_missing else ""
+            others = [
+                other.name
+                for other in prices.entries
+                if isinstance(other, Rented) and other.gpu == price.gpu and (other.per_hour or other.per_gpu_hour)
+            ]
             hint = "supply per_hour or per_gpu_hour, with as_of and source: nobody has verified one"
-            raise UserError(f"{price.name} has no price", prices.at[price.name], hint)
+            if others:
+                hint += f"; another provider's, as a stand-in: --price {result or 'DIR'}=NAME with {', '.join(others)}"
+            raise UserError(f"{price.name} has no price{why}", prices.at[price.name], hint)
     return tuple(matching)
 
 
 def dated(price: Price) -> str:
     """The commitment, date, source and quality of a price in words, to show beside it."""
     date_words = UNDATED if price.as_of == UNDATED else f"as of {price.as_of}"
-    return ", ".join(filter(None, (price.commitment, date_words, price.source, price.quality)))
+    source = "no source stated" if price.source == NO_SOURCE else price.source
+    return ", ".join(filter(None, (price.commitment, date_words, source, price.quality)))
 
 
 def _matches_shape(price: Price, target: TargetFacts) -> bool:

@@ -7,15 +7,16 @@ formulas and their limits are in docs/cost.md; `comparison.py` decides which res
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_EVEN, Decimal
 
 from loadgen.cost.evidence import Evidence, notes
-from loadgen.cost.prices import Energy, Owned, PerToken, Price, Rented
+from loadgen.cost.prices import NO_SOURCE, UNDATED, Energy, Owned, PerToken, Price, Rented
 from loadgen.errors import UserError
 from loadgen.metrics.summary import Summary
-from loadgen.results.capacity import RateInterval, replications
+from loadgen.results.capacity import Capacity, RateInterval, replications
 
 # The units that a cost is per: keys of `rates` and `counts` of a Basis, and of the costs of an Offer.
 REQUEST, GOOD, TASK, OUTPUT, TOTAL = "request", "good_request", "task", "million_output_tokens", "million_tokens"
@@ -29,6 +30,8 @@ HOURS_PER_YEAR = 8760
 SMALLEST = Decimal("1e-12")
 MILLION, GIGA, KILO, HOUR_S = Decimal(10**6), Decimal(10**9), Decimal(1000), Decimal(3600)
 AWAY = 0.1  # relative distance from the capacity at which requests may have another size and mix
+RAMP = Decimal("0.01")  # share of the tokens/s that a run from empty may lack without a note
+NEAR = 0.01  # share by which a run may be offered less than asked without a note
 SHORT_WINDOW = 20  # a steady window of fewer answer durations than this still shows the ramp-up in its rates
 
 
@@ -104,13 +107,14 @@ def decimal(number: float) -> Decimal:
 def basis(evidence: Evidence) -> Basis:
     """Rates and counts of a capacity, of one run, or of repeats (means of their rates, sums of their counts).
 
-    Of runs: the steady rates of metrics.md. Of a capacity: its rate, multiplied by each unit per request of its run.
+    Of runs: the steady rates of metrics.md, of Offline those of the whole run. Of a capacity: its rate, multiplied by
+    the share of good requests and of tasks in its run; of tokens the steady rates that its run showed.
     """
     summaries = evidence.summaries
     totals = _totals(summaries)
     if evidence.capacity is not None:
         return _at_capacity(evidence, totals)
-    run_rates = [_steady_rates(summary) for summary in summaries]
+    run_rates = [_whole_rates(summary) if evidence.at_once else _steady_rates(summary) for summary in summaries]
     rates: dict[str, Decimal | None] = {}
     rate_interval = RateInterval(mid=1.0)
     for unit in UNITS:
@@ -128,7 +132,7 @@ def basis(evidence: Evidence) -> Basis:
     has_interval = run_count > 1 and rate_interval.low is not None and rate_interval.high is not None
     return replace(
         totals,
-        label="at this load" if run_count == 1 else f"at this load, {run_count} repeats",
+        label=("Offline" if evidence.at_once else "at this load") + (f", {run_count} repeats" if run_count > 1 else ""),
         rates=rates,
         low=decimal(rate_interval.low / rate_interval.mid) if has_interval and rate_interval.low else None,
         high=decimal(rate_interval.high / rate_interval.mid) if has_interval and rate_interval.high else None,
@@ -145,7 +149,24 @@ def _steady_rates(summary: Summary) -> dict[str, Decimal | None]:
         OUTPUT: None if tokens.steady_output_per_s is None else tokens.steady_output_per_s / 1e6,
         TOTAL: None if tokens.steady_total_per_s is None else tokens.steady_total_per_s / 1e6,
     }
-    return {unit: None if rate is None else decimal(rate) for unit, rate in floats.items()}
+    return _decimals(floats)
+
+
+def _whole_rates(summary: Summary) -> dict[str, Decimal | None]:
+    """Rates from the first due request to the last output: LoadGen's of an Offline run."""
+    tokens, sessions = summary.tokens, summary.sessions
+    floats = {
+        REQUEST: summary.load.completed_rps,
+        GOOD: summary.goodput.rps if summary.verdict.valid else None,
+        TASK: sessions.ok_per_s if sessions is not None else None,
+        OUTPUT: None if tokens.output_per_s is None else tokens.output_per_s / 1e6,
+        TOTAL: None if tokens.total_per_s is None else tokens.total_per_s / 1e6,
+    }
+    return _decimals(floats)
+
+
+def _decimals(rates: Mapping[str, float | None]) -> dict[str, Decimal | None]:
+    return {unit: None if rate is None else decimal(rate) for unit, rate in rates.items()}
 
 
 def _totals(summaries: tuple[Summary, ...]) -> Basis:
@@ -188,6 +209,9 @@ def _at_capacity(evidence: Evidence, totals: Basis) -> Basis:
         offered = summary.requests.decided
     rate = decimal(capacity.rate_per_s)
     rates = {unit: None if count is None else count * rate / offered for unit, count in totals.counts.items()}
+    for unit, per_s in ((OUTPUT, capacity.output_tokens_per_s), (TOTAL, capacity.total_tokens_per_s)):
+        if per_s is not None:
+            rates[unit] = decimal(per_s / 1e6)
     return replace(
         totals,
         label="capacity",
@@ -353,14 +377,63 @@ def _notes(evidence: Evidence, basis: Basis, price: Price, gpus: int | None) -> 
     resent = sum(summary.requests.resent for summary in evidence.summaries)
     if resent:
         yield f"{resent:,} requests were sent again after a reset; what the first sending cost is not known"
-    if price.as_of == "undated":
+    if price.as_of == UNDATED:
         yield "the price has no date"
+    if price.source == NO_SOURCE:
+        yield "the price has no source: nobody says where it is from"
+    yield from _egress_notes(basis, price)
+
+
+def _egress_notes(basis: Basis, price: Price) -> Iterator[str]:
+    requests = basis.counts[REQUEST]
+    counted = f", {basis.bytes_out / requests / KILO:,.3g} kB a request," if basis.bytes_out and requests else ""
+    if price.egress_per_gb is None:
+        yield f"no price of egress (egress_per_gb): what leaves the provider{counted} is not in the cost"
+    elif not counted:
+        yield "no bytes were counted (virtual time): egress is not in the cost"
+
+
+def _ramp_notes(basis: Basis, capacity: Capacity) -> Iterator[str]:
+    """Said where requests/s times their length is more than the tokens/s that the run showed."""
+    requests, count, tokens = basis.rates[REQUEST], basis.counts[REQUEST], basis.rates[OUTPUT]
+    millions = basis.counts[OUTPUT]
+    if not (requests and count and tokens and millions) or capacity.output_tokens_per_s is None:
+        return
+    implied = requests * millions / count
+    if tokens < implied * (1 - RAMP):
+        yield (
+            f"its run showed {tokens * MILLION:,.0f} output tokens/s, {1 - tokens / implied:.1%} less than "
+            f"{requests:.4g}/s of {millions * MILLION / count:,.0f} tokens: it began with an empty server. Tokens are "
+            "priced by what it showed"
+        )
+
+
+_GPU = re.compile(r"(?<![A-Z0-9])(?:GB|GH|B|H|A|L|MI|RTX)[0-9]{2,4}X?(?![0-9])")
+
+
+def other_machine(summary: Summary, price: Rented | Owned) -> str:
+    """How the machine of a price differs from the one of the run, in words; "" where it does not, or is not known.
+
+    By the GPU that the run's shape or name tells, else by the shape.
+    """
+    target = summary.target
+    told = set(_GPU.findall(f"{target.shape} {target.name}".upper()))
+    priced = set(_GPU.findall(price.gpu.upper()))
+    if told and priced and not told & priced:
+        return f"measured on {' and '.join(sorted(told))} ({target.shape or target.name}), priced as {price.gpu}"
+    if target.shape and price.shape and target.shape.lower() != price.shape.lower():
+        return f"measured on {target.shape}, priced as {price.provider}'s {price.shape}"
+    return ""
 
 
 def _machine_notes(evidence: Evidence, basis: Basis, price: Rented | Owned, gpus: int) -> Iterator[str]:
     summary = evidence.summary
-    if not basis.is_capacity:
+    if not basis.is_capacity and not evidence.at_once:
         yield "priced at the load it was given, not at its capacity: more load may cost less per request"
+    if other := other_machine(summary, price):
+        yield f"ANOTHER MACHINE: {other}; nobody sells this speed at this price"
+    if isinstance(price, Rented) and price.gpus is None:
+        yield "the price does not say how many GPUs a machine has: paid by the GPU; whole machines may cost more"
     machine_count = machines(price, gpus)
     if isinstance(price, Rented) and price.gpus is not None and machine_count * price.gpus != gpus:
         yield f"{gpus} GPUs were used, {machine_count * price.gpus} are paid: machines are rented whole"
@@ -368,10 +441,18 @@ def _machine_notes(evidence: Evidence, basis: Basis, price: Rented | Owned, gpus
         yield f"pays {gpus} of the {price.gpus} GPUs that were bought"
     steady_s, answer_p50_ms = summary.window.steady.duration_s, summary.e2e_ms.p50
     is_short = steady_s is not None and answer_p50_ms is not None and answer_p50_ms / 1e3 * SHORT_WINDOW > steady_s
-    if not basis.is_capacity and is_short and not summary.warmup.scheduled:
+    if not basis.is_capacity and not evidence.at_once and is_short and not summary.warmup.scheduled:
         yield "no warm-up, and a run short beside its answers: the steady rate holds its ramp and reads low"
-    offered_rps = summary.load.offered_rps
     capacity = evidence.capacity
-    is_far = capacity is not None and offered_rps is not None and abs(offered_rps / capacity.rate_per_s - 1) > AWAY
-    if capacity is not None and capacity.unit == "requests" and is_far:
+    if capacity is None:
+        return
+    yield from _ramp_notes(basis, capacity)
+    offered_rps = summary.load.offered_rps
+    if capacity.unit != "requests" or offered_rps is None:
+        return
+    away = offered_rps / capacity.rate_per_s - 1
+    if abs(away) > AWAY:
         yield f"what a request is was measured at {offered_rps:.3g}/s, away from the capacity"
+    elif away < -NEAR:
+        asked, offered = f"{capacity.rate_per_s:.4g}/s", f"{offered_rps:.4g}/s"
+        yield f"by the chance of its arrivals the run at {asked} was in fact offered {offered}"

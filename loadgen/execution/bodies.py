@@ -55,6 +55,7 @@ class Bodies:
         self._replies: dict[int, list[str]] = {}
         self._built_late: dict[int, Built] = {}
         self.digest = Digest(replies=not self._real_history)
+        self.sent_bytes = Digest()  # of the bodies themselves
         self.late = 0
 
     def build(self, stage: int, numbers: Iterator[int], *, most: int | None = None, cpu_s: float | None = None) -> int:
@@ -70,6 +71,7 @@ class Bodies:
             request = self._prompts[number]
             body = self._prepare(request)
             self.digest.add(number, request)
+            self.sent_bytes.add_body(number, body)
             pending.append(body)
             pending_bytes += len(body)
             stored.numbers.append(number)

@@ -100,6 +100,7 @@ class Settings:
     route: Route = "auto"
     server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `server_metrics.scraper`
     on_target_failure: Literal["continue", "stop"] = "continue"
+    metadata: tuple[tuple[str, str], ...] = ()
     command: tuple[str, ...] = ()
     embedded: dict[str, Any] = field(default_factory=PHYSICAL.copy)  # options of the embedded endpoint
 
@@ -165,9 +166,10 @@ def prepare(
     of its nodes (open files, ports) are then not checked here.
     """
     seed = workload.seed if workload.seed is not None else seeds.fresh()
-    salt = seeds.fresh()
+    salt = seeds.salt_of(seed, workload.salt)
     job = Job(
-        workload=workload, settings=settings, found=found, seed=seed, salt=salt, folder=folder, run_id=folder.name
+        workload=workload, settings=settings, found=found, seed=seed, salt=seeds.salt_number(salt), folder=folder,
+        run_id=folder.name,
     )  # fmt: skip
     timetable, requests, tokenizer = plan(job)
     if not settings.workers:
@@ -191,6 +193,9 @@ def prepare(
             region=endpoint.region,
             name=_embedded_name(settings) if simulated else endpoint.name or ("simulation" if result.simulated else ""),
             simulated=simulated or result.simulated,
+            version=result.version,
+            engine=result.engine,
+            precision=result.precision,
         )
         for result, endpoint in zip(found, settings.endpoints, strict=True)
     )
@@ -205,8 +210,10 @@ def prepare(
         source_sha256=_sha256(workload.source_text),
         seed=seed,
         schedule_seed=workload.schedule_seed,
-        salt=f"{salt:x}",
+        salt=salt,
+        new_prompts=workload.seed is None or workload.salt == seeds.FRESH,
         targets=targets,
+        metadata=dict(settings.metadata),
         client=settings.client,
         api=settings.api,
         stream=settings.stream,
@@ -214,11 +221,13 @@ def prepare(
         limits=ValidityLimits(**workload.limits.model_dump()),
         stages=tuple(_stage_plan(workload, timetable, i) for i in range(len(timetable.stages))),
         fingerprints=manifest.Fingerprints(
-            recipe=recipe_fingerprint(workload, source), timetable=schedule.fingerprint(timetable)
+            recipe=recipe_fingerprint(workload, source, tokenizer.file_sha256),
+            timetable=schedule.fingerprint(timetable),
         ),
         rtt_ms=statistics.median(result.rtt_ms for result in found),
         tokenizer=tokenizer.name,
         tokenizer_tag=tokenizer.tag,
+        tokenizer_sha256=tokenizer.file_sha256,
         template_tokens=first_result.template_tokens,
         usage_asked=True,
         shares_prompts=_shares_prompts(workload),
@@ -245,8 +254,10 @@ def describe(workload: Workload, settings: Settings) -> str:
     """Text that says what a run would do: load, request sizes, fingerprints. Does not use the network."""
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     timetable = schedule.build(workload, seed)
-    requests = build(workload, seed, 0, tokens.load_tokenizer(settings.tokenizer))
-    lines = [f"workload: {workload.name}", f"target: {settings.shown}", f"seed: {seed}"]
+    salt = seeds.salt_of(seed, workload.salt)
+    tokenizer = tokens.load_tokenizer(settings.tokenizer)
+    requests = build(workload, seed, seeds.salt_number(salt), tokenizer)
+    lines = [f"workload: {workload.name}", f"target: {settings.shown}", seed_words(seed, salt)]
     for index in range(len(timetable.stages)):
         stage = _stage_plan(workload, timetable, index)
         bounds = [f"{stage.slots:,} requests"] if stage.slots is not None else []
@@ -259,9 +270,17 @@ def describe(workload: Workload, settings: Settings) -> str:
     prompt_range = f"{input_tokens[0]:,} to {input_tokens[-1]:,} prompt tokens"
     output_range = f"{output_tokens[0]:,} to {output_tokens[-1]:,} asked for"
     lines.append(f"first {len(sample)} requests: {prompt_range}, {output_range}")
-    lines.append(f"recipe: {recipe_fingerprint(workload, 'server')}  timetable: {schedule.fingerprint(timetable)}")
+    recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
+    lines.append(f"recipe: {recipe}  timetable: {schedule.fingerprint(timetable)}")
     lines += [f"note: {note}" for note in requests.warnings(timetable.slots or 1000)]
     return "\n".join(lines)
+
+
+def seed_words(seed: int | None, salt: str) -> str:
+    """The seed as text, with the salt where it is not that of the seed: what `--seed` and `--salt` take."""
+    if seed is None:
+        return "seed: not known"
+    return f"seed: {seed}" + ("" if salt == seeds.salt_of(seed, None) else f"  salt: {salt}")
 
 
 # -- workers -------------------------------------------------------------------------------------------------------

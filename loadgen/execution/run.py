@@ -28,7 +28,7 @@ from loadgen.execution.probing import find_all
 from loadgen.execution.shared_counters import Counted
 from loadgen.metrics.summary import Summary
 from loadgen.requests import prompts
-from loadgen.results import manifest, object_store, store
+from loadgen.results import checksums, manifest, object_store, store
 from loadgen.results.record import WITH_UNFINISHED
 from loadgen.results.spool import segments
 from loadgen.schedule.timetable import Schedule
@@ -47,10 +47,14 @@ def finish(
     """
     folder = job.folder
     digest = prompts.Digest(share.prompts_total, share.prompts_count)
+    bodies = ""
     if large(timetable):
         fingerprint = prompts.fingerprint(plan(job)[1], None)
     elif share.prompts_count == timetable.slots:
         fingerprint = digest.hexdigest()
+        turns = getattr(job.workload.requests, "turns", None)
+        if turns is None or turns.history == "scripted":  # else bodies carry the server's replies
+            bodies = prompts.Digest(share.bodies_total, share.prompts_count).hexdigest()
     else:  # a load without end, or a worker died and its part of the digest is missing
         fingerprint = prompts.fingerprint(plan(job)[1], timetable.slots)
     notes = header.notes
@@ -64,7 +68,7 @@ def finish(
         header,
         ended=datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="milliseconds"),
         state=_state(share, decided),
-        fingerprints=msgspec.structs.replace(header.fingerprints, prompts=fingerprint),
+        fingerprints=msgspec.structs.replace(header.fingerprints, prompts=fingerprint, bodies=bodies),
         notes=notes,
     )
     store.replace(folder / "run.json", manifest.encode(header))
@@ -81,6 +85,7 @@ def finish(
     store.replace(folder / "summary.json", summary_json.dump_summary(summary))
     if recorder.finish() if compacted is None else compacted:
         store.drop_spool(folder)
+    checksums.write(folder)
     return summary
 
 

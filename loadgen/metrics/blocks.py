@@ -87,6 +87,10 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     failed_input: int
     failed_output: int
     sources: Sources
+    output_per_s_per_gpu: float | None = None  # null where the number of GPUs is not known
+    total_per_s_per_gpu: float | None = None
+    steady_output_per_s_per_gpu: float | None = None
+    steady_total_per_s_per_gpu: float | None = None
 
 
 class Sessions(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,6 +229,22 @@ def tokens(measured: Columns, everything: Sequence[Columns], inside: Window, eve
         failed_input=_sum(measured["input_tokens"][failed]) or 0,
         failed_output=_sum(measured["output_tokens"][failed]) or 0,
         sources=Sources(input=_sources(measured["input_source"][ok]), output=_sources(measured["output_source"][ok])),
+    )
+
+
+def per_gpu(rate: float | None, gpus: int | None) -> float | None:
+    """A rate of the whole target divided by its GPUs; None where one of the two is not known."""
+    return rate / gpus if rate is not None and gpus else None
+
+
+def with_gpus(tokens: Tokens, gpus: int | None) -> Tokens:
+    """The block with its rates per GPU."""
+    return msgspec.structs.replace(
+        tokens,
+        output_per_s_per_gpu=per_gpu(tokens.output_per_s, gpus),
+        total_per_s_per_gpu=per_gpu(tokens.total_per_s, gpus),
+        steady_output_per_s_per_gpu=per_gpu(tokens.steady_output_per_s, gpus),
+        steady_total_per_s_per_gpu=per_gpu(tokens.steady_total_per_s, gpus),
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from loadgen.metrics import blocks, columns, drift
 from loadgen.metrics.accumulator import Accumulator, Cell
-from loadgen.metrics.blocks import Bytes, ErrorKind, RequestCounts, Sessions, Sources, Stalls, Tokens
+from loadgen.metrics.blocks import Bytes, ErrorKind, RequestCounts, Sessions, Sources, Stalls, Tokens, with_gpus
 from loadgen.metrics.columns import Goodput, Load, Span, TermResult, Window, per_second, span
 from loadgen.metrics.summary import (
     SCHEMA,
@@ -24,6 +24,7 @@ from loadgen.metrics.summary import (
     Summary,
     TargetSummary,
     Verdict,
+    by_region,
     judged,
     pooled_of,
     rack_of,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadgen.results.manifest import Header, Second
+    from loadgen.results.manifest import Header, Second, TargetFacts
 
 
 def summarize(
@@ -58,7 +59,9 @@ def summarize(
     lost = sum(count for count, is_measured in zip(missing, stage_measured, strict=True) if is_measured)
     pooled = pooled_of(gaps[i] for i in range(min(len(gaps), len(stage_measured))) if stage_measured[i])
     arrivals = [stage.arrival for stage in header.stages if stage.measured and stage.arrival]
+    target = whole_target(header.targets)
     tokens = _tokens(measured, everything, inside, columns.steady_events(timeline, inside.steady))
+    tokens = with_gpus(tokens, target.gpus)
     targets = tuple(_targets(header, accumulator, inside))
     inter_chunk = pooled.distribution()
     itl_absent = _itl_absent(measured, inter_chunk)
@@ -68,7 +71,7 @@ def summarize(
         schema=SCHEMA,
         schema_minor=SCHEMA_MINOR,
         run=run_of(header),
-        target=whole_target(header.targets),
+        target=target,
         rtt_ms=header.rtt_ms,
         window=inside,
         bytes=_bytes(measured),
@@ -99,6 +102,7 @@ def summarize(
         client=_client(measured, header, inside, seconds),
         stages=tuple(_stages(header, accumulator, everything, gaps, timeline, missing, seconds)),
         targets=targets,
+        regions=tuple(_regions(header, accumulator, inside)),
         rack=rack_of(targets, tokens.output_per_s),
         drift=_drift(accumulator, measured, everything, inside, timeline),
         sustainable=Sustainable(why="the records were not kept (--keep): growth of one target cannot be told"),
@@ -373,7 +377,10 @@ def _stages(
             window=inside,
             requests=_requests(cell, missing[i]),
             load=_load(cell, everything, inside, stage.arrival, seconds),
-            tokens=_tokens(cell, everything, inside, columns.steady_events(timeline, inside.steady)),
+            tokens=with_gpus(
+                _tokens(cell, everything, inside, columns.steady_events(timeline, inside.steady)),
+                whole_target(header.targets).gpus,
+            ),
             ttft_ms=_distribution(cell, "ttft"),
             tpot_ms=_distribution(cell, "tpot"),
             inter_chunk_ms=pooled.distribution(),
@@ -384,20 +391,33 @@ def _stages(
 
 def _targets(header: Header, accumulator: Accumulator, inside: Window) -> Iterator[TargetSummary]:
     for target, cell, other in zip(header.targets, accumulator.targets, accumulator.other_targets, strict=False):
-        everything = (cell, other)
-        own = _tokens(cell, everything, window(cell, everything), None)
-        yield TargetSummary(
-            target=target,
-            requests=_requests(cell, 0),
-            bytes=_bytes(cell),
-            load=_load(cell, everything, inside, "", ()),
-            tokens=_tokens(cell, everything, inside, None),
-            ttft_ms=_distribution(cell, "ttft"),
-            tpot_ms=_distribution(cell, "tpot"),
-            e2e_ms=_distribution(cell, "e2e"),
-            goodput=_goodput(header, cell, everything, inside, Histogram(), 0),
-            own_output_per_s=own.output_per_s,
-        )
+        yield _part_of(header, target, cell, other, inside)
+
+
+def _regions(header: Header, accumulator: Accumulator, inside: Window) -> Iterator[TargetSummary]:
+    for region, numbers in by_region(header.targets):
+        merged = Cell(), Cell()
+        for cell, cells in zip(merged, (accumulator.targets, accumulator.other_targets), strict=True):
+            for number in numbers:
+                cell.merge(cells[number])
+        yield _part_of(header, region, *merged, inside)
+
+
+def _part_of(header: Header, target: TargetFacts, cell: Cell, other: Cell, inside: Window) -> TargetSummary:
+    everything = (cell, other)
+    own = _tokens(cell, everything, window(cell, everything), None)
+    return TargetSummary(
+        target=target,
+        requests=_requests(cell, 0),
+        bytes=_bytes(cell),
+        load=_load(cell, everything, inside, "", ()),
+        tokens=with_gpus(_tokens(cell, everything, inside, None), target.gpus),
+        ttft_ms=_distribution(cell, "ttft"),
+        tpot_ms=_distribution(cell, "tpot"),
+        e2e_ms=_distribution(cell, "e2e"),
+        goodput=_goodput(header, cell, everything, inside, Histogram(), 0),
+        own_output_per_s=own.output_per_s,
+    )
 
 
 def _drift(

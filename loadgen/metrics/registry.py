@@ -38,6 +38,20 @@ class Metric(NamedTuple):
 SHARES = ("ok_share", "goodput.share", "tokens.cached_share", "tokens.length_mismatch_share")
 
 
+SHOWN = (
+    "ttft_ms.p50",
+    "ttft_ms.p99",
+    "tpot_ms.p50",
+    "tpot_ms.p99",
+    "e2e_ms.p50",
+    "e2e_ms.p99",
+    "tokens.steady_output_per_s",
+    "ok_share",
+    "goodput.share",
+)
+"""The metrics compared by default, between sides and between repeats, each where all have it."""
+
+
 def metric(path: str) -> Metric | None:
     """The metric of a path of `summary.json` (`ttft_ms.p99`, `tokens.output_per_s`), or of `ok_share`.
 

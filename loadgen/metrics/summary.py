@@ -45,13 +45,16 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # finished, interrupted (by the user), stopped, decided (by a search), cut_off (no clean end)
     version: str
     command: tuple[str, ...]
+    metadata: dict[str, str] = {}
     seed: int | None
     schedule_seed: int | None
+    salt: str = ""  # "": not known
     client: str
     api: str
     stream: bool
     tokenizer: str
     tokenizer_tag: str
+    tokenizer_sha256: str = ""  # of the tokenizer file; "": the packaged vocabulary, or not known
     host: Host
 
 
@@ -154,6 +157,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     client: ClientUse
     stages: tuple[StageSummary, ...]
     targets: tuple[TargetSummary, ...]  # empty with a single target
+    regions: tuple[TargetSummary, ...] = ()  # one each, where the targets are in several
     rack: RackTokens | None = None  # null with a single target
     drift: Drift = Drift()
     sustainable: Sustainable = Sustainable()
@@ -190,7 +194,9 @@ def summarize(
     requests = blocks.requests(measured, texts, missing)
     arrivals = [stage.arrival for stage in header.stages if stage.measured and stage.arrival]
     load = _load(measured, everything, inside, header, ", then ".join(arrivals))
+    target = whole_target(header.targets)
     tokens = blocks.tokens(measured, everything, inside, metrics.steady_events(timeline, inside.steady))
+    tokens = blocks.with_gpus(tokens, target.gpus)
     targets = tuple(_targets(header, everything, inside, texts))
     goodput = metrics.goodput(measured, everything, header.slo, inside, pooled, missing)
     ok = measured.where(OK)
@@ -201,7 +207,7 @@ def summarize(
         schema=SCHEMA,
         schema_minor=SCHEMA_MINOR,
         run=run_of(header),
-        target=whole_target(header.targets),
+        target=target,
         rtt_ms=header.rtt_ms,
         window=inside,
         bytes=blocks.bytes(measured),
@@ -232,6 +238,7 @@ def summarize(
         client=blocks.client(measured, seconds, inside, header.workers),
         stages=(),
         targets=targets,
+        regions=tuple(_regions(header, everything, inside, texts)),
         rack=rack_of(targets, tokens.output_per_s),
         drift=drift.of_rows(measured, inside.steady, blocks.tokens_over_time(measured, everything, timeline)),
         sustainable=sustainable.of_rows(measured, everything, inside, header),
@@ -283,6 +290,9 @@ def whole_target(targets: Sequence[TargetFacts]) -> TargetFacts:
         model=_common_value([target.model for target in targets], ""),
         shape=_common_value([target.shape for target in targets], ""),
         region=_common_value([target.region for target in targets], ""),
+        version=_common_value([target.version for target in targets], ""),
+        engine=_common_value([target.engine for target in targets], ""),
+        precision=_common_value([target.precision for target in targets], ""),
     )
 
 
@@ -297,13 +307,16 @@ def run_of(header: Header) -> RunFacts:
         state="cut_off" if header.state == "running" else header.state,
         version=header.version,
         command=header.command,
+        metadata=header.metadata,
         seed=header.seed,
         schedule_seed=header.schedule_seed,
+        salt=header.salt if header.schema_minor else "",  # that of older versions cannot be given again
         client=header.client,
         api=header.api,
         stream=header.stream,
         tokenizer=header.tokenizer,
         tokenizer_tag=header.tokenizer_tag,
+        tokenizer_sha256=header.tokenizer_sha256,
         host=header.host,
     )
 
@@ -350,7 +363,10 @@ def _stages(
             window=inside,
             requests=blocks.requests(columns, texts, missing),
             load=_load(columns, everything, inside, header, stage.arrival),
-            tokens=blocks.tokens(columns, everything, inside, metrics.steady_events(timeline, inside.steady)),
+            tokens=blocks.with_gpus(
+                blocks.tokens(columns, everything, inside, metrics.steady_events(timeline, inside.steady)),
+                summary.target.gpus,
+            ),
             ttft_ms=_distribution(columns, "ttft", ok),
             tpot_ms=_distribution(columns, "tpot", ok),
             inter_chunk_ms=pooled.distribution(),
@@ -391,23 +407,50 @@ def _targets(
     if len(header.targets) < 2:
         return
     for i, target in enumerate(header.targets):
-        target_parts = [Columns(columns_of_kind, columns_of_kind["target"] == i) for columns_of_kind in everything]
-        columns = target_parts[0]
-        ok = columns.where(OK)
-        yield TargetSummary(
-            target=target,
-            requests=blocks.requests(columns, texts, 0),
-            bytes=blocks.bytes(columns),
-            load=_load(columns, target_parts, inside, header, ""),
-            tokens=blocks.tokens(columns, target_parts, inside, None),
-            ttft_ms=_distribution(columns, "ttft", ok),
-            tpot_ms=_distribution(columns, "tpot", ok),
-            e2e_ms=_distribution(columns, "e2e", ok),
-            goodput=metrics.goodput(columns, target_parts, header.slo, inside, Histogram()),
-            own_output_per_s=blocks.tokens(
-                columns, target_parts, metrics.window(columns, target_parts), None
-            ).output_per_s,
-        )
+        yield _part_of(header, everything, inside, texts, target, [i])
+
+
+def by_region(targets: Sequence[TargetFacts]) -> list[tuple[TargetFacts, list[int]]]:
+    """Per region the facts and the numbers of its targets; [] unless they are in several. "" is a region not given."""
+    numbers: dict[str, list[int]] = {}
+    for i, target in enumerate(targets):
+        numbers.setdefault(target.region, []).append(i)
+    if len(numbers) < 2:
+        return []
+    return [(whole_target([targets[i] for i in own]), own) for own in numbers.values()]
+
+
+def _regions(
+    header: Header, everything: tuple[Columns, Columns], inside: Window, texts: Sequence[str]
+) -> Iterator[TargetSummary]:
+    for region, own in by_region(header.targets):
+        yield _part_of(header, everything, inside, texts, region, own)
+
+
+def _part_of(
+    header: Header,
+    everything: tuple[Columns, Columns],
+    inside: Window,
+    texts: Sequence[str],
+    target: TargetFacts,
+    numbers: Sequence[int],
+) -> TargetSummary:
+    """The figures of some of the targets: those with these numbers."""
+    target_parts = [Columns(columns, np.isin(columns["target"], numbers)) for columns in everything]
+    columns = target_parts[0]
+    ok = columns.where(OK)
+    return TargetSummary(
+        target=target,
+        requests=blocks.requests(columns, texts, 0),
+        bytes=blocks.bytes(columns),
+        load=_load(columns, target_parts, inside, header, ""),
+        tokens=blocks.with_gpus(blocks.tokens(columns, target_parts, inside, None), target.gpus),
+        ttft_ms=_distribution(columns, "ttft", ok),
+        tpot_ms=_distribution(columns, "tpot", ok),
+        e2e_ms=_distribution(columns, "e2e", ok),
+        goodput=metrics.goodput(columns, target_parts, header.slo, inside, Histogram()),
+        own_output_per_s=blocks.tokens(columns, target_parts, metrics.window(columns, target_parts), None).output_per_s,
+    )
 
 
 def rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None) -> RackTokens | None:

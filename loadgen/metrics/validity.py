@@ -213,7 +213,7 @@ def count_warnings(
     if cached_share is not None and cached_share > columns.CACHED_SHARE and not shares_prompts:
         yield (
             f"{share(cached_share)} of the prompt tokens came from the server's cache though the workload asks for no "
-            "sharing: a repeated seed or salt makes TTFT look better than it is"
+            "sharing: a repeated seed or salt makes TTFT look better than it is; give another --seed, or --salt fresh"
         )
     if mismatch_share is not None and mismatch_share > columns.LENGTH_MISMATCH:
         yield (

@@ -106,8 +106,7 @@ def issue_order(test: Test) -> list[int]:
     Source: loadgen.cc (`GenerateLoadableSets`, `SampleDistributionEqualIssue`), with the minimum of queries below one
     pass, as in the rules. In Offline LoadGen shuffles each pass: the order returned is then that of the loaded set.
     """
-    loaded = list(range(test.samples))
-    _shuffle(loaded, _MersenneTwister(test.seeds.qsl))
+    loaded = loaded_set(test)
     if test.scenario == "offline":
         return loaded
     twister = _MersenneTwister(test.seeds.sample_index)
@@ -115,6 +114,13 @@ def issue_order(test: Test) -> list[int]:
     chosen = list(range(test.samples))
     _shuffle(chosen, twister)
     return [loaded[place] for place in chosen]
+
+
+def loaded_set(test: Test) -> list[int]:
+    """The samples in the order in which LoadGen asks for them to be loaded into memory, before the test."""
+    loaded = list(range(test.samples))
+    _shuffle(loaded, _MersenneTwister(test.seeds.qsl))
+    return loaded
 
 
 class _MersenneTwister:

@@ -12,6 +12,7 @@ import platform
 import threading
 from collections import deque
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,16 @@ import numpy as np
 
 from loadgen import seeds
 from loadgen.errors import UserError
+from loadgen.execution.plan import seed_words
 from loadgen.interop.loadgen_log import LoadGenLog, read_log
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf import rules, run
 from loadgen.requests import build as build_prompts
 from loadgen.requests import prompts
 from loadgen.requests import tokenizer as tokens
+from loadgen.results import checksums
 from loadgen.stats.loadgen_spread import PERCENTILES
+from loadgen.workload import FromFile
 
 if TYPE_CHECKING:
     from loadgen_sdk.probe.probe import ProbeResult
@@ -69,6 +73,7 @@ def test_settings(test: Test, qps: float) -> Any:
     else:
         lg_settings.scenario, lg_settings.server_target_qps = lg.TestScenario.Server, qps
         lg_settings.server_target_latency_percentile = test.percentile
+        lg_settings.server_target_latency_ns = 0  # as mlperf.conf: these benchmarks limit TTFT and TPOT, not the whole
         lg_settings.ttft_latency, lg_settings.tpot_latency = test.ttft_ns, test.tpot_ns
     return lg_settings
 
@@ -187,7 +192,10 @@ def _perform(
     probe_result = loop.run_until_complete(find(settings))
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
     workload = run.workload(test, data, qps=qps, lanes=lanes)
-    requests = build_prompts.build(workload, seeds.fresh(), seeds.fresh(), tokenizer, probe_result.template_tokens or 0)
+    seed = workload.seed if workload.seed is not None else seeds.fresh()
+    salt = seeds.salt_of(seed, workload.salt)
+    template_tokens = probe_result.template_tokens or 0
+    requests = build_prompts.build(workload, seed, seeds.salt_number(salt), tokenizer, template_tokens)
     offline = test.scenario == "offline"
     carrier = Carrier(lg, test, requests, (lanes or run.LANES) if offline else None)
     client_open = threading.Event()
@@ -242,7 +250,9 @@ def _perform(
         loop.call_soon_threadsafe(closing.set)
         thread.join(30)
         loop.close()
-    return _result(test, data, settings, qps, folder, probe_result, carrier, planned, simulated), settings.gpus
+    drawn = [] if isinstance(data.requests, FromFile) else [f"prompts: {seed_words(seed, salt)}"]
+    result = _result(test, data, settings, qps, folder, probe_result, carrier, planned, simulated, drawn)
+    return result, settings.gpus
 
 
 def _result(
@@ -255,6 +265,7 @@ def _result(
     carrier: Carrier,
     planned: Any,
     simulated: bool,
+    drawn: list[str],
 ) -> MlperfResult:
     """The result by kernel stamps, with LoadGen's own figures in the notes; written to both folders."""
     from loadgen.execution.plan import version
@@ -262,15 +273,21 @@ def _result(
     log = read_log(folder)
     trace, late_ns = _trace(carrier, planned)
     notes = [f"served by {probe_result.target.redacted} ({probe_result.model}); queries issued by the official LoadGen"]
-    notes += run.cautions(test)
+    notes += drawn
+    warnings = [*run.cautions(test), *_uncounted(carrier)]
+    notes += warnings
     notes += _loadgen_notes(log, mlperf.reduce(trace, test))
     notes.append(f"LoadGen handed a query over {late_ns / 1e6:.3f} ms after its planned instant (p99)")
     name = f"{data.name}; queries by the official LoadGen"
-    result = mlperf.reduce(trace, test, dataset=name, target_qps=qps, notes=notes, simulated=simulated)
+    result = mlperf.reduce(
+        trace, test, dataset=name, target_qps=qps, notes=notes, warnings=warnings, simulated=simulated
+    )
     own_folder = folder / OWN
     own_folder.mkdir(exist_ok=True)
-    run.write(own_folder, result, test, sut=probe_result.target.redacted, version=version())
+    started = datetime.strptime(log.detail["test_datetime"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    run.write(own_folder, result, test, sut=probe_result.target.redacted, version=version(), started=started)
     (folder / run.RESULT).write_bytes((own_folder / run.RESULT).read_bytes())
+    checksums.write(folder)
     return result
 
 
@@ -299,6 +316,13 @@ def _trace(carrier: Carrier, planned: Any) -> tuple[mlperf.QueryTrace, int]:
     ttft = np.where(ok & (first >= 0), first - start - due, np.where(ok, latency, mlperf.UNRESOLVED))
     trace = mlperf.QueryTrace(due, ttft, latency, np.where(ok, np.maximum(counts, 0), 0))
     return trace, int(np.quantile(lateness_ns, 0.99)) if n else 0
+
+
+def _uncounted(carrier: Carrier) -> list[str]:
+    """A warning where answers came without usage: their tokens are the events of the stream."""
+    answers = [completion for completion in carrier.done if completion is not None and completion.failure is None]
+    events = sum(completion.usage.output is None for completion in answers)
+    return run.uncounted({"events": events}, len(answers))
 
 
 def _loadgen_notes(log: LoadGenLog, ours: MlperfResult) -> list[str]:

@@ -80,7 +80,9 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a run, stored as `mlperf.json`. Rates are per second.
 
     `completed_*` rates cover the window until the last-issued query completes, `whole_*` rates the whole run until the
-    last completion.
+    last completion. `errors` and `warnings` are those of LoadGen's logs: what went wrong in the run, and what stands
+    against relying on its figures. `checker_valid`: of the submission checker's tests only the two latency limits were
+    made (p99 strictly below), beside LoadGen's own verdict.
     """
 
     benchmark: str
@@ -110,6 +112,8 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
     dataset: str = ""
     target_qps: float | None = None
     notes: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     simulated: bool = False
     sustained: bool | None = None  # whether the rate can go on for ever; null: VALID by the rules only
     sustained_why: str = ""
@@ -142,9 +146,11 @@ def reduce(
     dataset: str = "",
     target_qps: float | None = None,
     notes: Sequence[str] = (),
+    errors: Sequence[str] = (),
+    warnings: Sequence[str] = (),
     simulated: bool = False,
 ) -> MlperfResult:
-    """Judge a run by the rules of `test`.
+    """Judge a run by the rules of `test`. `errors` and `warnings` are added to those that the records show.
 
     With `lenient`, one-token replies count as in LoadGen: 0 tokens and a TPOT of -(latency - ttft).
     """
@@ -162,7 +168,8 @@ def reduce(
     if test.ttft_ns is not None and test.tpot_ns is not None:
         checks = (_check("ttft", ttft, test.ttft_ns, test), _check("tpot", tpot, test.tpot_ns, test))
     incomplete = issued - int(resolved.sum())
-    reasons = tuple(_reasons(test, issued, incomplete, duration_ns, checks, int((resolved & (tokens < 1)).sum())))
+    found = _errors(issued, incomplete, int((resolved & (tokens < 1)).sum()))
+    reasons = tuple(_reasons(test, issued, found, duration_ns, checks))
     counted_queries = issued if offline else issued - 1  # n instants enclose n - 1 gaps
     window_ns = whole_run_ns if offline else last_issued_end_ns
     return MlperfResult(
@@ -193,6 +200,8 @@ def reduce(
         dataset=dataset,
         target_qps=target_qps,
         notes=tuple(notes),
+        errors=(*found, *errors),
+        warnings=tuple(warnings),
         simulated=simulated,
     )
 
@@ -230,8 +239,18 @@ def _check(metric: str, values: NDArray[np.int64], limit_ns: int, test: Test) ->
     )
 
 
+def _errors(issued: int, incomplete: int, uncounted: int) -> tuple[str, ...]:
+    """What went wrong with single queries; each of these makes a result INVALID too."""
+    found = []
+    if incomplete:
+        found.append(f"{incomplete:,} of {issued:,} queries did not complete; LoadGen would wait for them")
+    if uncounted:
+        found.append(f"{uncounted:,} replies have no tokens or no token count")
+    return tuple(found)
+
+
 def _reasons(
-    test: Test, issued: int, incomplete: int, duration_ns: int, checks: Sequence[Check], uncounted: int
+    test: Test, issued: int, errors: Sequence[str], duration_ns: int, checks: Sequence[Check]
 ) -> Iterator[Reason]:
     percent = f"p{test.percentile * 100:g}"
     if duration_ns < test.min_duration_ns:
@@ -241,12 +260,8 @@ def _reasons(
         )
     if issued < test.min_queries:
         yield Reason(kind="size", text=f"too few queries: {issued:,}, {test.min_queries:,} needed")
-    if incomplete:
-        yield Reason(
-            kind="size", text=f"{incomplete:,} of {issued:,} queries did not complete; LoadGen would wait for them"
-        )
-    if uncounted:
-        yield Reason(kind="size", text=f"{uncounted:,} replies have no tokens or no token count")
+    for error in errors:
+        yield Reason(kind="size", text=error)
     for check in checks:
         name = check.metric.upper()
         if not check.met:

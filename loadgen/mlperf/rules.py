@@ -169,7 +169,12 @@ def schedule(test: Test, qps: float) -> arrivals.Arrivals:
 
 
 def offline_samples(test: Test, expected_qps: float) -> int:
-    """Samples of LoadGen's single Offline query: minimum duration times the slack (1.1), in whole passes."""
-    samples = int(rules().offline_slack * (test.min_duration_ns / 1e9) * expected_qps)
-    samples = max(samples, test.min_queries)
+    """Samples of LoadGen's single Offline query: those that it expects to need, in whole passes."""
+    samples = offline_expected(test, expected_qps)
     return samples + -samples % test.samples
+
+
+def offline_expected(test: Test, expected_qps: float) -> int:
+    """Samples that LoadGen expects to need in Offline: minimum duration times the slack (1.1), at least the minimum."""
+    samples = int(rules().offline_slack * (test.min_duration_ns / 1e9) * expected_qps)
+    return max(samples, test.min_queries)

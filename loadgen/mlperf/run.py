@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from loadgen import slo
+from loadgen import format, slo
 from loadgen.errors import UserError
 from loadgen.metrics import sustainable
 from loadgen.mlperf import dataset, log_files, rules
 from loadgen.mlperf import result as mlperf
 from loadgen.requests import resonance
-from loadgen.results import store
+from loadgen.results import checksums, store
 from loadgen.results.parquet import NAMES
 from loadgen.results.record import ROW, STATUS
 from loadgen.search import experiment, trials
@@ -41,6 +42,8 @@ from loadgen.workload import (
 from loadgen.workload.schema import OneTokenOrMore
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from loadgen.execution.plan import Settings
@@ -56,11 +59,16 @@ LANES = 1024  # default requests in flight in Offline over HTTP, per target
 
 
 class Data(NamedTuple):
-    """The requests of a workload made from a data set, and the data set's name for results."""
+    """The requests of a workload made from a data set, and the data set's name for results.
+
+    `seed`, `salt`: of generated texts; None: a fresh one in each run, the one of the seed.
+    """
 
     requests: Synthetic | FromFile
     name: str
     api: str | None  # the API that the prompts need; None: any
+    seed: int | None = None
+    salt: str | None = None
 
 
 def synthetic(test: rules.Test, *, mean_input: float | None = None, mean_output: float | None = None) -> Data:
@@ -121,6 +129,8 @@ def workload(
         requests=data.requests,
         stages=(stage,),
         slo=slo,
+        seed=data.seed,
+        salt=data.salt,
         schedule_seed=test.seeds.schedule,
         grace_ns=drain_ns,
         timeout_ns=WAIT_NS,
@@ -152,6 +162,8 @@ def peak(
         slo.Term(metric="tpot_mlperf", limit_ns=test.tpot_ns, quantile=test.percentile),
     )
 
+    seed = experiment.seed_of(folder, data.seed)
+
     def make(trial: NextTrial) -> Workload:
         trial_test = test if trial.kind in ("confirm", "sustain") else probe(test, trial.load)
         trial_test = replace(trial_test, min_duration_ns=round(trial_test.min_duration_ns * trial.lengths))
@@ -162,7 +174,7 @@ def peak(
         goal=Goal(slo=slo.Slo(terms=terms), mlperf=True),
         make=make,
         settings=settings,
-        seed=test.seeds.schedule >> 11,
+        seed=seed,
         seeded=False,
     )
     plan = experiment.ExperimentPlan(
@@ -171,6 +183,8 @@ def peak(
         workload=f"mlperf {test.benchmark} {test.scenario}",
         source_text=f"round {test.round}, {test.min_duration_ns / 1e9:g} s, {test.samples} samples\n",
         target=settings.shown,
+        metadata=dict(settings.metadata),
+        seed=seed,
         flags={"data": data.name} | ({"grace": f"{drain_ns / 1e9:g} s"} if drain_ns != WAIT_NS else {}),
     )
     precision = 0.01 if test.scenario == "server" else 0.03
@@ -258,12 +272,20 @@ def judge(
     names = [part.target.name or part.target.url for part in summary.targets]
     served_by = f"{len(names)} targets: {', '.join(names)}" if names else summary.target.name or summary.target.url
     notes = [f"served by {served_by} ({summary.target.model})"]
-    notes += [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
+    if summary.target.software:
+        notes.append(f"software: {', '.join(summary.target.software)}")
+    if summary.run.metadata:
+        notes.append(f"metadata: {format.pairs(summary.run.metadata)}")
+    errors = [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
     notes += [warning for warning in summary.verdict.warnings if warning.startswith(resonance.BEGINS)]
-    notes += cautions(test)
-    result = mlperf.reduce(query_trace, test, dataset=data_name, target_qps=qps, notes=notes, simulated=simulated)
+    warnings = [*cautions(test), *uncounted(summary.tokens.sources.output, summary.requests.ok)]
+    notes += [*errors, *warnings]
+    result = mlperf.reduce(
+        query_trace, test, dataset=data_name, target_qps=qps, notes=notes, errors=errors, warnings=warnings,
+        simulated=simulated,
+    )  # fmt: skip
     result = _with_standing(result, test, summary, answer)
-    write(folder, result, test, sut=summary.target.name or summary.target.url, version=summary.run.version)
+    write_result(folder, result, test, summary)
     return result
 
 
@@ -277,6 +299,7 @@ def again(folder: Path, summary: Summary) -> mlperf.MlperfResult:
         _query_trace(folder, test, summary), test, dataset=stored.dataset, target_qps=stored.target_qps,
         notes=stored.notes, simulated=stored.simulated,
     )  # fmt: skip
+    result = msgspec.structs.replace(result, errors=stored.errors, warnings=stored.warnings)
     # other runs are behind these
     kept = ("sustained", "sustained_why", "rules_qps", "longer_minutes")
     return msgspec.structs.replace(result, **{name: getattr(stored, name) for name in kept})
@@ -308,6 +331,26 @@ def _query_trace(folder: Path, test: rules.Test, summary: Summary) -> mlperf.Que
     return mlperf.trace(columns, max(origin, 0), one_query=test.scenario == "offline")
 
 
+COUNTERS = {
+    "tokenizer": "the tokenizer given by --tokenizer",
+    "estimate": "a packaged vocabulary, not the model's",
+    "events": "the events of the stream",
+}
+"""Who counted the output tokens, where the server's usage did not: by the tags of docs/summary.md."""
+
+
+def uncounted(sources: Mapping[str, int], answers: int) -> list[str]:
+    """A warning where output tokens were counted without the server's usage, or none."""
+    others = {source: count for source, count in sources.items() if source != "server" and count}
+    if not others:
+        return []
+    who = " and ".join(COUNTERS.get(source, "nobody") for source in others)
+    return [
+        f"the output tokens of {sum(others.values()):,} of {answers:,} answers were counted by {who}, without the "
+        "server's usage: tokens/s and TPOT rest on that count"
+    ]
+
+
 def cautions(test: rules.Test) -> list[str]:
     """Warnings about the test itself: too short, too small a data set, the note of its limits."""
     notes = []
@@ -318,10 +361,20 @@ def cautions(test: rules.Test) -> list[str]:
     return [*notes, *([test.note] if test.note else [])]
 
 
-def write(folder: Path, result: mlperf.MlperfResult, test: rules.Test, *, sut: str, version: str) -> None:
+def write_result(folder: Path, result: mlperf.MlperfResult, test: rules.Test, summary: Summary) -> None:
+    """Write `mlperf.json` and LoadGen's two log files of this run into `folder`."""
+    started = datetime.fromisoformat(summary.run.started) if summary.run.started else datetime.now(UTC)
+    sut = summary.target.name or summary.target.url
+    write(folder, result, test, sut=sut, version=summary.run.version, started=started)
+
+
+def write(
+    folder: Path, result: mlperf.MlperfResult, test: rules.Test, *, sut: str, version: str, started: datetime
+) -> None:
     """Write `mlperf.json` and LoadGen's two log files into `folder`."""
     store.replace(folder / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
-    log_files.write(folder, result, test, sut=sut, version=version)
+    log_files.write(folder, result, test, sut=sut, version=version, started=started)
+    checksums.write(folder)
 
 
 def read(folder: Path) -> mlperf.MlperfResult:

@@ -259,7 +259,10 @@ def cache(again: Trial, prompt_tokens: int) -> Finding:
         return Finding("cache", UNKNOWN, "the server does not say what its cache has served", meaning)
     words = f"{again.cached} of about {prompt_tokens} prompt tokens from cache when sent again"
     if again.cached:
-        meaning = "a repeated seed is served from cache, and its TTFT is no prefill: compare runs of different seeds"
+        meaning = (
+            "a repeated seed is served from cache, and its TTFT is no prefill: compare runs of different seeds, "
+            "or give --salt fresh"
+        )
         return Finding("cache", NOTE, words, meaning)
     return Finding("cache", OK, words, "repeated prompts are not served faster")
 

@@ -131,7 +131,7 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _mark(outcome: ThresholdOutcome) -> str:
-    return {True: "FAILED", False: "passed", None: "no figure"}[outcome.failed]
+    return {True: "FAILED", False: "passed", None: "undecided"}[outcome.failed]
 
 
 def _labelled(label: str, text: str) -> list[str]:

@@ -13,7 +13,7 @@ from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from loadgen import format
 from loadgen.cost.comparison import OfferComparison, slo_words
 from loadgen.cost.prices import Owned, PerToken, dated
-from loadgen.cost.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer
+from loadgen.cost.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer, other_machine
 from loadgen.format import NONE
 
 WIDTH = 100
@@ -108,7 +108,8 @@ def priced(offer: Offer) -> str:
         words += breakdown if len(offer.hourly) > 1 or isinstance(price, Owned) else ""
         if offer.utilization != 1:
             words += f", paid at {offer.utilization:%} utilization".replace(".000000", "")
-    return f"{price.provider} {words}; {dated(price)}"
+    where = f" in {price.region}" if price.region else ""
+    return f"{price.provider}{where} {words}; {dated(price)}"
 
 
 def measured(offer: Offer) -> str:
@@ -116,6 +117,7 @@ def measured(offer: Offer) -> str:
     basis, summary, capacity = offer.basis, offer.evidence.summary, offer.evidence.capacity
     workload = summary.run.workload or summary.run.name
     limits = slo_words(summary)
+    place = f"{summary.target.region}, {offer.evidence.folder}" if summary.target.region else offer.evidence.folder
     if capacity is not None:
         lower_bound = "at least " if capacity.lower_bound else ""
         rate = f"{lower_bound}{format.quantity(capacity.rate_per_s)} {capacity.unit}/s"
@@ -124,10 +126,15 @@ def measured(offer: Offer) -> str:
             rate += f" ({capacity.confidence * 100:g} % interval {ends})"
         else:
             rate += " (no interval)"
-        return f"capacity by {capacity.method}: {rate} of {workload} under {limits}; from {offer.evidence.folder}"
+        confirmed = ", confirmed" if capacity.confirmed else ""
+        shown = ""
+        if capacity.output_tokens_per_s is not None:
+            shown = f", {format.quantity(capacity.output_tokens_per_s, 4)} output tokens/s while its run offered load"
+        words = f"{rate} of {workload}{confirmed}{shown}"
+        return f"capacity by {capacity.method}: {words}; under {limits}; from {place}"
     if isinstance(offer.price, PerToken):
         counted = f"{summary.requests.ok:,} requests of {workload}, tokens as counted"
-        return f"{basis.label}: {counted}; SLO: {limits}; from {offer.evidence.folder}"
+        return f"{basis.label}: {counted}; SLO: {limits}; from {place}"
     request_rate = basis.rates[REQUEST]
     rate = f"{format.quantity(float(request_rate))}/s" if request_rate else NONE
     if basis.low is not None and basis.high is not None and request_rate:
@@ -135,16 +142,20 @@ def measured(offer: Offer) -> str:
             f"{format.quantity(float(request_rate * basis.low))} to {format.quantity(float(request_rate * basis.high))}"
         )
         rate += f" (95 % interval {ends})"
-    return (
-        f"{basis.label}: {rate} of {workload} completed while load was offered; "
-        f"SLO: {limits}; from {offer.evidence.folder}"
-    )
+    window = "over the whole run" if offer.evidence.at_once else "while load was offered"
+    return f"{basis.label}: {rate} of {workload} completed {window}; SLO: {limits}; from {place}"
+
+
+def _other_machine(offer: Offer) -> str:
+    price = offer.price
+    return "" if isinstance(price, PerToken) else other_machine(offer.evidence.summary, price)
 
 
 def standing(offer: Offer) -> str:
-    """A short label for every figure of an offer: the basis of its rate, then "simulated" and "INVALID" where true."""
+    """A short label for every figure of an offer: the basis of its rate, then what stands against it."""
     marks = ["simulated"] if offer.evidence.simulated else []
     marks += [] if offer.evidence.valid else ["INVALID"]
+    marks += ["ANOTHER MACHINE"] if _other_machine(offer) else []
     return ", ".join([offer.basis.label, *marks])
 
 

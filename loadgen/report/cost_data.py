@@ -19,7 +19,7 @@ from loadgen.cost.unit_cost import UNITS, Offer
 
 CSV_HEAD = (
     *("offer", "unit", "part", "amount", "currency", "low", "high", "basis", "comparable", "valid", "simulated"),
-    *("sample_prices", "price", "as_of", "source"),
+    *("sample_prices", "price", "as_of", "source", "region", "notes"),
 )
 
 
@@ -30,7 +30,8 @@ def render_csv(comparison: OfferComparison) -> str:
     writer.writerow(CSV_HEAD)
     for offer, differences in zip(comparison.offers, comparison.against_first, strict=True):
         shared = (offer.basis.label, _yes(not differences), _yes(offer.evidence.valid), _yes(offer.evidence.simulated))
-        price = (_yes(comparison.prices.sample), offer.price.name, offer.price.as_of, offer.price.source)
+        dated = (offer.price.name, offer.price.as_of, offer.price.source)
+        price = (_yes(comparison.prices.sample), *dated, offer.evidence.summary.target.region, "; ".join(offer.notes))
         for unit in UNITS:
             cost = offer.costs[unit]
             if cost is None:
@@ -112,6 +113,7 @@ def _offer_json(offer: Offer, differences: Sequence[str]) -> dict[str, Any]:
         "confidence": offer.basis.confidence,
         "valid": offer.evidence.valid,
         "simulated": offer.evidence.simulated,
+        "region": offer.evidence.summary.target.region,
         "not_comparable_with_first": list(differences),
         "notes": list(offer.notes),
         "price": {
@@ -122,7 +124,10 @@ def _offer_json(offer: Offer, differences: Sequence[str]) -> dict[str, Any]:
             "source": price.source,
             "quality": price.quality,
             "commitment": price.commitment,
+            "region": price.region,
+            "egress_per_gb": _digits(price.egress_per_gb),
         },
+        "gpus": offer.gpus,
         "gpus_paid": _digits(offer.gpus_paid),
         "utilization": _digits(offer.utilization),
         "hourly": {part: _digits(amount) for part, amount in offer.hourly.items()},

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 from loadgen import format
 from loadgen.metrics.registry import NAMES
+from loadgen.mlperf.log_files import checker_text
+from loadgen.report import mlperf as mlperf_text
 from loadgen.report import page, run_charts, run_headline
 from loadgen.report.definitions import DEFINITIONS
-from loadgen.report.text import server_says
+from loadgen.report.text import region_words, server_says
 from loadgen.server_metrics import series
 from loadgen.stats.quantiles import SUPPORT
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from loadgen.interop.other_definitions import ToolFigures
     from loadgen.metrics.summary import StageSummary, Summary, TargetSummary
+    from loadgen.mlperf.result import MlperfResult
     from loadgen.report.run_data import Figures
     from loadgen.results.manifest import Header
     from loadgen.server_metrics.series import MetricSample
@@ -38,15 +41,18 @@ def render(
     figures: Figures | None = None,
     others: Sequence[ToolFigures] = (),
     said: Sequence[MetricSample] = (),
+    mlperf: MlperfResult | None = None,
 ) -> str:
     """The text of the page. Without `header` and `figures` (when only a summary was kept), it has tables but no charts.
 
     `others`: the figures that other tools would have reported for the same rows. `said`: samples of the servers' own
-    metrics during the run.
+    metrics during the run. `mlperf`: the result of an MLPerf-style run, whose rates stand on the first screen then.
     """
     run = summary.run
     sheet = page.Page(f"{run.workload or run.name}: {run.id}", f"loadgen {run.version} report")
-    _first_screen(sheet, summary)
+    _first_screen(sheet, summary, mlperf)
+    if mlperf is not None:
+        _mlperf(sheet, mlperf)
     _latency(sheet, summary, figures)
     if figures is not None:
         _over_time(sheet, summary, figures)
@@ -62,19 +68,26 @@ def render(
     return sheet.render()
 
 
-def _first_screen(sheet: page.Page, summary: Summary) -> None:
+def _first_screen(sheet: page.Page, summary: Summary, mlperf: MlperfResult | None) -> None:
     run, target, load = summary.run, summary.target, summary.load
     sheet.add(*(page.mark(note.word, note.text, note.kind) for note in run_headline.marks(summary)))
+    if mlperf is not None:
+        word, _, disclosure = mlperf.disclosure.partition(": ")
+        sheet.add(page.mark(word, disclosure, "warn"))
     title = " · ".join(filter(None, (run.workload or run.name, target.model, load.arrival)))
     sheet.add(f"<h1>{escape(title)}</h1>")
     kind = "bad" if not summary.verdict.valid or summary.goodput.met is False else "good"
     if kind == "good" and summary.goodput.has_slo and summary.goodput.met is None:
         kind = "warn"
     sheet.add(f'<p class="sentence {kind}">{escape(run_headline.sentence(summary))}</p>')
+    numbers = run_headline.five(summary)
+    if mlperf is not None:
+        sheet.add(f'<p class="sentence {"good" if mlperf.valid else "bad"}">{escape(mlperf_text.sentence(mlperf))}</p>')
+        numbers = tuple(_with_rates(numbers, mlperf, target.gpus))
     tiles = (
         f"<div><dt>{escape(n.name)}</dt><dd>{escape(n.value)} <small>{escape(n.unit)}</small></dd>"
         f"<p>{escape(n.beside)}</p></div>"
-        for n in run_headline.five(summary)
+        for n in numbers
     )
     sheet.add(f'<dl class="five">{"".join(tiles)}</dl>')
     gpus = f"{target.gpus} GPU{'s' if target.gpus != 1 else ''}" if target.gpus is not None else ""
@@ -85,6 +98,8 @@ def _first_screen(sheet: page.Page, summary: Summary) -> None:
                 ("Target", " ".join(filter(None, (target.name, target.url)))),
                 ("Model", target.model),
                 ("Server", ", ".join(filter(None, (target.server, gpus, target.shape, target.region)))),
+                ("Software", ", ".join(target.software)),
+                ("Metadata", format.pairs(run.metadata)),
                 ("Load", load.arrival),
                 ("Requests", _counts(summary)),
                 (
@@ -107,6 +122,59 @@ def _first_screen(sheet: page.Page, summary: Summary) -> None:
     )
     if summary.verdict.warnings:
         sheet.add('<h3 class="warn" style="margin-top:16px">Warnings</h3>', page.listed(summary.verdict.warnings))
+
+
+def _with_rates(
+    numbers: Sequence[run_headline.Number], mlperf: MlperfResult, gpus: int | None
+) -> Iterator[run_headline.Number]:
+    """The headline numbers with the rates that the MLPerf-style report prints: of LoadGen's windows."""
+    tokens, samples = mlperf_text.rates(mlperf, gpus)
+    for number in numbers:
+        rate = {"Output tokens": tokens, "Completed": samples}.get(number.name)
+        if rate is None:
+            yield number
+        else:
+            beside = ", ".join(filter(None, (rate.per_gpu, rate.window)))
+            yield number._replace(value=rate.value, beside=beside)
+
+
+def _mlperf(sheet: page.Page, result: MlperfResult) -> None:
+    sheet.section("MLPerf-style result, unofficial", id="mlperf")
+    sheet.add(*_mlperf_parts(result))
+
+
+def _mlperf_parts(result: MlperfResult) -> Iterator[str]:
+    queries = f"{format.count(result.queries)}, {format.count(result.resolved)} completed"
+    facts = [
+        ("Result", "VALID" if result.valid else "INVALID"),
+        ("Test", f"{result.benchmark} {result.scenario}, round {result.round}"),
+        ("Target rate", f"{result.target_qps:,.6g}/s" if result.target_qps else ""),
+        ("Data", result.dataset),
+        ("Queries", queries),
+        ("Whole run", f"{format.quantity(result.whole_tokens_per_s, 4)} tokens/s until the last completion"),
+    ]
+    yield page.facts(facts)
+    yield page.listed(reason.text for reason in result.reasons)
+    head, rows = mlperf_text.limits(result)
+    if rows:
+        yield "<h3>Limits and early stopping</h3>" + page.table(head, rows)
+    else:
+        yield "<p>Offline has no limit on latency, and so no early stopping.</p>"
+    yield f'<p class="soft">{escape(checker_text(result))}.</p>'
+    yield page.listed(result.notes)
+
+
+def with_mlperf(text: str, result: MlperfResult, gpus: int | None) -> str:
+    """The page of a search for an MLPerf peak with the result of its confirming run around its title."""
+    word, _, disclosure = result.disclosure.partition(": ")
+    tokens, _ = mlperf_text.rates(result, gpus)
+    rate = f"{tokens.value} output tokens/s {tokens.window}"
+    said = f"{mlperf_text.sentence(result)} {rate}{f', {tokens.per_gpu}' if tokens.per_gpu else ''}."
+    sentence = f'<p class="sentence {"good" if result.valid else "bad"}">{escape(said)}</p>'
+    before, title, after = text.partition("<h1>")
+    heading, end, rest = after.partition("</h1>")
+    mark = page.mark(word, disclosure, "warn")
+    return before + mark + title + heading + end + sentence + "".join(_mlperf_parts(result)) + rest
 
 
 def _lasted(duration_s: float | None, suffix: str = "") -> str:
@@ -302,8 +370,11 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
         sheet.add(page.table(("stage", *head[1:]), [row(name, stage) for name, stage in named]))
     if summary.targets:
         sheet.section("Targets", id="targets")
-        rows = [row(part.target.name or part.target.url, part) for part in summary.targets]
+        rows = [row((part.target.name or part.target.url) + region_words(part), part) for part in summary.targets]
         sheet.add(page.table(("target", *head[1:]), rows))
+        if summary.regions:
+            rows = [row(part.target.region or "not given", part) for part in summary.regions]
+            sheet.add(page.table(("region", *head[1:]), rows))
         sheet.add(
             page.table(("over the targets", "min", "max", "mean", "median", "sum"), _target_statistics(summary.targets))
         )

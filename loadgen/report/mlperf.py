@@ -1,14 +1,17 @@
-"""An MLPerf-style result as text: what was tested, every figure that LoadGen prints, VALID or INVALID with reasons.
+"""An MLPerf-style result as text and on the page of its run: what was tested, LoadGen's figures, VALID or INVALID.
 
-Pure: takes an `MlperfResult`, returns a string. The first line says SIMULATED where that is so; the disclosure follows.
+Pure: takes an `MlperfResult`, returns strings. The first line says SIMULATED where that is so; the disclosure follows.
+Text and page take tokens/s from one place (`rates`).
 """
 
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen import format
+from loadgen.metrics import blocks
+from loadgen.mlperf.log_files import checker_text
 from loadgen.stats.loadgen_spread import PERCENTILES
 
 if TYPE_CHECKING:
@@ -39,19 +42,16 @@ def _lines(result: MlperfResult, gpus: int | None, parts: tuple[str, ...], width
     yield f"Queries    {result.queries:,} ({result.resolved:,} completed), {length}"
     yield f"Tokens     {result.tokens:,}, {result.one_token_replies:,} one-token replies (counted, left out of TPOT)"
     yield ""
-    tokens = result.completed_tokens_per_s
-    per_gpu = f" · {format.quantity(tokens / gpus)} per GPU ({gpus})" if gpus and tokens is not None else ""
+    tokens, samples = rates(result, gpus)
+    per_gpu = f" · {tokens.per_gpu}" if tokens.per_gpu else ""
     if result.scenario == "offline":
-        yield f"Samples/s  {format.quantity(result.completed_samples_per_s, 4)}"
-        yield f"Tokens/s   {format.quantity(tokens, 4)}{per_gpu}"
+        yield f"Samples/s  {samples.value}"
+        yield f"Tokens/s   {tokens.value}{per_gpu}"
     else:
-        yield f"Tokens/s   {format.quantity(tokens, 4)} until the last-issued query ended (LoadGen's){per_gpu}"
+        yield f"Tokens/s   {tokens.value} {tokens.window}{per_gpu}"
         whole_run = format.quantity(result.whole_tokens_per_s, 4)
         yield f"           {whole_run} over the whole run, until the last completion"
-        yield (
-            f"Samples/s  {format.quantity(result.completed_samples_per_s, 4)} completed, "
-            f"{format.quantity(result.scheduled_samples_per_s, 4)} scheduled"
-        )
+        yield (f"Samples/s  {samples.value} completed, {format.quantity(result.scheduled_samples_per_s, 4)} scheduled")
     yield ""
     yield from _table(result)
     yield ""
@@ -59,15 +59,13 @@ def _lines(result: MlperfResult, gpus: int | None, parts: tuple[str, ...], width
         yield from parts
         yield ""
     if result.checks:
-        for check in result.checks:
-            value = "a query that never completed" if check.value_ns is None else f"{check.value_ns / 1e6:,.3f} ms"
-            loadgen = "passes" if check.met else "fails"
-            checker = "passes" if check.checker_met else "fails"
-            early_stopping = "passes" if check.early_stopping_met else f"fails, {check.more:,} more queries needed"
+        for check, row in zip(result.checks, limits(result)[1], strict=True):
+            _, value, loadgen, checker, over, early_stopping = row
             limit = f"limit {check.limit_ns / 1e6:g} ms"
             yield f"{check.metric.upper()} p99  {value}, {limit}: LoadGen {loadgen}, submission checker {checker}"
-            yield f"          {check.over:,} of {check.count:,} over the limit: early stopping {early_stopping}"
+            yield f"          {over} over the limit: early stopping {early_stopping}"
         yield ""
+    yield from textwrap.wrap(checker_text(result), width, subsequent_indent=" " * 11)
     yield f"Result     {_standing(result)}"
     yield from _sustained(result, width)
     for reason in result.reasons:
@@ -103,6 +101,51 @@ def _sustained(result: MlperfResult, width: int) -> Iterator[str]:
         yield from textwrap.wrap(text, width, initial_indent="  - ", subsequent_indent="    ")
     if result.rules_qps is not None and result.target_qps is not None:
         yield f"  - highest rate by the rules, in runs of the official length: {result.rules_qps:,.4g}/s"
+
+
+class Rate(NamedTuple):
+    """A rate of LoadGen's as it is printed: its value, the window it covers, and its part of one GPU."""
+
+    value: str
+    window: str
+    per_gpu: str
+
+
+def rates(result: MlperfResult, gpus: int | None) -> tuple[Rate, Rate]:
+    """Output tokens/s and samples/s."""
+    offline = result.scenario == "offline"
+    window = "until the last completion" if offline else "until the last-issued query ended (LoadGen's)"
+    tokens, samples = result.completed_tokens_per_s, result.completed_samples_per_s
+    one_gpu = blocks.per_gpu(tokens, gpus)
+    per_gpu = f"{format.quantity(one_gpu)} per GPU ({gpus})" if one_gpu is not None else ""
+    return Rate(format.quantity(tokens, 4), window, per_gpu), Rate(format.quantity(samples, 4), window, "")
+
+
+def sentence(result: MlperfResult) -> str:
+    """The verdict of the rules in one sentence."""
+    test = f"MLPerf-style {NAMES[result.scenario]}, {result.benchmark}, round {result.round}, unofficial"
+    if result.valid:
+        return f"{test}: VALID."
+    return f"{test}: INVALID. {'; '.join(reason.text for reason in result.reasons)}."
+
+
+def limits(result: MlperfResult) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The head and rows of a table of the limits, with early stopping. No rows in Offline, which has no limit."""
+    head = ("limit", "came out", "LoadGen", "submission checker", "over the limit", "early stopping")
+    rows: list[tuple[str, ...]] = []
+    for check in result.checks:
+        value = "a query that never completed" if check.value_ns is None else f"{check.value_ns / 1e6:,.3f} ms"
+        rows.append(
+            (
+                f"{check.metric.upper()} p99 at most {check.limit_ns / 1e6:g} ms",
+                value,
+                "passes" if check.met else "fails",
+                "passes" if check.checker_met else "fails",
+                f"{check.over:,} of {check.count:,}",
+                "passes" if check.early_stopping_met else f"fails, {check.more:,} more queries needed",
+            )
+        )
+    return head, rows
 
 
 def _table(result: MlperfResult) -> Iterator[str]:

@@ -145,8 +145,8 @@ def five(summary: Summary) -> tuple[Number, ...]:
     tokens, load, goodput = summary.tokens, summary.load, summary.goodput
     has_steady = tokens.steady_output_per_s is not None
     output = tokens.steady_output_per_s if has_steady else tokens.output_per_s
-    gpus = summary.target.gpus
-    per_gpu = f"{format.rate(output / gpus)} per GPU" if output is not None and gpus else ""
+    output_per_gpu = tokens.steady_output_per_s_per_gpu if has_steady else tokens.output_per_s_per_gpu
+    per_gpu = f"{format.rate(output_per_gpu)} per GPU" if output_per_gpu is not None else ""
     window = "while load was offered" if has_steady else "over the measured window"
     completed = load.steady_completed_rps if load.steady_completed_rps is not None else load.completed_rps
     offered = f"{format.rate(load.offered_rps)} offered" if load.offered_rps is not None else ""

@@ -109,6 +109,7 @@ def _lines(
         yield "Load       not known"
     if answer.confirmed is not None:
         yield f"Confirmed  {answer.confirmed:.4g}{unit}: a run at full length from empty met every term"
+        yield "           (the load that loadgen cost and loadgen capacity use, with the steady tokens of that run)"
     yield from _steady(answer, results, unit)
     spent = answer.spent_s - answer.confirming_s
     confirming = f"{format.duration(answer.confirming_s)} confirming"

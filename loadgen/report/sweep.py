@@ -104,7 +104,13 @@ def render_text(curve: SweepCurve) -> str:
         ]
         lines.append("  ".join(cells).rstrip())
     mark = ["SIMULATED, not a real server: " + curve.target] if any(level.simulated for level in curve.levels) else []
-    return "\n".join([*mark, *lines, _UNITS, "", *sentences(curve)]).rstrip() + "\n"
+    return "\n".join([*mark, *_said(curve), *lines, _UNITS, "", *sentences(curve)]).rstrip() + "\n"
+
+
+def _said(curve: SweepCurve) -> list[str]:
+    """What the user said of the target: region and metadata, each where given."""
+    pairs = format.pairs(curve.metadata)
+    return [*([f"region: {curve.region}"] if curve.region else []), *([f"metadata: {pairs}"] if pairs else [])]
 
 
 def render_markdown(curve: SweepCurve) -> str:
@@ -113,7 +119,8 @@ def render_markdown(curve: SweepCurve) -> str:
     gpus = f", {curve.gpus} GPUs" if curve.gpus else ""
     mark = "SIMULATED: " if any(level.simulated for level in curve.levels) else ""
     made_by = f"loadgen {curve.version}, {curve.started[:10]}"
-    title = f"**{mark}{curve.workload}**, {curve.model} at {curve.target}{gpus}, {made_by}\n"
+    said = "".join(f", {words}" for words in _said(curve))
+    title = f"**{mark}{curve.workload}**, {curve.model} at {curve.target}{gpus}{said}, {made_by}\n"
     return (
         "\n".join([title, markdown.table(head, rows), _UNITS, "", *(f"- {sentence}" for sentence in sentences(curve))])
         + "\n"
@@ -133,7 +140,10 @@ def render_html(curve: SweepCurve) -> str:
     )
     sheet.add(*(f'<p class="sentence">{escape(sentence)}</p>' for sentence in sentences(curve)))
     facts = (("Target", curve.target), ("Model", curve.model), ("GPUs", str(curve.gpus or "")), ("SLO", curve.slo))
-    sheet.add(page.facts((*facts, ("When", curve.started.replace("T", " ")), ("Made by", f"loadgen {curve.version}"))))
+    said = (("Region", curve.region), ("Metadata", format.pairs(curve.metadata)))
+    sheet.add(
+        page.facts((*facts, *said, ("When", curve.started.replace("T", " ")), ("Made by", f"loadgen {curve.version}")))
+    )
     sheet.section("Throughput and latency")
     sheet.charts(charts(curve))
     sheet.section("Levels")

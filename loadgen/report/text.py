@@ -131,11 +131,20 @@ def _heading(summary: Summary, paint: Callable[[str, str], str], width: int) -> 
     seed = f"seed {run.seed}" if run.seed is not None else ""
     yield from _wrapped("Run", [f"{run.workload or run.name}: {run.id}", seed, f"loadgen {run.version}"], width)
     yield from _wrapped("", [gpus, target.shape, target.region, rtt], width)
+    if target.software:
+        yield from _wrapped("Software", target.software, width)
+    if run.metadata:
+        yield from _wrapped("Metadata", [format.pairs({key: value}) for key, value in run.metadata.items()], width)
     if run.state != "finished":
         state_texts = {"interrupted": "interrupted by the user", "cut_off": "cut off: no clean end was recorded"}
         state_texts["stopped"] = "ended early: a target stopped answering"
         state_texts["decided"] = "ended early by a search: its outcome was certain"
         yield " " * LABEL + paint(state_texts.get(run.state, run.state), "yellow")
+
+
+def region_words(part: TargetSummary) -> str:
+    """The region of a target as text, to stand behind its name; "" where it is not given."""
+    return f" ({part.target.region})" if part.target.region else ""
 
 
 def _target_name(target: TargetFacts) -> str:
@@ -285,6 +294,11 @@ def _tokens(summary: Summary, width: int) -> Iterator[str]:
         rates.append(f"while load was offered {format.rate(tokens.steady_output_per_s)} output")
         rates.append(f"{format.rate(tokens.steady_total_per_s)} input + output")
     yield from _wrapped("", rates, width)
+    if tokens.output_per_s_per_gpu is not None:
+        each = [f"{format.rate(tokens.output_per_s_per_gpu)} output per GPU"]
+        if tokens.steady_output_per_s_per_gpu is not None:
+            each.append(f"while load was offered {format.rate(tokens.steady_output_per_s_per_gpu)} output per GPU")
+        yield from _wrapped("", [*each, f"{format.count(summary.target.gpus)} GPUs"], width)
     client_use = [f"{client.workers} worker{'s' if client.workers != 1 else ''}"]
     client_use += [f"{format.quantity(client.cpu_s)} CPU-s"] if client.cpu_s is not None else []
     client_use += (
@@ -336,8 +350,11 @@ def parts(summary: Summary) -> Iterator[str]:
     if len(stages) > 1:
         yield from _table(("Stages", *head[1:]), [row(stage.name or stage.arrival, stage) for stage in stages])
     if summary.targets:
-        named = [(part.target.name or part.target.url, part) for part in summary.targets]
+        named = [((part.target.name or part.target.url) + region_words(part), part) for part in summary.targets]
         yield from _table(("Targets", *head[1:]), [row(name, part) for name, part in named])
+    if summary.regions:
+        rows = [row(part.target.region or "not given", part) for part in summary.regions]
+        yield from _table(("Regions", *head[1:]), rows)
     if summary.rack is not None:
         rack = summary.rack
         yield "Rack, output tokens/s"

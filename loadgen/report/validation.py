@@ -56,6 +56,8 @@ def render(validation: Validation) -> str:
                 ("Target", validation.target),
                 ("Model", validation.model),
                 ("Server", validation.server),
+                ("Region", validation.region),
+                ("Metadata", format.pairs(validation.metadata)),
                 ("When", f"{validation.started.replace('T', ' ')} to {validation.ended.replace('T', ' ')}"),
                 ("Confidence", f"{validation.confidence * 100:g} %, two-sided, of every interval"),
                 ("Contract", f"SHA-256 {validation.contract_sha256}"),
@@ -125,6 +127,10 @@ def _row(term: Judgement, level_trouble: str) -> tuple[str, ...]:
 def text(validation: Validation) -> str:
     """The validation as text for a terminal, ending in a newline. The last line is the verdict."""
     lines = [f"contract: {validation.contract}   target: {validation.target} {validation.model}".rstrip()]
+    if validation.region:
+        lines.append(f"region: {validation.region}")
+    if validation.metadata:
+        lines.append(f"metadata: {format.pairs(validation.metadata)}")
     if validation.simulated:
         lines.append("SIMULATED, not a real server: this verdict is an exercise")
     shared_notes = _shared(validation)

@@ -341,6 +341,12 @@ class Digest:
         self.total = (self.total + other.total) % (1 << 128)
         self.count += other.count
 
+    def add_body(self, number: int, body: bytes) -> None:
+        """Add the bytes to send for a request, in a digest of bodies."""
+        digest = hashlib.blake2b(body, digest_size=16, salt=number.to_bytes(16, "little")).digest()
+        self.total = (self.total + int.from_bytes(digest, "little")) % (1 << 128)
+        self.count += 1
+
     def hexdigest(self) -> str:
         """32 hex digits, equal for equal sets of (number, request)."""
         return hashlib.blake2b(f"{self.count} {self.total}".encode(), digest_size=16).hexdigest()

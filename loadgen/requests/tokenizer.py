@@ -58,6 +58,11 @@ class Tokenizer:
     additive: bool
     loaded: Callable[[], Encode]
 
+    @property
+    def file_sha256(self) -> str:
+        """Of the tokenizer file that the user gave; "" for the packaged vocabulary."""
+        return self.sha256 if self.tag == "tokenizer" else ""
+
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; adds and recognises no special tokens. The first call may load the vocabulary."""
         return self.loaded()(text)

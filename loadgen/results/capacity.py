@@ -22,14 +22,18 @@ CONFIDENCE = 0.95
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest rate at which every term of the SLO holds; documented in docs/cost.md.
+    """The highest rate at which every term of the SLO was seen to hold; documented in docs/cost.md.
 
-    `rate_per_s` is the offered rate of what `unit` says, by everything behind the endpoint together. `low_per_s` and
-    `high_per_s` are its interval at `confidence`; null when it has none. `evidence` is the folder, relative to this
-    file, of the run whose summary shows what a request is at that rate. `recipe` is the fingerprint of what was asked,
-    without the rate: equal for two searches for the same thing. `lower_bound`: no load that was tried was too high, so
-    the capacity is at least this. `sustained`: whether a longer run showed that nothing grows at this rate, with the
-    reason; false: something grows; null: not known, "rules only".
+    `rate_per_s` is the offered rate of what `unit` says, by everything behind the endpoint together, that the run named
+    as `evidence` held at full length: never one that no run was offered. `confirmed`: a search ran it as its
+    confirmation. `output_tokens_per_s` and `total_tokens_per_s` (with the prompts) are the steady ones of that run.
+    In files without tokens (of an earlier version) `rate_per_s` may be the rate at which half of the runs fail:
+    `as_shown` turns it into what their run showed. `low_per_s` and `high_per_s` are the interval of the highest rate,
+    widened to the seen one, at `confidence`; null when there is none. `evidence` is a folder, relative to this file.
+    `recipe` is the fingerprint of what was asked, without the rate: equal for two searches for the same thing.
+    `lower_bound`: no load that was tried was too high, so
+    the capacity is at least this. `sustained`: whether a longer run showed that
+    nothing grows at this rate, with the reason; false: something grows; null: not known, "rules only".
     """
 
     schema: int = SCHEMA
@@ -42,6 +46,9 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     method: Literal["search", "sweep", "repeats"]
     recipe: str = ""
     evidence: str = "."
+    confirmed: bool | None = None
+    output_tokens_per_s: float | None = None
+    total_tokens_per_s: float | None = None
     sustained: bool | None = None
     sustained_why: str = ""
 
@@ -67,9 +74,34 @@ def load_capacity(data: bytes, where: str = FILE) -> Capacity:
     if low is not None and high is not None and not 0 < low <= rate <= high < math.inf:
         what = f"the interval {low:g} to {high:g} does not hold the rate {rate:g}"
         raise UserError(what, f"{where} (low_per_s, high_per_s)", "0 < low_per_s <= rate_per_s <= high_per_s")
+    for name in ("output_tokens_per_s", "total_tokens_per_s"):
+        tokens = getattr(capacity, name)
+        if tokens is not None and not 0 <= tokens < math.inf:
+            raise UserError(f"{tokens:g} tokens per second", f"{where} ({name})", "a rate, or null where none is known")
     if not 0 < capacity.confidence < 1:
         raise UserError(f"a confidence of {capacity.confidence:g}", f"{where} (confidence)", "a share, like 0.95")
     return capacity
+
+
+def as_shown(
+    capacity: Capacity, offered_per_s: float | None, output_tokens_per_s: float | None, total_tokens_per_s: float | None
+) -> Capacity:
+    """A capacity without tokens (written by an earlier version, or by hand) with the rates that its run showed.
+
+    `offered_per_s`: what its run was offered, in the capacity's unit; a higher `rate_per_s` is lowered to it. Tokens
+    are the steady ones of that run; of a lower `rate_per_s` their share.
+    """
+    rate = capacity.rate_per_s if offered_per_s is None else min(capacity.rate_per_s, offered_per_s)
+    share = 1.0 if offered_per_s is None else rate / offered_per_s
+    low, high = capacity.low_per_s, capacity.high_per_s
+    return msgspec.structs.replace(
+        capacity,
+        rate_per_s=rate,
+        low_per_s=None if low is None else min(low, rate),
+        high_per_s=None if high is None else max(high, rate),
+        output_tokens_per_s=None if output_tokens_per_s is None else output_tokens_per_s * share,
+        total_tokens_per_s=None if total_tokens_per_s is None else total_tokens_per_s * share,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,10 @@ from loadgen.slo import Slo
 
 
 class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One target of the load. The user declares `gpus`, `shape` and `region` for cost; "" or null: not declared."""
+    """One target of the load. The user declares `gpus`, `shape` and `region` for cost; "" or null: not declared.
+
+    `version`, `engine` and `precision` are what the server says of itself when it is probed; "": it does not say.
+    """
 
     url: str = ""
     server: str = ""  # trtllm, vllm, ...: the key in the dialect table
@@ -24,10 +27,26 @@ class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
     region: str = ""
     name: str = ""  # "embedded simulation: gb300-vm", or the name in a targets file
     simulated: bool = False
+    version: str = ""  # of the server: "0.32.0"
+    engine: str = ""  # that runs the model behind the server: "pytorch"
+    precision: str = ""  # of weights, and of the KV cache where it says so: "nvfp4, KV cache fp8"
+
+    @property
+    def software(self) -> list[str]:
+        """What the server says of itself, as texts; [] when it says nothing."""
+        return [
+            *([f"{self.server or 'server'} {self.version}"] if self.version else []),
+            *([f"engine {self.engine}"] if self.engine else []),
+            *([f"precision {self.precision}"] if self.precision else []),
+        ]
 
 
 class Fingerprints(msgspec.Struct, frozen=True, kw_only=True):
-    """Hashes of what was run: equal text means equal content (metrics.md). "" where it is not known."""
+    """Hashes of what was run: equal text means equal content (metrics.md). "" where it is not known.
+
+    `bodies`: of the bytes of all request bodies, where all were built before the start; "" for endless and very large
+    loads, conversations with real replies, and in virtual time, where nothing is sent.
+    """
 
     recipe: str = ""
     prompts: str = ""
@@ -104,8 +123,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     source_sha256: str = ""
     seed: int | None = None
     schedule_seed: int | None = None
-    salt: str = ""
+    salt: str = ""  # the same seed and salt give the same prompts
+    new_prompts: bool = True  # seed or salt were drawn for this run: no server can know its prompts
     targets: tuple[TargetFacts, ...] = ()
+    metadata: dict[str, str] = {}  # what the user said with --metadata
     client: str = "wire"  # wire, openai
     api: str = "chat"
     stream: bool = True
@@ -116,6 +137,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     rtt_ms: float | None = None  # connect time without load
     tokenizer: str = ""
     tokenizer_tag: str = ""  # estimate, tokenizer
+    tokenizer_sha256: str = ""  # of the tokenizer file; "": the packaged vocabulary
     template_tokens: int | None = None  # tokens that the chat template adds, by the two-length probe; null: not known
     usage_asked: bool = True
     shares_prompts: bool = False  # the workload shares prefixes or sends history again, so cached tokens are expected

@@ -6,6 +6,7 @@
     unfinished/     runs that did not finish
     curve.csv       latencies, throughput and goodput by load, with a mark for the Pareto front
     capacity.json   the highest load that holds, for `loadgen cost` and `loadgen capacity`
+    SHA256SUMS      the hash of every file, written last
 
 This module runs nothing (`trials.py` does) and chooses no load.
 """
@@ -19,9 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from loadgen import seeds
 from loadgen.errors import UserError
 from loadgen.metrics import summary_json
-from loadgen.results import capacity, store
+from loadgen.metrics.blocks import per_gpu
+from loadgen.results import capacity, checksums, store
 from loadgen.results.manifest import refuse_newer
 from loadgen.search import sweep
 from loadgen.search.load_search import SearchAnswer, TrialResult
@@ -51,6 +54,15 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     source_text: str
     target: str
     flags: dict[str, str]  # other flags that change the load or what must hold, as given
+    seed: int | None = None  # the runs derive their seeds or salts from it; not part of the identity. null: not known
+    metadata: dict[str, str] = {}  # of --metadata; not part of the identity
+
+
+def seed_of(folder: Path, asked: int | None) -> int:
+    """The seed of the experiment in `folder`: the one asked for, else the one it was begun with, else a fresh one."""
+    if asked is None and (folder / PLAN).is_file():
+        asked = _read(folder / PLAN).seed
+    return seeds.fresh() if asked is None else asked
 
 
 class StoredSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +117,7 @@ def begin(folder: Path, plan: ExperimentPlan) -> list[TrialResult]:
     elif folder.exists() and ((folder / "run.json").exists() or any(entry.is_dir() for entry in folder.iterdir())):
         raise UserError(f"the folder holds runs, and no {plan.by}", str(folder), "give another --out")
     folder.mkdir(parents=True, exist_ok=True)
+    checksums.begin(folder)
     if not path.is_file():
         store.replace(path, msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n")
     return told(folder)
@@ -192,9 +205,11 @@ def highest(
     """The capacity that these runs are evidence of.
 
     None without an SLO, without a load that held at full length, or when full-length runs failed where they should have
-    passed. It is a lower bound when no run was over. The load and its interval are those of the answer. The evidence is
-    the highest confirmed run, or else the highest run that held to its end. In a closed loop, the rate is the rate that
-    the run completed, without an interval, because the interval of the answer is in lanes.
+    passed. It is a lower bound when no run was over. The evidence is the highest confirmed run, or else the highest run
+    that held to its end. Rate and tokens are those of that run: its load and its steady tokens; never the load of the
+    answer, at which half of the runs fail.
+    The interval is that of the answer, widened to the rate. In a closed loop, the rate is the rate that the run
+    completed, without an interval, because the interval of the answer is in lanes.
     """
     full_length = [result for result in told if result.outcome == "under" and not result.early]
     best = _evidence(full_length)
@@ -204,27 +219,23 @@ def highest(
     summary = summary_json.load_summary(path.read_bytes(), str(path))
     if not summary.goodput.slo:
         return None
-    recipe = request_fingerprint(workload, _counted(summary))
-    by: Literal["search", "sweep"] = "sweep" if best.ask.kind == "level" else "search"
-    if any(isinstance(stage.arrival, Closed) for stage in workload.stages if stage.measured):
-        rate = best.figures.get("completed_rps")
-        if not rate:
-            return None
-        return capacity.Capacity(
-            rate_per_s=rate, lower_bound=answer.missed is None, method=by, recipe=recipe, evidence=best.folder,
-            sustained=_sustained(best, answer), sustained_why=answer.sustained_why or best.sustained_why,
-        )  # fmt: skip
-    ends = answer.interval
-    rate = best.ask.load if best.ask.kind == "sustain" else answer.load
+    closed = any(isinstance(stage.arrival, Closed) for stage in workload.stages if stage.measured)
+    rate = best.figures.get("completed_rps") if closed else best.ask.load
+    if not rate:
+        return None
+    ends = None if closed else answer.interval
     return capacity.Capacity(
         rate_per_s=rate,
         low_per_s=min(ends.low, rate) if ends else None,
         high_per_s=max(ends.high, rate) if ends else None,
         lower_bound=answer.missed is None,
-        unit="conversations" if summary.sessions is not None else "requests",
-        method=by,
-        recipe=recipe,
+        unit="conversations" if summary.sessions is not None and not closed else "requests",
+        method="sweep" if best.ask.kind == "level" else "search",
+        recipe=request_fingerprint(workload, _counted(summary), summary.run.tokenizer_sha256),
         evidence=best.folder,
+        confirmed=best.ask.kind not in ("bracket", "probe", "level"),
+        output_tokens_per_s=summary.tokens.steady_output_per_s,
+        total_tokens_per_s=summary.tokens.steady_total_per_s,
         sustained=_sustained(best, answer),
         sustained_why=answer.sustained_why or best.sustained_why,
     )
@@ -278,7 +289,7 @@ def figures(summary: Summary) -> dict[str, float | None]:
         summary.load.steady_completed_rps,
         summary.goodput.steady_rps,
         tokens,
-        tokens / summary.target.gpus if tokens is not None and summary.target.gpus else None,
+        per_gpu(tokens, summary.target.gpus),
         1000 / p50 if p50 else None,
         summary.ttft_ms.p50,
         summary.ttft_ms.p99,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import msgspec
 
 from loadgen.errors import UserError
+from loadgen.metrics.blocks import per_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,6 +65,8 @@ class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
     knee: str  # name of the level, "" when no level lies between others
     best: str  # name of the highest level that met the SLO, "" when none or no SLO
     answer: str = ""  # of a search, which ended most of these runs early: what it found, in one sentence
+    metadata: dict[str, str] = {}  # what the user said of the first level
+    region: str = ""
 
 
 def grid(text: str, flag: str, kind: Kind) -> tuple[float, ...]:
@@ -142,6 +145,8 @@ def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
         levels=tuple(levels),
         knee=knee(levels),
         best=met[-1].name if met else "",
+        metadata=first.run.metadata,
+        region=first.target.region,
     )
 
 
@@ -160,7 +165,7 @@ def _level(called: str, summary: Summary) -> SweepLevel:
         failed=summary.requests.decided - summary.requests.ok,
         requests_per_s=done,
         output_per_s=output,
-        per_gpu=output / gpus if output is not None and gpus else None,
+        per_gpu=per_gpu(output, gpus),
         per_user=1000 / tpot if tpot else None,
         ttft_p50=summary.ttft_ms.p50,
         ttft_p99=summary.ttft_ms.p99,

@@ -24,11 +24,11 @@ from loadgen import seeds
 from loadgen.errors import UserError
 from loadgen.execution import run
 from loadgen.metrics import columns
-from loadgen.results import store
+from loadgen.results import checksums, store
 from loadgen.results.record import KIND, ROW
 from loadgen.search import experiment
 from loadgen.search.load_search import Goal, LoadSearch, Look, NextTrial, SearchAnswer, TrialResult, Watch
-from loadgen.workload import Closed, Poisson
+from loadgen.workload import Closed, Poisson, placed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,7 +99,7 @@ class Trials:
     def _workload(self, ask: NextTrial) -> Workload:
         workload = self.make(ask)
         if not self.seeded:
-            return workload.model_copy(update={"seed": self.seed})
+            return placed(workload.model_copy(update={"seed": self.seed}), self.name(ask))
         seed = seeds.derived(self.seed, "probe", ask.number) >> 11
         return workload.model_copy(update={"seed": seed, "schedule_seed": None})
 
@@ -229,7 +229,9 @@ class Trials:
         experiment.finish(self.folder, search.told, answer, workload=self.make(ask))
         simulated = any(result.figures.get("simulated") for result in search.told)
         stored = {"answer": answer, "simulated": simulated, "goal": list(self.goal.names), "told": search.told}
+        stored |= {"seed": self.seed, "metadata": dict(self.settings.metadata)}
         store.replace(self.folder / ANSWER, msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n")
+        checksums.write(self.folder)
         return answer
 
 

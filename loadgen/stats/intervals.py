@@ -8,6 +8,7 @@ replications. An interval that the data cannot support is (-inf, inf), never a g
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,7 @@ def welch(var_a: float, freedom_a: float, var_b: float, freedom_b: float) -> flo
     return total**2 / (var_a**2 / freedom_a + var_b**2 / freedom_b)
 
 
+@lru_cache(4096)
 def t_quantile(p: float, freedom: float) -> float:
     """The p quantile of Student's t, to 1e-10, by bisection of the distribution function. 0 < p < 1, freedom > 0."""
     if p < 0.5:
@@ -280,6 +282,14 @@ def wilson(p: float, n: float, level: float = LEVEL) -> tuple[float, float]:
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
+def fisher(hits_a: int, n_a: int, hits_b: int, n_b: int) -> float:
+    """Fisher's exact test, two-sided: the probability of counts as unequal as these, or more, from equal shares."""
+    hits = hits_a + hits_b
+    ways = [math.comb(n_a, i) * math.comb(n_b, hits - i) for i in range(max(0, hits - n_b), min(n_a, hits) + 1)]
+    seen = math.comb(n_a, hits_a) * math.comb(n_b, hits_b)
+    return sum(way for way in ways if way <= seen) / math.comb(n_a + n_b, hits)
+
+
 def worth(marks: Sequence[NDArray[np.float64]], level: float = LEVEL) -> float:
     """The effective sample size of 0/1 marks: how many independent marks would show the mean with the same certainty.
 
@@ -325,6 +335,36 @@ def unseen(p: float, level: float = LEVEL) -> int:
     The confidence is that of one side of a two-sided interval of this level.
     """
     return math.ceil(math.log((1 - level) / 2) / math.log(p))
+
+
+def recurrence(length_s: float, level: float = LEVEL) -> float:
+    """The longest mean time between two occurrences of something, so that `length_s` of load would have met it.
+
+    What comes at random, every so many seconds on average, stays out of a load with probability exp(-length / mean).
+    The confidence is that of one side of a two-sided interval of this level.
+    """
+    return length_s / math.log(2 / (1 - level))
+
+
+def length_for(recurrence_s: float, level: float = LEVEL) -> float:
+    """The length of load that meets what comes every `recurrence_s` on average: the inverse of `recurrence`."""
+    return recurrence_s * math.log(2 / (1 - level))
+
+
+def with_replications(interval: Ends, per_run: Sequence[float], level: float = LEVEL, *, log: bool = False) -> Ends:
+    """An interval by the times within runs, widened to at least the interval of the runs among each other.
+
+    `per_run`: the figure of each run. By Student's t around `interval`'s value, on logarithms where `log`. Unchanged
+    with one run, or where a run has no finite figure.
+    """
+    value, low, high = interval
+    data = np.asarray(per_run, float)
+    if len(data) < 2 or not np.isfinite(data).all() or not math.isfinite(value) or (log and min(*data, value) <= 0):
+        return interval
+    half = replications(np.log(data) if log else data, level).half_width
+    if log:
+        return value, min(low, value * math.exp(-half)), max(high, value * math.exp(min(half, 700.0)))
+    return value, min(low, value - half), max(high, value + half)
 
 
 # -- the start-up transient --------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from loadgen.stats import intervals
 from loadgen.stats.quantiles import index
 
 LEAST_WORTH = 20  # effective sample size below which the range of the sample is its interval
+OUTLYING = 5.0  # standard deviations by which a batch of time is another state of the server
 Series = Sequence[NDArray[np.float64]]  # one array per run, in order of time
 
 
@@ -74,10 +75,33 @@ def tolerance(values: Series, p: float, confidence: float) -> float:
     queue.
 
     The share p of batches like these stays below it, if the logarithms of their own quantiles are normally distributed.
+    It is at least the worst of them: of a server that switches between two speeds the logarithms are not normal.
     """
+    batch_quantiles = _batch_quantiles(values, p)
+    limit = math.exp(min(intervals.tolerance(np.log(np.maximum(batch_quantiles, 1.0)), p, confidence), 700.0))
+    finite = batch_quantiles[np.isfinite(batch_quantiles)]
+    return max(limit, float(finite.max(initial=0.0)))
+
+
+def _batch_quantiles(values: Series, p: float) -> NDArray[np.float64]:
     batches = [batch for run in values for batch in np.array_split(run, intervals.BATCHES) if len(batch)]
-    batch_quantiles = np.array([np.sort(batch)[index(len(batch), p)] for batch in batches])
-    return math.exp(min(intervals.tolerance(np.log(np.maximum(batch_quantiles, 1.0)), p, confidence), 700.0))
+    return np.array([np.sort(batch)[index(len(batch), p)] for batch in batches])
+
+
+def other_state(values: Series, p: float) -> float:
+    """The highest quantile of a batch of time, where it is far off those of the other batches; else 0.
+
+    Such a batch met another state of the server, once. How often it comes back is known only by its count, so it may
+    hold more than the share 1 - p, however many requests there are. Far: OUTLYING times the spread, by medians.
+    """
+    logs = np.log(np.maximum(_batch_quantiles(values, p), 1.0))
+    finite = logs[np.isfinite(logs)]
+    if len(finite) < LEAST_WORTH or len(finite) < len(logs):
+        return 0.0
+    middle = float(np.median(finite))
+    spread = float(np.median(np.abs(finite - middle))) * 1.4826  # the standard deviation, if they are normal
+    worst = float(finite.max())
+    return math.exp(worst) if worst - middle > OUTLYING * spread else 0.0
 
 
 def ratio(over: Bounds, under: Bounds) -> Bounds:

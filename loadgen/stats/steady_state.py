@@ -78,6 +78,19 @@ def looks(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float
     return len(series) * (1 - r) / (1 + r)
 
 
+def slow_looks(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float) -> float:
+    """The number of independent observations of the server, also of one that changes over many stays.
+
+    As `looks`, for intervals of one stay, of two, of four ... up to a twentieth of the load: what wanders for minutes
+    is hardly seen between one stay and the next. The least of them.
+    """
+    count, width = looks(due_ns, values, stay_ns, errors=0.0), stay_ns
+    while count and (due_ns[-1] - due_ns[0]) / (2 * width) >= intervals.BATCHES:
+        width *= 2
+        count = min(count, looks(due_ns, values, width, errors=0.0))
+    return count
+
+
 def worst(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float, p: float) -> float:
     """The largest p quantile of any interval of one stay."""
     places = ((due_ns - due_ns[0]) / max(stay_ns, 1.0)).astype(np.int64)
@@ -96,4 +109,4 @@ def _stretches(
     return np.add.reduceat(ranks, firsts) / sizes, firsts
 
 
-__all__ = ["SteadyPart", "looks", "part", "rising", "worst"]
+__all__ = ["SteadyPart", "looks", "part", "rising", "slow_looks", "worst"]

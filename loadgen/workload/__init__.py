@@ -7,6 +7,7 @@ What the words mean is in docs/workloads.md.
 from loadgen.workload.fields import Empirical, Fixed, Listed, LogNormal, Normal, Uniform
 from loadgen.workload.flags import Overrides, levels
 from loadgen.workload.loading import load, of_trace, packaged
+from loadgen.workload.overrides import placed
 from loadgen.workload.schema import (
     CPU_SHARE,
     FAILURE_SHARE,
@@ -76,6 +77,7 @@ __all__ = [
     "load",
     "of_trace",
     "packaged",
+    "placed",
     "recipe_fingerprint",
     "request_fingerprint",
 ]

@@ -245,6 +245,7 @@ Amount = Annotated[
 Whole = Annotated[int, Strict(), Field(ge=1, le=2**40)]  # a count
 Positive = Annotated[float, Strict(), Field(gt=0, le=1e6)]
 Seed = Annotated[int, Strict(), Field(ge=0, lt=2**64)]
+Salt = Annotated[str, Strict(), Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")]  # a word, or fresh
 
 Q = TypeVar("Q")  # the quantity: Tokens, Duration
 M = TypeVar("M")  # its mean and standard deviation: Amount, Duration

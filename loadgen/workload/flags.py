@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from loadgen import units
-from loadgen.errors import Fault, UserError
+from loadgen.errors import Fault, Faults, UserError
 
 MOST_TOKENS = 10_000_000  # of a prompt or an answer: ten times the longest known context
 MOST_LANES = 1_000_000
@@ -33,6 +33,7 @@ METRIC_ALIASES = {
     "request_latency": "e2e",
     "end_to_end_latency": "e2e",
 }
+SALT_PATTERN = "[A-Za-z0-9._-]{1,200}"
 LIMITS = ("send_lag_share", "stamp_error_share", "cpu_share", "failure_share")
 
 Text = str | int | float | None
@@ -58,6 +59,7 @@ class Overrides:
     goodput: tuple[str, ...] = ()  # ttft:2000 (ms)
     seed: Text = None
     schedule_seed: Text = None
+    salt: Text = None  # a word, or fresh
     input_tokens: Text = None
     output_tokens: Text = None
     limit: tuple[str, ...] = ()  # send_lag_share:10%
@@ -83,6 +85,7 @@ class Flags:
     goodput_share: float | None = None
     seed: int | None = None
     schedule_seed: int | None = None
+    salt: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     limits: Mapping[str, float]
@@ -132,6 +135,14 @@ def parse(overrides: Overrides) -> tuple[Flags, list[Fault]]:
     return Flags(**values, terms=terms, limits=limits), faults
 
 
+def seed_and_salt(seed: Text, salt: Text) -> tuple[int | None, str | None]:
+    """The two flags alone, for commands that make their workloads themselves. Raises Faults."""
+    flags, faults = parse(Overrides(seed=seed, salt=salt))
+    if faults:
+        raise Faults(faults)
+    return flags.seed, flags.salt
+
+
 def levels(text: str) -> tuple[int, ...]:
     """The numbers of `--concurrency 1,2,4,8`, in the given order. Raises UserError."""
     try:
@@ -160,6 +171,12 @@ def _seed(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) >= 2**64:
         raise units.Wrong("is not a seed", "a whole number from 0 to 2^64 - 1")
     return int(text)
+
+
+def _salt(text: str) -> str:
+    if not re.fullmatch(SALT_PATTERN, text):
+        raise units.Wrong("is not a salt", "a word of letters, digits, . _ -, or fresh: a new one in every run")
+    return text
 
 
 def _positive(text: str) -> float:
@@ -245,6 +262,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "stall_timeout": _seconds_above_zero,
     "seed": _seed,
     "schedule_seed": _seed,
+    "salt": _salt,
     "input_tokens": _count(1, MOST_TOKENS),
     "output_tokens": _count(1, MOST_TOKENS),
 }

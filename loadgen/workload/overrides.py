@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loadgen import seeds
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.workload.fields import Fixed
 from loadgen.workload.flags import METRICS, Flags
@@ -57,9 +58,24 @@ def apply(workload: Workload, flags: Flags, faults: list[Fault], file: str, top:
         "max_in_flight": flags.max_in_flight,
         "seed": flags.seed,
         "schedule_seed": flags.schedule_seed,
+        "salt": flags.salt,
     }
     changes |= {field: value for field, value in scalars.items() if value is not None}
+    if flags.salt is not None and isinstance(workload.requests, FromFile):
+        problem = "a salt changes generated prompts; those of a file are sent as they stand"
+        faults.append(UserError(problem, f"--salt {flags.salt}", "leave the flag out"))
     return workload.model_copy(update=changes)
+
+
+def placed(workload: Workload, place: str) -> Workload:
+    """The workload for one run among several of the same seed: its salt is that of the place (`c8`, `r2`).
+
+    So no run sends the prompts of another one, which a server's prefix cache would remember. Without a seed every run
+    draws its own, and nothing changes.
+    """
+    if workload.seed is None:
+        return workload
+    return workload.model_copy(update={"salt": seeds.salt_at(workload.seed, workload.salt, place)})
 
 
 def _requests(

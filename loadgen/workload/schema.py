@@ -26,6 +26,7 @@ from loadgen.workload.fields import (
     Positive,
     Quantile,
     Rate,
+    Salt,
     Seed,
     Share,
     Source,
@@ -444,6 +445,7 @@ class Written(Part):
     max_in_flight: Whole | None = None
     seed: Seed | None = None
     schedule_seed: Seed | None = None
+    salt: Salt | None = None  # None: derived from the seed; "fresh": a new one in every run
     limits: Limits = Limits()
 
 
@@ -458,28 +460,29 @@ class Workload(Written):
         return self.timeout_ns if self.grace_ns is None else self.grace_ns
 
 
-def recipe_fingerprint(workload: Workload, count_source: str) -> str:
+def recipe_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: str = "") -> str:
     """16 hex digits, equal exactly when two workloads have the same load, SLO and way of counting tokens (metrics.md).
 
-    The fingerprint covers the checked values, so `30s` and `0.5m` are equal. It ignores seeds, names, the description
-    and the source text. `count_source` is the tag of the token counts that the results use (server, tokenizer,
-    estimate, events). For prompt and trace files it covers the bytes of the file, which is read here, not its name.
+    The fingerprint covers the checked values, so `30s` and `0.5m` are equal. It ignores seeds, salt, names, the
+    description and the source text. `count_source` is the tag of the token counts that the results use (server,
+    tokenizer, estimate, events). `tokenizer_sha256`: of the tokenizer file; "" for the packaged vocabulary. For prompt
+    and trace files the fingerprint covers the bytes of the file, which is read here, not its name.
     """
-    return _recipe_hash(_recipe(workload, count_source))
+    return _recipe_hash(_recipe(workload, count_source, tokenizer_sha256))
 
 
-def request_fingerprint(workload: Workload, count_source: str) -> str:
+def request_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: str = "") -> str:
     """Like `recipe_fingerprint`, but without the amount of load: equal for two capacity searches of the same kind.
 
     Of each measured stage only the arrival law counts (poisson, closed, ...), not its rate, lanes, duration or count.
     """
-    recipe = _recipe(workload, count_source)
+    recipe = _recipe(workload, count_source, tokenizer_sha256)
     recipe["stages"] = sorted({stage["law"] for stage in recipe["stages"] if stage["measured"]})
     return _recipe_hash(recipe)
 
 
-def _recipe(workload: Workload, count_source: str) -> dict[str, Any]:
-    excluded = {"name", "description", "seed", "schedule_seed", "source_text"}
+def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dict[str, Any]:
+    excluded = {"name", "description", "seed", "schedule_seed", "salt", "source_text"}
     recipe: dict[str, Any] = workload.model_dump(mode="json", exclude=excluded)
     if recipe["grace_ns"] is None:  # so that fingerprints from when 30 s was the default stay equal
         recipe["grace_ns"] = 30 * units.NS_PER_S
@@ -499,6 +502,8 @@ def _recipe(workload: Workload, count_source: str) -> dict[str, Any]:
         if isinstance(stage.arrival, Closed) and not stage.arrival.ramp_ns:
             del stage_recipe["arrival"]["closed"]["ramp_ns"]
     recipe["count_source"] = count_source
+    if tokenizer_sha256:  # the packaged vocabulary is left out, as it was before tokenizer files counted
+        recipe["tokenizer"] = tokenizer_sha256
     return recipe
 
 

@@ -9,25 +9,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .app.auto import auto as auto
     from .app.blocking import BlockingClient as BlockingClient
     from .app.client import Client as Client
     from .app.client import Event as Event
     from .app.instrumentation import instrument as instrument
+    from .app.labels import labelled as labelled
     from .app.measurement import Attempt as Attempt
+    from .app.measurement import Choice as Choice
     from .app.measurement import Content as Content
     from .app.measurement import Measurement as Measurement
     from .app.measurement import TokenPrice as TokenPrice
     from .app.measurement import latest_measurement as latest_measurement
+    from .app.measurement import measurement_of as measurement_of
     from .app.retry import Retry as Retry
     from .app.telemetry import OpenTelemetry as OpenTelemetry
     from .app.telemetry import Prometheus as Prometheus
     from .app.throttle import Permit as Permit
     from .app.throttle import Throttle as Throttle
+    from .app.throttle import priority as priority
     from .app.trace_recorder import ShapeRecorder as ShapeRecorder
     from .app.trace_recorder import record_shape as record_shape
     from .errors import ClientError as ClientError
     from .errors import RequestFailed as RequestFailed
     from .errors import TargetUnusable as TargetUnusable
+    from .errors import ThrottleTimeout as ThrottleTimeout
     from .errors import WrongUse as WrongUse
     from .request import Completion as Completion
     from .request import Failure as Failure
@@ -36,9 +42,12 @@ if TYPE_CHECKING:
     from .transport.target import Target as Target
     from .transport.wire import Tls as Tls
 
+__version__ = "0.1.0"  # of sdk/pyproject.toml and of the generator: one version for both
+
 _MODULE_BY_NAME = {
     "Attempt": "app.measurement",
     "BlockingClient": "app.blocking",
+    "Choice": "app.measurement",
     "Client": "app.client",
     "ClientError": "errors",
     "Completion": "request",
@@ -56,12 +65,17 @@ _MODULE_BY_NAME = {
     "Target": "transport.target",
     "TargetUnusable": "errors",
     "Throttle": "app.throttle",
+    "ThrottleTimeout": "errors",
     "Tls": "transport.wire",
     "TokenPrice": "app.measurement",
     "Usage": "request",
     "WrongUse": "errors",
+    "auto": "app.auto",
     "instrument": "app.instrumentation",
+    "labelled": "app.labels",
     "latest_measurement": "app.measurement",
+    "measurement_of": "app.measurement",
+    "priority": "app.throttle",
     "record_shape": "app.trace_recorder",
 }
 

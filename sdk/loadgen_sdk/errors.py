@@ -2,6 +2,7 @@
 
     ClientError                     base of all errors of this client
     ├── TargetUnusable              URL, key or model do not work at all (found before any load)
+    ├── ThrottleTimeout             a call waited longer for its Throttle than it may (also a TimeoutError)
     ├── WrongUse                    an invalid argument: raised when it is given, never during a call
     └── RequestFailed               one request failed; carries a Failure(kind, text, http_status)
 
@@ -64,3 +65,14 @@ class RequestFailed(ClientError):
     def __init__(self, kind: str, text: str, http_status: int = 0) -> None:
         super().__init__(f"{kind}: {text}")
         self.kind, self.text, self.http_status = kind, text, http_status
+
+
+class ThrottleTimeout(ClientError, TimeoutError):
+    """A call got no permit of its Throttle in time: nothing was sent. `hint`: what to change.
+
+    Through an instrumented client it is also an `openai.APITimeoutError`.
+    """
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(f"{what}; {hint}" if hint else what)
+        self.hint = hint

@@ -83,3 +83,5 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str] | None = None  # response headers, only if the client keeps them
     server_timing: dict[str, Any] | None = None  # the server's own timing, unchanged
     failure: Failure | None = None
+    tool_calls: tuple[dict[str, str], ...] = ()  # id, name, arguments (JSON, as text); only if the client keeps texts
+    response_id: str = ""  # the server's id of the answer; only if the client keeps texts

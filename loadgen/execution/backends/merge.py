@@ -28,6 +28,7 @@ def add(left: Share, right: Share) -> Share:
     return Share(
         prompts_total=(left.prompts_total + right.prompts_total) % (1 << 128),
         prompts_count=left.prompts_count + right.prompts_count,
+        bodies_total=(left.bodies_total + right.bodies_total) % (1 << 128),
         late=left.late + right.late,
         interrupted=left.interrupted or right.interrupted,
         stopped=left.stopped or right.stopped,

@@ -32,10 +32,14 @@ BUILD_CPU_S = 20.0  # longest time to build bodies in advance; after it, the loa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What a worker reports when its share is done. `prompts_total`, `prompts_count`: its part of `prompts.Digest`."""
+    """What a worker reports when its share is done.
+
+    `prompts_total`, `prompts_count`: its part of `prompts.Digest`. `bodies_total`: the same of the bodies.
+    """
 
     prompts_total: int
     prompts_count: int
+    bodies_total: int = 0
     late: int  # bodies that were built in the sending loop
     interrupted: bool
     stopped: bool = False  # because a target stopped answering
@@ -107,6 +111,7 @@ async def work(
         return Share(
             prompts_total=digest.total,
             prompts_count=digest.count,
+            bodies_total=bodies.sent_bytes.total,
             late=bodies.late,
             interrupted=driver.interrupted and not driver.stopped,
             stopped=driver.stopped,

@@ -228,7 +228,7 @@ def execute(
     from loadgen.metrics import summary_json
     from loadgen.metrics.summary import summarize
     from loadgen.requests import resonance
-    from loadgen.results import manifest, store
+    from loadgen.results import checksums, manifest, store
 
     preset = load_preset(name, f"--target {SCHEME}")
     if len(settings.endpoints) > 1:
@@ -271,6 +271,7 @@ def execute(
         header = msgspec.structs.replace(header, schema=WITH_UNFINISHED)
     _write_folder(folder, header, results, seconds)
     store.replace(folder / "summary.json", summary_json.dump_summary(summary))
+    checksums.write(folder)
     return summary, folder
 
 
@@ -295,6 +296,8 @@ def _probe_result(preset: Preset, settings: Settings) -> Any:
         exact=True,
         tokens_per_event=float(preset.server.stream_interval),
         warnings=(),
+        engine="simulated",
+        precision=preset.precision,
     )
 
 

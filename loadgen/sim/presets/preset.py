@@ -134,6 +134,11 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     notes: tuple[str, ...] = ()
 
     @property
+    def precision(self) -> str:
+        """Of weights and KV cache, as the simulated server says it."""
+        return f"{self.model.weights}, KV cache {self.model.kv_cache}"
+
+    @property
     def gpus(self) -> int:
         return self.vms * self.gpus_per_vm
 

@@ -59,6 +59,7 @@ class SimServer:
         self._per_event = 1 if options.flood else options.stream_interval
         self.pace: Pace | Fleet
         self.fleet: Fleet | None = None
+        self._precisions: tuple[str, ...] = ()  # of weights and KV cache
         if options.preset:
             self.pace = self.fleet = self._physical(options)
         else:
@@ -113,6 +114,7 @@ class SimServer:
             tokens_per_block=limits.tokens_per_block if limits.block_reuse else 0,
         )
         self._per_event = server.stream_interval
+        self._precisions = (system.model.weights, system.model.kv_cache)
         return Fleet(
             costs=system.costs,
             limits=limits,
@@ -292,7 +294,8 @@ class SimServer:
         if path == "/version":
             return msgspec.json.encode({"version": self.options.version}), JSON
         if path == "/prometheus/metrics":
-            return self.tally.prometheus(self.pace, self.rules.model).encode(), "text/plain; version=0.0.4"
+            text = self.tally.prometheus(self.pace, self.rules.model, *self._precisions)
+            return text.encode(), "text/plain; version=0.0.4"
         if path == "/perf_metrics":
             return msgspec.json.encode(self.tally.drain()), JSON
         if path == "/metrics":

@@ -108,8 +108,8 @@ class Tally:
         self.records.clear()
         return records
 
-    def prometheus(self, engine: Pace | Fleet, model: str) -> str:
-        """The text of `GET /prometheus/metrics`."""
+    def prometheus(self, engine: Pace | Fleet, model: str, weights: str = "", kv_cache: str = "") -> str:
+        """The text of `GET /prometheus/metrics`. `weights`, `kv_cache`: the precisions of a preset's model."""
         labels = f'model_name="{model}",engine_type="simulated"'
         lines: list[str] = []
 
@@ -117,6 +117,8 @@ class Tally:
             lines.append(f"# TYPE trtllm_{name} {kind}")
             lines.extend(f"trtllm_{name}{{{labels}{more}}} {value:.10g}" for more, value in values)
 
+        if weights:
+            add_metric("model_config_info", "gauge", [(f',quantization="{weights}",kv_cache_dtype="{kv_cache}"', 1)])
         add_metric("num_requests_running", "gauge", [("", engine.active)])
         add_metric("num_requests_waiting", "gauge", [("", engine.queued)])
         if isinstance(engine, Fleet):

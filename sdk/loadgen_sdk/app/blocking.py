@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from ..errors import ClientError
 from ..request import Completion
-from .client import LOOP_LEFT, Askable, Client, Event
+from .client import LOOP_LEFT, Askable, Client, Event, Labels
 from .measurement import latest_measurement, tell_latest
 
 T = TypeVar("T")
@@ -51,18 +51,19 @@ class BlockingClient:
         """Resolve the host and probe the server now instead of at the first call. Raises TargetUnusable."""
         self._wait(self.client.open())
 
-    def complete(self, request: Askable) -> Completion:
-        """Send a request and wait for it. A failed request returns a Completion with its `failure`."""
+    def complete(self, request: Askable, *, labels: Labels = None, raise_on_failure: bool = False) -> Completion:
+        """Send a request and wait for it. A failed request returns a Completion with its `failure`, or raises it."""
 
         async def complete_and_measure() -> Any:
-            return await self.client.complete(request), latest_measurement()
+            completion = await self.client.complete(request, labels=labels, raise_on_failure=raise_on_failure)
+            return completion, latest_measurement()
 
         completion, measurement = self._wait(complete_and_measure())
         if measurement is not None:
             tell_latest(measurement)
         return completion  # type: ignore[no-any-return]
 
-    def stream(self, request: Askable) -> Iterator[Event]:
+    def stream(self, request: Askable, *, labels: Labels = None) -> Iterator[Event]:
         """Yield output events as they arrive; raises RequestFailed after them. Leaving the loop ends the request."""
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         tasks: list[asyncio.Task[Any] | None] = []
@@ -70,7 +71,7 @@ class BlockingClient:
         async def put_events() -> Any:
             tasks.append(asyncio.current_task())
             try:
-                async for event in self.client.stream(request):
+                async for event in self.client.stream(request, labels=labels):
                     events.put(event)
             finally:
                 events.put(_END_OF_STREAM)

@@ -10,18 +10,20 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextvars import copy_context
+from functools import partial
 from time import monotonic_ns, time_ns
 from typing import Any, NamedTuple
 
 from ..dialects.quirks import QUIRKS, Api, Quirk
 from ..dialects.reader import Flow
-from ..errors import RequestFailed, WrongUse
+from ..errors import ClientError, RequestFailed, ThrottleTimeout, WrongUse
 from ..request import Completion, Failure, Request
 from ..transport.pool import STALL_TIMEOUT_NS, TIMEOUT_NS, Pool
 from ..transport.target import Target
 from ..transport.wire import Tls, Wire
-from .measurement import Attempt, Content, Prices, Status, from_completion
-from .policy import Observers, make_policy
+from .finishing import collecting, later
+from .measurement import Attempt, Choice, Content, Prices, Status, from_completion, parameters_of
+from .policy import CallStart, Observers, make_policy
 from .prompt_text import estimated_tokens
 from .retry import Retry, retry_after_s
 from .throttle import Permit, Throttle
@@ -45,6 +47,10 @@ Askable = Request | str | Sequence[dict[str, Any]]
 """What `stream` and `complete` accept: a Request, a text, or the messages of a chat."""
 
 
+Labels = Mapping[str, str | int] | None
+"""Labels of one call, on top of those of the client and of the block that it is made in."""
+
+
 def as_request(prompt: Askable) -> Request:
     """`prompt` as a Request; a text or messages get no limit on the output length. Raises WrongUse."""
     if isinstance(prompt, Request):
@@ -62,9 +68,9 @@ def as_request(prompt: Askable) -> Request:
     raise WrongUse(f"cannot ask a {type(prompt).__name__}", 'give a text, messages ([{"role": …}]), or a Request')
 
 
-async def stream(client: Client, request: Askable) -> AsyncGenerator[Event, None]:
+async def stream(client: Client, request: Askable, labels: Labels = None) -> AsyncGenerator[Event, None]:
     """See `Client.stream`."""
-    call = _Call(client, as_request(request))
+    call = _Call(client, as_request(request), labels)
     while True:
         await call.begin()
         queue: asyncio.Queue[Event | Completion] = asyncio.Queue()
@@ -97,9 +103,9 @@ async def stream(client: Client, request: Askable) -> AsyncGenerator[Event, None
             return
 
 
-async def complete(client: Client, request: Askable) -> Completion:
+async def complete(client: Client, request: Askable, labels: Labels = None) -> Completion:
     """See `Client.complete`."""
-    call = _Call(client, as_request(request))
+    call = _Call(client, as_request(request), labels)
     while True:
         await call.begin()
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
@@ -123,11 +129,22 @@ async def complete(client: Client, request: Askable) -> Completion:
 class _Call:
     """One call: its attempts so far and, at its end, its measurement."""
 
-    def __init__(self, client: Client, request: Request) -> None:
+    def __init__(self, client: Client, request: Request, labels: Labels) -> None:
+        client.check_usable()
         self.started, self.started_unix_ns = monotonic_ns(), time_ns()
         self.client, self.request, self.policy = client, request, client.policy
         self.context = copy_context() if self.policy.observers else None
         self.arguments = {"messages": request.messages, "prompt": request.prompt, "max_tokens": request.max_tokens}
+        self.labels = self.policy.labels_of(labels)
+        self.parameters = parameters_of({**request.extra, **self.arguments})
+        self.spans: tuple[Any, ...] = ()
+        if self.policy.follows_calls:
+            self.spans = self.policy.begin(
+                CallStart(
+                    client.target.api, client.model, client.streams, client.target.address, self.started_unix_ns,
+                    self.parameters, self.labels,
+                )
+            )  # fmt: skip
         record = self.policy.record
         self.call_shape = record.begin(self.started, self.arguments) if record is not None else None
         if self.policy.retry is not None:
@@ -147,11 +164,21 @@ class _Call:
                 await self.client.open()
             throttle = self.policy.throttle
             if throttle is not None:
-                tokens = estimated_tokens(self.arguments) if throttle.counts_tokens else 0
-                self.permit = await throttle.acquire(key=self.client.key, model=self.client.model, tokens=tokens)
+                tokens, output = estimated_tokens(self.arguments) if throttle.counts_tokens else (0, 0)
+                self.permit = await throttle.acquire(
+                    key=self.client.key,
+                    model=self.client.model,
+                    tokens=tokens,
+                    output_tokens=output,
+                    max_wait_s=self.client.timeout_s,
+                )
+                self.client.check_usable()
         except BaseException as error:
+            if self.permit is not None:
+                self.permit.done(0)
             is_failure = isinstance(error, Exception)
-            failure = Failure("connect", self.client.target.redact(str(error))) if is_failure else _CALLER_LEFT
+            kind = "timeout_total" if isinstance(error, ThrottleTimeout) else "connect"
+            failure = Failure(kind, self.client.target.redact(str(error))) if is_failure else _CALLER_LEFT
             unsent = Completion(request=self.request, due=self.started, done=monotonic_ns(), failure=failure)
             self._report(unsent, "failed" if is_failure else "cancelled")
             raise
@@ -179,6 +206,9 @@ class _Call:
 
     def abandoned(self, completion: Completion, error: BaseException) -> None:
         """The caller stopped waiting or reading: report the call as cancelled, abandoned, or ok if it was complete."""
+        if collecting():  # a generator that nobody reads any more: the code below may hold any lock
+            later(partial(self.abandoned, completion, error))
+            return
         self._release_permit(completion, False)
         failure = completion.failure
         self.attempts.append(Attempt(started=self.attempt_started, ended=completion.done, failure=failure))
@@ -193,14 +223,16 @@ class _Call:
         permit.heed(completion.headers or {}, refused=refused)
         usage = completion.usage
         usage_known = usage.input is not None and usage.output is not None
-        permit.done((usage.input or 0) + (usage.output or 0) if usage_known else 0 if refused else None)
+        permit.done((usage.input or 0) + (usage.output or 0) if usage_known else 0 if refused else None, usage.output)
 
     def _report(self, completion: Completion, status: Status) -> None:
         client, policy, request = self.client, self.policy, self.request
         content = None
         if policy.keep_content:
             sent = request.messages if request.messages is not None else request.prompt
-            content = Content(input=sent, output=completion.text or "")
+            text = completion.text or ""
+            choice = Choice(text=text, finish_reason=completion.finish_reason, tool_calls=completion.tool_calls)
+            content = Content(input=sent, output=text, choices=(choice,))
         measurement = from_completion(
             completion,
             api=client.target.api,
@@ -214,8 +246,11 @@ class _Call:
             server=client.target.address,
             prices=policy.prices,
             content=content,
+            labels=self.labels,
+            parameters=self.parameters,
+            keep_text=policy.keep_content,
         )
-        policy.tell(measurement, self.context, self.call_shape)
+        policy.tell(measurement, self.context, self.call_shape, self.spans)
 
 
 class Client(Pool):
@@ -223,8 +258,9 @@ class Client(Pool):
 
     `target` is a URL, or a parsed Target. With a URL, texts and headers are kept by default. If model or server are
     not given, a probe finds them when the client opens. `stream` and `complete` are throttled, retried and measured by
-    `on_measurement`, `prices`, `throttle`, `retry`, `record` and `keep_content` (see `instrument`). All other
-    parameters are those of `Pool`.
+    `on_measurement`, `prices`, `throttle`, `retry`, `record`, `keep_content` and `labels` (see `instrument`). timeout_s
+    and stall_timeout_s limit a call, and the time between two of its events; `timeout_ns` and `stall_timeout_ns` are
+    the same in nanoseconds. All other parameters are those of `Pool`. It connects directly: proxies are not used.
     """
 
     def __init__(
@@ -254,7 +290,15 @@ class Client(Pool):
         retry: Retry | None = None,
         record: ShapeRecorder | None = None,
         keep_content: bool = False,
+        labels: Labels = None,
+        timeout_s: float | None = None,
+        stall_timeout_s: float | None = None,
     ) -> None:
+        for name, seconds in (("timeout_s", timeout_s), ("stall_timeout_s", stall_timeout_s)):
+            if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < 1e9):
+                raise WrongUse(f"{name}={seconds!r}", "give seconds, above 0")
+        timeout_ns = timeout_ns if timeout_s is None else int(timeout_s * 1e9)
+        stall_timeout_ns = stall_timeout_ns if stall_timeout_s is None else int(stall_timeout_s * 1e9)
         given_url = isinstance(target, str)
         if isinstance(target, str):
             target = Target.parse(target, api=api, server=None if server == "auto" else server, deployment=model or "")
@@ -263,7 +307,7 @@ class Client(Pool):
                 raise WrongUse(f"unknown server {server!r}", f"known: auto, {', '.join(QUIRKS)}")
             quirk = quirk or QUIRKS[server]
         self._probe_arguments = (server, api_key, headers) if quirk is None or not model else None
-        self.policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content)
+        self.policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels)
         super().__init__(
             target,
             model=model or "",
@@ -275,7 +319,7 @@ class Client(Pool):
             timeout_ns=timeout_ns,
             stall_timeout_ns=stall_timeout_ns,
             tls=tls,
-            keep_text=given_url if keep_text is None else keep_text,
+            keep_text=given_url or keep_content if keep_text is None else keep_text,
             keep_headers=given_url if keep_headers is None else keep_headers,
             continuous_usage=continuous_usage,
             ahead=ahead,
@@ -284,12 +328,28 @@ class Client(Pool):
         )
         self.key = api_key or ""
         self.streams = stream
+        self.timeout_s = timeout_ns / 1e9
+        self._closed = False
+
+    def check_usable(self) -> None:
+        """Raises ClientError when this client is closed."""
+        if self._closed:
+            raise ClientError("this client is closed; make a new one")
+
+    def close(self) -> None:
+        """Close every connection. Calls in flight end as `interrupted`; later ones raise ClientError."""
+        self._closed = True
+        for exchange in [*self._by_due]:
+            if not exchange.over:
+                self.cancel(exchange, Failure("interrupted", "the client was closed"))
+        super().close()
 
     async def open(self, connections: int = 0) -> None:
         """Probe the server if its model or kind is not known, resolve the host, and open this many connections.
 
         Raises TargetUnusable when no connection can be opened, or when the probe shows that no request can work.
         """
+        self.check_usable()
         if self._probe_arguments is not None:
             await self._probe(*self._probe_arguments)
         await super().open(connections)
@@ -321,22 +381,27 @@ class Client(Pool):
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    async def stream(self, request: Askable) -> AsyncGenerator[Event, None]:
+    async def stream(self, request: Askable, *, labels: Labels = None) -> AsyncGenerator[Event, None]:
         """Yield the output events of a Request, a text or messages as they arrive. Opens the client if needed.
 
         Raises RequestFailed when the request is not ok, after the events that did arrive. A failure before the first
         event is retried as `retry` allows. Leaving the loop ends the request and its connection.
         """
-        events = stream(self, request)
+        events = stream(self, request, labels)
         try:
             async for event in events:
                 yield event
         finally:
             await events.aclose()
 
-    async def complete(self, request: Askable) -> Completion:
-        """Send a request and wait for it. A failed request returns a Completion with its `failure`; nothing is raised.
+    async def complete(self, request: Askable, *, labels: Labels = None, raise_on_failure: bool = False) -> Completion:
+        """Send a request and wait for it. A failed request returns a Completion with its `failure`.
 
-        A failure is retried as `retry` allows, even in the middle of an answer, because no output was delivered.
+        raise_on_failure: raise RequestFailed instead. A failure is retried as `retry` allows, even in the middle of an
+        answer, because no output was delivered. Raised in any case: TargetUnusable when the client cannot be opened,
+        ThrottleTimeout, WrongUse for what cannot be asked, ClientError when the client is closed.
         """
-        return await complete(self, request)
+        completion = await complete(self, request, labels)
+        if raise_on_failure and (failure := completion.failure) is not None:
+            raise RequestFailed(failure.kind, failure.text, failure.http_status)
+        return completion

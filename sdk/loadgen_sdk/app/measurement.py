@@ -19,8 +19,8 @@ from .. import measures
 from ..errors import WrongUse
 from ..request import NEVER, Completion, Failure
 
-Api = Literal["chat", "completions", "responses"]
-Status = Literal["ok", "failed", "cancelled", "abandoned"]
+Api = Literal["chat", "completions", "responses", "embeddings"]
+Status = Literal["ok", "failed", "cancelled", "abandoned", "unobserved"]
 
 TIMING_HEADERS = ("server-timing", "openai-processing-ms", "x-ms-region", "x-envoy-upstream-service-time")
 """Response headers with the server's own timing. Headers of the form `x-…-time` and `x-…-ms` count as well."""
@@ -60,11 +60,21 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     waited_ns: int = 0  # wait between this attempt and the next: back-off or Retry-After
 
 
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer of a call (`n` asks for several). `tool_calls`: each with id, name and arguments (JSON, as text)."""
+
+    text: str = ""
+    finish_reason: str = ""
+    tool_calls: tuple[dict[str, str], ...] = ()
+
+
 class Content(msgspec.Struct, frozen=True, kw_only=True):
-    """The texts of a call, kept only on request: `input` as given (messages, prompt or input) and the output text."""
+    """The texts of a call, kept only on request: `input` as given (messages, prompt or input), `output` the text of the
+    first answer, `choices` every answer with its finish reason and tool calls."""
 
     input: Any
     output: str
+    choices: tuple[Choice, ...] = ()
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +116,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     server_timing: dict[str, Any] = {}
     kernel_stamps: bool = False  # the instants are kernel stamps, not the times of the reads
     content: Content | None = None
+    labels: dict[str, str] = {}  # see `labelled`
+    parameters: dict[str, int | float] = {}  # numbers of the request: temperature, max_tokens, seed, n, ...
 
     @property
     def ttft_ms(self) -> float | None:
@@ -138,8 +150,11 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wait_ms(self) -> float | None:
-        """Time from the call to the start of the last attempt: throttle, earlier attempts and back-off."""
-        return _ms(measures.send_lag(self.started, self.sent))
+        """Time from the call to the start of the last attempt: throttle, earlier attempts and back-off.
+
+        For a call that was never sent, the time until it was given up.
+        """
+        return _ms(measures.send_lag(self.started, self.done if self.sent == NEVER else self.sent))
 
     @property
     def inter_chunk_ms(self) -> tuple[float, ...]:
@@ -156,6 +171,48 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         """The number of attempts after the first, with those of the wrapped client."""
         return max(0, len(self.attempts) - 1) + self.hidden_retries
 
+    def to_dict(self) -> dict[str, Any]:
+        """Every field and every figure, of failed calls too, as plain values: for JSON, a log line, a table."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        figures = {name: getattr(self, name) for name in FIGURES}
+        return fields | {name: [*value] if isinstance(value, tuple) else value for name, value in figures.items()}
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON."""
+        return msgspec.json.encode(self.to_dict()).decode()
+
+
+FIGURES = ("ttft_ms", "ttft_from_sent_ms", "first_answer_ms", "tpot_ms", "e2e_ms", "wait_ms", "inter_chunk_ms",
+           "itl_ms", "retries")  # fmt: skip
+"""The properties of a Measurement that `to_dict` adds to its fields."""
+
+PARAMETERS = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "max_output_tokens", "seed", "n",
+              "frequency_penalty", "presence_penalty")  # fmt: skip
+
+
+def parameters_of(arguments: Mapping[str, Any]) -> dict[str, int | float]:
+    """The numbers of a request that telemetry shows. Never a text."""
+    return {
+        name: value
+        for name in PARAMETERS
+        if name in arguments and isinstance(value := arguments[name], int | float) and not isinstance(value, bool)
+    }
+
+
+_LOCAL_KINDS = frozenset(
+    ("dns", "connect", "tls", "reset", "timeout_total", "timeout_stall", "interrupted", "truncated")
+)
+"""Failures whose text is made here. Those of other kinds may quote the prompt."""
+
+
+def without_server_text(failure: Failure, code: str = "") -> Failure:
+    """`failure` without what the server wrote: the text becomes the error's code, or the status."""
+    if failure.kind in _LOCAL_KINDS:
+        return failure
+    if not (0 < len(code) <= 64 and code.replace("_", "").replace("-", "").replace(".", "").isalnum()):
+        code = f"HTTP {failure.http_status}" if failure.http_status else failure.kind
+    return Failure(failure.kind, code, failure.http_status)
+
 
 Prices = TokenPrice | Mapping[str, TokenPrice] | None
 """One price for all models, or prices by model name. The answering model comes first, then the requested one."""
@@ -166,6 +223,24 @@ _latest: ContextVar[Measurement | None] = ContextVar("loadgen_sdk_measurement", 
 def latest_measurement() -> Measurement | None:
     """The last call that ended in this context (task or thread), or None."""
     return _latest.get()
+
+
+def measurement_of(answer: object) -> Measurement | None:
+    """The measurement of an answer, a raw response, a stream or a stream manager of an instrumented client.
+
+    None while a stream has not ended, and for what is not measured. For type checkers, which cannot know of the
+    attribute `measurement`.
+    """
+    for _ in range(4):
+        found = getattr(answer, "measurement", None)
+        if isinstance(found, Measurement):
+            return found
+        inner = vars(answer) if hasattr(answer, "__dict__") else {}
+        names = [name for name in inner if name == "_raw_stream" or name.endswith(("Manager__stream", "__raw_stream"))]
+        if not names:
+            return None
+        answer = inner[names[0]]
+    return None
 
 
 def tell_latest(measurement: Measurement) -> None:
@@ -203,6 +278,14 @@ def price_of(prices: Prices, *models: str) -> TokenPrice | None:
     return None
 
 
+def warn_uncounted(model: str) -> None:
+    """Prices are given, and the server counted no tokens: say so, once per process and model."""
+    if f"uncounted {model}" not in _unpriced:
+        _unpriced.add(f"uncounted {model}")
+        text = f"the server sent no token counts for the model {model!r}: its cost is None"
+        warnings.warn(f"{text}; for streams, ask_usage=True requests them", stacklevel=3)
+
+
 def timings(headers: Mapping[str, str]) -> dict[str, Any]:
     """Those of a response's headers (names in lower case) that hold the server's own timing."""
     return {name: headers[name] for name in headers if _is_timing(name)}
@@ -228,12 +311,24 @@ def from_completion(
     server: str,
     prices: Prices = None,
     content: Content | None = None,
+    labels: dict[str, str] | None = None,
+    parameters: dict[str, int | float] | None = None,
+    keep_text: bool = False,
 ) -> Measurement:
     """The measurement of a call through the project's own client, from its attempts and the last one's completion.
 
     Instants are kernel stamps if the completion says so.
     """
     usage, headers = completion.usage, completion.headers or {}
+    failure = completion.failure
+    if not keep_text:
+        failure = None if failure is None else without_server_text(failure)
+        attempts = tuple(
+            attempt
+            if attempt.failure is None
+            else msgspec.structs.replace(attempt, failure=without_server_text(attempt.failure))
+            for attempt in attempts
+        )
     output = usage.output if usage.output is not None else len(instants) or None
     source: Literal["server", "events", ""] = "server" if usage.output is not None else "events" if instants else ""
     price = price_of(prices, model) if prices is not None else None
@@ -263,13 +358,16 @@ def from_completion(
         attempts=attempts,
         hidden_retries=completion.resent,
         finish_reason=completion.finish_reason,
-        failure=completion.failure,
+        failure=failure,
         model=model,
+        response_id=completion.response_id,
         request_id=headers.get("x-request-id", ""),
         server=server,
         server_timing={**timings(headers), **(completion.server_timing or {})},
         kernel_stamps=completion.kernel_stamp,
         content=content,
+        labels=labels or {},
+        parameters=parameters or {},
     )
 
 

@@ -6,14 +6,30 @@ It depends on no transport and no package, only on the attributes of the objects
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import Context, copy_context
+from functools import partial
 from time import monotonic_ns, time_ns
 from typing import Any
 
+from ..errors import ThrottleTimeout
 from ..request import NEVER, Failure
-from .measurement import Api, Attempt, Content, Measurement, Status, price_of, timings
-from .policy import Policy
+from .finishing import collecting, later
+from .measurement import (
+    Api,
+    Attempt,
+    Choice,
+    Content,
+    Measurement,
+    Status,
+    parameters_of,
+    price_of,
+    timings,
+    warn_uncounted,
+    without_server_text,
+)
+from .policy import CallStart, Policy
 from .prompt_text import estimated_tokens
 from .retry import retry_after_s
 from .throttle import Permit
@@ -25,10 +41,12 @@ _NO_HEADERS: dict[str, str] = {}
 class Setting:
     """The settings shared by all wrapped methods of one client."""
 
-    __slots__ = ("ask_usage", "key", "policy", "server", "warned")
+    __slots__ = ("ask_usage", "follows_calls", "key", "policy", "server", "timeout_s", "warned")
 
-    def __init__(self, policy: Policy, server: str, key: str, ask_usage: bool) -> None:
+    def __init__(self, policy: Policy, server: str, key: str, ask_usage: bool, timeout_s: float | None = None) -> None:
         self.policy, self.server, self.key, self.ask_usage = policy, server, key, ask_usage
+        self.timeout_s = timeout_s  # of the client: no call waits longer for its throttle
+        self.follows_calls = policy.follows_calls
         self.warned = False
 
 
@@ -39,6 +57,7 @@ class ObservedCall:
         "api",
         "attempts",
         "call_shape",
+        "contents",
         "context",
         "end",
         "error_message",
@@ -51,16 +70,19 @@ class ObservedCall:
         "hides_usage",
         "instants",
         "kwargs",
+        "labels",
         "last_attempt",
         "model",
         "observe",
+        "parameters",
         "permit",
-        "pieces",
+        "raw",
         "reported",
         "response_id",
         "response_model",
         "sent",
         "setting",
+        "spans",
         "started",
         "started_unix_ns",
         "streamed",
@@ -68,7 +90,8 @@ class ObservedCall:
     )
 
     def __init__(self, api: Api, setting: Setting, kwargs: dict[str, Any]) -> None:
-        self.started = self.sent = monotonic_ns()
+        self.started = monotonic_ns()
+        self.sent = NEVER
         self.started_unix_ns = time_ns()
         self.api, self.setting, self.kwargs = api, setting, kwargs
         policy = setting.policy
@@ -80,6 +103,15 @@ class ObservedCall:
             self.call_shape = policy.record.begin(self.started, kwargs)
         if policy.retry is not None:
             policy.retry.begun()
+        self.labels = policy.labels_of(kwargs.pop("labels", None))
+        self.parameters = parameters_of(kwargs)
+        self.spans: tuple[Any, ...] = ()
+        if setting.follows_calls:
+            self.spans = policy.begin(
+                CallStart(
+                    api, self.model, self.streamed, setting.server, self.started_unix_ns, self.parameters, self.labels
+                )
+            )
         self.permit: Permit | None = None
         self.attempts: list[Attempt] = []
         self.last_attempt = self.started
@@ -89,12 +121,13 @@ class ObservedCall:
         self.finish_reason = self.response_model = self.response_id = self.error_message = ""
         self.usage: Any = None
         self.headers: Mapping[str, str] = _NO_HEADERS
-        self.pieces: list[str] | None = [] if policy.keep_content else None
+        self.contents = Contents() if policy.keep_content else None
+        self.raw: Any = None  # the raw response, if the application holds it
         self.reported = False
         self.hides_usage = False
         self.get_stream: Callable[[], Any] = _no_stream
         self.observe = self._observe_event if api == "responses" else self._observe_chunk
-        if setting.ask_usage and self.streamed and api != "responses":
+        if setting.ask_usage and self.streamed and api in ("chat", "completions"):
             options = kwargs.get("stream_options")
             if not isinstance(options, Mapping) or not options.get("include_usage"):
                 kwargs["stream_options"] = {
@@ -108,11 +141,27 @@ class ObservedCall:
     def throttle_arguments(self) -> dict[str, Any]:
         """The keyword arguments for `Throttle.acquire`."""
         throttle = self.setting.policy.throttle
-        tokens = estimated_tokens(self.kwargs) if throttle is not None and throttle.counts_tokens else 0
-        return {"key": self.setting.key, "model": self.model, "tokens": tokens}
+        tokens = output_tokens = 0
+        if throttle is not None and throttle.counts_tokens:
+            tokens, output_tokens = estimated_tokens(self.kwargs, writes=self.api != "embeddings")
+        timeout = self.kwargs.get("timeout", _NOT_GIVEN)
+        return {
+            "key": self.setting.key,
+            "model": self.model,
+            "tokens": tokens,
+            "output_tokens": output_tokens,
+            "max_wait_s": seconds_of(timeout, self.setting.timeout_s),
+        }
 
     def begin(self) -> None:
         self.sent = monotonic_ns()
+
+    def current_span(self) -> AbstractContextManager[object]:
+        """Makes the spans of this call current while its request is sent: spans of the HTTP library go below them."""
+        if not self.spans:
+            return _NO_SPAN
+        spans = [span for span in self.spans if span is not None]
+        return spans[0].current() if len(spans) == 1 else _all_current(spans) if spans else _NO_SPAN
 
     def head_received(self, raw: Any) -> None:
         """The head of a response has arrived."""
@@ -126,6 +175,9 @@ class ObservedCall:
 
         None: there is no further attempt, and the measurement has been reported.
         """
+        if collecting():  # a coroutine that nobody awaits any more: closed by the collector
+            later(partial(self.attempt_failed, error))
+            return None
         now = monotonic_ns()
         failure = self._failure_of(error)
         response = getattr(error, "response", None)
@@ -145,9 +197,11 @@ class ObservedCall:
             server_wait_s = retry_after_s(headers)
             wait_s = retry.wait_s(len(self.attempts) + 1, failure, asked_s=server_wait_s, delivered=False)
         waited_ns = 0 if wait_s is None else int(wait_s * 1e9)
-        self.attempts.append(Attempt(started=self.sent, ended=now, failure=failure, waited_ns=waited_ns))
+        public = self._public(failure, error)
+        if self.sent != NEVER and (not self.attempts or self.attempts[-1].started != self.sent):
+            self.attempts.append(Attempt(started=self.sent, ended=now, failure=public, waited_ns=waited_ns))
         if wait_s is None:
-            self._report("failed" if isinstance(error, Exception) else "cancelled", failure)
+            self._report("failed" if isinstance(error, Exception) else "cancelled", public)
         return wait_s
 
     # -- answers -------------------------------------------------------------------------------------------------
@@ -156,19 +210,20 @@ class ObservedCall:
         """A response that is not streamed has arrived."""
         try:
             at = monotonic_ns()
-            self.instants.append(at)
-            self.first_answer = self.end = at
+            self.end = at
+            if self.api != "embeddings":  # they have no first token
+                self.instants.append(at)
+                self.first_answer = at
             self.usage = getattr(result, "usage", None)
             self.response_model = getattr(result, "model", "") or ""
             self.response_id = getattr(result, "id", "") or ""
             if self.api == "responses":
                 self._read_response(result)
-            else:
+            elif self.api != "embeddings":
                 for choice in result.choices:
                     self.finish_reason = choice.finish_reason or self.finish_reason
-                    if self.pieces is not None:
-                        text = choice.text if self.api == "completions" else choice.message.content
-                        self.pieces.append(text or "")
+                if self.contents is not None:
+                    self.contents.add(result.choices)
         except Exception:  # an answer of an unexpected shape is left to the application
             pass
         self._report("failed" if self.error_message else "ok", self._error_event(), result)
@@ -183,13 +238,26 @@ class ObservedCall:
             self.abandoned()
             return
         status: Status = "failed" if isinstance(error, Exception) else "cancelled"
-        self._report(status, self._failure_of(error), self.get_stream())
+        self._report(status, self._public(self._failure_of(error), error), self.get_stream())
 
     def abandoned(self) -> None:
         """The application stopped reading. The call is ok if a finish reason has come, else abandoned."""
+        if collecting():  # the code below may hold any lock
+            later(self.abandoned)
+            return
         if not self.reported:
             complete = bool(self.finish_reason)
             self._report("ok" if complete else "abandoned", None if complete else _ABANDONED, self.get_stream())
+
+    def unobserved(self, result: Any) -> None:
+        """A stream that cannot be looked into: the call is measured up to its head, and says that it is no more."""
+        self._report("unobserved", None, result)
+
+    def raw_stream_closed(self, consumed: bool) -> None:
+        """A streaming response that the application read by itself is closed."""
+        if not self.reported:
+            self.end = monotonic_ns()
+            self._report("ok" if consumed else "abandoned", None if consumed else _ABANDONED)
 
     def is_extra(self, event: Any) -> bool:
         """Whether this event was sent only because we asked for a token count."""
@@ -204,8 +272,6 @@ class ObservedCall:
                 text = delta.content if self.api == "chat" else choice.text
                 if text:
                     output = answer = True
-                    if self.pieces is not None:
-                        self.pieces.append(text)
                 elif text is None or self.api == "chat":
                     if delta.tool_calls or delta.function_call or delta.refusal:
                         output = answer = True
@@ -214,6 +280,8 @@ class ObservedCall:
                 if choice.finish_reason:
                     self.finish_reason = choice.finish_reason
                     self.end = at
+            if self.contents is not None:
+                self.contents.add(chunk.choices)
             if output:
                 self.instants.append(at)
                 self.end = at
@@ -238,8 +306,8 @@ class ObservedCall:
                 self.end = at
                 if self.first_answer < 0 and "reasoning" not in kind:
                     self.first_answer = at
-                if self.pieces is not None and kind == "response.output_text.delta":
-                    self.pieces.append(event.delta)
+                if self.contents is not None and kind == "response.output_text.delta":
+                    self.contents.text_of(0).append(event.delta)
             elif kind in ("response.completed", "response.incomplete", "response.failed", "response.created"):
                 self._read_response(event.response)
                 if kind != "response.created":
@@ -258,24 +326,33 @@ class ObservedCall:
                 self.finish_reason = response.incomplete_details.reason or "incomplete"
             if response.status == "failed":
                 self.error_message = str(getattr(response.error, "message", "") or "the response failed")
-        if self.pieces is not None and not self.streamed:
-            self.pieces.append(response.output_text)
+        if self.contents is not None:
+            self.contents.add_response(response, self.finish_reason, with_text=not self.streamed)
 
     # -- the measurement -----------------------------------------------------------------------------------------
 
     def _error_event(self) -> Failure | None:
-        return Failure("error_event", self._clean(self.error_message)) if self.error_message else None
+        return self._public(Failure("error_event", self.error_message)) if self.error_message else None
 
     def _failure_of(self, error: BaseException) -> Failure:
         if not isinstance(error, Exception):
             return Failure("interrupted", type(error).__name__)
         from ..transport.openai_client import kind_of  # it maps the exceptions of the package
 
+        if isinstance(error, ThrottleTimeout):
+            return Failure("timeout_total", str(error))
         kind, text, status = kind_of(error)
         names = {type(cause).__name__ for cause in (error, error.__cause__)}
         if "APITimeoutError" in names and "ConnectTimeout" not in names:
             kind, text = "timeout_total", str(error)
         return Failure(kind, self._clean(text), status)
+
+    def _public(self, failure: Failure, error: BaseException | None = None) -> Failure:
+        """`failure` as measurements carry it. The server's text may quote the prompt: kept only if asked for."""
+        if self.setting.policy.keep_content:
+            return Failure(failure.kind, self._clean(failure.text), failure.http_status)
+        codes = (getattr(error, name, None) for name in ("code", "type"))
+        return without_server_text(failure, next((code for code in codes if isinstance(code, str)), ""))
 
     def _clean(self, text: str) -> str:
         from ..transport.target import redact
@@ -302,6 +379,8 @@ class ObservedCall:
         )
         cached = None if input_details is None else _count(getattr(input_details, "cached_tokens", None))
         reasoning = None if output_details is None else _count(getattr(output_details, "reasoning_tokens", None))
+        if self.api == "embeddings":
+            output_tokens = 0
         return _count(input_tokens), _count(output_tokens), cached, reasoning
 
     def _report(self, status: Status, failure: Failure | None, answer_object: Any = None) -> None:
@@ -315,11 +394,16 @@ class ObservedCall:
             self.first_event_tokens = output_tokens or 0  # the whole answer came at once
         policy, headers = self.setting.policy, self.headers
         cost = None
-        if policy.prices is not None and input_tokens is not None and output_tokens is not None:
+        if policy.prices is None:
+            pass
+        elif input_tokens is None or output_tokens is None:
+            if status == "ok":
+                warn_uncounted(self.model)
+        else:
             names = (self.response_model, self.model) if self.response_model else (self.model,)
             price = price_of(policy.prices, *names)
             cost = price.cost(input_tokens, output_tokens, cached or 0) if price is not None else None
-        if not self.attempts or self.attempts[-1].started != self.sent:
+        if self.sent != NEVER and (not self.attempts or self.attempts[-1].started != self.sent):
             self.attempts.append(Attempt(started=self.sent, ended=now, failure=failure))
         measurement = Measurement(
             api=self.api,
@@ -336,7 +420,9 @@ class ObservedCall:
             instants=tuple(instants),
             first_event_tokens=self.first_event_tokens,
             input_tokens=input_tokens,
-            output_tokens=output_tokens if output_tokens is not None or not self.streamed else len(instants),
+            output_tokens=output_tokens
+            if output_tokens is not None or not self.streamed or status == "unobserved"
+            else len(instants),
             cached_tokens=cached,
             reasoning_tokens=reasoning,
             token_source="server" if output_tokens is not None else "events" if self.streamed and instants else "",
@@ -352,22 +438,105 @@ class ObservedCall:
             server=self.setting.server,
             server_timing=timings(headers) if headers else {},
             content=self._content(),
+            labels=self.labels,
+            parameters=self.parameters,
         )
         if self.permit is not None:
-            self.permit.done(None if input_tokens is None or output_tokens is None else input_tokens + output_tokens)
-        if answer_object is not None:
-            try:
-                # Bypass pydantic, so that dumping or comparing the object still shows only what the server sent.
-                object.__setattr__(answer_object, "measurement", measurement)
-            except (AttributeError, TypeError):
-                pass
-        policy.tell(measurement, self.context, self.call_shape)
+            counted = input_tokens is not None and output_tokens is not None
+            self.permit.done((input_tokens or 0) + (output_tokens or 0) if counted else None, output_tokens)
+        for owner in (answer_object, self.raw):
+            if owner is not None:
+                try:
+                    # Bypass pydantic, so that dumping or comparing the object still shows only what the server sent.
+                    object.__setattr__(owner, "measurement", measurement)
+                except (AttributeError, TypeError):
+                    pass
+        policy.tell(measurement, self.context, self.call_shape, self.spans)
 
     def _content(self) -> Content | None:
-        if self.pieces is None:
+        if self.contents is None:
             return None
         sent = next((self.kwargs[name] for name in ("messages", "prompt", "input") if name in self.kwargs), None)
-        return Content(input=sent, output="".join(self.pieces))
+        choices = self.contents.choices()
+        return Content(input=sent, output=choices[0].text if choices else "", choices=choices)
+
+
+class Contents:
+    """The texts and tool calls of one call's answers, kept only on request."""
+
+    __slots__ = ("_finish", "_texts", "_tools")
+
+    def __init__(self) -> None:
+        self._texts: dict[int, list[str]] = {}
+        self._finish: dict[int, str] = {}
+        self._tools: dict[int, dict[int, dict[str, str]]] = {}
+
+    def text_of(self, index: int) -> list[str]:
+        return self._texts.setdefault(index, [])
+
+    def add(self, choices: Iterable[Any]) -> None:
+        """The choices of a chunk or of a whole answer, of chat or completions."""
+        for position, choice in enumerate(choices):
+            index = getattr(choice, "index", position) or 0
+            pieces = self.text_of(index)
+            part = getattr(choice, "delta", None) or getattr(choice, "message", None)
+            text = part.content if part is not None else getattr(choice, "text", None)
+            if text:
+                pieces.append(text)
+            if choice.finish_reason:
+                self._finish[index] = choice.finish_reason
+            for number, tool in enumerate((getattr(part, "tool_calls", None) or ()) if part is not None else ()):
+                function = getattr(tool, "function", None)
+                at = getattr(tool, "index", None)
+                self._add_tool(index, number if at is None else at, tool.id, function)
+
+    def add_response(self, response: Any, finish_reason: str, *, with_text: bool) -> None:
+        """An answer of the responses API."""
+        if with_text:
+            self.text_of(0).append(response.output_text)
+        self._finish[0] = finish_reason
+        self._tools[0] = {}
+        for number, item in enumerate(response.output or ()):
+            if getattr(item, "type", "") == "function_call":
+                self._add_tool(0, number, item.call_id, item)
+
+    def _add_tool(self, index: int, number: int, tool_id: Any, function: Any) -> None:
+        call = self._tools.setdefault(index, {}).setdefault(number, {"id": "", "name": "", "arguments": ""})
+        call["id"] = call["id"] or str(tool_id or "")
+        call["name"] = call["name"] or str(getattr(function, "name", "") or "")
+        call["arguments"] += str(getattr(function, "arguments", "") or "")
+
+    def choices(self) -> tuple[Choice, ...]:
+        return tuple(
+            Choice(
+                text="".join(self._texts.get(index, ())),
+                finish_reason=self._finish.get(index, ""),
+                tool_calls=tuple(self._tools.get(index, {}).values()),
+            )
+            for index in sorted({*self._texts, *self._finish, *self._tools})
+        )
+
+
+_NOT_GIVEN = object()
+_NO_SPAN: AbstractContextManager[object] = nullcontext()
+
+
+@contextmanager
+def _all_current(spans: list[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for span in spans:
+            stack.enter_context(span.current())
+        yield
+
+
+def seconds_of(timeout: Any, default: float | None) -> float | None:
+    """A `timeout=` of the openai package in seconds: a number, an object with parts, None for none, or not given."""
+    if isinstance(timeout, int | float) and not isinstance(timeout, bool):
+        return max(0.0, float(timeout))
+    if timeout is None:
+        return None
+    read = getattr(timeout, "read", _NOT_GIVEN)
+    return default if read is _NOT_GIVEN else seconds_of(read, default)
 
 
 def _no_stream() -> None:

@@ -6,12 +6,17 @@ is logged and does not fail the call.
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import Context
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import WrongUse
+from .finishing import later
+from .labels import NO_LABELS, checked_labels, current_labels
 from .measurement import Measurement, Prices, checked_prices, tell_latest
 
 if TYPE_CHECKING:
@@ -24,6 +29,8 @@ log = logging.getLogger("loadgen_sdk")
 Observer = Callable[[Measurement], object]
 Observers = Observer | Iterable[Observer] | None
 
+_running: set[asyncio.Task[Any]] = set()  # of observers that are coroutines: a loop keeps only weak references
+
 
 class Policy(NamedTuple):
     """The settings that apply to every call of one client."""
@@ -34,20 +41,83 @@ class Policy(NamedTuple):
     retry: Retry | None = None
     record: ShapeRecorder | None = None
     keep_content: bool = False
+    labels: dict[str, str] = NO_LABELS
 
-    def tell(self, measurement: Measurement, context: Context | None, call_shape: CallShape | None) -> None:
-        """Report an ended call. Observers run in the context in which the call was made: spans find their parent."""
+    @property
+    def follows_calls(self) -> bool:
+        """Whether an observer wants to know of a call when it begins."""
+        return any(hasattr(observer, "begin_call") for observer in self.observers)
+
+    def labels_of(self, given: Mapping[str, str | int] | None) -> dict[str, str]:
+        """The labels of one call: of the client, of the block that it is made in, of its argument. The last wins."""
+        current = current_labels()
+        if not given:
+            return {**self.labels, **current} if self.labels and current else current or self.labels
+        return {**self.labels, **current, **checked_labels(given)}
+
+    def begin(self, call: CallStart) -> tuple[Any, ...]:
+        """A call begins: tell the observers that follow a call from its start (spans). For `tell` at its end."""
+        spans = []
+        for observer in self.observers:
+            if (begin_call := getattr(observer, "begin_call", None)) is not None:
+                try:
+                    spans.append(begin_call(call))
+                except Exception:
+                    log.exception("an observer of measurements failed")
+                    spans.append(None)
+            else:
+                spans.append(None)
+        return tuple(spans)
+
+    def tell(
+        self,
+        measurement: Measurement,
+        context: Context | None,
+        call_shape: CallShape | None,
+        spans: tuple[Any, ...] = (),
+    ) -> None:
+        """Report an ended call. Observers run in the context in which the call was made."""
         tell_latest(measurement)
         if self.record is not None and call_shape is not None:
             self.record.end(call_shape, measurement)
-        for observer in self.observers:
+        for number, observer in enumerate(self.observers):
+            span = spans[number] if spans else None
             try:
-                if context is None:
-                    observer(measurement)
-                else:
-                    context.run(observer, measurement)
+                arguments = (measurement,) if span is None else (measurement, span)
+                result = observer(*arguments) if context is None else context.run(observer, *arguments)
+                if result is not None and inspect.iscoroutine(result):
+                    _await_observer(result, context)
             except Exception:
                 log.exception("an observer of measurements failed")
+
+
+class CallStart(NamedTuple):
+    """What is known of a call when it begins, for observers with a method `begin_call`."""
+
+    api: str
+    model: str
+    streamed: bool
+    server: str
+    started_unix_ns: int
+    parameters: dict[str, int | float]
+    labels: dict[str, str]
+
+
+def _await_observer(coroutine: Coroutine[Any, Any, object], context: Context | None) -> None:
+    """An observer is a coroutine: a task of the running loop, or else a loop of its own in the background thread."""
+    loop = asyncio._get_running_loop()
+    if loop is None:
+        later(functools.partial(asyncio.run, coroutine))
+        return
+    task = loop.create_task(coroutine, context=context)
+    _running.add(task)
+    task.add_done_callback(_observer_done)
+
+
+def _observer_done(task: asyncio.Task[Any]) -> None:
+    _running.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("an observer of measurements failed", exc_info=error)
 
 
 def make_policy(
@@ -57,6 +127,7 @@ def make_policy(
     retry: Retry | None,
     record: ShapeRecorder | None,
     keep_content: bool,
+    labels: Mapping[str, str | int] | None = None,
 ) -> Policy:
     """A Policy of these settings, checked. Raises WrongUse for an argument of the wrong type."""
     from .retry import Retry
@@ -74,4 +145,4 @@ def make_policy(
         raise WrongUse(f"retry is a {type(retry).__name__}", "give Retry(attempts=3)")
     if record is not None and not hasattr(record, "begin"):
         raise WrongUse(f"record is a {type(record).__name__}", 'give record_shape("traffic.jsonl")')
-    return Policy(observers, checked_prices(prices), throttle, retry, record, keep_content)
+    return Policy(observers, checked_prices(prices), throttle, retry, record, keep_content, checked_labels(labels))

@@ -17,13 +17,17 @@ _OTHER_TEXT_FIELDS = ("tool_calls", "function_call", "output", "arguments", "nam
 _OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
-def estimated_tokens(arguments: Mapping[str, Any]) -> int:
-    """Estimated input plus output tokens of a call, by its text length and output limit, until the server counts."""
+def estimated_tokens(arguments: Mapping[str, Any], *, writes: bool = True) -> tuple[int, int]:
+    """Estimated tokens of a call, by its text length and output limit, until the server counts: (all, output).
+
+    writes: False for embeddings, which have no output tokens.
+    """
     chars = sum(map(len, texts(arguments)))
-    output_limit = next(
-        (arguments[name] for name in _OUTPUT_LIMITS if isinstance(arguments.get(name), int)), EXPECTED_OUTPUT
-    )
-    return chars // CHARS_PER_TOKEN + int(output_limit)
+    output = 0
+    if writes:
+        limits = (arguments[name] for name in _OUTPUT_LIMITS if isinstance(arguments.get(name), int))
+        output = int(next(limits, EXPECTED_OUTPUT))
+    return chars // CHARS_PER_TOKEN + output, output
 
 
 def texts(arguments: Mapping[str, Any]) -> Iterable[str]:

@@ -7,11 +7,17 @@ prompt or an answer leaves the process unless `content=True` was said here and `
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .. import measures
 from ..errors import WrongUse
 from ..request import NEVER
-from .measurement import Measurement
+from .finishing import flush, later
+from .measurement import Choice, Measurement
+from .policy import CallStart
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -23,18 +29,31 @@ TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304,
 TPOT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 """Bucket bounds. The first two are those of the conventions; the third begins where fast servers are."""
 
-_OPERATIONS = {"chat": "chat", "completions": "text_completion", "responses": "chat"}
+_OPERATIONS = {"chat": "chat", "completions": "text_completion", "responses": "chat", "embeddings": "embeddings"}
+_PARAMETERS = {
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "max_tokens": "gen_ai.request.max_tokens",
+    "max_completion_tokens": "gen_ai.request.max_tokens",
+    "max_output_tokens": "gen_ai.request.max_tokens",
+    "seed": "gen_ai.request.seed",
+    "n": "gen_ai.request.choice.count",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+}
 
 
 class OpenTelemetry:
     """An observer that reports each call through the user's own providers (by default the global ones).
 
     Metrics, all histograms: `gen_ai.client.operation.duration` (s), `gen_ai.client.token.usage` ({token}, by
-    `gen_ai.token.type`; only counts of the server), `gen_ai.client.operation.time_to_first_chunk` (s) and
-    `gen_ai.client.operation.time_per_output_chunk` (s, one value per gap) of streams, and this project's
-    `loadgen.client.time_per_output_token` (s), for which the conventions have no client-side name. One span per call,
-    kind CLIENT, with the call's own start and end, under the span that was current when it was made. provider: the
-    value of `gen_ai.provider.name`; None: from the server's name.
+    `gen_ai.token.type`; only counts of the server), `gen_ai.client.operation.time_to_first_chunk` (s, from the last
+    attempt's start) of streams, and this project's `loadgen.client.time_per_output_token` (s), for which the
+    conventions have no client-side name. chunks: also `gen_ai.client.operation.time_per_output_chunk` (s, one value per
+    gap: thousands for a long answer), recorded in a background thread; `flush` waits for it. One span per call, kind
+    CLIENT, with the call's own start and end, under the span that was current when it was made, and current itself
+    while the request is sent. provider: the value of `gen_ai.provider.name`; None: from the server's name.
+    metric_labels: the labels of a call that metrics carry too (few values!); spans carry all as `loadgen.label.NAME`.
 
     Source of names, units and buckets: OpenTelemetry semantic conventions for generative AI (status: development).
     Raises WrongUse when opentelemetry-api is not installed.
@@ -48,15 +67,18 @@ class OpenTelemetry:
         provider: str | None = None,
         content: bool = False,
         spans: bool = True,
+        chunks: bool = False,
+        metric_labels: Sequence[str] = (),
     ) -> None:
         try:
             from opentelemetry import metrics, trace
         except ImportError:
-            raise WrongUse("opentelemetry-api is not installed", "pip install 'loadgen[otel]'") from None
+            raise WrongUse("opentelemetry-api is not installed", "pip install opentelemetry-api") from None
         meter = metrics.get_meter("loadgen_sdk", meter_provider=meter_provider)
         self._trace = trace
         self._tracer = trace.get_tracer("loadgen_sdk", tracer_provider=tracer_provider) if spans else None
         self._provider, self._content = provider, content
+        self._metric_labels = _label_names(metric_labels, "metric_labels")
 
         def histogram(name: str, unit: str, description: str, bounds: tuple[float, ...]) -> Any:
             return meter.create_histogram(
@@ -68,74 +90,107 @@ class OpenTelemetry:
         self._first = histogram(
             "gen_ai.client.operation.time_to_first_chunk", "s", "From the request to the first output.", SECONDS
         )
-        self._chunk = histogram(
-            "gen_ai.client.operation.time_per_output_chunk", "s", "Between successive output events.", SECONDS
-        )
+        self._chunk = None
+        if chunks:
+            self._chunk = histogram(
+                "gen_ai.client.operation.time_per_output_chunk", "s", "Between successive output events.", SECONDS
+            )
         self._tpot = histogram(
             "loadgen.client.time_per_output_token", "s", "Per output token after the first event.", TPOT_SECONDS
         )
 
-    def __call__(self, measurement: Measurement) -> None:
+    def begin_call(self, call: CallStart) -> CallSpan | None:
+        """Start the span of a call. What is returned comes back to `__call__`."""
+        if self._tracer is None:
+            return None
+        operation = _OPERATIONS[call.api]
+        attributes = self._attributes(call.api, call.model, call.server)
+        if call.streamed:
+            attributes["gen_ai.request.stream"] = True
+        for name, value in call.parameters.items():
+            attributes[_PARAMETERS[name]] = value
+        for name, label in call.labels.items():
+            attributes[f"loadgen.label.{name}"] = label
+        span = self._tracer.start_span(
+            f"{operation} {call.model}".rstrip(),
+            kind=self._trace.SpanKind.CLIENT,
+            attributes=attributes,
+            start_time=call.started_unix_ns,
+        )
+        return CallSpan(span, self._trace)
+
+    def __call__(self, measurement: Measurement, call_span: CallSpan | None = None) -> None:
         """Report one call."""
-        shared = self._attributes(measurement)
+        shared = self._attributes(measurement.api, measurement.model, measurement.server)
+        if measurement.response_model:
+            shared["gen_ai.response.model"] = measurement.response_model
+        for name in self._metric_labels:
+            if name in measurement.labels:
+                shared[f"loadgen.label.{name}"] = measurement.labels[name]
         failure = measurement.failure
         error = {"error.type": _error_type(measurement)} if failure is not None else {}
         self._duration.record((measurement.done - measurement.started) / 1e9, {**shared, **error})
         if measurement.streamed:
-            if measurement.ttft_ms is not None:
-                self._first.record(measurement.ttft_ms / 1e3, shared)
-            for gap in measurement.inter_chunk_ms:
-                self._chunk.record(gap / 1e3, shared)
+            if measurement.ttft_from_sent_ms is not None:
+                self._first.record(measurement.ttft_from_sent_ms / 1e3, shared)
+            if self._chunk is not None and len(measurement.instants) > 1:
+                later(partial(self._record_chunks, measurement.instants, shared))
             if measurement.tpot_ms is not None:
                 self._tpot.record(measurement.tpot_ms / 1e3, shared)
         if measurement.input_tokens is not None:
             self._tokens.record(measurement.input_tokens, {**shared, "gen_ai.token.type": "input"})
-        if measurement.output_tokens is not None and measurement.token_source == "server":
+        if measurement.output_tokens and measurement.token_source == "server":
             self._tokens.record(measurement.output_tokens, {**shared, "gen_ai.token.type": "output"})
-        if self._tracer is not None:
-            self._span(measurement, {**shared, **error})
+        if call_span is not None:
+            self._end_span(measurement, call_span.span, error)
 
-    def _attributes(self, measurement: Measurement) -> dict[str, Any]:
-        host, _, port = measurement.server.rpartition(":")
+    @staticmethod
+    def flush(timeout_s: float = 5.0) -> bool:
+        """Wait until the background thread has recorded every gap. False: it took longer."""
+        return flush(timeout_s)
+
+    def _record_chunks(self, instants: tuple[int, ...], attributes: dict[str, Any]) -> None:
+        assert self._chunk is not None
+        for gap in measures.gaps(instants):
+            self._chunk.record(gap / 1e9, attributes)
+
+    def _attributes(self, api: str, model: str, server: str) -> dict[str, Any]:
+        host, _, port = server.rpartition(":")
         attributes: dict[str, Any] = {
-            "gen_ai.operation.name": _OPERATIONS[measurement.api],
+            "gen_ai.operation.name": _OPERATIONS[api],
             "gen_ai.provider.name": self._provider or ("azure.ai.openai" if ".azure.com" in host else "openai"),
         }
-        if measurement.model:
-            attributes["gen_ai.request.model"] = measurement.model
-        if measurement.response_model:
-            attributes["gen_ai.response.model"] = measurement.response_model
+        if model:
+            attributes["gen_ai.request.model"] = model
         if host:
             attributes |= {"server.address": host.strip("[]"), "server.port": int(port)}
         return attributes
 
-    def _span(self, measurement: Measurement, attributes: dict[str, Any]) -> None:
-        assert self._tracer is not None
-        ttft_ms = measurement.ttft_ms
-        first_chunk_s = ttft_ms / 1e3 if ttft_ms is not None and measurement.streamed else None
+    def _end_span(self, measurement: Measurement, span: Any, error: dict[str, Any]) -> None:
+        first_chunk_ms = measurement.ttft_from_sent_ms if measurement.streamed else None
+        content = measurement.content
+        reasons = [choice.finish_reason for choice in content.choices if choice.finish_reason] if content else []
+        reasons = reasons or ([measurement.finish_reason] if measurement.finish_reason else [])
         optional = {
+            "gen_ai.response.model": measurement.response_model,
             "gen_ai.response.id": measurement.response_id,
-            "gen_ai.response.finish_reasons": [measurement.finish_reason] if measurement.finish_reason else None,
+            "gen_ai.response.finish_reasons": reasons or None,
             "gen_ai.usage.input_tokens": measurement.input_tokens,
             "gen_ai.usage.output_tokens": measurement.output_tokens,
             "gen_ai.usage.cache_read.input_tokens": measurement.cached_tokens,
             "gen_ai.usage.reasoning.output_tokens": measurement.reasoning_tokens,
-            "gen_ai.response.time_to_first_chunk": first_chunk_s,
+            "gen_ai.response.time_to_first_chunk": None if first_chunk_ms is None else first_chunk_ms / 1e3,
             "http.request.resend_count": measurement.retries or None,
+            "loadgen.wait_s": None if measurement.wait_ms is None else measurement.wait_ms / 1e3,
             "loadgen.cost": measurement.cost,
             "loadgen.token_source": measurement.token_source,
         }
-        attributes |= {name: value for name, value in optional.items() if value not in (None, "")}
-        content = measurement.content
+        attributes = {**error, **{name: value for name, value in optional.items() if value not in (None, "")}}
         if self._content and content is not None:
             attributes["gen_ai.input.messages"] = json.dumps(_messages(content.input), default=str)
-            output_messages = [{"role": "assistant", "parts": [{"type": "text", "content": content.output}]}]
-            attributes["gen_ai.output.messages"] = json.dumps(output_messages)
+            attributes["gen_ai.output.messages"] = json.dumps([_output_message(choice) for choice in content.choices])
+        span.set_attributes(attributes)
         started_ns = measurement.started_unix_ns
-        name = f"{_OPERATIONS[measurement.api]} {measurement.model}".rstrip()
-        span = self._tracer.start_span(
-            name, kind=self._trace.SpanKind.CLIENT, attributes=attributes, start_time=started_ns
-        )
         if measurement.first_token != NEVER and measurement.streamed:
             span.add_event("first_token", timestamp=started_ns + measurement.first_token - measurement.started)
         for number, attempt in enumerate(measurement.attempts[:-1], 1):
@@ -148,7 +203,37 @@ class OpenTelemetry:
             span.add_event("retry", retry_info, timestamp=started_ns + attempt.ended - measurement.started)
         if measurement.status == "failed":
             span.set_status(self._trace.StatusCode.ERROR, _error_type(measurement))  # never the text: it may quote
-        span.end(end_time=started_ns + measurement.done - measurement.started)
+        span.end(started_ns + measurement.done - measurement.started)
+
+
+class CallSpan(NamedTuple):
+    """The span of a call while it runs."""
+
+    span: Any
+    trace: Any
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Makes the span the current one."""
+        current: AbstractContextManager[Any] = self.trace.use_span(
+            self.span, end_on_exit=False, record_exception=False, set_status_on_exception=False
+        )
+        return current
+
+
+def _label_names(names: Sequence[str], what: str) -> tuple[str, ...]:
+    if isinstance(names, str) or not all(isinstance(name, str) and name.isidentifier() for name in names):
+        raise WrongUse(f"{what}={names!r}", f'give the names of labels: {what}=("feature",)')
+    return tuple(names)
+
+
+def _output_message(choice: Choice) -> dict[str, Any]:
+    """One answer, in the shape of `gen_ai.output.messages`."""
+    parts: list[dict[str, Any]] = [{"type": "text", "content": choice.text}] if choice.text else []
+    parts += [
+        {"type": "tool_call", "id": tool["id"], "name": tool["name"], "arguments": tool["arguments"]}
+        for tool in choice.tool_calls
+    ]
+    return {"role": "assistant", "parts": parts, "finish_reason": choice.finish_reason}
 
 
 class Prometheus:
@@ -158,16 +243,18 @@ class Prometheus:
     `llm_client_time_to_first_token_seconds`, `llm_client_time_per_output_token_seconds` (histograms by api and model),
     `llm_client_tokens_total{api,model,type}` (input, output, cached; server's counts), `llm_client_retries_total` and
     `llm_client_cost_total` (in the currency of your prices) by api and model. Make one per registry.
+    labels: names of labels of calls (see `labelled`) that become labels of every metric: those with few values.
     Raises WrongUse when prometheus-client is not installed.
     """
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(self, registry: CollectorRegistry | None = None, *, labels: Sequence[str] = ()) -> None:
         try:
             import prometheus_client as client
         except ImportError:
-            raise WrongUse("prometheus-client is not installed", "pip install 'loadgen[prometheus]'") from None
+            raise WrongUse("prometheus-client is not installed", "pip install prometheus-client") from None
         into = client.REGISTRY if registry is None else registry
-        labels_by = ("api", "model")
+        self._labels = _label_names(labels, "labels")
+        labels_by = ("api", "model", *self._labels)
 
         def counter(name: str, text: str, labels: tuple[str, ...] = labels_by) -> Any:
             return client.Counter(f"llm_client_{name}", text, labels, registry=into)
@@ -185,7 +272,7 @@ class Prometheus:
 
     def __call__(self, measurement: Measurement) -> None:
         """Count one call."""
-        labels_by = (measurement.api, measurement.model)
+        labels_by = (measurement.api, measurement.model, *(measurement.labels.get(name, "") for name in self._labels))
         error = _error_type(measurement) if measurement.failure is not None else ""
         self._requests.labels(*labels_by, measurement.status, error).inc()
         self._duration.labels(*labels_by).observe((measurement.done - measurement.started) / 1e9)

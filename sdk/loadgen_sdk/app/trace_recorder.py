@@ -14,8 +14,10 @@ import os
 import secrets
 import threading
 import warnings
+import weakref
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -23,6 +25,7 @@ from typing import Any
 import msgspec
 
 from ..errors import WrongUse
+from .finishing import flush, later
 from .measurement import Measurement
 from .prompt_text import CHARS_PER_TOKEN, message_text, texts
 
@@ -43,13 +46,20 @@ class _Turn:
         self.session, self.turn, self.ended = session, turn, -1
 
 
-class CallShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What `begin` keeps of a call for `end`. It holds no text."""
+class CallShape:
+    """A call between `begin` and `end`: first its texts, then, in the background, what is kept of them."""
 
-    turn: Any  # the turn of a conversation, or None
-    delay_ns: int | None  # since the end of the previous turn; None: no such turn
-    hashes: list[int]
-    bytes: int  # of prompt text
+    __slots__ = ("bytes", "delay_ns", "hashes", "messages", "previous_id", "started", "texts", "turn")
+
+    def __init__(self, started: int, texts: list[str], messages: list[str] | None, previous_id: str) -> None:
+        self.started = started
+        self.texts: list[str] = texts  # of the prompt; given up as soon as they are hashed
+        self.messages = messages  # the same by message; None: a bare prompt, which continues nothing
+        self.previous_id = previous_id
+        self.turn: _Turn | None = None
+        self.delay_ns: int | None = None  # since the end of the previous turn; None: no such turn
+        self.hashes: list[int] = []
+        self.bytes = 0  # of prompt text
 
 
 class ShapeRecorder:
@@ -57,13 +67,20 @@ class ShapeRecorder:
 
     Threads and tasks may share one recorder. Several processes may append to one file; with the same salt, their common
     prompts have the same hashes. Rows that cannot be written (a full disk) are kept in memory, up to KEPT_ROWS, and
-    written later. This is warned of once. `lost` counts rows that were given up.
+    written later. This is warned of once. `lost` counts rows that were given up. Hashing and writing are done by a
+    background thread, in the order of the calls; `flush` and `close` wait for it. A process that is forked goes on with
+    the file, and with sessions of its own.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, salt: str | bytes | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, salt: str | bytes | None = None, labels: Sequence[str] = ()
+    ) -> None:
         self.path = Path(path)
         self.lost = 0
         self.written = 0
+        if isinstance(labels, str) or not all(isinstance(name, str) for name in labels):
+            raise WrongUse(f"labels={labels!r}", 'give the names of labels to write: labels=("feature",)')
+        self._labels = tuple(labels)
         secret = secrets.token_bytes(16) if salt is None else salt.encode() if isinstance(salt, str) else bytes(salt)
         if not secret:
             raise WrongUse("an empty salt hides nothing", "leave it out, or give the same secret to every process")
@@ -83,17 +100,36 @@ class ShapeRecorder:
         self._flushed = self._retry_at = 0
         self._warned = False
         self._lock = threading.RLock()
+        _recorders.add(self)
         atexit.register(self.close)
 
     def begin(self, started: int, arguments: Mapping[str, Any]) -> CallShape:
         """A call begins at `started` (monotonic ns) with these arguments (messages, prompt or input)."""
-        prompt_texts = [text.encode("utf-8", "surrogatepass") for text in texts(arguments)]
-        hashes = self._blocks(_MESSAGE_SEPARATOR.join(prompt_texts))
-        turn, delay_ns = self._find_turn(started, arguments)
-        return CallShape(turn=turn, delay_ns=delay_ns, hashes=hashes, bytes=sum(map(len, prompt_texts)))
+        messages = arguments.get("messages")
+        messages = arguments.get("input") if messages is None else messages
+        previous_id = str(arguments.get("previous_response_id") or "")
+        by_message: list[str] | None = [] if isinstance(messages, str) or previous_id else None
+        if isinstance(messages, list | tuple):
+            by_message = [message_text(message) for message in messages]
+            name = "input" if arguments.get("messages") is None else "messages"
+            arguments = {**arguments, name: by_message}  # texts stand for themselves: no message is read twice
+        shape = CallShape(started, [*texts(arguments)], by_message, previous_id)
+        later(partial(self._hash, shape))
+        return shape
 
     def end(self, sighting: CallShape, measurement: Measurement) -> None:
-        """The call has ended: queue its row and write if it is time. `sighting`: what `begin` returned."""
+        """The call has ended: its row is queued, and written when it is time. `sighting`: what `begin` returned."""
+        later(partial(self._add_row, sighting, measurement))
+
+    def _hash(self, shape: CallShape) -> None:
+        prompt_texts = [text.encode("utf-8", "surrogatepass") for text in shape.texts]
+        messages, shape.texts, shape.messages = shape.messages, [], None
+        shape.hashes = self._blocks(_MESSAGE_SEPARATOR.join(prompt_texts))
+        shape.bytes = sum(map(len, prompt_texts))
+        if messages is not None:
+            shape.turn, shape.delay_ns = self._find_turn(shape.started, messages, shape.previous_id)
+
+    def _add_row(self, sighting: CallShape, measurement: Measurement) -> None:
         turn = sighting.turn
         server_counted = measurement.input_tokens is not None
         tokens = measurement.input_tokens if server_counted else max(1, sighting.bytes // CHARS_PER_TOKEN)
@@ -108,6 +144,9 @@ class ShapeRecorder:
             "status": measurement.status,
             "stream": measurement.streamed,
         }
+        for name in self._labels:
+            if name in measurement.labels:
+                row.setdefault("labels", {})[name] = measurement.labels[name]
         if turn is not None:
             turn.ended = measurement.done
             row |= {"session_id": turn.session, "turn": turn.turn}
@@ -126,11 +165,13 @@ class ShapeRecorder:
 
     def flush(self) -> None:
         """Write all waiting rows now."""
+        flush()
         with self._lock:
             self._write(monotonic_ns())
 
     def close(self) -> None:
         """Write all waiting rows and close the file. Rows that cannot be written count as `lost`, with a warning."""
+        flush()
         with self._lock:
             if self._fd < 0:
                 return
@@ -164,25 +205,19 @@ class ShapeRecorder:
             block_hashes.append(int.from_bytes(chain[:6], "little"))  # 48 bits: exact in every JSON reader
         return block_hashes
 
-    def _find_turn(self, started: int, arguments: Mapping[str, Any]) -> tuple[_Turn | None, int | None]:
+    def _find_turn(self, started: int, messages: list[str], previous_id: str) -> tuple[_Turn, int | None]:
         """The turn that this call is in its conversation, and the ns since the previous turn ended (None: unknown).
 
         The previous turn is the one named by `previous_response_id`, else the longest earlier call that is a beginning
-        of this one. Without any, a new conversation starts. (None, None) for a bare prompt, which continues nothing.
+        of this one. Without any, a new conversation starts.
         """
         prefix_hashes: list[bytes] = []
-        messages = arguments.get("messages")
-        messages = arguments.get("input") if messages is None else messages
-        if isinstance(messages, list | tuple):
-            previous_hash = b""
-            for message in messages:
-                previous_hash = self._digest(previous_hash + message_text(message).encode("utf-8", "surrogatepass"))
-                prefix_hashes.append(previous_hash)
-        previous_id = arguments.get("previous_response_id")
-        if not prefix_hashes and not previous_id and not isinstance(messages, str):
-            return None, None
+        previous_hash = b""
+        for message in messages:
+            previous_hash = self._digest(previous_hash + message.encode("utf-8", "surrogatepass"))
+            prefix_hashes.append(previous_hash)
         with self._lock:
-            parent = self._turns.get(self._digest(b"id" + str(previous_id).encode())) if previous_id else None
+            parent = self._turns.get(self._digest(b"id" + previous_id.encode())) if previous_id else None
             for prefix_hash in reversed(prefix_hashes[:-1]):
                 if parent is not None:
                     break
@@ -234,10 +269,29 @@ class ShapeRecorder:
             self._warned = False
 
 
-def record_shape(path: str | os.PathLike[str], *, salt: str | bytes | None = None) -> ShapeRecorder:
+def _after_fork() -> None:
+    """In a child process: rows of the parent are the parent's, and its sessions too."""
+    for recorder in _recorders:
+        recorder._session_prefix, recorder._sessions = secrets.token_hex(3), 0
+        recorder._lock = threading.RLock()
+        recorder._turns = OrderedDict()
+        recorder._rows = deque()
+        recorder._unwritten, recorder._rows_joined = b"", 0
+        recorder.lost = recorder.written = 0
+
+
+_recorders: weakref.WeakSet[ShapeRecorder] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def record_shape(
+    path: str | os.PathLike[str], *, salt: str | bytes | None = None, labels: Sequence[str] = ()
+) -> ShapeRecorder:
     """A recorder that appends to `path`.
 
     salt: a secret; hashes can be compared between files that use the same one. By default it is random and not stored.
+    labels: names of labels of calls (see `labelled`) that are written, as they are; others are not.
     Raises WrongUse when the file cannot be opened.
     """
-    return ShapeRecorder(path, salt=salt)
+    return ShapeRecorder(path, salt=salt, labels=labels)

@@ -56,7 +56,12 @@ class _Event(msgspec.Struct, gc=False):
     metrics: msgspec.Raw = ABSENT  # vLLM
 
 
+class _Id(msgspec.Struct, gc=False):
+    id: str = ""
+
+
 _decode = msgspec.json.Decoder(_Event).decode
+_decode_id = msgspec.json.Decoder(_Id).decode
 _decode_any = msgspec.json.decode
 _has_output_count = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*[1-9]').search  # above zero
 _NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -97,9 +102,11 @@ class Reading:
         "output_events",
         "pieces",
         "reasoning_pieces",
+        "response_id",
         "server_timing",
         "sink",
         "stamp_error",
+        "tool_deltas",
         "usage_raw",
     )
 
@@ -114,6 +121,8 @@ class Reading:
         self.pieces: list[str] | None = [] if keep_text else None
         self.reasoning_pieces: list[str] | None = [] if keep_text else None
         self.server_timing: dict[str, Any] | None = None
+        self.response_id = ""  # this and the tool calls are read only if texts are kept
+        self.tool_deltas: list[msgspec.Raw] = []
         self.done_marker = False
         self.sink = sink  # called with (text, reasoning, stamp) for each output event; None on the hot path
 
@@ -132,6 +141,8 @@ class Reading:
                     continue
                 event = unusual
             choices = event.choices
+            if pieces is not None and not self.response_id:
+                self.response_id = _id_of(payload)
             if choices:
                 output = False
                 for choice in choices:
@@ -146,6 +157,8 @@ class Reading:
                         output = answer = True
                         if pieces is not None:
                             pieces.append(text)
+                            if delta is not None and _is_set(delta.tool_calls):
+                                self.tool_deltas.append(delta.tool_calls)
                     else:
                         output, answer = self._classify_without_text(choice, delta, output)
                     if output and self.last_token < 0:
@@ -189,6 +202,8 @@ class Reading:
                 return True, False
             for raw in (delta.tool_calls, delta.function_call):
                 if raw is not ABSENT and bytes(raw) not in _EMPTY:
+                    if self.pieces is not None:
+                        self.tool_deltas.append(raw)
                     return True, True
             if delta.refusal or delta.token_ids:
                 return True, True
@@ -253,6 +268,26 @@ class Reading:
         if value is not None:
             self.server_timing = {**(self.server_timing or {}), name: value}
 
+    def tool_calls(self) -> tuple[dict[str, str], ...]:
+        """The tool calls of the answer, put together from their pieces: id, name, arguments (JSON, as text)."""
+        calls: dict[int, dict[str, str]] = {}
+        for raw in self.tool_deltas:
+            value = _decode_any(raw)
+            pieces = value if isinstance(value, list) else [{"function": value}]
+            for position, piece in enumerate(pieces):
+                if not isinstance(piece, dict):
+                    continue
+                index = piece.get("index")
+                call = calls.setdefault(
+                    index if isinstance(index, int) else position, {"id": "", "name": "", "arguments": ""}
+                )
+                function = piece.get("function")
+                function = function if isinstance(function, dict) else {}
+                call["id"] = call["id"] or str(piece.get("id") or "")
+                call["name"] = call["name"] or str(function.get("name") or "")
+                call["arguments"] += str(function.get("arguments") or "")
+        return tuple(calls[index] for index in sorted(calls))
+
     def usage(self) -> Usage:
         """The last usage with a count of output tokens that the server sent; empty if it sent none."""
         return parse_usage(self.usage_raw) if self.usage_raw is not None else Usage()
@@ -291,6 +326,13 @@ def parse_usage(raw: msgspec.Raw | bytes) -> Usage:
         cached=_count(_nested(value, "prompt_tokens_details", "cached_tokens")),
         reasoning=_count(_nested(value, "completion_tokens_details", "reasoning_tokens")),
     )
+
+
+def _id_of(payload: bytes | Named) -> str:
+    try:
+        return _decode_id(payload if isinstance(payload, bytes) else payload.data).id
+    except _NOT_JSON:
+        return ""
 
 
 def _nested(value: dict[str, Any], outer: str, name: str) -> Any:

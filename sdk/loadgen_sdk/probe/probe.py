@@ -24,6 +24,7 @@ from ..errors import TargetUnusable
 from ..request import Request, Usage
 from ..transport.http1 import merged
 from ..transport.target import Target, header_secrets
+from .server_facts import PAGES, ServerFacts, server_facts
 
 SIMULATION = "loadgen-sim"  # name of the project's simulated server in its `server` header
 CONNECTS = 5  # samples of the connect time; fewer (at least 3) when together they take longer than CONNECTS_NS
@@ -66,6 +67,8 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_event: float | None  # above 1: the server bundles tokens, so gaps between events are not ITL
     warnings: tuple[str, ...]
     simulated: bool = False  # it reports to be the simulated server (`loadgen sim`)
+    engine: str = ""  # behind the server, as it says; "": not reported
+    precision: str = ""  # of weights and KV cache, as it says; "": not reported
 
 
 class Sign(NamedTuple):
@@ -102,6 +105,7 @@ SIGNS = (
 _FURTHER_SOURCES = ("health", "props", "openapi")  # requested only if the other answers match no rule
 _PATHS = {"version": "/version", "health": "/health", "props": "/props", "openapi": "/openapi.json"}
 _HOSTS = (("api.openai.com", "openai"),)
+FACTS_S = 5.0  # longest wait for the page that tells engine and precision
 TRIES = 4  # attempts of a generation: a server that fails half of them is refused by one probe in eight
 
 
@@ -149,6 +153,8 @@ async def probe(
     if models_answer.status >= 300:
         evidence.append(f"its list of models answers {models_answer.status}")
 
+    facts = await prober.facts(name, _version(version), hosted=bool(server_by_host))
+
     async def generate_both(quirk: Quirk) -> list[Reading]:
         results = await asyncio.gather(
             *(
@@ -186,7 +192,9 @@ async def probe(
         quirk=quirk,
         model=chosen_model,
         models=models,
-        version=_version(version),
+        version=facts.version,
+        engine=facts.engine,
+        precision=facts.precision,
         evidence=tuple(evidence),
         rtt_ms=rtt_ms,
         template_tokens=template,
@@ -226,6 +234,15 @@ class _Prober:
             with contextlib.suppress(TargetUnusable):
                 return await self.get(path)
         return HttpAnswer(0, {}, b"")
+
+    async def facts(self, server: str, version: str, *, hosted: bool) -> ServerFacts:
+        """What the server says of itself on the page of its kind. A page that does not answer in time says nothing."""
+        page = ""
+        if not hosted and server in PAGES:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FACTS_S):
+                    page = _text(await self.get_optional(self.target.beside(PAGES[server])))
+        return server_facts(server, version, page)
 
     async def pinned_model(self, quirk: Quirk, models_answer: HttpAnswer, models: tuple[str, ...]) -> str:
         """The model of a server that cannot list it, but names it when another is requested; else ""."""

@@ -242,6 +242,8 @@ class Exchange:
                 finish_reason=reading.finish_reason,
                 usage=reading.usage(),
                 text="".join(texts) if texts is not None else None,
+                tool_calls=reading.tool_calls() if reading.tool_deltas else (),
+                response_id=reading.response_id,
                 reasoning_text="".join(reasoning_texts) if reasoning_texts is not None else None,
                 headers=response.headers if self.keep_headers else None,
                 server_timing=reading.server_timing,

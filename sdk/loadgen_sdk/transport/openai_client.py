@@ -374,6 +374,13 @@ def _output_without_text(choice: Any, part: Any) -> Iterator[Any]:
     yield getattr(choice, "token_ids", None)
 
 
+def client_classes() -> tuple[type, ...]:
+    """The classes of the package's clients. Raises ImportError when it is not installed."""
+    import openai
+
+    return openai.OpenAI, openai.AsyncOpenAI, openai.AzureOpenAI, openai.AsyncAzureOpenAI
+
+
 def kind_of(error: Exception) -> tuple[str, str, int]:
     """(kind, text, HTTP status or 0) of an exception raised by the package or by its HTTP library."""
     import openai

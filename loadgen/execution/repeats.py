@@ -1,0 +1,40 @@
+"""What repeats of one load have of their own: the seed of each, and the pause before it. IO: it waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from loadgen import format, seeds
+
+if TYPE_CHECKING:
+    from loadgen.metrics.repeats import Repetition
+    from loadgen.workload import Workload
+
+
+def seeded(workload: Workload, number: int) -> Workload:
+    """The workload of repeat `number` (from 1): the first has the seed given, each other one its own."""
+    if number == 1 or workload.seed is None:
+        return workload
+    return workload.model_copy(update={"seed": seeds.derived(workload.seed, "repeat", number) >> 11})
+
+
+def pause(
+    how: Repetition,
+    name: str,
+    *,
+    virtual: bool,
+    say: Callable[[str], None],
+    wait: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Wait before the run called `name`, as long as was asked for. False when the user broke it off."""
+    if how.pause_ns and virtual:
+        say("no pause: in virtual time there is nothing to wait for")
+    elif how.pause_ns:
+        say(f"pause of {format.duration(how.pause_ns / 1e9)} before {name}; Ctrl-C ends here, with the runs so far")
+        try:
+            wait(how.pause_ns / 1e9)
+        except KeyboardInterrupt:
+            return False
+    return True

@@ -1,0 +1,44 @@
+"""Labels of calls: user, session, feature, prompt version; whatever an application wants to tell its calls apart by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from ..errors import WrongUse
+
+NO_LABELS: dict[str, str] = {}
+_current: ContextVar[dict[str, str]] = ContextVar("loadgen_sdk_labels", default=NO_LABELS)
+
+
+@contextmanager
+def labelled(**labels: str | int) -> Iterator[None]:
+    """`with labelled(feature="search", prompt_version=3):` every call in this block carries these labels.
+
+    Blocks nest; the inner value of a label wins. Tasks and threads started by `asyncio` inside the block inherit it.
+    """
+    token = _current.set({**_current.get(), **checked_labels(labels)})
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_labels() -> dict[str, str]:
+    return _current.get()
+
+
+def checked_labels(labels: Mapping[str, str | int] | None) -> dict[str, str]:
+    """`labels` with texts as values. Raises WrongUse for what is no label."""
+    if not labels:
+        return NO_LABELS
+    hint = 'give names and short values: labels={"feature": "search"}'
+    if not isinstance(labels, Mapping):
+        raise WrongUse(f"labels is a {type(labels).__name__}", hint)
+    for name, value in labels.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise WrongUse(f"{name!r} is no name of a label", hint)
+        if not isinstance(value, str | int):
+            raise WrongUse(f"the label {name} is a {type(value).__name__}", hint)
+    return {name: str(value) for name, value in labels.items()}

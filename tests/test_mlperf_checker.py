@@ -1,0 +1,83 @@
+"""Our log files before the official submission checker's performance checks, where its source is at hand.
+
+Optional: set LOADGEN_MLPERF_INFERENCE to a checkout of github.com/mlcommons/inference. Without it nothing is run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadgen.mlperf import log_files, result, rules
+
+CHECKOUT = os.environ.get("LOADGEN_MLPERF_INFERENCE", "")
+pytestmark = pytest.mark.skipif(
+    not CHECKOUT, reason="needs LOADGEN_MLPERF_INFERENCE, a checkout of mlcommons/inference"
+)
+MS, S = 1_000_000, 1_000_000_000
+
+
+def performance_check(folder: Path, scenario: str) -> tuple[bool, list[str]]:
+    """The checker's verdict on a folder's detail log, and its errors."""
+    sys.path.insert(0, str(Path(CHECKOUT) / "tools" / "submission"))
+    try:
+        checks = importlib.import_module("submission_checker.checks.performance_check")
+        parser = importlib.import_module("submission_checker.parsers.loadgen_parser")
+        configuration = importlib.import_module("submission_checker.configuration.configuration")
+    finally:
+        sys.path.pop(0)
+    told: list[str] = []
+    logger = logging.Logger("checker")
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logs = SimpleNamespace(
+        performance_log=parser.LoadgenParser(str(folder / log_files.DETAIL)),
+        system_json={"system_type": "datacenter", "is_network": "false"},
+        loader_data={
+            "benchmark": "llama2-70b-99",
+            "scenario": scenario.capitalize(),
+            "division": "closed",
+            "check_scenarios": True,
+        },
+    )
+    # the checker's own way to make uncommitted builds pass is also the only way in which it reads errors at all
+    config = configuration.Config("v6.0", {}, ignore_uncommited=True)
+    return checks.PerformanceCheck(logger, str(folder), config, logs)(), told
+
+
+def written(folder: Path, scenario: Any, *, ttft_ms: int = 300, failed: int = 0) -> Path:
+    """The logs of a run of the rules' size in which all queries are alike."""
+    test = rules.test("llama2-70b", scenario, "v6.0")
+    queries = 196_608 if scenario == "offline" else len(rules.schedule(test, 300.0).offsets)
+    due = np.zeros(queries, np.int64) if scenario == "offline" else rules.schedule(test, 300.0).offsets
+    latency = np.full(queries, 800 * S if scenario == "offline" else 10 * S, np.int64)
+    ttft = np.full(queries, ttft_ms * MS, np.int64)
+    latency[:failed] = ttft[:failed] = result.UNRESOLVED
+    tokens = np.full(queries, 295, np.int64)
+    found = result.reduce(result.QueryTrace(due, ttft, latency, tokens), test, dataset="none", target_qps=300.0)
+    log_files.write(folder, found, test, sut="x", version="0", started=datetime.now(UTC))
+    return folder
+
+
+@pytest.mark.parametrize("scenario", ["server", "interactive", "offline"])
+def test_a_sound_log_passes_every_performance_check(tmp_path: Path, scenario: str) -> None:
+    assert performance_check(written(tmp_path, scenario), scenario) == (True, [])
+
+
+def test_a_missed_limit_and_an_error_fail(tmp_path: Path) -> None:
+    late, told = performance_check(written(tmp_path, "server", ttft_ms=2000), "server")
+    assert not late and any("TTFT" in line for line in told)
+    broken, told = performance_check(written(tmp_path, "server", failed=1), "server")
+    assert not broken and any("1 of " in line and "did not complete" in line for line in told)
+    lost, told = performance_check(written(tmp_path, "server", failed=200_000), "server")
+    assert not lost and not any("running check" in line for line in told)  # it reads every figure, also these
