@@ -7,6 +7,7 @@ no seed's first probe is lucky; plain bisection starts from the same brackets wi
 
     python benchmarks/search_truth.py gb200-vm server --seeds 100
     python benchmarks/search_truth.py gb200-vm interactive --seeds 100
+    python benchmarks/search_truth.py coverage 100      # of the interval, for servers that differ from run to run
 
 Everything here is SIMULATED.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -178,7 +180,44 @@ def knee(where: World, around: float) -> float:
     return rate
 
 
+def coverage(spread: float, count: int, *, told: float | None = None, sampling: float = 0.002) -> tuple[int, float]:
+    """How many of so many searches have the truth in their 95 % interval, and their mean number of probes.
+
+    Each run of the server has a level of its own: the load that it passes differs by `spread` from run to run, and by
+    `sampling` with its arrivals. No simulator: the outcome of a run is drawn. `told`: of --run-spread; None: learned.
+    """
+    hits, probes = 0, 0
+    for seed in range(count):
+        rng = seeds.stream(seed, f"run spread {spread}")
+        true = float(rng.uniform(70, 140))
+        search = load_search.LoadSearch(low=1, high=1e6, start=10, precision=0.02, run_spread=told)
+        while (ask := search.ask()) is not None:
+            own = true * math.exp(math.hypot(spread, sampling) * float(rng.standard_normal()))
+            outcome: Any = "under" if ask.load < own else "over"
+            noise = sampling / load_search.SIGMA_OF_NOISE
+            search.tell(
+                load_search.TrialResult(
+                    ask=ask, outcome=outcome, early=False, spent_s=FULL_S, offered=ask.load, noise=noise
+                )
+            )
+        interval = search.answer.interval
+        hits += interval is not None and interval.low <= true <= interval.high
+        probes += len(search.told)
+    return hits, probes / count
+
+
+def print_coverage(count: int) -> None:
+    for spread in (0.0, 0.004, 0.01, 0.02):
+        for told in (None, spread):
+            hits, probes = coverage(spread, count, told=told)
+            words = "learned" if told is None else "told"
+            print(f"run-to-run spread {spread:.1%}, {words}: {hits} of {count} cover, {probes:.1f} probes", flush=True)
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["coverage"]:
+        print_coverage(int(sys.argv[2]) if len(sys.argv) > 2 else 100)
+        return
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("preset")
     flags.add_argument("scenario", choices=list(PRECISION))

@@ -76,6 +76,8 @@ def limited(
     mean_output: MeanOutput = None,
     mean_input: MeanInput = None,
     min_duration: MinDuration = None,
+    sustain: target.Sustain = None,
+    run_spread: target.RunSpread = None,
     grace: Grace = None,
     harness: Harness = "own",
     seed: target.TextSeed = None,
@@ -292,6 +294,7 @@ def _run_limited(scenario: Scenario, flags: dict[str, Any]) -> int:
     with store.nothing_left(folder):
         data, test = _data(test, flags, folder)
         settings = mlperf_run.settings_for(data, settings)
+        target.run_spread(flags["run_spread"], settings)
         if find_peak:
             return _find_peak(test, data, settings, folder, qps, flags)
         return _run_once(test, data, settings, folder, qps, flags)
@@ -424,15 +427,23 @@ def _find_peak(
         )
     as_json = flags["as_json"]
     search, trial_runner, plan = mlperf_run.peak(test, data, settings, folder, rate, flags["drain_ns"])
+    search.longer = target.longer(flags["sustain"], settings)
+    search.run_spread = target.run_spread(flags["run_spread"], settings)
     code = perform(search, trial_runner, plan, unit=" queries/s", as_json=False, silent=as_json)
-    confirmed = [trial for trial in search.told if trial.ask.kind == "confirm" and trial.outcome == "under"]
+    answer = search.answer
+    kind = "confirm" if answer.steady is None or answer.lengths == 1 else "sustain"
+    confirmed = [
+        trial
+        for trial in search.told
+        if trial.ask.kind == kind and trial.outcome == "under" and (kind == "confirm" or trial.sustained is not False)
+    ]
     if not confirmed:
         print((folder / trials.ANSWER).read_text() if as_json else DISCLOSURE)
         return code
     best = max(confirmed, key=lambda trial: trial.ask.load)
     run_folder = folder / best.folder
     summary = summarize(*store.read_run(run_folder))
-    result = mlperf_run.judge(run_folder, test, summary, data_name=data.name, qps=best.ask.load)
+    result = mlperf_run.judge(run_folder, test, summary, data_name=data.name, qps=best.ask.load, answer=answer)
     mlperf_run.write_result(folder, result, test, summary)
     checksums.write(folder)
     if not as_json:

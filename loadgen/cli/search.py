@@ -45,6 +45,8 @@ def search(
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Folder of a search that was interrupted: go on with it.")
     ] = None,
+    sustain: target.Sustain = None,
+    run_spread: target.RunSpread = None,
     limit: Annotated[
         list[str] | None, typer.Option("--limit", help="Change a limit of the verdict: send_lag_share:10%. Stored.")
     ] = None,
@@ -92,6 +94,7 @@ def search(
     faults: list[Fault] = []
     settings = checked = None
     trial_ns, longest_s = 0, math.inf
+    spread: float | None = None
     try:
         settings = target.given(locals(), stream=True, client="wire", out=None)
     except Faults as found:
@@ -119,6 +122,10 @@ def search(
         longest_s = units.duration_ns(max_time, bare="s") / 1e9 if max_time else math.inf
     except units.Wrong as wrong:
         faults.append(UserError(f"it {wrong}", "--duration, --max-time", wrong.hint))
+    try:
+        spread = None if settings is None else target.run_spread(run_spread, settings)
+    except UserError as found_spread:
+        faults.append(found_spread)
     if low and high and low >= high:
         faults.append(UserError("the lowest load is not below the highest", f"--low {low:g} --high {high:g}", ""))
     if resume is not None and not (resume / experiment.PLAN).is_file():
@@ -133,7 +140,7 @@ def search(
     trial_runner = trials.Trials(
         folder=folder,
         goal=Goal(slo=slo_of_workload),
-        make=lambda ask: trials.loaded(trial_workload, ask.load),
+        make=lambda ask: trials.loaded(trials.lasting(trial_workload, ask.lengths), ask.load),
         settings=settings,
         seed=experiment.seed_of(folder, checked.seed),
     )
@@ -146,6 +153,8 @@ def search(
         most_probes=max_probes,
         most_s=longest_s,
         whole=closed or any(isinstance(stage.arrival, Closed) for stage in trial_workload.stages),
+        longer=target.longer(sustain, settings),
+        run_spread=spread,
     )
     plan = experiment.ExperimentPlan(
         by="search",

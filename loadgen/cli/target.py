@@ -156,6 +156,18 @@ Grace = Annotated[
 Gpus = Annotated[
     int | None, typer.Option("--gpus", min=1, help="GPUs behind the endpoint, for per-GPU and cost figures.")
 ]
+Sustain = Annotated[
+    bool | None,
+    typer.Option(
+        "--sustain/--no-sustain",
+        help="Also confirm the load in a run twice as long, in which nothing may grow: else the peak is by the rules "
+        "only. Default: in virtual time.",
+    ),
+]
+RunSpread = Annotated[
+    str | None,
+    typer.Option("--run-spread", help="Variation of the server from run to run, as known from repeats: 3%."),
+]
 Shape = Annotated[str, typer.Option("--shape", help="Its machine shape, as in a price list.")]
 Region = Annotated[str, typer.Option("--region", help="Its region.")]
 
@@ -372,3 +384,35 @@ def _redacted_url(argument: str) -> str:
         return flag + equals + Target.parse(url).redacted
     except TargetUnusable:
         return flag + equals + "***"
+
+
+def in_virtual_time(settings: Settings) -> bool:
+    """Whether the target is simulated in virtual time, where a longer run costs no waiting."""
+    return (settings.url or "").startswith("sim:")
+
+
+def longer(sustain: bool | None, settings: Settings) -> float:
+    """The value of `LoadSearch.longer`: 1 where no longer confirmation is wanted."""
+    from loadgen.metrics.sustainable import LONGER
+
+    wanted = in_virtual_time(settings) if sustain is None else sustain
+    return LONGER if wanted else 1.0
+
+
+def run_spread(text: str | None, settings: Settings) -> float | None:
+    """The value of `LoadSearch.run_spread`. Raises UserError.
+
+    None: not told, to be learned. In virtual time a run repeats itself: 0.
+    """
+    from loadgen import units
+    from loadgen.errors import UserError
+
+    if text is None:
+        return 0.0 if in_virtual_time(settings) else None
+    try:
+        share = units.share(text)
+    except units.Wrong as wrong:
+        raise UserError(f"it {wrong}", f"--run-spread {text}", wrong.hint) from None
+    if not 0 <= share <= 0.2:
+        raise UserError("a variation of more than 20 %", f"--run-spread {text}", "a share, like 3%")
+    return share

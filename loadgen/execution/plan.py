@@ -27,7 +27,7 @@ from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import resource_limits
 from loadgen.limits import ValidityLimits
 from loadgen.metrics import columns
-from loadgen.requests import prompts
+from loadgen.requests import prompts, resonance
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
 from loadgen.results import manifest
@@ -241,6 +241,7 @@ def prepare(
         host=host(),
         notes=(
             *(_preset_notes(settings) if simulated else ()),
+            *_resonance(workload, settings, timetable, requests),
             *dict.fromkeys(note for result in found for note in result.warnings),
             *requests.warnings(slots or 1000),
             *unjudged,
@@ -414,6 +415,14 @@ def _judged_slo(slo: Slo | None, stream: bool) -> tuple[Slo | None, list[str]]:
 def _embedded_name(settings: Settings) -> str:
     preset = settings.embedded.get("preset")
     return f"embedded simulation: {preset}" if preset else "embedded simulation"
+
+
+def _resonance(workload: Workload, settings: Settings, timetable: Schedule, requests: Any) -> tuple[str, ...]:
+    """A note where round robin over the targets keeps sending each the same part of a data set."""
+    if settings.route not in ("auto", "round-robin") or timetable.turns > 1:
+        return ()
+    text = resonance.warning(workload.requests, requests, len(settings.endpoints), "target", timetable.slots)
+    return (text,) if text else ()
 
 
 def _preset_notes(settings: Settings) -> tuple[str, ...]:

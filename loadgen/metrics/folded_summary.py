@@ -36,6 +36,7 @@ from loadgen.metrics.summary import (
     whole_target,
     withhold,
 )
+from loadgen.metrics.sustainable import Sustainable
 from loadgen.results.record import SCHEMA_MINOR, SOURCES
 from loadgen.stats.quantiles import Distribution, Histogram, index, milliseconds
 
@@ -126,6 +127,7 @@ def summarize(
         regions=tuple(_regions(header, accumulator, inside, undecided)),
         rack=rack_of(targets, tokens.output_per_s),
         drift=_drift(accumulator, measured, everything, inside, timeline),
+        sustainable=Sustainable(why="the records were not kept (--keep): growth of one target cannot be told"),
         kept=header.keep,
     )
     signs = Signs(

@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 
 from loadgen.limits import ValidityLimits
-from loadgen.metrics import blocks, drift, validity
+from loadgen.metrics import blocks, drift, sustainable, validity
 from loadgen.metrics import columns as metrics
 from loadgen.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
 from loadgen.metrics.columns import OK, Columns, Goodput, Load, Window
 from loadgen.metrics.drift import Drift
+from loadgen.metrics.sustainable import Sustainable
 from loadgen.results.manifest import Fingerprints, Host, TargetFacts
 from loadgen.results.record import KINDS, SCHEMA_MINOR
 from loadgen.server_metrics.series import Served
@@ -165,6 +166,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     regions: tuple[TargetSummary, ...] = ()  # one each, where the targets are in several
     rack: RackTokens | None = None  # null with a single target
     drift: Drift = Drift()
+    sustainable: Sustainable = Sustainable()
     server: Served | None = None  # what the servers counted; null when no metrics page was read
     kept: str = "raw"  # which rows were kept: raw (all), sample, histogram (none)
 
@@ -265,6 +267,7 @@ def summarize(
         regions=tuple(_regions(header, everything, inside, texts, undecided)),
         rack=rack_of(targets, tokens.output_per_s),
         drift=drift.of_rows(measured, inside.steady, blocks.tokens_over_time(measured, everything, timeline)),
+        sustainable=sustainable.of_rows(measured, everything, inside, header),
     )
     stages = tuple(_stages(header, rows, everything, gaps, timeline, texts, unrecorded, summary, undecided))
     summary = withhold(msgspec.structs.replace(summary, stages=stages))

@@ -115,7 +115,16 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     simulated: bool = False
+    sustained: bool | None = None  # whether the rate can go on for ever; null: VALID by the rules only
+    sustained_why: str = ""
+    rules_qps: float | None = None  # the peak by the rules, where a search confirmed both it and this sustained rate
+    longer_minutes: float | None = None  # of load, that would show whether the rate is sustained
     disclosure: str = DISCLOSURE
+
+    @property
+    def rules_only(self) -> bool:
+        """Whether it is VALID, and it is not shown that the rate can go on for ever."""
+        return self.valid and self.scenario != "offline" and self.sustained is not True
 
     @property
     def exit_code(self) -> int:

@@ -17,13 +17,15 @@ import numpy as np
 
 from loadgen import format, slo
 from loadgen.errors import UserError
+from loadgen.metrics import sustainable
 from loadgen.mlperf import dataset, log_files, rules
 from loadgen.mlperf import result as mlperf
+from loadgen.requests import resonance
 from loadgen.results import checksums, store
 from loadgen.results.parquet import NAMES
 from loadgen.results.record import ROW, STATUS
 from loadgen.search import experiment, trials
-from loadgen.search.load_search import Goal, LoadSearch, NextTrial
+from loadgen.search.load_search import Goal, LoadSearch, NextTrial, SearchAnswer
 from loadgen.workload import (
     AtLeast,
     Closed,
@@ -163,7 +165,8 @@ def peak(
     seed = experiment.seed_of(folder, data.seed)
 
     def make(trial: NextTrial) -> Workload:
-        trial_test = test if trial.kind == "confirm" else probe(test, trial.load)
+        trial_test = test if trial.kind in ("confirm", "sustain") else probe(test, trial.load)
+        trial_test = replace(trial_test, min_duration_ns=round(trial_test.min_duration_ns * trial.lengths))
         return workload(trial_test, data, qps=trial.load, drain_ns=drain_ns)
 
     runs = trials.Trials(
@@ -257,8 +260,13 @@ def _to_codes(name: str, column: Any) -> NDArray[Any]:
     return values
 
 
-def judge(folder: Path, test: rules.Test, summary: Summary, *, data_name: str, qps: float) -> mlperf.MlperfResult:
-    """The result of a finished run. Also writes it into the run's folder, with LoadGen's two log files."""
+def judge(
+    folder: Path, test: rules.Test, summary: Summary, *, data_name: str, qps: float, answer: SearchAnswer | None = None
+) -> mlperf.MlperfResult:
+    """The result of a finished run. Also writes it into the run's folder, with LoadGen's two log files.
+
+    `answer`: of the search whose peak this run is.
+    """
     query_trace = _query_trace(folder, test, summary)
     simulated = summary.target.simulated
     names = [part.target.name or part.target.url for part in summary.targets]
@@ -269,6 +277,7 @@ def judge(folder: Path, test: rules.Test, summary: Summary, *, data_name: str, q
     if summary.run.metadata:
         notes.append(f"metadata: {format.pairs(summary.run.metadata)}")
     errors = [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
+    notes += [warning for warning in summary.verdict.warnings if warning.startswith(resonance.BEGINS)]
     warnings = [
         *summary.verdict.caveats,
         *cautions(test),
@@ -279,6 +288,7 @@ def judge(folder: Path, test: rules.Test, summary: Summary, *, data_name: str, q
         query_trace, test, dataset=data_name, target_qps=qps, notes=notes, errors=errors, warnings=warnings,
         simulated=simulated,
     )  # fmt: skip
+    result = _with_standing(result, test, summary, answer)
     write_result(folder, result, test, summary)
     return result
 
@@ -298,7 +308,27 @@ def again(folder: Path, summary: Summary) -> mlperf.MlperfResult:
         _query_trace(folder, test, summary), test, dataset=stored.dataset, target_qps=stored.target_qps,
         notes=stored.notes, simulated=stored.simulated,
     )  # fmt: skip
-    return msgspec.structs.replace(result, errors=stored.errors, warnings=stored.warnings)
+    result = msgspec.structs.replace(result, errors=stored.errors, warnings=stored.warnings)
+    # other runs are behind these
+    kept = ("sustained", "sustained_why", "rules_qps", "longer_minutes")
+    return msgspec.structs.replace(result, **{name: getattr(stored, name) for name in kept})
+
+
+def _with_standing(
+    result: mlperf.MlperfResult, test: rules.Test, summary: Summary, answer: SearchAnswer | None
+) -> mlperf.MlperfResult:
+    """The result with whether its rate can go on for ever. One run by the rules can show that it cannot, no more."""
+    if test.scenario == "offline":
+        return result
+    found = summary.sustainable
+    if found.sustained is False:
+        return msgspec.structs.replace(result, sustained=False, sustained_why=found.why)
+    if answer is not None and answer.lengths > 1 and answer.steady == result.target_qps:
+        return msgspec.structs.replace(
+            result, sustained=answer.sustained, sustained_why=answer.sustained_why, rules_qps=answer.confirmed
+        )
+    longer_s = sustainable.LONGER * max(result.scheduled_s, test.min_duration_ns / 1e9)
+    return msgspec.structs.replace(result, sustained_why=found.why, longer_minutes=longer_s / 60)
 
 
 def _query_trace(folder: Path, test: rules.Test, summary: Summary) -> mlperf.QueryTrace:

@@ -66,13 +66,41 @@ def _lines(result: MlperfResult, gpus: int | None, parts: tuple[str, ...], width
             yield f"          {over} over the limit: early stopping {early_stopping}"
         yield ""
     yield from textwrap.wrap(checker_text(result), width, subsequent_indent=" " * 11)
-    yield f"Result     {'VALID' if result.valid else 'INVALID'}"
+    yield f"Result     {_standing(result)}"
+    yield from _sustained(result, width)
     for reason in result.reasons:
         yield from textwrap.wrap(reason.text, width, initial_indent="  - ", subsequent_indent="    ")
     if result.valid and not result.checker_valid:
         yield "  - VALID for LoadGen at exactly a limit; the submission checker asks for less than the limit"
     for note in result.notes:
         yield from textwrap.wrap(note, width, initial_indent="  note: ", subsequent_indent="    ")
+
+
+def _standing(result: MlperfResult) -> str:
+    if not result.valid:
+        return "INVALID"
+    if not result.rules_only:
+        return "VALID" if result.scenario == "offline" else "VALID, and sustained"
+    return "VALID by the rules only: " + ("NOT sustained" if result.sustained is False else "not shown to be sustained")
+
+
+def _sustained(result: MlperfResult, width: int) -> Iterator[str]:
+    """Whether the rate can go on for ever, and what would show it."""
+    if result.sustained_why:
+        yield from textwrap.wrap(result.sustained_why, width, initial_indent="  - ", subsequent_indent="    ")
+    if result.sustained is False and result.valid:
+        text = (
+            "a queue grows: a longer run at this rate would miss the limits. --find-peak finds a rate that is sustained"
+        )
+        yield from textwrap.wrap(text, width, initial_indent="  - ", subsequent_indent="    ")
+    elif result.rules_only and result.longer_minutes is not None:
+        text = (
+            f"to show that it is sustained takes a run twice as long, {result.longer_minutes:,.0f} minutes: "
+            "--find-peak --sustain"
+        )
+        yield from textwrap.wrap(text, width, initial_indent="  - ", subsequent_indent="    ")
+    if result.rules_qps is not None and result.target_qps is not None:
+        yield f"  - highest rate by the rules, in runs of the official length: {result.rules_qps:,.4g}/s"
 
 
 class Rate(NamedTuple):

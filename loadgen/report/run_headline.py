@@ -64,6 +64,8 @@ def marks(summary: Summary) -> Iterator[Note]:
         yield Note("INVALID", "; ".join(summary.verdict.reasons), "bad")
     for caveat in summary.verdict.caveats:
         yield Note("RESERVATION", caveat, "warn")
+    if summary.sustainable.sustained is False:
+        yield Note("NOT SUSTAINED", summary.sustainable.why, "warn")
     if summary.run.state == "interrupted":
         yield Note("INTERRUPTED", "the user stopped this run: it is reported as far as it got", "warn")
     if summary.run.state == "cut_off":

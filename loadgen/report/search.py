@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from loadgen.search.load_search import NextTrial, SearchAnswer, TrialResult
 
 WIDTH = 100
-KINDS = {"bracket": "looking for a bracket", "probe": "probe", "confirm": "confirmation at full length"}
+KINDS = {
+    "bracket": "looking for a bracket",
+    "probe": "probe",
+    "confirm": "confirmation at full length",
+    "sustain": "is it sustained?",
+}
 ENDINGS = {
     "": "not finished",
     "found": "found, and confirmed by a run at full length from empty",
@@ -32,13 +37,15 @@ ENDINGS = {
 
 def asking(ask: NextTrial, unit: str) -> str:
     """The line printed before a probe."""
-    return f"probe {ask.number}: {ask.load:.4g}{unit} ({KINDS[ask.kind]})"
+    times = f", {ask.lengths:g} times the length" if ask.lengths > 1 else ""
+    return f"probe {ask.number}: {ask.load:.4g}{unit} ({KINDS[ask.kind]}{times})"
 
 
 def told(result: TrialResult) -> str:
     """The line printed after a probe."""
     ended_early = ", ended early" if result.early else ""
-    return f"  {result.outcome}{ended_early} after {format.duration(result.spent_s)}: {result.why}"
+    grows = f"; {result.sustained_why}" if result.sustained is False else ""
+    return f"  {result.outcome}{ended_early} after {format.duration(result.spent_s)}: {result.why}{grows}"
 
 
 class Named(Protocol):
@@ -81,7 +88,7 @@ def _lines(
             *(format.milliseconds(result.figures.get(name)) for name in _LATENCIES),
             format.quantity(result.figures.get("output_tokens_per_s")),
             format.quantity(result.figures.get("goodput_rps")),
-            "confirmation" if result.ask.kind == "confirm" else "",
+            _mark(result),
         )
         for result in sorted(results, key=lambda result: (result.ask.load, result.ask.number))
     ]
@@ -93,6 +100,7 @@ def _lines(
     if answer.load is not None and answer.interval is not None:
         low, high = answer.interval.low, answer.interval.high
         yield f"Load       {answer.load:.4g}{unit} (95 % interval {low:.4g} to {high:.4g}): half of all runs pass there"
+        yield from textwrap.wrap(covers(answer, simulated), WIDTH, initial_indent=" " * 11, subsequent_indent=" " * 11)
     elif answer.load is not None:
         yield f"Load       at least {answer.load:.4g}{unit}"
     elif answer.reason == "none":
@@ -102,6 +110,7 @@ def _lines(
     if answer.confirmed is not None:
         yield f"Confirmed  {answer.confirmed:.4g}{unit}: a run at full length from empty met every term"
         yield "           (the load that loadgen cost and loadgen capacity use, with the steady tokens of that run)"
+    yield from _steady(answer, results, unit)
     spent = answer.spent_s - answer.confirming_s
     confirming = f"{format.duration(answer.confirming_s)} confirming"
     yield f"Spent      {format.duration(spent)} in {answer.probes} probes, {confirming}"
@@ -113,3 +122,59 @@ def _lines(
 
 
 _LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
+
+
+MODEL_ERROR = "5 to 25 %"  # docs/simulation.md, "Held against the world"
+ORDERS = "1.9 %"  # of the peak, between other official seeds of arrivals and sample orders (v5.1, v6.0, v6.1)
+
+
+def covers(answer: SearchAnswer, simulated: bool) -> str:
+    """What the interval of a search covers, and what it does not, the largest first."""
+    if simulated:
+        return (
+            f"the model is wrong by {MODEL_ERROR} (docs/simulation.md); other sample orders and seeds change it by up "
+            f"to {ORDERS}; this interval covers the search's own noise, and neither of these"
+        )
+    spread = answer.run_spread
+    if spread is None:
+        return "the interval covers the search's own noise, and no variation from run to run"
+    origin = "as told" if answer.run_spread_from == "told" else "learned from these runs: --run-spread tells it"
+    return (
+        f"the interval covers the search's own noise and a variation from run to run of {spread:.1%} ({origin}), not "
+        "that of another day or another start of the server"
+    )
+
+
+def _mark(result: TrialResult) -> str:
+    kinds = {"confirm": "confirmation", "sustain": f"{result.ask.lengths:g} x length"}
+    return ", ".join(filter(None, (kinds.get(result.ask.kind, ""), "grows" if result.sustained is False else "")))
+
+
+def _steady(answer: SearchAnswer, results: Sequence[TrialResult], unit: str) -> Iterator[str]:
+    """The steady knee beside the one of the rules; or that there is only the one of the rules."""
+    times = f"{answer.lengths:g} times the length"
+    if answer.steady is not None and answer.lengths > 1:
+        upper = f", and not at {answer.not_steady:.4g}{unit}" if answer.not_steady is not None else ""
+        text = f"{answer.steady:.4g}{unit}: every term held over {times}{upper}"
+    elif answer.steady is not None:
+        text = f"{answer.steady:.4g}{unit}: nothing was seen to grow there, in a trial of the ordinary length"
+    elif answer.not_steady is not None:
+        text = f"none found; at {answer.not_steady:.4g}{unit} it is not steady"
+    elif answer.confirmed is None:
+        return
+    else:
+        text = "not known"
+    yield from textwrap.wrap(f"Steady     {text}", WIDTH, subsequent_indent=" " * 11)
+    if answer.sustained_why and answer.steady is not None and not answer.rules_only:
+        yield from textwrap.wrap(answer.sustained_why, WIDTH, initial_indent=" " * 11, subsequent_indent=" " * 11)
+    if answer.rules_only:
+        yield from textwrap.wrap(f"           {rules_only(answer, results)}", WIDTH, subsequent_indent=" " * 11)
+
+
+def rules_only(answer: SearchAnswer, results: Sequence[TrialResult]) -> str:
+    """Why a confirmed load stands by the rules only, and what would show more."""
+    why = f"rules only: {answer.sustained_why}"
+    if answer.lengths > 1:
+        return why
+    longest_s = max((result.spent_s for result in results if result.ask.kind == "confirm"), default=0.0)
+    return f"{why}; --sustain --resume with this folder confirms it, in about {2 * longest_s / 60:,.0f} minutes a try"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from loadgen.metrics.columns import Goodput, TermResult
     from loadgen.metrics.drift import Drift
     from loadgen.metrics.summary import StageSummary, Summary, TargetSummary
+    from loadgen.metrics.sustainable import Sustainable
     from loadgen.results.manifest import TargetFacts
     from loadgen.server_metrics.series import Served
 
@@ -175,6 +176,7 @@ def _counts(summary: Summary, width: int) -> Iterator[str]:
     offered = f"{format.duration(window.steady.duration_s)} of it with load offered"
     yield from _wrapped("Time", [f"{format.duration(window.duration_s)} measured", offered], width)
     yield from _drift(summary.drift, width)
+    yield from sustained(summary.sustainable, width)
     if summary.sessions is not None:
         sessions = summary.sessions
         p50 = format.duration(None if sessions.duration_ms.p50 is None else sessions.duration_ms.p50 / 1000)
@@ -208,6 +210,15 @@ def _drift(drift: Drift, width: int) -> Iterator[str]:
     parts = [f"{name} {change * 100:+.1f} %" for name, change in changes if change is not None]
     if parts:
         yield from _wrapped("Drift", ["last third of the time against the first: " + parts[0], *parts[1:]], width)
+
+
+SUSTAINED = {True: "yes", False: "NO", None: "not known"}
+
+
+def sustained(found: Sustainable, width: int) -> Iterator[str]:
+    """Whether the load could go on for ever, with the reason."""
+    text = f"{SUSTAINED[found.sustained]}: {found.why}"
+    yield from textwrap.wrap(text, width, initial_indent=f"{'Sustained':<{LABEL}}", subsequent_indent=" " * LABEL)
 
 
 def _value(distribution: Distribution, quantile: str) -> str:

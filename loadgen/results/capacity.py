@@ -32,7 +32,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     widened to the seen one, at `confidence`; null when there is none. `evidence` is a folder, relative to this file.
     `recipe` is the fingerprint of what was asked, without the rate: equal for two searches for the same thing.
     `lower_bound`: no load that was tried was too high, so
-    the capacity is at least this.
+    the capacity is at least this. `sustained`: whether a longer run showed that
+    nothing grows at this rate, with the reason; false: something grows; null: not known, "rules only".
     """
 
     schema: int = SCHEMA
@@ -48,6 +49,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     confirmed: bool | None = None
     output_tokens_per_s: float | None = None
     total_tokens_per_s: float | None = None
+    sustained: bool | None = None
+    sustained_why: str = ""
 
 
 def dump(capacity: Capacity) -> bytes:

@@ -66,6 +66,7 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("reused", "u1", "1 when sent on a connection that had served before"),
     ("kernel_stamp", "u1", "1 when arrival instants come from the kernel"),
     ("text", "i4", "index into the run's error texts, -1 none"),
+    ("replica", "i2", "index of the simulated replica that served it, -1 unknown"),
 )
 
 DURATIONS = ("client_lag_ns", "stamp_error_ns", "last_token_error_ns", "max_gap_ns", "max_gap_error_ns")
@@ -156,6 +157,7 @@ def row(place: RowPlace, done: Completion, start_ns: int, *, text: int, built: B
         done.reused,
         done.kernel_stamp,
         text,
+        -1,
     )
 
 
@@ -175,7 +177,9 @@ def unsent_row(place: RowPlace, due_ns: int, kind: str, status: str, built: Buil
     """The bytes of one ROW for a slot that was never sent. `due_ns`: from the start of the run, -1 if never due."""
     never = (-1,) * 9
     counts = (-1, -1, -1, -1, built.tokens, built.asked_output, 0, 0, 0, 0)
-    return pack(*place, STATUS[status], KIND[kind], 0, 0, due_ns, *never, 0, 0, 0, 0, 0, *counts, 0, 0, 0, 0, 0, text)
+    return pack(
+        *place, STATUS[status], KIND[kind], 0, 0, due_ns, *never, 0, 0, 0, 0, 0, *counts, 0, 0, 0, 0, 0, text, -1
+    )
 
 
 __all__ = [

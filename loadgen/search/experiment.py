@@ -212,7 +212,7 @@ def highest(
     completed, without an interval, because the interval of the answer is in lanes.
     """
     full_length = [result for result in told if result.outcome == "under" and not result.early]
-    best = max(full_length, key=lambda result: (result.ask.kind == "confirm", result.ask.load), default=None)
+    best = _evidence(full_length)
     if best is None or answer.load is None or answer.reason == "unconfirmed":
         return None
     path = folder / best.folder / SUMMARY
@@ -236,7 +236,24 @@ def highest(
         confirmed=best.ask.kind not in ("bracket", "probe", "level"),
         output_tokens_per_s=summary.tokens.steady_output_per_s,
         total_tokens_per_s=summary.tokens.steady_total_per_s,
+        sustained=_sustained(best, answer),
+        sustained_why=answer.sustained_why or best.sustained_why,
     )
+
+
+def _sustained(best: TrialResult, answer: SearchAnswer) -> bool | None:
+    """Whether the load of the run that shows the capacity is sustained: only a longer run can show that it is."""
+    return answer.sustained if best.ask.kind == "sustain" else False if best.sustained is False else None
+
+
+def _evidence(full_length: Sequence[TrialResult]) -> TrialResult | None:
+    """The run that shows the capacity: sustained over a longer time, else confirmed, else at the highest load."""
+    ranks = {"sustain": 2, "confirm": 1}
+
+    def rank(result: TrialResult) -> tuple[bool, int, float]:
+        return result.sustained is not False, ranks.get(result.ask.kind, 0), result.ask.load
+
+    return max(full_length, key=rank, default=None)
 
 
 def _counted(summary: Summary) -> str:

@@ -21,9 +21,10 @@ import msgspec
 import numpy as np
 
 from loadgen.metrics import columns as metrics
+from loadgen.metrics import sustainable
 from loadgen.metrics.columns import Columns
 from loadgen.slo import Slo
-from loadgen.stats import early_stopping, intervals
+from loadgen.stats import early_stopping, intervals, trend
 from loadgen.stats.quantiles import support
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Outcome = Literal["over", "under", "invalid"]
-Kind = Literal["bracket", "probe", "confirm", "level"]  # level: a load of a grid that the user gave
+Kind = Literal["bracket", "probe", "confirm", "sustain", "level"]
+"""sustain: as confirm, and it must not grow either; level: a load of a grid that the user gave."""
 
 PRECISION = 0.02
 SURE = 0.90  # probability that the answer lies within the precision, required before it is confirmed
@@ -44,6 +46,9 @@ CONFIRMATIONS = 4  # failed ones, after which the search gives up
 LAPSE = 0.01  # probability that the outcome of a full-length trial says nothing about the load
 LAPSE_EARLY = 0.05  # the same for a trial that ended early as under
 SIGMA_OF_NOISE = 1.5  # expected sigma, in units of 1 / sqrt(n): lengths and their order add to the noise of arrivals
+SUSTAINS = 10  # trials, at most, for the highest load that is sustained
+RUN_SPREAD = 0.015  # of a measured server whose run-to-run variation nobody told: the median of what it may be
+RUN_SPREAD_FACTOR = 2.0  # one standard deviation, as a factor, of that variation around its median
 SIGMA_FACTOR = 1.4  # one standard deviation, as a factor, of sigma around its expected value
 SIGMAS = tuple(float(sigma) for sigma in np.geomspace(1e-3, 0.1, 24))
 
@@ -181,6 +186,8 @@ class Watch:
         level = float(in_flight[begin:].mean())
         if growth > self.GROWTH * level + 2:
             return ""
+        if any_part_grows(rows, edges[begin:]):
+            return ""
         for term, series in zip(self.goal.slo.terms, quantiles, strict=True):
             if not self._stays_below(series[begin:], math.log(term.limit_ns), ahead):
                 return ""
@@ -241,6 +248,20 @@ class Watch:
         return max(mean.high, mean.value + growth) < limit
 
 
+def any_part_grows(rows: NDArray[np.void], instants: NDArray[np.int64]) -> bool:
+    """Whether the number in flight of any target or replica grows over these instants, by the finished requests."""
+    keys = sustainable.keys(Columns(rows))
+    names = np.unique(keys)
+    if len(names) < 2:
+        return False  # all together are looked at anyway
+    series = []
+    for name in names:
+        own = rows[keys == name]
+        flying = np.searchsorted(np.sort(own["due_ns"]), instants, "right")
+        series.append((flying - np.searchsorted(np.sort(own["done_ns"]), instants, "right")).astype(float))
+    return any(found and found.grows and found.growth > sustainable.GROWTH * found.level for found in trend.of(series))
+
+
 # -- the posterior of the answer ---------------------------------------------------------------------------------------
 
 
@@ -248,16 +269,27 @@ class Belief:
     """The posterior of (theta, sigma) on a grid.
 
     The prior of theta is flat in the logarithm of the load between two bounds. The prior of sigma is lognormal around
-    the value expected from the sampling of one run, with SIGMA_FACTOR as its standard deviation.
+    the value expected from the sampling of one run and from `run_spread`, how much servers differ from run to run
+    (None: not told, so that the outcomes have to show it), with SIGMA_FACTOR as its standard deviation.
     """
 
     POINTS = 2000
 
-    def __init__(self, low: float, high: float, *, sigma: float) -> None:
+    def __init__(self, low: float, high: float, *, sigma: float, run_spread: float | None = 0.0) -> None:
         self.theta = np.linspace(math.log(low), math.log(high), self.POINTS)
         self.sigma = np.array(SIGMAS)
-        prior = -0.5 * ((np.log(self.sigma) - math.log(sigma)) / math.log(SIGMA_FACTOR)) ** 2
+        density = np.zeros(len(self.sigma))
+        for weight, spread in _spreads(run_spread):
+            middle = math.log(math.hypot(sigma, spread))
+            density += weight * np.exp(-0.5 * ((np.log(self.sigma) - middle) / math.log(SIGMA_FACTOR)) ** 2)
+        prior = np.log(np.maximum(density, 1e-300))
         self._log = np.broadcast_to(prior, (self.POINTS, len(self.sigma))).copy()
+
+    @property
+    def spread(self) -> float:
+        """The median of sigma: how much the load that a run just passes differs from run to run, as a share."""
+        mass = np.cumsum(self.weights.sum(axis=0))
+        return float(self.sigma[int(np.searchsorted(mass, 0.5))])
 
     def tell(self, load: float, passed: bool, lapse: float) -> None:
         """Update with one outcome at one load. `lapse`: probability that the outcome says nothing about the load."""
@@ -298,6 +330,16 @@ class Belief:
         return math.exp(low)
 
 
+def _spreads(run_spread: float | None) -> list[tuple[float, float]]:
+    """The run-to-run variation, as weights and values: the one that was told, or what it may be (None: not told)."""
+    if run_spread is not None:
+        return [(1.0, run_spread)]
+    steps = np.linspace(-2, 2, 9)
+    weights = np.exp(-0.5 * steps**2)
+    values = RUN_SPREAD * RUN_SPREAD_FACTOR**steps
+    return list(zip((weights / weights.sum()).tolist(), values.tolist(), strict=True))
+
+
 def _phi(z: NDArray[np.float64]) -> NDArray[np.float64]:
     """The standard normal distribution, to 7.5e-8 (Abramowitz and Stegun 26.2.17)."""
     x = np.abs(z)
@@ -311,12 +353,16 @@ def _phi(z: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class NextTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """The next trial: its load, and whether it may end early as under. `number` counts from 0."""
+    """The next trial: its load, and whether it may end early as under. `number` counts from 0.
+
+    `lengths`: its duration, in full lengths of a trial.
+    """
 
     number: int
     load: float
     kind: Kind
     early_under: bool
+    lengths: float = 1.0
 
 
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -336,6 +382,8 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     folder: str = ""
     figures: dict[str, float | None] = {}
+    sustained: bool | None = None  # null: not known, as of every trial that ended early
+    sustained_why: str = ""
 
 
 class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -356,6 +404,18 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     probes: int
     spent_s: float
     confirming_s: float  # part of spent_s: the confirmations
+    sustained: bool | None = None  # whether `steady` was confirmed over `lengths`; null: not known, "rules only"
+    sustained_why: str = ""
+    steady: float | None = None  # the steady knee: the highest load that held and did not grow
+    not_steady: float | None = None  # the lowest load that held by the rules and grew, or missed them when it went on
+    lengths: float = 1.0  # duration of the trials behind `steady`, in full lengths
+    run_spread: float | None = None  # variation from run to run in `interval`, as a share
+    run_spread_from: Literal["", "told", "learned", "simulated"] = ""
+
+    @property
+    def rules_only(self) -> bool:
+        """Whether a load was confirmed by the rules, and it is not shown that it can go on for ever."""
+        return self.confirmed is not None and self.sustained is not True
 
 
 @dataclass(slots=True)
@@ -372,12 +432,14 @@ class LoadSearch:
     most_probes: int = MOST_PROBES
     most_s: float = math.inf
     whole: bool = False
+    longer: float = 1.0  # duration of the trials that confirm a sustained load, in full lengths; 1: no such trials
+    run_spread: float | None = 0.0  # of the server, as a share; None: not told, to be learned
     told: list[TrialResult] = field(default_factory=list)
     stopped: str = ""
 
     @property
     def _valid_results(self) -> list[TrialResult]:
-        return [result for result in self.told if result.outcome != "invalid"]
+        return [result for result in self.told if result.outcome != "invalid" and result.ask.kind != "sustain"]
 
     def tell(self, told: TrialResult) -> None:
         """Record the result of a trial. An invalid trial says nothing about the load, and ends the search."""
@@ -391,8 +453,9 @@ class LoadSearch:
 
     def ask(self) -> NextTrial | None:
         """The next trial; None when the search has ended (see `answer`). The same trial until its result is told."""
-        if self._stop_reason():
-            return None
+        if reason := self._stop_reason():
+            load = self._next_sustain() if reason in ("found", "highest") else None
+            return None if load is None else self._trial(load, "sustain")
         bounds = self._bracket()
         if not isinstance(bounds, tuple):
             return self._trial(bounds, "bracket")
@@ -425,8 +488,60 @@ class LoadSearch:
                 load += 1 if self._extreme_load("under") == load else -1
         over = min((result.ask.load for result in self._valid_results if result.outcome == "over"), default=math.inf)
         # within the precision of a load known to be over, only a full-length run can tell the outcome
-        early = kind != "confirm" and load * (1 + self.precision) <= over
-        return NextTrial(number=len(self.told), load=load, kind=kind, early_under=early)
+        early = kind not in ("confirm", "sustain") and load * (1 + self.precision) <= over
+        lengths = self.longer if kind == "sustain" else 1.0
+        return NextTrial(number=len(self.told), load=load, kind=kind, early_under=early, lengths=lengths)
+
+    # -- the highest load that is sustained ----------------------------------------------------------------------------
+
+    @property
+    def _sustain_results(self) -> list[TrialResult]:
+        """The trials that say whether a load is sustained: longer ones, and confirmations that grew."""
+        return [
+            result
+            for result in self.told
+            if result.outcome != "invalid"
+            and (result.ask.kind == "sustain" or (result.ask.kind == "confirm" and result.sustained is False))
+        ]
+
+    def _steady_bracket(self) -> tuple[TrialResult | None, TrialResult | None]:
+        """The trial at the highest load that held and did not grow, and the one at the lowest load that did not."""
+        results = self._sustain_results
+        held = [result for result in results if _is_steady(result)]
+        missed = [result for result in results if not _is_steady(result)]
+        return (
+            max(held, key=lambda result: result.ask.load, default=None),
+            min(missed, key=lambda result: result.ask.load, default=None),
+        )
+
+    def _next_sustain(self) -> float | None:
+        """The load of the next trial that must be sustained; None when there is none to try."""
+        tried = [result for result in self.told if result.ask.kind == "sustain"]
+        spent_s = sum(result.spent_s for result in self.told)
+        held, missed = self._steady_bracket()
+        if len(tried) >= SUSTAINS or len(self.told) >= self.most_probes + SUSTAINS or spent_s >= self.most_s:
+            return None
+        if held is None and missed is None:
+            return self._top if self.longer > 1 else None
+        if missed is None:
+            return None  # the rules' own load is sustained
+        if held is None:
+            failed = len({result.ask.load for result in self._sustain_results})
+            load = self._top * (1 - min(self.precision * 2 ** (failed - 1), 0.5))
+            return self._not_again(load if load < missed.ask.load else missed.ask.load * (1 - self.precision))
+        if missed.ask.load <= held.ask.load * (1 + 1.1 * self.precision) + (1.5 if self.whole else 0.0):
+            return None
+        return self._not_again(math.sqrt(held.ask.load * missed.ask.load))
+
+    def _not_again(self, load: float) -> float | None:
+        load = float(round(load)) if self.whole else load
+        tried = {result.ask.load for result in self._sustain_results}
+        return None if load < self.low or load in tried else load
+
+    @property
+    def _top(self) -> float:
+        """The load that the rules allow: the highest confirmed one, or the highest that held."""
+        return self._confirmed or self._extreme_load("under") or self.low
 
     def _extreme_load(self, outcome: Outcome) -> float | None:
         """The highest load with the outcome under, or the lowest with the outcome over; None without one."""
@@ -452,7 +567,8 @@ class LoadSearch:
 
     def _belief(self, bounds: tuple[float, float]) -> Belief:
         noise = [result.noise for result in self._valid_results if result.noise > 0]
-        belief = Belief(*bounds, sigma=SIGMA_OF_NOISE * noise[-1] if noise else 0.01)
+        sigma = SIGMA_OF_NOISE * noise[-1] if noise else 0.01
+        belief = Belief(*bounds, sigma=sigma, run_spread=self.run_spread)
         for result in self._valid_results:
             lapse = LAPSE_EARLY if result.early and result.outcome == "under" else LAPSE
             belief.tell(result.offered, result.outcome == "under", lapse)
@@ -505,12 +621,16 @@ class LoadSearch:
         """The best answer known now."""
         held, missed = self._extreme_load("under"), self._extreme_load("over")
         reason = self._stop_reason()
-        interval = None
+        interval, spread = None, self.run_spread
         load = held
         bounds = self._bracket()
         if isinstance(bounds, tuple) and missed is not None and reason != "none":
-            interval = self._belief(bounds).interval()
+            belief = self._belief(bounds)
+            interval = belief.interval()
             load = interval.value
+            spread = belief.spread if spread is None else spread
+        steady, not_steady = self._steady_bracket()
+        sustained, sustained_why = self._sustained(steady, not_steady)
         return SearchAnswer(
             load=None if reason == "none" else load,
             interval=interval,
@@ -520,8 +640,30 @@ class LoadSearch:
             reason=reason,
             probes=len(self.told),
             spent_s=sum(result.spent_s for result in self.told),
-            confirming_s=sum(result.spent_s for result in self.told if result.ask.kind == "confirm"),
+            confirming_s=sum(result.spent_s for result in self.told if result.ask.kind in ("confirm", "sustain")),
+            sustained=sustained,
+            sustained_why=sustained_why,
+            steady=None if steady is None else steady.ask.load,
+            not_steady=None if not_steady is None else not_steady.ask.load,
+            lengths=self.longer,
+            run_spread=spread,
+            run_spread_from="learned" if self.run_spread is None else "told" if self.run_spread else "simulated",
         )
+
+    def _sustained(self, steady: TrialResult | None, not_steady: TrialResult | None) -> tuple[bool | None, str]:
+        """Whether the load of `steady` is sustained, and why: only a longer trial can show that it is."""
+        if steady is not None and steady.ask.lengths > 1:
+            times = f"held over {steady.ask.lengths:g} times the length of a trial; "
+            return steady.sustained, times + steady.sustained_why
+        if not_steady is not None:
+            return False, not_steady.sustained_why if not_steady.sustained is False else not_steady.why
+        if self._confirmed is None:
+            return None, "no load was confirmed"
+        return None, "no trial was longer than the rules ask for"
+
+
+def _is_steady(result: TrialResult) -> bool:
+    return result.outcome == "under" and result.sustained is not False
 
 
 def resume(search: LoadSearch, told: Iterable[TrialResult]) -> LoadSearch:

@@ -53,7 +53,7 @@ class Interrupted(Exception):
 
 def called(ask: NextTrial) -> str:
     """The name of the folder of a trial."""
-    return f"p{ask.number:02d}-{ask.load:.6g}{'-confirm' if ask.kind == 'confirm' else ''}"
+    return f"p{ask.number:02d}-{ask.load:.6g}{f'-{ask.kind}' if ask.kind in ('confirm', 'sustain') else ''}"
 
 
 @dataclass(slots=True)
@@ -218,6 +218,8 @@ class Trials:
             why=why,
             folder=folder.name,
             figures=experiment.figures(summary),
+            sustained=summary.sustainable.sustained if look is None else None,
+            sustained_why=summary.sustainable.why if look is None else "",
         )
 
     def finish(self, search: LoadSearch) -> SearchAnswer:
@@ -362,6 +364,17 @@ def loaded(workload: Workload, load: float) -> Workload:
             raise UserError(f"stage {stage.name!r} has no rate to search over", "stages", "give it poisson or constant")
         stages.append(stage.model_copy(update={"arrival": law}))
     return workload.model_copy(update={"stages": tuple(stages)})
+
+
+def lasting(workload: Workload, lengths: float) -> Workload:
+    """The workload of a trial with its stage so many times as long."""
+    stages = tuple(
+        stage
+        if stage.duration_ns is None
+        else stage.model_copy(update={"duration_ns": round(stage.duration_ns * lengths)})
+        for stage in workload.stages
+    )
+    return workload.model_copy(update={"stages": stages})
 
 
 def probing(workload: Workload, length_ns: int) -> Workload:

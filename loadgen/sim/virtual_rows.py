@@ -104,7 +104,8 @@ def outcome(
 _UNSENT_ROW = tuple(
     -1 if name.endswith("_ns") and name not in DURATIONS else value
     for name, value in (
-        (name, -1 if name.endswith("_tokens") or name in ("asked_output", "text") else 0) for name in ROW.names or ()
+        (name, -1 if name.endswith("_tokens") or name in ("asked_output", "text", "replica") else 0)
+        for name in ROW.names or ()
     )
 )
 """The row of a slot that was never sent."""
@@ -291,4 +292,5 @@ def _set_sent_rows(
     rows["input_source"] = np.where(refused, SOURCE[source], SOURCE["server"])
     rows["output_source"] = np.where(columns["got"] > 0, SOURCE["server"], 0)
     rows["reused"] = 1
+    rows["replica"] = columns["replica"]
     rows["text"] = np.where(failed, np.where(refused, 1, np.where(cut, 2, 0)), -1)

@@ -228,6 +228,7 @@ def execute(
     from loadgen.execution.plan import plan, prepare
     from loadgen.metrics import summary_json
     from loadgen.metrics.summary import summarize
+    from loadgen.requests import resonance
     from loadgen.results import checksums, manifest, store
 
     preset = load_preset(name, f"--target {SCHEME}")
@@ -260,6 +261,10 @@ def execute(
         drain_ns=workload.drain_ns,
     )
     header = _final_header(header, preset, course, requests)
+    if preset.routing == "round_robin" and (
+        text := resonance.warning(workload.requests, requests, len(course.replicas), "replica", len(results.rows))
+    ):
+        header = msgspec.structs.replace(header, notes=(*header.notes, text))
     cpu_s = process_time() - started
     seconds = [_own_second(results, course, cpu_s)]
     summary = summarize(header, results.rows, results.gaps, results.timeline, seconds, list(TEXTS), _no_errors(results))

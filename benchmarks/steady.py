@@ -1,0 +1,89 @@
+"""Whether a rate of the MLPerf-style Server or Interactive test is sustained: one simulated run each, of any length.
+
+    python benchmarks/steady.py gb300-rack server 3515 --length 1200
+
+SIMULATED, and nothing else is measured: the engine, the rules and the test for growth, without files of a run, so that
+20 minutes of a rack take one CPU-minute. `loadgen mlperf server --find-peak` finds such rates itself, in more runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.execution.backends import virtual
+from loadgen.metrics import columns, sustainable
+from loadgen.metrics.columns import Columns
+from loadgen.mlperf import result as mlperf
+from loadgen.mlperf import rules
+from loadgen.mlperf import run as mlperf_run
+from loadgen.results.manifest import Header, StagePlan
+from loadgen.schedule import timetable
+from loadgen.sim.presets.preset import load_preset
+
+BENCHMARK = "llama2-70b"
+
+
+def run(preset_name: str, scenario: Any, rate: float, length_s: float, round_name: str | None = None) -> dict[str, Any]:
+    """The figures of one run from empty, at full length."""
+    test = rules.test(BENCHMARK, scenario, round_name, min_duration_s=length_s)
+    data = mlperf_run.synthetic(test)
+    asked: Any = data.requests
+    inputs, outputs = asked.input_tokens.values, asked.output_tokens.values
+    workload = mlperf_run.workload(replace(test, samples=1), data, qps=rate)
+    preset = load_preset(preset_name)
+    made, _ = virtual.simulate(
+        timetable.build(workload, test.seeds.schedule),
+        lambda number: (inputs[number % len(inputs)], outputs[number % len(outputs)], ()),
+        costs=preset.costs,
+        limits=preset.limits,
+        speeds=preset.speeds,
+        routing=preset.routing,
+    )
+    rows = made.rows
+    measured, warmup = Columns(rows), Columns(rows[:0])
+    inside = columns.window(measured, (measured, warmup))
+    header = Header(state="finished", stages=(StagePlan(arrival=f"poisson {rate:g}/s", rate=rate),))
+    grows = sustainable.of_rows(measured, (measured, warmup), inside, header)
+    trace = mlperf.trace({name: rows[name].copy() for name in mlperf_run.COLUMNS})
+    judged = mlperf.reduce(trace, test, target_qps=rate, simulated=True)
+    return {
+        "preset": preset_name,
+        "scenario": scenario,
+        "round": test.round,
+        "rate_per_s": rate,
+        "length_s": length_s,
+        "queries": judged.queries,
+        "valid": judged.valid,
+        "reasons": [reason.text for reason in judged.reasons],
+        "p99_ms": {check.metric: (check.value_ns or 0) / 1e6 for check in judged.checks},
+        "tokens_per_s_whole_run": judged.whole_tokens_per_s,
+        "tokens_per_s_loadgen_window": judged.completed_tokens_per_s,
+        "sustainable": msgspec.to_builtins(grows),
+    }
+
+
+def main() -> None:
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("preset")
+    flags.add_argument("scenario", choices=("server", "interactive"))
+    flags.add_argument("rate", type=float, nargs="+")
+    flags.add_argument("--length", type=float, default=1200.0, help="s")
+    flags.add_argument("--round", dest="round_name")
+    flags.add_argument("--into", type=Path, help="a JSON file that keeps every run; those that are there stay")
+    given = flags.parse_args()
+    for rate in given.rate:
+        found = run(given.preset, given.scenario, rate, given.length, given.round_name)
+        print(json.dumps(found, indent=1), flush=True)
+        if given.into:
+            kept = json.loads(given.into.read_text()) if given.into.is_file() else []
+            given.into.write_text(json.dumps([*kept, found], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
