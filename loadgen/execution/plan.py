@@ -431,6 +431,7 @@ def _stage_plan(workload: Workload, timetable: Schedule, index: int) -> manifest
         slots=None if span.chains is None else span.chains * span.turns,
         rate=getattr(stage.arrival, "rate", None),
         concurrency=span.lanes or None,
+        first_slot=span.first_chain * span.turns,
     )
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loadgen.results.manifest import StagePlan
+
 OK, FAILED, DROPPED, CANCELLED, LOST = range(len(STATUSES))
 
 
@@ -75,7 +77,9 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     """The intervals that rates are divided by.
 
     `start_s` to `end_s` is the measured window: first measured due instant to last measured `last_token`. `steady`:
-    first to last measured due instant. `last_issued`: first measured due instant to the end of the request that was
+    from when only measured load is in flight (no request of an earlier stage any more, and in a closed loop all lanes
+    have begun), which without a warm-up is the first measured due instant, to the last measured due instant.
+    `last_issued`: first measured due instant to the end of the request that was
     issued last (MLPerf LoadGen's definition). `whole`: start of the run to the last end of a body, warm-up included.
     """
 
@@ -263,9 +267,29 @@ def span(start_ns: float, end_ns: float) -> Span:
     return Span(start_s=start_ns / 1e9, end_s=end_ns / 1e9, duration_s=(end_ns - start_ns) / 1e9)
 
 
-def window(measured: Columns, everything: Sequence[Columns]) -> Window:
+def settled_ns(own: Columns, earlier: Columns, plan: StagePlan, turns: int) -> int:
+    """From when the load of a stage runs alone and in full: no request of an earlier stage is in flight, and in a
+    closed loop every lane has sent its first request. `own`: its rows, and `earlier` those of the stages before it.
+    """
+    alone = int(earlier["done_ns"].max(initial=-1))
+    return max(alone, int(own["due_ns"][first_round(own, plan, turns)].max(initial=-1)))
+
+
+def first_round(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
+    """Which rows of a stage are the first requests of its lanes; none in an open loop, or where the plan is too old.
+
+    The chains of a stage are numbered lane after lane, so the first round has the lowest numbers.
+    """
+    if not plan.concurrency or plan.first_slot is None:
+        return np.zeros(len(columns), bool)
+    first: NDArray[np.bool_] = columns["slot"] < plan.first_slot + plan.concurrency * turns
+    first &= columns["turn"] == 0
+    return first
+
+
+def window(measured: Columns, everything: Sequence[Columns], settled_ns: int = -1) -> Window:
     """The intervals that the rates of `measured` are divided by, as `Window` defines them. `everything`: rows of all
-    stages.
+    stages. `settled_ns`: from when only measured load is in flight.
     """
     last_body = max((int(part["done_ns"].max(initial=-1)) for part in everything), default=-1)
     whole = span(0, last_body)
@@ -283,7 +307,7 @@ def window(measured: Columns, everything: Sequence[Columns]) -> Window:
         start_s=inside.start_s,
         end_s=inside.end_s,
         duration_s=inside.duration_s,
-        steady=span(first, last),
+        steady=span(max(first, settled_ns), last),
         last_issued=span(first, issued_end),
         whole=whole,
     )
@@ -307,6 +331,16 @@ def within(instants_ns: NDArray[np.int64], stretch: Span | Window) -> NDArray[np
     if stretch.start_s is None or stretch.end_s is None:
         return np.zeros(len(instants_ns), bool)
     return (instants_ns >= round(stretch.start_s * 1e9)) & (instants_ns <= round(stretch.end_s * 1e9))
+
+
+def ended_within(instants_ns: NDArray[np.int64], stretch: Span | Window) -> NDArray[np.bool_]:
+    """Which instants lie in an interval, without its start: what ends in the instant in which it begins was before it.
+
+    So lanes in step, which all begin and end together, are counted once a round.
+    """
+    if stretch.start_s is None:
+        return np.zeros(len(instants_ns), bool)
+    return within(instants_ns, stretch) & (instants_ns > round(stretch.start_s * 1e9))
 
 
 def in_flight(everything: Sequence[Columns], stretch: Span | Window) -> tuple[float | None, int | None]:
@@ -373,7 +407,7 @@ def load(
     )  # later turns wait for the turn before: their gaps are not planned
     stages = measured["stage"][with_gap]
     mean, largest = in_flight(everything, inside)
-    ended = sum(int((within(part["end_ns"], inside.steady) & part.where(OK)).sum()) for part in everything)
+    ended = int((ended_within(measured["end_ns"], inside.steady) & measured.where(OK)).sum())
     return Load(
         arrival=arrival,
         offered_rps=rate(measured["due_ns"][open_loop & measured.attempted]),
@@ -388,7 +422,7 @@ def load(
 
 
 def steady_events(timeline: Sequence[NDArray[np.int64]], stretch: Span) -> float | None:
-    """Output events of all stages in an interval, from counts in bins of BIN_NS; None when there are no events.
+    """Output events of some stages in an interval, from counts in bins of BIN_NS; None when there are no events.
 
     A bin that an end of the interval cuts counts in proportion.
     """
@@ -446,7 +480,6 @@ def token_spans(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64],
 
 def goodput(
     measured: Columns,
-    everything: Sequence[Columns],
     slo: Slo | None,
     inside: Window,
     gaps: Histogram,
@@ -464,7 +497,7 @@ def goodput(
     good = int(meets(measured, slo).sum())
     results = tuple(_term_result(measured, term, gaps, unrecorded) for term in slo.terms)
     share = good / counted if counted else None
-    steady = sum(int((meets(part, slo) & within(part["end_ns"], inside.steady)).sum()) for part in everything)
+    steady = int((meets(measured, slo) & ended_within(measured["end_ns"], inside.steady)).sum())
     share_met = slo.goodput_share is None or (share is not None and share >= slo.goodput_share)
     return Goodput(
         rps=per_second(good, inside),

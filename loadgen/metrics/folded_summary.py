@@ -52,12 +52,14 @@ def summarize(
     stage_measured = [stage.measured for stage in header.stages] or [True]
     measured, warmup = accumulator.measured(), accumulator.measured(False)
     everything = (measured, warmup)
-    inside = window(measured, everything)
+    first_measured = stage_measured.index(True) if True in stage_measured else 0
+    inside = window(measured, everything, _settled_ns(accumulator, first_measured))
+    own_timeline = [counts for i, counts in enumerate(timeline) if i < len(stage_measured) and stage_measured[i]]
     missing = [_unrecorded(header, accumulator, i) for i in range(len(stage_measured))]
     lost = sum(count for count, is_measured in zip(missing, stage_measured, strict=True) if is_measured)
     pooled = pooled_of(gaps[i] for i in range(min(len(gaps), len(stage_measured))) if stage_measured[i])
     arrivals = [stage.arrival for stage in header.stages if stage.measured and stage.arrival]
-    tokens = _tokens(measured, everything, inside, columns.steady_events(timeline, inside.steady))
+    tokens = _tokens(measured, everything, inside, columns.steady_events(own_timeline, inside.steady))
     targets = tuple(_targets(header, accumulator, inside))
     inter_chunk = pooled.distribution()
     itl_absent = _itl_absent(measured, inter_chunk)
@@ -93,13 +95,13 @@ def summarize(
         send_lag_ms=_distribution(measured, "send_lag"),
         client_lag_ms=_distribution(measured, "client_lag"),
         stamp_error_ms=_distribution(measured, "stamp_error"),
-        goodput=_goodput(header, measured, everything, inside, pooled, lost),
-        sessions=_sessions(accumulator, measured, everything, inside),
+        goodput=_goodput(header, measured, inside, pooled, lost),
+        sessions=_sessions(accumulator, measured, inside),
         client=_client(measured, header, inside, seconds),
         stages=tuple(_stages(header, accumulator, everything, gaps, timeline, missing, seconds)),
         targets=targets,
         rack=rack_of(targets, tokens.output_per_s),
-        drift=_drift(accumulator, measured, everything, inside, timeline),
+        drift=_drift(accumulator, measured, inside, own_timeline),
         kept=header.keep,
     )
     signs = Signs(
@@ -122,7 +124,13 @@ def _unrecorded(header: Header, accumulator: Accumulator, stage: int) -> int:
     return 0 if planned is None else max(0, planned - accumulator.stages[stage].sums.get("rows", 0))
 
 
-def window(cell: Cell, everything: Sequence[Cell]) -> Window:
+def _settled_ns(accumulator: Accumulator, stage: int) -> int:
+    """From when the load of a stage, and nothing else, is in flight, as `columns.settled_ns`."""
+    earlier = [cell.most.get("done_ns", -1) for cell in accumulator.stages[:stage]]
+    return max((*earlier, -1, accumulator.stages[stage].most.get("lane_due", -1)))
+
+
+def window(cell: Cell, everything: Sequence[Cell], settled_ns: int = -1) -> Window:
     """The windows of a cell, as `columns.window` defines them."""
     whole = span(0, max(part.most.get("done_ns", -1) for part in everything))
     if not cell.sums.get("due"):
@@ -136,7 +144,7 @@ def window(cell: Cell, everything: Sequence[Cell]) -> Window:
         start_s=inside.start_s,
         end_s=inside.end_s,
         duration_s=inside.duration_s,
-        steady=span(first, last),
+        steady=span(max(first, settled_ns), last),
         last_issued=span(first, issued),
         whole=whole,
     )
@@ -162,7 +170,7 @@ def _load(cell: Cell, everything: Sequence[Cell], inside: Window, arrival: str, 
         offered_rps=_rate(cell, "open_due"),
         achieved_rps=_rate(cell, "sent"),
         completed_rps=per_second(cell.sums.get("ok", 0), inside),
-        steady_completed_rps=per_second(_amount_in(everything, "ok", inside.steady), inside.steady),
+        steady_completed_rps=per_second(_amount_in([cell], "ok", inside.steady), inside.steady),
         in_flight_mean=mean,
         in_flight_max=_most_in_flight(seconds, inside),
     )
@@ -209,10 +217,8 @@ def _tokens(cell: Cell, everything: Sequence[Cell], inside: Window, events: floa
     output, prompt, cached = (_sum(cell, f"{side}_tokens") for side in ("output", "input", "cached"))
     base, event_count, comparable = _sum(cell, "cached_base"), sums.get("events", 0), sums.get("comparable", 0)
     spread = events * sums["billed"] / event_count if events is not None and event_count else None
-    steady_output = per_second(
-        _amount_in(everything, "output", inside.steady) if spread is None else spread, inside.steady
-    )
-    steady_input = per_second(_amount_in(everything, "input", inside.steady), inside.steady)
+    steady_output = per_second(_amount_in([cell], "output", inside.steady) if spread is None else spread, inside.steady)
+    steady_input = per_second(_amount_in([cell], "input", inside.steady), inside.steady)
     part_sums = [part_sum for part in everything if (part_sum := _sum(part, "output_tokens")) is not None]
     total = None if output is None or prompt is None else output + prompt
     steady_total = (
@@ -267,9 +273,7 @@ def _disagreement(cell: Cell, template_tokens: int | None) -> float | None:
     return (cell.sums["both_said"] - ours) / ours
 
 
-def _goodput(
-    header: Header, cell: Cell, everything: Sequence[Cell], inside: Window, gaps: Histogram, unrecorded: int
-) -> Goodput:
+def _goodput(header: Header, cell: Cell, inside: Window, gaps: Histogram, unrecorded: int) -> Goodput:
     """As `columns.goodput`. The counts, and whether a term is met, are exact; quantiles are those of histograms."""
     slo = header.slo
     if slo is None:
@@ -308,7 +312,7 @@ def _goodput(
     share_met = slo.goodput_share is None or (share is not None and share >= slo.goodput_share)
     return Goodput(
         rps=per_second(good, inside),
-        steady_rps=per_second(_amount_in(everything, "good", inside.steady), inside.steady),
+        steady_rps=per_second(_amount_in([cell], "good", inside.steady), inside.steady),
         share=share,
         good=good,
         counted=counted,
@@ -318,7 +322,7 @@ def _goodput(
     )
 
 
-def _sessions(accumulator: Accumulator, cell: Cell, everything: Sequence[Cell], inside: Window) -> Sessions | None:
+def _sessions(accumulator: Accumulator, cell: Cell, inside: Window) -> Sessions | None:
     cut, cancelled = accumulator.cut()
     whole = cell.sums.get("sessions", 0)
     if not whole and not cut and not cancelled:
@@ -329,7 +333,7 @@ def _sessions(accumulator: Accumulator, cell: Cell, everything: Sequence[Cell], 
         cut=cut,
         ok=good,
         ok_per_s=per_second(good, inside),
-        steady_ok_per_s=per_second(_amount_in(everything, "session", inside.steady), inside.steady),
+        steady_ok_per_s=per_second(_amount_in([cell], "session", inside.steady), inside.steady),
         duration_ms=_distribution(cell, "session"),
     )
 
@@ -351,7 +355,7 @@ def _stages(
 ) -> Iterator[StageSummary]:
     for i, stage in enumerate(header.stages):
         cell = accumulator.stages[i]
-        inside = window(cell, [cell])
+        inside = window(cell, [cell], _settled_ns(accumulator, i))
         pooled = gaps[i] if i < len(gaps) else Histogram()
         yield StageSummary(
             name=stage.name,
@@ -361,12 +365,12 @@ def _stages(
             window=inside,
             requests=_requests(cell, missing[i]),
             load=_load(cell, everything, inside, stage.arrival, seconds),
-            tokens=_tokens(cell, everything, inside, columns.steady_events(timeline, inside.steady)),
+            tokens=_tokens(cell, everything, inside, columns.steady_events(timeline[i : i + 1], inside.steady)),
             ttft_ms=_distribution(cell, "ttft"),
             tpot_ms=_distribution(cell, "tpot"),
             inter_chunk_ms=pooled.distribution(),
             e2e_ms=_distribution(cell, "e2e"),
-            goodput=_goodput(header, cell, everything, inside, pooled, missing[i]),
+            goodput=_goodput(header, cell, inside, pooled, missing[i]),
         )
 
 
@@ -383,7 +387,7 @@ def _targets(header: Header, accumulator: Accumulator, inside: Window) -> Iterat
             ttft_ms=_distribution(cell, "ttft"),
             tpot_ms=_distribution(cell, "tpot"),
             e2e_ms=_distribution(cell, "e2e"),
-            goodput=_goodput(header, cell, everything, inside, Histogram(), 0),
+            goodput=_goodput(header, cell, inside, Histogram(), 0),
             own_output_per_s=own.output_per_s,
         )
 
@@ -391,7 +395,6 @@ def _targets(header: Header, accumulator: Accumulator, inside: Window) -> Iterat
 def _drift(
     accumulator: Accumulator,
     measured: Cell,
-    everything: Sequence[Cell],
     inside: Window,
     timeline: Sequence[NDArray[np.int64]],
 ) -> drift.Drift:
@@ -404,7 +407,7 @@ def _drift(
         if not events:
             return None
         if sums is None:
-            return _amount_in(everything, "output", stretch)
+            return _amount_in([measured], "output", stretch)
         return columns.events_between(sums, stretch) * billed / events
 
     figures_by_block = [

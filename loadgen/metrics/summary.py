@@ -183,14 +183,17 @@ def summarize(
     everything = (measured, warmup)
     unrecorded = _unrecorded(header.stages, rows)
     missing = int(unrecorded[measured_stages].sum())
-    inside = metrics.window(measured, everything)
+    first_measured = int(np.argmax(measured_stages))
+    earlier = Columns(warmup, warmup["stage"] < first_measured)
+    inside = metrics.window(measured, everything, _settled_ns(header, first_measured, measured, earlier))
+    own_timeline = [counts for i, counts in enumerate(timeline) if i < len(measured_stages) and measured_stages[i]]
     pooled = pooled_of(gaps[i] for i in range(min(len(gaps), len(measured_stages))) if measured_stages[i])
     requests = blocks.requests(measured, texts, missing)
     arrivals = [stage.arrival for stage in header.stages if stage.measured and stage.arrival]
     load = _load(measured, everything, inside, header, ", then ".join(arrivals))
-    tokens = blocks.tokens(measured, everything, inside, metrics.steady_events(timeline, inside.steady))
+    tokens = blocks.tokens(measured, everything, inside, metrics.steady_events(own_timeline, inside.steady))
     targets = tuple(_targets(header, everything, inside, texts))
-    goodput = metrics.goodput(measured, everything, header.slo, inside, pooled, missing)
+    goodput = metrics.goodput(measured, header.slo, inside, pooled, missing)
     ok = measured.where(OK)
     sent = measured["sent_ns"] >= 0
     inter_chunk = pooled.distribution()
@@ -226,12 +229,12 @@ def summarize(
         client_lag_ms=_distribution(measured, "client_lag", sent),
         stamp_error_ms=_distribution(measured, "stamp_error", sent),
         goodput=goodput,
-        sessions=blocks.sessions(measured, everything, inside, header.turns),
+        sessions=blocks.sessions(measured, inside, header.turns),
         client=blocks.client(measured, seconds, inside, header.workers),
         stages=(),
         targets=targets,
         rack=rack_of(targets, tokens.output_per_s),
-        drift=drift.of_rows(measured, inside.steady, blocks.tokens_over_time(measured, everything, timeline)),
+        drift=drift.of_rows(measured, inside.steady, blocks.tokens_over_time(measured, own_timeline)),
     )
     stages = tuple(_stages(header, rows, everything, gaps, timeline, texts, unrecorded, summary))
     return judged(header, msgspec.structs.replace(summary, stages=stages), _verdict_inputs(header, measured), seconds)
@@ -317,6 +320,14 @@ def _load(measured: Columns, everything: Sequence[Columns], inside: Window, head
     return metrics.load(measured, everything, inside, closed, arrival)
 
 
+def _settled_ns(header: Header, stage: int, own: Columns, earlier: Columns) -> int:
+    """From when the load of a stage, and nothing else, is in flight."""
+    if not header.stages:
+        return -1
+    # of a run with several measured stages, the first of them
+    return metrics.settled_ns(Columns(own, own["stage"] == stage), earlier, header.stages[stage], header.turns)
+
+
 def _stages(
     header: Header,
     rows: NDArray[np.void],
@@ -335,7 +346,8 @@ def _stages(
             yield _only_measured_stage(stage, same_kind, summary)
             continue
         columns = same_kind if only_of_kind else Columns(same_kind, same_kind["stage"] == i)
-        inside = metrics.window(columns, [columns])
+        earlier = Columns(rows, rows["stage"] < i)
+        inside = metrics.window(columns, [columns], _settled_ns(header, i, columns, earlier))
         pooled = gaps[i] if i < len(gaps) else Histogram()
         ok = columns.where(OK)
         missing = int(unrecorded[i])
@@ -347,12 +359,14 @@ def _stages(
             window=inside,
             requests=blocks.requests(columns, texts, missing),
             load=_load(columns, everything, inside, header, stage.arrival),
-            tokens=blocks.tokens(columns, everything, inside, metrics.steady_events(timeline, inside.steady)),
+            tokens=blocks.tokens(
+                columns, everything, inside, metrics.steady_events(timeline[i : i + 1], inside.steady)
+            ),
             ttft_ms=_distribution(columns, "ttft", ok),
             tpot_ms=_distribution(columns, "tpot", ok),
             inter_chunk_ms=pooled.distribution(),
             e2e_ms=_distribution(columns, "e2e", ok),
-            goodput=metrics.goodput(columns, everything, header.slo, inside, pooled, missing),
+            goodput=metrics.goodput(columns, header.slo, inside, pooled, missing),
         )
 
 
@@ -400,7 +414,7 @@ def _targets(
             ttft_ms=_distribution(columns, "ttft", ok),
             tpot_ms=_distribution(columns, "tpot", ok),
             e2e_ms=_distribution(columns, "e2e", ok),
-            goodput=metrics.goodput(columns, target_parts, header.slo, inside, Histogram()),
+            goodput=metrics.goodput(columns, header.slo, inside, Histogram()),
             own_output_per_s=blocks.tokens(
                 columns, target_parts, metrics.window(columns, target_parts), None
             ).output_per_s,

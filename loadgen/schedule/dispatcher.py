@@ -44,8 +44,8 @@ class Dispatcher:
 
     A closed-loop stage takes over from the stage before it place by place: each of its lanes begins when the requests
     (and lanes, and conversations) of earlier stages leave a place free. So the number in flight never exceeds the lanes
-    of the stage, also at the end of a warm-up. After a closed loop that ends with its requests, the takeover begins when
-    its first lane has nothing more to send.
+    of the stage, also at the end of a warm-up. After a closed loop that ends with its requests, the stage begins when
+    the first lane of that one has nothing more to send.
     """
 
     __slots__ = (
