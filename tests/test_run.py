@@ -491,3 +491,15 @@ def test_wrong_workloads_never_reach_a_server(tmp_path: Path) -> None:
     with pytest.raises(Faults):
         go(tmp_path, "http://127.0.0.1:1", request_rate="-3")
     assert not (tmp_path / "out").exists()
+
+
+def test_no_process_of_a_run_executes_code_from_the_current_folder(tmp_path: Path, endpoint: Embedded) -> None:
+    (tmp_path / "numpy.py").write_text("from pathlib import Path\nPath(__file__).with_name('executed').touch()\n")
+    load = ["run", "qa", "--url", endpoint.url, "-n", "4", "-c", "2", "--workers", "2", "--output-tokens", "4"]
+    for command in (load, ["run", "qa", "-n", "2", "-c", "1", "--output-tokens", "2"]):
+        ended = subprocess.run(
+            [sys.executable, "-P", "-m", "loadgen", *command, "--out", str(tmp_path / f"out{len(command)}")],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert "ok" in ended.stdout, ended.stderr
+    assert not (tmp_path / "executed").exists()

@@ -15,13 +15,13 @@ import os
 import pickle
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from loadgen_sdk.dialects.body import body as make_body
 from loadgen_sdk.request import Request
 
+from loadgen import child_process
 from loadgen.execution.bodies import UNKNOWN, Bodies
 from loadgen.results.record import SOURCES, Built
 from loadgen.schedule.timetable import Schedule, StageSpan
@@ -53,7 +53,7 @@ class BodyPrefetch(Bodies):
         self._outgoing = bytearray()
         self._all_received: asyncio.Future[None] | None = None
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "loadgen.execution.body_prefetch"],
+            child_process.command("loadgen.execution.body_prefetch"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

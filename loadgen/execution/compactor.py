@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen import child_process
 from loadgen.metrics.accumulator import Accumulator
 from loadgen.results import manifest, slot_ranges, store
 from loadgen.results.parquet import to_table
@@ -39,7 +40,7 @@ class Compactor:
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "loadgen.execution.compactor", str(folder)],
+            child_process.command("loadgen.execution.compactor", str(folder)),
             stdin=subprocess.PIPE,
             start_new_session=True,
         )

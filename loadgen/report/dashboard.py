@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen import format
+from loadgen import child_process, format
 from loadgen.limits import CPU_SHARE
 from loadgen.metrics import columns as metrics
 from loadgen.metrics.columns import CANCELLED, OK, UNDEFINED, Columns
@@ -358,7 +358,7 @@ class Dashboard:
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "loadgen.report.dashboard", str(folder)],
+            child_process.command("loadgen.report.dashboard", str(folder)),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C goes to the run only

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from loadgen import child_process
 from loadgen.errors import UserError
 from loadgen.server_metrics import series
 from loadgen.server_metrics.series import MetricSample
@@ -297,7 +298,7 @@ class Scraper:
             return
         with suppress(OSError):  # if no process can be started, no page is read
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "loadgen.server_metrics.scraper", str(folder)],
+                child_process.command("loadgen.server_metrics.scraper", str(folder)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -20,6 +20,7 @@ import sys
 from dataclasses import asdict
 from time import monotonic_ns
 
+from loadgen import child_process
 from loadgen.errors import Fault, TargetError
 from loadgen.execution.backends.single import Share, work
 from loadgen.execution.driver import Driver
@@ -36,7 +37,7 @@ HEAD_START_NS = 200_000_000  # from the last `ready` to instant 0: enough for ev
 def start(job: bytes, i: int, workers: int) -> subprocess.Popen[bytes]:
     """Start a process for share `i` of `workers` of a pickled Job. It writes into the job's folder."""
     worker = subprocess.Popen(
-        [sys.executable, "-m", "loadgen.execution.backends.worker"],
+        child_process.command("loadgen.execution.backends.worker"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which passes it on once

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 from types import TracebackType
 
 import msgspec
 
+from loadgen import child_process
 from loadgen.errors import TargetError
 from loadgen.sim.server.options import Options
 
@@ -55,7 +55,7 @@ class Embedded:
 
 def start(options: Options | None = None) -> Embedded:
     """Start the endpoint in a new child process and return when it listens. Raises TargetError if it does not start."""
-    command = [sys.executable, "-P", "-m", "loadgen.sim.server.process"]  # -P: import nothing from the current folder
+    command = child_process.command("loadgen.sim.server.process")
     if threading.current_thread() is threading.main_thread():  # the kernel watches the starting thread, not the process
         command.append("--die-with-parent")
     child = subprocess.Popen(
