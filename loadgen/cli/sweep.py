@@ -127,7 +127,7 @@ def sweep(
         raise Faults(faults)
     name = run_id(f"sweep-{next(iter(grid.values())).name}", datetime.now().astimezone())
     parent = settings.out or Path("results") / name
-    settings = replace(settings, out=parent)
+    settings = replace(settings, out=parent, leave_out_first_round=kind == "concurrency")
     with store.nothing_left(parent):
         return _run(workload, grid, kind, overrides, settings, plain=plain, as_json=as_json, as_markdown=as_markdown)
 

@@ -204,7 +204,11 @@ class Accumulator:
             columns = Columns(rows, in_stage)
             self._fold(self.stages[stage], columns, texts, (*LATENCIES, *OWN), bool(self._closed[stage]))
             self._conversations(self.stages[stage], columns)
-            first = columns["due_ns"][metrics.first_round(columns, self._stages[stage], self._turns)]
+            plan = self._stages[stage]
+            lane_ends = columns["done_ns"][metrics.last_round(columns, plan, self._turns)]
+            if len(lane_ends):
+                self.stages[stage].histogram("lane_end").add(lane_ends)
+            first = columns["due_ns"][metrics.first_round(columns, plan, self._turns)]
             self.stages[stage].most["lane_due"] = max(
                 self.stages[stage].most.get("lane_due", -1), int(first.max(initial=-1))
             )

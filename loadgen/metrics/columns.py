@@ -6,7 +6,7 @@ definitions per request are those of `loadgen_sdk.measures`, here over columns; 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from loadgen.results.record import BIN_NS, ROW, STATUSES
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import SUPPORT, Histogram, index, milliseconds, name, support
+from loadgen.units import LONGEST_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ OK, FAILED, DROPPED, CANCELLED, LOST = range(len(STATUSES))
 COUNT_DISAGREEMENT = 0.02  # between two counts of the same tokens
 LENGTH_MISMATCH = 0.02  # of requests whose output is not as long as asked
 CACHED_SHARE = 0.05  # of prompt tokens, when the workload declares no sharing
+LANES_ENDED = 0.05  # of the lanes of a closed loop: when these have no more to send, the load is not full any more
 GAP_VARIATION = 0.10  # between the planned and the real coefficient of variation of send gaps
 GAPS_NEEDED = 30  # fewer send gaps than this say nothing about their variation
 ITL_TOKENS_PER_EVENT = 0.01  # share of events with a second token, above which inter-chunk gaps are not ITL
@@ -77,10 +79,10 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     """The intervals that rates are divided by.
 
     `start_s` to `end_s` is the measured window: first measured due instant to last measured `last_token`. `steady`:
-    from when only measured load is in flight (no request of an earlier stage any more, and in a closed loop all lanes
-    have begun), which without a warm-up is the first measured due instant, to the last measured due instant.
-    `last_issued`: first measured due instant to the end of the request that was
-    issued last (MLPerf LoadGen's definition). `whole`: start of the run to the last end of a body, warm-up included.
+    first to last measured due instant, less the time in which requests of an earlier stage are in flight and, in a
+    closed loop, in which lanes have still to begin or (LANES_ENDED of them) nothing more to send. `last_issued`: first
+    measured due instant to the end of the request that was issued last (MLPerf LoadGen's definition). `whole`: start of
+    the run to the last end of a body, warm-up included.
     """
 
     start_s: float | None = None
@@ -267,12 +269,25 @@ def span(start_ns: float, end_ns: float) -> Span:
     return Span(start_s=start_ns / 1e9, end_s=end_ns / 1e9, duration_s=(end_ns - start_ns) / 1e9)
 
 
-def settled_ns(own: Columns, earlier: Columns, plan: StagePlan, turns: int) -> int:
-    """From when the load of a stage runs alone and in full: no request of an earlier stage is in flight, and in a
-    closed loop every lane has sent its first request. `own`: its rows, and `earlier` those of the stages before it.
+class FullLoad(NamedTuple):
+    """The time in which the load of a stage runs alone and in full, in ns from the start of the run."""
+
+    start_ns: int = -1
+    end_ns: int = LONGEST_NS
+
+
+def full_load(own: Columns, earlier: Columns, plan: StagePlan, turns: int) -> FullLoad:
+    """From when no request of an earlier stage is in flight and, in a closed loop, every lane has sent its first
+    request; until, in a closed loop with a count, some lanes have nothing more to send. `own`: the rows of the stage,
+    `earlier`: those of the stages before it.
     """
-    alone = int(earlier["done_ns"].max(initial=-1))
-    return max(alone, int(own["due_ns"][first_round(own, plan, turns)].max(initial=-1)))
+    start_ns = int(earlier["done_ns"].max(initial=-1))
+    start_ns = max(start_ns, int(own["due_ns"][first_round(own, plan, turns)].max(initial=-1)))
+    lane_ends = own["done_ns"][last_round(own, plan, turns)]
+    if not len(lane_ends):
+        return FullLoad(start_ns)
+    place = index(len(lane_ends), LANES_ENDED)
+    return FullLoad(start_ns, int(np.partition(lane_ends, place)[place]))
 
 
 def first_round(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
@@ -287,10 +302,20 @@ def first_round(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.boo
     return first
 
 
-def window(measured: Columns, everything: Sequence[Columns], settled_ns: int = -1) -> Window:
+def last_round(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
+    """Which rows of a stage end the last request of a lane, where its plan says how many requests there are."""
+    if not plan.concurrency or plan.first_slot is None or plan.slots is None:
+        return np.zeros(len(columns), bool)
+    last: NDArray[np.bool_] = columns["slot"] >= plan.first_slot + plan.slots - plan.concurrency * turns
+    last &= (columns["turn"] == turns - 1) & columns.where(OK)
+    return last
+
+
+def window(measured: Columns, everything: Sequence[Columns], full: FullLoad | None = None) -> Window:
     """The intervals that the rates of `measured` are divided by, as `Window` defines them. `everything`: rows of all
-    stages. `settled_ns`: from when only measured load is in flight.
+    stages. `full`: the time in which the measured load runs alone and in full.
     """
+    full = full or FullLoad()
     last_body = max((int(part["done_ns"].max(initial=-1)) for part in everything), default=-1)
     whole = span(0, last_body)
     due = measured["due_ns"][measured.attempted]
@@ -307,7 +332,7 @@ def window(measured: Columns, everything: Sequence[Columns], settled_ns: int = -
         start_s=inside.start_s,
         end_s=inside.end_s,
         duration_s=inside.duration_s,
-        steady=span(max(first, settled_ns), last),
+        steady=span(max(first, full.start_ns), min(last, full.end_ns)),
         last_issued=span(first, issued_end),
         whole=whole,
     )

@@ -53,7 +53,8 @@ def summarize(
     measured, warmup = accumulator.measured(), accumulator.measured(False)
     everything = (measured, warmup)
     first_measured = stage_measured.index(True) if True in stage_measured else 0
-    inside = window(measured, everything, _settled_ns(accumulator, first_measured))
+    last_measured = max((i for i, is_measured in enumerate(stage_measured) if is_measured), default=0)
+    inside = window(measured, everything, _full_load(accumulator, first_measured, last_measured))
     own_timeline = [counts for i, counts in enumerate(timeline) if i < len(stage_measured) and stage_measured[i]]
     missing = [_unrecorded(header, accumulator, i) for i in range(len(stage_measured))]
     lost = sum(count for count, is_measured in zip(missing, stage_measured, strict=True) if is_measured)
@@ -124,14 +125,19 @@ def _unrecorded(header: Header, accumulator: Accumulator, stage: int) -> int:
     return 0 if planned is None else max(0, planned - accumulator.stages[stage].sums.get("rows", 0))
 
 
-def _settled_ns(accumulator: Accumulator, stage: int) -> int:
-    """From when the load of a stage, and nothing else, is in flight, as `columns.settled_ns`."""
-    earlier = [cell.most.get("done_ns", -1) for cell in accumulator.stages[:stage]]
-    return max((*earlier, -1, accumulator.stages[stage].most.get("lane_due", -1)))
+def _full_load(accumulator: Accumulator, first: int, last: int) -> columns.FullLoad:
+    """When the load of the stages from `first` to `last`, and nothing else, is in flight, as `columns.full_load`."""
+    earlier = [cell.most.get("done_ns", -1) for cell in accumulator.stages[:first]]
+    start_ns = max((*earlier, -1, accumulator.stages[first].most.get("lane_due", -1)))
+    ends = accumulator.stages[last].histograms.get("lane_end")
+    if ends is None or not ends.count:
+        return columns.FullLoad(start_ns)
+    return columns.FullLoad(start_ns, round(ends.quantile(columns.LANES_ENDED)))
 
 
-def window(cell: Cell, everything: Sequence[Cell], settled_ns: int = -1) -> Window:
+def window(cell: Cell, everything: Sequence[Cell], full: columns.FullLoad | None = None) -> Window:
     """The windows of a cell, as `columns.window` defines them."""
+    full = full or columns.FullLoad()
     whole = span(0, max(part.most.get("done_ns", -1) for part in everything))
     if not cell.sums.get("due"):
         return Window(whole=whole)
@@ -144,7 +150,7 @@ def window(cell: Cell, everything: Sequence[Cell], settled_ns: int = -1) -> Wind
         start_s=inside.start_s,
         end_s=inside.end_s,
         duration_s=inside.duration_s,
-        steady=span(max(first, settled_ns), last),
+        steady=span(max(first, full.start_ns), min(last, full.end_ns)),
         last_issued=span(first, issued),
         whole=whole,
     )
@@ -355,7 +361,7 @@ def _stages(
 ) -> Iterator[StageSummary]:
     for i, stage in enumerate(header.stages):
         cell = accumulator.stages[i]
-        inside = window(cell, [cell], _settled_ns(accumulator, i))
+        inside = window(cell, [cell], _full_load(accumulator, i, i))
         pooled = gaps[i] if i < len(gaps) else Histogram()
         yield StageSummary(
             name=stage.name,

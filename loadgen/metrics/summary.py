@@ -185,7 +185,9 @@ def summarize(
     missing = int(unrecorded[measured_stages].sum())
     first_measured = int(np.argmax(measured_stages))
     earlier = Columns(warmup, warmup["stage"] < first_measured)
-    inside = metrics.window(measured, everything, _settled_ns(header, first_measured, measured, earlier))
+    last_measured = len(measured_stages) - 1 - int(np.argmax(measured_stages[::-1]))
+    full = _full_load(header, first_measured, last_measured, measured, earlier)
+    inside = metrics.window(measured, everything, full)
     own_timeline = [counts for i, counts in enumerate(timeline) if i < len(measured_stages) and measured_stages[i]]
     pooled = pooled_of(gaps[i] for i in range(min(len(gaps), len(measured_stages))) if measured_stages[i])
     requests = blocks.requests(measured, texts, missing)
@@ -320,12 +322,17 @@ def _load(measured: Columns, everything: Sequence[Columns], inside: Window, head
     return metrics.load(measured, everything, inside, closed, arrival)
 
 
-def _settled_ns(header: Header, stage: int, own: Columns, earlier: Columns) -> int:
-    """From when the load of a stage, and nothing else, is in flight."""
+def _full_load(header: Header, first: int, last: int, own: Columns, earlier: Columns) -> metrics.FullLoad:
+    """When the load of the stages from `first` to `last`, and nothing else, is in flight."""
     if not header.stages:
-        return -1
-    # of a run with several measured stages, the first of them
-    return metrics.settled_ns(Columns(own, own["stage"] == stage), earlier, header.stages[stage], header.turns)
+        return metrics.FullLoad()
+    start_ns, end_ns = metrics.full_load(
+        Columns(own, own["stage"] == first), earlier, header.stages[first], header.turns
+    )
+    if last != first:
+        of_last = Columns(own, own["stage"] == last)
+        end_ns = metrics.full_load(of_last, Columns(own, own["stage"] < 0), header.stages[last], header.turns).end_ns
+    return metrics.FullLoad(start_ns, end_ns)
 
 
 def _stages(
@@ -347,7 +354,7 @@ def _stages(
             continue
         columns = same_kind if only_of_kind else Columns(same_kind, same_kind["stage"] == i)
         earlier = Columns(rows, rows["stage"] < i)
-        inside = metrics.window(columns, [columns], _settled_ns(header, i, columns, earlier))
+        inside = metrics.window(columns, [columns], _full_load(header, i, i, columns, earlier))
         pooled = gaps[i] if i < len(gaps) else Histogram()
         ok = columns.where(OK)
         missing = int(unrecorded[i])
@@ -495,10 +502,15 @@ def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Sec
         ),
         *validity.slo_warnings(summary.goodput),
         *validity.gap_warning(summary.load, signs.sends - 1),
+        *validity.steady_warning(summary.window, summary.load, signs.sends, _most_lanes(header)),
     )
     invalid_reasons = (*reasons, *([_STOPPED] if summary.run.state == "stopped" else []))
     verdict = Verdict(valid=not invalid_reasons, reasons=invalid_reasons, warnings=warnings, limits=header.limits)
     return msgspec.structs.replace(summary, verdict=verdict)
+
+
+def _most_lanes(header: Header) -> int:
+    return max((stage.concurrency or 0 for stage in header.stages if stage.measured), default=0)
 
 
 _STOPPED = "the run ended early, as asked for when a target stops answering (--on-target-failure stop)"

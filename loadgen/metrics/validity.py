@@ -133,6 +133,17 @@ def slo_warnings(goodput: Goodput) -> Iterator[str]:
             )
 
 
+def steady_warning(window: Window, load: Load, sends: int, lanes: int) -> Iterator[str]:
+    """Warning of a load that never ran alone and in full: there was no time over which its steady rates could be.
+
+    `lanes`: of the measured closed loop, 0 without one.
+    """
+    lasted = load.achieved_rps is not None and sends > lanes if lanes else load.offered_rps is not None
+    if lasted and window.steady.duration_s is None:
+        why = "lanes began or ended" if lanes else "requests of the warm-up were in flight"
+        yield f"no steady figures: all the time in which requests were due {why}; give a longer load"
+
+
 def gap_warning(load: Load, gaps: int) -> Iterator[str]:
     """A warning when the gaps between arrivals vary more, or less, than planned. `gaps`: number of gaps."""
     real, planned = load.gap_variation, load.gap_variation_planned

@@ -272,7 +272,7 @@ def build(workload: Workload, seed: int) -> Schedule:
             offsets=offsets,
             turns=turn_count,
             ramp_ns=getattr(stage.arrival, "ramp_ns", None) or 0,
-            taken_over=spans[-1].lanes if spans and lanes else 0,
+            taken_over=min(spans[-1].lanes, spans[-1].chains or spans[-1].lanes) if spans and lanes else 0,
         )
         spans.append(span)
         start_ns = None if start_ns is None or span.dynamic or length_ns is None else start_ns + length_ns
