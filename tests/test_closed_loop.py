@@ -17,9 +17,10 @@ from timetables import MS, S, closed, constant, poisson, workload
 
 from loadgen.cli import main
 from loadgen.execution import lane_start
-from loadgen.metrics import folded_summary
+from loadgen.metrics import columns as metrics
+from loadgen.metrics import folded_summary, summary_json
 from loadgen.metrics.summary import Summary, summarize
-from loadgen.results import store
+from loadgen.results import capacity, store
 from loadgen.results.manifest import Header, StagePlan
 from loadgen.results.record import SOURCES
 from loadgen.schedule.dispatcher import Dispatcher
@@ -249,3 +250,52 @@ def test_a_run_says_and_stores_how_its_lanes_begin(tmp_path: Path, capsys: pytes
     assert (first["stage"] == 0).sum() >= 8
     lanes_first = {int(row["lane"]): int(row["stage"]) for row in np.sort(first, order="due_ns")[::-1]}
     assert set(lanes_first.values()) == {0}, "the first request of every lane is not measured"
+
+
+def test_a_closed_and_an_open_loop_of_one_server_agree(tmp_path: Path) -> None:
+    """Little's law: requests in flight are the rate times the time that each takes, in both; and each tells the other."""
+
+    def figures(name: str, *load: str) -> tuple[float, float, float]:
+        assert exits("run", "rag", *VM, "--output-tokens", "128", "--plain", *load, "-o", str(tmp_path / name)) == 0
+        run = store.read_run(tmp_path / name)
+        summary = summary_json.load_summary((tmp_path / name / "summary.json").read_bytes())
+        everything = [metrics.Columns(run.rows)]
+        in_flight, _ = metrics.in_flight(everything, summary.window.steady)
+        return in_flight or 0, summary.load.steady_completed_rps or 0, (summary.e2e_ms.mean or 0) / 1e3
+
+    in_flight, rate, takes_s = figures("closed", "-c", "64", "-n", "960")
+    assert in_flight == pytest.approx(64, rel=0.03)
+    assert rate * takes_s == pytest.approx(64, rel=0.02)
+    in_flight, open_rate, open_takes_s = figures("open", "--request-rate", f"{rate}", "-d", "60s", "--warmup", "10s")
+    assert open_rate == pytest.approx(rate, rel=0.05)
+    assert open_rate * open_takes_s == pytest.approx(in_flight, rel=0.03)
+    assert in_flight == pytest.approx(64, rel=0.1), "Poisson arrivals at that rate hold as many in flight"
+
+
+def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ("rag", *VM, "--output-tokens", "128", "--slo", "ttft:2s:p95", "--slo", "tpot:40ms:p95", "--plain")
+    search = ("search", *common, "-d", "40s", "--low", "20", "--high", "400", "--precision", "0.1")
+    assert exits(*search, "-o", str(tmp_path / "search")) == 0
+    found = capacity.load_capacity((tmp_path / "search" / capacity.FILE).read_bytes())
+    evidence = summary_json.load_summary((tmp_path / "search" / found.evidence / "summary.json").read_bytes())
+    lanes = round(found.rate_per_s * (evidence.e2e_ms.mean or 0) / 1e3)  # in flight at that rate
+    levels = f"{lanes // 4},{lanes // 2},{round(lanes * 0.9)},{lanes * 4}"
+    assert exits("sweep", *common, "-c", levels, "-n", str(lanes * 3), "-o", str(tmp_path / "sweep")) == 0
+    told = capsys.readouterr().out
+    swept = capacity.load_capacity((tmp_path / "sweep" / capacity.FILE).read_bytes())
+    assert swept.rate_per_s == pytest.approx(found.rate_per_s, rel=0.15), "at nine tenths of the lanes"
+    assert swept.lower_bound and "missed it, and the end lies between" in swept.bound_why
+    assert swept.bound_why in told
+
+
+def test_lanes_in_step_give_a_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "s")
+    common = ("sweep", "rag", *VM, "--output-tokens", "32", "--slo", "ttft:2s:p95", "--plain", "--warmup", "0")
+    assert exits(*common, "-c", "8,512", "-n", "200", "--concurrency-ramp", "0", "-o", out) == 0
+    capsys.readouterr()
+    swept = capacity.load_capacity((tmp_path / "s" / capacity.FILE).read_bytes())
+    assert swept.lower_bound and "--concurrency-ramp 0" in swept.bound_why
+    assert exits("report", out) == 0
+    assert "lower bound of the capacity" in capsys.readouterr().out

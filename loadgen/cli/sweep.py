@@ -219,18 +219,26 @@ def _run(
                 )
     except trials.Interrupted:
         interrupted = True
-    loads = sorted(trial.ask.load for trial in trials_done) or [1.0]
-    answer = resume(
-        LoadSearch(low=loads[0], high=loads[-1], start=loads[0]),
-        [trial for trial in trials_done if trial.outcome != "invalid"],
-    ).answer
-    experiment.finish(parent, trials_done, answer, workload=first_workload)
     summaries = {
         folder.name: inputs.read_run(folder).summary for folder in sorted(filter(inputs.is_run, parent.glob("*/")))
     }
     if not summaries:
         return INTERRUPTED
     sweep_curve = levels.curve(list(summaries.items()))
+    # what the table says of a level is what the capacity is made from
+    outcomes = {level.name: levels.outcome(level) for level in sweep_curve.levels}
+    judged = [
+        msgspec.structs.replace(
+            trial, outcome=outcomes.get(trial.folder, "invalid") if sweep_curve.slo else trial.outcome
+        )
+        for trial in trials_done
+    ]
+    loads = sorted(trial.ask.load for trial in judged) or [1.0]
+    answer = resume(
+        LoadSearch(low=loads[0], high=loads[-1], start=loads[0]),
+        [trial for trial in judged if trial.outcome != "invalid"],
+    ).answer
+    experiment.finish(parent, judged, answer, workload=first_workload, bound_why=levels.bound_why(sweep_curve))
     store.replace(parent / "sweep.md", sweep_report.render_markdown(sweep_curve).encode())
     store.replace(parent / "report.html", sweep_report.render_html(sweep_curve).encode())
     if as_json:

@@ -368,6 +368,8 @@ def _stages(
             arrival=stage.arrival,
             measured=stage.measured,
             concurrency=stage.concurrency,
+            ramp_s=stage.ramp_s,
+            ramp_from=stage.ramp_from,
             window=inside,
             requests=_requests(cell, missing[i]),
             load=_load(cell, everything, inside, stage.arrival, seconds),

@@ -70,6 +70,8 @@ class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
     arrival: str
     measured: bool
     concurrency: int | None
+    ramp_s: float | None = None  # the lanes of a closed loop begin spread over it; 0: in one instant
+    ramp_from: str = ""  # asked, probe, preset, or stage: lanes are taken over; "": not known
     window: Window
     requests: RequestCounts
     load: Load
@@ -363,6 +365,8 @@ def _stages(
             arrival=stage.arrival,
             measured=stage.measured,
             concurrency=stage.concurrency,
+            ramp_s=stage.ramp_s,
+            ramp_from=stage.ramp_from,
             window=inside,
             requests=blocks.requests(columns, texts, missing),
             load=_load(columns, everything, inside, header, stage.arrival),
@@ -391,6 +395,8 @@ def _only_measured_stage(stage: StagePlan, measured: Columns, summary: Summary) 
         arrival=stage.arrival,
         measured=True,
         concurrency=stage.concurrency,
+        ramp_s=stage.ramp_s,
+        ramp_from=stage.ramp_from,
         window=msgspec.structs.replace(summary.window, whole=whole),
         requests=summary.requests,
         load=msgspec.structs.replace(summary.load, arrival=stage.arrival),

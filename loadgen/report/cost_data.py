@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from loadgen.cost.comparison import OfferComparison
+from loadgen.cost.comparison import OfferComparison, has_lower_bound
 from loadgen.cost.prices import Owned, Rented
 from loadgen.cost.unit_cost import UNITS, Offer
 
@@ -114,6 +114,7 @@ def _offer_json(offer: Offer, differences: Sequence[str]) -> dict[str, Any]:
         "simulated": offer.evidence.simulated,
         "not_comparable_with_first": list(differences),
         "notes": list(offer.notes),
+        "lower_bound": has_lower_bound(offer),  # then costs are at most these; why is among the notes
         "price": {
             "name": price.name,
             "kind": kind,

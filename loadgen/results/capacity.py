@@ -19,6 +19,9 @@ from loadgen.stats import intervals
 SCHEMA = 1
 FILE = "capacity.json"
 CONFIDENCE = 0.95
+STILL_KEPT = (
+    "the highest load that was tried still kept the SLO"  # why a rate is a lower bound, unless a reason is given
+)
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,8 +30,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     `rate_per_s` is the offered rate of what `unit` says, by everything behind the endpoint together. `low_per_s` and
     `high_per_s` are its interval at `confidence`; null when it has none. `evidence` is the folder, relative to this
     file, of the run whose summary shows what a request is at that rate. `recipe` is the fingerprint of what was asked,
-    without the rate: equal for two searches for the same thing. `lower_bound`: no load that was tried was too high, so
-    the capacity is at least this.
+    without the rate: equal for two searches for the same thing. `lower_bound`: the capacity is at least this, for the
+    reason in `bound_why`: no load that was tried was too high, or the next one that was tried is a step away.
     """
 
     schema: int = SCHEMA
@@ -37,6 +40,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     high_per_s: float | None = None
     confidence: float = CONFIDENCE
     lower_bound: bool = False
+    bound_why: str = ""
     unit: Literal["requests", "conversations"] = "requests"
     method: Literal["search", "sweep", "repeats"]
     recipe: str = ""
