@@ -164,13 +164,14 @@ def test_what_no_level_shows_is_said_as_it_is() -> None:
     none_valid = told_of(judged("c1", True, valid=False), judged("c2", True, valid=False))
     assert "No level kept the SLO" not in none_valid
     assert "Nothing is known about the SLO (ttft 2000 ms at p95): no level is a valid measurement" in none_valid
-    assert "2 of 2 levels are not valid, 2 of them within every limit" in none_valid
+    assert "2 of 2 levels are not valid or too short, 2 of them within every limit" in none_valid
     missed = told_of(judged("c1", True, valid=False), judged("c2", False))
     assert "No level kept the SLO" in missed and "c2, the lowest valid level, missed it" in missed
-    assert "1 of 2 levels is not valid, 1 of them within every limit" in missed
+    assert "1 of 2 levels is not valid or too short, 1 of them within every limit" in missed
     assert "undecided: they need more requests" in told_of(judged("c1", None), judged("c2", None))
     cut = told_of(judged("c1", True, state="interrupted"))
     assert "Nothing is known" in cut, "an interrupted level decides nothing"
+    assert "Nothing is known" in told_of(judged("c512", True, full=False)), "nor one whose lanes were never all at work"
 
 
 def test_why_a_level_is_a_bound() -> None:
@@ -335,7 +336,15 @@ def test_what_a_search_leaves_is_priced_and_planned(tmp_path: Path, capsys: pyte
     assert "SIMULATED" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("flags", [(), ("--concurrency", "1", "--request-rate", "1"), ("--concurrency", "2,1")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--concurrency", "1", "--request-rate", "1"),
+        ("--concurrency", "2,1"),
+        ("--concurrency", "8,512", "--num-requests", "200"),
+    ],
+)
 def test_wrong_usage(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert exits("sweep", "qa", *flags) == 2
     assert capsys.readouterr().err.startswith("error: ")

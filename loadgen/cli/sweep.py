@@ -136,6 +136,7 @@ def _level(name: str, overrides: Any, kind: str, amount: float) -> Workload:
     """The workload at one level. A closed loop without a given length gets at least PER_LANE requests per lane."""
     from dataclasses import replace
 
+    from loadgen.errors import UserError
     from loadgen.workload import load
 
     if kind == "request_rate":
@@ -143,6 +144,9 @@ def _level(name: str, overrides: Any, kind: str, amount: float) -> Workload:
     at_level = replace(overrides, concurrency=f"{amount:g}")
     workload = load(name, at_level)
     count = next((stage.count for stage in workload.stages if stage.measured), None)
+    if overrides.num_requests is not None and count is not None and count < amount:
+        what = f"{count:,} requests are fewer than {amount:,.0f} lanes: so many would never be in flight"
+        raise UserError(what, f"--num-requests {count}", f"--num-requests {PER_LANE * amount:g}, or leave it out")
     if (
         overrides.num_requests is None
         and overrides.duration is None

@@ -138,6 +138,10 @@ def steady_warning(window: Window, load: Load, sends: int, lanes: int) -> Iterat
 
     `lanes`: of the measured closed loop, 0 without one.
     """
+    if 0 < sends < lanes:
+        few = f"{sends:,} requests for {lanes:,} lanes: so many were never in flight"
+        yield f"{few}; give at least {5 * lanes:,} requests"
+        return
     lasted = load.achieved_rps is not None and sends > lanes if lanes else load.offered_rps is not None
     if lasted and window.steady.duration_s is None:
         why = "lanes began or ended" if lanes else "requests of the warm-up were in flight"

@@ -44,6 +44,8 @@ def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
         yield "INVALID"
     if level.state != "finished":
         yield {"interrupted": "interrupted", "cut_off": "cut off"}.get(level.state, level.state)
+    if not level.full:
+        yield "too short for its lanes"
     if level.slo_met is False:
         yield "SLO missed"
     if level.name == curve.best:
@@ -80,7 +82,7 @@ def sentences(curve: SweepCurve) -> Iterator[str]:
 def _without_best(curve: SweepCurve) -> Iterator[str]:
     """Why no level is the highest within the SLO."""
     missed = [level for level in curve.levels if sweep.outcome(level) == "over"]
-    unsound = [level for level in curve.levels if not level.valid or level.state != "finished"]
+    unsound = [level for level in curve.levels if not level.valid or level.state != "finished" or not level.full]
     kept = sum(level.slo_met is True for level in unsound)
     undecided = len(curve.levels) - len(missed) - len(unsound)
     if missed:
@@ -92,7 +94,8 @@ def _without_best(curve: SweepCurve) -> Iterator[str]:
     else:
         yield f"Nothing is known about the SLO ({curve.slo}): no level is a valid measurement that decides it."
     if unsound:
-        counted = f"{len(unsound)} of {len(curve.levels)} levels {'is' if len(unsound) == 1 else 'are'} not valid"
+        verb = "is" if len(unsound) == 1 else "are"
+        counted = f"{len(unsound)} of {len(curve.levels)} levels {verb} not valid or too short"
         within = f", {kept} of them within every limit" if kept else ""
         yield f"{counted}{within}: see why with loadgen report on the folder of a level."
     if undecided:

@@ -50,6 +50,7 @@ class SweepLevel(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool
     front: bool = False  # no other level gives more per GPU and more per user
     at_once: bool = False  # closed loop: all lanes began in one instant
+    full: bool = True  # closed loop: for some time all lanes were at work
 
 
 class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +149,7 @@ def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
 
 def outcome(level: SweepLevel) -> Outcome:
     """What a level says of the SLO: kept (under), missed (over), or nothing (invalid)."""
-    if not level.valid or level.state != "finished" or level.slo_met is None:
+    if not level.valid or level.state != "finished" or level.slo_met is None or not level.full:
         return "invalid"
     return "under" if level.slo_met else "over"
 
@@ -217,6 +218,7 @@ def _level(called: str, summary: Summary) -> SweepLevel:
         state=summary.run.state,
         simulated=summary.target.simulated,
         at_once=_began_at_once(summary.stages),
+        full=lanes is None or summary.window.steady.duration_s is not None,
     )
 
 
