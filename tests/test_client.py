@@ -331,6 +331,44 @@ def test_idle_resets_of_the_endpoint_are_survived(endpoint: Embedded) -> None:
     assert sum(one.resent for one in done) == 5
 
 
+@pytest.mark.parametrize("last_words", [b"", b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"])
+@pytest.mark.parametrize("answered_before", [False, True])
+def test_an_idle_connection_given_up_as_the_request_is_sent(last_words: bytes, answered_before: bool) -> None:
+    """The server's end, or its 408, is in the socket already, and nobody has read it when the request is sent."""
+
+    async def work() -> tuple[list[Completion], int]:
+        loop, done = asyncio.get_running_loop(), []
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.setblocking(False)
+
+            async def answered(client: Client) -> Completion:
+                _, future = send(client)
+                await loop.sock_recv(peer, 1 << 16)
+                await loop.sock_sendall(peer, whole())
+                return await future
+
+            async with client_of(f"http://127.0.0.1:{listening.getsockname()[1]}") as client:
+                await client.open(1)
+                peer, _ = await loop.sock_accept(listening)
+                if answered_before:
+                    done.append(await answered(client))
+                peer.sendall(last_words)
+                peer.close()
+                _, future = send(client)  # before the loop has had a look at the socket
+                peer, _ = await loop.sock_accept(listening)
+                await loop.sock_recv(peer, 1 << 16)
+                await loop.sock_sendall(peer, whole())
+                done.append(await future)
+                peer.close()
+                return done, client.connections_opened
+
+    done, opened = run(work())
+    assert [one.failure for one in done] == [None] * len(done)
+    assert [one.resent for one in done] == [0, 1][-len(done) :]
+    assert opened == 2
+    assert not done[-1].reused
+
+
 def test_what_the_server_closed_while_idle_is_not_used() -> None:
     async def work() -> tuple[list[Completion], int]:
         async with scripted(whole()) as server, client_of(server.url) as client:

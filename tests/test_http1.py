@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from loadgen_sdk.transport.http1 import MAX_HEAD_BYTES, MAX_LINE_BYTES, Malformed, Response, head
+from loadgen_sdk.transport.http1 import MAX_HEAD_BYTES, MAX_LINE_BYTES, Malformed, Response, head, merged
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -217,3 +217,18 @@ def test_a_head_is_what_was_asked_and_lets_no_line_in() -> None:
     for name, value in (("A", "b\r\nC: d"), ("A\n", "b"), ("A", "b\r")):
         with pytest.raises(ValueError, match="line break"):
             head("GET", "/", [(name, value)])
+
+
+@pytest.mark.parametrize(
+    ("users", "sent"),
+    [
+        ([], [("Host", "h"), ("Authorization", "Bearer ours"), ("Accept", "x")]),
+        ([("A", "1"), ("A", "2")],
+         [("Host", "h"), ("Authorization", "Bearer ours"), ("Accept", "x"), ("A", "1"), ("A", "2")]),
+        ([("authorization", "Bearer theirs")], [("Host", "h"), ("Accept", "x"), ("authorization", "Bearer theirs")]),
+        ([("api-key", "theirs")], [("Host", "h"), ("Accept", "x"), ("api-key", "theirs")]),
+        ([("HOST", "other"), ("accept", "y")], [("Authorization", "Bearer ours"), ("HOST", "other"), ("accept", "y")]),
+    ],
+)  # fmt: skip
+def test_a_users_header_replaces_ours_and_a_users_key_every_key(users: list[tuple[str, str]], sent: object) -> None:
+    assert merged([("Host", "h"), ("Authorization", "Bearer ours"), ("Accept", "x")], users) == sent

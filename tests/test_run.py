@@ -503,3 +503,22 @@ def test_no_process_of_a_run_executes_code_from_the_current_folder(tmp_path: Pat
         )  # fmt: skip
         assert "ok" in ended.stdout, ended.stderr
     assert not (tmp_path / "executed").exists()
+
+
+def test_the_key_of_a_header_goes_out_instead_of_the_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the first question of the probe, on every request of the load, and on the metrics pages."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-environment")
+    (tmp_path / "key").write_text("sk-header-header")
+    with start(Options(**FAST, dialect="openai", model="sim", api_key_file=str(tmp_path / "key"))) as guarded:
+        header = "Authorization: Bearer sk-header-header"
+        code, out, err = ended(cli(tmp_path, "--url", guarded.url, "-n", "4", "-c", "2", "--header", header))
+    assert code in (0, 3), err
+    assert "4 ok" in out, err
+
+
+@pytest.mark.parametrize("name", ["Content-Length", "transfer-encoding"])
+def test_headers_of_framing_are_refused(tmp_path: Path, endpoint: Embedded, name: str) -> None:
+    code, _, err = ended(cli(tmp_path, "--url", endpoint.url, "-c", "1", "-n", "1", "--header", f"{name}: 3"))
+    assert (code, f"--header {name}" in err) == (2, True)

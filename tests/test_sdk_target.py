@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk.errors import TargetUnusable
-from loadgen_sdk.transport.target import Target, redact
+from loadgen_sdk.transport.target import Target, header_secrets, redact
 
 AZURE = "https://me.openai.azure.com"
 
@@ -174,3 +174,31 @@ def test_no_userinfo_of_any_url_is_shown_even_in_errors(user: str, password: str
     except TargetUnusable as error:
         shown = f"{error} {error.hint} {error!r}"
     assert "zq" not in shown.lower()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "echoed"),
+    [
+        ("Authorization", "Bearer k3y-0123456789", "k3y-0123456789"),
+        ("authorization", "Token tok-0123456789", "tok-0123456789"),
+        ("Proxy-Authorization", "Basic dXNlcjpwYXNzd29yZA==", "dXNlcjpwYXNzd29yZA=="),
+        ("Authorization", "Basic dXNlcjpwYXNzd29yZA==", "user:password"),
+        ("Authorization", "Basic dXNlcjpwYXNzd29yZA==", "password"),
+        ("Cookie", "a=1; session=c00kie-value", "c00kie-value"),
+        ("X-Api-Key", "plain-0123456789", "plain-0123456789"),
+        ("X-Note", "a secret note", "a secret note"),
+    ],
+)
+def test_what_a_header_carries_is_hidden_in_whatever_part_it_is_echoed(name: str, value: str, echoed: str) -> None:
+    target = Target.parse("http://127.0.0.1:9")
+    secrets = header_secrets([(name, value)])
+    assert echoed not in target.redact(f"wrong credentials: {echoed}, sorry", *secrets)
+
+
+def test_a_text_that_was_cut_in_the_middle_of_a_secret_shows_none_of_it() -> None:
+    key = "abcdefghijklmnop"
+    text = f"no such key: {key}"
+    for kept in range(4, len(key) + 1):
+        cut = text[: len(text) - len(key) + kept]
+        assert redact(cut, [key]) == "no such key: ***"
+    assert redact("an innocent ab", [key]) == "an innocent ab"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -116,3 +117,19 @@ def test_an_event_without_end_is_refused() -> None:
     with pytest.raises(EventTooLarge):
         for _ in range(MAX_EVENT_BYTES // len(piece) + 1):
             decoder.feed(piece)
+
+
+def _cpu_s(kib: int) -> float:
+    """CPU time to decode one event of so many KiB that comes in reads of 64 bytes; the least of three."""
+    pieces = [b"data: ", *[b"x" * 64] * (16 * kib), b"\n\n"]
+    times = []
+    for _ in range(3):
+        began = process_time()
+        (event,) = decoded(*pieces)
+        times.append(process_time() - began)
+        assert len(event) == 1024 * kib
+    return min(times)
+
+
+def test_a_large_event_in_small_reads_costs_in_proportion_to_its_size() -> None:
+    assert _cpu_s(2048) < 10 * _cpu_s(512), "4 times the size: some 4 times the work, not 16"

@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from loadgen.cli import streams
 from loadgen.cli.capacity import capacity
 from loadgen.cli.compare import compare
 from loadgen.cli.cost import cost
@@ -104,6 +105,7 @@ def spread(arguments: Sequence[str]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point: exits with one of the codes of `loadgen.errors`."""
     gc.set_threshold(COLLECT_AFTER)
+    streams.prepare()
 
     def call() -> int:
         try:

@@ -5,12 +5,13 @@ The one handler around `main`. It prints on stderr; nothing else in the package 
 
 from __future__ import annotations
 
+import errno
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable
 
-from loadgen.errors import BUG, INTERRUPTED, OK, Fault, Faults
+from loadgen.errors import BUG, INTERRUPTED, USAGE, Fault, Faults, UserError
 
 
 def ending(call: Callable[[], int]) -> int:
@@ -23,12 +24,40 @@ def ending(call: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of stdout left (`loadgen report | head`)
-        sys.stderr.close()
-        return OK
-    except Exception as bug:
-        with tempfile.NamedTemporaryFile("w", prefix="loadgen-bug-", suffix=".txt", delete=False) as file:
-            traceback.print_exc(file=file)
-        print(f"error: a bug in loadgen: {type(bug).__name__}: {bug}\n  --> {file.name}", file=sys.stderr)
-        print("hint: please report it with that file", file=sys.stderr)
-        return BUG
+    except OSError as error:
+        if error.errno not in _OF_THE_HOST:
+            return _bug(error)
+        print(_of_the_host(error), file=sys.stderr)
+        return USAGE
+    except Exception as error:
+        return _bug(error)
+
+
+_OF_THE_HOST = {
+    getattr(errno, name)
+    for name in (
+        "EACCES", "EDQUOT", "EEXIST", "EFBIG", "EIO", "EISDIR", "ELOOP", "EMFILE", "ENAMETOOLONG", "ENFILE", "ENODEV",
+        "ENOENT", "ENOMEM", "ENOSPC", "ENOTDIR", "EPERM", "EROFS",
+    )
+}  # fmt: skip
+"""What a file system or a limit of the host refuses: no bug, and nothing that loadgen could mend."""
+
+
+def _of_the_host(error: OSError) -> UserError:
+    where = str(error.filename or error.filename2 or "")
+    hint = "what was recorded before is kept: loadgen report FOLDER shows it"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        hint = f"raise the limit of open files (ulimit -n); {hint}"
+    elif error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", -1), errno.EFBIG):
+        hint = f"make room, or give another folder with --out; {hint}"
+    elif where:
+        hint = "give a path that can be written or read"
+    return UserError(f"the host refused: {(error.strerror or str(error)).lower()}", where, hint)
+
+
+def _bug(error: Exception) -> int:
+    with tempfile.NamedTemporaryFile("w", prefix="loadgen-bug-", suffix=".txt", delete=False) as file:
+        traceback.print_exception(error, file=file)
+    print(f"error: a bug in loadgen: {type(error).__name__}: {error}\n  --> {file.name}", file=sys.stderr)
+    print("hint: please report it with that file", file=sys.stderr)
+    return BUG

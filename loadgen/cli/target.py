@@ -213,6 +213,9 @@ def settings(
             flag_shown = "--header" if not _HEADER_NAME.fullmatch(name) else f"--header {name}: ***"
             problem = "a header with a character that HTTP cannot carry"
             faults.append(UserError(problem, flag_shown, "printable Latin-1 only"))
+        elif name.lower() in ("content-length", "transfer-encoding"):
+            problem = "a header that says how long the body is: only the client knows"
+            faults.append(UserError(problem, f"--header {name}", "leave it out"))
         else:
             header_pairs.append((name, value))
     extra_fields = None

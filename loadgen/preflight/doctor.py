@@ -24,7 +24,8 @@ from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import Fetcher
 from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult, probe
 from loadgen_sdk.request import Completion, Request
-from loadgen_sdk.transport.target import Target
+from loadgen_sdk.transport.http1 import merged
+from loadgen_sdk.transport.target import Target, header_secrets
 from loadgen_sdk.transport.wire import raise_file_limit
 
 from loadgen import seeds
@@ -65,7 +66,7 @@ def failed(findings: list[Finding]) -> bool:
 def _redacted(settings: Settings, text: str) -> str:
     from loadgen_sdk.transport.target import redact
 
-    return redact(text, [secret for secret in (settings.api_key, *(value for _, value in settings.headers)) if secret])
+    return redact(text, [secret for secret in (settings.api_key, *header_secrets(settings.headers)) if secret])
 
 
 async def _examine_target(settings: Settings, report: Callable[[Finding], None]) -> None:
@@ -82,7 +83,7 @@ async def _examine_target(settings: Settings, report: Callable[[Finding], None])
     headers = (("Accept", "application/json"), *settings.headers)
     if context is not None:
         report(await _handshake(target, context, settings.tls.verify))
-    model_list = await fetcher.exchange("GET", target.models, (*headers, *target.auth(settings.api_key)), b"")
+    model_list = await fetcher.exchange("GET", target.models, merged(target.auth(settings.api_key), headers), b"")
     clock_finding = target_checks.wall_clock(model_list.headers.get("date", ""), datetime.now(UTC))
     without_key = await fetcher.exchange("GET", target.models, headers, b"") if has_key else None
     report(verdict := target_checks.auth(has_key, model_list.status, without_key.status if without_key else None))
@@ -253,7 +254,7 @@ async def _send_trial(settings: Settings, client: Client, text: str, max_tokens:
 async def _optional_page(fetcher: Fetcher, target: Target, headers: Any, settings: Settings, path: str) -> HttpAnswer:
     """Fetch a page that may be missing or too large; status 0 where it cannot be fetched."""
     try:
-        return await fetcher.exchange("GET", target.beside(path), (*headers, *target.auth(settings.api_key)), b"")
+        return await fetcher.exchange("GET", target.beside(path), merged(target.auth(settings.api_key), headers), b"")
     except TargetUnusable:
         return HttpAnswer(0, {}, b"")
 

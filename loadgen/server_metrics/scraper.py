@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
+from loadgen_sdk.transport.http1 import merged
 
 from loadgen import child_process
 from loadgen.errors import UserError
@@ -156,10 +157,8 @@ def _address_of_url(url: str, target: int | None, asked: PagesAsked, probes: Seq
 
 def _headers(asked: PagesAsked, target: int, probe: ProbeResult) -> dict[str, str]:
     key = asked.keys[target]
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    if probe.target.basic:
-        headers["Authorization"] = probe.target.basic
-    return {**headers, **dict(asked.headers)}
+    value = probe.target.basic or (f"Bearer {key}" if key else "")
+    return dict(merged([("Authorization", value)] if value else [], asked.headers))
 
 
 # -- the process ---------------------------------------------------------------------------------------------------

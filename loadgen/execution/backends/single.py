@@ -10,6 +10,7 @@ from typing import Any
 
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.transport.pool import Pool
+from loadgen_sdk.transport.target import header_secrets
 from loadgen_sdk.transport.wire import Wire, raise_file_limit
 
 from loadgen.errors import TargetError
@@ -63,7 +64,7 @@ async def work(
     prefetch = large(timetable) and settings.client == "wire"
     bodies = BodyPrefetch(job, part, requests) if prefetch else Bodies(requests, clients[0].prepare, len(part.stages))
     spool = Spool(job.folder, share)
-    secrets = [*(endpoint.api_key for endpoint in settings.endpoints), *(value for _, value in settings.headers)]
+    secrets = [*(endpoint.api_key for endpoint in settings.endpoints), *header_secrets(settings.headers)]
 
     def redact(text: str) -> str:
         for probed in job.found:

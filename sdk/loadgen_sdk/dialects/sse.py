@@ -31,10 +31,12 @@ class Decoder:
     data are dropped. `pending` is true while an event is incomplete.
     """
 
-    __slots__ = ("_after_cr", "_started", "_unparsed")
+    __slots__ = ("_after_cr", "_earlier", "_earlier_bytes", "_started", "_unparsed")
 
     def __init__(self) -> None:
         self._unparsed = b""
+        self._earlier: list[bytes] = []  # the reads before `_unparsed` of an event that takes many: joined once
+        self._earlier_bytes = 0
         self._after_cr = False
         self._started = False
 
@@ -63,7 +65,13 @@ class Decoder:
             self._after_cr = data.endswith(b"\r")
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if self._unparsed:
-            data = self._unparsed + data
+            unparsed = self._unparsed
+            if self._started and b"\n\n" not in data and not (data[:1] == b"\n" and unparsed.endswith(b"\n")):
+                self._keep(unparsed, data)  # the event goes on: no byte of it is copied again
+                return []
+            data = b"".join((*self._earlier, unparsed, data))
+            self._earlier.clear()
+            self._earlier_bytes = 0
         if not self._started:
             if len(data) < 3 and _BOM.startswith(data):
                 self._unparsed = data
@@ -83,10 +91,21 @@ class Decoder:
                 self._parse_block(block, events)
         return events
 
+    def _keep(self, unparsed: bytes, data: bytes) -> None:
+        """One more read of an event that is not complete. Raises EventTooLarge."""
+        if not data:  # all of it was the second half of a line end
+            return
+        self._earlier.append(unparsed)
+        self._earlier_bytes += len(unparsed)
+        self._unparsed = data
+        if self._earlier_bytes + len(data) > MAX_EVENT_BYTES:
+            raise EventTooLarge(f"an event of more than {MAX_EVENT_BYTES} bytes")
+
     def end(self) -> list[bytes | Named]:
         """The last event of a body that ends without a blank line. The grammar drops it, but some servers send this."""
         events: list[bytes | Named] = []
-        block, self._unparsed = self._unparsed, b""
+        block, self._unparsed = b"".join((*self._earlier, self._unparsed)), b""
+        self._earlier.clear()
         self._parse_block(block, events)
         return events
 

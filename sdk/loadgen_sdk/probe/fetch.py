@@ -11,7 +11,7 @@ import ssl
 from time import monotonic_ns
 
 from ..errors import TargetUnusable
-from ..transport.http1 import Malformed, Response, head
+from ..transport.http1 import Malformed, Response, head, merged
 from ..transport.target import Target
 from .probe import Headers, HttpAnswer
 
@@ -53,7 +53,7 @@ class Fetcher:
         target = self._target
         reader, writer = await self._open(self._address or await self._resolve(), self._tls)
         response, pieces, size = Response(), [], 0
-        lines = [("Host", target.host_header), ("Connection", "close"), *headers]
+        lines = merged([("Host", target.host_header), ("Connection", "close")], headers)
         if body:
             lines.append(("Content-Length", str(len(body))))
         try:

@@ -22,7 +22,8 @@ from ..dialects.reader import Flow, Reading, error_text
 from ..dialects.sse import Decoder, EventTooLarge
 from ..errors import TargetUnusable
 from ..request import Request, Usage
-from ..transport.target import Target
+from ..transport.http1 import merged
+from ..transport.target import Target, header_secrets
 
 SIMULATION = "loadgen-sim"  # name of the project's simulated server in its `server` header
 CONNECTS = 5  # samples of the connect time; fewer (at least 3) when together they take longer than CONNECTS_NS
@@ -125,7 +126,7 @@ async def probe(
     `samples`: a short and a longer prompt with their content tokens. Raises TargetUnusable, with a hint for the user,
     for everything that would make each request of the load fail. Its text has neither key nor password.
     """
-    prober = _Prober(target, exchange, (*target.auth(api_key), *headers), api_key)
+    prober = _Prober(target, exchange, tuple(merged(target.auth(api_key), headers)), api_key)
     rtt_ms = await _rtt_ms(connect)
     server_by_host = "azure" if target.azure else next((name for host, name in _HOSTS if target.host == host), "")
     models_answer, version = await asyncio.gather(
@@ -225,13 +226,14 @@ class _Prober:
 
     def __init__(self, target: Target, exchange: Exchange, headers: Headers, api_key: str | None) -> None:
         self.target, self._exchange, self._headers = target, exchange, headers
-        self._secrets = (api_key, *(value for _, value in headers))
+        self._secrets = (api_key, *header_secrets(headers))
         self._has_key = bool(api_key or target.basic)
         self.failures: list[str] = []  # errors of generations that were tried again
         self.took_ns: dict[int, int] = {}  # tokens asked of a generation -> its time
 
     async def get(self, path: str) -> HttpAnswer:
-        return await self._exchange("GET", path, (("Accept", "application/json"), *self._headers), b"")
+        headers = merged([("Accept", "application/json")], self._headers)
+        return await self._exchange("GET", path, headers, b"")
 
     async def get_optional(self, path: str) -> HttpAnswer:
         """GET `path`. Returns an empty answer (status 0) if it cannot be had or `path` is ""."""
@@ -246,7 +248,7 @@ class _Prober:
             return ""
         request = Request(id="probe", prompt="hello", max_tokens=1)
         request_body = body(request, quirk, self.target.api, "unnamed", False)
-        headers = (("Content-Type", "application/json"), *self._headers)
+        headers = merged([("Content-Type", "application/json")], self._headers)
         answer = await self._exchange("POST", self.target.path, headers, request_body)
         match = re.search(r"pinned to '([^']+)'", error_text(answer.body)) if answer.status == 400 else None
         return match[1] if match else ""
@@ -279,7 +281,7 @@ class _Prober:
             max_tokens=tokens,
         )
         request_body = body(request, quirk, self.target.api, model, stream, extra_body=extra_body)
-        headers = (("Content-Type", "application/json"), *self._headers)
+        headers = merged([("Content-Type", "application/json")], self._headers)
         answer = await self._exchange("POST", self.target.path, headers, request_body)
         self.took_ns[tokens] = answer.took_ns
         reading = Reading(Flow())

@@ -5,6 +5,9 @@ One `Response` reads one answer. This module uses no socket. Bytes that it canno
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+CREDENTIALS = frozenset(("authorization", "api-key", "x-api-key"))
 MAX_HEAD_BYTES = 64 << 10
 MAX_LINE_BYTES = 4 << 10  # a chunk-size line with extensions, or one trailer
 _NO_BODY = frozenset((204, 304))
@@ -24,6 +27,19 @@ def head(method: str, path: str, headers: list[tuple[str, str]]) -> bytes:
             raise ValueError(f"header {name!r} has a line break in it")
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
     return ("\r\n".join(lines) + "\r\n").encode("latin-1")
+
+
+def merged(ours: Iterable[tuple[str, str]], users: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Header lines in which the user's replace ours of the same name.
+
+    A user's own credentials (any header of CREDENTIALS) replace all of ours: a key from the environment is not meant
+    for a server that the user gives another one.
+    """
+    users = list(users)
+    names = {name.lower() for name, _ in users}
+    if names & CREDENTIALS:
+        names |= CREDENTIALS
+    return [*(pair for pair in ours if pair[0].lower() not in names), *users]
 
 
 def _is_decimal(text: str) -> bool:

@@ -23,7 +23,8 @@ from ..dialects.reader import ERROR_TEXT_CHARS, Flow, Reading, error_text, parse
 from ..errors import TargetUnusable
 from ..request import NEVER, Completion, Failure, Request
 from .exchange import OnDone
-from .target import Target
+from .http1 import merged
+from .target import Target, header_secrets
 from .wire import Tls
 
 CONNECT_S = 30.0
@@ -75,7 +76,7 @@ class OpenAIClient:
             max_connections=None, max_keepalive_connections=None, keepalive_expiry=self.quirk.reuse_s
         )
         timeout = openai.Timeout(None, connect=CONNECT_S)
-        headers = dict(self.target.auth(self._api_key)) | dict(self._headers)
+        headers = dict(merged(self.target.auth(self._api_key), self._headers))
         named = {name.lower() for name in headers}
         unwanted = [name for name in ("authorization", "openai-organization", "openai-project") if name not in named]
 
@@ -328,7 +329,7 @@ class _Exchange:
         if kind in ("reset", "truncated") and self._first_byte >= 0:
             text = f"{text}, after {self._reading.output_events} output events"
         client = self._client
-        secrets = (client._api_key, *(value for _, value in client._headers))
+        secrets = (client._api_key, *header_secrets(client._headers))
         return Failure(kind, client.target.redact(text, *secrets)[:ERROR_TEXT_CHARS], self._status)
 
     def completion(self) -> Completion:

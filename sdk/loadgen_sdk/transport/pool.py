@@ -19,7 +19,7 @@ from ..dialects.reader import Flow
 from ..errors import TargetUnusable, WrongUse
 from ..request import Failure, Request
 from .exchange import Exchange, OnDone
-from .http1 import head
+from .http1 import head, merged
 from .target import Target
 from .wire import TICK_NS, ClientConnection, Tls, Wire, raise_file_limit, resolve
 
@@ -30,6 +30,9 @@ BEING_MADE = ("connecting", "handshake")
 KEEP_ALIVE_MARGIN_S = 1.0  # a connection is reused until this long before the server's own idle limit
 TIMEOUT_NS = 600 * 1_000_000_000
 STALL_TIMEOUT_NS = 120 * 1_000_000_000
+
+
+TIMED_OUT_IDLE = (b"HTTP/1.1 408", b"HTTP/1.0 408")  # how some servers close a connection that was idle for long
 
 
 class Pool:
@@ -83,18 +86,14 @@ class Pool:
         if self._owns_wire:
             self.wire.tick = self.tick
         accept = "text/event-stream" if stream else "application/json"
-        self._head = head(
-            "POST",
-            target.path,
-            [
-                ("Host", target.host_header),
-                *target.auth(api_key),
-                ("Content-Type", "application/json"),
-                ("Accept", accept),
-                ("User-Agent", "loadgen"),
-                *headers,
-            ],
-        )
+        ours = [
+            ("Host", target.host_header),
+            *target.auth(api_key),
+            ("Content-Type", "application/json"),
+            ("Accept", accept),
+            ("User-Agent", "loadgen"),
+        ]
+        self._head = head("POST", target.path, merged(ours, headers))
         self._reuse_ns = int(quirk.reuse_s * 1e9)
         self._addresses: list[tuple[int, tuple[object, ...]]] = []
         self._preferred_address = 0  # index of the address to try first: the one that worked last
@@ -349,6 +348,11 @@ class Pool:
         if not isinstance(exchange, Exchange):  # bytes without a request
             self.wire.close(connection)
             return
+        if exchange.first_byte < 0 and stamp < exchange.sent and data.startswith(TIMED_OUT_IDLE):
+            self.wire.close(connection)  # the server gave up the idle connection before it saw this request
+            connection.busy = None
+            self._resend(exchange)
+            return
         if exchange.arrived(data, stamp, read_at, empty_at, from_kernel):
             response = exchange.response
             if response.complete and response.reusable and not connection.unsent:
@@ -368,14 +372,20 @@ class Pool:
         connection.busy = None
         if not isinstance(exchange, Exchange):
             return
-        if exchange.reused and not exchange.bytes_received and not exchange.resent:
-            exchange.resent += 1
-            exchange.fresh()
-            exchange.tries = 0
-            self._connect(exchange)  # on a new connection, with the original due instant
+        was_idle = connection.idle_since > connection.connecting_since  # it was not opened for this request
+        if was_idle and not exchange.bytes_received and not exchange.resent:
+            self._resend(exchange)
             return
         exchange.ended(stamp, reset)
         self._report(exchange)
+
+    def _resend(self, exchange: Exchange) -> None:
+        """The server closed an idle connection as the request was on its way: once more, on a new connection, with the
+        original due instant."""
+        exchange.resent += 1
+        exchange.fresh()
+        exchange.tries = 0
+        self._connect(exchange)
 
     # -- housekeeping --------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ because servers echo keys.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 from collections.abc import Iterable
@@ -178,11 +179,38 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """`text` with every one of `secrets` (of 4 characters and more) and everything that looks like a key hidden."""
+    """`text` with every one of `secrets` (of 4 characters and more) and everything that looks like a key hidden.
+
+    The beginning of a secret at the end of the text is hidden too: the text may have been cut in the middle of it.
+    """
     for secret in sorted(set(secrets), key=len, reverse=True):
         if len(secret) >= SHORTEST_SECRET:
             text = text.replace(secret, HIDDEN)
+            ends = (n for n in range(len(secret) - 1, SHORTEST_SECRET - 1, -1) if text.endswith(secret[:n]))
+            if shown := next(ends, 0):
+                text = text[:-shown] + HIDDEN
     return _LOOKS_SECRET.sub(lambda match: (match.group(1) or "") + HIDDEN, text)
+
+
+def header_secrets(headers: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """What of a user's headers must not be shown: every value; of credentials and cookies also each part by itself (the
+    token without its scheme, user and password of a Basic one, the value of a cookie), since a server may echo that."""
+    found: list[str] = []
+    for name, value in headers:
+        found.append(value)
+        if name.lower() in ("cookie", "set-cookie"):
+            found += (part.partition("=")[2].strip() for part in value.split(";"))
+        elif _CREDENTIAL_NAME.search(name):
+            scheme, _, token = value.strip().partition(" ")
+            found.append(token.strip())
+            if scheme.lower() == "basic":
+                with contextlib.suppress(ValueError):
+                    pair = base64.b64decode(token).decode()
+                    found += (pair, *pair.split(":", 1))
+    return tuple(secret for secret in found if secret)
+
+
+_CREDENTIAL_NAME = re.compile(r"(?i)auth|key|token|secret")
 
 
 def _spellings(secrets: Iterable[str]) -> tuple[str, ...]:
