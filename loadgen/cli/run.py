@@ -20,8 +20,8 @@ ConcurrencyRamp = Annotated[
     typer.Option(
         "--concurrency-ramp",
         "--concurrency-ramp-duration",
-        help="Closed loop: lanes begin one after the other, evenly over this time; 0: all at once; without it: over the "
-        "length of an answer.",
+        help="Closed loop: lanes begin one after the other, evenly over this time; 0: all at once. "
+        "Without it: over the length of an answer.",
     ),
 ]
 

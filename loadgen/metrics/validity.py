@@ -144,8 +144,8 @@ def steady_warning(window: Window, load: Load, sends: int, lanes: int) -> Iterat
         return
     lasted = load.achieved_rps is not None and sends > lanes if lanes else load.offered_rps is not None
     if lasted and window.steady.duration_s is None:
-        why = "lanes began or ended" if lanes else "requests of the warm-up were in flight"
-        yield f"no steady figures: all the time in which requests were due {why}; give a longer load"
+        why = "lanes were beginning or ending" if lanes else "requests of the warm-up were in flight"
+        yield f"no steady figures: {why} as long as measured requests were due; give a longer load"
 
 
 def gap_warning(load: Load, gaps: int) -> Iterator[str]:

@@ -30,7 +30,7 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("Measured window", "first measured due to last measured token"),
     (
         "Under load",
-        "first to last measured due, while no request of an earlier stage is in flight and all lanes are at work (steady)",
+        "first to last measured due, while no earlier stage's request is in flight and all lanes are at work (steady)",
     ),
     ("In flight", "sent and not done"),
     ("Offered, sent, completed", "what the timetable asked, what was sent, what came back: three numbers"),
