@@ -17,7 +17,7 @@ from queueing import fail, rows
 
 from loadgen.cli import main
 from loadgen.errors import UserError
-from loadgen.interop import export, other_definitions, reader
+from loadgen.interop import export, loadgen_log, other_definitions, reader
 from loadgen.interop.other_definitions import Pooled, WeightedValues
 from loadgen.metrics.summary import summarize
 from loadgen.report import other_tools
@@ -313,3 +313,17 @@ Test Parameters Used
 ================================================
 target_qps : 12.5
 """
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000 + "]" * 100_000, '{"benchmarks":' + "[" * 100_000 + "]" * 100_000 + "}"]
+)
+def test_json_that_is_nested_without_end_is_no_bug(tmp_path: Path, text: str) -> None:
+    (tmp_path / "deep.json").write_text(text)
+    with pytest.raises(UserError, match="nested too deeply"):
+        reader.read_result(tmp_path / "deep.json")
+
+
+def test_a_percentile_that_is_no_number_is_passed_over() -> None:
+    log = "MLPerf Results Summary\nScenario : Server\nResult is : VALID\n.. percentile latency (ns)   : 5\n"
+    assert loadgen_log.parse_log(log).valid

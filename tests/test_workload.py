@@ -471,6 +471,9 @@ def test_flags_change_the_rest_and_nothing_else(tmp_path: Path) -> None:
         ({"duration": "0"}, "--duration 0"),
         ({"warmup": "3 kittens"}, "--warmup 3 kittens"),
         ({"seed": "-1"}, "--seed -1"),
+        ({"input_tokens": "1000000000"}, "--input-tokens 1000000000"),
+        ({"output_tokens": "1000000000"}, "--output-tokens 1000000000"),
+        ({"concurrency": "10000000"}, "--concurrency 10000000"),
         ({"schedule_seed": str(2**64)}, f"--schedule-seed {2**64}"),
         ({"limit": ("cpu:5%",)}, "--limit cpu:5%"),
         ({"concurrency": 2, "request_rate": 3}, "--concurrency 2 --request-rate"),
@@ -483,6 +486,15 @@ def test_flags_change_the_rest_and_nothing_else(tmp_path: Path) -> None:
 def test_a_wrong_flag_is_one_fault_that_names_it(flags: dict[str, Any], where: str, tmp_path: Path) -> None:
     ((place, _, hint),) = faults(TWO_LINES, tmp_path, Overrides(**flags))
     assert place == where and hint
+
+
+def test_a_load_too_large_to_plan_is_refused_before_anything_is_planned(tmp_path: Path) -> None:
+    flags = Overrides(request_rate="1000000/s", duration="2000s")
+    ((_, problem, _),) = faults("name: x\nrequests: {input_tokens: 1, output_tokens: 1}\n", tmp_path, flags)
+    assert "2,000,000,000 requests to plan" in problem and "16.0 GB" in problem
+    stages = "stages:\n" + "- {arrival: {poisson: 1/s}, count: 1}\n" * 1001
+    ((place, problem, _),) = faults("name: x\nrequests: {input_tokens: 1, output_tokens: 1}\n" + stages, tmp_path)
+    assert (place, problem) == ("4:1 (stages)", "1,001 stages")
 
 
 def test_levels() -> None:

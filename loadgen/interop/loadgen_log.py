@@ -73,7 +73,7 @@ def read_log(path: Path) -> LoadGenLog:
 _LINE = re.compile(r"^\s*(.+?)\s*:\s*(\S.*?)\s*$")
 
 
-_PERCENTILE = re.compile(r"([0-9.]+) percentile (.*?)(?: \(ns\))?$")
+_PERCENTILE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) percentile (.*?)(?: \(ns\))?$")
 
 
 _KINDS = {

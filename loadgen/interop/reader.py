@@ -42,8 +42,9 @@ def parse_result(data: bytes, where: str = "") -> ForeignResult:
         return records(text, where)
     try:
         value, line_count = _json(text)
-    except ValueError as error:
-        raise UserError(f"not the result of a known tool: no JSON ({error})", where, _KNOWN) from None
+    except (ValueError, RecursionError) as error:
+        problem = "nested too deeply" if isinstance(error, RecursionError) else f"no JSON ({error})"
+        raise UserError(f"not the result of a known tool: {problem}", where, _KNOWN) from None
     for matches, read_tool in _TOOLS:
         if isinstance(value, dict) and matches(value):
             try:

@@ -26,6 +26,7 @@ from pydantic import (
 
 from loadgen import units
 from loadgen.errors import Fault, UserError
+from loadgen.workload.flags import MOST_TOKENS
 from loadgen.workload.yaml_marks import Map, child, where
 
 
@@ -237,7 +238,6 @@ Quantile = Annotated[
     _value_with_unit(units.quantile, (float, int), units.QUANTILE_HINT),
     _text_schema(units.QUANTILE_PATTERN, "p99"),
 ]
-MOST_TOKENS = 10_000_000  # ten times the longest known context
 Tokens = Annotated[int, Called("Tokens"), Strict(), Field(ge=0, le=MOST_TOKENS)]
 Amount = Annotated[
     float, Strict(), Field(ge=0, le=MOST_TOKENS, allow_inf_nan=False)

@@ -15,6 +15,9 @@ from typing import Any
 from loadgen import units
 from loadgen.errors import Fault, UserError
 
+MOST_TOKENS = 10_000_000  # of a prompt or an answer: ten times the longest known context
+MOST_LANES = 1_000_000
+
 METRICS = (
     "ttft",
     "ttft_from_sent",
@@ -142,10 +145,12 @@ def given(overrides: Overrides) -> list[str]:
     return [flag(field.name) for field in fields(overrides) if getattr(overrides, field.name) not in (None, ())]
 
 
-def _count(minimum: int) -> Callable[[str], int]:
+def _count(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     def parse_count(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,12}", text) or int(text) < minimum:
             raise units.Wrong("is not a number of that kind", f"a whole number, {minimum} or more")
+        if maximum is not None and int(text) > maximum:
+            raise units.Wrong("is too many", f"a whole number from {minimum} to {maximum:,}")
         return int(text)
 
     return parse_count
@@ -230,7 +235,7 @@ def _rate(text: str) -> float:
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "request_rate": _rate,
     "burstiness": _positive,
-    "concurrency": _count(1),
+    "concurrency": _count(1, MOST_LANES),
     "concurrency_ramp": _seconds,
     "max_in_flight": _count(1),
     "num_requests": _count(1),
@@ -240,6 +245,6 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "stall_timeout": _seconds_above_zero,
     "seed": _seed,
     "schedule_seed": _seed,
-    "input_tokens": _count(1),
-    "output_tokens": _count(1),
+    "input_tokens": _count(1, MOST_TOKENS),
+    "output_tokens": _count(1, MOST_TOKENS),
 }

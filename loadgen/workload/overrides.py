@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from loadgen.workload.traces import Trace
 
 _LOAD_HINT = "give --request-rate 10 (open loop) or --concurrency 8 (closed loop), or write stages into the file"
+MOST_STAGES = 1_000
+MOST_PLANNED = 200_000_000  # starts of an open loop: 1.6 GB, and some more while they are drawn
 _BOUND_HINT = "give --duration 30s or --num-requests 200, or write duration: or count: into the stage"
 
 
@@ -99,6 +101,11 @@ def _merged_slo(slo: Slo | None, flags: Flags, faults: list[Fault]) -> Slo | Non
 def _stages(workload: Written, flags: Flags, faults: list[Fault], file: str, top: Map) -> tuple[Stage, ...]:
     law = _arrival_of_flags(flags, faults)
     if faults and not workload.stages:  # the flags ask for a load but are faulty
+        return ()
+    if len(workload.stages) > MOST_STAGES:
+        spot, path, _ = locate(top, ("stages",))
+        hint = f"at most {MOST_STAGES:,}; a load that changes all the time is a trace (--trace)"
+        faults.append(UserError(f"{len(workload.stages):,} stages", where(file, spot, path), hint))
         return ()
     stages = _with_names(workload.stages, faults, file, top)
     if law is not None:
@@ -266,6 +273,17 @@ def _with_names(stages: tuple[Stage, ...], faults: list[Fault], file: str, top: 
     return named
 
 
+def _planned_starts(stage: Stage) -> float:
+    """How many starts of an open loop the timetable holds; 0 for a closed loop, which is planned as it goes."""
+    law = stage.arrival
+    if isinstance(law, Closed | Replay):
+        return 0
+    if stage.count is not None or stage.duration_ns is None:
+        return stage.count or 0
+    rate = (law.from_rate + law.to_rate) / 2 if isinstance(law, Ramp) else law.rate
+    return rate * stage.duration_ns / 1e9 if math.isfinite(rate) else 0
+
+
 def _faults_of_stages(stages: list[Stage], file: str, top: Map) -> list[Fault]:
     """The faults of stages that are no load, never end, or end before all lanes have started."""
     if not any(stage.measured for stage in stages):
@@ -273,6 +291,13 @@ def _faults_of_stages(stages: list[Stage], file: str, top: Map) -> list[Fault]:
             return [UserError("no load: no stages in the file, and no flag gives one", file, _LOAD_HINT)]
         spot, path, _ = locate(top, ("stages",))
         return [UserError("no load: no stage is measured", where(file, spot, path), _LOAD_HINT)]
+    planned = sum(map(_planned_starts, stages))
+    if planned > MOST_PLANNED:
+        problem = f"{planned:,.0f} requests to plan: their instants alone take {planned * 8 / 1e9:,.1f} GB"
+        hint = (
+            f"a lower rate or a shorter duration (at most {MOST_PLANNED:,}); a closed loop (--concurrency) plans none"
+        )
+        return [UserError(problem, file, hint)]
     faults: list[Fault] = []
     index_of_name = {stage.get("name"): index for index, stage in enumerate(top.get("stages") or ())}
     for number, stage in enumerate(stages):

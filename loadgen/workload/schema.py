@@ -35,7 +35,7 @@ from loadgen.workload.fields import (
     Whole,
     choice,
 )
-from loadgen.workload.flags import METRIC_ALIASES, METRICS
+from loadgen.workload.flags import METRIC_ALIASES, METRICS, MOST_LANES
 from loadgen.workload.yaml_marks import Map
 
 # Validity limits of metrics.md: a run that exceeds one of them is INVALID.
@@ -201,10 +201,8 @@ class Closed(Tagged):
 
     tag = "closed"
     short = "concurrency"
-    concurrency: Annotated[int, Strict(), Field(ge=1, le=1_000_000)]
-    ramp_ns: Annotated[Duration | None, Field(validation_alias="ramp")] = (
-        None  # None: an answer's length (`lane_start`)
-    )
+    concurrency: Annotated[int, Strict(), Field(ge=1, le=MOST_LANES)]
+    ramp_ns: Annotated[Duration | None, Field(validation_alias="ramp")] = None  # None: an answer's length
 
 
 class Replay(Tagged):

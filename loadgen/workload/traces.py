@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import Faults, UserError
+from loadgen.workload.flags import MOST_TOKENS
 
 FAULTS_SHOWN = 20
-MOST_TOKENS = 10_000_000
 MOST_ROWS = 20_000_000
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)  # possible tokens per hash, for formats that do not define it
 LOOKED_AT = 2_000  # rows used to infer the tokens per hash
