@@ -176,6 +176,7 @@ def prepare(
     timetable, requests, tokenizer = plan(job)
     answer = answer or lane_start.by_probe(found[0].first_ms, found[0].token_ms)
     workload, begins = lane_start.resolve(workload, requests, answer, leave_out=settings.leave_out_first_round)
+    asked_timetable = timetable  # how lanes begin by default is the target's doing: fingerprints are of what was asked
     if workload.stages != asked_workload.stages:
         job = replace(job, workload=workload)
         timetable = schedule.build(workload, seed)
@@ -223,7 +224,7 @@ def prepare(
         limits=ValidityLimits(**workload.limits.model_dump()),
         stages=tuple(_stage_plan(workload, timetable, i, begins[i]) for i in range(len(timetable.stages))),
         fingerprints=manifest.Fingerprints(
-            recipe=recipe_fingerprint(asked_workload, source), timetable=schedule.fingerprint(timetable)
+            recipe=recipe_fingerprint(asked_workload, source), timetable=schedule.fingerprint(asked_timetable)
         ),
         rtt_ms=statistics.median(result.rtt_ms for result in found),
         tokenizer=tokenizer.name,
