@@ -129,7 +129,7 @@ def test_a_term_counts_failures_as_over_and_leaves_out_the_cancelled(
 ) -> None:
     columns = answers(ttft_ms, **statuses)
     slo = Slo(terms=(Term(metric="ttft", limit_ns=5_000_000),))
-    found = metrics.goodput(columns, [columns], slo, metrics.Window(), Histogram())
+    found = metrics.goodput(columns, slo, metrics.Window(), Histogram())
     term = found.slo[0]
     assert (term.met, term.value_ms, term.over, term.count) == (met, value, over, count)
     assert (found.met, found.good, found.counted) == (met, count - over, count)
@@ -140,14 +140,14 @@ def test_a_share_is_a_promise_of_its_own_and_unrecorded_slots_are_misses() -> No
     term = Term(metric="ttft", limit_ns=5_000_000, quantile=0.5)
     for share, unrecorded, met in ((0.9, 0, True), (0.91, 0, False), (0.9, 1, False), (None, 1, True)):
         slo = Slo(terms=(term,), goodput_share=share)
-        assert metrics.goodput(columns, [columns], slo, metrics.Window(), Histogram(), unrecorded).met is met
+        assert metrics.goodput(columns, slo, metrics.Window(), Histogram(), unrecorded).met is met
 
 
 def test_a_pooled_term_judges_gaps_not_requests() -> None:
     columns, gaps = answers([1, 1]), Histogram()
     gaps.add(np.array([10_000_000] * 98 + [50_000_000] * 2))
     slo = Slo(terms=(Term(metric="itl", limit_ns=20_000_000),))
-    found = metrics.goodput(columns, [columns], slo, metrics.Window(), gaps)
+    found = metrics.goodput(columns, slo, metrics.Window(), gaps)
     assert (found.met, found.good, found.slo[0].over, found.slo[0].count) == (False, 2, 2, 100)
     assert found.slo[0].value_ms == pytest.approx(50, rel=0.001)
 

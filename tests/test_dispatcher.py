@@ -146,7 +146,8 @@ def check_chains(schedule: Schedule, run: Run) -> None:
         elif slot.after >= 0 and slot.after in run.ends:
             assert start.due_ns == run.ends[slot.after]
         elif slot.due_ns >= 0 and schedule.stages[slot.stage].start_ns is not None:
-            assert start.due_ns == slot.due_ns
+            waits = slot.stage > 0 and slot.lane >= 0  # a lane takes over when the stage before leaves it a place
+            assert start.due_ns >= slot.due_ns if waits else start.due_ns == slot.due_ns
     for start in run.all:
         before = start.number - 1 if start.turn else None
         if start.dropped == "previous_turn_failed":
@@ -310,7 +311,9 @@ def test_a_late_driver_does_not_move_what_was_planned() -> None:
     talk = Dispatcher(build(workload(constant(2.0, count=1), closed(1, count=1), turns=2, tool_ns=100 * MS), 1))
     talk.ready(0)
     talk.finished(0, 100 * MS, True)
-    assert [(start.number, start.due_ns) for start in talk.ready(S)] == [(1, 200 * MS), (2, 500 * MS)]
+    assert [(start.number, start.due_ns) for start in talk.ready(S)] == [(1, 200 * MS)]
+    talk.finished(1, 300 * MS, True)  # told late: the lane that waited for the conversation begins at its stage's start
+    assert [(start.number, start.due_ns) for start in talk.ready(S)] == [(2, 500 * MS)]
 
 
 def test_everything_at_once_keeps_the_order_of_its_stages() -> None:
@@ -336,7 +339,8 @@ def test_workers_together_start_what_one_would(stages, turns: int, n: int, seed:
     whole = drive(Dispatcher(schedule), took)
     parts = [drive(Dispatcher(shard(schedule, i, n)), took) for i in range(n)]
     together = sorted(start for part in parts for start in part.sent)
-    if any(span.start_ns is None for span in schedule.stages):  # each share begins such a stage by itself
+    # each share begins such a stage by itself, and its lanes take over from its own requests
+    if any(span.start_ns is None or (span.lanes and span.index) for span in schedule.stages):
         assert [start[:6] for start in together] == [start[:6] for start in sorted(whole.sent)]
     else:
         assert together == sorted(whole.sent)
@@ -384,3 +388,100 @@ def test_plain_integers_come_out() -> None:
     mixed = workload(poisson(100.0, count=10), closed(2, count=10), turns=2, tool_ns=MS)
     run = drive(Dispatcher(build(mixed, 1)), lasting(MS), stop_ns=60 * MS)
     assert {type(value) for start in run.all for value in start} == {int, str}
+
+
+# -- one stage takes over from another -------------------------------------------------------------------------------
+
+
+def most_in_flight(run: Run, since_ns: int = 0) -> int:
+    """The most requests that were in flight at once from an instant on, ends counted before starts."""
+    changes = [(now, 1) for now, _ in run.starts] + [(end, -1) for end in run.ends.values()]
+    level = most = 0
+    for now, change in sorted(changes):
+        level += change
+        most = max(most, level if now >= since_ns and change > 0 else 0)
+    return most
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    laws=st.lists(
+        st.tuples(st.integers(1, 9), st.sampled_from([0, 1, 400]), st.none() | st.integers(1, 40)),
+        min_size=2,
+        max_size=4,
+    ),
+    turns=st.integers(1, 3),
+    failing=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 1000),
+    parts=st.integers(1, 3),
+)
+def test_lanes_hand_over_and_never_exceed_their_number(laws, turns, failing, seed, parts) -> None:
+    """Of several closed loops, also with other numbers of lanes: none starts beside more than its own lanes allow."""
+    stages = [
+        closed(lanes, ramp * MS, duration_ns=S) if count is None else closed(lanes, ramp * MS, count=count)
+        for lanes, ramp, count in laws
+    ]
+    schedule = build(workload(*stages, turns=turns, tool_ns=50 * MS), seed)
+    for part in range(parts):
+        share = shard(schedule, part, parts)
+        run = drive(Dispatcher(share), at_random(seed, failing))
+        level = 0
+        changes = [(end, 0, -1) for end in run.ends.values()]
+        changes += [(now, 1, start.stage) for now, start in run.starts if not start.dropped]
+        for _, is_start, stage in sorted(changes):
+            level += 1 if is_start else -1
+            if is_start:
+                allowed = [len(share.own_lanes(span)) for span in share.stages[: stage + 2]]
+                # beside a stage that takes over, the lanes that are left of the one before count among the new ones
+                assert level <= max(allowed[stage:]), (stage, level)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_warm_up_hands_its_lanes_over(parts: int) -> None:
+    warm = closed(4, duration_ns=2 * S).model_copy(update={"measured": False})
+    schedule = build(workload(warm, closed(4, count=20)), 1)
+    for part in range(parts):
+        run = drive(Dispatcher(shard(schedule, part, parts)), lasting(1225 * MS))
+        assert most_in_flight(run) == 4 // parts
+        first = [start.due_ns for start in run.sent if start.stage == 1][: 4 // parts]
+        assert first == [2450 * MS] * (4 // parts), "each when the warm-up request of its lane has ended"
+        assert len([start for start in run.sent if start.stage == 1]) == 20 // parts
+
+
+def test_a_warm_up_by_count_leaves_no_lane_idle() -> None:
+    warm = closed(3, count=7).model_copy(update={"measured": False})
+    schedule = build(workload(warm, closed(3, count=9)), 1)
+    run = drive(Dispatcher(schedule), lasting(100 * MS))
+    assert [start.due_ns // MS for start in run.sent if start.stage == 1] == [
+        200,
+        200,
+        300,
+        300,
+        300,
+        400,
+        400,
+        400,
+        500,
+    ]
+    assert most_in_flight(run) == 3
+
+
+def test_fewer_lanes_wait_until_there_are_fewer_in_flight_and_more_begin_spread() -> None:
+    down = build(workload(closed(8, duration_ns=S), closed(3, duration_ns=S)), 1)
+    run = drive(Dispatcher(down), lambda start: ((300 + 50 * start.lane) * MS, True))
+    second = [start for start in run.sent if start.stage == 1]
+    assert second and most_in_flight(run, second[0].due_ns) <= 3
+    up = build(workload(closed(2, duration_ns=S), closed(6, 400 * MS, duration_ns=S)), 1)
+    run = drive(Dispatcher(up), lasting(300 * MS))
+    begun = {start.lane: start.due_ns // MS for start in reversed(run.sent) if start.stage == 1}
+    assert begun == {0: 1200, 1: 1200, 2: 1000, 3: 1100, 4: 1200, 5: 1300}
+
+
+def test_a_closed_loop_after_an_open_one_waits_for_its_requests() -> None:
+    schedule = build(workload(constant(10.0, duration_ns=S), closed(2, count=6)), 1)
+    run = drive(Dispatcher(schedule), lasting(500 * MS))  # five in flight when the stage ends
+    second = [start.due_ns // MS for start in run.sent if start.stage == 1]
+    assert second[:2] == [1300, 1400] and most_in_flight(run, 1300 * MS) == 2
+    talks = build(workload(constant(2.0, count=2), closed(1, count=1), turns=2, tool_ns=300 * MS), 1)
+    run = drive(Dispatcher(talks), lasting(100 * MS))
+    assert next(start.due_ns for start in run.sent if start.stage == 1) == 1000 * MS, "after the last turn of both"

@@ -149,6 +149,40 @@ def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
     assert pasted.count("\n| ") == 5 and "Highest level within the SLO" in pasted
 
 
+def told_of(*levels: SweepLevel) -> str:
+    curve = sweep.SweepCurve(
+        workload="w", model="m", target="t", gpus=4, version="0", started="2026-01-01", slo="ttft 2000 ms at p95",
+        levels=levels, knee="", best=([one.name for one in levels if sweep.outcome(one) == "under"] or [""])[-1],
+    )  # fmt: skip
+    return " ".join(shown.sentences(curve))
+
+
+def judged(name: str, met: bool | None, *, valid: bool = True, **changed: object) -> SweepLevel:
+    return msgspec.structs.replace(level(name, 100, 10, valid=valid), slo_met=met, **changed)
+
+
+def test_what_no_level_shows_is_said_as_it_is() -> None:
+    none_valid = told_of(judged("c1", True, valid=False), judged("c2", True, valid=False))
+    assert "No level kept the SLO" not in none_valid
+    assert "Nothing is known about the SLO (ttft 2000 ms at p95): no level is a valid measurement" in none_valid
+    assert "2 of 2 levels are not valid or too short, 2 of them within every limit" in none_valid
+    missed = told_of(judged("c1", True, valid=False), judged("c2", False))
+    assert "No level kept the SLO" in missed and "c2, the lowest valid level, missed it" in missed
+    assert "1 of 2 levels is not valid or too short, 1 of them within every limit" in missed
+    assert "undecided: they need more requests" in told_of(judged("c1", None), judged("c2", None))
+    cut = told_of(judged("c1", True, state="interrupted"))
+    assert "Nothing is known" in cut, "an interrupted level decides nothing"
+    assert "Nothing is known" in told_of(judged("c512", True, full=False)), "nor one whose lanes were never all at work"
+
+
+def test_why_a_level_is_a_bound() -> None:
+    kept, missed = judged("c4", True), judged("c8", False)
+    assert "c4 kept the SLO, c8 missed it, and the end lies between" in told_of(kept, missed)
+    assert "no level above c4 is a valid measurement" in told_of(kept, judged("c8", True, valid=False))
+    assert "all lanes began in one instant" in told_of(msgspec.structs.replace(kept, at_once=True), missed)
+    assert "bound" not in told_of(judged("r4", True), judged("r8", False)), "rates enclose it, and have an interval"
+
+
 # -- the folder ----------------------------------------------------------------------------------------------------
 
 
@@ -254,11 +288,16 @@ def test_a_note_is_said_once_and_an_end_that_was_not_reached_is_a_lower_bound(
     assert exits("cost", out, "--prices", str(prices)) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "at least 4.00 requests/s" in told and "that follow from it are at most" in told
+    assert told.index("A LOWER BOUND of the capacity is all that is known of: s") < 200, "in the first lines"
+    assert exits("cost", out, "--prices", str(prices), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["offers"][0]["lower_bound"] is True
     shutil.copytree(out, tmp_path / "again")
     assert exits("cost", out, str(tmp_path / "again"), "--prices", str(prices)) == 0
     assert "only a lower bound of the capacity is known (s, again)" in " ".join(capsys.readouterr().out.split())
     assert exits("capacity", "--profile", "qa", "--users", "100", "--results", out) == 0
-    assert "at least 4.00 requests/s" in " ".join(capsys.readouterr().out.split())
+    planned = " ".join(capsys.readouterr().out.split())
+    assert "A LOWER BOUND of the capacity" in planned and "at least 4.00 requests/s" in planned
+    assert "VMs: at most" in planned
 
 
 def test_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,7 +357,15 @@ def test_what_a_search_leaves_is_priced_and_planned(tmp_path: Path, capsys: pyte
     assert "SIMULATED" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("flags", [(), ("--concurrency", "1", "--request-rate", "1"), ("--concurrency", "2,1")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--concurrency", "1", "--request-rate", "1"),
+        ("--concurrency", "2,1"),
+        ("--concurrency", "8,512", "--num-requests", "200"),
+    ],
+)
 def test_wrong_usage(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert exits("sweep", "qa", *flags) == 2
     assert capsys.readouterr().err.startswith("error: ")

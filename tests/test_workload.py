@@ -552,7 +552,7 @@ def test_equal_recipes_have_equal_fingerprints(tmp_path: Path) -> None:
         closed.replace("closed: 4", f"closed: {{concurrency: 4{ramp}}}") for ramp in ("", ", ramp: 0", ", ramp: 2s")
     ]
     lanes = [recipe_fingerprint(of(text, tmp_path), "server") for text in (closed, *spelt)]
-    assert lanes[0] == lanes[1] == lanes[2] != lanes[3]
+    assert lanes[0] == lanes[1] and len(set(lanes)) == 3, "spread over an answer, all at once, spread over 2 s"
     assert of(closed, tmp_path, Overrides(concurrency_ramp="2s")).stages == of(spelt[2], tmp_path).stages
     prints = [recipe_fingerprint(of(text, tmp_path), "server") for text in other]
     assert len({base, recipe_fingerprint(of(STAGES, tmp_path), "events"), *prints}) == len(other) + 2

@@ -21,7 +21,8 @@ ConcurrencyRamp = Annotated[
     typer.Option(
         "--concurrency-ramp",
         "--concurrency-ramp-duration",
-        help="Closed loop: lanes begin one after the other, evenly over this time; without it all at once.",
+        help="Closed loop: lanes begin one after the other, evenly over this time; 0: all at once. "
+        "Without it: over the length of an answer.",
     ),
 ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loadgen import format
-from loadgen.execution import run
+from loadgen.execution import lane_start, run
 from loadgen.execution.folder_names import new_folder
 from loadgen.execution.plan import Settings, describe, seed_words
 from loadgen.metrics import summary_json
@@ -166,6 +166,10 @@ class Show:
             if stage.end_ns is not None:
                 bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
             note = "" if stage.measured else ", warm-up, not measured"
+            if stage.name == lane_start.FIRST_ROUND:
+                bounds, note = ["the first request of each lane"], ", not measured"
+            if begin := lane_start.words(stage.ramp_s, stage.ramp_from, stage.concurrency):
+                note += f"; {begin}"
             say(f"load: {stage.arrival}: {', '.join(bound for bound in bounds if bound)}{note}")
         for target in header.targets:
             if target.software:

@@ -145,7 +145,7 @@ def sweep(
         raise Faults(faults)
     name = run_id(f"sweep-{next(iter(grid.values())).name}", datetime.now().astimezone())
     parent = settings.out or Path("results") / name
-    settings = replace(settings, out=parent)
+    settings = replace(settings, out=parent, leave_out_first_round=kind == "concurrency")
     with store.nothing_left(parent):
         if repeat is not None:
             return _repeated(how, workload, grid, kind, overrides, settings, plain=plain, as_json=as_json)
@@ -156,6 +156,7 @@ def _level(name: str, overrides: Any, kind: str, amount: float) -> Workload:
     """The workload at one level. A closed loop without a given length gets at least PER_LANE requests per lane."""
     from dataclasses import replace
 
+    from loadgen.errors import UserError
     from loadgen.workload import load
 
     if kind == "request_rate":
@@ -163,6 +164,9 @@ def _level(name: str, overrides: Any, kind: str, amount: float) -> Workload:
     at_level = replace(overrides, concurrency=f"{amount:g}")
     workload = load(name, at_level)
     count = next((stage.count for stage in workload.stages if stage.measured), None)
+    if overrides.num_requests is not None and count is not None and count < amount:
+        what = f"{count:,} requests are fewer than {amount:,.0f} lanes: so many would never be in flight"
+        raise UserError(what, f"--num-requests {count}", f"--num-requests {PER_LANE * amount:g}, or leave it out")
     if (
         overrides.num_requests is None
         and overrides.duration is None
@@ -307,18 +311,26 @@ def _run(
                 )
     except trials.Interrupted:
         interrupted = True
-    loads = sorted(trial.ask.load for trial in trials_done) or [1.0]
-    answer = resume(
-        LoadSearch(low=loads[0], high=loads[-1], start=loads[0]),
-        [trial for trial in trials_done if trial.outcome != "invalid"],
-    ).answer
-    experiment.finish(parent, trials_done, answer, workload=first_workload)
     summaries = {
         folder.name: inputs.read_run(folder).summary for folder in sorted(filter(inputs.is_run, parent.glob("*/")))
     }
     if not summaries:
         return INTERRUPTED
     sweep_curve = levels.curve(list(summaries.items()))
+    # what the table says of a level is what the capacity is made from
+    outcomes = {level.name: levels.outcome(level) for level in sweep_curve.levels}
+    judged = [
+        msgspec.structs.replace(
+            trial, outcome=outcomes.get(trial.folder, "invalid") if sweep_curve.slo else trial.outcome
+        )
+        for trial in trials_done
+    ]
+    loads = sorted(trial.ask.load for trial in judged) or [1.0]
+    answer = resume(
+        LoadSearch(low=loads[0], high=loads[-1], start=loads[0]),
+        [trial for trial in judged if trial.outcome != "invalid"],
+    ).answer
+    experiment.finish(parent, judged, answer, workload=first_workload, bound_why=levels.bound_why(sweep_curve))
     store.replace(parent / "sweep.md", sweep_report.render_markdown(sweep_curve).encode())
     store.replace(parent / "report.html", sweep_report.render_html(sweep_curve).encode())
     checksums.write(parent)

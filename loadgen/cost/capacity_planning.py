@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from loadgen.cost.evidence import Evidence
 from loadgen.errors import UserError
-from loadgen.results.capacity import RateInterval, replications
+from loadgen.results.capacity import STILL_KEPT, RateInterval, replications
 
 GPUS_PER_VM = 4  # ND GB300 v6; one fault domain
 VMS_PER_RACK = 18  # one NVL72: 72 GPUs
@@ -135,6 +135,7 @@ class MeasuredRate:
     folder: str
     basis: str  # "capacity by search", "at this load"
     lower_bound: bool = False  # only a lower bound of the capacity was found
+    bound_why: str = ""  # why; in words
     rate: RateInterval
     noun: str  # what an interaction is: "good requests", "requests", "conversations", "successful tasks"
     gpus: int
@@ -176,6 +177,7 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         gpus=gpus,
         response_s=(answer_ms or 0.0) / 1e3,
         lower_bound=capacity is not None and capacity.lower_bound,
+        bound_why=(capacity.bound_why or STILL_KEPT) if capacity is not None and capacity.lower_bound else "",
         workload=summary.run.workload,
     )
 

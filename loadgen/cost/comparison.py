@@ -131,7 +131,7 @@ def differences(a: Offer, b: Offer) -> tuple[tuple[str, ...], tuple[str, ...]]:
         reasons.append("one at its capacity, one at a load of its own")
     if a.evidence.at_once != b.evidence.at_once and not (_by_token(a) or _by_token(b)):
         reasons.append("one Offline, without a limit on latency")
-    floors = [offer.name for offer in (a, b) if _is_lower_bound(offer)]
+    floors = [offer.name for offer in (a, b) if has_lower_bound(offer)]
     if floors:
         reasons.append(f"only a lower bound of the capacity is known ({', '.join(floors)})")
     if a.basis.confidence != b.basis.confidence and None not in (a.basis.confidence, b.basis.confidence):
@@ -149,7 +149,7 @@ def differences(a: Offer, b: Offer) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(reasons), tuple(notes)
 
 
-def _is_lower_bound(offer: Offer) -> bool:
+def has_lower_bound(offer: Offer) -> bool:
     """Whether the cost uses a capacity of which only a lower bound is known."""
     capacity = offer.evidence.capacity
     return capacity is not None and capacity.lower_bound and not _by_token(offer)
@@ -354,7 +354,7 @@ def _break_even(rent: Offer, by_token: Offer, unit: str) -> BreakEven | None:
     noun = _PLURAL[unit]
     per_day = fixed / (token_cost.total - marginal) if token_cost.total > marginal else None
     at = "at their capacity" if rent.basis.is_capacity else "at the measured load (not their capacity)"
-    at_least = "at least " if _is_lower_bound(rent) else ""
+    at_least = "at least " if has_lower_bound(rent) else ""
     capacity_words = f"they carry {at_least}{carries:,.0f} a day {at}"
     if per_day is None:
         word = f"never: what each of the {noun} adds on the machines alone costs more than paying by the token"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from loadgen.metrics.summary import Summary
-from loadgen.results.capacity import Capacity
+from loadgen.results.capacity import STILL_KEPT, Capacity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ def notes(evidence: Evidence) -> Iterator[str]:
         yield "the run behind the capacity missed its SLO" if evidence.capacity else "the SLO was missed at this load"
     if evidence.capacity is not None and evidence.capacity.lower_bound:
         yield (
-            "the highest load that was tried still kept the SLO: the capacity is at least this; a cost and a number of "
-            "machines that follow from it are at most what stands here"
+            f"a lower bound: {evidence.capacity.bound_why or STILL_KEPT}. The capacity is at least this; a cost and a "
+            "number of machines that follow from it are at most what stands here"
         )
     if any(summary.goodput.undecided for summary in summaries):
         yield "the SLO is undecided at this load: its figures are withheld, or too many requests unfinished (--grace)"

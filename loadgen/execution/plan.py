@@ -24,7 +24,7 @@ from loadgen_sdk.transport.wire import Tls
 
 from loadgen import seeds
 from loadgen.errors import Fault, Faults, UserError
-from loadgen.execution import resource_limits
+from loadgen.execution import lane_start, resource_limits
 from loadgen.limits import ValidityLimits
 from loadgen.metrics import columns
 from loadgen.requests import prompts, resonance
@@ -102,6 +102,7 @@ class Settings:
     on_target_failure: Literal["continue", "stop"] = "continue"
     metadata: tuple[tuple[str, str], ...] = ()
     command: tuple[str, ...] = ()
+    leave_out_first_round: bool = False  # the first request of each lane is not measured, also with a count
     embedded: dict[str, Any] = field(default_factory=PHYSICAL.copy)  # options of the embedded endpoint
 
     @property
@@ -159,12 +160,15 @@ def prepare(
     simulated: bool,
     folder: Path,
     cores: int | None = None,
+    answer: lane_start.AnswerTime | None = None,
 ) -> tuple[Job, manifest.Header, Schedule]:
     """Decide everything before the clock starts: the job, the header and the timetable. Raises Faults.
 
     `found`: probe results, one per endpoint. `cores`: free CPUs of the cluster, if the workers run on one; the limits
-    of its nodes (open files, ports) are then not checked here.
+    of its nodes (open files, ports) are then not checked here. `answer`: how long an answer takes, if it is known
+    better than by the probe; the lanes of a closed loop begin spread over it.
     """
+    asked_workload = workload
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     salt = seeds.salt_of(seed, workload.salt)
     job = Job(
@@ -172,6 +176,12 @@ def prepare(
         run_id=folder.name,
     )  # fmt: skip
     timetable, requests, tokenizer = plan(job)
+    answer = answer or lane_start.by_probe(found[0].first_ms, found[0].token_ms)
+    workload, begins = lane_start.resolve(workload, requests, answer, leave_out=settings.leave_out_first_round)
+    asked_timetable = timetable  # how lanes begin by default is the target's doing: fingerprints are of what was asked
+    if workload.stages != asked_workload.stages:
+        job = replace(job, workload=workload)
+        timetable = schedule.build(workload, seed)
     if not settings.workers:
         most = workload.max_in_flight
         useful = workers(timetable, requests, most, simulated=simulated and cores is None, cores=cores or 0)
@@ -219,10 +229,10 @@ def prepare(
         stream=settings.stream,
         slo=slo,
         limits=ValidityLimits(**workload.limits.model_dump()),
-        stages=tuple(_stage_plan(workload, timetable, i) for i in range(len(timetable.stages))),
+        stages=tuple(_stage_plan(workload, timetable, i, begins[i]) for i in range(len(timetable.stages))),
         fingerprints=manifest.Fingerprints(
-            recipe=recipe_fingerprint(workload, source, tokenizer.file_sha256),
-            timetable=schedule.fingerprint(timetable),
+            recipe=recipe_fingerprint(asked_workload, source, tokenizer.file_sha256),
+            timetable=schedule.fingerprint(asked_timetable),
         ),
         rtt_ms=statistics.median(result.rtt_ms for result in found),
         tokenizer=tokenizer.name,
@@ -264,6 +274,9 @@ def describe(workload: Workload, settings: Settings) -> str:
         if stage.end_ns is not None:
             bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
         lines.append(f"load: {stage.arrival}: {', '.join(bounds)}{'' if stage.measured else ', warm-up, not measured'}")
+        law = workload.stages[index].arrival
+        if isinstance(law, Closed) and law.ramp_ns is None and law.concurrency > 1:
+            lines.append("      its lanes begin spread over an answer's length, which the probe of the target tells")
     sample = [requests[number] for number in range(min(timetable.slots or 100, 100))]
     input_tokens = sorted(request.input_tokens or 0 for request in sample)
     output_tokens = sorted(request.max_tokens or 0 for request in sample)
@@ -447,11 +460,16 @@ def _shares_prompts(workload: Workload) -> bool:
     return bool(getattr(requests, "shared_prefix_tokens", 0) or getattr(requests, "system_tokens", 0))
 
 
-def _stage_plan(workload: Workload, timetable: Schedule, index: int) -> manifest.StagePlan:
+def _stage_plan(
+    workload: Workload, timetable: Schedule, index: int, begin: lane_start.Begin | None = None
+) -> manifest.StagePlan:
     span, stage = timetable.stages[index], workload.stages[index]
+    law = stage.arrival
+    if isinstance(law, Closed) and begin is not None and begin.source != "asked":
+        law = law.model_copy(update={"ramp_ns": None})  # what the workload says is equal for all servers
     return manifest.StagePlan(
         name=span.name,
-        arrival=words(stage.arrival),
+        arrival=words(law),
         closed=bool(span.lanes),
         measured=span.measured,
         start_ns=span.start_ns or 0,
@@ -459,6 +477,9 @@ def _stage_plan(workload: Workload, timetable: Schedule, index: int) -> manifest
         slots=None if span.chains is None else span.chains * span.turns,
         rate=getattr(stage.arrival, "rate", None),
         concurrency=span.lanes or None,
+        first_slot=span.first_chain * span.turns,
+        ramp_s=None if begin is None or begin.ramp_ns is None else begin.ramp_ns / 1e9,
+        ramp_from="" if begin is None else begin.source,
     )
 
 
@@ -466,6 +487,7 @@ def words(arrival: Any) -> str:
     """An arrival law as text, for example "poisson 10/s"."""
     if isinstance(arrival, Closed):
         ramp = f", begun over {arrival.ramp_ns / 1e9:g} s" if arrival.ramp_ns else ""
+        ramp = ", begun all at once" if arrival.ramp_ns == 0 else ramp
         return f"{arrival.concurrency} in flight (closed loop{ramp})"
     if isinstance(arrival, Ramp):
         return f"ramp {arrival.from_rate:g}/s to {arrival.to_rate:g}/s"

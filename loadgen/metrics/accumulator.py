@@ -15,6 +15,7 @@ import numpy as np
 from loadgen.metrics import columns as metrics
 from loadgen.metrics.columns import CANCELLED, FAILED, OK, UNDEFINED, UNFINISHED, Columns
 from loadgen.metrics.drift import BLOCKS, FIRST_NS, SHOWN
+from loadgen.results.manifest import StagePlan
 from loadgen.results.record import KINDS, SOURCES, STATUSES
 from loadgen.stats.quantiles import Histogram
 
@@ -181,6 +182,7 @@ class Accumulator:
 
     def __init__(self, header: Header) -> None:
         self._measured = np.array([stage.measured for stage in header.stages] or [True])
+        self._stages = header.stages or (StagePlan(),)
         self._closed = np.array([stage.closed for stage in header.stages] or [False])
         self._slo = header.slo
         self._turns = header.turns
@@ -203,6 +205,14 @@ class Accumulator:
             columns = Columns(rows, in_stage)
             self._fold(self.stages[stage], columns, texts, (*LATENCIES, *ERRORS, *OWN), bool(self._closed[stage]))
             self._conversations(self.stages[stage], columns)
+            plan = self._stages[stage]
+            lane_ends = columns["done_ns"][metrics.last_round(columns, plan, self._turns)]
+            if len(lane_ends):
+                self.stages[stage].histogram("lane_end").add(lane_ends)
+            first = columns["due_ns"][metrics.first_round(columns, plan, self._turns)]
+            self.stages[stage].most["lane_due"] = max(
+                self.stages[stage].most.get("lane_due", -1), int(first.max(initial=-1))
+            )
             if measured:
                 self._by_time(columns)
             for target in range(len(self.targets)):

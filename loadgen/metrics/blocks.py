@@ -200,9 +200,8 @@ def tokens(measured: Columns, everything: Sequence[Columns], inside: Window, eve
     if events is not None and event_count:
         steady_output = metrics.per_second(events * billed / event_count, inside.steady)
     else:
-        spread = sum(metrics.spread_tokens(part, inside.steady) for part in everything)
-        steady_output = metrics.per_second(spread, inside.steady)
-    steady_input = metrics.per_second(sum(_prompt_tokens(part, inside.steady) for part in everything), inside.steady)
+        steady_output = metrics.per_second(metrics.spread_tokens(measured, inside.steady), inside.steady)
+    steady_input = metrics.per_second(_prompt_tokens(measured, inside.steady), inside.steady)
     asked = ok & (measured["asked_output"] >= 0)
     comparable = asked & (measured["output_tokens"] >= 0)
     unequal = int((measured["asked_output"] != measured["output_tokens"])[comparable].sum())
@@ -248,10 +247,8 @@ def with_gpus(tokens: Tokens, gpus: int | None) -> Tokens:
     )
 
 
-def tokens_over_time(
-    measured: Columns, everything: Sequence[Columns], timeline: Sequence[NDArray[np.int64]]
-) -> Callable[[Span], float | None]:
-    """A function from an interval to the output tokens that came in it, of all requests in `everything`.
+def tokens_over_time(measured: Columns, timeline: Sequence[NDArray[np.int64]]) -> Callable[[Span], float | None]:
+    """A function from an interval to the output tokens of measured requests that came in it.
 
     With a timeline, each output event counts as many tokens as the measured events carry on average. Without one, the
     tokens of each answer are spread evenly over it. The function returns None when no tokens were counted.
@@ -262,9 +259,7 @@ def tokens_over_time(
     sums = metrics.event_sums(timeline)
     curve = TimeCurve()
     if sums is None and events:
-        for part in everything:
-            start, end, amount = metrics.token_spans(part)
-            curve.add(start, end, amount)
+        curve.add(*metrics.token_spans(measured))
 
     def tokens_in(stretch: Span) -> float | None:
         if not events:
@@ -279,7 +274,7 @@ def tokens_over_time(
 def _prompt_tokens(columns: Columns, stretch: Span) -> int:
     """Prompt tokens of ok requests whose first token came in an interval: by then the prompt has been processed."""
     first_ns = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])
-    selected = columns.where(OK) & metrics.within(first_ns, stretch)
+    selected = columns.where(OK) & metrics.ended_within(first_ns, stretch)
     return _sum(columns["input_tokens"][selected]) or 0
 
 
@@ -358,14 +353,13 @@ def _conversations(columns: Columns, turns: int) -> _Conversations:
     )
 
 
-def sessions(measured: Columns, everything: Sequence[Columns], inside: Window, turns: int) -> Sessions | None:
+def sessions(measured: Columns, inside: Window, turns: int) -> Sessions | None:
     """The block `sessions` for conversations of `turns` turns in measured stages; None when there are none."""
     conversations = _conversations(measured, turns)
     if len(conversations.good) == 0:
         return None
     good = int(conversations.good.sum())
-    all_conversations = [conversations if part is measured else _conversations(part, turns) for part in everything]
-    steady = sum(int((part.good & metrics.within(part.end_ns, inside.steady)).sum()) for part in all_conversations)
+    steady = int((conversations.good & metrics.ended_within(conversations.end_ns, inside.steady)).sum())
     return Sessions(
         count=len(conversations.good) - int(conversations.cancelled.sum()) - int(conversations.cut.sum()),
         cut=int(conversations.cut.sum()),

@@ -6,7 +6,7 @@ definitions per request are those of `loadgen_sdk.measures`, here over columns; 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,11 +15,14 @@ from loadgen.limits import UNFINISHED_SHARE
 from loadgen.results.record import BIN_NS, ROW, STATUSES
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import SUPPORT, Histogram, index, milliseconds, name, support
+from loadgen.units import LONGEST_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from loadgen.results.manifest import StagePlan
 
 OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED = range(len(STATUSES))
 
@@ -29,6 +32,7 @@ COUNT_DISAGREEMENT = 0.02  # between two counts of the same tokens
 LENGTH_MISMATCH = 0.02  # of requests whose output is not as long as asked
 SHORTENED = 0.05  # of the output tokens asked for, missing in the answers: beyond it, it is another load
 CACHED_SHARE = 0.05  # of prompt tokens, when the workload declares no sharing
+LANES_ENDED = 0.05  # of the lanes of a closed loop: when these have no more to send, the load is not full any more
 GAP_VARIATION = 0.10  # between the planned and the real coefficient of variation of send gaps
 GAPS_NEEDED = 30  # fewer send gaps than this say nothing about their variation
 ITL_TOKENS_PER_EVENT = 0.01  # share of events with a second token, above which inter-chunk gaps are not ITL
@@ -95,8 +99,10 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     """The intervals that rates are divided by.
 
     `start_s` to `end_s` is the measured window: first measured due instant to last measured `last_token`. `steady`:
-    first to last measured due instant. `last_issued`: first measured due instant to the end of the request that was
-    issued last (MLPerf LoadGen's definition). `whole`: start of the run to the last end of a body, warm-up included.
+    first to last measured due instant, less the time in which requests of an earlier stage are in flight and, in a
+    closed loop, in which lanes have still to begin or (LANES_ENDED of them) nothing more to send. `last_issued`: first
+    measured due instant to the end of the request that was issued last (MLPerf LoadGen's definition). `whole`: start of
+    the run to the last end of a body, warm-up included.
     """
 
     start_s: float | None = None
@@ -299,10 +305,53 @@ def span(start_ns: float, end_ns: float) -> Span:
     return Span(start_s=start_ns / 1e9, end_s=end_ns / 1e9, duration_s=(end_ns - start_ns) / 1e9)
 
 
-def window(measured: Columns, everything: Sequence[Columns]) -> Window:
-    """The intervals that the rates of `measured` are divided by, as `Window` defines them. `everything`: rows of all
-    stages.
+class FullLoad(NamedTuple):
+    """The time in which the load of a stage runs alone and in full, in ns from the start of the run."""
+
+    start_ns: int = -1
+    end_ns: int = LONGEST_NS
+
+
+def full_load(own: Columns, earlier: Columns, plan: StagePlan, turns: int) -> FullLoad:
+    """From when no request of an earlier stage is in flight and, in a closed loop, every lane has sent its first
+    request; until, in a closed loop with a count, some lanes have nothing more to send. `own`: the rows of the stage,
+    `earlier`: those of the stages before it.
     """
+    start_ns = int(earlier["done_ns"].max(initial=-1))
+    start_ns = max(start_ns, int(own["due_ns"][first_round(own, plan, turns)].max(initial=-1)))
+    lane_ends = own["done_ns"][last_round(own, plan, turns)]
+    if not len(lane_ends):
+        return FullLoad(start_ns)
+    place = index(len(lane_ends), LANES_ENDED)
+    return FullLoad(start_ns, int(np.partition(lane_ends, place)[place]))
+
+
+def first_round(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
+    """Which rows of a stage are the first requests of its lanes; none in an open loop, or where the plan is too old.
+
+    The chains of a stage are numbered lane after lane, so the first round has the lowest numbers.
+    """
+    if not plan.concurrency or plan.first_slot is None:
+        return np.zeros(len(columns), bool)
+    first: NDArray[np.bool_] = columns["slot"] < plan.first_slot + plan.concurrency * turns
+    first &= columns["turn"] == 0
+    return first
+
+
+def last_round(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
+    """Which rows of a stage end the last request of a lane, where its plan says how many requests there are."""
+    if not plan.concurrency or plan.first_slot is None or plan.slots is None:
+        return np.zeros(len(columns), bool)
+    last: NDArray[np.bool_] = columns["slot"] >= plan.first_slot + plan.slots - plan.concurrency * turns
+    last &= (columns["turn"] == turns - 1) & columns.where(OK)
+    return last
+
+
+def window(measured: Columns, everything: Sequence[Columns], full: FullLoad | None = None) -> Window:
+    """The intervals that the rates of `measured` are divided by, as `Window` defines them. `everything`: rows of all
+    stages. `full`: the time in which the measured load runs alone and in full.
+    """
+    full = full or FullLoad()
     last_body = max((int(part["done_ns"].max(initial=-1)) for part in everything), default=-1)
     whole = span(0, last_body)
     due = measured["due_ns"][measured.attempted]
@@ -319,7 +368,7 @@ def window(measured: Columns, everything: Sequence[Columns]) -> Window:
         start_s=inside.start_s,
         end_s=inside.end_s,
         duration_s=inside.duration_s,
-        steady=span(first, last),
+        steady=span(max(first, full.start_ns), min(last, full.end_ns)),
         last_issued=span(first, issued_end),
         whole=whole,
     )
@@ -343,6 +392,16 @@ def within(instants_ns: NDArray[np.int64], stretch: Span | Window) -> NDArray[np
     if stretch.start_s is None or stretch.end_s is None:
         return np.zeros(len(instants_ns), bool)
     return (instants_ns >= round(stretch.start_s * 1e9)) & (instants_ns <= round(stretch.end_s * 1e9))
+
+
+def ended_within(instants_ns: NDArray[np.int64], stretch: Span | Window) -> NDArray[np.bool_]:
+    """Which instants lie in an interval, without its start: what ends in the instant in which it begins was before it.
+
+    So lanes in step, which all begin and end together, are counted once a round.
+    """
+    if stretch.start_s is None:
+        return np.zeros(len(instants_ns), bool)
+    return within(instants_ns, stretch) & (instants_ns > round(stretch.start_s * 1e9))
 
 
 def in_flight(everything: Sequence[Columns], stretch: Span | Window) -> tuple[float | None, int | None]:
@@ -409,7 +468,7 @@ def load(
     )  # later turns wait for the turn before: their gaps are not planned
     stages = measured["stage"][with_gap]
     mean, largest = in_flight(everything, inside)
-    ended = sum(int((within(part["end_ns"], inside.steady) & part.where(OK)).sum()) for part in everything)
+    ended = int((ended_within(measured["end_ns"], inside.steady) & measured.where(OK)).sum())
     return Load(
         arrival=arrival,
         offered_rps=rate(measured["due_ns"][open_loop & measured.attempted]),
@@ -424,7 +483,7 @@ def load(
 
 
 def steady_events(timeline: Sequence[NDArray[np.int64]], stretch: Span) -> float | None:
-    """Output events of all stages in an interval, from counts in bins of BIN_NS; None when there are no events.
+    """Output events of some stages in an interval, from counts in bins of BIN_NS; None when there are no events.
 
     A bin that an end of the interval cuts counts in proportion.
     """
@@ -482,7 +541,6 @@ def token_spans(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64],
 
 def goodput(
     measured: Columns,
-    everything: Sequence[Columns],
     slo: Slo | None,
     inside: Window,
     gaps: Histogram,
@@ -504,7 +562,7 @@ def goodput(
     good = int(meets(measured, slo).sum())
     cut = is_undecided(int(measured.where(UNFINISHED).sum()), counted + left_out)
     results = tuple(_term_result(measured, term, gaps, unrecorded, cut, unsound or {}) for term in slo.terms)
-    steady = sum(int((meets(part, slo) & within(part["end_ns"], inside.steady)).sum()) for part in everything)
+    steady = int((meets(measured, slo) & ended_within(measured["end_ns"], inside.steady)).sum())
     return judged_goodput(
         slo,
         results,

@@ -60,13 +60,16 @@ def summarize(
     stage_measured = [stage.measured for stage in header.stages] or [True]
     measured, warmup = accumulator.measured(), accumulator.measured(False)
     everything = (measured, warmup)
-    inside = window(measured, everything)
+    first_measured = stage_measured.index(True) if True in stage_measured else 0
+    last_measured = max((i for i, is_measured in enumerate(stage_measured) if is_measured), default=0)
+    inside = window(measured, everything, _full_load(accumulator, first_measured, last_measured))
+    own_timeline = [counts for i, counts in enumerate(timeline) if i < len(stage_measured) and stage_measured[i]]
     missing = [_unrecorded(header, accumulator, i) for i in range(len(stage_measured))]
     lost = sum(count for count, is_measured in zip(missing, stage_measured, strict=True) if is_measured)
     pooled = pooled_of(gaps[i] for i in range(min(len(gaps), len(stage_measured))) if stage_measured[i])
     arrivals = [stage.arrival for stage in header.stages if stage.measured and stage.arrival]
     target = whole_target(header.targets)
-    tokens = _tokens(measured, everything, inside, columns.steady_events(timeline, inside.steady))
+    tokens = _tokens(measured, everything, inside, columns.steady_events(own_timeline, inside.steady))
     tokens = with_gpus(tokens, target.gpus)
     errors = pooled_of(event_errors[i] for i in range(min(len(event_errors), len(stage_measured))) if stage_measured[i])
     families = Families(
@@ -119,14 +122,14 @@ def summarize(
         event_unsure_share=families.unsure_share,
         tpot_error_ms=families.tpot_error,
         max_gap_error_ms=families.max_gap_error,
-        goodput=_goodput(header, measured, everything, inside, pooled, lost, undecided),
-        sessions=_sessions(accumulator, measured, everything, inside),
+        goodput=_goodput(header, measured, inside, pooled, lost, undecided),
+        sessions=_sessions(accumulator, measured, inside),
         client=_client(measured, header, inside, seconds),
         stages=tuple(_stages(header, accumulator, everything, gaps, timeline, missing, seconds, undecided)),
         targets=targets,
         regions=tuple(_regions(header, accumulator, inside, undecided)),
         rack=rack_of(targets, tokens.output_per_s),
-        drift=_drift(accumulator, measured, everything, inside, timeline),
+        drift=_drift(accumulator, measured, inside, own_timeline),
         sustainable=Sustainable(why="the records were not kept (--keep): growth of one target cannot be told"),
         kept=header.keep,
     )
@@ -152,8 +155,19 @@ def _unrecorded(header: Header, accumulator: Accumulator, stage: int) -> int:
     return 0 if planned is None else max(0, planned - accumulator.stages[stage].sums.get("rows", 0))
 
 
-def window(cell: Cell, everything: Sequence[Cell]) -> Window:
+def _full_load(accumulator: Accumulator, first: int, last: int) -> columns.FullLoad:
+    """When the load of the stages from `first` to `last`, and nothing else, is in flight, as `columns.full_load`."""
+    earlier = [cell.most.get("done_ns", -1) for cell in accumulator.stages[:first]]
+    start_ns = max((*earlier, -1, accumulator.stages[first].most.get("lane_due", -1)))
+    ends = accumulator.stages[last].histograms.get("lane_end")
+    if ends is None or not ends.count:
+        return columns.FullLoad(start_ns)
+    return columns.FullLoad(start_ns, round(ends.quantile(columns.LANES_ENDED)))
+
+
+def window(cell: Cell, everything: Sequence[Cell], full: columns.FullLoad | None = None) -> Window:
     """The windows of a cell, as `columns.window` defines them."""
+    full = full or columns.FullLoad()
     whole = span(0, max(part.most.get("done_ns", -1) for part in everything))
     if not cell.sums.get("due"):
         return Window(whole=whole)
@@ -166,7 +180,7 @@ def window(cell: Cell, everything: Sequence[Cell]) -> Window:
         start_s=inside.start_s,
         end_s=inside.end_s,
         duration_s=inside.duration_s,
-        steady=span(first, last),
+        steady=span(max(first, full.start_ns), min(last, full.end_ns)),
         last_issued=span(first, issued),
         whole=whole,
     )
@@ -192,7 +206,7 @@ def _load(cell: Cell, everything: Sequence[Cell], inside: Window, arrival: str, 
         offered_rps=_rate(cell, "open_due"),
         achieved_rps=_rate(cell, "sent"),
         completed_rps=per_second(cell.sums.get("ok", 0), inside),
-        steady_completed_rps=per_second(_amount_in(everything, "ok", inside.steady), inside.steady),
+        steady_completed_rps=per_second(_amount_in([cell], "ok", inside.steady), inside.steady),
         in_flight_mean=mean,
         in_flight_max=_most_in_flight(seconds, inside),
     )
@@ -240,10 +254,8 @@ def _tokens(cell: Cell, everything: Sequence[Cell], inside: Window, events: floa
     output, prompt, cached = (_sum(cell, f"{side}_tokens") for side in ("output", "input", "cached"))
     base, event_count, comparable = _sum(cell, "cached_base"), sums.get("events", 0), sums.get("comparable", 0)
     spread = events * sums["billed"] / event_count if events is not None and event_count else None
-    steady_output = per_second(
-        _amount_in(everything, "output", inside.steady) if spread is None else spread, inside.steady
-    )
-    steady_input = per_second(_amount_in(everything, "input", inside.steady), inside.steady)
+    steady_output = per_second(_amount_in([cell], "output", inside.steady) if spread is None else spread, inside.steady)
+    steady_input = per_second(_amount_in([cell], "input", inside.steady), inside.steady)
     part_sums = [part_sum for part in everything if (part_sum := _sum(part, "output_tokens")) is not None]
     total = None if output is None or prompt is None else output + prompt
     steady_total = (
@@ -301,7 +313,6 @@ def _disagreement(cell: Cell, template_tokens: int | None) -> float | None:
 def _goodput(
     header: Header,
     cell: Cell,
-    everything: Sequence[Cell],
     inside: Window,
     gaps: Histogram,
     unrecorded: int,
@@ -348,12 +359,12 @@ def _goodput(
         cut=undecided,
         good=good,
         rps=per_second(good, inside),
-        steady_rps=per_second(_amount_in(everything, "good", inside.steady), inside.steady),
+        steady_rps=per_second(_amount_in([cell], "good", inside.steady), inside.steady),
         unsound=unsound,
     )
 
 
-def _sessions(accumulator: Accumulator, cell: Cell, everything: Sequence[Cell], inside: Window) -> Sessions | None:
+def _sessions(accumulator: Accumulator, cell: Cell, inside: Window) -> Sessions | None:
     cut, cancelled = accumulator.cut()
     whole, drained = cell.sums.get("sessions", 0), cell.sums.get("sessions_cut", 0)
     if not whole and not cut and not cancelled:
@@ -364,7 +375,7 @@ def _sessions(accumulator: Accumulator, cell: Cell, everything: Sequence[Cell], 
         cut=cut + drained,
         ok=good,
         ok_per_s=per_second(good, inside),
-        steady_ok_per_s=per_second(_amount_in(everything, "session", inside.steady), inside.steady),
+        steady_ok_per_s=per_second(_amount_in([cell], "session", inside.steady), inside.steady),
         duration_ms=_distribution(cell, "session"),
     )
 
@@ -387,25 +398,27 @@ def _stages(
 ) -> Iterator[StageSummary]:
     for i, stage in enumerate(header.stages):
         cell = accumulator.stages[i]
-        inside = window(cell, [cell])
+        inside = window(cell, [cell], _full_load(accumulator, i, i))
         pooled = gaps[i] if i < len(gaps) else Histogram()
         yield StageSummary(
             name=stage.name,
             arrival=stage.arrival,
             measured=stage.measured,
             concurrency=stage.concurrency,
+            ramp_s=stage.ramp_s,
+            ramp_from=stage.ramp_from,
             window=inside,
             requests=_requests(cell, missing[i]),
             load=_load(cell, everything, inside, stage.arrival, seconds),
             tokens=with_gpus(
-                _tokens(cell, everything, inside, columns.steady_events(timeline, inside.steady)),
+                _tokens(cell, everything, inside, columns.steady_events(timeline[i : i + 1], inside.steady)),
                 whole_target(header.targets).gpus,
             ),
             ttft_ms=_distribution(cell, "ttft"),
             tpot_ms=_distribution(cell, "tpot"),
             inter_chunk_ms=pooled.distribution(),
             e2e_ms=_distribution(cell, "e2e"),
-            goodput=_goodput(header, cell, everything, inside, pooled, missing[i], undecided),
+            goodput=_goodput(header, cell, inside, pooled, missing[i], undecided),
         )
 
 
@@ -441,7 +454,7 @@ def _part_of(
         ttft_ms=_distribution(cell, "ttft"),
         tpot_ms=_distribution(cell, "tpot"),
         e2e_ms=_distribution(cell, "e2e"),
-        goodput=_goodput(header, cell, everything, inside, Histogram(), 0, {**NO_GAPS_BY_TARGET, **undecided}),
+        goodput=_goodput(header, cell, inside, Histogram(), 0, {**NO_GAPS_BY_TARGET, **undecided}),
         own_output_per_s=own.output_per_s,
     )
 
@@ -449,7 +462,6 @@ def _part_of(
 def _drift(
     accumulator: Accumulator,
     measured: Cell,
-    everything: Sequence[Cell],
     inside: Window,
     timeline: Sequence[NDArray[np.int64]],
 ) -> drift.Drift:
@@ -462,7 +474,7 @@ def _drift(
         if not events:
             return None
         if sums is None:
-            return _amount_in(everything, "output", stretch)
+            return _amount_in([measured], "output", stretch)
         return columns.events_between(sums, stretch) * billed / events
 
     figures_by_block = [

@@ -75,6 +75,8 @@ class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
     arrival: str
     measured: bool
     concurrency: int | None
+    ramp_s: float | None = None  # the lanes of a closed loop begin spread over it; 0: in one instant
+    ramp_from: str = ""  # asked, probe, preset, or stage: lanes are taken over; "": not known
     window: Window
     requests: RequestCounts
     load: Load
@@ -197,13 +199,18 @@ def summarize(
     everything = (measured, warmup)
     unrecorded = _unrecorded(header.stages, rows)
     missing = int(unrecorded[measured_stages].sum())
-    inside = metrics.window(measured, everything)
+    first_measured = int(np.argmax(measured_stages))
+    earlier = Columns(warmup, warmup["stage"] < first_measured)
+    last_measured = len(measured_stages) - 1 - int(np.argmax(measured_stages[::-1]))
+    full = _full_load(header, first_measured, last_measured, measured, earlier)
+    inside = metrics.window(measured, everything, full)
+    own_timeline = [counts for i, counts in enumerate(timeline) if i < len(measured_stages) and measured_stages[i]]
     pooled = pooled_of(gaps[i] for i in range(min(len(gaps), len(measured_stages))) if measured_stages[i])
     requests = blocks.requests(measured, texts, missing)
     arrivals = [stage.arrival for stage in header.stages if stage.measured and stage.arrival]
     load = _load(measured, everything, inside, header, ", then ".join(arrivals))
     target = whole_target(header.targets)
-    tokens = blocks.tokens(measured, everything, inside, metrics.steady_events(timeline, inside.steady))
+    tokens = blocks.tokens(measured, everything, inside, metrics.steady_events(own_timeline, inside.steady))
     tokens = blocks.with_gpus(tokens, target.gpus)
     ok = measured.where(OK)
     sent = measured["sent_ns"] >= 0
@@ -223,7 +230,7 @@ def summarize(
     itl_absent = blocks.itl_absent(measured, families.inter_chunk)
     undecided = slo_undecided(unsound, itl_absent)
     targets = tuple(_targets(header, everything, inside, texts, undecided))
-    goodput = metrics.goodput(measured, everything, header.slo, inside, pooled, missing, undecided)
+    goodput = metrics.goodput(measured, header.slo, inside, pooled, missing, undecided)
     summary = Summary(
         schema=SCHEMA,
         schema_minor=SCHEMA_MINOR,
@@ -260,13 +267,13 @@ def summarize(
         tpot_error_ms=families.tpot_error,
         max_gap_error_ms=families.max_gap_error,
         goodput=goodput,
-        sessions=blocks.sessions(measured, everything, inside, header.turns),
+        sessions=blocks.sessions(measured, inside, header.turns),
         client=blocks.client(measured, seconds, inside, header.workers),
         stages=(),
         targets=targets,
         regions=tuple(_regions(header, everything, inside, texts, undecided)),
         rack=rack_of(targets, tokens.output_per_s),
-        drift=drift.of_rows(measured, inside.steady, blocks.tokens_over_time(measured, everything, timeline)),
+        drift=drift.of_rows(measured, inside.steady, blocks.tokens_over_time(measured, own_timeline)),
         sustainable=sustainable.of_rows(measured, everything, inside, header),
     )
     stages = tuple(_stages(header, rows, everything, gaps, timeline, texts, unrecorded, summary, undecided))
@@ -421,6 +428,19 @@ def _load(measured: Columns, everything: Sequence[Columns], inside: Window, head
     return metrics.load(measured, everything, inside, closed, arrival)
 
 
+def _full_load(header: Header, first: int, last: int, own: Columns, earlier: Columns) -> metrics.FullLoad:
+    """When the load of the stages from `first` to `last`, and nothing else, is in flight."""
+    if not header.stages:
+        return metrics.FullLoad()
+    start_ns, end_ns = metrics.full_load(
+        Columns(own, own["stage"] == first), earlier, header.stages[first], header.turns
+    )
+    if last != first:
+        of_last = Columns(own, own["stage"] == last)
+        end_ns = metrics.full_load(of_last, Columns(own, own["stage"] < 0), header.stages[last], header.turns).end_ns
+    return metrics.FullLoad(start_ns, end_ns)
+
+
 def _stages(
     header: Header,
     rows: NDArray[np.void],
@@ -440,7 +460,8 @@ def _stages(
             yield _only_measured_stage(stage, same_kind, summary)
             continue
         columns = same_kind if only_of_kind else Columns(same_kind, same_kind["stage"] == i)
-        inside = metrics.window(columns, [columns])
+        earlier = Columns(rows, rows["stage"] < i)
+        inside = metrics.window(columns, [columns], _full_load(header, i, i, columns, earlier))
         pooled = gaps[i] if i < len(gaps) else Histogram()
         ok = columns.where(OK)
         missing = int(unrecorded[i])
@@ -449,18 +470,20 @@ def _stages(
             arrival=stage.arrival,
             measured=stage.measured,
             concurrency=stage.concurrency,
+            ramp_s=stage.ramp_s,
+            ramp_from=stage.ramp_from,
             window=inside,
             requests=blocks.requests(columns, texts, missing),
             load=_load(columns, everything, inside, header, stage.arrival),
             tokens=blocks.with_gpus(
-                blocks.tokens(columns, everything, inside, metrics.steady_events(timeline, inside.steady)),
+                blocks.tokens(columns, everything, inside, metrics.steady_events(timeline[i : i + 1], inside.steady)),
                 summary.target.gpus,
             ),
             ttft_ms=_distribution(columns, "ttft", ok),
             tpot_ms=_distribution(columns, "tpot", ok),
             inter_chunk_ms=pooled.distribution(),
             e2e_ms=_distribution(columns, "e2e", ok),
-            goodput=metrics.goodput(columns, everything, header.slo, inside, pooled, missing, undecided),
+            goodput=metrics.goodput(columns, header.slo, inside, pooled, missing, undecided),
         )
 
 
@@ -478,6 +501,8 @@ def _only_measured_stage(stage: StagePlan, measured: Columns, summary: Summary) 
         arrival=stage.arrival,
         measured=True,
         concurrency=stage.concurrency,
+        ramp_s=stage.ramp_s,
+        ramp_from=stage.ramp_from,
         window=msgspec.structs.replace(summary.window, whole=whole),
         requests=summary.requests,
         load=msgspec.structs.replace(summary.load, arrival=stage.arrival),
@@ -546,9 +571,7 @@ def _part_of(
         ttft_ms=_distribution(columns, "ttft", ok),
         tpot_ms=_distribution(columns, "tpot", ok),
         e2e_ms=_distribution(columns, "e2e", ok),
-        goodput=metrics.goodput(
-            columns, target_parts, header.slo, inside, Histogram(), 0, {**NO_GAPS_BY_TARGET, **undecided}
-        ),
+        goodput=metrics.goodput(columns, header.slo, inside, Histogram(), 0, {**NO_GAPS_BY_TARGET, **undecided}),
         own_output_per_s=blocks.tokens(columns, target_parts, metrics.window(columns, target_parts), None).output_per_s,
     )
 
@@ -645,6 +668,7 @@ def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Sec
         ),
         *validity.slo_warnings(summary.goodput),
         *validity.gap_warning(summary.load, signs.sends - 1),
+        *validity.steady_warning(summary.window, summary.load, signs.sends, _most_lanes(header)),
     )
     invalid_reasons = (*reasons, *validity.state_reasons(summary.run.state))
     verdict = Verdict(
@@ -655,6 +679,10 @@ def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Sec
         caveats=tuple(filter(None, (*validity.withheld_caveats(summary.unsound), shortened))),
     )
     return msgspec.structs.replace(summary, verdict=verdict)
+
+
+def _most_lanes(header: Header) -> int:
+    return max((stage.concurrency or 0 for stage in header.stages if stage.measured), default=0)
 
 
 _CUT_OFF = "the run has no clean end (still running, or killed): this is as far as its records go"

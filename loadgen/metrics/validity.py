@@ -258,6 +258,21 @@ def slo_warnings(goodput: Goodput) -> Iterator[str]:
             )
 
 
+def steady_warning(window: Window, load: Load, sends: int, lanes: int) -> Iterator[str]:
+    """Warning of a load that never ran alone and in full: there was no time over which its steady rates could be.
+
+    `lanes`: of the measured closed loop, 0 without one.
+    """
+    if 0 < sends < lanes:
+        few = f"{sends:,} requests for {lanes:,} lanes: so many were never in flight"
+        yield f"{few}; give at least {5 * lanes:,} requests"
+        return
+    lasted = load.achieved_rps is not None and sends > lanes if lanes else load.offered_rps is not None
+    if lasted and window.steady.duration_s is None:
+        why = "lanes were beginning or ending" if lanes else "requests of the warm-up were in flight"
+        yield f"no steady figures: {why} as long as measured requests were due; give a longer load"
+
+
 def gap_warning(load: Load, gaps: int) -> Iterator[str]:
     """A warning when the gaps between arrivals vary more, or less, than planned. `gaps`: number of gaps."""
     real, planned = load.gap_variation, load.gap_variation_planned

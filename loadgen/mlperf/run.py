@@ -112,7 +112,7 @@ def workload(
     """
     slo = None
     if test.scenario == "offline":
-        arrival: Any = Constant(rate=float("inf")) if lanes is None else Closed(concurrency=lanes)
+        arrival: Any = Constant(rate=float("inf")) if lanes is None else Closed(concurrency=lanes, ramp_ns=0)
         stage = Stage(name="load", arrival=arrival, duration_ns=None, count=rules.offline_samples(test, qps))
     else:
         least = AtLeast(duration_ns=test.min_duration_ns, count=test.min_queries, passes_of=test.samples)

@@ -44,6 +44,7 @@ def _measured(
         yield "From a run under the SLO: none was given (--results DIR), so none of the above is a capacity."
         return
     mark = "SIMULATED, " if evidence.simulated else ""
+    mark += "A LOWER BOUND of the capacity, " if measured.lower_bound else ""
     yield f"From a run under the SLO: {mark}{measured.name}"
     lower_bound = "at least " if measured.lower_bound else ""
     words = f"{measured.basis}: {lower_bound}{_span(measured.rate)} {measured.noun}/s of {measured.workload}"
@@ -54,7 +55,7 @@ def _measured(
         yield from textwrap.wrap(f"! {note}", width, initial_indent="  ", subsequent_indent="    ")
     if plan is None:
         return
-    for words in (*_machines(plan), *_users(plan)):
+    for words in (*_machines(plan), *_users(plan, at_most=measured.lower_bound)):
         yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ")
 
 
@@ -64,7 +65,7 @@ def _machines(plan: CapacityPlan) -> Iterator[str]:
     yield _loss(plan.rack_lost, "of a full rack")
 
 
-def _users(plan: CapacityPlan) -> Iterator[str]:
+def _users(plan: CapacityPlan, *, at_most: bool) -> Iterator[str]:
     if plan.users is None or plan.vms is None or plan.lost is None or plan.response_s is None:
         yield "how many users that is: --users N --think 30s"
         return
@@ -74,7 +75,9 @@ def _users(plan: CapacityPlan) -> Iterator[str]:
     )
     has_range = plan.vms_low is not None and plan.vms_low != plan.vms_high
     vms_range = f" ({plan.vms_low:,} to {plan.vms_high:,} by the interval)" if has_range else ""
-    yield f"VMs: {plan.vms:,}{vms_range}; racks: {plan.racks:,}; one full rack carries {plan.rack_users:,} such users"
+    most, least = ("at most ", "at least ") if at_most else ("", "")
+    machines = f"VMs: {most}{plan.vms:,}{vms_range}; racks: {most}{plan.racks:,}"
+    yield f"{machines}; one full rack carries {least}{plan.rack_users:,} such users"
     yield _loss(plan.lost, "of these")
     enough = plan.lost.share is not None and plan.lost.share >= 1
     yield (

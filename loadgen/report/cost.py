@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
 from loadgen import format
-from loadgen.cost.comparison import OfferComparison, slo_words
+from loadgen.cost.comparison import OfferComparison, has_lower_bound, slo_words
 from loadgen.cost.prices import Owned, PerToken, dated
 from loadgen.cost.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer, other_machine
 from loadgen.format import NONE
@@ -84,6 +84,9 @@ def headline(comparison: OfferComparison) -> str:
     text = f"All amounts in {prices.currency}, prices from {prices.file}."
     if prices.sample:
         text = f"SAMPLE PRICES, nobody's offer ({prices.file}), in {prices.currency}. " + prices.notes
+    bounds = [offer.name for offer in comparison.offers if has_lower_bound(offer)]
+    if bounds:
+        text = f"A LOWER BOUND of the capacity is all that is known of: {', '.join(bounds)}; costs at most. " + text
     simulated = [offer.name for offer in comparison.offers if offer.evidence.simulated]
     if simulated:
         text = f"SIMULATED, no real server was measured: {', '.join(simulated)}. " + text

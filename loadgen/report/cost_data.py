@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from loadgen.cost.comparison import OfferComparison
+from loadgen.cost.comparison import OfferComparison, has_lower_bound
 from loadgen.cost.prices import Owned, Rented
 from loadgen.cost.unit_cost import UNITS, Offer
 
@@ -116,6 +116,7 @@ def _offer_json(offer: Offer, differences: Sequence[str]) -> dict[str, Any]:
         "region": offer.evidence.summary.target.region,
         "not_comparable_with_first": list(differences),
         "notes": list(offer.notes),
+        "lower_bound": has_lower_bound(offer),  # then costs are at most these; why is among the notes
         "price": {
             "name": price.name,
             "kind": kind,

@@ -29,7 +29,10 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ),
     ("Output tokens/s", "output tokens of ok requests, over the measured window or, where it says so, under load"),
     ("Measured window", "first measured due to last measured token"),
-    ("Under load", "first to last measured due: without the tail in which nothing new is sent (steady)"),
+    (
+        "Under load",
+        "first to last measured due, while no earlier stage's request is in flight and all lanes are at work (steady)",
+    ),
     ("In flight", "sent and not done"),
     ("Offered, sent, completed", "what the timetable asked, what was sent, what came back: three numbers"),
     ("Send lag", "sent - due: the generator's own doing"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from loadgen import format
 from loadgen.report import markdown, page
 from loadgen.report.page import Axis, Chart, Mark, Series
+from loadgen.search import sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +46,8 @@ def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
         yield {"interrupted": "interrupted", "cut_off": "cut off", "decided": "ended early"}.get(
             level.state, level.state
         )
+    if not level.full:
+        yield "too short for its lanes"
     if level.slo_met is False:
         yield "SLO missed"
     if level.slo_undecided:
@@ -67,10 +70,11 @@ def sentences(curve: SweepCurve) -> Iterator[str]:
             best = by_name[curve.best]
             rates = f"{format.rate(best.requests_per_s)}, {format.rate(best.output_per_s)} output tokens"
             yield f"Highest level within the SLO ({curve.slo}): {best.load}, {rates}."
-            if best is curve.levels[-1]:
-                yield "It is the highest level that was tried: the capacity may be far higher; add levels above it."
+            if why := sweep.bound_why(curve):
+                higher = "may be far higher; add levels above it" if best is curve.levels[-1] else "is at least this"
+                yield f"It is a lower bound of the capacity: {why}. The capacity {higher}."
         else:
-            yield f"No level kept the SLO ({curve.slo})."
+            yield from _without_best(curve)
     if curve.knee:
         knee = by_name[curve.knee]
         yield (
@@ -79,6 +83,29 @@ def sentences(curve: SweepCurve) -> Iterator[str]:
         )
     elif len(curve.levels) >= 3:
         yield "No knee yet: throughput still grows faster than E2E p50 at the last level."
+
+
+def _without_best(curve: SweepCurve) -> Iterator[str]:
+    """Why no level is the highest within the SLO."""
+    missed = [level for level in curve.levels if sweep.outcome(level) == "over"]
+    unsound = [level for level in curve.levels if not level.valid or level.state != "finished" or not level.full]
+    kept = sum(level.slo_met is True for level in unsound)
+    undecided = len(curve.levels) - len(missed) - len(unsound)
+    if missed:
+        lowest = missed[0]
+        yield (
+            f"No level kept the SLO ({curve.slo}): {lowest.load or lowest.name}, the lowest valid level, missed it. "
+            "Add levels below it."
+        )
+    else:
+        yield f"Nothing is known about the SLO ({curve.slo}): no level is a valid measurement that decides it."
+    if unsound:
+        verb = "is" if len(unsound) == 1 else "are"
+        counted = f"{len(unsound)} of {len(curve.levels)} levels {verb} not valid or too short"
+        within = f", {kept} of them within every limit" if kept else ""
+        yield f"{counted}{within}: see why with loadgen report on the folder of a level."
+    if undecided:
+        yield f"In {undecided} of {len(curve.levels)} levels the SLO is undecided: they need more requests."
 
 
 def _table(curve: SweepCurve) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

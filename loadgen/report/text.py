@@ -173,8 +173,10 @@ def _counts(summary: Summary, width: int) -> Iterator[str]:
     if load.gap_variation is not None:
         rates.append(f"gap variation {load.gap_variation:.2f} (planned {load.gap_variation_planned or 0:.2f})")
     yield from _wrapped("Load", rates, width)
-    offered = f"{format.duration(window.steady.duration_s)} of it with load offered"
-    yield from _wrapped("Time", [f"{format.duration(window.duration_s)} measured", offered], width)
+    times = [f"{format.duration(window.duration_s)} measured"]
+    if window.steady.duration_s is not None:
+        times.append(f"{format.duration(window.steady.duration_s)} of it with load offered")
+    yield from _wrapped("Time", times, width)
     yield from _drift(summary.drift, width)
     yield from sustained(summary.sustainable, width)
     if summary.sessions is not None:

@@ -19,6 +19,9 @@ from loadgen.stats import intervals
 SCHEMA = 1
 FILE = "capacity.json"
 CONFIDENCE = 0.95
+STILL_KEPT = (
+    "the highest load that was tried still kept the SLO"  # why a rate is a lower bound, unless a reason is given
+)
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +34,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     `as_shown` turns it into what their run showed. `low_per_s` and `high_per_s` are the interval of the highest rate,
     widened to the seen one, at `confidence`; null when there is none. `evidence` is a folder, relative to this file.
     `recipe` is the fingerprint of what was asked, without the rate: equal for two searches for the same thing.
-    `lower_bound`: no load that was tried was too high, so
-    the capacity is at least this. `sustained`: whether a longer run showed that
+    `lower_bound`: the capacity is at least this, for the reason in `bound_why`: no load that was tried was too high, or
+    the next one that was tried is a step away. `sustained`: whether a longer run showed that
     nothing grows at this rate, with the reason; false: something grows; null: not known, "rules only".
     """
 
@@ -42,6 +45,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     high_per_s: float | None = None
     confidence: float = CONFIDENCE
     lower_bound: bool = False
+    bound_why: str = ""
     unit: Literal["requests", "conversations"] = "requests"
     method: Literal["search", "sweep", "repeats"]
     recipe: str = ""

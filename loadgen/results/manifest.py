@@ -66,6 +66,9 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     slots: int | None = None  # planned; null when bounded by time alone
     rate: float | None = None  # nominal, requests (conversations) per second
     concurrency: int | None = None  # lanes of a closed loop
+    first_slot: int | None = None  # number of its first slot; null: written before schema_minor 1
+    ramp_s: float | None = None  # closed loop: its lanes begin evenly spread over this time; 0: all at once
+    ramp_from: str = ""  # where ramp_s is from: asked, probe, preset, stage (it takes lanes over); "": not known
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,9 +41,15 @@ class Dispatcher:
     `max_in_flight` limits open-loop stages only. While that many requests are in flight, a start is dropped
     (`in_flight_cap`), and so are the later turns of its conversation (`previous_turn_failed`). A closed loop is limited
     by its number of lanes, and nothing is dropped there.
+
+    A closed-loop stage takes over from the stage before it place by place: each of its lanes begins when the requests
+    (and lanes, and conversations) of earlier stages leave a place free. So the number in flight never exceeds the lanes
+    of the stage, also at the end of a warm-up. After a closed loop that ends with its requests, the stage begins when
+    the first lane of that one has nothing more to send.
     """
 
     __slots__ = (
+        "_at_work",
         "_chain",
         "_chain_step",
         "_chains_left",
@@ -63,6 +69,7 @@ class Dispatcher:
         "_stage_start",
         "_stopped",
         "_turns",
+        "_waiting_lanes",
         "schedule",
     )
 
@@ -78,6 +85,10 @@ class Dispatcher:
         self._stopped = False
         self._stage_ends_ns: list[int] = []  # per begun stage: from this instant its lanes start nothing
         self._chains_left: list[int] = []  # per begun stage: own unfinished chains, if a closed loop with a count
+        self._at_work: list[int] = []  # per begun stage: own lanes, or conversations of an open loop, not yet ended
+        self._waiting_lanes: deque[tuple[int, int, int]] = (
+            deque()
+        )  # (stage, lane, due at the earliest): no place is free
         self._begin_stage(0, 0)
 
     @property
@@ -115,7 +126,8 @@ class Dispatcher:
             due = self._next_due
             heap_due = heap[0][0] if heap else _NEVER
             next_stage_ns = self._next_stage_ns
-            if next_stage_ns <= now_ns and next_stage_ns < due:  # no offsets left: all lie before the stage's end
+            # no offsets left: all lie before the stage's end; what was due before it comes before its lanes
+            if next_stage_ns <= now_ns and next_stage_ns < due and next_stage_ns <= heap_due:
                 self._begin_stage(self._current.index + 1, next_stage_ns)
                 continue
             if due <= heap_due:
@@ -124,6 +136,8 @@ class Dispatcher:
                 chain = self._chain
                 self._advance()
                 number, stage, turn, lane = chain * self._turns, self._current.index, 0, -1
+                if len(in_flight) < cap:
+                    self._at_work[stage] += 1
             else:
                 if heap_due > now_ns:
                     break
@@ -133,6 +147,8 @@ class Dispatcher:
             if lane < 0 and len(in_flight) >= cap:
                 start = Start(number, number, stage, session, turn, lane, due, "in_flight_cap")
                 self._drop_later_turns(start, due)
+                if turn:  # the conversation had begun
+                    self._leave(stage, due)
             else:
                 start = Start(number, number, stage, session, turn, lane, due)
                 in_flight[number] = start
@@ -155,20 +171,44 @@ class Dispatcher:
                 due = now_ns + self.schedule.pauses.of(number // self._turns)[turn - 1]
                 if due < end:
                     heapq.heappush(self._heap, (due, number + 1, stage, turn, lane))
+                else:
+                    self._leave(stage, now_ns + pause_ns)
                 return
             if now_ns < end:
                 self._drop_later_turns(start, now_ns)
         if lane < 0:
+            self._leave(stage, now_ns)
             return
         span = self.schedule.stages[stage]
         chain = number // self._turns + span.lanes
         due = now_ns + pause_ns
-        if due < end and (span.chains is None or chain < span.first_chain + span.chains):
+        goes_on = due < end and (span.chains is None or chain < span.first_chain + span.chains)
+        if goes_on:
             heapq.heappush(self._heap, (due, chain * self._turns, stage, 0, lane))
         if span.dynamic:
             self._chains_left[stage] -= 1
-            if not self._chains_left[stage] and span is self._current:
+            if span is self._current and (not self._chains_left[stage] or (not goes_on and self._hands_over(stage))):
                 self._end_stage_at(now_ns)
+        if not goes_on:
+            self._leave(stage, due)
+
+    def _hands_over(self, stage: int) -> bool:
+        """Whether the stage after this one takes its lanes over one by one."""
+        return stage + 1 < len(self.schedule.stages) and self.schedule.stages[stage + 1].lanes > 0
+
+    def _leave(self, stage: int, now_ns: int) -> None:
+        """A lane, or a conversation of an open loop, has ended: its place is free for a lane that waits for one."""
+        self._at_work[stage] -= 1
+        while self._waiting_lanes and not self._stopped:
+            waiting_stage, lane, due = self._waiting_lanes[0]
+            span = self.schedule.stages[waiting_stage]
+            due = max(due, now_ns)
+            if due < self._stage_ends_ns[waiting_stage]:
+                if sum(self._at_work[: waiting_stage + 1]) >= len(self.schedule.own_lanes(span)):
+                    return
+                self._at_work[waiting_stage] += 1
+                heapq.heappush(self._heap, (due, (span.first_chain + lane) * self._turns, waiting_stage, 0, lane))
+            self._waiting_lanes.popleft()
 
     def stop(self) -> None:
         """Start nothing from now on. Requests still in flight may still be reported with `finished`."""
@@ -208,6 +248,11 @@ class Dispatcher:
                     yield from self._interrupt_chain(
                         span, chain, turn if is_waiting else 0, lane, due if is_waiting else -1
                     )
+        for stage, lane, _ in self._waiting_lanes:
+            span = self.schedule.stages[stage]
+            if span.length_ns is None and span.chains is not None:
+                for chain in range(span.first_chain + lane, span.first_chain + span.chains, span.lanes):
+                    yield from self._interrupt_chain(span, chain, 0, lane, -1)
         if self._next_due != _NEVER:
             yield from self._unsent_of_stage(
                 self._current, self._stage_start, self._offsets_read - len(self._due_block) + self._due_index
@@ -231,11 +276,20 @@ class Dispatcher:
         self._next_due = _NEVER
         self._stage_ends_ns.append(start_ns + span.length_ns if span.lanes and span.length_ns is not None else _NEVER)
         self._chains_left.append(schedule.own_chains(span) if span.dynamic else 0)
+        self._at_work.append(0)
         if span.lanes:
             last = span.lanes if span.chains is None else min(span.lanes, span.chains)
-            for lane in range(schedule.part, last, schedule.parts):
-                due = start_ns + span.begins_ns(lane)
-                heapq.heappush(self._heap, (due, (span.first_chain + lane) * self._turns, index, 0, lane))
+            places = len(schedule.own_lanes(span)) - sum(self._at_work) - len(self._waiting_lanes)
+            own_lanes = range(schedule.part, last, schedule.parts)
+            # lanes beyond those of the stage before are new; the others take over from it, and wait for its requests
+            for lane in sorted(own_lanes, key=lambda lane: (lane < span.taken_over, lane)):
+                due = start_ns + int(span.begins_ns(lane))
+                if places > 0:
+                    places -= 1
+                    self._at_work[index] += 1
+                    heapq.heappush(self._heap, (due, (span.first_chain + lane) * self._turns, index, 0, lane))
+                else:
+                    self._waiting_lanes.append((index, lane, due))
         else:
             self._offsets = schedule.own_offsets(span)
             self._chain = span.first_chain + schedule.part - schedule.parts

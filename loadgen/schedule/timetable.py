@@ -92,11 +92,16 @@ class StageSpan:
     lanes: int
     offsets: Ints  # of the chains, in ns from the start of the stage
     turns: int
-    ramp_ns: int = 0  # the lanes begin evenly spread over this time
+    ramp_ns: int = 0  # the lanes that take over from no other begin evenly spread over this time
+    taken_over: int = 0  # lanes of the closed-loop stage before: as many lanes here begin when those have ended
 
     def begins_ns(self, lane: Any) -> Any:
-        """When a lane sends its first request, in ns from the start of the stage. `lane` is a number or an array."""
-        return self.ramp_ns * lane // self.lanes
+        """When a lane sends its first request, in ns from the start of the stage. `lane` is a number or an array.
+
+        A lane that takes over from one of the stage before begins then at the earliest: when its place is free.
+        """
+        new_lanes = max(self.lanes - self.taken_over, 1)
+        return self.ramp_ns * np.maximum(lane - self.taken_over, 0) // new_lanes
 
     @property
     def offered_rps(self) -> float | None:
@@ -266,7 +271,8 @@ def build(workload: Workload, seed: int) -> Schedule:
             lanes=lanes,
             offsets=offsets,
             turns=turn_count,
-            ramp_ns=getattr(stage.arrival, "ramp_ns", 0),
+            ramp_ns=getattr(stage.arrival, "ramp_ns", None) or 0,
+            taken_over=min(spans[-1].lanes, spans[-1].chains or spans[-1].lanes) if spans and lanes else 0,
         )
         spans.append(span)
         start_ns = None if start_ns is None or span.dynamic or length_ns is None else start_ns + length_ns

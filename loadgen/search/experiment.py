@@ -186,12 +186,18 @@ def unused(folder: Path, name: str) -> Path:
 
 
 def finish(
-    folder: Path, told: Sequence[TrialResult], answer: SearchAnswer, *, workload: Workload
+    folder: Path, told: Sequence[TrialResult], answer: SearchAnswer, *, workload: Workload, bound_why: str = ""
 ) -> capacity.Capacity | None:
-    """Write the curve, and the capacity if there is one; otherwise remove an old capacity file."""
+    """Write the curve, and the capacity if there is one; otherwise remove an old capacity file.
+
+    `bound_why`: why the capacity is only a lower bound, even if a load that was tried was too high.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     store.replace(folder / CURVE, "\n".join(curve(told)).encode() + b"\n")
     capacity_found = highest(folder, told, answer, workload=workload)
+    if capacity_found is not None and (bound_why or capacity_found.lower_bound):
+        why = bound_why or capacity.STILL_KEPT
+        capacity_found = msgspec.structs.replace(capacity_found, lower_bound=True, bound_why=why)
     if capacity_found is None:
         (folder / capacity.FILE).unlink(missing_ok=True)
     else:

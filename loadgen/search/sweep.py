@@ -13,13 +13,15 @@ import msgspec
 
 from loadgen.errors import UserError
 from loadgen.metrics.blocks import per_gpu
+from loadgen.results.capacity import STILL_KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from loadgen.metrics.summary import Summary
+    from loadgen.metrics.summary import StageSummary, Summary
 
 Kind = Literal["concurrency", "request_rate"]
+Outcome = Literal["under", "over", "invalid"]
 Name = TypeVar("Name")
 MOST = 200  # levels in one sweep
 
@@ -49,6 +51,8 @@ class SweepLevel(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     simulated: bool
     front: bool = False  # no other level gives more per GPU and more per user
+    at_once: bool = False  # closed loop: all lanes began in one instant
+    full: bool = True  # closed loop: for some time all lanes were at work
 
 
 class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +137,7 @@ def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
     levels = [msgspec.structs.replace(level, front=level.name in front) for level in levels]
     first = named[0][1]
     promised = [f"{t.metric} {t.limit_ms:g} ms at p{t.quantile * 100:g}" for t in first.goodput.slo]
-    met = [level for level in levels if level.slo_met and level.valid]
+    met = [level for level in levels if outcome(level) == "under"]
     return SweepCurve(
         workload=first.run.workload,
         model=first.target.model,
@@ -148,6 +152,48 @@ def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
         metadata=first.run.metadata,
         region=first.target.region,
     )
+
+
+def outcome(level: SweepLevel) -> Outcome:
+    """What a level says of the SLO: kept (under), missed (over), or nothing (invalid)."""
+    if not level.valid or level.state != "finished" or level.slo_met is None or not level.full:
+        return "invalid"
+    return "under" if level.slo_met else "over"
+
+
+def bound_why(curve: SweepCurve) -> str:
+    """Why the highest level within the SLO is only a lower bound of the capacity; "" when it is not, or there is none.
+
+    The levels of an open loop enclose the capacity, and a rate between them is estimated. In a closed loop a level that
+    is too high completes no more than one that is not, so nothing is known of the rates between two levels.
+    """
+    names = [level.name for level in curve.levels]
+    if curve.best not in names:
+        return ""
+    best, above = curve.levels[names.index(curve.best)], curve.levels[names.index(curve.best) + 1 :]
+    missed = next((level for level in above if outcome(level) == "over"), None)
+    if best.at_once:
+        return (
+            f"at {best.load or best.name} all lanes began in one instant (--concurrency-ramp 0): lanes in step meet "
+            "queues that a spread load does not"
+        )
+    if missed is None:
+        return STILL_KEPT if not above else f"no level above {best.load or best.name} is a valid measurement"
+    if _is_closed(best):
+        return (
+            f"{best.load or best.name} kept the SLO, {missed.load or missed.name} missed it, and the end lies between"
+        )
+    return ""
+
+
+def _is_closed(level: SweepLevel) -> bool:
+    return level.name.startswith("c")
+
+
+def _began_at_once(stages: Sequence[StageSummary]) -> bool:
+    """Whether all lanes of a closed loop began in one instant: asked for, or in a run of an earlier version."""
+    begun = [stage for stage in stages if stage.concurrency and stage.concurrency > 1 and stage.ramp_from != "stage"]
+    return bool(begun) and not begun[0].ramp_s
 
 
 def _level(called: str, summary: Summary) -> SweepLevel:
@@ -179,6 +225,8 @@ def _level(called: str, summary: Summary) -> SweepLevel:
         valid=summary.verdict.valid,
         state=summary.run.state,
         simulated=summary.target.simulated,
+        at_once=_began_at_once(summary.stages),
+        full=lanes is None or summary.window.steady.duration_s is not None,
     )
 
 

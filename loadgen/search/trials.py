@@ -357,7 +357,7 @@ def loaded(workload: Workload, load: float) -> Workload:
     for stage in workload.stages:
         law = stage.arrival
         if isinstance(law, Closed):
-            law = Closed(concurrency=round(load))
+            law = law.model_copy(update={"concurrency": round(load)})
         elif hasattr(law, "rate"):
             law = law.model_copy(update={"rate": load}) if stage.measured else law
         else:

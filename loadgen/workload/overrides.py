@@ -151,7 +151,7 @@ def _arrival_of_flags(flags: Flags, faults: list[Fault]) -> Constant | Poisson |
         )
         return None
     if concurrency is not None:
-        return Closed(concurrency=concurrency, ramp_ns=flags.concurrency_ramp or 0)
+        return Closed(concurrency=concurrency, ramp_ns=flags.concurrency_ramp)
     if rate is None:
         return None
     if math.isinf(rate):
@@ -327,8 +327,8 @@ def _faults_of_stages(stages: list[Stage], file: str, top: Map) -> list[Fault]:
         elif stage.duration_ns is None and stage.count is None and stage.at_least is None:
             problem = f'stage "{stage.name}" never ends: it has neither duration nor count'
             faults.append(UserError(problem, where(file, spot, path), _BOUND_HINT))
-        elif isinstance(law := stage.arrival, Closed) and stage.duration_ns and law.ramp_ns >= stage.duration_ns:
+        elif isinstance(law := stage.arrival, Closed) and stage.duration_ns and (law.ramp_ns or 0) >= stage.duration_ns:
             problem = f'stage "{stage.name}" ends after {stage.duration_ns / 1e9:g} s, before all its lanes have begun'
-            hint = f"a ramp (--concurrency-ramp) of less than that; it is {law.ramp_ns / 1e9:g} s"
+            hint = f"a ramp (--concurrency-ramp) of less than that; it is {(law.ramp_ns or 0) / 1e9:g} s"
             faults.append(UserError(problem, where(file, spot, path), hint))
     return faults

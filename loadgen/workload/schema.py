@@ -199,12 +199,12 @@ class Ramp(Tagged):
 
 class Closed(Tagged):
     """`concurrency` lanes, each sending its next request when its last one is done; lanes begin one after the other,
-    evenly over `ramp`, by default all at once."""
+    evenly over `ramp`: by default the length of an answer, `0s`: all at once."""
 
     tag = "closed"
     short = "concurrency"
     concurrency: Annotated[int, Strict(), Field(ge=1, le=MOST_LANES)]
-    ramp_ns: Annotated[Duration, Field(validation_alias="ramp")] = 0
+    ramp_ns: Annotated[Duration | None, Field(validation_alias="ramp")] = None  # None: an answer's length
 
 
 class Replay(Tagged):
@@ -505,8 +505,8 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
         stage_recipe["law"] = stage.arrival.tag
         if isinstance(stage.arrival, Replay):
             stage_recipe["arrival"]["trace"]["file"] = _file_sha256(stage.arrival.file)
-        # Without a ramp the fingerprint stays equal to those from before ramps existed.
-        if isinstance(stage.arrival, Closed) and not stage.arrival.ramp_ns:
+        # All lanes at once: as before ramps existed, and so is the fingerprint.
+        if isinstance(stage.arrival, Closed) and stage.arrival.ramp_ns == 0:
             del stage_recipe["arrival"]["closed"]["ramp_ns"]
     recipe["count_source"] = count_source
     if tokenizer_sha256:  # the packaged vocabulary is left out, as it was before tokenizer files counted

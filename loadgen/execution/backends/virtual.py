@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgen.errors import UserError
+from loadgen.execution.lane_start import AnswerTime
 from loadgen.results.record import KIND, STATUS, WITH_UNFINISHED
 from loadgen.schedule.dispatcher import Dispatcher
 from loadgen.sim.engine.replica import DONE, NEVER, Costs, Replica, ServerLimits, SimRequest
@@ -239,8 +240,9 @@ def execute(
     folder = new_folder(settings.out, workload.name, now)
     settings = dataclasses.replace(settings, embedded={})
     job, header, timetable = prepare(
-        workload, settings, (_probe_result(preset, settings),), simulated=True, folder=folder
-    )
+        workload, settings, (_probe_result(preset, settings),), simulated=True, folder=folder,
+        answer=AnswerTime(preset.answer_ns, "preset"),
+    )  # fmt: skip
     header = _with_target(header, preset, settings)
     store.replace(folder / "run.json", manifest.encode(header))
     if announce is not None:

@@ -171,6 +171,20 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             attended_ns=model.attended_flops / flops_per_ns,
         )
 
+    def answer_ns(self, lanes: int, input_tokens: float, output_tokens: float) -> float:
+        """About how long an answer takes while `lanes` requests are in flight, in ns: the decoding of its tokens, and
+        the prompts of all sequences of its replica, each computed once in that time.
+        """
+        costs = self.costs
+        sequences = min(max(1.0, lanes / self.replicas), self.server.max_batch_size)
+        held_tokens = sequences * (input_tokens + output_tokens / 2)
+        iteration_ns = costs.overhead_ns + max(
+            costs.weights_ns + costs.kv_token_ns * held_tokens,
+            sequences * (costs.token_ns + costs.attended_ns * (input_tokens + output_tokens / 2)),
+        )
+        prompt_ns = input_tokens * (costs.token_ns + costs.attended_ns * input_tokens / 2)
+        return output_tokens * iteration_ns + sequences * prompt_ns
+
     @property
     def limits(self) -> ServerLimits:
         server = self.server

@@ -57,6 +57,7 @@ class Fetcher:
         if body:
             lines.append(("Content-Length", str(len(body))))
         try:
+            started = monotonic_ns()
             async with asyncio.timeout(self._timeout_s):
                 writer.write(head(method, path, lines) + b"\r\n" + body)
                 while not response.complete:
@@ -84,7 +85,7 @@ class Fetcher:
             raise TargetUnusable(f"{target.address}: {error.strerror or 'the connection broke'}", hint) from None
         finally:
             writer.transport.abort()
-        return HttpAnswer(response.status, response.headers, b"".join(pieces))
+        return HttpAnswer(response.status, response.headers, b"".join(pieces), monotonic_ns() - started)
 
     async def _resolve(self) -> str:
         """The first address of the host that accepts a connection."""

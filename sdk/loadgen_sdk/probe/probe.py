@@ -35,11 +35,12 @@ SAMPLES = ((" ".join(["hello"] * 4), 4), (" ".join(["hello"] * 36), 36))
 
 
 class HttpAnswer(NamedTuple):
-    """One HTTP answer: status, headers (names in lower case), complete body."""
+    """One HTTP answer: status, headers (names in lower case), complete body, and the ns from request to its end."""
 
     status: int
     headers: dict[str, str]
     body: bytes
+    took_ns: int = 0
 
 
 Headers = Sequence[tuple[str, str]]
@@ -69,6 +70,8 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool = False  # it reports to be the simulated server (`loadgen sim`)
     engine: str = ""  # behind the server, as it says; "": not reported
     precision: str = ""  # of weights and KV cache, as it says; "": not reported
+    first_ms: float | None = None  # time of an answer of one token, without load and with a short prompt
+    token_ms: float | None = None  # time of each further token; None: not to be told from the two answers
 
 
 class Sign(NamedTuple):
@@ -204,7 +207,18 @@ async def probe(
         tokens_per_event=tokens_per_event,
         warnings=tuple(warnings),
         simulated=models_answer.headers.get("server", "").startswith(SIMULATION),
+        first_ms=prober.took_ns[1] / 1e6 if prober.took_ns.get(1) else None,
+        token_ms=_token_ms(prober.took_ns, usages[1].output),
     )
+
+
+def _token_ms(took_ns: Mapping[int, int], tokens: int | None) -> float | None:
+    """Time per token after the first, from the answers of 1 and of ASKED_TOKENS tokens."""
+    short_ns, long_ns = took_ns.get(1), took_ns.get(ASKED_TOKENS)
+    got = ASKED_TOKENS if tokens is None else tokens
+    if not short_ns or not long_ns or got < 2:
+        return None
+    return max(0, long_ns - short_ns) / (got - 1) / 1e6
 
 
 class _WantsOtherLimitField(Exception):
@@ -223,6 +237,7 @@ class _Prober:
         self._secrets = (api_key, *header_secrets(headers))
         self._has_key = bool(api_key or target.basic)
         self.failures: list[str] = []  # errors of generations that were tried again
+        self.took_ns: dict[int, int] = {}  # tokens asked of a generation -> its time
 
     async def get(self, path: str) -> HttpAnswer:
         headers = merged([("Accept", "application/json")], self._headers)
@@ -285,6 +300,7 @@ class _Prober:
         request_body = body(request, quirk, self.target.api, model, stream, extra_body=extra_body)
         headers = merged([("Content-Type", "application/json")], self._headers)
         answer = await self._exchange("POST", self.target.path, headers, request_body)
+        self.took_ns[tokens] = answer.took_ns
         reading = Reading(Flow())
         if answer.status != 200:
             refusal = error_text(answer.body)
