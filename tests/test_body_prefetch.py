@@ -73,7 +73,7 @@ def test_a_load_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(single, "LONG_NS", 0)
     summary, received, _ = go(tmp_path, concurrency="20", duration="1.5s")
     assert summary.requests.ok > 200
-    assert len(received) == summary.requests.ok
+    assert len(received) == summary.requests.ok + summary.warmup.ok  # the first round of the lanes is not measured
     assert summary.fingerprints.prompts.startswith("first")
 
 

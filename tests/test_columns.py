@@ -121,7 +121,7 @@ def answers(ttft_ms: list[int], **statuses: int) -> Columns:
         ([1] * 199, {"failed": 1}, True, 1, 1, 200),  # place 198: the last that is not over
         ([1] * 198, {"dropped": 1, "lost": 1}, False, None, 2, 200),
         ([1] * 99, {"cancelled": 50}, True, 1, 0, 99),
-        ([], {"cancelled": 3}, False, None, 0, 0),
+        ([], {"cancelled": 3}, None, None, 0, 0),  # no request that could have one: undecided
     ],
 )
 def test_a_term_counts_failures_as_over_and_leaves_out_the_cancelled(

@@ -681,8 +681,9 @@ def test_contracts_against_the_embedded_endpoint_with_injected_faults(tmp_path: 
     ):
         text = f"name: c\nhorizon: 1s\nlevels:\n  - {{name: load, workload: wide.yaml, must: [{{{term}}}]}}\n"
         (level,) = judge.levels(parse(text, "c.yaml", {}), measured)
-        busy = verdict == PASS and "start-up was not over" in level.terms[0].reason  # other work slowed the tokens
-        assert level.verdict == verdict or busy, (term, level.terms[0].reason)
+        reason = level.terms[0].reason  # other work on this machine slowed the tokens, or the reading of their stamps
+        busy = level.verdict == INCONCLUSIVE and ("start-up was not over" in reason or "unsure" in reason)
+        assert level.verdict == verdict or busy, (term, reason)
 
 
 def test_no_target_is_inconclusive_and_leaves_its_folder(tmp_path: Path) -> None:

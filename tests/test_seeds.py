@@ -126,7 +126,7 @@ def test_a_search_prints_and_stores_the_seed_that_it_drew(tmp_path: Path, capsys
     assert experiment.seed_of(tmp_path / "a", None) == seed
     ends("search", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
     first, again = (headers(tmp_path / name) for name in "ab")
-    assert len({h.fingerprints.prompts for h in first}) == len(first) > 1
+    assert len({h.fingerprints.prompts for h in first}) == len(first)
     assert [h.fingerprints.prompts for h in first] == [h.fingerprints.prompts for h in again]
 
 

@@ -109,8 +109,11 @@ def _lines(
         yield "Load       not known"
     if answer.confirmed is not None:
         yield f"Confirmed  {answer.confirmed:.4g}{unit}: a run at full length from empty met every term"
-        yield "           (the load that loadgen cost and loadgen capacity use, with the steady tokens of that run)"
+        if not _has_longer(answer):
+            yield USED
     yield from _steady(answer, results, unit)
+    if _has_longer(answer):
+        yield USED
     spent = answer.spent_s - answer.confirming_s
     confirming = f"{format.duration(answer.confirming_s)} confirming"
     yield f"Spent      {format.duration(spent)} in {answer.probes} probes, {confirming}"
@@ -150,10 +153,18 @@ def _mark(result: TrialResult) -> str:
     return ", ".join(filter(None, (kinds.get(result.ask.kind, ""), "grows" if result.sustained is False else "")))
 
 
+USED = "           (the load that loadgen cost and loadgen capacity use, with the steady tokens of that run)"
+
+
+def _has_longer(answer: SearchAnswer) -> bool:
+    """Whether the capacity is that of a run longer than a trial (`experiment.highest`)."""
+    return answer.steady is not None and answer.lengths > 1
+
+
 def _steady(answer: SearchAnswer, results: Sequence[TrialResult], unit: str) -> Iterator[str]:
     """The steady knee beside the one of the rules; or that there is only the one of the rules."""
     times = f"{answer.lengths:g} times the length"
-    if answer.steady is not None and answer.lengths > 1:
+    if _has_longer(answer):
         upper = f", and not at {answer.not_steady:.4g}{unit}" if answer.not_steady is not None else ""
         text = f"{answer.steady:.4g}{unit}: every term held over {times}{upper}"
     elif answer.steady is not None:
