@@ -368,3 +368,12 @@ def test_the_search_finds_the_steady_knee_and_the_capacity_says_so(
     assert found.sustained is answer["sustained"] and found.sustained_why
     assert found.evidence.endswith("-sustain")
     assert answer["steady"] is not None and answer["steady"] <= answer["confirmed"]
+
+
+def test_a_run_without_a_time_of_its_own_is_not_called_one_instant(tmp_path: Path) -> None:
+    """The warm-up is in flight as long as measured requests are due: there are no steady figures, and no growth."""
+    main_arguments = ["run", "rag", "--url", "sim:gb300-vm", "--seed", "1", "-n", "60", "-o", str(tmp_path / "r")]
+    with pytest.raises(SystemExit):
+        main(main_arguments)
+    sustained = json.loads((tmp_path / "r" / "summary.json").read_text())["sustainable"]
+    assert sustained["sustained"] is None and "one instant" not in sustained["why"] and "too short" in sustained["why"]

@@ -57,6 +57,9 @@ def of_rows(measured: Columns, everything: Sequence[Columns], inside: Window, he
         return Sustainable(why=reason)
     start_s, end_s = inside.steady.start_s, inside.steady.end_s
     if start_s is None or end_s is None:
+        due_ns = measured["due_ns"][measured.attempted]
+        if len(due_ns) and int(due_ns.max()) > int(due_ns.min()):
+            return Sustainable(why="too short: there is no time at which the load was only that of measured requests")
         return Sustainable(why="all requests are due at one instant: nothing can grow over time")
     span = _Span((start_s + end_s) / 2 * 1e9, end_s * 1e9)
     e2e = metrics.defined(measured.measure("e2e")[measured.where(OK)])
