@@ -13,6 +13,7 @@ from loadgen.execution.target_selection import DOWN_AFTER, RETRY_NS, TargetSelec
 from loadgen.metrics.summary import exit_code
 from loadgen.report import text
 from loadgen.results import store
+from loadgen.results.record import STATUSES
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.workload import Overrides, load
@@ -135,11 +136,13 @@ def test_one_that_is_dead_does_not_drown_the_others(tmp_path: Path, concurrency:
         ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
         settings = Settings(url=one.url, targets=ends, route=route, out=tmp_path / "out")  # type: ignore[arg-type]
         made = workload(tmp_path, concurrency=concurrency, duration="1.5s", warmup="0")
-        summary, _ = run.execute(made, settings, on_drive=lambda _: two.stop())
-    alive, dead = summary.targets
-    assert alive.requests.failed == 0 and alive.requests.ok > 50
+        summary, folder = run.execute(made, settings, on_drive=lambda _: two.stop())
+    assert summary.targets[0].requests.failed == 0 and summary.targets[0].requests.ok > 50
     if concurrency == "4":  # lanes that are bound to a target, or may choose
-        assert 10 <= dead.requests.failed < 40
+        rows = store.read_run(
+            folder
+        ).rows  # of all stages: a lane's first round, which is not measured, may be long here
+        assert 5 <= int(((rows["target"] == 1) & (rows["status"] == STATUSES.index("failed"))).sum()) < 40
 
 
 def test_when_one_worker_stops_all_do(tmp_path: Path) -> None:

@@ -134,7 +134,9 @@ def summarize(
         kept=header.keep,
     )
     signs = Signs(
-        dead_workers=sorted(int(key.removeprefix("dead_")) for key in measured.sums if key.startswith("dead_")),
+        dead_workers=sorted(
+            {int(key.removeprefix("dead_")) for part in everything for key in part.sums if key.startswith("dead_")}
+        ),
         unsaid=measured.sums.get("unsaid", 0) > 0,
         sends=measured.sums.get("sent", 0),
         disagreement=_disagreement(measured, header.template_tokens),

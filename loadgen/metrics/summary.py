@@ -278,7 +278,7 @@ def summarize(
     )
     stages = tuple(_stages(header, rows, everything, gaps, timeline, texts, unrecorded, summary, undecided))
     summary = withhold(msgspec.structs.replace(summary, stages=stages))
-    return judged(header, summary, _verdict_inputs(header, measured), seconds)
+    return judged(header, summary, _verdict_inputs(header, measured, everything), seconds)
 
 
 def exit_code(summary: Summary, *, strict: bool = False) -> int:
@@ -610,9 +610,10 @@ class Signs(NamedTuple):
     asked_got: int  # output tokens of the same requests
 
 
-def _verdict_inputs(header: Header, measured: Columns) -> Signs:
+def _verdict_inputs(header: Header, measured: Columns, everything: Sequence[Columns]) -> Signs:
+    died = [part["worker"][part["kind"] == KINDS.index("worker_died")] for part in everything]  # in a warm-up too
     return Signs(
-        np.unique(measured["worker"][measured["kind"] == KINDS.index("worker_died")]).tolist(),
+        np.unique(np.concatenate(died)).tolist(),
         bool((measured.where(OK) & (measured["first_event_tokens"] == 0)).any()),
         int((measured["sent_ns"] >= 0).sum()),
         blocks.prompt_disagreement(measured, header.template_tokens),
