@@ -26,7 +26,6 @@ from loadgen.workload.yaml_marks import Map, read_yaml
 
 EXAMPLES = ("chatbot", "rag", "summarization", "agentic", "mlperf-server", "mlperf-interactive")
 LATENCIES = ("ttft", "ttft_from_sent", "first_answer", "tpot", "itl", "inter_chunk", "e2e", "max_gap")
-PER_REQUEST = ("ttft", "ttft_from_sent", "first_answer", "tpot", "e2e", "max_gap")
 Of = Literal["ttft", "ttft_from_sent", "first_answer", "tpot", "e2e", "max_gap"]
 _EXAMPLE = (
     "the smallest contract: name, and levels: [{name: load, workload: qa, rate: 10/s, requests: 700, must: [...]}]"
