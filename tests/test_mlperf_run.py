@@ -248,8 +248,9 @@ def test_search_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (tmp_path / "probes.jsonl").read_bytes() == told  # nothing was left to ask
 
 
-def test_an_slo_that_no_rate_meets_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--slo", "ttft:1ms", "--low", "1", "--high", "2", "--start", "1", "--duration", "20s"]
+@pytest.mark.parametrize("seed", ["1", "6595476841533595"])  # with the second, a trial ends after 9 requests
+def test_an_slo_that_no_rate_meets_says_so(seed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--slo", "ttft:1ms", "--low", "1", "--high", "2", "--start", "1", "--duration", "20s", "--seed", seed]
     assert _exit(["search", "qa", *flags, "--target", "sim:gb200-vm", "--out", str(tmp_path)]) == 1
     assert "no load holds" in capsys.readouterr().out
 

@@ -185,7 +185,7 @@ class Trials:
             float((due < observed_s * S).sum()) / observed_s if observed_s > 0 and not _closed(workload) else ask.load
         )
         full = len(due) if look is None else offered * _length_s(workload, sent)
-        invalid_reason = _invalid_reason(summary, rows)
+        invalid_reason = _invalid_reason(summary, rows, ended_early=look is not None and look.outcome is not None)
         if invalid_reason:
             outcome, why = "invalid", invalid_reason
         elif look is not None and look.outcome is not None:
@@ -324,13 +324,13 @@ def _length_s(workload: Workload, sent: NDArray[np.void]) -> float:
     return max(spread, sum(least))
 
 
-def _invalid_reason(summary: Summary, rows: NDArray[np.void]) -> str:
-    """Why a trial says nothing about the load (late generator, or a server that was gone); "" when it is valid."""
-    late = [
-        reason
-        for reason in summary.verdict.reasons
-        if "failed or were lost" not in reason and "requests succeeded" not in reason
-    ]
+def _invalid_reason(summary: Summary, rows: NDArray[np.void], *, ended_early: bool) -> str:
+    """Why a trial says nothing about the load (late generator, or a server that was gone); "" when it is valid.
+
+    A trial that `ended_early` counted the misses of what was planned: few requests are enough for that.
+    """
+    not_of_load = ["failed or were lost", "requests succeeded", *(["too few: "] if ended_early else [])]
+    late = [reason for reason in summary.verdict.reasons if not any(text in reason for text in not_of_load)]
     if late:
         return late[0]
     if withheld := [term.undecided for term in summary.goodput.slo if term.metric in summary.unsound]:
