@@ -1,7 +1,7 @@
 """The pictures of the documentation: `python docs/screenshots.py` runs the tool and takes them with Chromium.
 
-Everything is simulated in virtual time with a seed, so the same version makes the same pages. A picture is cut to the part
-of the page that it shows.
+Everything is simulated in virtual time with a seed, so the same version makes the same pages. A picture is cut
+to the part of the page that it shows.
 """
 
 from __future__ import annotations
