@@ -1,6 +1,8 @@
 """How often what is printed is wrong: validate, compare and search against servers of known behaviour.
 
-    python benchmarks/trust.py [--quick] [--only validate,compare,search,sustained,starved] [--kinds rare,cold] [--seeds 200]
+    python benchmarks/trust.py [--quick] [--only PARTS] [--kinds rare,cold] [--seeds 200]
+
+PARTS: some of validate,compare,search,sustained,starved.
 
 The servers are rows of requests made by formulas (no sockets, no clock): 5 requests per second, 100 tokens each, no
 queue. Each kind changes in its own way:
@@ -19,8 +21,8 @@ compare: pairs of equal servers, three runs of 300 s a side: pairs with any "bet
 how many of the pairs 15 % apart are found (TPOT p50).
 search: a server of which each start bears another load (0.4, 1 and 2 % apart): the 95 % intervals that cover the
 truth; limit 90 of 100.
-sustained: a rack of 72 replicas whose TTFT and requests in flight wander and do not grow: racks that are called growing;
-limit 3 %. Beside it, how many are found in which one replica's double.
+sustained: a rack of 72 replicas whose TTFT and requests in flight wander and do not grow: racks called growing, limit
+3 %. Beside it, how many are found in which one replica's double.
 starved: a starved load generator against a log of the truth (benchmarks/starved.py).
 """
 

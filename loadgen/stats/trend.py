@@ -124,7 +124,7 @@ def _common_correlation(series: Sequence[NDArray[np.float64]]) -> float:
 
 
 class _Residuals(NamedTuple):
-    """What a curve leaves of a series: the sum of squares, and the correlation of neighbours (None: nothing is left)."""
+    """What a curve leaves of a series: the sum of squares, correlation of neighbours (None: nothing is left)."""
 
     square: float
     correlation: float | None
