@@ -34,6 +34,7 @@ CURVE = 2  # degree of the curve whose residuals are the noise: growth may bend,
 LARGEST_CORRELATION = 0.9  # of residuals: few blocks cannot show more
 ERRORS = 0.5  # standard errors (of Fisher's z) by which the correlation may be larger than it looks in so few blocks
 FEWEST_FREEDOM = 3.0
+MANY = 20  # series whose mean correlation is taken for known
 
 
 class Trend(NamedTuple):
@@ -54,7 +55,7 @@ class Trend(NamedTuple):
 def of(series: Sequence[NDArray[np.float64]], level: float = LEVEL) -> list[Trend | None]:
     """The trend of each series; None for one with fewer than FEWEST blocks. Blocks without a value are NaN."""
     common = _common_correlation(series)
-    pairs = [_tests(one, common) for one in series]
+    pairs = [_tests(one, common, len(series) >= MANY) for one in series]
     count = sum(pair is not None for pair in pairs)
     chances = sorted((min(1.0, 2 * min(test.chance for test in pair)), i) for i, pair in enumerate(pairs) if pair)
     growing = set()
@@ -107,9 +108,9 @@ def _known(series: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.f
     return known, values
 
 
-def _tests(series: NDArray[np.float64], common: float) -> tuple[_Test, _Test] | None:
+def _tests(series: NDArray[np.float64], common: float, many: bool) -> tuple[_Test, _Test] | None:
     known = _known(series)
-    return None if known is None else (_slope(*known, common), _steps(known[1]))
+    return None if known is None else (_slope(*known, common, many), _steps(known[1]))
 
 
 def _common_correlation(series: Sequence[NDArray[np.float64]]) -> float:
@@ -146,7 +147,7 @@ def _centred(places: NDArray[np.int64]) -> NDArray[np.float64]:
     return (places - places.mean()) / float(places[-1] - places[0])
 
 
-def _slope(places: NDArray[np.int64], values: NDArray[np.float64], common: float) -> _Test:
+def _slope(places: NDArray[np.int64], values: NDArray[np.float64], common: float, many: bool) -> _Test:
     n = len(values)
     x = _centred(places)
     spread = float((x * x).sum())
@@ -158,7 +159,9 @@ def _slope(places: NDArray[np.int64], values: NDArray[np.float64], common: float
     r = min(r, LARGEST_CORRELATION)
     inflation = (1 + r) / (1 - r)
     error = math.sqrt(square / (n - CURVE - 1) / spread * inflation)
-    return _Test(slope, error, max(n / inflation - CURVE - 1, FEWEST_FREEDOM))
+    # where the correlation is that of many series, only the size of the noise is guessed from this one
+    worth = n * (1 - r * r) / (1 + r * r) if many else n / inflation
+    return _Test(slope, error, max(worth - CURVE - 1, FEWEST_FREEDOM))
 
 
 def _steps(values: NDArray[np.float64]) -> _Test:
