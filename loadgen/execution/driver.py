@@ -14,7 +14,6 @@ import os
 import resource
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic_ns, process_time_ns
@@ -27,6 +26,7 @@ from loadgen_sdk.transport.wire import FOREVER, Wire
 from numpy.typing import NDArray
 
 from loadgen.execution.bodies import Bodies
+from loadgen.execution.events import Counters
 from loadgen.execution.target_selection import TargetSelection
 from loadgen.results.manifest import Second
 from loadgen.results.record import BIN_NS, CUTS, RowPlace, row, unsent_row
@@ -43,7 +43,6 @@ FLUSH_NS = SECOND_NS // 2  # how often rows are written to disk
 FLOWS_NS = 2 * SECOND_NS  # how often histograms and timelines are written; a histogram is rewritten in full
 GROWING_BINS = 1_000  # last bins of the timeline, which may still change: an event is counted within 10 s
 AFTER_STOP_NS = 30 * SECOND_NS  # longest time that requests in flight may go on after the user stopped the load
-RECENT = 2_000  # number of latencies kept for the progress line
 
 
 class Sender(Protocol):
@@ -86,16 +85,6 @@ class Waiting:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-class Counters:
-    """What the progress line shows; updated in place during the run. `recent_ttft_ns`: the latest TTFTs."""
-
-    __slots__ = ("dropped", "events", "failed", "in_flight", "ok", "recent_ttft_ns", "sent")
-
-    def __init__(self) -> None:
-        self.sent = self.ok = self.failed = self.dropped = self.events = self.in_flight = 0
-        self.recent_ttft_ns: deque[int] = deque(maxlen=RECENT)
 
 
 class Timeline:
@@ -187,7 +176,7 @@ class Driver:
         self._chain_step = [0 if span.chains is not None else span.lanes * schedule.turns for span in schedule.stages]
         self._selection = TargetSelection(route, len(clients), schedule.turns, lambda target: clients[target].in_flight)
         self._stop_on_failure = stop_on_failure
-        self._start_ns, self._drain_ns, self._worker, self._run_id = start_ns, drain_ns, worker, run_id
+        self.start_ns, self._drain_ns, self._worker, self._run_id = start_ns, drain_ns, worker, run_id
         self._redact = redact
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
         horizon = schedule.horizon_ns
@@ -233,9 +222,7 @@ class Driver:
     @property
     def down(self) -> dict[int, float]:
         """Targets that stopped answering -> when they first did, s from the start."""
-        return {
-            target: round((at_ns - self._start_ns) / SECOND_NS, 3) for target, at_ns in self._selection.down.items()
-        }
+        return {target: round((at_ns - self.start_ns) / SECOND_NS, 3) for target, at_ns in self._selection.down.items()}
 
     def give_up(self) -> None:
         """Stop because a target stopped answering and the run is configured to end in that case."""
@@ -283,7 +270,7 @@ class Driver:
 
     def _on_wake(self, now: int) -> None:
         self._starting = True
-        for start in self._dispatcher.ready(now - self._start_ns, BURST):
+        for start in self._dispatcher.ready(now - self.start_ns, BURST):
             if start.dropped:
                 self._record_unsent(start)
             else:
@@ -293,7 +280,7 @@ class Driver:
 
     def _set_wake_up(self) -> None:
         due = self._dispatcher.next_ns()
-        self._wire.wake_at(FOREVER if due is None else self._start_ns + due)
+        self._wire.wake_at(FOREVER if due is None else self.start_ns + due)
 
     def _send(self, start: Start) -> None:
         number = start.number
@@ -305,7 +292,7 @@ class Driver:
         exchange = self._clients[target].send(
             None,
             self._bodies.body(start.stage, number),
-            self._start_ns + start.due_ns,
+            self.start_ns + start.due_ns,
             partial(self._on_done, start, target),
             self._timelines[start.stage].flow,
             name=f"{self._run_id}-{number}",
@@ -343,7 +330,7 @@ class Driver:
         place = RowPlace(
             number, start.request, start.stage, self._worker, target, start.session, start.turn, start.lane
         )
-        self._spool.row(row(place, done, self._start_ns, text=text, built=self._bodies.built(start.stage, number)))
+        self._spool.row(row(place, done, self.start_ns, text=text, built=self._bodies.built(start.stage, number)))
         self._bodies.answered(number, done)
         dispatcher = self._dispatcher
         pause = 0
@@ -351,7 +338,7 @@ class Driver:
             step := self._chain_step[start.stage]
         ):  # stage without a count: the lane may go on to its next chain
             pause = self._selection.pause_ns(number - start.turn + step)
-        dispatcher.finished(number, done.done - self._start_ns, failure is None, pause)
+        dispatcher.finished(number, done.done - self.start_ns, failure is None, pause)
         if self._starting:
             return
         if dispatcher.next_ns() is not None:
@@ -388,7 +375,7 @@ class Driver:
     def _is_start_due(self, now: int) -> bool:
         """Whether a request is due and not started yet. It is sent before the drain ends, even if late."""
         due = self._dispatcher.next_ns()
-        return due is not None and self._start_ns + due <= now
+        return due is not None and self.start_ns + due <= now
 
     def _end_drain(self) -> None:
         """The drain is over: cut what is in flight; record the slots that would have followed as never sent."""
@@ -443,7 +430,7 @@ class Driver:
         counters = self.counters
         self._spool.second(
             Second(
-                t_s=round((now - self._start_ns) / SECOND_NS, 3),
+                t_s=round((now - self.start_ns) / SECOND_NS, 3),
                 worker=self._worker,
                 span_s=round(span / SECOND_NS, 3),
                 cpu_share=round((cpu - self._cpu_ns) / span, 4) if span else 0.0,
