@@ -10,38 +10,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
-import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from time import monotonic_ns, process_time_ns
+from time import monotonic_ns
 from typing import Protocol
 
-import numpy as np
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.request import Completion, Failure
 from loadgen_sdk.transport.wire import FOREVER, Wire
-from numpy.typing import NDArray
 
 from loadgen.execution.bodies import Bodies
 from loadgen.execution.events import Counters
+from loadgen.execution.self_sampling import SECOND_NS, SelfSampling
 from loadgen.execution.target_selection import TargetSelection
-from loadgen.results.manifest import Second
-from loadgen.results.record import BIN_NS, CUTS, RowPlace, row, unsent_row
+from loadgen.execution.timeline import Timeline
+from loadgen.results.record import CUTS, RowPlace, row, unsent_row
 from loadgen.results.spool import Spool
 from loadgen.schedule.dispatcher import Dispatcher, Start
 from loadgen.schedule.timetable import Schedule
-from loadgen.stats.quantiles import Histogram
 
 AHEAD = 2_000  # bodies kept ready for a load without end
 BURST = 8  # requests started in one turn: a send takes about 20 µs, and reading must not wait long
 HOLD_NS = 2_000_000  # longest time without a turn of the event loop, which handles signals and the progress line
-SECOND_NS = 1_000_000_000
 FLUSH_NS = SECOND_NS // 2  # how often rows are written to disk
 FLOWS_NS = 2 * SECOND_NS  # how often histograms and timelines are written; a histogram is rewritten in full
-GROWING_BINS = 1_000  # last bins of the timeline, which may still change: an event is counted within 10 s
 AFTER_STOP_NS = 30 * SECOND_NS  # longest time that requests in flight may go on after the user stopped the load
 
 
@@ -58,77 +52,6 @@ class Sender(Protocol):
 
     @property
     def in_flight(self) -> int: ...
-
-
-class Waiting:
-    """How long this thread was ready to run but had no core, in ns. Linux counts it; None on other systems."""
-
-    __slots__ = ("_fd", "_last_ns")
-
-    def __init__(self) -> None:
-        try:
-            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        except OSError:
-            self._fd = -1
-        self._last_ns = self.ns()
-
-    def ns(self) -> int | None:
-        """Total so far, ns."""
-        return int(os.pread(self._fd, 64, 0).split()[1]) if self._fd >= 0 else None
-
-    def since(self) -> int | None:
-        """Since the last call, or since the object was created, ns."""
-        previous, self._last_ns = self._last_ns, self.ns()
-        return None if previous is None or self._last_ns is None else self._last_ns - previous
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-class Timeline:
-    """Output events of one stage: histograms of the gaps between them and of their stamp errors, counts per BIN_NS."""
-
-    __slots__ = ("_start_ns", "bins", "errors", "first", "flow", "gaps", "used")
-
-    def __init__(self, start_ns: int) -> None:
-        self.flow = Flow()
-        self.gaps = Histogram()
-        self.errors = Histogram()
-        self.bins: NDArray[np.int64] = np.zeros(1024, np.int64)
-        self.first = 0  # number of the bin in `bins[0]`; earlier bins are stored and final
-        self.used = 0
-        self._start_ns = start_ns
-
-    def fold(self) -> None:
-        """Count what `flow` has collected, then clear it."""
-        flow = self.flow
-        if flow.gaps:
-            self.gaps.add(np.array(flow.gaps, np.int64))
-            flow.gaps.clear()
-        if flow.instants:
-            self.errors.add_zeros(len(flow.instants) - len(flow.errors))
-            self.errors.add(np.array(flow.errors, np.int64))
-            flow.errors.clear()
-            bin_numbers = (np.array(flow.instants, np.int64) - self._start_ns) // BIN_NS - self.first
-            flow.instants.clear()
-            counts = np.bincount(np.maximum(bin_numbers, 0))
-            if len(counts) > len(self.bins):
-                larger = np.zeros(len(counts) * 2, np.int64)
-                larger[: len(self.bins)] = self.bins
-                self.bins = larger
-            self.bins[: len(counts)] += counts
-            self.used = max(self.used, len(counts))
-
-    def stored(self) -> None:
-        """Everything so far is on disk: keep only the bins that may still change."""
-        final = self.used - GROWING_BINS
-        if final > GROWING_BINS:
-            self.bins[:GROWING_BINS] = self.bins[final : self.used]
-            self.bins[GROWING_BINS:] = 0
-            self.first += final
-            self.used = GROWING_BINS
 
 
 @contextlib.contextmanager
@@ -187,10 +110,7 @@ class Driver:
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._flush_at_ns = start_ns + FLUSH_NS
         self._flows_at_ns = start_ns + FLOWS_NS
-        self._second_start_ns = start_ns
-        self._cpu_ns = process_time_ns()
-        self._cpu_start_ns = self._cpu_ns
-        self._waiting: Waiting | None = None  # set while `run` is active
+        self._sampling = SelfSampling(worker, start_ns)
         self.counters = Counters()
         self.interrupted = False
         self.stopped = False  # because a target stopped answering
@@ -206,7 +126,6 @@ class Driver:
         """Run from the start instant to the last record. Raises an exception that a callback raised (a bug)."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_error)
-        self._waiting = Waiting()
         try:
             self._set_wake_up()
             self._check_finished()
@@ -216,7 +135,7 @@ class Driver:
             self._wire.wake = self._wire.tick = self._wire.idle = None
             self._wire.hold_ns = 0
             self._write_rest(monotonic_ns())
-            self._waiting.close()
+            self._sampling.close()
             loop.set_exception_handler(None)
 
     @property
@@ -327,9 +246,7 @@ class Driver:
             if not self._cancelling and self._selection.failed(target, done, done.done) and self._stop_on_failure:
                 self.give_up()
             text = self._spool.text(self._redact(failure.text))
-        place = RowPlace(
-            number, start.request, start.stage, self._worker, target, start.session, start.turn, start.lane
-        )
+        place = self._place(start, target)
         self._spool.row(row(place, done, self.start_ns, text=text, built=self._bodies.built(start.stage, number)))
         self._bodies.answered(number, done)
         dispatcher = self._dispatcher
@@ -348,19 +265,14 @@ class Driver:
 
     def _record_unsent(self, start: Start) -> None:
         self.counters.dropped += 1
-        place = RowPlace(
-            start.number,
-            start.request,
-            start.stage,
-            self._worker,
-            self._selection.choose(start.number, -1),
-            start.session,
-            start.turn,
-            start.lane,
-        )
+        place = self._place(start, self._selection.choose(start.number, -1))
         status = CUTS.get(start.dropped, "dropped")
-        self._spool.row(
-            unsent_row(place, start.due_ns, start.dropped, status, self._bodies.built(start.stage, start.number))
+        built = self._bodies.built(start.stage, start.number)
+        self._spool.row(unsent_row(place, start.due_ns, start.dropped, status, built))
+
+    def _place(self, start: Start, target: int) -> RowPlace:
+        return RowPlace(
+            start.number, start.request, start.stage, self._worker, target, start.session, start.turn, start.lane
         )
 
     def _check_finished(self) -> None:
@@ -413,8 +325,8 @@ class Driver:
         for timeline in self._timelines:
             self.counters.events += len(timeline.flow.instants)
             timeline.fold()
-        if now >= self._second_start_ns + SECOND_NS:
-            self._record_second(now)
+        if self._sampling.is_due(now):
+            self._spool.second(self._sampling.second(now, self.counters))
         if now >= self._flush_at_ns:
             self._flush_at_ns = now + FLUSH_NS
             self._spool.flush()
@@ -422,28 +334,6 @@ class Driver:
             self._flows_at_ns = now + FLOWS_NS
             self._store_flows()
         self._check_finished()
-
-    def _record_second(self, now: int) -> None:
-        cpu = process_time_ns()
-        span = now - self._second_start_ns
-        waited = self._waiting.since() if self._waiting is not None else None
-        counters = self.counters
-        self._spool.second(
-            Second(
-                t_s=round((now - self.start_ns) / SECOND_NS, 3),
-                worker=self._worker,
-                span_s=round(span / SECOND_NS, 3),
-                cpu_share=round((cpu - self._cpu_ns) / span, 4) if span else 0.0,
-                waited_share=round(waited / span, 4) if span and waited is not None else None,
-                cpu_s=round((cpu - self._cpu_start_ns) / SECOND_NS, 4),
-                peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-                in_flight=counters.in_flight,
-                sent=counters.sent,
-                done=counters.ok + counters.failed,
-                failed=counters.failed,
-            )
-        )
-        self._second_start_ns, self._cpu_ns = now, cpu
 
     def _store_flows(self) -> None:
         for stage, timeline in enumerate(self._timelines):
@@ -455,7 +345,7 @@ class Driver:
     def _write_rest(self, now: int) -> None:
         for timeline in self._timelines:
             timeline.fold()
-        self._record_second(now)
+        self._spool.second(self._sampling.second(now, self.counters))
         self._store_flows()
         self._spool.flush()
 

@@ -33,9 +33,9 @@ import loadgen_sdk
 import loadgen
 from loadgen.execution import resource_limits, run_header
 from loadgen.execution.backends import worker
-from loadgen.execution.driver import GROWING_BINS
 from loadgen.execution.plan import Job
 from loadgen.execution.shared_counters import SharedCounters
+from loadgen.execution.timeline import GROWING_BINS
 from loadgen.results import store
 from loadgen.results.spool import Spool, segments
 
