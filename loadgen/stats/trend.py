@@ -144,7 +144,7 @@ def _residuals(places: NDArray[np.int64], values: NDArray[np.float64]) -> _Resid
 
 
 def _centred(places: NDArray[np.int64]) -> NDArray[np.float64]:
-    return (places - places.mean()) / float(places[-1] - places[0])
+    return np.asarray((places - places.mean()) / float(places[-1] - places[0]), np.float64)
 
 
 def _slope(places: NDArray[np.int64], values: NDArray[np.float64], common: float, many: bool) -> _Test:
