@@ -4,7 +4,7 @@ Pure. Each series holds means of equal blocks of time. Two tests look at each, b
 growth:
 
 - *slope*: a straight line by least squares, against noise that passes. The noise is what a curve leaves, and its error
-  is widened by (1 + r) / (1 - r), where r is the correlation of neighbours. It sees a small growth in brief noise.
+  is widened by (1 + r) / (1 - r), where r is the correlation of neighbours (of MANY series at least their mean one). It sees a small growth in brief noise.
 - *steps*: the mean change from block to block, against a random walk, which wanders without growing. It sees a queue
   that grows steadily, whose values are so much alike that the slope's test takes them for few.
 
@@ -54,8 +54,8 @@ class Trend(NamedTuple):
 
 def of(series: Sequence[NDArray[np.float64]], level: float = LEVEL) -> list[Trend | None]:
     """The trend of each series; None for one with fewer than FEWEST blocks. Blocks without a value are NaN."""
-    common = _common_correlation(series)
-    pairs = [_tests(one, common, len(series) >= MANY) for one in series]
+    common = _common_correlation(series) if len(series) >= MANY else None
+    pairs = [_tests(one, common) for one in series]
     count = sum(pair is not None for pair in pairs)
     chances = sorted((min(1.0, 2 * min(test.chance for test in pair)), i) for i, pair in enumerate(pairs) if pair)
     growing = set()
@@ -108,9 +108,9 @@ def _known(series: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.f
     return known, values
 
 
-def _tests(series: NDArray[np.float64], common: float, many: bool) -> tuple[_Test, _Test] | None:
+def _tests(series: NDArray[np.float64], common: float | None) -> tuple[_Test, _Test] | None:
     known = _known(series)
-    return None if known is None else (_slope(*known, common, many), _steps(known[1]))
+    return None if known is None else (_slope(*known, common), _steps(known[1]))
 
 
 def _common_correlation(series: Sequence[NDArray[np.float64]]) -> float:
@@ -147,7 +147,7 @@ def _centred(places: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.asarray((places - places.mean()) / float(places[-1] - places[0]), np.float64)
 
 
-def _slope(places: NDArray[np.int64], values: NDArray[np.float64], common: float, many: bool) -> _Test:
+def _slope(places: NDArray[np.int64], values: NDArray[np.float64], common: float | None) -> _Test:
     n = len(values)
     x = _centred(places)
     spread = float((x * x).sum())
@@ -155,12 +155,11 @@ def _slope(places: NDArray[np.int64], values: NDArray[np.float64], common: float
     square, r = _residuals(places, values)
     if r is None:
         return _Test(slope, 0.0, n - CURVE - 1)
-    r = max(math.tanh(math.atanh(r) + ERRORS / math.sqrt(n - 3)), common)
-    r = min(r, LARGEST_CORRELATION)
+    r = min(max(math.tanh(math.atanh(r) + ERRORS / math.sqrt(n - 3)), common or 0.0), LARGEST_CORRELATION)
     inflation = (1 + r) / (1 - r)
     error = math.sqrt(square / (n - CURVE - 1) / spread * inflation)
     # where the correlation is that of many series, only the size of the noise is guessed from this one
-    worth = n * (1 - r * r) / (1 + r * r) if many else n / inflation
+    worth = n / inflation if common is None else n * (1 - r * r) / (1 + r * r)
     return _Test(slope, error, max(worth - CURVE - 1, FEWEST_FREEDOM))
 
 
