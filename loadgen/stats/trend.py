@@ -4,7 +4,8 @@ Pure. Each series holds means of equal blocks of time. Two tests look at each, b
 growth:
 
 - *slope*: a straight line by least squares, against noise that passes. The noise is what a curve leaves, and its error
-  is widened by (1 + r) / (1 - r), where r is the correlation of neighbours (of MANY series at least their mean one). It sees a small growth in brief noise.
+  is widened by (1 + r) / (1 - r), where r is the correlation of neighbours (of MANY series at least their mean one). It
+  sees a small growth in brief noise.
 - *steps*: the mean change from block to block, against a random walk, which wanders without growing. It sees a queue
   that grows steadily, whose values are so much alike that the slope's test takes them for few.
 
