@@ -26,7 +26,7 @@ from loadgen import seeds
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.execution import lane_start, resource_limits
 from loadgen.limits import ValidityLimits
-from loadgen.metrics import columns
+from loadgen.metrics import columns, reasons
 from loadgen.requests import prompts, resonance
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
@@ -193,6 +193,7 @@ def prepare(
     first_result = found[0]
     source = "server" if all(result.usage for result in found) else tokenizer.tag
     slots = timetable.slots
+    resonant = _resonance(workload, settings, timetable, requests)
     targets = tuple(
         manifest.TargetFacts(
             url=result.target.redacted,
@@ -251,11 +252,12 @@ def prepare(
         host=host(),
         notes=(
             *(_preset_notes(settings) if simulated else ()),
-            *_resonance(workload, settings, timetable, requests),
+            *resonant,
             *dict.fromkeys(note for result in found for note in result.warnings),
             *requests.warnings(slots or 1000),
             *unjudged,
         ),
+        note_codes=resonant,
     )
     return job, header, timetable
 
@@ -430,12 +432,14 @@ def _embedded_name(settings: Settings) -> str:
     return f"embedded simulation: {preset}" if preset else "embedded simulation"
 
 
-def _resonance(workload: Workload, settings: Settings, timetable: Schedule, requests: Any) -> tuple[str, ...]:
+def _resonance(
+    workload: Workload, settings: Settings, timetable: Schedule, requests: Any
+) -> dict[str, manifest.ReasonCode]:
     """A note where round robin over the targets keeps sending each the same part of a data set."""
     if settings.route not in ("auto", "round-robin") or timetable.turns > 1:
-        return ()
-    text = resonance.warning(workload.requests, requests, len(settings.endpoints), "target", timetable.slots)
-    return (text,) if text else ()
+        return {}
+    found = resonance.found(workload.requests, requests, len(settings.endpoints), "target", timetable.slots)
+    return reasons.coded("resonance", found)
 
 
 def _preset_notes(settings: Settings) -> tuple[str, ...]:

@@ -25,7 +25,6 @@ from loadgen.metrics.summary import (
     StageSummary,
     Summary,
     TargetSummary,
-    Verdict,
     by_region,
     judged,
     pooled_of,
@@ -37,6 +36,7 @@ from loadgen.metrics.summary import (
     withhold,
 )
 from loadgen.metrics.sustainable import Sustainable
+from loadgen.metrics.validity import Verdict
 from loadgen.results.record import SCHEMA_MINOR, SOURCES
 from loadgen.stats.quantiles import Distribution, Histogram, index, milliseconds
 
@@ -96,7 +96,7 @@ def summarize(
         window=inside,
         bytes=_bytes(measured),
         fingerprints=header.fingerprints,
-        verdict=Verdict(valid=True, reasons=(), warnings=(), limits=header.limits),
+        verdict=Verdict(valid=True, limits=header.limits),
         requests=_requests(measured, lost),
         warmup=_requests(warmup, sum(missing) - lost),
         load=_load(measured, everything, inside, ", then ".join(arrivals), seconds),

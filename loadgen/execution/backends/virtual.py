@@ -227,7 +227,7 @@ def execute(
     """
     from loadgen.execution.folder_names import new_folder
     from loadgen.execution.plan import plan, prepare
-    from loadgen.metrics import summary_json
+    from loadgen.metrics import reasons, summary_json
     from loadgen.metrics.summary import summarize
     from loadgen.requests import resonance
     from loadgen.results import checksums, manifest, store
@@ -263,10 +263,10 @@ def execute(
         drain_ns=workload.drain_ns,
     )
     header = _final_header(header, preset, course, requests)
-    if preset.routing == "round_robin" and (
-        text := resonance.warning(workload.requests, requests, len(course.replicas), "replica", len(results.rows))
-    ):
-        header = msgspec.structs.replace(header, notes=(*header.notes, text))
+    if preset.routing == "round_robin":
+        found = resonance.found(workload.requests, requests, len(course.replicas), "replica", len(results.rows))
+        codes = reasons.coded("resonance", found)
+        header = msgspec.structs.replace(header, notes=(*header.notes, *codes), note_codes=header.note_codes | codes)
     cpu_s = process_time() - started
     seconds = [_own_second(results, course, cpu_s)]
     summary = summarize(header, results.rows, results.gaps, results.timeline, seconds, list(TEXTS), _no_errors(results))
