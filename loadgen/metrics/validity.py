@@ -209,14 +209,7 @@ def withheld(limits: ValidityLimits, families: Families, seconds: Sequence[Secon
     for code, metrics, error, figure, basis, limit in (
         ("events_unsure", gaps, families.event_error, families.inter_chunk, "the gaps' p50", of_events),
         ("largest_gap_unsure", ("max_gap",), families.max_gap_error, families.max_gap, "its p50", of_events),
-        (
-            "tpot_unsure",
-            ("tpot", "tpot_mlperf"),
-            families.tpot_error,
-            families.tpot,
-            "TPOT p50",
-            limits.tpot_error_share,
-        ),
+        ("tpot_unsure", tpot, families.tpot_error, families.tpot, "TPOT p50", of_tpot),
     ):
         if over := _over(error, basis, figure.p50, limit):
             reason = sentence(_code(code, unsure_share=families.unsure_share, **over, **_remedy(seconds, window)))
