@@ -7,7 +7,7 @@ field changes its meaning or is removed, not when a field is added.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from loadgen.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, St
 from loadgen.metrics.columns import OK, Columns, Goodput, Load, Window
 from loadgen.metrics.drift import Drift
 from loadgen.metrics.sustainable import Sustainable
-from loadgen.metrics.validity import Verdict
+from loadgen.metrics.validity import Families, Signs, Verdict
 from loadgen.results.manifest import Fingerprints, Host, TargetFacts
 from loadgen.results.record import KINDS, SCHEMA_MINOR
 from loadgen.server_metrics.series import Served
@@ -216,7 +216,7 @@ def summarize(
         max_gap=_distribution(measured, "max_gap", ok),
         max_gap_error=_distribution(measured, "max_gap_error", ok),
     )
-    unsound = families.unsound(header, seconds, inside)
+    unsound = validity.withheld(header.limits, families, seconds, inside)
     itl_absent = blocks.itl_absent(measured, families.inter_chunk)
     undecided = slo_undecided(unsound, itl_absent)
     targets = tuple(_targets(header, everything, inside, texts, undecided))
@@ -283,22 +283,6 @@ def exit_code(summary: Summary, *, strict: bool = False) -> int:
         undecided=summary.goodput.undecided,
         strict=strict,
     )
-
-
-class Families(NamedTuple):
-    """The distributions that have a guard of their own, and the errors that they are judged by."""
-
-    inter_chunk: Distribution
-    event_error: Distribution
-    unsure_share: float | None
-    tpot: Distribution
-    tpot_error: Distribution
-    max_gap: Distribution
-    max_gap_error: Distribution
-
-    def unsound(self, header: Header, seconds: Sequence[Second], inside: Window) -> dict[str, str]:
-        """Metrics whose figures are to be withheld -> why."""
-        return validity.withheld(header.limits, self, seconds, inside)
 
 
 def unsure_share(errors: Histogram) -> float | None:
@@ -581,18 +565,6 @@ def rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None) 
         max_per_s=max(rates),
         spread=(max(rates) - min(rates)) / median if median else 0.0,
     )
-
-
-class Signs(NamedTuple):
-    """What the verdict needs beside the summary."""
-
-    dead_workers: list[int]
-    unsaid: bool  # some ok request has a first event without a token count
-    sends: int
-    disagreement: float | None  # of prompt token counts: `blocks.prompt_disagreement`
-    repeated: int
-    asked: int  # output tokens asked for, of ok requests whose answers were counted too
-    asked_got: int  # output tokens of the same requests
 
 
 def _verdict_inputs(header: Header, measured: Columns, everything: Sequence[Columns]) -> Signs:

@@ -6,7 +6,7 @@ Pure. Every finding is a code with its values; `reasons.py` has the words. The l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from loadgen.metrics.columns import Window
-    from loadgen.metrics.summary import Families, Signs, Summary
     from loadgen.results.manifest import Header, Second
     from loadgen.stats.quantiles import Distribution
 
@@ -29,6 +28,30 @@ FEWEST = SUPPORT["p50"]  # requests of a valid run
 IDLE_SHARE = 0.5  # of a core: a worker that never used more was late because of something else on the host
 WAITED_SHARE = 0.1  # of a second spent ready to run without a core: enough to explain lateness
 FULL_SECOND_S = 0.9  # a sample this long counts as a full second
+
+
+class Families(NamedTuple):
+    """The distributions that have a guard of their own, and the errors that they are judged by."""
+
+    inter_chunk: Distribution
+    event_error: Distribution
+    unsure_share: float | None
+    tpot: Distribution
+    tpot_error: Distribution
+    max_gap: Distribution
+    max_gap_error: Distribution
+
+
+class Signs(NamedTuple):
+    """What the verdict needs beside the summary."""
+
+    dead_workers: list[int]
+    unsaid: bool  # some ok request has a first event without a token count
+    sends: int
+    disagreement: float | None  # of prompt token counts: `blocks.prompt_disagreement`
+    repeated: int
+    asked: int  # output tokens asked for, of ok requests whose answers were counted too
+    asked_got: int  # output tokens of the same requests
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,8 +147,8 @@ def _inside(seconds: Sequence[Second], window: Window) -> list[Second]:
     return [s for s in seconds if s.span_s >= FULL_SECOND_S and s.t_s - s.span_s >= low and s.t_s <= high]
 
 
-def of(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Second]) -> Verdict:
-    """The verdict on a run whose summary is complete but for it."""
+def of(header: Header, summary: Any, signs: Signs, seconds: Sequence[Second]) -> Verdict:
+    """The verdict on a run. `summary`: its `Summary` (which imports this module), complete but for the verdict."""
     caveats = list(_caveats(summary, signs))
     return verdict(
         header.limits,
@@ -135,7 +158,7 @@ def of(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Second]
     )
 
 
-def _reasons(limits: ValidityLimits, summary: Summary, signs: Signs, seconds: Sequence[Second]) -> Iterator[ReasonCode]:
+def _reasons(limits: ValidityLimits, summary: Any, signs: Signs, seconds: Sequence[Second]) -> Iterator[ReasonCode]:
     """Why a run is INVALID.
 
     Lateness is measured against TTFT p50, or against E2E p50 where answers are not streamed and there is no TTFT.
@@ -217,7 +240,7 @@ def withheld(limits: ValidityLimits, families: Families, seconds: Sequence[Secon
     return spoilt
 
 
-def _caveats(summary: Summary, signs: Signs) -> Iterator[ReasonCode]:
+def _caveats(summary: Any, signs: Signs) -> Iterator[ReasonCode]:
     """What belongs beside VALID: figures that are withheld; answers so short that this is another load."""
     by_reason: dict[str, list[str]] = {}
     for metric, why in summary.unsound.items():
@@ -234,7 +257,7 @@ def state_reasons(state: str) -> tuple[ReasonCode, ...]:
     return (_code(state),) if state in ("interrupted", "stopped") else ()
 
 
-def _warnings(header: Header, summary: Summary, signs: Signs, *, shortened: bool) -> Iterator[ReasonCode]:
+def _warnings(header: Header, summary: Any, signs: Signs, *, shortened: bool) -> Iterator[ReasonCode]:
     for text in header.notes:
         yield header.note_codes.get(text) or note(text)
     if summary.run.state == "cut_off":
@@ -257,7 +280,7 @@ def _warnings(header: Header, summary: Summary, signs: Signs, *, shortened: bool
     yield from _not_steady(header, summary, signs.sends)
 
 
-def _unfinished(header: Header, summary: Summary) -> Iterator[ReasonCode]:
+def _unfinished(header: Header, summary: Any) -> Iterator[ReasonCode]:
     """That the end of the drain cut requests; and that no SLO term can be called met, where they are many."""
     unfinished, everyone = summary.requests.unfinished, summary.requests.scheduled - summary.requests.cancelled
     if unfinished:
@@ -269,7 +292,7 @@ def _unfinished(header: Header, summary: Summary) -> Iterator[ReasonCode]:
             yield _code("unfinished", **values)
 
 
-def _not_steady(header: Header, summary: Summary, sends: int) -> Iterator[ReasonCode]:
+def _not_steady(header: Header, summary: Any, sends: int) -> Iterator[ReasonCode]:
     """That the load never ran alone and in full: there was no time over which its steady rates could be."""
     lanes = max((stage.concurrency or 0 for stage in header.stages if stage.measured), default=0)
     if 0 < sends < lanes:
@@ -281,7 +304,7 @@ def _not_steady(header: Header, summary: Summary, sends: int) -> Iterator[Reason
         yield _code("never_steady", because="lanes" if lanes else "warmup")
 
 
-def _of_token_counts(header: Header, summary: Summary, signs: Signs, *, shortened: bool) -> Iterator[ReasonCode]:
+def _of_token_counts(header: Header, summary: Any, signs: Signs, *, shortened: bool) -> Iterator[ReasonCode]:
     """Token counts that are missing, estimated or contradictory, or of tokens that a cache served."""
     tokens, ok, sources = summary.tokens, summary.requests.ok, summary.tokens.sources
     if header.usage_asked and (missing := ok - sources.output.get("server", 0)):
