@@ -25,7 +25,8 @@ from .finishing import collecting, later
 from .measurement import Attempt, Choice, Content, Prices, Status, from_completion, parameters_of
 from .policy import CallStart, Observers, make_policy
 from .prompt_text import estimated_tokens
-from .retry import Retry, retry_after_s
+from .rate_limit_headers import retry_after_s
+from .retry import Retry
 from .throttle import Permit, Throttle
 from .trace_recorder import ShapeRecorder
 

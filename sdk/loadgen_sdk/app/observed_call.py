@@ -31,7 +31,7 @@ from .measurement import (
 )
 from .policy import CallStart, Policy
 from .prompt_text import estimated_tokens
-from .retry import retry_after_s
+from .rate_limit_headers import retry_after_s
 from .throttle import Permit
 from .trace_recorder import CallShape
 
