@@ -174,7 +174,7 @@ class ObservedCall:
             last_token=instants[-1] if instants else NEVER,
             end=tracker.end,
             done=monotonic_ns(),
-            first_event_tokens=tracker.first_event_tokens,
+            first_event_tokens=tracker.first_event_tokens if self.streamed else usage.output or 0,  # all came at once
             finish_reason=tracker.finish_reason,
             usage=usage,
             resent=self.hidden_retries,

@@ -49,7 +49,6 @@ class OutputTracker:
                     self.finish_reason = choice.finish_reason or self.finish_reason
                 if self.contents is not None:
                     self.contents.add(answer.choices)
-            self.first_event_tokens = self.usage().output or 0  # the whole answer came at once
         except Exception:
             pass
 
@@ -123,15 +122,18 @@ class OutputTracker:
         usage = self._usage
         if usage is None:
             return Usage()
-        names = ("input", "output") if self._api == "responses" else ("prompt", "completion")
-        prompt, answer = (getattr(usage, f"{name}_tokens", None) for name in names)
-        details = [getattr(usage, f"{name}_tokens_details", None) for name in names]
+        names = _RESPONSES_USAGE if self._api == "responses" else _CHAT_USAGE
+        prompt, answer, prompt_details, answer_details = [getattr(usage, name, None) for name in names]
         return Usage(
             input=_count(prompt),
             output=0 if self._api == "embeddings" else _count(answer),
-            cached=_count(getattr(details[0], "cached_tokens", None)),
-            reasoning=_count(getattr(details[1], "reasoning_tokens", None)),
+            cached=_count(getattr(prompt_details, "cached_tokens", None)),
+            reasoning=_count(getattr(answer_details, "reasoning_tokens", None)),
         )
+
+
+_CHAT_USAGE = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
+_RESPONSES_USAGE = ("input_tokens", "output_tokens", "input_tokens_details", "output_tokens_details")
 
 
 def _count(value: Any) -> int | None:
