@@ -20,7 +20,6 @@ from .labels import NO_LABELS, checked_labels, current_labels
 from .measurement import Measurement, Prices, checked_prices, tell_latest
 
 if TYPE_CHECKING:
-    from .call import Call
     from .retry import Retry
     from .throttle import Throttle
     from .trace_recorder import CallShape, ShapeRecorder
@@ -51,8 +50,8 @@ class Policy(NamedTuple):
             return {**self.labels, **current} if self.labels and current else current or self.labels
         return {**self.labels, **current, **checked_labels(given)}
 
-    def begin(self, call: Call) -> tuple[Any, ...]:
-        """A call begins: tell the observers that follow a call from its start (spans). For `tell` at its end."""
+    def begin(self, call: Any) -> tuple[Any, ...]:
+        """A `Call` begins: tell the observers that follow a call from its start (spans). For `tell` at its end."""
         spans = []
         for observer in self.observers:
             span = None
