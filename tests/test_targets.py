@@ -240,7 +240,7 @@ def test_keys_differ_where_the_url_does_not(tmp_path: Path) -> None:
 def test_a_command_probes_its_targets_once(tmp_path: Path) -> None:
     made = workload(tmp_path, concurrency="1", num_requests="2", seed="7", warmup="0")
     received = []
-    with embedded.start(replace(QUICK, log_bodies=True)) as server:
+    with embedded.start(Options(ttft="2ms", itl="0.2ms", log_bodies=True)) as server:
         execute = run.runs_of_a_command()
         for name in ("a", "b"):
             summary, _ = execute(made, Settings(url=server.url, out=tmp_path / name, server_metrics=("off",)))
