@@ -246,5 +246,4 @@ def test_a_command_probes_its_targets_once(tmp_path: Path) -> None:
             summary, _ = execute(made, Settings(url=server.url, out=tmp_path / name, server_metrics=("off",)))
             assert summary.requests.ok == 2
             received.append(len(parse_log(urllib.request.urlopen(server.url + "/_log").read()).requests))
-    assert received[0] > 2
-    assert received[1] == received[0] + 2
+    assert received[0] > 2 == received[1]  # the log is emptied by reading it
