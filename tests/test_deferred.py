@@ -1,4 +1,4 @@
-"""Reads that are kept and decoded together, by template where they are plain, say the same as reads decoded one by one."""
+"""Reads kept and decoded together, by template where they are plain, say the same as reads decoded one by one."""
 
 from __future__ import annotations
 
