@@ -5,7 +5,7 @@ This module uses no socket and no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..dialects.reader import ERROR_TEXT_CHARS, Flow, Reading, error_text
 from ..dialects.sse import Decoder, EventTooLarge, Named
@@ -113,7 +113,7 @@ class Exchange:
         self.reading = Reading(self.flow, self.keep_text, self.sink)
         self.body_parts: list[bytes] = []
 
-    def arrived(self, reads: Sequence[Read]) -> bool:
+    def arrived(self, reads: list[Read]) -> bool:
         """Process what was read, in order. Returns True when the answer is over."""
         first, count = 0, len(reads)
         reading = self.reading
@@ -137,7 +137,7 @@ class Exchange:
         """Whether the next byte is the first one of a chunk, and of an event."""
         return self.response.chunked and self.response.between_chunks and self.decoder.between_events
 
-    def _take_run(self, reads: Sequence[Read]) -> None:
+    def _take_run(self, reads: list[Read]) -> None:
         """Reads that are one plain event each."""
         self.bytes_received += sum([len(read[0]) for read in reads])
         self.reading.take_run([read[1] for read in reads])

@@ -7,8 +7,7 @@ two functions are written twice: here, and in `_compiled.c`, which is used where
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from ..compiled import module as _compiled
 from .http1 import CHUNK_SIZES
 
 Read = tuple[bytes, int, int, int, bool]
@@ -61,7 +60,7 @@ def plain_chunks(data: bytes, before: bytes, after: bytes) -> tuple[int, int, in
     return chunks, events, position
 
 
-def plain_reads(reads: Sequence[Read], first: int, before: bytes, after: bytes) -> int:
+def plain_reads(reads: list[Read], first: int, before: bytes, after: bytes) -> int:
     """How many reads in a row, from number `first` on, are one chunk with one plain event, and nothing else."""
     start, end = b"data: " + before, after + b"\n\n\r\n"
     start_bytes, end_bytes = len(start), len(end)
@@ -78,3 +77,8 @@ def plain_reads(reads: Sequence[Read], first: int, before: bytes, after: bytes) 
         ):
             return number - first
     return len(reads) - first
+
+
+pure_plain_chunks, pure_plain_reads = plain_chunks, plain_reads
+if _compiled is not None:
+    plain_chunks, plain_reads = _compiled.plain_chunks, _compiled.plain_reads

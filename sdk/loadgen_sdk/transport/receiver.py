@@ -16,6 +16,7 @@ from collections import deque
 from time import monotonic_ns, time_ns
 from typing import Any
 
+from ..compiled import module as _compiled
 from .exchange import Read
 
 READ_BYTES = 32 << 10
@@ -42,11 +43,11 @@ class Inbox:
     waits in the receiver's queue.
     """
 
-    __slots__ = ("emptied_at", "ended_at", "error", "fd", "filled", "open", "patient", "queued", "reads", "sock")
+    __slots__ = ("emptied_at", "ended_at", "error", "fd", "filled", "open", "patient", "queued", "reads")
+    sock: socket.socket  # the subclass has it
 
     def __init__(self, fd: int, now: int) -> None:
         self.fd = fd
-        self.sock: socket.socket
         self.reads: list[Read] = []
         self.emptied_at = now
         self.filled = False  # the last read filled its buffer, so the socket may hold more
@@ -179,3 +180,8 @@ class Receiver:
 def error_text(number: int) -> str:
     """What the system calls an error of an inbox; "" for a regular end."""
     return os.strerror(number) if number > 0 else "the connection failed" if number else ""
+
+
+PurePythonInbox, PurePythonReceiver = Inbox, Receiver
+if _compiled is not None:
+    Inbox, Receiver = _compiled.Inbox, _compiled.Receiver  # type: ignore[misc]

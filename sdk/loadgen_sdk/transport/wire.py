@@ -105,6 +105,7 @@ class ClientConnection(Inbox):
         "idle_since",
         "peer",
         "served",
+        "sock",
         "state",
         "tls",
         "tls_in",
