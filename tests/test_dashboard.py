@@ -137,6 +137,7 @@ def test_the_tail_waits_for_the_other_half(tmp_path: Path) -> None:
     assert events_per_s(folder, 1.0, 2.0) == pytest.approx(counts[100:200].sum())
     store.drop_spool(folder)
     assert len(tail.rows()) == 0 and tail.seconds() == []
+    tail.close()
 
 
 def test_a_small_screen_shows_the_worst_and_wraps_nothing_that_is_drawn() -> None:
