@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from loadgen.errors import UserError
-from loadgen.metrics import folded_summary, summary_json
+from loadgen.metrics import folded_summary, summary_json, validity
 from loadgen.metrics.accumulator import Accumulator
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.results import store
@@ -76,6 +76,6 @@ def with_server(folder: Path, summary: Summary) -> Summary:
     if server_summary is None:
         return summary
     verdict = summary.verdict
-    if warning := series.warning(server_summary):
-        verdict = msgspec.structs.replace(verdict, warnings=(*verdict.warnings, warning))
+    if disputed := series.disputed(server_summary):
+        verdict = validity.warned(verdict, "server_counts", disputed)
     return msgspec.structs.replace(summary, server=server_summary, verdict=verdict)

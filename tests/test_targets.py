@@ -1,10 +1,12 @@
 """Several endpoints in one run: the file that names them, who gets what, one that dies, and the rack's two totals."""
 
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from loadgen_sdk.request import Completion, Failure
+from runs import when_started
 
 from loadgen.errors import Faults, TargetError
 from loadgen.execution import run, targets
@@ -16,6 +18,7 @@ from loadgen.results import store
 from loadgen.results.record import STATUSES
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log
 from loadgen.workload import Overrides, load
 
 QUICK = Options(ttft="2ms", itl="0.2ms")
@@ -113,7 +116,9 @@ def test_one_dies(tmp_path: Path, policy: str) -> None:
         def kill(_: object) -> None:
             two.stop()
 
-        summary, folder = run.execute(workload(tmp_path, concurrency="2", num_requests="200"), settings, on_drive=kill)
+        summary, folder = run.execute(
+            workload(tmp_path, concurrency="2", num_requests="200"), settings, when_started(kill)
+        )
     rows = store.read_run(folder).rows
     assert len(rows) == 200
     dead = rows[rows["target"] == 1]
@@ -136,7 +141,7 @@ def test_one_that_is_dead_does_not_drown_the_others(tmp_path: Path, concurrency:
         ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
         settings = Settings(url=one.url, targets=ends, route=route, out=tmp_path / "out")  # type: ignore[arg-type]
         made = workload(tmp_path, concurrency=concurrency, duration="1.5s", warmup="0")
-        summary, folder = run.execute(made, settings, on_drive=lambda _: two.stop())
+        summary, folder = run.execute(made, settings, when_started(lambda _: two.stop()))
     assert summary.targets[0].requests.failed == 0 and summary.targets[0].requests.ok > 50
     if concurrency == "4":  # lanes that are bound to a target, or may choose
         rows = store.read_run(
@@ -151,7 +156,7 @@ def test_when_one_worker_stops_all_do(tmp_path: Path) -> None:
         ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
         settings = Settings(url=one.url, targets=ends, on_target_failure="stop", workers=2, out=tmp_path / "out")
         made = workload(tmp_path, request_rate="20", duration="60s", warmup="0")
-        summary, folder = run.execute(made, settings, on_drive=lambda _: one.stop())
+        summary, folder = run.execute(made, settings, when_started(lambda _: one.stop()))
     rows = store.read_run(folder).rows
     assert summary.run.state == "stopped" and summary.requests.cancelled > 900
     assert set(rows[rows["target"] == 0]["worker"].tolist()) == {0}
@@ -230,3 +235,15 @@ def test_keys_differ_where_the_url_does_not(tmp_path: Path) -> None:
     file = tmp_path / "t.yaml"
     file.write_text("".join(f"- {{name: {key}, url: 'http://h', api_key_env: {key}}}\n" for key in ("A", "B")))
     assert [one.api_key for one in targets.load_targets(file, {"A": "1", "B": "2"})] == ["1", "2"]
+
+
+def test_a_command_probes_its_targets_once(tmp_path: Path) -> None:
+    made = workload(tmp_path, concurrency="1", num_requests="2", seed="7", warmup="0")
+    received = []
+    with embedded.start(Options(ttft="2ms", itl="0.2ms", log_bodies=True)) as server:
+        execute = run.runs_of_a_command()
+        for name in ("a", "b"):
+            summary, _ = execute(made, Settings(url=server.url, out=tmp_path / name, server_metrics=("off",)))
+            assert summary.requests.ok == 2
+            received.append(len(parse_log(urllib.request.urlopen(server.url + "/_log").read()).requests))
+    assert received[0] > 2 == received[1]  # the log is emptied by reading it

@@ -10,33 +10,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import math
-import os
 import pickle
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from time import monotonic, monotonic_ns
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic, monotonic_ns, sleep
 from typing import Any
 
 from loadgen.errors import Fault, Faults, TargetError, UserError
 from loadgen.execution import resource_limits
-from loadgen.execution.backends import clock_sync, merge, ray_agent, worker
-from loadgen.execution.backends.ray_agent import Copy, Facts, RayAgent
+from loadgen.execution.backends import clock_sync, merge, node_facts, ray_agent, worker
+from loadgen.execution.backends.node_facts import NodeFacts
+from loadgen.execution.backends.ray_agent import Copy, RayAgent
 from loadgen.execution.backends.single import Share
-from loadgen.execution.plan import Job
-from loadgen.execution.shared_counters import Counted, SharedCounters
+from loadgen.execution.events import LoadStarted, RunningLoad, Tell, WorkersPlaced
+from loadgen.execution.plan import Plan
+from loadgen.execution.shared_counters import SharedCounters
 from loadgen.results import manifest
-from loadgen.schedule import timetable as schedule
-from loadgen.workload import Replay
 
 POLL_S = 0.5  # between two requests for new data; if a node is lost, the data up to the last answer is on disk here
 LOST_S = 8.0  # time without an answer after which a node counts as lost, whatever Ray reports
 PLACED_S = 20.0  # longest time to place the actors when enough CPUs are free
 BEGUN_S = 60.0  # longest time for an actor to start, with its imports
+RELEASED_S = 3.0  # longest wait for the cluster to count the CPUs of a run that ended as free
 EXCHANGES = 20  # of clock readings with each worker
 HEAD_START_NS = 700_000_000  # from the choice of the start instant to that instant
 PIECE_BYTES = 64 << 10  # of a pickled job: Ray sends arguments of up to 100 KB with the call
@@ -95,7 +94,7 @@ class _Member:
     node: str
     address: str
     actor: Any
-    facts: Facts | None = None
+    facts: NodeFacts | None = None
     copy: Copy | None = None
     ready: asyncio.Future[None] | None = None
     lines: int = 0  # number of lines received
@@ -118,6 +117,7 @@ class RayCluster:
     address: str
     _members: list[_Member] = field(default_factory=list)
     _placement_group: Any = None
+    _free_before: int = 0  # CPUs, when the workers were not placed yet
 
     @property
     def cores(self) -> int:
@@ -141,15 +141,16 @@ class RayCluster:
 
     # -- before the clock starts -----------------------------------------------------------------------------------
 
-    async def place(self, job: Job, timetable: schedule.Schedule, *, simulated: bool) -> list[str]:
+    async def place(self, plan: Plan) -> list[str]:
         """Create an actor for each worker and check its node; returns notes for the header.
 
         Raises Faults with the problems of all nodes.
         """
         import ray
 
-        workers = job.settings.workers
+        job, workers = plan.job, plan.job.settings.workers
         self.refuse_too_many(workers)
+        self._free_before = self.cores
         placement = await asyncio.to_thread(self._spread, workers)
         actor_class = ray.remote(RayAgent)
         for i, (node_id, node, address) in enumerate(placement):
@@ -158,8 +159,8 @@ class RayCluster:
             )
             options = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": strategy}
             self._members.append(_Member(i, node_id, node, address, actor_class.options(**options).remote()))
-        files = _files(job)
-        local_facts = await asyncio.to_thread(ray_agent.facts, files)
+        files = node_facts.files_of(job)
+        local_facts = await asyncio.to_thread(node_facts.own_facts, files)
         faults: list[Fault] = []
         for result, member in zip(
             await asyncio.gather(*(self._facts(member, files) for member in self._members)), self._members, strict=True
@@ -168,14 +169,14 @@ class RayCluster:
                 faults.append(result)
             else:
                 member.facts = result
-                faults += _differences(local_facts, result, member.where)
+                faults += node_facts.differences(local_facts, result, member.where)
         if not faults:
-            faults += self._limit_faults(job, timetable)
+            faults += self._limit_faults(plan)
         remote_nodes = sorted(
             {other.where for other in self._members if other.facts and other.facts.loopback != local_facts.loopback}
         )
         notes = []
-        if remote_nodes and simulated:
+        if remote_nodes and job.simulated:
             what = f"the embedded simulation listens on this machine alone, and workers run on {remote_nodes[0]}"
             faults.append(
                 UserError(what, f"--ray {self.address}", "start `loadgen sim` with --host and name it with --url")
@@ -185,7 +186,7 @@ class RayCluster:
                 f"{probed.target.redacted} is the loopback address of each machine, and workers run on "
                 f"{', '.join(remote_nodes)}: each sends to its own machine"
                 for probed in job.found
-                if _loopback(probed.target.host)
+                if node_facts.is_loopback(probed.target.host)
             ]
         if faults:
             raise Faults(list({str(fault): fault for fault in faults}.values()))
@@ -213,11 +214,11 @@ class RayCluster:
         what = f"no room for {workers} workers within {PLACED_S:g} s: free CPUs are not whole, or taken meanwhile"
         raise UserError(what, f"--workers {workers} --ray {self.address}", "fewer workers, or wait: `ray status`")
 
-    async def _facts(self, member: _Member, files: Sequence[str]) -> Facts | Fault:
+    async def _facts(self, member: _Member, files: Sequence[str]) -> NodeFacts | Fault:
         try:
             reply = await asyncio.wait_for(member.actor.facts.remote(files), BEGUN_S)
             files_open, ports = reply.get("room", (None, None))
-            return Facts(
+            return NodeFacts(
                 host=reply.get("host", ""),
                 same=reply.get("same", {}),
                 loopback=reply.get("loopback", ""),
@@ -229,9 +230,9 @@ class RayCluster:
             hint = f"the same loadgen in the Python that Ray was started with on {member.where}"
             return UserError(f"a node cannot run a worker: {messages[-1].strip()[:300]}", member.where, hint)
 
-    def _limit_faults(self, job: Job, timetable: schedule.Schedule) -> Iterator[Fault]:
+    def _limit_faults(self, plan: Plan) -> Iterator[Fault]:
         """Faults for nodes with too few open files or ports for their workers."""
-        total = resource_limits.connections(timetable, job.workload.max_in_flight)
+        total = resource_limits.connections(plan.timetable, plan.job.workload.max_in_flight)
         if total is None:
             return
         by_network: dict[str, list[_Member]] = {}
@@ -243,7 +244,7 @@ class RayCluster:
             for fault in resource_limits.faults(
                 total=math.ceil(total * len(neighbours) / len(self._members)),
                 workers=len(neighbours),
-                addresses=[probed.target.address for probed in job.found],
+                addresses=[probed.target.address for probed in plan.job.found],
                 sources=0,
                 simulated=False,
                 room=neighbours[0].facts.room,
@@ -252,20 +253,9 @@ class RayCluster:
 
     # -- while it runs -----------------------------------------------------------------------------------------------
 
-    async def run(
-        self,
-        job: Job,
-        timetable: schedule.Schedule,
-        on_drive: Callable[[Counted], Any] | None,
-        begin: Callable[[int], None],
-        placed: Callable[[manifest.Cluster], None],
-    ) -> Share:
-        """As `local.run`, on the placed actors.
-
-        `placed` is called twice: before the start instant, with the placement of the workers and the bound of their
-        common start; and after the end, with the drift of their clocks as well.
-        """
-        workers = len(self._members)
+    async def run(self, plan: Plan, tell: Tell) -> Share:
+        """As `local.run`, on the placed actors."""
+        job, workers = plan.job, len(self._members)
         (job.folder / "spool").mkdir(exist_ok=True)
         counters = SharedCounters(job.folder / "spool" / worker.BOARD, workers)
         loop = asyncio.get_running_loop()
@@ -281,11 +271,9 @@ class RayCluster:
             followers = [asyncio.create_task(self._follow(member, counters)) for member in self._members]
             await asyncio.gather(*(member.ready for member in self._members if member.ready is not None))
             await asyncio.gather(*(self._compare_clocks(member) for member in self._members))
-            if on_drive is not None:
-                on_drive(counters)
+            tell(WorkersPlaced(self._header()))
             start_ns = monotonic_ns() + HEAD_START_NS
-            begin(start_ns)
-            placed(self._header())
+            tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: self._pass_on(signal.SIGINT))))
             await asyncio.gather(*(
                 self._send_line(member, f"{member.offset.there(start_ns)}\n".encode()) for member in self._members
             ))  # fmt: skip
@@ -294,10 +282,9 @@ class RayCluster:
             total = merge.NOTHING
             for member, share in zip(self._members, shares, strict=True):
                 why = member.lost or f"worker {member.i} died on {member.where}"
-                total = merge.add(total, share or merge.lost(job, timetable, member.i, workers, why))
+                total = merge.add(total, share or merge.lost(plan, member.i, why))
             await asyncio.gather(*(self._measure_drift(member) for member in self._members if not member.lost))
-            placed(self._header())
-            return merge.add(total, _share_of_notes(*self._notes(start_ns, late_ns)))
+            return replace(total, notes=tuple(self._notes(start_ns, late_ns)), cluster=self._header())
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
@@ -448,7 +435,7 @@ class RayCluster:
                 )
 
     def leave(self) -> None:
-        """End the actors and release the CPUs that were reserved for them."""
+        """End the actors and release the CPUs that were reserved for them: the next run may need them."""
         import ray
 
         with contextlib.suppress(Exception):
@@ -456,36 +443,6 @@ class RayCluster:
                 ray.kill(member.actor, no_restart=True)
             if self._placement_group is not None:
                 ray.util.remove_placement_group(self._placement_group)
-
-
-def _share_of_notes(*notes: str) -> Share:
-    return Share(prompts_total=0, prompts_count=0, late=0, interrupted=False, notes=notes)
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
-def _files(job: Job) -> list[str]:
-    """Paths of existing files that every worker reads itself."""
-    settings, requests = job.settings, job.workload.requests
-    values: list[Any] = [settings.tokenizer, settings.tls.ca, settings.tls.cert, settings.tls.key]
-    values += [getattr(requests, "path", None), getattr(requests, "trace", None)]
-    values += [stage.arrival.file for stage in job.workload.stages if isinstance(stage.arrival, Replay)]
-    paths = [os.fspath(path) for path in values if isinstance(path, str | os.PathLike)]
-    return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
-
-
-def _differences(local: Facts, remote: Facts, where: str) -> Iterator[Fault]:
-    """Faults for differences between a node and this machine that would change the requests."""
-    for name, value in local.same.items():
-        if remote.same.get(name) != value:
-            what = f"{name} {remote.same.get(name)} there, {value} here"
-            yield UserError(what, where, "the same on every node: the requests of a run depend on it")
-    for path, digest in local.files.items():
-        if remote.files.get(path) != digest:
-            what = "no such file there" if not remote.files.get(path) else "another file there than here"
-            yield UserError(f"{path}: {what}", where, "put it on a shared folder, under the same absolute path")
+                given_up_at = monotonic() + RELEASED_S
+                while self.cores < self._free_before and monotonic() < given_up_at:
+                    sleep(0.05)
