@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 OK = 0  # done, SLO met
 SLO_MISSED = 1  # a sound run that missed its SLO, or a comparison that failed
@@ -53,3 +53,11 @@ class Faults(Exception):
 
     def __str__(self) -> str:
         return "\n".join(str(fault) for fault in self.faults)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The start of a hint, `did you mean "poisson"? `, for a word that is similar to a known one; else ""."""
+    from difflib import get_close_matches
+
+    similar = get_close_matches(word, list(known), 1)
+    return f'did you mean "{similar[0]}"? ' if similar else ""

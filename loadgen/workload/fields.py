@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from loadgen import units
-from loadgen.errors import Fault, UserError
+from loadgen.errors import Fault, UserError, did_you_mean
 from loadgen.workload.flags import MOST_TOKENS
 from loadgen.workload.yaml_marks import Map, child, where
 
@@ -85,10 +85,8 @@ class Part(BaseModel):
 
 def meant(word: str, known: list[str], synonyms: dict[str, str] | None = None) -> str:
     """The hint for a word that is not in `known`: the closest known word, if one is similar, and the list of all."""
-    import difflib
-
-    similar = [(synonyms or {}).get(word)] if word in (synonyms or {}) else difflib.get_close_matches(word, known, 1)
-    suggestion = f'did you mean "{similar[0]}"? ' if similar else ""
+    synonym = (synonyms or {}).get(word)
+    suggestion = f'did you mean "{synonym}"? ' if synonym else did_you_mean(word, known)
     return f"{suggestion}known: {', '.join(known)}"
 
 
