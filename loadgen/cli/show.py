@@ -117,8 +117,7 @@ class Show:
             summary, _ = self.perform(seeded(workload, number), replace(settings, out=folder, store=store))
             return summary
 
-        virtual = settings.url is not None and settings.url.startswith("sim:")
-        named = repeats.repeat(how, parent, one, virtual=virtual, say=say)
+        named = repeats.repeat(how, parent, one, virtual=settings.virtual, say=say)
         made = repeats.finish(parent, how, named)
         if self._as_json:
             sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n")
@@ -126,7 +125,7 @@ class Show:
             print(text.render_levels([summary for _, summary in named], color=_color()), end="")
             print("\n" + table.render_text(made), end="", flush=True)
         say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {parent} OTHER")
-        codes = [exit_code(summary) for _, summary in named]
+        codes = [exit_code(summary, strict=self._strict) for _, summary in named]
         return max(codes) if how.enough([summary for _, summary in named]) else max(*codes, INTERRUPTED)
 
     def plans(self, workloads: list[Workload], settings: Settings) -> int:

@@ -114,6 +114,11 @@ class Settings:
         return (only,)
 
     @property
+    def virtual(self) -> bool:
+        """Whether the target is simulated in virtual time, where waiting costs nothing."""
+        return self.url is not None and self.url.startswith("sim:")
+
+    @property
     def shown(self) -> str:
         """All endpoints as text, without secrets."""
         return ", ".join(endpoint.shown for endpoint in self.endpoints)
