@@ -180,7 +180,7 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
 
     from loadgen.cli.show import Show, say
     from loadgen.compare import inputs
-    from loadgen.execution.plan import _slo
+    from loadgen.execution.run_header import _slo
     from loadgen.report import sweep as sweep_report
     from loadgen.results import checksums, store
     from loadgen.search import experiment, trials
