@@ -261,11 +261,11 @@ def small(**changed: Any) -> list[str]:
 
 
 def test_the_command_is_what_was_typed_without_its_secrets(tmp_path: Path) -> None:
-    typed = ["run", "qa", *small(), "-H", "X-Key: sesame", "--header=Y=open", "--goodput", "ttft:2000", "tpot:200"]
+    typed = ["run", "qa", *small(), "-H", "X-Key: sesame", "--header=Y=sesame", "--goodput", "ttft:2000", "tpot:200"]
     assert ends([*typed, "-o", str(tmp_path / "a")]) == 0
     stored = json.loads((tmp_path / "a" / "run.json").read_bytes())["command"]
     assert stored[:3] == ["loadgen", "run", "qa"] and stored[-4:-2] == ["ttft:2000", "tpot:200"]
-    assert "X-Key: ***" in stored and "sesame" not in str(stored) and "open" not in str(stored)
+    assert "X-Key: ***" in stored and "sesame" not in str(stored)
     result = loadgen.run("qa", **SIM, out=tmp_path / "b")
     assert result.summary.run.id == "b"
     assert json.loads((tmp_path / "b" / "run.json").read_bytes())["command"] == ["loadgen.run"]
