@@ -126,8 +126,8 @@ def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) ->
     """The whole sweep several times, as r1, r2, ... of one folder: each level's runs lie as far apart as can be."""
     import msgspec
 
+    from loadgen import run_folder
     from loadgen.cli.show import say
-    from loadgen.compare import inputs
     from loadgen.errors import INTERRUPTED, UserError
     from loadgen.execution.repeats import pause, seeded
     from loadgen.metrics.repeats import FILE, summarize_repeats
@@ -158,8 +158,8 @@ def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) ->
         say(f"results in {folder}, page: {folder / 'report.html'}, table: {folder / 'sweep.md'}")
         codes.append(INTERRUPTED if curve is None else _code(curve, interrupted, strict=strict))
         for level, runs in by_level.items():
-            if inputs.is_run(folder / level):
-                runs.append((f"r{number}/{level}", inputs.read_run(folder / level).summary))
+            if run_folder.is_run(folder / level):
+                runs.append((f"r{number}/{level}", run_folder.open_run(folder / level).summary))
         if codes[-1] == INTERRUPTED:
             break
     made: list[tuple[str, RepeatSummary]] = [
@@ -178,8 +178,8 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
     """Run the levels that are not in the folder yet; write its files. The curve, and whether the user stopped it."""
     import msgspec
 
+    from loadgen import run_folder
     from loadgen.cli.show import Show, say
-    from loadgen.compare import inputs
     from loadgen.execution.run_header import _slo
     from loadgen.report import sweep as sweep_report
     from loadgen.results import checksums, store
@@ -230,9 +230,7 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
                 )
     except trials.Interrupted:
         interrupted = True
-    summaries = {
-        folder.name: inputs.read_run(folder).summary for folder in sorted(filter(inputs.is_run, parent.glob("*/")))
-    }
+    summaries = {folder.name: run_folder.open_run(folder).summary for folder in run_folder.runs_in(parent)}
     if not summaries:
         return None, interrupted
     curve = levels.curve(list(summaries.items()))
