@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from loadgen import units
-from loadgen.errors import Fault, Faults, UserError, did_you_mean
+from loadgen.errors import Fault, Faults, UserError
 
 MOST_TOKENS = 10_000_000  # of a prompt or an answer: ten times the longest known context
 MOST_LANES = 1_000_000
@@ -150,7 +150,8 @@ def levels(text: str) -> tuple[int, ...]:
     try:
         return tuple(_count(1)(part.strip()) for part in text.split(","))
     except units.Wrong as wrong:
-        raise UserError(f'"{text}" {wrong}', f"--concurrency {text}", "one number, or several: 1,2,4,8") from None
+        hint = "one number, or several: 1,2,4,8" if "," in text else wrong.hint
+        raise UserError(f'"{text}" {wrong}', f"--concurrency {text}", hint) from None
 
 
 def given(overrides: Overrides) -> list[str]:
@@ -220,8 +221,10 @@ def _term(text: str, default_unit: str) -> tuple[str, Any, float | None]:
     if metric == "goodput":
         return metric, units.share(limit_text), None
     if metric not in METRICS:
-        suggestion = did_you_mean(name, (*METRICS, *METRIC_ALIASES, "goodput"))
-        raise units.Wrong(f'names no metric: "{name}"', suggestion + known)
+        import difflib
+
+        similar = difflib.get_close_matches(name, (*METRICS, *METRIC_ALIASES, "goodput"), 1)
+        raise units.Wrong(f'names no metric: "{name}"', (f'did you mean "{similar[0]}"? ' if similar else "") + known)
     limit, colon, quantile_text = limit_text.partition(":")
     quantile = units.quantile(quantile_text) if colon else None
     ns = units.duration_ns(limit, bare=default_unit)
