@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -22,8 +23,9 @@ import numpy as np
 
 from loadgen import seeds
 from loadgen.errors import UserError
+from loadgen.execution import run
 from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned
-from loadgen.execution.run import Execute, runs_of_a_command
+from loadgen.execution.run import Execute
 from loadgen.metrics import columns, reasons
 from loadgen.results import checksums, store
 from loadgen.results.record import KIND, ROW
@@ -72,7 +74,7 @@ class Trials:
     seeded: bool = True
     watched: bool = True
     name: Callable[[NextTrial], str] = called
-    execute: Execute = field(default_factory=runs_of_a_command)
+    execute: Execute = field(default_factory=lambda: partial(run.execute, known={}))
 
     def run(self, ask: NextTrial) -> TrialResult:
         """Run one trial and store its result. Raises Interrupted if the user stopped it, UserError if it cannot run."""
