@@ -10,14 +10,14 @@ import functools
 import math
 import warnings
 from collections.abc import Mapping
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import Any, Literal
 
 import msgspec
 
 from .. import measures
 from ..errors import WrongUse
-from ..request import NEVER, Completion, Failure
+from ..request import NEVER, Failure
 
 Api = Literal["chat", "completions", "responses", "embeddings"]
 Status = Literal["ok", "failed", "cancelled", "abandoned", "unobserved"]
@@ -39,10 +39,8 @@ class TokenPrice(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in ("input", "output", "cached"):
             value = getattr(self, name)
-            if name == "cached" and value is None:
-                continue
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value < 0:
+            if not (number and 0 <= value < math.inf) and not (name == "cached" and value is None):
                 raise WrongUse(f"the {name} price is {value!r}", "give the price of a million tokens, 0 or more")
 
     def cost(self, input: int, output: int, cached: int = 0) -> float:
@@ -247,6 +245,11 @@ def tell_latest(measurement: Measurement) -> None:
     _latest.set(measurement)
 
 
+def take_latest(context: Context) -> None:
+    """The last call that ended in `context` (a copy of this one, for another thread) is the last one here too."""
+    _latest.set(context.get(_latest))
+
+
 def checked_prices(prices: Prices) -> Prices:
     """`prices`, checked. Raises WrongUse when they are neither a TokenPrice nor a mapping of names to them."""
     if prices is None or isinstance(prices, TokenPrice):
@@ -260,9 +263,6 @@ def checked_prices(prices: Prices) -> Prices:
     return prices
 
 
-_unpriced: set[str] = set()
-
-
 def price_of(prices: Prices, *models: str) -> TokenPrice | None:
     """The price of the first of `models` that has one, else None with a warning, once per process and model."""
     if prices is None or isinstance(prices, TokenPrice):
@@ -270,20 +270,20 @@ def price_of(prices: Prices, *models: str) -> TokenPrice | None:
     for model in models:
         if model in prices:
             return prices[model]
-    name = models[-1]
-    if name not in _unpriced:
-        _unpriced.add(name)
-        known = ", ".join(sorted(prices)) or "none"
-        warnings.warn(f"no price for the model {name!r}: its cost is None (known: {known})", stacklevel=3)
+    known = ", ".join(sorted(prices)) or "none"
+    _warn_once(f"no price for the model {models[-1]!r}: its cost is None (known: {known})")
     return None
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, stacklevel=4)
 
 
 def warn_uncounted(model: str) -> None:
     """Prices are given, and the server counted no tokens: say so, once per process and model."""
-    if f"uncounted {model}" not in _unpriced:
-        _unpriced.add(f"uncounted {model}")
-        text = f"the server sent no token counts for the model {model!r}: its cost is None"
-        warnings.warn(f"{text}; for streams, ask_usage=True requests them", stacklevel=3)
+    text = f"the server sent no token counts for the model {model!r}: its cost is None"
+    _warn_once(f"{text}; for streams, ask_usage=True requests them")
 
 
 def timings(headers: Mapping[str, str]) -> dict[str, Any]:
@@ -295,80 +295,6 @@ def timings(headers: Mapping[str, str]) -> dict[str, Any]:
 def _is_timing(name: str) -> bool:
     """Cached, because this runs for every header of every call and there are few names."""
     return name in TIMING_HEADERS or (name.startswith("x-") and name.endswith(("-time", "-ms")))
-
-
-def from_completion(
-    completion: Completion,
-    *,
-    api: Api,
-    streamed: bool,
-    status: Status,
-    started: int,
-    started_unix_ns: int,
-    instants: tuple[int, ...],
-    attempts: tuple[Attempt, ...],
-    model: str,
-    server: str,
-    prices: Prices = None,
-    content: Content | None = None,
-    labels: dict[str, str] | None = None,
-    parameters: dict[str, int | float] | None = None,
-    keep_text: bool = False,
-) -> Measurement:
-    """The measurement of a call through the project's own client, from its attempts and the last one's completion.
-
-    Instants are kernel stamps if the completion says so.
-    """
-    usage, headers = completion.usage, completion.headers or {}
-    failure = completion.failure
-    if not keep_text:
-        failure = None if failure is None else without_server_text(failure)
-        attempts = tuple(
-            attempt
-            if attempt.failure is None
-            else msgspec.structs.replace(attempt, failure=without_server_text(attempt.failure))
-            for attempt in attempts
-        )
-    output = usage.output if usage.output is not None else len(instants) or None
-    source: Literal["server", "events", ""] = "server" if usage.output is not None else "events" if instants else ""
-    price = price_of(prices, model) if prices is not None else None
-    cost = None
-    if price is not None and usage.input is not None and usage.output is not None:
-        cost = price.cost(usage.input, usage.output, usage.cached or 0)
-    return Measurement(
-        api=api,
-        streamed=streamed,
-        status=status,
-        started=started,
-        started_unix_ns=started_unix_ns,
-        sent=completion.sent,
-        first_token=completion.first_token,
-        first_answer=completion.first_answer,
-        last_token=completion.last_token,
-        end=completion.end,
-        done=completion.done,
-        instants=instants,
-        first_event_tokens=completion.first_event_tokens,
-        input_tokens=usage.input,
-        output_tokens=output,
-        cached_tokens=usage.cached,
-        reasoning_tokens=usage.reasoning,
-        token_source=source,
-        cost=cost,
-        attempts=attempts,
-        hidden_retries=completion.resent,
-        finish_reason=completion.finish_reason,
-        failure=failure,
-        model=model,
-        response_id=completion.response_id,
-        request_id=headers.get("x-request-id", ""),
-        server=server,
-        server_timing={**timings(headers), **(completion.server_timing or {})},
-        kernel_stamps=completion.kernel_stamp,
-        content=content,
-        labels=labels or {},
-        parameters=parameters or {},
-    )
 
 
 def _ms(ns: int | None) -> float | None:

@@ -12,17 +12,15 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import WrongUse
 from .finishing import later
 from .labels import NO_LABELS, checked_labels, current_labels
 from .measurement import Measurement, Prices, checked_prices, tell_latest
-
-if TYPE_CHECKING:
-    from .retry import Retry
-    from .throttle import Throttle
-    from .trace_recorder import CallShape, ShapeRecorder
+from .retry import Retry
+from .throttle import Throttle
+from .trace_recorder import CallShape, ShapeRecorder
 
 log = logging.getLogger("loadgen_sdk")
 
@@ -43,11 +41,6 @@ class Policy(NamedTuple):
     keep_content: bool = False
     labels: dict[str, str] = NO_LABELS
 
-    @property
-    def follows_calls(self) -> bool:
-        """Whether an observer wants to know of a call when it begins."""
-        return any(hasattr(observer, "begin_call") for observer in self.observers)
-
     def labels_of(self, given: Mapping[str, str | int] | None) -> dict[str, str]:
         """The labels of one call: of the client, of the block that it is made in, of its argument. The last wins."""
         current = current_labels()
@@ -55,18 +48,17 @@ class Policy(NamedTuple):
             return {**self.labels, **current} if self.labels and current else current or self.labels
         return {**self.labels, **current, **checked_labels(given)}
 
-    def begin(self, call: CallStart) -> tuple[Any, ...]:
-        """A call begins: tell the observers that follow a call from its start (spans). For `tell` at its end."""
+    def begin(self, call: Any) -> tuple[Any, ...]:
+        """A `Call` begins: tell the observers that follow a call from its start (spans). For `tell` at its end."""
         spans = []
         for observer in self.observers:
-            if (begin_call := getattr(observer, "begin_call", None)) is not None:
-                try:
-                    spans.append(begin_call(call))
-                except Exception:
-                    log.exception("an observer of measurements failed")
-                    spans.append(None)
-            else:
-                spans.append(None)
+            span = None
+            try:
+                if (begin_call := getattr(observer, "begin_call", None)) is not None:
+                    span = begin_call(call)
+            except Exception:
+                log.exception("an observer of measurements failed")
+            spans.append(span)
         return tuple(spans)
 
     def tell(
@@ -74,14 +66,13 @@ class Policy(NamedTuple):
         measurement: Measurement,
         context: Context | None,
         call_shape: CallShape | None,
-        spans: tuple[Any, ...] = (),
+        spans: tuple[Any, ...],
     ) -> None:
         """Report an ended call. Observers run in the context in which the call was made."""
         tell_latest(measurement)
         if self.record is not None and call_shape is not None:
             self.record.end(call_shape, measurement)
-        for number, observer in enumerate(self.observers):
-            span = spans[number] if spans else None
+        for observer, span in zip(self.observers, spans, strict=True):
             try:
                 arguments = (measurement,) if span is None else (measurement, span)
                 result = observer(*arguments) if context is None else context.run(observer, *arguments)
@@ -89,18 +80,6 @@ class Policy(NamedTuple):
                     _await_observer(result, context)
             except Exception:
                 log.exception("an observer of measurements failed")
-
-
-class CallStart(NamedTuple):
-    """What is known of a call when it begins, for observers with a method `begin_call`."""
-
-    api: str
-    model: str
-    streamed: bool
-    server: str
-    started_unix_ns: int
-    parameters: dict[str, int | float]
-    labels: dict[str, str]
 
 
 def _await_observer(coroutine: Coroutine[Any, Any, object], context: Context | None) -> None:
@@ -130,12 +109,7 @@ def make_policy(
     labels: Mapping[str, str | int] | None = None,
 ) -> Policy:
     """A Policy of these settings, checked. Raises WrongUse for an argument of the wrong type."""
-    from .retry import Retry
-    from .throttle import Throttle
-
-    observers = (
-        () if on_measurement is None else (on_measurement,) if callable(on_measurement) else tuple(on_measurement)
-    )
+    observers = (on_measurement,) if callable(on_measurement) else tuple(on_measurement or ())
     for observer in observers:
         if not callable(observer):
             raise WrongUse(f"on_measurement is a {type(observer).__name__}", "give a function of one Measurement")
