@@ -11,7 +11,7 @@ from loadgen.cli.options import takes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
+class SimFlags:
     """The fields of `Options` that have a flag, and a file with the faults."""
 
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
@@ -54,7 +54,7 @@ class Flags:
 
 
 @takes(only=())
-def sim(flags: Flags) -> int:
+def sim(flags: SimFlags) -> int:
     """Serve a simulated model over HTTP until Ctrl-C."""
     from loadgen.sim.server.options import Options
     from loadgen.sim.server.process import serve
