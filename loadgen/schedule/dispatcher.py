@@ -48,31 +48,6 @@ class Dispatcher:
     the first lane of that one has nothing more to send.
     """
 
-    __slots__ = (
-        "_at_work",
-        "_chain",
-        "_chain_step",
-        "_chains_left",
-        "_current",
-        "_dropped",
-        "_due_block",
-        "_due_index",
-        "_has_sessions",
-        "_heap",
-        "_in_flight",
-        "_max_in_flight",
-        "_next_due",
-        "_next_stage_ns",
-        "_offsets",
-        "_offsets_read",
-        "_stage_ends_ns",
-        "_stage_start",
-        "_stopped",
-        "_turns",
-        "_waiting_lanes",
-        "schedule",
-    )
-
     def __init__(self, schedule: Schedule, *, max_in_flight: int | None = None) -> None:
         self.schedule = schedule
         self._max_in_flight = _NEVER if max_in_flight is None else max_in_flight

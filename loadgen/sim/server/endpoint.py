@@ -25,7 +25,7 @@ from loadgen.errors import Fault as Wrong
 from loadgen.errors import TargetError, UserError
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.engine.latency_model import Pace, duration_ns, law
-from loadgen.sim.server import dialect, faults
+from loadgen.sim.server import dialect, faults, tls
 from loadgen.sim.server.connection import Connection
 from loadgen.sim.server.dialect import WORDS, Refusal, Script
 from loadgen.sim.server.message import Incoming, head
@@ -137,11 +137,7 @@ class SimServer:
             where = f"{options.host}:{options.port}"
             raise TargetError(f"cannot listen: {error}", where, "another --port, or 0 for any free one") from None
         self._listener.setblocking(False)
-        self._tls: Any = None
-        if options.cert:
-            from loadgen.sim.server.tls import context
-
-            self._tls = context(options.cert, options.key)
+        self._tls = tls.context(options.cert, options.key) if options.cert else None
         host, port = self._listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         self.url = f"{'https' if self._tls else 'http'}://{shown}:{port}"
@@ -218,8 +214,7 @@ class SimServer:
                 return
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            wire = self._tls.wrap(sock) if self._tls else None
-            connection = Connection(sock, self, wire)
+            connection = Connection(sock, self, tls.TlsSocket(sock, self._tls) if self._tls else None)
             self._connections[connection.fd] = connection
             self._poll.register(connection.fd, select.POLLIN)
 
@@ -270,8 +265,8 @@ class SimServer:
     def _route(self, connection: Connection, incoming: Incoming) -> None:
         if incoming.refused:
             texts = {413: b"the body is too large", 431: b"the head is too large"}
-            text = texts.get(incoming.refused, b"Invalid HTTP request received.")
-            self._reply(connection, incoming, incoming.refused, text, "text/plain")
+            body = texts.get(incoming.refused, b"Invalid HTTP request received.")
+            self._reply(connection, incoming, incoming.refused, body, "text/plain")
             return
         path = incoming.path.rstrip("/") or "/"
         api = _APIS.get(path)
@@ -281,7 +276,8 @@ class SimServer:
         if incoming.method != allowed and not (incoming.method == "HEAD" and allowed == "GET"):
             raise dialect.no_route(self.rules.dialect, 405, allowed)
         if self._key and path.startswith("/v1/") and incoming.headers.get(b"authorization") != self._key:
-            raise dialect.wrong_key()
+            text = "Incorrect API key provided. You can obtain a key from whoever runs this endpoint."
+            raise dialect.refused("openai", text, status=401)
         if api:
             self._answer_generation(connection, incoming, api)
         else:
