@@ -17,7 +17,7 @@ from make_examples import DATA, EXAMPLES, blank
 from numpy.typing import NDArray
 
 from loadgen.errors import UserError
-from loadgen.execution.driver import Timeline
+from loadgen.execution.timeline import Timeline
 from loadgen.limits import ValidityLimits
 from loadgen.metrics import summary_json, validity
 from loadgen.metrics.summary import Summary, exit_code, summarize

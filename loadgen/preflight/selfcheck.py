@@ -372,8 +372,8 @@ def _drive(url: str, workload: Workload, folder: Path) -> _DrivenRun:
     """An ordinary run, without the process that writes its rows as Parquet."""
     import uvloop
 
-    from loadgen.execution import run as runs
-    from loadgen.execution.backends.single import work
+    from loadgen.execution import run_header
+    from loadgen.execution.backends.single import SETTLE_NS, work
     from loadgen.execution.plan import Settings, prepare
     from loadgen.execution.probing import find
     from loadgen.results import manifest, store
@@ -382,17 +382,17 @@ def _drive(url: str, workload: Workload, folder: Path) -> _DrivenRun:
 
     async def gate() -> int:
         gc.freeze()  # exclude objects of earlier steps from garbage collection, which could delay the start
-        starts.append(monotonic_ns() + runs.SETTLE_NS)
+        starts.append(monotonic_ns() + SETTLE_NS)
         return starts[0]
 
     settings = Settings(url=url)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         probe_result = runner.run(find(settings))
-        job, header, _ = prepare(workload, settings, (probe_result,), simulated=True, folder=folder)
-        store.replace(folder / "run.json", manifest.encode(header))
-        runner.run(work(job, 0, 1, gate))
+        plan, begins = prepare(workload, settings, (probe_result,), simulated=True, folder=folder)
+        store.replace(folder / "run.json", manifest.encode(run_header.header(plan, workload, begins)))
+        runner.run(work(plan, 0, 1, gate, lambda driver: None))
     end_ns = monotonic_ns()
     stored = store.read_run(folder)
     return _DrivenRun(
-        rows=stored.rows, summary=summarize(*stored), run_id=job.run_id, start_ns=starts[0], end_ns=end_ns
+        rows=stored.rows, summary=summarize(*stored), run_id=plan.job.run_id, start_ns=starts[0], end_ns=end_ns
     )

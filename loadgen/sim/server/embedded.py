@@ -11,9 +11,6 @@ import select
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
 
 import msgspec
 
@@ -51,16 +48,6 @@ class Embedded:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-@contextmanager
-def instead_of(url: str | None, options: Mapping[str, Any]) -> Iterator[str]:
-    """The URL; where there is none, that of an endpoint with these options, which runs as long as the block."""
-    if url is not None:
-        yield url
-    else:
-        with start(Options(**options)) as server:
-            yield server.url
 
 
 def start(options: Options | None = None) -> Embedded:
