@@ -1,8 +1,8 @@
-"""The errors a user can cause or meet, and the exit codes. Values only: `cli/ending.py` prints them and leaves."""
+"""The errors a user can cause or meet, hints, and the exit codes: values only. `cli/ending.py` prints and leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 OK = 0  # done, SLO met
 SLO_MISSED = 1  # a sound run that missed its SLO, or a comparison that failed
@@ -53,3 +53,23 @@ class Faults(Exception):
 
     def __str__(self) -> str:
         return "\n".join(str(fault) for fault in self.faults)
+
+
+FAULTS_SHOWN = 20  # of one file
+
+
+def enough(faults: list[Fault], file: str) -> bool:
+    """Whether to check no more of a file: FAULTS_SHOWN faults are there, and now a last one that says so."""
+    if len(faults) < FAULTS_SHOWN:
+        return False
+    faults.append(UserError(f"checking stopped after {FAULTS_SHOWN} faults", file))
+    return True
+
+
+def meant(word: str, known: Sequence[str], synonyms: Mapping[str, str] | None = None) -> str:
+    """The hint for a word that is not in `known`: the closest known word, if one is similar, and the list of all."""
+    import difflib
+
+    similar = [(synonyms or {}).get(word)] if word in (synonyms or {}) else difflib.get_close_matches(word, known, 1)
+    suggestion = f'did you mean "{similar[0]}"? ' if similar else ""
+    return f"{suggestion}known: {', '.join(known)}"

@@ -30,6 +30,7 @@ from loadgen.cost.prices import (
 )
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.workload.fields import Source
+from loadgen.workload.loading import read_text
 from loadgen.workload.messages import fault, in_order, locate
 from loadgen.workload.yaml_marks import Map, child, read_yaml, where
 
@@ -65,7 +66,8 @@ def load_prices(
     if path is None and not accept_sample:
         hint = f"--prices FILE, written like {EXAMPLE}; to see figures from list prices that others have copied: "
         raise UserError("no prices were given", "--prices", hint + "--accept-sample-prices")
-    return parse(_text(file), label, accept_sample=accept_sample, currency=currency, today=today, env=env)
+    text = read_text(file, str(file), "price file", lambda: f"written like {EXAMPLE}", f"like {EXAMPLE}")
+    return parse(text, label, accept_sample=accept_sample, currency=currency, today=today, env=env)
 
 
 def parse(
@@ -118,21 +120,6 @@ def parse(
 
 def _with_hint(problem: Fault) -> Fault:
     return problem if problem.hint else UserError(problem.what, problem.where, f"like {EXAMPLE}")
-
-
-def _text(file: Path) -> str:
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        what = "no such price file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        raise UserError(what, str(file), f"written like {EXAMPLE}") from None
-    if len(data) > 1 << 20:
-        raise UserError("more than 1 MiB: not a price file", str(file), f"like {EXAMPLE}")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError("not a text file (UTF-8)", f"{file}:{line}", f"like {EXAMPLE}") from None
 
 
 def _place(document: Map, label: str, loc: tuple[str | int, ...]) -> str:

@@ -15,10 +15,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
-from loadgen.errors import UserError
+from loadgen.errors import UserError, meant
 from loadgen.results.manifest import TargetFacts
 from loadgen.units import Wrong
-from loadgen.workload.fields import Part, meant
+from loadgen.workload.fields import Part
 
 UNDATED = "undated"
 NOT_VERIFIED = "not verified"  # the quality of an entry that only records that its price is missing

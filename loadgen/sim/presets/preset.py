@@ -6,13 +6,12 @@ that convert them into the engine's costs. Reading files is the only IO.
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
-from loadgen.errors import UserError
+from loadgen.errors import UserError, meant
 from loadgen.sim.engine.replica import Costs, ServerLimits
 
 FOLDER = Path(__file__).parent
@@ -224,9 +223,7 @@ def _read(name: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
     if name in seen:
         raise UserError("a preset that extends itself", where, "")
     if not is_user_file and name not in names():
-        near = difflib.get_close_matches(name, names(), 1)
-        known = f"known: {', '.join(names())}; or the path of a YAML file"
-        raise UserError(f'unknown preset "{name}"', where, f'did you mean "{near[0]}"? {known}' if near else known)
+        raise UserError(f'unknown preset "{name}"', where, f"{meant(name, names())}; or the path of a YAML file")
     try:
         value = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except OSError as error:
