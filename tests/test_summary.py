@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from loadgen.errors import UserError
 from loadgen.execution.timeline import Timeline
 from loadgen.limits import ValidityLimits
-from loadgen.metrics import summary_json, validity
+from loadgen.metrics import reasons, summary_json, validity
 from loadgen.metrics.summary import Summary, exit_code, summarize
 from loadgen.report import text
 from loadgen.results import record
@@ -581,3 +581,11 @@ def test_every_field_is_documented_and_nothing_else() -> None:
     documented = {name: tuple(re.findall(r"^\| `(\w+)` \|", part, flags=re.M)) for name, part in sections.items()}
     namespace = {kind.__name__: kind.__struct_fields__ for kind in structs(Summary)}
     assert documented == namespace
+
+
+def test_every_code_has_words_and_a_place_in_the_document() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "summary.md").read_text()
+    listed = set(re.findall(r"`(\w+)`", text[text.index("| codes of |") : text.index("`note` has no meaning")]))
+    assert listed == set(reasons.SENTENCES) - set(reasons.WITHHELD)
+    raised = re.findall(r'_code\(\s*"(\w+)"', Path(validity.__file__).read_text())
+    assert set(raised) <= set(reasons.SENTENCES)

@@ -20,7 +20,7 @@ from loadgen import seeds
 from loadgen.execution.lane_start import Begin
 from loadgen.execution.plan import Plan, Settings
 from loadgen.limits import ValidityLimits
-from loadgen.metrics import columns
+from loadgen.metrics import columns, reasons
 from loadgen.requests import resonance
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
@@ -81,6 +81,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         keep=settings.keep,
         host=_host(),
         notes=(*_notes(plan), *unjudged),
+        note_codes=_resonant(plan),
     )
 
 
@@ -123,13 +124,19 @@ def _notes(plan: Plan) -> Iterator[str]:
             f"most; with fewer than {preset.valid_from_sequences.value:,.0f} sequences per replica the model "
             "extrapolates"
         )
-    if settings.route in ("auto", "round-robin") and timetable.turns == 1:
-        # round robin over the targets may keep sending each the same part of a data set
-        targets = len(settings.endpoints)
-        if text := resonance.warning(job.workload.requests, requests, targets, "target", timetable.slots):
-            yield text
+    yield from _resonant(plan)
     yield from dict.fromkeys(note for result in job.found for note in result.warnings)
     yield from requests.warnings(timetable.slots or 1000)
+
+
+def _resonant(plan: Plan) -> dict[str, manifest.ReasonCode]:
+    """Where round robin over the targets keeps sending each the same part of a data set: that, in words and as code."""
+    job, timetable = plan.job, plan.timetable
+    if job.settings.route not in ("auto", "round-robin") or timetable.turns > 1:
+        return {}
+    targets = len(job.settings.endpoints)
+    found = resonance.found(job.workload.requests, plan.requests, targets, "target", timetable.slots)
+    return reasons.coded("resonance", found)
 
 
 def version() -> str:

@@ -13,19 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen.metrics import blocks, columns, drift
+from loadgen.metrics import blocks, columns, drift, validity
 from loadgen.metrics.accumulator import Accumulator, Cell
 from loadgen.metrics.blocks import Bytes, ErrorKind, RequestCounts, Sessions, Sources, Stalls, Tokens, with_gpus
 from loadgen.metrics.columns import Goodput, Load, Span, Window, per_second, span
 from loadgen.metrics.summary import (
     NO_GAPS_BY_TARGET,
     SCHEMA,
-    Families,
-    Signs,
     StageSummary,
     Summary,
     TargetSummary,
-    Verdict,
     by_region,
     judged,
     pooled_of,
@@ -37,6 +34,7 @@ from loadgen.metrics.summary import (
     withhold,
 )
 from loadgen.metrics.sustainable import Sustainable
+from loadgen.metrics.validity import Families, Signs, Verdict
 from loadgen.results.record import SCHEMA_MINOR, SOURCES
 from loadgen.stats.quantiles import Distribution, Histogram, index, milliseconds
 
@@ -81,7 +79,7 @@ def summarize(
         max_gap=_distribution(measured, "max_gap"),
         max_gap_error=_distribution(measured, "max_gap_error"),
     )
-    unsound = families.unsound(header, seconds, inside)
+    unsound = validity.withheld(header.limits, families, seconds, inside)
     itl_absent = _itl_absent(measured, families.inter_chunk)
     undecided = slo_undecided(unsound, itl_absent)
     targets = tuple(_targets(header, accumulator, inside, undecided))
@@ -96,7 +94,7 @@ def summarize(
         window=inside,
         bytes=_bytes(measured),
         fingerprints=header.fingerprints,
-        verdict=Verdict(valid=True, reasons=(), warnings=(), limits=header.limits),
+        verdict=Verdict(valid=True, limits=header.limits),
         requests=_requests(measured, lost),
         warmup=_requests(warmup, sum(missing) - lost),
         load=_load(measured, everything, inside, ", then ".join(arrivals), seconds),

@@ -7,18 +7,18 @@ field changes its meaning or is removed, not when a field is added.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from loadgen.limits import ValidityLimits
 from loadgen.metrics import blocks, drift, sustainable, validity
 from loadgen.metrics import columns as metrics
 from loadgen.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
 from loadgen.metrics.columns import OK, Columns, Goodput, Load, Window
 from loadgen.metrics.drift import Drift
 from loadgen.metrics.sustainable import Sustainable
+from loadgen.metrics.validity import Families, Signs, Verdict
 from loadgen.results.manifest import Fingerprints, Host, TargetFacts
 from loadgen.results.record import KINDS, SCHEMA_MINOR
 from loadgen.server_metrics.series import Served
@@ -56,16 +56,6 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_tag: str
     tokenizer_sha256: str = ""  # of the tokenizer file; "": the packaged vocabulary, or not known
     host: Host
-
-
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the measurement can be trusted. This does not judge the SLO: a run that missed a limit can be valid."""
-
-    valid: bool
-    reasons: tuple[str, ...]
-    warnings: tuple[str, ...]
-    limits: ValidityLimits
-    caveats: tuple[str, ...] = ()  # what belongs beside VALID: figures withheld, a load that is not the one asked for
 
 
 class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,7 +216,7 @@ def summarize(
         max_gap=_distribution(measured, "max_gap", ok),
         max_gap_error=_distribution(measured, "max_gap_error", ok),
     )
-    unsound = families.unsound(header, seconds, inside)
+    unsound = validity.withheld(header.limits, families, seconds, inside)
     itl_absent = blocks.itl_absent(measured, families.inter_chunk)
     undecided = slo_undecided(unsound, itl_absent)
     targets = tuple(_targets(header, everything, inside, texts, undecided))
@@ -240,7 +230,7 @@ def summarize(
         window=inside,
         bytes=blocks.bytes(measured),
         fingerprints=header.fingerprints,
-        verdict=Verdict(valid=True, reasons=(), warnings=(), limits=header.limits),
+        verdict=Verdict(valid=True, limits=header.limits),
         requests=requests,
         warmup=blocks.requests(warmup, texts, int(unrecorded[~measured_stages].sum())),
         load=load,
@@ -293,27 +283,6 @@ def exit_code(summary: Summary, *, strict: bool = False) -> int:
         undecided=summary.goodput.undecided,
         strict=strict,
     )
-
-
-class Families(NamedTuple):
-    """The distributions that have a guard of their own, and the errors that they are judged by."""
-
-    inter_chunk: Distribution
-    event_error: Distribution
-    unsure_share: float | None
-    tpot: Distribution
-    tpot_error: Distribution
-    max_gap: Distribution
-    max_gap_error: Distribution
-
-    def unsound(self, header: Header, seconds: Sequence[Second], inside: Window) -> dict[str, str]:
-        """Metrics whose figures are to be withheld -> why."""
-        return validity.withheld(
-            header.limits,
-            **self._asdict(),
-            busiest=validity.busiest(seconds, inside),
-            most_waited=validity.most_waited(seconds, inside),
-        )
 
 
 def unsure_share(errors: Histogram) -> float | None:
@@ -598,18 +567,6 @@ def rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None) 
     )
 
 
-class Signs(NamedTuple):
-    """What the verdict needs beside the summary."""
-
-    dead_workers: list[int]
-    unsaid: bool  # some ok request has a first event without a token count
-    sends: int
-    disagreement: float | None  # of prompt token counts: `blocks.prompt_disagreement`
-    repeated: int
-    asked: int  # output tokens asked for, of ok requests whose answers were counted too
-    asked_got: int  # output tokens of the same requests
-
-
 def _verdict_inputs(header: Header, measured: Columns, everything: Sequence[Columns]) -> Signs:
     died = [part["worker"][part["kind"] == KINDS.index("worker_died")] for part in everything]  # in a warm-up too
     return Signs(
@@ -624,66 +581,4 @@ def _verdict_inputs(header: Header, measured: Columns, everything: Sequence[Colu
 
 def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Second]) -> Summary:
     """The summary with its verdict filled in."""
-    requests, tokens = summary.requests, summary.tokens
-    reasons = validity.reasons(
-        header.limits,
-        ttft=summary.ttft_ms,
-        e2e=summary.e2e_ms,
-        send_lag=summary.send_lag_ms,
-        stamp_error=summary.stamp_error_ms,
-        busiest=validity.busiest(seconds, summary.window),
-        most_waited=validity.most_waited(seconds, summary.window),
-        counted=requests.decided,
-        ok=requests.ok,
-        unsound=requests.failed + requests.lost,
-        unfinished=requests.unfinished,
-        cancelled=requests.cancelled,
-        dead_workers=signs.dead_workers,
-    )
-    sources = tokens.sources
-    shortened = validity.shortened(asked=signs.asked, got=signs.asked_got)
-    bundled = (
-        bool(summary.itl_absent)
-        and "itl" not in summary.unsound
-        and tokens.per_event is not None
-        and tokens.per_event > 1
-    )
-    warnings = (
-        *header.notes,
-        *([_CUT_OFF] if summary.run.state == "cut_off" else []),
-        *validity.unfinished_warning(
-            requests.unfinished, requests.scheduled - requests.cancelled, header.grace_s, header.timeout_s
-        ),
-        *validity.changed(header.limits),
-        *validity.count_warnings(
-            ok=requests.ok,
-            without_usage=requests.ok - sources.output.get("server", 0) if header.usage_asked else 0,
-            estimates=max(sources.input.get("estimate", 0), sources.output.get("estimate", 0)),
-            disagreement=signs.disagreement,
-            template_known=header.template_tokens is not None,
-            cached_share=tokens.cached_share,
-            shares_prompts=header.shares_prompts,
-            mismatch_share=None if shortened else tokens.length_mismatch_share,
-            unknown_first=bundled and signs.unsaid,
-            repeated=signs.repeated,
-        ),
-        *validity.slo_warnings(summary.goodput),
-        *validity.gap_warning(summary.load, signs.sends - 1),
-        *validity.steady_warning(summary.window, summary.load, signs.sends, _most_lanes(header)),
-    )
-    invalid_reasons = (*reasons, *validity.state_reasons(summary.run.state))
-    verdict = Verdict(
-        valid=not invalid_reasons,
-        reasons=invalid_reasons,
-        warnings=warnings,
-        limits=header.limits,
-        caveats=tuple(filter(None, (*validity.withheld_caveats(summary.unsound), shortened))),
-    )
-    return msgspec.structs.replace(summary, verdict=verdict)
-
-
-def _most_lanes(header: Header) -> int:
-    return max((stage.concurrency or 0 for stage in header.stages if stage.measured), default=0)
-
-
-_CUT_OFF = "the run has no clean end (still running, or killed): this is as far as its records go"
+    return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds))

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from loadgen.metrics.summary import Summary, summarize
+from loadgen.results.manifest import ReasonCode
 from loadgen.stats.quantiles import index
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     truth: Truth | None
     sound: bool  # validity verdict of the run
     reasons: tuple[str, ...] = ()
+    codes: tuple[ReasonCode, ...] = ()  # of `reasons`, one for one
     server_limited: bool = False
 
 
@@ -235,7 +237,7 @@ def line(step: Step) -> str:
     )
     cells += ["-" if value is None else f"{value:.3f} ms" for value in (*values, step.send_lag_p99_ms)]
     text = "".join(f"{cell:>{max(len(name), _WIDTH) + 2}}" for cell, name in zip(cells, _COLUMNS, strict=True))
-    outcome = "sound" if step.sound else "; ".join(reason.partition(":")[0] for reason in step.reasons)
+    outcome = "sound" if step.sound else "; ".join(reason.code.replace("_", " ") for reason in step.codes)
     return f"{text}   {outcome}{'; the endpoint was the limit' if step.server_limited else ''}"
 
 
@@ -336,7 +338,8 @@ def step(kind: Kind, offered: float, seconds: float) -> Step:
         send_lag_p99_ms=summary.send_lag_ms.p99,
         truth=truth(rows, log, driven.run_id, driven.start_ns),
         sound=summary.verdict.valid,
-        reasons=tuple(summary.verdict.reasons),
+        reasons=summary.verdict.reasons,
+        codes=summary.verdict.codes,
         server_limited=server_limited(cpu_share=cpu_share, server_share=server_share, server_late_p50_ms=late_ms),
     )
 

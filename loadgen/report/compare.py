@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from loadgen import format
 from loadgen.compare.comparison import UNLIKE
 from loadgen.compare.thresholds import interval
+from loadgen.metrics.reasons import sentence
 from loadgen.report import table
 from loadgen.report.junit import Case
 from loadgen.report.table import wrapped
@@ -65,8 +66,8 @@ def cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> Itera
     if comparison.simulated:
         yield Case(name=_mark_simulated(comparison).strip(" ()"), group="loadgen compare", outcome="passed")
     if not comparison.valid:
-        reasons = "\n".join(note for note in comparison.notes if "not valid" in note)
-        yield Case(name="measurements are valid", group="loadgen compare", outcome="error", text=reasons)
+        why = [f"{run} is not valid: {'; '.join(map(sentence, codes))}" for run, codes in comparison.codes.items()]
+        yield Case(name="measurements are valid", group="loadgen compare", outcome="error", text="\n".join(why))
     for outcome in outcomes:
         kind = {True: "failed", False: "passed", None: "skipped"}[outcome.failed]
         yield Case(name=outcome.condition, group=f"loadgen compare {outcome.side}", outcome=kind, text=outcome.said)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from loadgen import seeds
 from loadgen.errors import UserError
 from loadgen.execution import run
 from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned
-from loadgen.metrics import columns
+from loadgen.metrics import columns, reasons
 from loadgen.results import checksums, store
 from loadgen.results.record import KIND, ROW
 from loadgen.search import experiment
@@ -330,10 +330,10 @@ def _invalid_reason(summary: Summary, rows: NDArray[np.void], *, ended_early: bo
 
     A trial that `ended_early` counted the misses of what was planned: few requests are enough for that.
     """
-    not_of_load = ["failed or were lost", "requests succeeded", *(["too few: "] if ended_early else [])]
-    late = [reason for reason in summary.verdict.reasons if not any(text in reason for text in not_of_load)]
-    if late:
-        return late[0]
+    of_the_load = {"failures", "none_ok", *(["too_few"] if ended_early else [])}
+    for reason in summary.verdict.codes:
+        if reason.code not in of_the_load:
+            return reasons.sentence(reason)
     if withheld := [term.undecided for term in summary.goodput.slo if term.metric in summary.unsound]:
         return f"arrival times are unsure: {withheld[0]}"
     broken = int(np.isin(rows["kind"], BROKEN).sum())

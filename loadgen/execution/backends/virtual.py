@@ -26,7 +26,7 @@ from loadgen.execution import run_header
 from loadgen.execution.events import RunPlanned, Tell
 from loadgen.execution.lane_start import AnswerTime
 from loadgen.execution.plan import SCHEME, Settings, prepare
-from loadgen.metrics import summary_json
+from loadgen.metrics import reasons, summary_json
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.requests import prompts, resonance
 from loadgen.results import checksums, manifest, store
@@ -240,10 +240,10 @@ def run(workload: Workload, settings: Settings, folder: Path, tell: Tell) -> Sum
         drain_ns=workload.drain_ns,
     )
     header = _final_header(header, preset, course, requests)
-    if preset.routing == "round_robin" and (
-        text := resonance.warning(workload.requests, requests, len(course.replicas), "replica", len(results.rows))
-    ):
-        header = msgspec.structs.replace(header, notes=(*header.notes, text))
+    if preset.routing == "round_robin":
+        values = resonance.found(workload.requests, requests, len(course.replicas), "replica", len(results.rows))
+        codes = reasons.coded("resonance", values)
+        header = msgspec.structs.replace(header, notes=(*header.notes, *codes), note_codes=header.note_codes | codes)
     seconds = [_own_second(results, course, process_time() - started)]
     summary = summarize(header, results.rows, results.gaps, results.timeline, seconds, list(TEXTS), _no_errors(results))
     if (results.rows["status"] == STATUS["unfinished"]).any():
