@@ -385,7 +385,7 @@ def stopped_client(*, stop_ms: int = 100, every_ms: int = 300, answers: int = 60
         for read_at, packets in reads.items():
             stood_still = read_at % (every_ms * MS) == stop_ms * MS
             empty_at = read_at - (stop_ms * MS if stood_still else 200_000)
-            exchange.arrived(b"".join(data for _, data in packets), packets[-1][0], read_at, empty_at, True)
+            exchange.arrived([(b"".join(data for _, data in packets), packets[-1][0], read_at, empty_at, True)])
         exchange.tell()
         place = RowPlace(number, number, 0, 0, 0, -1, 0, -1)
         rows.append(record.row(place, done[0], 0, text=-1, built=Built(9, "tokenizer", tokens)))
