@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 OK = 0  # done, SLO met
 SLO_MISSED = 1  # a sound run that missed its SLO, or a comparison that failed
@@ -12,14 +13,30 @@ BUG = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT
 
 
+class Place(NamedTuple):
+    """A place in a file, counted from 1, and the path of keys that leads there ("" at the top)."""
+
+    file: str
+    line: int
+    column: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}" + (f" ({self.path})" if self.path else "")
+
+
 class Fault(Exception):
-    """One error: `what` is wrong, `where` (file:line:column, a flag, a URL), and a `hint` what to do."""
+    """One error: `what` is wrong, `where` (file:line:column, a flag, a URL), and a `hint` what to do.
+
+    `code` says for programs what is wrong, and `key` of what, where a caller distinguishes it; `place` is where.
+    """
 
     exit_code = USAGE
 
-    def __init__(self, what: str, where: str = "", hint: str = "") -> None:
+    def __init__(self, what: str, where: str | Place = "", hint: str = "", *, code: str = "", key: str = "") -> None:
         super().__init__(what)
-        self.what, self.where, self.hint = what, where, hint
+        self.what, self.where, self.hint, self.code, self.key = what, str(where), hint, code, key
+        self.place = where if isinstance(where, Place) else None
 
     def __str__(self) -> str:
         lines = [f"error: {self.what}"]
@@ -68,8 +85,13 @@ def enough(faults: list[Fault], file: str) -> bool:
 
 def meant(word: str, known: Sequence[str], synonyms: Mapping[str, str] | None = None) -> str:
     """The hint for a word that is not in `known`: the closest known word, if one is similar, and the list of all."""
+    similar = closest(word, known, synonyms or {})
+    suggestion = f'did you mean "{similar}"? ' if similar else ""
+    return f"{suggestion}known: {', '.join(known)}"
+
+
+def closest(word: str, known: Sequence[str], synonyms: Mapping[str, str]) -> str:
+    """The known word that is probably meant; "" when none is similar."""
     import difflib
 
-    similar = [(synonyms or {}).get(word)] if word in (synonyms or {}) else difflib.get_close_matches(word, known, 1)
-    suggestion = f'did you mean "{similar[0]}"? ' if similar else ""
-    return f"{suggestion}known: {', '.join(known)}"
+    return synonyms.get(word) or next(iter(difflib.get_close_matches(word, known, 1)), "")

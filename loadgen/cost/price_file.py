@@ -124,7 +124,7 @@ def _with_hint(problem: Fault) -> Fault:
 
 def _place(document: Map, label: str, loc: tuple[str | int, ...]) -> str:
     position, path, _ = locate(document, loc)
-    return where(label, position, path)
+    return str(where(label, position, path))
 
 
 def _located_prices(written: WrittenPrices) -> Iterator[tuple[tuple[str, int], Price]]:

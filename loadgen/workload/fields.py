@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from loadgen import units
-from loadgen.errors import Fault, UserError, meant
+from loadgen.errors import Fault, UserError, closest, meant
 from loadgen.workload.flags import MOST_TOKENS, SALT_PATTERN
 from loadgen.workload.yaml_marks import Map, child, where
 
@@ -79,7 +79,8 @@ class Part(BaseModel):
         unknown = [key for key in data if key not in known]
         for key in unknown:
             position = where(source.file, data.keys_at[key], child(data.path, key))
-            source.faults.append(UserError(f'unknown key "{key}"', position, meant(key, known, cls.synonyms)))
+            hint, intended = meant(key, known, cls.synonyms), closest(key, known, cls.synonyms)
+            source.faults.append(UserError(f'unknown key "{key}"', position, hint, code="unknown_key", key=intended))
         return {key: value for key, value in data.items() if key in known} if unknown else data
 
 
