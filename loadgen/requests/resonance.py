@@ -61,6 +61,3 @@ def warning(requests: Any, prompts: Any, servers: int, kind: str, planned: int |
         f"the heaviest shares decide the highest load; a data set whose size shares no factor with {servers} spreads "
         "them"
     )
-
-
-__all__ = ["BEGINS", "samples", "warning", "weights"]
