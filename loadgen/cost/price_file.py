@@ -143,9 +143,8 @@ def _consistency_faults(written: WrittenPrices, document: Map, label: str, today
     dates = [(("exchange", i), rate.as_of) for i, rate in enumerate(written.exchange)]
     for loc, as_of in [*dates, *((loc, price.as_of) for loc, price in _located_prices(written))]:
         if as_of != UNDATED and first_day(as_of) > today:
-            report(
-                f"{as_of} is in the future (today is {today})", (*loc, "as_of"), "the day at which the price was valid"
-            )
+            hint = "the day at which the price was valid"
+            report(f"{as_of} is in the future (today is {today})", (*loc, "as_of"), hint)
     for loc, price in _located_prices(written):
         if isinstance(price, Rented):
             _check_rented(price, loc, report)
@@ -190,17 +189,11 @@ def _check_energy(price: Rented | Owned, energy: Energy, loc: tuple[str, int], r
     if energy.counted != "included" and energy.per_kwh is None:
         report("power is paid, and per_kwh is missing", loc_energy, "per_kwh: what a kilowatt-hour costs")
     if energy.counted == "by_load" and energy.idle_watts is None:
-        report(
-            "counted by_load, and idle_watts is missing",
-            loc_energy,
-            "idle_watts: what the machine draws while it waits",
-        )
+        hint = "idle_watts: what the machine draws while it waits"
+        report("counted by_load, and idle_watts is missing", loc_energy, hint)
     if energy.idle_watts is not None and energy.idle_watts > energy.watts:
-        report(
-            "idle_watts is more than watts",
-            (*loc_energy, "idle_watts"),
-            "watts: under load, idle_watts: while it waits",
-        )
+        hint = "watts: under load, idle_watts: while it waits"
+        report("idle_watts is more than watts", (*loc_energy, "idle_watts"), hint)
 
 
 def _identity(price: Price) -> tuple[str, ...]:
@@ -213,14 +206,9 @@ def _identity(price: Price) -> tuple[str, ...]:
 
 
 _MONEY = (
-    "per_hour",
-    "per_gpu_hour",
-    "per_million_input",
-    "per_million_output",
-    "per_million_cached",
-    "egress_per_gb",
+    "per_hour", "per_gpu_hour", "per_million_input", "per_million_output", "per_million_cached", "egress_per_gb",
     "capital",
-)
+)  # fmt: skip
 Located = tuple[tuple[str, int], Price]
 
 

@@ -320,9 +320,7 @@ def _power(basis: Basis, price: Price, gpus: int | None) -> Power | None:
         return None
     watts = price.energy.watts * price.energy.pue * machines(price, gpus)
     tokens_per_s = rate * MILLION
-    kwh = {
-        unit: None if not unit_rate else watts / KILO / HOUR_S / unit_rate for unit, unit_rate in basis.rates.items()
-    }
+    kwh = {unit: watts / KILO / HOUR_S / per_s if per_s else None for unit, per_s in basis.rates.items()}
     return Power(
         watts=watts,
         joules_per_output_token=watts / tokens_per_s,

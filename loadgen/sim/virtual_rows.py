@@ -161,9 +161,8 @@ def _count_events(
             emitted = np.cumsum(change)[: len(phase_ends)]
             started = np.bincount(begin[in_stage], minlength=len(phase_ends))
             weigh(gaps[stage_index], lengths, (emitted - started)[1:])
-            bins[stage_index] += np.bincount(
-                places[phase::interval], weights=emitted, minlength=len(bins[stage_index])
-            ).astype(np.int64)
+            in_bins = np.bincount(places[phase::interval], weights=emitted, minlength=len(bins[stage_index]))
+            bins[stage_index] += in_bins.astype(np.int64)
         has_gaps = end > begin
         if has_gaps.any():
             largest_gaps = _range_max(lengths, begin[has_gaps], end[has_gaps])

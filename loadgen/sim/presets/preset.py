@@ -20,7 +20,6 @@ BITS = {"nvfp4": 4.5, "fp8": 8.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.0, "int4
 """Bits per number, including shared scales: NVFP4 has one 8-bit scale per 16 numbers of 4 bits."""
 
 Routing = Literal["round_robin", "weighted"]
-ROUTINGS: tuple[Routing, ...] = ("round_robin", "weighted")
 
 
 class SourcedNumber(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -177,10 +176,9 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         costs = self.costs
         sequences = min(max(1.0, lanes / self.replicas), self.server.max_batch_size)
         held_tokens = sequences * (input_tokens + output_tokens / 2)
-        iteration_ns = costs.overhead_ns + max(
-            costs.weights_ns + costs.kv_token_ns * held_tokens,
-            sequences * (costs.token_ns + costs.attended_ns * (input_tokens + output_tokens / 2)),
-        )
+        memory_ns = costs.weights_ns + costs.kv_token_ns * held_tokens
+        compute_ns = sequences * (costs.token_ns + costs.attended_ns * (input_tokens + output_tokens / 2))
+        iteration_ns = costs.overhead_ns + max(memory_ns, compute_ns)
         prompt_ns = input_tokens * (costs.token_ns + costs.attended_ns * input_tokens / 2)
         return output_tokens * iteration_ns + sequences * prompt_ns
 
@@ -240,14 +238,11 @@ def _read(name: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(extends, str):
         raise UserError("extends must be the name of a preset", str(path), f"known: {', '.join(names())}")
     base = _read(extends, f"{path} (extends)", (*seen, name))
-    changed = [
-        f"{part}.{key}" for part in ("model", "hardware") if isinstance(value.get(part), dict) for key in value[part]
-    ]
+    parts = {part: value[part] for part in ("model", "hardware") if isinstance(value.get(part), dict)}
+    changed = ", ".join(f"{part}.{key}" for part, keys in parts.items() for key in keys)
     if is_user_file and changed and "fitted_on" not in value:
-        value["fitted_on"] = (
-            f"nothing: {', '.join(changed)} are the user's own over {extends}, which was fitted on"
-            f" {base.get('fitted_on')}"
-        )
+        fitted_on = f"{extends}, which was fitted on {base.get('fitted_on')}"
+        value["fitted_on"] = f"nothing: {changed} are the user's own over {fitted_on}"
     return _merge(base, value)
 
 
@@ -286,8 +281,7 @@ def _check(value: dict[str, Any], where: str) -> Preset:
         raise UserError(message[:1].lower() + message[1:], place, hint) from None
     except RecursionError:
         raise UserError("nested too deep", where) from None
-    faults = list(_find_faults(preset))
-    if faults:
+    if faults := _find_faults(preset):
         raise UserError("; ".join(faults), where, "see docs/simulation.md")
     return preset
 

@@ -126,13 +126,12 @@ class SimServer:
 
     def _open(self) -> None:
         options = self.options
+        stream, passive = socket.SOCK_STREAM, socket.AI_PASSIVE
         try:
-            family, _, _, _, address = socket.getaddrinfo(
-                options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            self._listener = socket.create_server(
-                address[:2], family=family, backlog=4096, reuse_port=options.cores > 1
-            )
+            found = socket.getaddrinfo(options.host, options.port, type=stream, flags=passive)
+            family, _, _, _, address = found[0]
+            shared = options.cores > 1
+            self._listener = socket.create_server(address[:2], family=family, backlog=4096, reuse_port=shared)
         except OSError as error:
             where = f"{options.host}:{options.port}"
             raise TargetError(f"cannot listen: {error}", where, "another --port, or 0 for any free one") from None
@@ -151,11 +150,10 @@ class SimServer:
             self._poll.register(self._timer.fileno(), select.POLLIN | _ET)
         except OSError:
             pass  # no timerfd: use the poll timeout, which is less precise
-        self._wake_receiver, bell = socket.socketpair()  # a signal handler writes to it to end the poll
+        self._wake_receiver, self._wake_sender = socket.socketpair()  # a signal handler writes to it to end the poll
         self._wake_receiver.setblocking(False)
-        bell.setblocking(False)
+        self._wake_sender.setblocking(False)
         self._poll.register(self._wake_receiver.fileno(), select.POLLIN)
-        self._wake_sender = bell
 
     # The loop
 
@@ -392,12 +390,11 @@ class SimServer:
         if end:
             self._end(answer, end)
         elif not connection.closed:
+            tokens = parsed.input_tokens, parsed.output_tokens
             if self.fleet is not None:
-                answer.served = self.fleet.submit(
-                    at_ns, answer, parsed.input_tokens, parsed.output_tokens, parsed.blocks
-                )
+                answer.served = self.fleet.submit(at_ns, answer, *tokens, parsed.blocks)
             else:
-                self.pace.submit(at_ns, answer, parsed.input_tokens, parsed.output_tokens)
+                self.pace.submit(at_ns, answer, *tokens)
 
     # Answers
 
@@ -432,22 +429,17 @@ class SimServer:
                     connection.write(data[i : i + 1])
                 data = data[-1:]
             if log_all or (log_on and new_events and (not first_event or finished)):
-                first_logged = first_event if log_all else answer.sent - 1
                 sent_ns = clock()
-                for index in range(first_logged, answer.sent):
+                for index in range(first_event if log_all else answer.sent - 1, answer.sent):
                     rows.extend((answer.number, index, due, sent_ns))
             connection.write(data)
+            if end == "answered":
+                self.completed += 1
+                arrival, served = answer.incoming.arrival_ns, answer.served
+                admitted = served.admitted_ns if served is not None else arrival
+                self.tally.finished(answer.number, arrival, admitted, answer.first_ns or due, due, answer.ask)
             if end:
-                if end == "answered":
-                    self.completed += 1
-                    self._count_answered(answer, due)
                 self._end(answer, end)
-
-    def _count_answered(self, answer: SimAnswer, last_ns: int) -> None:
-        """Count an answered request for the metrics pages."""
-        arrival, served = answer.incoming.arrival_ns, answer.served
-        admitted = served.admitted_ns if served is not None else arrival
-        self.tally.finished(answer.number, arrival, admitted, answer.first_ns or last_ns, last_ns, answer.ask)
 
     def _end(self, answer: SimAnswer, end: End) -> None:
         connection = answer.connection
