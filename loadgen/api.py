@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from loadgen.execution.plan import Settings
     from loadgen.metrics.blocks import RequestCounts, Tokens
-    from loadgen.metrics.columns import Goodput, Load
+    from loadgen.metrics.goodput import Goodput
+    from loadgen.metrics.load import Load
     from loadgen.metrics.summary import Summary, Verdict
     from loadgen.stats.quantiles import Distribution
     from loadgen.workload import Workload

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 import loadgen.errors as codes
 from loadgen.limits import UNFINISHED_SHARE, ValidityLimits
-from loadgen.metrics import columns
+from loadgen.metrics import columns, outcomes
 from loadgen.stats.quantiles import SUPPORT, deciding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from loadgen.metrics.columns import Goodput, Load, Window
+    from loadgen.metrics.goodput import Goodput
+    from loadgen.metrics.load import Load
+    from loadgen.metrics.windows import Window
     from loadgen.results.manifest import Second
     from loadgen.stats.quantiles import Distribution
 
@@ -230,7 +232,7 @@ def unfinished_warning(unfinished: int, counted: int, drain_s: float | None, tim
         f"{unfinished} of {counted} requests ({share(unfinished / counted)}) were unfinished when the drain "
         f"ended{drain}: they are neither ok nor failed, and no latency holds them"
     )
-    if columns.is_undecided(unfinished, counted):
+    if outcomes.is_undecided(unfinished, counted):
         as_long = "" if timeout_s is None else f", {timeout_s:g} s"
         words += (
             f"; above {share(UNFINISHED_SHARE)} no SLO term can be called met: give a longer --grace (`grace:` in a "

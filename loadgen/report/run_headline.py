@@ -14,7 +14,7 @@ from loadgen.stats.quantiles import deciding
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from loadgen.metrics.columns import TermResult
+    from loadgen.metrics.goodput import TermResult
     from loadgen.metrics.summary import Summary
     from loadgen.stats.quantiles import Distribution
 

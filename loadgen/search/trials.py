@@ -23,7 +23,7 @@ import numpy as np
 from loadgen import seeds
 from loadgen.errors import UserError
 from loadgen.execution import run
-from loadgen.metrics import columns
+from loadgen.metrics import columns, outcomes
 from loadgen.results import checksums, store
 from loadgen.results.record import KIND, ROW
 from loadgen.search import experiment
@@ -193,7 +193,7 @@ class Trials:
         else:
             finished = sent[sent["status"] != columns.CANCELLED]
             unfinished = finished["status"] == columns.UNFINISHED
-            undecided = columns.is_undecided(int(unfinished.sum()), len(finished))
+            undecided = outcomes.is_undecided(int(unfinished.sum()), len(finished))
             misses = self.goal.misses(finished) if self.goal.names else np.zeros((0, len(finished)), bool)
             missed = misses.sum(axis=1)
             # where too many are unfinished, only what is missed however they would have ended
