@@ -58,35 +58,55 @@ async def baseline(url: str, streams: int, tokens: int, window: rig.Window) -> i
     return streams * tokens
 
 
+async def _line_by_line(session: Any, url: str, asked: int) -> int:
+    """One answer read line by line; how many events with text it had."""
+    times = []
+    usage = None
+    async with session.post(f"{url}/v1/chat/completions", json=body(asked)) as answer:
+        answer.raise_for_status()
+        async for line in answer.content:
+            if not line.startswith(b"data: "):
+                continue
+            payload = line[6:].strip()
+            if payload == b"[DONE]":
+                continue
+            event = json.loads(payload)
+            usage = event.get("usage") or usage
+            if event["choices"] and event["choices"][0]["delta"].get("content"):
+                times.append(monotonic())
+    assert usage is not None and usage["completion_tokens"] == asked
+    return len(times)
+
+
 async def lines(url: str, streams: int, tokens: int, window: rig.Window) -> int:
     """aiohttp, line by line, json.loads of each, a list of arrival times: the usual home-made generator."""
     import aiohttp
 
-    async def one(session: aiohttp.ClientSession, asked: int) -> int:
-        times = []
-        usage = None
-        async with session.post(f"{url}/v1/chat/completions", json=body(asked)) as answer:
-            answer.raise_for_status()
-            async for line in answer.content:
-                if not line.startswith(b"data: "):
-                    continue
-                payload = line[6:].strip()
-                if payload == b"[DONE]":
-                    continue
-                event = json.loads(payload)
-                usage = event.get("usage") or usage
-                if event["choices"] and event["choices"][0]["delta"].get("content"):
-                    times.append(monotonic())
-        assert usage is not None and usage["completion_tokens"] == asked
-        return len(times)
-
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
-        await asyncio.gather(*(one(session, WARM) for _ in range(streams)))
+        await asyncio.gather(*(_line_by_line(session, url, WARM) for _ in range(streams)))
         window.begin()
-        counts = await asyncio.gather(*(one(session, tokens) for _ in range(streams)))
+        counts = await asyncio.gather(*(_line_by_line(session, url, tokens) for _ in range(streams)))
         window.end()
     return sum(counts)
+
+
+def closed(url: str, lanes: int, tokens: int, requests: int) -> dict[str, Any]:
+    """The same in a closed loop, for clients.py: so many lanes, one request after the other."""
+    import aiohttp
+    import uvloop
+
+    async def work() -> int:
+        left = iter(range(requests))
+
+        async def lane() -> int:
+            return sum([await _line_by_line(session, url, tokens) for _ in left])
+
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            return sum(await asyncio.gather(*(lane() for _ in range(lanes))))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return {"events": runner.run(work())}
 
 
 async def openai(url: str, streams: int, tokens: int, window: rig.Window) -> int:
@@ -135,4 +155,4 @@ def _run(contender: Any) -> Any:
 
 
 if __name__ == "__main__":
-    rig.serve({contender.__name__: _run(contender) for contender in (baseline, lines, openai)})
+    rig.serve({"closed": closed} | {contender.__name__: _run(contender) for contender in (baseline, lines, openai)})

@@ -32,8 +32,8 @@ from loadgen.contracts.run import read_run
 from loadgen.contracts.schema import parse
 from loadgen.contracts.steady_samples import RecordedRun, latencies
 from loadgen.contracts.verdict import levels
-from loadgen.execution.backends import virtual
-from loadgen.execution.plan import Settings
+from loadgen.execution.plan import SCHEME, Settings
+from loadgen.execution.run import execute
 from loadgen.metrics.columns import Columns
 from loadgen.stats.quantiles import index
 from loadgen.workload import load
@@ -52,8 +52,8 @@ def physical(seed: int, rate: float, minutes: float, warmup: str = "0") -> Recor
     """A run of the simulated VM, chatbot lengths, from an empty server or after a warm-up."""
     workload = load("qa", Overrides(request_rate=f"{rate}/s", duration=f"{minutes * 60:g}s", warmup=warmup), {})
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(url=f"{virtual.SCHEME}{PRESET}", out=Path(folder) / "run")
-        _, kept = virtual.execute(workload.model_copy(update={"seed": seed}), settings, PRESET)
+        settings = Settings(url=f"{SCHEME}{PRESET}", out=Path(folder) / "run")
+        _, kept = execute(workload.model_copy(update={"seed": seed}), settings)
         return read_run(kept, Path(folder))
 
 

@@ -19,8 +19,8 @@ import numpy as np
 import rig
 import uvloop
 
-from loadgen.execution import run
-from loadgen.execution.backends.single import work
+from loadgen.execution import run, run_header
+from loadgen.execution.backends.single import SETTLE_NS, work
 from loadgen.execution.compactor import Compactor
 from loadgen.execution.driver import Driver
 from loadgen.execution.plan import Settings, prepare
@@ -56,7 +56,8 @@ def _drive(url: str, folder: Path, requests: dict[str, Any], flags: dict[str, An
     seen: list[Driver] = []
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         found = runner.run(find(settings))
-        job, header, timetable = prepare(workload, settings, (found,), simulated=False, folder=folder)
+        plan, begins = prepare(workload, settings, (found,), folder=folder)
+        header = run_header.header(plan, workload, begins)
         store.replace(folder / "run.json", manifest.encode(header))
         recorder = Compactor(folder)
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
@@ -65,26 +66,26 @@ def _drive(url: str, folder: Path, requests: dict[str, Any], flags: dict[str, An
 
         async def gate() -> int:
             loop = asyncio.get_running_loop()
-            start = monotonic_ns() + run.SETTLE_NS
+            start = monotonic_ns() + SETTLE_NS
             while (
                 sum(_cpu_of(int(pid)) for pid in children) - recorded[0] > 0.005
             ):  # its imports are a cost of the start
                 recorded[0] = sum(_cpu_of(int(pid)) for pid in children)
                 await asyncio.sleep(0.3)
-                start = monotonic_ns() + run.SETTLE_NS
+                start = monotonic_ns() + SETTLE_NS
             started.append(start)
-            loop.call_at(loop.time() + run.SETTLE_NS / 1e9 * 0.9, window.begin)
+            loop.call_at(loop.time() + SETTLE_NS / 1e9 * 0.9, window.begin)
             return start
 
-        share = runner.run(work(job, 0, 1, gate, seen.append))
+        share = runner.run(work(plan, 0, 1, gate, seen.append))
         window.end()
         recorder_cpu = sum(_cpu_of(int(pid)) for pid in children) - recorded[0]
-    summary = run.finish(job, header, share, recorder, timetable)
+    summary = run.finish(plan, header, share, recorder)
     rows = store.read_run(folder).rows
     events = int(rows["output_events"].sum())
     reads = seen[0]._wire.reads
     return {
-        "run_id": job.run_id,
+        "run_id": plan.job.run_id,
         "start_ns": started[0],
         "events": events,
         "requests": len(rows),

@@ -34,6 +34,7 @@ import scale_ray
 
 from loadgen.execution import run
 from loadgen.execution.backends import single
+from loadgen.execution.events import LoadStarted, RunEvent, silent
 from loadgen.execution.plan import Endpoint, Settings
 from loadgen.metrics.summary import Summary
 from loadgen.results import store
@@ -72,7 +73,7 @@ def drive(
         if "request_rate" not in flags:
             given["concurrency"] = str(streams)
         before = [rig.stats(url) for url in urls]
-        summary, _ = run.execute(load(str(file), Overrides(**given)), settings, on_drive=on_drive)
+        summary, _ = run.execute(load(str(file), Overrides(**given)), settings, on_drive or silent)
         after = [rig.stats(url) for url in urls]
         found = {
             "events": sum(b["events"] - a["events"] for a, b in zip(before, after, strict=True)),
@@ -126,8 +127,9 @@ class Phases:
     def peak_bytes(self) -> int:
         return max((memory for _, memory, _ in self.sizes), default=0)
 
-    def begin(self, _: object) -> None:
-        self._thread.start()
+    def begin(self, event: RunEvent) -> None:
+        if isinstance(event, LoadStarted):
+            self._thread.start()
 
     def end(self) -> Histogram:
         """The gaps from the instant on; call it after the run."""

@@ -19,6 +19,8 @@ from typing import Any
 
 import rig
 
+from loadgen.execution.events import LoadStarted, RunEvent
+
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -60,8 +62,9 @@ class Meter:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def begin(self, _: object) -> None:
-        self._thread.start()
+    def begin(self, event: RunEvent) -> None:
+        if isinstance(event, LoadStarted):
+            self._thread.start()
 
     def end(self) -> None:
         self._over.set()

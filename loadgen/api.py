@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from loadgen.metrics.blocks import RequestCounts, Tokens
     from loadgen.metrics.goodput import Goodput
     from loadgen.metrics.load import Load
-    from loadgen.metrics.summary import Summary, Verdict
+    from loadgen.metrics.summary import Summary
+    from loadgen.metrics.validity import Verdict
     from loadgen.stats.quantiles import Distribution
     from loadgen.workload import Workload
     from loadgen.workload.flags import Overrides

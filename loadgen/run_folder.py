@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from loadgen.metrics import validity
 from loadgen.metrics.accumulator import Accumulator
 from loadgen.metrics.summary import Summary, build, summarize
 from loadgen.results.store import LEDGER, read_lightly, server
@@ -33,6 +34,6 @@ def with_server(folder: Path, summary: Summary) -> Summary:
     if server_summary is None:
         return summary
     verdict = summary.verdict
-    if warning := series.warning(server_summary):
-        verdict = msgspec.structs.replace(verdict, warnings=(*verdict.warnings, warning))
+    if disputed := series.disputed(server_summary):
+        verdict = validity.warned(verdict, "server_counts", disputed)
     return msgspec.structs.replace(summary, server=server_summary, verdict=verdict)

@@ -41,6 +41,18 @@ def salt_number(salt: str) -> int:
     return derived(0, "salt word", salt)
 
 
+def words(seed: int | None, salt: str) -> str:
+    """The seed as text, with the salt where it is not that of the seed: what `--seed` and `--salt` take."""
+    if seed is None:
+        return "seed: not known"
+    return f"seed: {seed}" + ("" if salt == salt_of(seed, None) else f"  salt: {salt}")
+
+
+def own(seed: int, *names: str | int) -> int:
+    """A seed for one run among several of one seed, by its place in them: 53 bits, as `fresh`."""
+    return derived(seed, *names) >> 11
+
+
 def derived(seed: int, *names: str | int) -> int:
     """A 64-bit seed for a purpose, for a generator other than numpy (Poisson arrivals as LoadGen draws them)."""
     return int.from_bytes(_digest(seed, names)[:8], "little")

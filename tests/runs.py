@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from queueing import TOKENS, rows
 
+from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, Tell
 from loadgen.results import manifest
 from loadgen.results.manifest import Fingerprints, Header, Host, Second, StagePlan, TargetFacts
 from loadgen.results.record import BIN_NS
@@ -16,6 +18,16 @@ from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import Histogram
 
 S = 1_000_000_000
+
+
+def when_started(do: Callable[[RunningLoad], object]) -> Tell:
+    """For `run.execute`: calls `do` when the load begins."""
+
+    def hear(event: RunEvent) -> None:
+        if isinstance(event, LoadStarted):
+            do(event.load)
+
+    return hear
 
 
 def header(name: str, n: int, **changed: object) -> Header:

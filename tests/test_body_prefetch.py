@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import when_started
 
 from loadgen.execution import body_prefetch, run
 from loadgen.execution.backends import single
@@ -22,7 +23,7 @@ from loadgen.workload import load
 from loadgen.workload.flags import Overrides
 
 
-def go(folder: Path, turns: str = "", on_drive: Any = None, **flags: str) -> tuple[Any, Counter[str], store.Stored]:
+def go(folder: Path, turns: str = "", begun: Any = None, **flags: str) -> tuple[Any, Counter[str], store.Stored]:
     folder.mkdir(exist_ok=True)
     file = folder / "w.yaml"
     length = "{uniform: {min: 8, max: 40}}"
@@ -30,7 +31,7 @@ def go(folder: Path, turns: str = "", on_drive: Any = None, **flags: str) -> tup
     made = load(str(file), Overrides(**({"seed": "7", "warmup": "0"} | flags)))
     with embedded.start(Options(ttft="8ms", itl="0.2ms", log_bodies=True)) as server:
         told = Settings(url=server.url, model="sim", server="trtllm", out=folder / "out")
-        summary, out = run.execute(made, told, on_drive=on_drive)
+        summary, out = run.execute(made, told, when_started(begun or (lambda _: None)))
         received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
     return summary, Counter(one.body_sha256 for one in received.requests if one.id), store.read_run(out)
 
@@ -104,7 +105,7 @@ def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path, monkey
         ]
         os.kill(int(builder), signal.SIGKILL)
 
-    summary, received, _ = go(tmp_path, on_drive=kill, request_rate="500", num_requests="300")
+    summary, received, _ = go(tmp_path, begun=kill, request_rate="500", num_requests="300")
     assert summary.requests.ok == 300
     assert len(received) == 300
     assert [note for note in summary.verdict.warnings if "bodies were built" in note]

@@ -24,7 +24,7 @@ from loadgen.errors import Faults
 from loadgen.metrics import registry, summary_json
 from loadgen.metrics.summary import summarize
 from loadgen.report import compare as compared
-from loadgen.report import junit, markdown
+from loadgen.report import junit, table
 from loadgen.results.manifest import Fingerprints
 from loadgen.stats import intervals
 
@@ -375,7 +375,7 @@ def test_junit_is_xml_whatever_is_in_it(told: list[tuple[str, str, str]]) -> Non
 
 
 def test_markdown_cells_cannot_break_the_table() -> None:
-    assert markdown.table(("a", "b"), [("x|y\nz", "1")]).splitlines()[2] == "| x\\|y z | 1 |"
+    assert table.markdown(("a", "b"), [("x|y\nz", "1")]).splitlines()[2] == "| x\\|y z | 1 |"
 
 
 # -- the command ---------------------------------------------------------------------------------------------------

@@ -665,7 +665,7 @@ def test_a_simulated_result_says_so_first_and_beside_its_figures():
 
 def test_many_offers_fit_the_terminal():
     many = [priced(GPUS, rent("60"), name=f"results/number-{i}") for i in range(9)]
-    text = report.render_text(compare_offers(many, book(rent("60"))), width=100)
+    text = report.render_text(compare_offers(many, book(rent("60"))))
     tables = [line for line in text.splitlines() if line.startswith(("USD per", "1,000 requests", "total"))]
     assert len(tables) > 3 and all(len(line) <= 100 for line in tables)
     assert all(sum(f"number-{i}" in line for line in tables) == 1 for i in range(9))

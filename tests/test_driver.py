@@ -20,7 +20,8 @@ from loadgen_sdk.request import Completion, Failure, Usage
 from loadgen_sdk.transport.wire import Wire
 
 from loadgen.execution.bodies import Bodies
-from loadgen.execution.driver import AFTER_STOP_NS, Driver, Waiting
+from loadgen.execution.driver import AFTER_STOP_NS, Driver
+from loadgen.execution.self_sampling import Waiting
 from loadgen.requests import tokenizer
 from loadgen.requests.build import build
 from loadgen.results.manifest import Header, StagePlan, encode

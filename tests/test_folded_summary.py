@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from make_examples import blank, stream
 from numpy.typing import NDArray
+from runs import when_started
 from test_summary import HEADER, hand_rows
 
 from loadgen import run_folder
@@ -331,7 +332,7 @@ def test_a_worker_that_dies_without_rows_kept(tmp_path: Path) -> None:
         file.write_text("name: long\nrequests: {input_tokens: 8, output_tokens: 4}\n")
         made = load(str(file), Overrides(seed="7", warmup="0", request_rate="100", num_requests="300"))
         told = Settings(url=server.url, model="sim", server="trtllm", out=folder / "out", keep="histogram", workers=2)
-        summary, _ = run.execute(made, told, on_drive=kill)
+        summary, _ = run.execute(made, told, when_started(kill))
     requests = summary.requests
     assert requests.scheduled == 300
     assert requests.ok + requests.lost == 300

@@ -21,9 +21,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from runs import when_started
 
 from loadgen.errors import Faults, UserError
-from loadgen.execution import plan, run
+from loadgen.execution import run, run_header
 from loadgen.execution.backends import clock_sync, ray_agent
 from loadgen.execution.plan import Settings
 from loadgen.results import manifest, store
@@ -288,7 +289,7 @@ def _what_cannot_be_is_told_before_the_first_request(
         run.execute(made, told(nodes, server.url, tmp_path / "a", workers=4))
     monkeypatch.setattr(ray_agent, "_loopback_id", lambda: "another machine")
     with monkeypatch.context() as patch, pytest.raises(Faults) as caught:
-        patch.setattr(plan, "version", lambda: "9.9")
+        patch.setattr(run_header, "version", lambda: "9.9")
         run.execute(made, told(nodes, None, tmp_path / "c", workers=1))
     assert "embedded simulation" in str(caught.value)
     assert "9.9" in str(caught.value)
@@ -307,7 +308,7 @@ def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None
 
     with embedded.start(QUICK) as server:
         asked = told(nodes, server.url, tmp_path / "out")
-        summary, out = run.execute(workload(tmp_path, request_rate="60", duration="4s"), asked, on_drive=kill)
+        summary, out = run.execute(workload(tmp_path, request_rate="60", duration="4s"), asked, when_started(kill))
         received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
     told_of = manifest.decode((out / "run.json").read_bytes())
     assert told_of.cluster is not None

@@ -30,7 +30,7 @@ def answered(*pieces: bytes, reset: str = "") -> Completion:
     made, heard = exchange()
     at = 100
     for piece in pieces:
-        if piece and made.arrived(piece, at, at + 3, at - 10, True):
+        if piece and made.arrived([(piece, at, at + 3, at - 10, True)]):
             break
         at += 10
     else:
@@ -486,9 +486,9 @@ def chunk(*events: Any) -> bytes:
 )
 def test_only_the_last_event_of_a_read_has_an_exact_stamp(pieces: list[bytes], exact: bool) -> None:
     made, heard = exchange()
-    made.arrived(stream(end=b""), 50, 50, 40, True)
+    made.arrived([(stream(end=b""), 50, 50, 40, True)])
     for i, data in enumerate(pieces):
-        made.arrived(data, 100 + 10 * i, 105 + 10 * i, 93 + 10 * i, True)
+        made.arrived([(data, 100 + 10 * i, 105 + 10 * i, 93 + 10 * i, True)])
     made.ended(200, "")
     made.tell()
     assert heard[0].stamp_error == (0 if exact else 7)
@@ -595,7 +595,7 @@ def read_errors(reads: list[tuple[bytes, int, int]]) -> tuple[Flow, Any]:
     made = Exchange(None, b"", b"", 0, heard.append, flow, stream=True)
     made.sent = 1
     for data, stamp, empty_at in reads:
-        made.arrived(data, stamp, stamp, empty_at, True)
+        made.arrived([(data, stamp, stamp, empty_at, True)])
     made.ended(10**12, "")
     made.tell()
     return flow, heard[0]

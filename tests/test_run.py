@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from runs import when_started
 
 from loadgen.errors import Faults, TargetError, UserError
 from loadgen.execution import run
-from loadgen.execution.driver import Driver
+from loadgen.execution.events import RunningLoad
 from loadgen.execution.plan import Settings
 from loadgen.metrics.summary import Summary
 from loadgen.report import text
@@ -56,13 +57,13 @@ def go(
     *,
     more: str = "",
     settings: dict[str, Any] | None = None,
-    on_drive: Any = None,
+    begun: Any = None,
     **flags: str,
 ) -> tuple[Summary, Stored]:
     flags = {"seed": "7", "warmup": "0"} | flags
     made = load(file(folder, more), Overrides(**flags))
     told = Settings(**({"url": url, "model": "sim", "server": "trtllm", "out": folder / "out"} | (settings or {})))
-    summary, out = run.execute(made, told, on_drive=on_drive)
+    summary, out = run.execute(made, told, when_started(begun or (lambda _: None)))
     stored = store.read_run(out)
     assert not (out / "spool").exists()
     assert [path.name for path in (out / "requests").iterdir()] == ["requests.parquet"]
@@ -505,10 +506,10 @@ def test_without_a_url_the_embedded_endpoint_is_used_and_named(tmp_path: Path) -
 
 
 def test_a_drive_can_be_followed(tmp_path: Path, endpoint: Embedded) -> None:
-    seen: list[Driver] = []
-    go(tmp_path, endpoint.url, concurrency="2", num_requests="10", on_drive=seen.append)
-    (drive,) = seen
-    counters = drive.counters
+    seen: list[RunningLoad] = []
+    go(tmp_path, endpoint.url, concurrency="2", num_requests="10", begun=seen.append)
+    (running,) = seen
+    counters = running.counters()
     assert (counters.sent, counters.ok, counters.failed, counters.in_flight) == (10, 10, 0, 0)
     assert len(counters.recent_ttft_ns) == 10
 

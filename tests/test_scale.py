@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from queueing import rows
-from runs import gaps_of, header
+from runs import gaps_of, header, when_started
 
 from loadgen import run_folder
 from loadgen.errors import Faults
 from loadgen.execution import compactor, plan, resource_limits, run
-from loadgen.execution.driver import Counters
+from loadgen.execution.events import Counters
 from loadgen.execution.plan import Settings
 from loadgen.execution.resource_limits import Room
 from loadgen.execution.shared_counters import SharedCounters
@@ -173,7 +173,7 @@ def test_auto(tmp_path: Path, flags: dict[str, str], simulated: bool, expected: 
 
     made = workload(tmp_path, **flags)
     requests = build(made, 7, 1, tokenizer.load_tokenizer(None))
-    found = plan.workers(timetable.build(made, 7), requests, made.max_in_flight, simulated=simulated, cores=8)
+    found = plan.workers(timetable.build(made, 7), requests, made.max_in_flight, 8 - simulated)
     assert found == expected
 
 
@@ -274,7 +274,7 @@ def test_it_sends_from_the_addresses_named(tmp_path: Path) -> None:
                 if int(there.rpartition(":")[2], 16) == int(port):
                     seen.append(socket.inet_ntoa(bytes.fromhex(here.rpartition(":")[0])[::-1]))
 
-        summary, _ = run.execute(workload(tmp_path, concurrency="6", num_requests="30"), told, on_drive=look)
+        summary, _ = run.execute(workload(tmp_path, concurrency="6", num_requests="30"), told, when_started(look))
     assert summary.requests.ok == 30
     assert {"127.0.0.2", "127.0.0.3"} <= set(seen)
     assert seen.count("127.0.0.2") == seen.count("127.0.0.3") == 3
@@ -290,7 +290,7 @@ def test_the_board_adds_up(tmp_path: Path) -> None:
         counters.sent, counters.ok, counters.events, counters.in_flight = 10 + i, 5, 100 * i, 1
         counters.recent_ttft_ns.extend(range(i * 1000, i * 1000 + 400))
         board.write(i, counters)
-    total = SharedCounters(tmp_path / "board", 3).counters
+    total = SharedCounters(tmp_path / "board", 3).sum()
     assert (total.sent, total.ok, total.events, total.in_flight) == (33, 15, 300, 3)
     assert sorted(total.recent_ttft_ns) == [i * 1000 + j for i in range(3) for j in range(144, 400)]
 
@@ -300,8 +300,8 @@ def test_several_workers_can_be_followed(tmp_path: Path) -> None:
     with embedded.start(QUICK) as server:
         told = Settings(url=server.url, model="sim", server="trtllm", workers=2, out=tmp_path / "out")
         made = workload(tmp_path, request_rate="100", duration="2.5s")
-        _, out = run.execute(made, told, on_drive=seen.append)
+        _, out = run.execute(made, told, when_started(seen.append))
     (board,) = seen
-    assert board.counters.sent > 0
+    assert board.counters().sent > 0
     assert not (out / "spool").exists()
     assert json.loads((out / "run.json").read_bytes())["workers"] == 2

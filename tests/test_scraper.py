@@ -128,7 +128,7 @@ def test_counters_count_from_the_first_read_and_through_a_restart() -> None:
     told = series.summarize(found, 350)
     assert told is not None
     assert (told.output_tokens, told.running_max, told.pages[0].reads, told.pages[0].failed) == (350, 7, 5, 1)
-    assert series.warning(told) == ""
+    assert series.disputed(told) is None
     assert series.curves(found)[OUTPUT].values == pytest.approx((100 / 1.1, 100, 50))
     assert series.curves(found)[RUNNING] == ((-0.1, 1.0, 3.0, 4.0), (0, 7, 7, 1))
 
@@ -139,7 +139,7 @@ def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
     found = sorted([*first, *other], key=lambda one: one.t_s)
     told = series.summarize(found, 100)
     assert told is not None and told.output_tokens == 60
-    assert "counts 60 output tokens, the client 100 (-40.0 %)" in series.warning(told)
+    assert series.disputed(told) == {"server_tokens": 60, "client_tokens": 100, "share": -0.4, "cause": "restarted"}
 
 
 def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:

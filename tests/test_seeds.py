@@ -14,7 +14,7 @@ from loadgen.cli import main
 from loadgen.compare.comparison import ComparedRun, Side, compare
 from loadgen.contracts.run import _of_run
 from loadgen.errors import Faults
-from loadgen.execution.plan import describe
+from loadgen.execution.run_header import describe
 from loadgen.mlperf import rules
 from loadgen.mlperf import run as mlperf
 from loadgen.results import manifest

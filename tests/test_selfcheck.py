@@ -8,6 +8,7 @@ import pytest
 
 from loadgen.preflight import selfcheck
 from loadgen.preflight.selfcheck import TOLERANCE_NS, SelfcheckResult, Step
+from loadgen.results.manifest import ReasonCode
 from loadgen.results.record import ROW
 from loadgen.sim.server.send_log import LoggedRequest, SentRequests
 
@@ -84,7 +85,7 @@ def step(offered: float, sound: bool, cpu: float = 0.5, limited: bool = False) -
         send_lag_p99_ms=1.0,
         truth=None,
         sound=sound,
-        reasons=() if sound else ("the load generator was busy: worker 0",),
+        codes=() if sound else (ReasonCode(code="generator_busy"),),
         server_limited=limited,
     )
 

@@ -17,9 +17,9 @@ from make_examples import DATA, EXAMPLES, blank
 from numpy.typing import NDArray
 
 from loadgen.errors import UserError
-from loadgen.execution.driver import Timeline
+from loadgen.execution.timeline import Timeline
 from loadgen.limits import ValidityLimits
-from loadgen.metrics import summary_json, validity
+from loadgen.metrics import reasons, summary_json, validity
 from loadgen.metrics.summary import Summary, exit_code, summarize
 from loadgen.report import text
 from loadgen.results import record
@@ -385,7 +385,7 @@ def stopped_client(*, stop_ms: int = 100, every_ms: int = 300, answers: int = 60
         for read_at, packets in reads.items():
             stood_still = read_at % (every_ms * MS) == stop_ms * MS
             empty_at = read_at - (stop_ms * MS if stood_still else 200_000)
-            exchange.arrived(b"".join(data for _, data in packets), packets[-1][0], read_at, empty_at, True)
+            exchange.arrived([(b"".join(data for _, data in packets), packets[-1][0], read_at, empty_at, True)])
         exchange.tell()
         place = RowPlace(number, number, 0, 0, 0, -1, 0, -1)
         rows.append(record.row(place, done[0], 0, text=-1, built=Built(9, "tokenizer", tokens)))
@@ -581,3 +581,11 @@ def test_every_field_is_documented_and_nothing_else() -> None:
     documented = {name: tuple(re.findall(r"^\| `(\w+)` \|", part, flags=re.M)) for name, part in sections.items()}
     namespace = {kind.__name__: kind.__struct_fields__ for kind in structs(Summary)}
     assert documented == namespace
+
+
+def test_every_code_has_words_and_a_place_in_the_document() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "summary.md").read_text()
+    listed = set(re.findall(r"`(\w+)`", text[text.index("| codes of |") : text.index("`note` has no meaning")]))
+    assert listed == set(reasons.SENTENCES) - set(reasons.WITHHELD)
+    raised = re.findall(r'_code\(\s*"(\w+)"', Path(validity.__file__).read_text())
+    assert set(raised) <= set(reasons.SENTENCES)

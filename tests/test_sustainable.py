@@ -18,6 +18,7 @@ from loadgen.execution import run
 from loadgen.execution.plan import Settings
 from loadgen.metrics import sustainable
 from loadgen.metrics.columns import Columns
+from loadgen.metrics.reasons import coded
 from loadgen.metrics.sustainable import Sustainable
 from loadgen.metrics.windows import Span, Window
 from loadgen.mlperf import rules
@@ -307,15 +308,14 @@ def test_the_text_says_what_an_interval_covers_the_largest_first() -> None:
 def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
     lengths = tuple([200, 100, 100] * 8)
     data = Synthetic(input_tokens=Listed[int](values=lengths), output_tokens=Listed[int](values=lengths))
-    text = resonance.warning(data, None, 6, "replica", 1000)
-    assert text is not None
+    (text,) = coded("resonance", resonance.found(data, None, 6, "replica", 1000))
     assert "24 samples and 6 replicas have the common factor 6" in text and "the same 4 samples" in text
     assert "50.0% more output tokens" in text
-    assert resonance.warning(data, None, 5, "replica", 1000) is None  # no common factor
-    assert resonance.warning(data, None, 6, "replica", 24) is None  # one pass: nothing repeats
-    assert resonance.warning(data, None, 1, "target", 1000) is None
+    assert resonance.found(data, None, 5, "replica", 1000) is None  # no common factor
+    assert resonance.found(data, None, 6, "replica", 24) is None  # one pass: nothing repeats
+    assert resonance.found(data, None, 1, "target", 1000) is None
     even = data.model_copy(update={"output_tokens": Listed[int](values=(100,) * 24)})
-    assert resonance.warning(even, None, 6, "replica", 1000) is None
+    assert resonance.found(even, None, 6, "replica", 1000) is None
 
 
 # -- from the command line ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from loadgen_sdk.request import Completion, Failure
+from runs import when_started
 
 from loadgen.errors import Faults, TargetError
 from loadgen.execution import run, targets
@@ -113,7 +114,9 @@ def test_one_dies(tmp_path: Path, policy: str) -> None:
         def kill(_: object) -> None:
             two.stop()
 
-        summary, folder = run.execute(workload(tmp_path, concurrency="2", num_requests="200"), settings, on_drive=kill)
+        summary, folder = run.execute(
+            workload(tmp_path, concurrency="2", num_requests="200"), settings, when_started(kill)
+        )
     rows = store.read_run(folder).rows
     assert len(rows) == 200
     dead = rows[rows["target"] == 1]
@@ -136,7 +139,7 @@ def test_one_that_is_dead_does_not_drown_the_others(tmp_path: Path, concurrency:
         ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
         settings = Settings(url=one.url, targets=ends, route=route, out=tmp_path / "out")  # type: ignore[arg-type]
         made = workload(tmp_path, concurrency=concurrency, duration="1.5s", warmup="0")
-        summary, folder = run.execute(made, settings, on_drive=lambda _: two.stop())
+        summary, folder = run.execute(made, settings, when_started(lambda _: two.stop()))
     assert summary.targets[0].requests.failed == 0 and summary.targets[0].requests.ok > 50
     if concurrency == "4":  # lanes that are bound to a target, or may choose
         rows = store.read_run(
@@ -151,7 +154,7 @@ def test_when_one_worker_stops_all_do(tmp_path: Path) -> None:
         ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
         settings = Settings(url=one.url, targets=ends, on_target_failure="stop", workers=2, out=tmp_path / "out")
         made = workload(tmp_path, request_rate="20", duration="60s", warmup="0")
-        summary, folder = run.execute(made, settings, on_drive=lambda _: one.stop())
+        summary, folder = run.execute(made, settings, when_started(lambda _: one.stop()))
     rows = store.read_run(folder).rows
     assert summary.run.state == "stopped" and summary.requests.cancelled > 900
     assert set(rows[rows["target"] == 0]["worker"].tolist()) == {0}

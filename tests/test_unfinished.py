@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from loadgen.cli import main
 from loadgen.errors import INTERRUPTED, OK, SLO_MISSED, UNSOUND
-from loadgen.execution.driver import Counters
+from loadgen.execution.events import Counters
 from loadgen.metrics import columns, outcomes, summary_json
 from loadgen.metrics.columns import UNFINISHED, Columns
 from loadgen.metrics.summary import Summary, exit_code, summarize

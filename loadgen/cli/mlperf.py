@@ -325,7 +325,7 @@ def _run_offline(flags: dict[str, Any]) -> int:
         data, test = _data(test, flags, folder)
         settings = mlperf_run.settings_for(data, settings)
         lanes = flags["concurrency"]
-        if lanes is None and not (settings.url or "").startswith("sim:"):
+        if lanes is None and not settings.virtual:
             lanes = mlperf_run.LANES
         lanes = lanes and lanes * len(settings.endpoints)
         qps = flags["target_qps"]

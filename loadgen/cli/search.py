@@ -86,7 +86,7 @@ def search(
     from loadgen import units
     from loadgen.errors import Fault, Faults, UserError
     from loadgen.execution.folder_names import run_id
-    from loadgen.execution.plan import _slo
+    from loadgen.execution.run_header import _slo
     from loadgen.search import experiment, trials
     from loadgen.search.load_search import Goal, LoadSearch
     from loadgen.workload import Closed, Overrides, load

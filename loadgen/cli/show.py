@@ -8,21 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadgen import format
+from loadgen import format, seeds
 from loadgen.execution import lane_start, run
+from loadgen.execution.events import LoadStarted, RunEvent, RunPlanned, Tell, WorkersPlaced, silent
 from loadgen.execution.folder_names import new_folder
-from loadgen.execution.plan import Settings, describe, seed_words
+from loadgen.execution.plan import Settings
+from loadgen.execution.run_header import describe
 from loadgen.metrics import summary_json
 from loadgen.metrics.summary import Summary, exit_code
 from loadgen.report import text
 from loadgen.report.progress import Progress
 
 if TYPE_CHECKING:
-    from loadgen.execution.shared_counters import Counted
     from loadgen.metrics.repeats import Repetition
     from loadgen.report.dashboard import Dashboard
-    from loadgen.results.manifest import Cluster, Header
-    from loadgen.schedule.timetable import Schedule
+    from loadgen.results.manifest import Cluster
     from loadgen.workload import Workload
 
 
@@ -117,8 +117,7 @@ class Show:
             summary, _ = self.perform(seeded(workload, number), replace(settings, out=folder, store=store))
             return summary
 
-        virtual = settings.url is not None and settings.url.startswith("sim:")
-        named = repeats.repeat(how, parent, one, virtual=virtual, say=say)
+        named = repeats.repeat(how, parent, one, virtual=settings.virtual, say=say)
         made = repeats.finish(parent, how, named)
         if self._as_json:
             sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n")
@@ -135,14 +134,17 @@ class Show:
             print(describe(workload, settings))
         return 0
 
-    def perform(self, workload: Workload, settings: Settings) -> tuple[Summary, Path]:
+    def perform(self, workload: Workload, settings: Settings, tell: Tell = silent) -> tuple[Summary, Path]:
         """Perform one run with messages on stderr. Returns summary and folder; prints no answer."""
+
+        def hear(event: RunEvent) -> None:
+            self._hear(event)
+            tell(event)
+
         if settings.url is None and os.environ.get("OPENAI_BASE_URL"):
             self._say_once("note: OPENAI_BASE_URL is set and not used: only --url sends load to a server")
         try:
-            summary_and_folder = run.execute(
-                workload, settings, announce=self._announce, on_drive=self._follow, placed=self._announce_cluster
-            )
+            summary_and_folder = run.execute(workload, settings, hear)
             if settings.store is not None:
                 say(f"stored in {settings.store}")
             return summary_and_folder
@@ -153,7 +155,18 @@ class Show:
                 self._dashboard.close()
                 self._dashboard = None
 
-    def _announce(self, header: Header, timetable: Schedule, folder: Path) -> None:
+    def _hear(self, event: RunEvent) -> None:
+        match event:
+            case RunPlanned():
+                self._announce(event)
+            case WorkersPlaced(cluster):
+                self._announce_cluster(cluster)
+            case LoadStarted():
+                if self._progress is not None:
+                    self._progress.follow(event.load.counters)
+
+    def _announce(self, planned: RunPlanned) -> None:
+        header, timetable, folder = planned
         target, *other_targets = header.targets
         target_text = target.url
         if target.simulated:
@@ -180,11 +193,11 @@ class Show:
             self._say_once(f"server metrics: {', '.join(header.server_pages) or 'none'}")
         for note in header.notes:
             self._say_once(f"note: {note}")
-        say(f"{seed_words(header.seed, header.salt)}  results: {folder}")
+        say(f"{seeds.words(header.seed, header.salt)}  results: {folder}")
         if self._plain or not sys.stderr.isatty():
             drain_ns = None if header.grace_s is None else round(header.grace_s * 1e9)
             self._progress = Progress(timetable.slots, timetable.horizon_ns, drain_ns=drain_ns, plain=self._plain)
-        elif not self._is_virtual(header):
+        elif header.client != "virtual":  # which is too fast for a live view
             from loadgen.report.dashboard import Dashboard
 
             self._dashboard = Dashboard(folder)
@@ -199,15 +212,6 @@ class Show:
         nodes = ", ".join(dict.fromkeys(f"{worker.node} ({worker.address})" for worker in cluster.workers))
         say(f"cluster: {len(cluster.workers)} worker(s) on {cluster.nodes} node(s): {nodes}")
         say(f"start: common to all workers within ±{cluster.start_bound_ms:.3f} ms, by exchanges with their clocks")
-
-    @staticmethod
-    def _is_virtual(header: Header) -> bool:
-        """Whether the run is in virtual time, which is too fast for a live view."""
-        return header.targets[0].url.startswith("sim:")
-
-    def _follow(self, counters: Counted) -> None:
-        if self._progress is not None:
-            self._progress.follow(counters)
 
 
 def _color() -> bool:

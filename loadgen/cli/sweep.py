@@ -208,11 +208,10 @@ def _repeated(
         raise UserError("the folder holds a sweep that is not repeated", f"--out {parent}", "give another --out")
     by_level: dict[str, list[tuple[str, Summary]]] = {levels.name(kind, amount): [] for amount in grid}
     codes: list[int] = []
-    virtual = settings.url is not None and settings.url.startswith("sim:")
     within = how.within if how.count is None else None
     while len(codes) < how.at_most and (not codes or not all(map(how.enough, _summaries(by_level)))):
         number = len(codes) + 1
-        if codes and not pause(how, f"r{number}", virtual=virtual, say=say):
+        if codes and not pause(how, f"r{number}", virtual=settings.virtual, say=say):
             codes.append(INTERRUPTED)
             break
         say(f"sweep r{number} of {how.words}")
@@ -260,7 +259,7 @@ def _run(
     from loadgen.cli.show import Show, say
     from loadgen.compare import inputs
     from loadgen.errors import INTERRUPTED, OK, UNSOUND
-    from loadgen.execution.plan import _slo
+    from loadgen.execution.run_header import _slo
     from loadgen.report import sweep as sweep_report
     from loadgen.results import checksums, store
     from loadgen.search import experiment, trials

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.metrics.summary import Summary
-    from loadgen.results.manifest import Header, TargetFacts
+    from loadgen.results.manifest import Header, ReasonCode, TargetFacts
 
 UNLIKE = "not the same work"
 POWER = 0.9  # probability of finding the smallest detectable change
@@ -113,6 +113,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     valid: bool
     simulated: tuple[str, ...]  # sides with a run against a simulated server: they say nothing about hardware
     differences: tuple[Difference, ...]
+    codes: dict[str, tuple[ReasonCode, ...]] = {}  # run that is not valid -> why
 
 
 def compare(
@@ -153,7 +154,17 @@ def compare(
         valid=all(run.summary.verdict.valid for side in sides for run in side.runs),
         simulated=tuple(side.name for side in sides if any(run.summary.target.simulated for run in side.runs)),
         differences=tuple(differences),
+        codes={
+            _name(side, run): run.summary.verdict.codes
+            for side in sides
+            for run in side.runs
+            if not run.summary.verdict.valid
+        },
     )
+
+
+def _name(side: Side, run: ComparedRun) -> str:
+    return side.name if len(side.runs) == 1 else f"{side.name}/{run.name}"
 
 
 # -- the same work? ------------------------------------------------------------------------------------------------
@@ -200,7 +211,7 @@ def _notes(sides: Sequence[Side]) -> list[str]:
         if side.told and missing:
             notes.append(f"{side.name} does not say: {'; '.join(missing)}")
         for run in side.runs:
-            name = side.name if len(side.runs) == 1 else f"{side.name}/{run.name}"
+            name = _name(side, run)
             if not run.summary.verdict.valid:
                 notes.append(f"{name} is not valid: {'; '.join(run.summary.verdict.reasons)}")
             notes += [f"{name}: {caveat}" for caveat in run.summary.verdict.caveats]

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from loadgen import seeds
 from loadgen.contracts import schema, verdict
 from loadgen.contracts.evaluate import MeasuredLevel, Money
 from loadgen.contracts.schema import Checked, Contract, ContractLevel
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.verdict import Validation
 from loadgen.errors import Faults, TargetError, UserError
-from loadgen.execution.plan import Settings, version
-from loadgen.execution.repeats import pause
+from loadgen.execution.plan import Settings
+from loadgen.execution.repeats import pause, seeded
+from loadgen.execution.run_header import version
 from loadgen.metrics import summary_json
 from loadgen.metrics.repeats import Repetition
 from loadgen.metrics.summary import Summary
@@ -108,7 +108,8 @@ def run(
         summaries: list[Summary] = []
         while not how.enough(summaries):
             repeat = len(summaries) + 1
-            if repeat > 1 and not _paused(how, f"{name}, run {repeat}", settings, say, wait):
+            run_name = f"{name}, run {repeat}"
+            if repeat > 1 and not pause(how, run_name, virtual=settings.virtual, say=say, wait=wait):
                 interrupted = True
                 break
             say(f"level {name}, run {repeat} of {how.words}")
@@ -137,23 +138,13 @@ def run(
 def _of_run(workload: Workload, level: str, repeat: int, seed: int | None, salt: str | None) -> Workload:
     """The workload of one run. With a seed, repeats get seeds of their own, and no run sends another one's prompts."""
     given = {name: value for name, value in (("seed", seed), ("salt", salt)) if value is not None}
-    workload = workload.model_copy(update=given)
-    if workload.seed is not None and repeat > 1:
-        workload = workload.model_copy(update={"seed": seeds.derived(workload.seed, level, repeat) >> 11})
-    return placed(workload, f"{level}.r{repeat}")
+    return placed(seeded(workload.model_copy(update=given), repeat, level), f"{level}.r{repeat}")
 
 
 def _repetition(level: ContractLevel, asked: Repetition | None) -> Repetition:
     """How often a level is run: as the contract says, or as asked, with at least the contract's pause."""
     how = asked or Repetition(count=level.repeats)
     return replace(how, pause_ns=max(how.pause_ns, level.apart_ns or 0))
-
-
-def _paused(
-    how: Repetition, name: str, settings: Settings, say: Callable[[str], None], wait: Callable[[float], None]
-) -> bool:
-    virtual = settings.url is not None and settings.url.startswith("sim:")
-    return pause(how, name, virtual=virtual, say=say, wait=wait)
 
 
 def again(folder: Path) -> Validation:
@@ -236,7 +227,7 @@ def read_run(folder: Path, under: Path) -> RecordedRun:
 
 def _preflight(settings: Settings, folder: Path, say: Callable[[str], None]) -> list[Finding]:
     """Examine every endpoint and write `doctor.json`. [] for a simulation in virtual time: nothing to examine."""
-    if settings.url is not None and settings.url.startswith("sim:"):
+    if settings.virtual:
         return []
     from loadgen.preflight import doctor, host_checks, target_checks
 

@@ -20,7 +20,7 @@ from loadgen.contracts.evaluate import Evaluator, Held, MeasuredLevel, Money
 from loadgen.contracts.lint import words
 from loadgen.contracts.schema import Contract, ContractLevel
 from loadgen.contracts.steady_samples import Missing, RecordedRun
-from loadgen.metrics import columns
+from loadgen.metrics import columns, reasons
 from loadgen.stats import intervals
 from loadgen.stats.quantile_interval import Bounds
 
@@ -28,7 +28,6 @@ SCHEMA = 1
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 WARM = 0.2  # least cached share of prompt tokens for a warm cache; the limit for cold is columns.CACHED_SHARE
-NO_ANSWER = "not one of "  # prefix of a validity reason that is about the server, not about the measurement
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +142,10 @@ def _judge_level(
     ]
     summaries = [run.summary for run in level_runs.runs]
     notes = [
-        warning for summary in summaries for warning in summary.verdict.warnings if not _judged_by_contract(warning)
+        reasons.sentence(warning)
+        for summary in summaries
+        for warning in summary.verdict.warning_codes
+        if warning.code != "slo_samples" and warning.values.get("limit") != "failure_share"  # the contract judges those
     ]
     return LevelVerdict(
         name=level.name,
@@ -159,11 +161,6 @@ def _judge_level(
     )
 
 
-def _judged_by_contract(warning: str) -> bool:
-    """Whether a warning is about something the contract judges itself: failures, and percentile sample sizes."""
-    return warning.startswith(("validity limit failure_share", "SLO term "))
-
-
 def _blocking_reason(level: ContractLevel, level_runs: MeasuredLevel) -> str:
     """Why no term of a level can be judged; "" when terms can be judged."""
     if level_runs.trouble or not level_runs.runs:
@@ -172,9 +169,10 @@ def _blocking_reason(level: ContractLevel, level_runs: MeasuredLevel) -> str:
         summary = run.summary
         if summary.run.state != "finished":
             return f"{run.folder} has no clean end ({summary.run.state})"
-        reasons = [reason for reason in summary.verdict.reasons if not reason.startswith(NO_ANSWER)]
-        if reasons:
-            return f"the measurement in {run.folder} is not valid: {'; '.join(reasons)}"
+        # that no request succeeded is about the server, not about the measurement
+        unsound = [reasons.sentence(reason) for reason in summary.verdict.codes if reason.code != "none_ok"]
+        if unsound:
+            return f"the measurement in {run.folder} is not valid: {'; '.join(unsound)}"
         if trouble := _cache_trouble(level, run):
             return trouble
     return _apart_trouble(level, level_runs.runs)

@@ -226,11 +226,11 @@ def preparer(job: Job) -> Any:
 
 def _run_builder() -> None:
     """The builder process: request numbers from standard input, bodies to standard output, until the input ends."""
-    from loadgen.execution.plan import plan
+    from loadgen.execution.plan import build_plan
 
     os.nice(5)
     job = pickle.loads(_exactly(int.from_bytes(_exactly(8), "little")))
-    _, prompts, _ = plan(job)
+    prompts = build_plan(job).requests
     prepare = preparer(job)
     pending = bytearray()
     while True:

@@ -10,40 +10,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
-import resource
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from time import monotonic_ns, process_time_ns
+from time import monotonic_ns
 from typing import Protocol
 
-import numpy as np
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.request import Completion, Failure
 from loadgen_sdk.transport.wire import FOREVER, Wire
-from numpy.typing import NDArray
 
 from loadgen.execution.bodies import Bodies
+from loadgen.execution.events import Counters
+from loadgen.execution.self_sampling import SECOND_NS, SelfSampling
 from loadgen.execution.target_selection import TargetSelection
-from loadgen.results.manifest import Second
-from loadgen.results.record import BIN_NS, CUTS, RowPlace, row, unsent_row
+from loadgen.execution.timeline import Timeline
+from loadgen.results.record import CUTS, RowPlace, row, unsent_row
 from loadgen.results.spool import Spool
 from loadgen.schedule.dispatcher import Dispatcher, Start
 from loadgen.schedule.timetable import Schedule
-from loadgen.stats.quantiles import Histogram
 
 AHEAD = 2_000  # bodies kept ready for a load without end
 BURST = 8  # requests started in one turn: a send takes about 20 µs, and reading must not wait long
 HOLD_NS = 2_000_000  # longest time without a turn of the event loop, which handles signals and the progress line
-SECOND_NS = 1_000_000_000
 FLUSH_NS = SECOND_NS // 2  # how often rows are written to disk
 FLOWS_NS = 2 * SECOND_NS  # how often histograms and timelines are written; a histogram is rewritten in full
-GROWING_BINS = 1_000  # last bins of the timeline, which may still change: an event is counted within 10 s
 AFTER_STOP_NS = 30 * SECOND_NS  # longest time that requests in flight may go on after the user stopped the load
-RECENT = 2_000  # number of latencies kept for the progress line
 
 
 class Sender(Protocol):
@@ -59,87 +52,6 @@ class Sender(Protocol):
 
     @property
     def in_flight(self) -> int: ...
-
-
-class Waiting:
-    """How long this thread was ready to run but had no core, in ns. Linux counts it; None on other systems."""
-
-    __slots__ = ("_fd", "_last_ns")
-
-    def __init__(self) -> None:
-        try:
-            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        except OSError:
-            self._fd = -1
-        self._last_ns = self.ns()
-
-    def ns(self) -> int | None:
-        """Total so far, ns."""
-        return int(os.pread(self._fd, 64, 0).split()[1]) if self._fd >= 0 else None
-
-    def since(self) -> int | None:
-        """Since the last call, or since the object was created, ns."""
-        previous, self._last_ns = self._last_ns, self.ns()
-        return None if previous is None or self._last_ns is None else self._last_ns - previous
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-class Counters:
-    """What the progress line shows; updated in place during the run. `recent_ttft_ns`: the latest TTFTs."""
-
-    __slots__ = ("dropped", "events", "failed", "in_flight", "ok", "recent_ttft_ns", "sent")
-
-    def __init__(self) -> None:
-        self.sent = self.ok = self.failed = self.dropped = self.events = self.in_flight = 0
-        self.recent_ttft_ns: deque[int] = deque(maxlen=RECENT)
-
-
-class Timeline:
-    """Output events of one stage: histograms of the gaps between them and of their stamp errors, counts per BIN_NS."""
-
-    __slots__ = ("_start_ns", "bins", "errors", "first", "flow", "gaps", "used")
-
-    def __init__(self, start_ns: int) -> None:
-        self.flow = Flow()
-        self.gaps = Histogram()
-        self.errors = Histogram()
-        self.bins: NDArray[np.int64] = np.zeros(1024, np.int64)
-        self.first = 0  # number of the bin in `bins[0]`; earlier bins are stored and final
-        self.used = 0
-        self._start_ns = start_ns
-
-    def fold(self) -> None:
-        """Count what `flow` has collected, then clear it."""
-        flow = self.flow
-        if flow.gaps:
-            self.gaps.add(np.array(flow.gaps, np.int64))
-            flow.gaps.clear()
-        if flow.instants:
-            self.errors.add_zeros(len(flow.instants) - len(flow.errors))
-            self.errors.add(np.array(flow.errors, np.int64))
-            flow.errors.clear()
-            bin_numbers = (np.array(flow.instants, np.int64) - self._start_ns) // BIN_NS - self.first
-            flow.instants.clear()
-            counts = np.bincount(np.maximum(bin_numbers, 0))
-            if len(counts) > len(self.bins):
-                larger = np.zeros(len(counts) * 2, np.int64)
-                larger[: len(self.bins)] = self.bins
-                self.bins = larger
-            self.bins[: len(counts)] += counts
-            self.used = max(self.used, len(counts))
-
-    def stored(self) -> None:
-        """Everything so far is on disk: keep only the bins that may still change."""
-        final = self.used - GROWING_BINS
-        if final > GROWING_BINS:
-            self.bins[:GROWING_BINS] = self.bins[final : self.used]
-            self.bins[GROWING_BINS:] = 0
-            self.first += final
-            self.used = GROWING_BINS
 
 
 @contextlib.contextmanager
@@ -187,7 +99,7 @@ class Driver:
         self._chain_step = [0 if span.chains is not None else span.lanes * schedule.turns for span in schedule.stages]
         self._selection = TargetSelection(route, len(clients), schedule.turns, lambda target: clients[target].in_flight)
         self._stop_on_failure = stop_on_failure
-        self._start_ns, self._drain_ns, self._worker, self._run_id = start_ns, drain_ns, worker, run_id
+        self.start_ns, self._drain_ns, self._worker, self._run_id = start_ns, drain_ns, worker, run_id
         self._redact = redact
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
         horizon = schedule.horizon_ns
@@ -198,10 +110,7 @@ class Driver:
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._flush_at_ns = start_ns + FLUSH_NS
         self._flows_at_ns = start_ns + FLOWS_NS
-        self._second_start_ns = start_ns
-        self._cpu_ns = process_time_ns()
-        self._cpu_start_ns = self._cpu_ns
-        self._waiting: Waiting | None = None  # set while `run` is active
+        self._sampling = SelfSampling(worker, start_ns)
         self.counters = Counters()
         self.interrupted = False
         self.stopped = False  # because a target stopped answering
@@ -217,7 +126,6 @@ class Driver:
         """Run from the start instant to the last record. Raises an exception that a callback raised (a bug)."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_error)
-        self._waiting = Waiting()
         try:
             self._set_wake_up()
             self._check_finished()
@@ -227,15 +135,13 @@ class Driver:
             self._wire.wake = self._wire.tick = self._wire.idle = None
             self._wire.hold_ns = 0
             self._write_rest(monotonic_ns())
-            self._waiting.close()
+            self._sampling.close()
             loop.set_exception_handler(None)
 
     @property
     def down(self) -> dict[int, float]:
         """Targets that stopped answering -> when they first did, s from the start."""
-        return {
-            target: round((at_ns - self._start_ns) / SECOND_NS, 3) for target, at_ns in self._selection.down.items()
-        }
+        return {target: round((at_ns - self.start_ns) / SECOND_NS, 3) for target, at_ns in self._selection.down.items()}
 
     def give_up(self) -> None:
         """Stop because a target stopped answering and the run is configured to end in that case."""
@@ -283,7 +189,7 @@ class Driver:
 
     def _on_wake(self, now: int) -> None:
         self._starting = True
-        for start in self._dispatcher.ready(now - self._start_ns, BURST):
+        for start in self._dispatcher.ready(now - self.start_ns, BURST):
             if start.dropped:
                 self._record_unsent(start)
             else:
@@ -293,7 +199,7 @@ class Driver:
 
     def _set_wake_up(self) -> None:
         due = self._dispatcher.next_ns()
-        self._wire.wake_at(FOREVER if due is None else self._start_ns + due)
+        self._wire.wake_at(FOREVER if due is None else self.start_ns + due)
 
     def _send(self, start: Start) -> None:
         number = start.number
@@ -305,7 +211,7 @@ class Driver:
         exchange = self._clients[target].send(
             None,
             self._bodies.body(start.stage, number),
-            self._start_ns + start.due_ns,
+            self.start_ns + start.due_ns,
             partial(self._on_done, start, target),
             self._timelines[start.stage].flow,
             name=f"{self._run_id}-{number}",
@@ -340,10 +246,8 @@ class Driver:
             if not self._cancelling and self._selection.failed(target, done, done.done) and self._stop_on_failure:
                 self.give_up()
             text = self._spool.text(self._redact(failure.text))
-        place = RowPlace(
-            number, start.request, start.stage, self._worker, target, start.session, start.turn, start.lane
-        )
-        self._spool.row(row(place, done, self._start_ns, text=text, built=self._bodies.built(start.stage, number)))
+        place = self._place(start, target)
+        self._spool.row(row(place, done, self.start_ns, text=text, built=self._bodies.built(start.stage, number)))
         self._bodies.answered(number, done)
         dispatcher = self._dispatcher
         pause = 0
@@ -351,7 +255,7 @@ class Driver:
             step := self._chain_step[start.stage]
         ):  # stage without a count: the lane may go on to its next chain
             pause = self._selection.pause_ns(number - start.turn + step)
-        dispatcher.finished(number, done.done - self._start_ns, failure is None, pause)
+        dispatcher.finished(number, done.done - self.start_ns, failure is None, pause)
         if self._starting:
             return
         if dispatcher.next_ns() is not None:
@@ -361,19 +265,14 @@ class Driver:
 
     def _record_unsent(self, start: Start) -> None:
         self.counters.dropped += 1
-        place = RowPlace(
-            start.number,
-            start.request,
-            start.stage,
-            self._worker,
-            self._selection.choose(start.number, -1),
-            start.session,
-            start.turn,
-            start.lane,
-        )
+        place = self._place(start, self._selection.choose(start.number, -1))
         status = CUTS.get(start.dropped, "dropped")
-        self._spool.row(
-            unsent_row(place, start.due_ns, start.dropped, status, self._bodies.built(start.stage, start.number))
+        built = self._bodies.built(start.stage, start.number)
+        self._spool.row(unsent_row(place, start.due_ns, start.dropped, status, built))
+
+    def _place(self, start: Start, target: int) -> RowPlace:
+        return RowPlace(
+            start.number, start.request, start.stage, self._worker, target, start.session, start.turn, start.lane
         )
 
     def _check_finished(self) -> None:
@@ -388,7 +287,7 @@ class Driver:
     def _is_start_due(self, now: int) -> bool:
         """Whether a request is due and not started yet. It is sent before the drain ends, even if late."""
         due = self._dispatcher.next_ns()
-        return due is not None and self._start_ns + due <= now
+        return due is not None and self.start_ns + due <= now
 
     def _end_drain(self) -> None:
         """The drain is over: cut what is in flight; record the slots that would have followed as never sent."""
@@ -426,8 +325,8 @@ class Driver:
         for timeline in self._timelines:
             self.counters.events += len(timeline.flow.instants)
             timeline.fold()
-        if now >= self._second_start_ns + SECOND_NS:
-            self._record_second(now)
+        if self._sampling.is_due(now):
+            self._spool.second(self._sampling.second(now, self.counters))
         if now >= self._flush_at_ns:
             self._flush_at_ns = now + FLUSH_NS
             self._spool.flush()
@@ -435,28 +334,6 @@ class Driver:
             self._flows_at_ns = now + FLOWS_NS
             self._store_flows()
         self._check_finished()
-
-    def _record_second(self, now: int) -> None:
-        cpu = process_time_ns()
-        span = now - self._second_start_ns
-        waited = self._waiting.since() if self._waiting is not None else None
-        counters = self.counters
-        self._spool.second(
-            Second(
-                t_s=round((now - self._start_ns) / SECOND_NS, 3),
-                worker=self._worker,
-                span_s=round(span / SECOND_NS, 3),
-                cpu_share=round((cpu - self._cpu_ns) / span, 4) if span else 0.0,
-                waited_share=round(waited / span, 4) if span and waited is not None else None,
-                cpu_s=round((cpu - self._cpu_start_ns) / SECOND_NS, 4),
-                peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-                in_flight=counters.in_flight,
-                sent=counters.sent,
-                done=counters.ok + counters.failed,
-                failed=counters.failed,
-            )
-        )
-        self._second_start_ns, self._cpu_ns = now, cpu
 
     def _store_flows(self) -> None:
         for stage, timeline in enumerate(self._timelines):
@@ -468,7 +345,7 @@ class Driver:
     def _write_rest(self, now: int) -> None:
         for timeline in self._timelines:
             timeline.fold()
-        self._record_second(now)
+        self._spool.second(self._sampling.second(now, self.counters))
         self._store_flows()
         self._spool.flush()
 

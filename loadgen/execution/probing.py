@@ -3,40 +3,64 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import Fetcher
-from loadgen_sdk.probe.probe import ProbeResult, probe
+from loadgen_sdk.probe.probe import SAMPLES, ProbeResult, probe
 from loadgen_sdk.transport.target import Target
 
 from loadgen.errors import Fault, Faults, TargetError, UserError
 from loadgen.execution.plan import Endpoint, Settings
 
 
+@contextlib.contextmanager
+def serving(settings: Settings) -> Iterator[Settings]:
+    """The settings with a URL: where the user named none, the embedded endpoint serves while inside."""
+    if settings.url is not None:
+        yield settings
+        return
+    from loadgen.sim.server import embedded
+    from loadgen.sim.server.options import Options
+
+    simulation = embedded.start(Options(**settings.embedded))
+    try:
+        yield replace(settings, url=simulation.url)
+    finally:
+        simulation.stop()
+
+
+async def ask(
+    settings: Settings, target: Target, fetcher: Fetcher, samples: Sequence[tuple[str, int]] = SAMPLES
+) -> ProbeResult:
+    """Probe one target as a load will use it. Raises TargetUnusable. `samples`: prompts, and our count of each."""
+    return await probe(
+        target,
+        exchange=fetcher.exchange,
+        connect=fetcher.connect,
+        model=settings.model,
+        server=settings.server,
+        stream=settings.stream,
+        api_key=settings.api_key,
+        headers=settings.headers,
+        extra_body=settings.extra_body,
+        samples=samples,
+    )
+
+
 async def find(settings: Settings) -> ProbeResult:
     """Probe the target at `settings.url`. Raises TargetError or UserError, each with a hint."""
     assert settings.url is not None
     shown = Endpoint(url=settings.url).shown
+    server = None if settings.server == "auto" else settings.server
     try:
-        target = Target.parse(
-            settings.url, api=settings.api, server=None if settings.server == "auto" else settings.server
-        )
+        target = Target.parse(settings.url, api=settings.api, server=server)
     except TargetUnusable as error:
         raise UserError(str(error), shown, error.hint) from None
     try:
-        fetcher = Fetcher(target, settings.tls.context() if target.tls else None)
-        return await probe(
-            target,
-            exchange=fetcher.exchange,
-            connect=fetcher.connect,
-            model=settings.model,
-            server=settings.server,
-            stream=settings.stream,
-            api_key=settings.api_key,
-            headers=settings.headers,
-            extra_body=settings.extra_body,
-        )
+        return await ask(settings, target, Fetcher(target, settings.tls.context() if target.tls else None))
     except TargetUnusable as error:
         raise TargetError(str(error), shown, error.hint) from None
 

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from loadgen.workload import Workload
 
 
-def seeded(workload: Workload, number: int) -> Workload:
-    """The workload of repeat `number` (from 1): the first has the seed given, each other one its own."""
+def seeded(workload: Workload, number: int, of: str = "repeat") -> Workload:
+    """The workload of repeat `number` (from 1): the first has the seed given, each other one its own.
+
+    `of`: the name of what is repeated, where several things are.
+    """
     if number == 1 or workload.seed is None:
         return workload
-    return workload.model_copy(update={"seed": seeds.derived(workload.seed, "repeat", number) >> 11})
+    return workload.model_copy(update={"seed": seeds.own(workload.seed, of, number)})
 
 
 def pause(

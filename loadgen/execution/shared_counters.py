@@ -7,13 +7,11 @@ reader may see an incomplete update.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
-from loadgen.execution.driver import Counters
+from loadgen.execution.events import Counters
 
 NUMBERS = ("sent", "ok", "failed", "dropped", "events", "in_flight")
 LATEST = 256  # number of latest TTFTs stored per worker
@@ -21,13 +19,9 @@ _BLOCK = np.dtype([*((name, "<i8") for name in NUMBERS), ("ttfts", "<i8"), ("ttf
 
 
 class SharedCounters:
-    """Counters of several workers: each worker writes its own block, and `counters` is their sum.
+    """Counters of several workers: each worker writes its own block, and `sum` adds them up."""
 
-    `stop`, if the workers are on this machine, asks all of them to start no more requests, as `Driver.stop` does.
-    """
-
-    def __init__(self, path: Path, workers: int, stop: Callable[[], None] | None = None) -> None:
-        self.stop = stop
+    def __init__(self, path: Path, workers: int) -> None:
         with path.open("a+b") as file:
             file.truncate(_BLOCK.itemsize * workers)
             self._map = mmap.mmap(file.fileno(), 0)
@@ -51,8 +45,7 @@ class SharedCounters:
         """Publish the block of one worker that `block` returned on another machine."""
         self._blocks[worker] = np.frombuffer(block, _BLOCK)[0]
 
-    @property
-    def counters(self) -> Counters:
+    def sum(self) -> Counters:
         """Sum over all workers, as of their last update."""
         total = Counters()
         for name in NUMBERS:
@@ -60,10 +53,3 @@ class SharedCounters:
         for block in self._blocks:
             total.recent_ttft_ns.extend(block["ttft_ns"][: int(block["ttfts"])].tolist())
         return total
-
-
-class Counted(Protocol):
-    """A `Driver`, or the `SharedCounters` of several workers."""
-
-    @property
-    def counters(self) -> Counters: ...

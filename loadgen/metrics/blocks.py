@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from loadgen.metrics import windows
+from loadgen.metrics import validity, windows
 from loadgen.metrics.accumulator import Accumulator, Cell
 from loadgen.metrics.columns import ITL_TOKENS_PER_EVENT, STALL_NS
 from loadgen.metrics.windows import Span, Window, per_second, span
@@ -316,9 +316,7 @@ def sessions(accumulator: Accumulator, cell: Cell, inside: Window) -> Sessions |
     )
 
 
-def client(
-    cell: Cell, seconds: Sequence[Second], busiest: Second | None, most_waited: Second | None, workers: int
-) -> ClientUse:
+def client(cell: Cell, seconds: Sequence[Second], inside: Window, workers: int) -> ClientUse:
     """The block `client`, from the samples that each worker took of itself: CPU seconds and peak memory of all workers
     together, and the largest share of one; None without samples.
     """
@@ -327,6 +325,7 @@ def client(
     for second in seconds:
         cpu_s[second.worker] = max(cpu_s.get(second.worker, 0.0), second.cpu_s)
         peak[second.worker] = max(peak.get(second.worker, 0), second.peak_rss_bytes)
+    busiest, most_waited = validity.busiest(seconds, inside), validity.most_waited(seconds, inside)
     answered = cell.sum("answered")
     return ClientUse(
         cpu_s=sum(cpu_s.values()) if seconds else None,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from loadgen.limits import ValidityLimits
 from loadgen.metrics import blocks, drift, sustainable, validity
 from loadgen.metrics.accumulator import SAMPLES, Accumulator, Cell
 from loadgen.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
@@ -21,6 +20,7 @@ from loadgen.metrics.drift import Drift
 from loadgen.metrics.goodput import Goodput, goodput
 from loadgen.metrics.load import Load, load
 from loadgen.metrics.sustainable import Sustainable
+from loadgen.metrics.validity import Families, Signs, Verdict
 from loadgen.metrics.windows import Window, per_second
 from loadgen.results.manifest import Fingerprints, Host, StagePlan, TargetFacts
 from loadgen.results.record import SCHEMA_MINOR
@@ -59,16 +59,6 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_tag: str
     tokenizer_sha256: str = ""  # of the tokenizer file; "": the packaged vocabulary, or not known
     host: Host
-
-
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the measurement can be trusted. This does not judge the SLO: a run that missed a limit can be valid."""
-
-    valid: bool
-    reasons: tuple[str, ...]
-    warnings: tuple[str, ...]
-    limits: ValidityLimits
-    caveats: tuple[str, ...] = ()  # what belongs beside VALID: figures withheld, a load that is not the one asked for
 
 
 class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,15 +216,11 @@ def build(
     target = whole_target(header.targets)
     samples = {name: measured.distribution(name) for name in SAMPLES}
     samples |= {"inter_chunk": pooled.distribution(), "event_error": errors.distribution()}
-    unsure_share = 1 - int(errors.counts[0]) / errors.count if errors.count else None
-    busiest, most_waited = validity.busiest(seconds, inside), validity.most_waited(seconds, inside)
-    unsound = validity.withheld(
-        header.limits,
-        **{name: samples[name] for name in _GUARDED},
-        unsure_share=unsure_share,
-        busiest=busiest,
-        most_waited=most_waited,
+    families = Families(
+        unsure_share=1 - int(errors.counts[0]) / errors.count if errors.count else None,
+        **{name: samples[name] for name in Families._fields if name != "unsure_share"},
     )
+    unsound = validity.withheld(header.limits, families, seconds, inside)
     itl_absent = blocks.itl_absent(measured, samples["inter_chunk"])
     undecided = {**({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}), **unsound}
     arrival = ", then ".join(plans[i].arrival for i in chosen if plans[i].arrival)
@@ -280,16 +266,16 @@ def build(
         window=inside,
         bytes=blocks.bytes(measured),
         fingerprints=header.fingerprints,
-        verdict=Verdict(valid=True, reasons=(), warnings=(), limits=header.limits),
+        verdict=Verdict(valid=True, limits=header.limits),
         warmup=blocks.requests(warmup, sum(unrecorded) - lost),
         tpot_undefined=measured.sum("tpot_undefined"),
         itl_ms=None if itl_absent else samples["inter_chunk"],
         itl_absent=itl_absent,
         unsound=unsound,
         stalls=blocks.stalls(measured),
-        event_unsure_share=unsure_share,
+        event_unsure_share=families.unsure_share,
         sessions=blocks.sessions(accumulator, measured, inside),
-        client=blocks.client(measured, seconds, busiest, most_waited, header.workers),
+        client=blocks.client(measured, seconds, inside, header.workers),
         stages=tuple(of_stage(i) for i in range(len(header.stages))),
         targets=targets,
         regions=regions,
@@ -303,11 +289,18 @@ def build(
         kept="raw" if accumulator.exact else header.keep,
         **{**{f"{name}_ms": distribution for name, distribution in samples.items()}, **whole},
     )
-    return judged(header, withhold(summary), everything, seconds)
-
-
-_GUARDED = ("inter_chunk", "event_error", "tpot", "tpot_error", "max_gap", "max_gap_error")
-"""The distributions that have a guard of their own, and the errors that they are judged by."""
+    summary = withhold(summary)
+    died = {name.removeprefix("dead_") for cell in everything for name in cell.sums if name.startswith("dead_")}
+    signs = Signs(
+        dead_workers=sorted(map(int, died)),
+        unsaid=measured.sum("unsaid") > 0,
+        sends=measured.sum("sent"),
+        disagreement=blocks.prompt_disagreement(measured, header.template_tokens),
+        repeated=blocks.repeated(measured),
+        asked=measured.sum("asked"),
+        asked_got=measured.sum("asked_got"),
+    )
+    return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds))
 
 
 class _Parts(NamedTuple):
@@ -480,71 +473,3 @@ def _rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None)
         max_per_s=max(rates),
         spread=(max(rates) - min(rates)) / median if median else 0.0,
     )
-
-
-def judged(header: Header, summary: Summary, everything: tuple[Cell, Cell], seconds: Sequence[Second]) -> Summary:
-    """The summary with its verdict filled in."""
-    requests, tokens, measured = summary.requests, summary.tokens, everything[0]
-    died = {name.removeprefix("dead_") for cell in everything for name in cell.sums if name.startswith("dead_")}
-    reasons = validity.reasons(
-        header.limits,
-        ttft=summary.ttft_ms,
-        e2e=summary.e2e_ms,
-        send_lag=summary.send_lag_ms,
-        stamp_error=summary.stamp_error_ms,
-        busiest=validity.busiest(seconds, summary.window),
-        most_waited=validity.most_waited(seconds, summary.window),
-        counted=requests.decided,
-        ok=requests.ok,
-        unsound=requests.failed + requests.lost,
-        unfinished=requests.unfinished,
-        cancelled=requests.cancelled,
-        dead_workers=sorted(map(int, died)),
-    )
-    sources = tokens.sources
-    shortened = validity.shortened(asked=measured.sum("asked"), got=measured.sum("asked_got"))
-    bundled = (
-        bool(summary.itl_absent)
-        and "itl" not in summary.unsound
-        and tokens.per_event is not None
-        and tokens.per_event > 1
-    )
-    warnings = (
-        *header.notes,
-        *([_CUT_OFF] if summary.run.state == "cut_off" else []),
-        *validity.unfinished_warning(
-            requests.unfinished, requests.scheduled - requests.cancelled, header.grace_s, header.timeout_s
-        ),
-        *validity.changed(header.limits),
-        *validity.count_warnings(
-            ok=requests.ok,
-            without_usage=requests.ok - sources.output.get("server", 0) if header.usage_asked else 0,
-            estimates=max(sources.input.get("estimate", 0), sources.output.get("estimate", 0)),
-            disagreement=blocks.prompt_disagreement(measured, header.template_tokens),
-            template_known=header.template_tokens is not None,
-            cached_share=tokens.cached_share,
-            shares_prompts=header.shares_prompts,
-            mismatch_share=None if shortened else tokens.length_mismatch_share,
-            unknown_first=bundled and measured.sum("unsaid") > 0,
-            repeated=blocks.repeated(measured),
-        ),
-        *validity.slo_warnings(summary.goodput),
-        *validity.gap_warning(summary.load, measured.sum("sent") - 1),
-        *validity.steady_warning(summary.window, summary.load, measured.sum("sent"), _most_lanes(header)),
-    )
-    invalid_reasons = (*reasons, *validity.state_reasons(summary.run.state))
-    verdict = Verdict(
-        valid=not invalid_reasons,
-        reasons=invalid_reasons,
-        warnings=warnings,
-        limits=header.limits,
-        caveats=tuple(filter(None, (*validity.withheld_caveats(summary.unsound), shortened))),
-    )
-    return msgspec.structs.replace(summary, verdict=verdict)
-
-
-def _most_lanes(header: Header) -> int:
-    return max((stage.concurrency or 0 for stage in header.stages if stage.measured), default=0)
-
-
-_CUT_OFF = "the run has no clean end (still running, or killed): this is as far as its records go"

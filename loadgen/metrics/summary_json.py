@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from loadgen.errors import UserError
+from loadgen.metrics import validity
 from loadgen.metrics.summary import SCHEMA, Summary
-from loadgen.metrics.validity import state_reasons
 from loadgen.results.manifest import refuse_newer
 
 
@@ -31,11 +31,11 @@ def load_summary(data: bytes, where: str = "summary.json") -> Summary:
         summary = msgspec.json.decode(data, type=Summary)
     except msgspec.DecodeError as error:
         raise UserError(f"not a summary of a run: {error}", where, "`loadgen report DIR` makes it again") from None
-    reasons = state_reasons(summary.run.state)
-    if summary.verdict.valid and reasons:  # older versions called an interrupted run valid
-        verdict = msgspec.structs.replace(summary.verdict, valid=False, reasons=reasons)
-        summary = msgspec.structs.replace(summary, verdict=verdict)
-    return summary
+    verdict = validity.with_codes(summary.verdict)
+    state = validity.state_reasons(summary.run.state)
+    if verdict.valid and state:  # older versions called an interrupted run valid
+        verdict = validity.verdict(verdict.limits, state, verdict.warning_codes, verdict.caveat_codes)
+    return msgspec.structs.replace(summary, verdict=verdict)
 
 
 def render(summary: Summary) -> str:

@@ -1,31 +1,119 @@
-"""Whether a measurement can be trusted: reasons that make it INVALID, warnings that do not, and the exit code.
+"""Whether a measurement can be trusted: the reasons that make it INVALID, what to know beside it, and the exit code.
 
-Pure. The limits come from `loadgen.limits` and `columns`. Every sentence gives the value, the limit and what to do
-about it.
+Pure. Every finding is a code with its values; `reasons.py` has the words. The limits come from `loadgen.limits` and
+`columns`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 import loadgen.errors as codes
 from loadgen.limits import UNFINISHED_SHARE, ValidityLimits
 from loadgen.metrics import columns, outcomes
+from loadgen.metrics.reasons import sentence
+from loadgen.results.manifest import ReasonCode
 from loadgen.stats.quantiles import SUPPORT, deciding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from loadgen.metrics.goodput import Goodput
-    from loadgen.metrics.load import Load
     from loadgen.metrics.windows import Window
-    from loadgen.results.manifest import Second
+    from loadgen.results.manifest import Header, Second
     from loadgen.stats.quantiles import Distribution
 
 FEWEST = SUPPORT["p50"]  # requests of a valid run
 IDLE_SHARE = 0.5  # of a core: a worker that never used more was late because of something else on the host
 WAITED_SHARE = 0.1  # of a second spent ready to run without a core: enough to explain lateness
 FULL_SECOND_S = 0.9  # a sample this long counts as a full second
+
+
+class Families(NamedTuple):
+    """The distributions that have a guard of their own, and the errors that they are judged by."""
+
+    inter_chunk: Distribution
+    event_error: Distribution
+    unsure_share: float | None
+    tpot: Distribution
+    tpot_error: Distribution
+    max_gap: Distribution
+    max_gap_error: Distribution
+
+
+class Signs(NamedTuple):
+    """What the verdict needs beside the summary."""
+
+    dead_workers: list[int]
+    unsaid: bool  # some ok request has a first event without a token count
+    sends: int
+    disagreement: float | None  # of prompt token counts: `blocks.prompt_disagreement`
+    repeated: int
+    asked: int  # output tokens asked for, of ok requests whose answers were counted too
+    asked_got: int  # output tokens of the same requests
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the measurement can be trusted. This does not judge the SLO: a run that missed a limit can be valid.
+
+    The sentences are for people. `codes` says the same as `reasons` for programs, one for one; likewise the others.
+    """
+
+    valid: bool
+    reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    limits: ValidityLimits
+    caveats: tuple[str, ...] = ()  # what belongs beside VALID: figures withheld, a load that is not the one asked for
+    codes: tuple[ReasonCode, ...] = ()
+    warning_codes: tuple[ReasonCode, ...] = ()
+    caveat_codes: tuple[ReasonCode, ...] = ()
+
+
+def verdict(
+    limits: ValidityLimits,
+    reasons: Iterable[ReasonCode] = (),
+    warnings: Iterable[ReasonCode] = (),
+    caveats: Iterable[ReasonCode] = (),
+) -> Verdict:
+    """The verdict that these codes make, with their sentences."""
+    reasons, warnings, caveats = tuple(reasons), tuple(warnings), tuple(caveats)
+    return Verdict(
+        valid=not reasons,
+        reasons=tuple(map(sentence, reasons)),
+        warnings=tuple(map(sentence, warnings)),
+        limits=limits,
+        caveats=tuple(map(sentence, caveats)),
+        codes=reasons,
+        warning_codes=warnings,
+        caveat_codes=caveats,
+    )
+
+
+def with_codes(stored: Verdict) -> Verdict:
+    """A stored verdict with a code for every sentence: "note", which says nothing, where an older version gave none."""
+
+    def coded(sentences: Sequence[str], given: tuple[ReasonCode, ...]) -> tuple[ReasonCode, ...]:
+        return given if len(given) == len(sentences) else tuple(map(note, sentences))
+
+    return msgspec.structs.replace(
+        stored,
+        codes=coded(stored.reasons, stored.codes),
+        warning_codes=coded(stored.warnings, stored.warning_codes),
+        caveat_codes=coded(stored.caveats, stored.caveat_codes),
+    )
+
+
+def warned(verdict: Verdict, code: str, values: dict[str, Any]) -> Verdict:
+    """The verdict with one more warning."""
+    reason = ReasonCode(code=code, values=values)
+    return msgspec.structs.replace(
+        verdict, warnings=(*verdict.warnings, sentence(reason)), warning_codes=(*verdict.warning_codes, reason)
+    )
+
+
+def note(text: str) -> ReasonCode:
+    return ReasonCode(code="note", values={"text": text})
 
 
 def exit_code(
@@ -39,12 +127,6 @@ def exit_code(
     if slo_met is False:
         return codes.SLO_MISSED
     return codes.UNSOUND if undecided and strict else codes.OK
-
-
-def share(value: float) -> str:
-    """A share as a percentage: 0.0312 is "3.1 %". A share above zero is never printed as 0."""
-    percent = value * 100
-    return f"{percent:.1f} %" if percent >= 0.1 or percent == 0 else f"{percent:.2g} %"
 
 
 def busiest(seconds: Sequence[Second], window: Window) -> Second | None:
@@ -65,264 +147,180 @@ def _inside(seconds: Sequence[Second], window: Window) -> list[Second]:
     return [s for s in seconds if s.span_s >= FULL_SECOND_S and s.t_s - s.span_s >= low and s.t_s <= high]
 
 
-def reasons(
-    limits: ValidityLimits,
-    *,
-    ttft: Distribution,
-    e2e: Distribution,
-    send_lag: Distribution,
-    stamp_error: Distribution,
-    busiest: Second | None,
-    most_waited: Second | None,
-    counted: int,
-    ok: int,
-    unsound: int,
-    unfinished: int,
-    cancelled: int,
-    dead_workers: Sequence[int],
-) -> Iterator[str]:
-    """Why a run is INVALID: a sentence per reason.
+def of(header: Header, summary: Any, signs: Signs, seconds: Sequence[Second]) -> Verdict:
+    """The verdict on a run. `summary`: its `Summary` (which imports this module), complete but for the verdict."""
+    caveats = list(_caveats(summary, signs))
+    return verdict(
+        header.limits,
+        _reasons(header.limits, summary, signs, seconds),
+        _warnings(header, summary, signs, shortened=any(caveat.code == "shortened" for caveat in caveats)),
+        caveats,
+    )
 
-    `counted`: requests with an outcome of their own, without cancelled and unfinished ones. `unsound`: failed + lost.
+
+def _reasons(limits: ValidityLimits, summary: Any, signs: Signs, seconds: Sequence[Second]) -> Iterator[ReasonCode]:
+    """Why a run is INVALID.
+
     Lateness is measured against TTFT p50, or against E2E p50 where answers are not streamed and there is no TTFT.
     """
-    if counted == 0 and unfinished:
-        yield (
-            f"all {unfinished} measured requests were unfinished when the drain ended: give a longer --grace, or none"
-        )
-    elif counted == 0 and cancelled:
-        yield f"all {cancelled} measured requests were cancelled: nothing was measured"
+    requests, counted = summary.requests, summary.requests.decided
+    if counted == 0 and requests.unfinished:
+        yield _code("all_unfinished", unfinished=requests.unfinished)
+    elif counted == 0 and requests.cancelled:
+        yield _code("all_cancelled", cancelled=requests.cancelled)
     elif counted == 0:
-        yield "no measured request was due: nothing was measured"
-    elif ok == 0:
-        yield f"not one of {counted} requests succeeded"
+        yield _code("none_due")
+    elif requests.ok == 0:
+        yield _code("none_ok", requests=counted)
     elif counted < FEWEST:
-        yield f"too few: {counted} measured requests support no quantile, not even p50; {FEWEST} are needed"
-    scale, basis = (ttft.p50, "TTFT p50") if ttft.p50 is not None else (e2e.p50, "E2E p50")
-    remedy = _remedy(busiest, most_waited)
-    for late, finding, limit in (
-        (send_lag, "requests were sent late: {} send lag", limits.send_lag_share),
-        (stamp_error, "arrival times are unsure: {} stamp error", limits.stamp_error_share),
+        yield _code("too_few", requests=counted, needed=FEWEST)
+    basis, scale = "TTFT p50", summary.ttft_ms.p50
+    if scale is None:
+        basis, scale = "E2E p50", summary.e2e_ms.p50
+    remedy = _remedy(seconds, summary.window)
+    for code, late, limit in (
+        ("sent_late", summary.send_lag_ms, limits.send_lag_share),
+        ("arrivals_unsure", summary.stamp_error_ms, limits.stamp_error_share),
     ):
-        if scale is not None and (decides := deciding(late)) and decides[1] > limit * scale:
-            value = decides[1]
-            ratio = f"{share(value / scale)} of" if scale > 0 else "against a"
-            what = finding.format(decides[0])
-            yield f"{what} {value:.3g} ms is {ratio} {basis} ({scale:.3g} ms), limit {share(limit)}: {remedy}"
-    if busiest is not None and busiest.cpu_share > limits.cpu_share:
-        yield (
-            f"the load generator was busy: worker {busiest.worker} used {share(busiest.cpu_share)} of a core "
-            f"in the second up to {busiest.t_s:.0f} s, limit {share(limits.cpu_share)}: add workers"
-        )
-    if counted and unsound / counted > limits.failure_share:
-        yield (
-            f"{unsound} of {counted} requests failed or were lost ({share(unsound / counted)}), "
-            f"limit {share(limits.failure_share)}"
-        )
-    for worker in dead_workers:
-        yield f"worker {worker} died: the rest of its requests are lost"
+        if over := _over(late, basis, scale, limit):
+            yield _code(code, **over, **remedy)
+    second = busiest(seconds, summary.window)
+    if second is not None and second.cpu_share > limits.cpu_share:
+        values = {"worker": second.worker, "cpu_share": second.cpu_share, "at_s": second.t_s}
+        yield _code("generator_busy", **values, limit=limits.cpu_share)
+    failed = requests.failed + requests.lost
+    if counted and failed / counted > limits.failure_share:
+        yield _code("failures", failed=failed, requests=counted, share=failed / counted, limit=limits.failure_share)
+    for worker in signs.dead_workers:
+        yield _code("worker_died", worker=worker)
+    yield from state_reasons(summary.run.state)
 
 
-def _remedy(busiest: Second | None, most_waited: Second | None) -> str:
+def _code(code: str, **values: Any) -> ReasonCode:
+    return ReasonCode(code=code, values=values)
+
+
+def _over(error: Distribution, basis: str, scale: float | None, limit: float) -> dict[str, Any] | None:
+    """How an error stands to the median of what it is an error of; None where it is within the limit."""
+    decides = deciding(error)
+    if decides is None or scale is None or decides[1] <= limit * scale:
+        return None
+    name, value = decides
+    share = value / scale if scale > 0 else None
+    return {"quantile": name, "value_ms": value, "share": share, "basis": basis, "basis_ms": scale, "limit": limit}
+
+
+def _remedy(seconds: Sequence[Second], window: Window) -> dict[str, Any]:
     """What to do about a client that was late."""
-    remedy = "lower the load or add workers"
-    if most_waited is not None and (waited := most_waited.waited_share or 0.0) > WAITED_SHARE:
-        remedy = (
-            f"other processes kept worker {most_waited.worker} off its core for {share(waited)} of the second up to "
-            f"{most_waited.t_s:.0f} s: stop them, or use a host of its own"
-        )
-    elif busiest is not None and busiest.cpu_share < IDLE_SHARE:
-        remedy = (
-            f"this process used at most {share(busiest.cpu_share)} of a core, so something else on this host kept it "
-            "waiting: stop that, or use a host of its own"
-        )
-    return remedy
+    waited, busy = most_waited(seconds, window), busiest(seconds, window)
+    if waited is not None and (waited_share := waited.waited_share or 0.0) > WAITED_SHARE:
+        return {"remedy": "other_processes", "worker": waited.worker, "waited_share": waited_share, "at_s": waited.t_s}
+    if busy is not None and busy.cpu_share < IDLE_SHARE:
+        return {"remedy": "host", "cpu_share": busy.cpu_share}
+    return {"remedy": "lower_load"}
 
 
-def withheld(
-    limits: ValidityLimits,
-    *,
-    inter_chunk: Distribution,
-    event_error: Distribution,
-    unsure_share: float | None,
-    tpot: Distribution,
-    tpot_error: Distribution,
-    max_gap: Distribution,
-    max_gap_error: Distribution,
-    busiest: Second | None,
-    most_waited: Second | None,
-) -> dict[str, str]:
+def withheld(limits: ValidityLimits, families: Families, seconds: Sequence[Second], window: Window) -> dict[str, str]:
     """Metrics whose figures rest on arrival times that are too unsure -> why. Empty for runs without stamp errors.
 
     Each family has its own guard, so TTFT may be sound where the gaps are not. Stamps that came late as a whole (one
     packet a read) are the kernel's and exact; unsure are those of several packets in one read.
     """
-    remedy = _remedy(busiest, most_waited)
     spoilt: dict[str, str] = {}
-
-    def judge(
-        metrics: Sequence[str], error: Distribution, what: str, of: Distribution, basis: str, limit: float
-    ) -> None:
-        decides = deciding(error)
-        if decides is None or of.p50 is None or decides[1] <= limit * of.p50:
-            return
-        name, value = decides
-        ratio = f"{share(value / of.p50)} of" if of.p50 > 0 else "against a"
-        reason = f"{name} {what} {value:.3g} ms is {ratio} {basis} ({of.p50:.3g} ms), limit {share(limit)}"
-        for metric in metrics:
-            spoilt.setdefault(metric, reason)
-
-    packets = f" ({share(unsure_share)} of them came with others in one read)" if unsure_share is not None else ""
-    event_limit = limits.event_error_share
-    events = f"stamp error of output events{packets}:"
-    gap = "the gaps' p50"
-    judge(("itl", "inter_chunk", "max_gap", "stalls"), event_error, events, inter_chunk, gap, event_limit)
-    judge(("max_gap",), max_gap_error, "error of the largest gap", max_gap, "its p50", event_limit)
-    judge(("tpot", "tpot_mlperf"), tpot_error, "error of TPOT", tpot, "TPOT p50", limits.tpot_error_share)
-    return {metric: f"{reason}: {remedy}" for metric, reason in spoilt.items()}
+    gaps, tpot = ("itl", "inter_chunk", "max_gap", "stalls"), ("tpot", "tpot_mlperf")
+    of_events, of_tpot = limits.event_error_share, limits.tpot_error_share
+    for code, metrics, error, figure, basis, limit in (
+        ("events_unsure", gaps, families.event_error, families.inter_chunk, "the gaps' p50", of_events),
+        ("largest_gap_unsure", ("max_gap",), families.max_gap_error, families.max_gap, "its p50", of_events),
+        ("tpot_unsure", tpot, families.tpot_error, families.tpot, "TPOT p50", of_tpot),
+    ):
+        if over := _over(error, basis, figure.p50, limit):
+            reason = sentence(_code(code, unsure_share=families.unsure_share, **over, **_remedy(seconds, window)))
+            spoilt |= {metric: reason for metric in metrics if metric not in spoilt}
+    return spoilt
 
 
-_FAMILIES = {
-    "itl": "ITL", "inter_chunk": "gaps between events", "max_gap": "largest gap", "stalls": "stalls", "tpot": "TPOT",
-    "tpot_mlperf": "TPOT (MLPerf)",
-}  # fmt: skip
+def _caveats(summary: Any, signs: Signs) -> Iterator[ReasonCode]:
+    """What belongs beside VALID: figures that are withheld; answers so short that this is another load."""
+    by_reason: dict[str, list[str]] = {}
+    for metric, why in summary.unsound.items():
+        by_reason.setdefault(why, []).append(metric)
+    for why, metrics in by_reason.items():
+        yield _code("withheld", metrics=metrics, why=why)
+    asked, got = signs.asked, signs.asked_got
+    if got < asked * (1 - columns.SHORTENED):
+        yield _code("shortened", asked=asked, got=got, share=got / asked)
 
 
-def withheld_caveats(unsound: Mapping[str, str]) -> Iterator[str]:
-    """What is withheld and why: a sentence per reason."""
-    for reason in dict.fromkeys(unsound.values()):
-        names = [_FAMILIES[metric] for metric in unsound if unsound[metric] == reason]
-        yield f"{', '.join(names)} withheld, arrival times are unsure: {reason}"
-
-
-def shortened(*, asked: int, got: int) -> str:
-    """That the answers are shorter than asked, so this is another load; "" when they are not.
-
-    `asked`, `got`: output tokens of the ok requests where both are known.
-    """
-    if got >= asked * (1 - columns.SHORTENED):
-        return ""
-    return (
-        f"not the load that was asked for: the answers have {got:,} of {asked:,} output tokens asked "
-        f"({share(got / asked)}): the server ends them early, so its figures are for shorter answers"
-    )
-
-
-STATE_REASONS = {
-    "interrupted": "the run was interrupted: it shows a part of the load that was planned",
-    "stopped": "the run ended early, as asked for when a target stops answering (--on-target-failure stop)",
-}
-"""State of a run -> why a run that ended so is not valid."""
-
-
-def state_reasons(state: str) -> tuple[str, ...]:
+def state_reasons(state: str) -> tuple[ReasonCode, ...]:
     """Why a run that ended in this state is INVALID; empty when it is not."""
-    return (STATE_REASONS[state],) if state in STATE_REASONS else ()
+    return (_code(state),) if state in ("interrupted", "stopped") else ()
 
 
-def unfinished_warning(unfinished: int, counted: int, drain_s: float | None, timeout_s: float | None) -> Iterator[str]:
-    """A warning about requests that the end of the drain cut, and what it means for the SLO.
-
-    `counted`: all requests but cancelled ones.
-    """
-    if not unfinished:
-        return
-    drain = "" if drain_s is None else f", {drain_s:g} s after the end of the load"
-    words = (
-        f"{unfinished} of {counted} requests ({share(unfinished / counted)}) were unfinished when the drain "
-        f"ended{drain}: they are neither ok nor failed, and no latency holds them"
-    )
-    if outcomes.is_undecided(unfinished, counted):
-        as_long = "" if timeout_s is None else f", {timeout_s:g} s"
-        words += (
-            f"; above {share(UNFINISHED_SHARE)} no SLO term can be called met: give a longer --grace (`grace:` in a "
-            f"file), or none: then the drain lasts as long as a request may (--timeout{as_long})"
-        )
-    yield words
-
-
-def changed(limits: ValidityLimits) -> Iterator[str]:
-    """A warning for each validity limit that differs from its default."""
+def _warnings(header: Header, summary: Any, signs: Signs, *, shortened: bool) -> Iterator[ReasonCode]:
+    for text in header.notes:
+        yield header.note_codes.get(text) or note(text)
+    if summary.run.state == "cut_off":
+        yield _code("cut_off")
+    yield from _unfinished(header, summary)
     defaults = ValidityLimits()
     for field in defaults.__struct_fields__:
-        value, default = getattr(limits, field), getattr(defaults, field)
+        value, default = getattr(header.limits, field), getattr(defaults, field)
         if value != default:
-            yield f"validity limit {field} was changed to {share(value)} (default {share(default)})"
-
-
-def slo_warnings(goodput: Goodput) -> Iterator[str]:
-    """A warning for each term whose quantile rests on too few samples."""
-    for term in goodput.slo:
+            yield _code("limit_changed", limit=field, value=value, default=default)
+    yield from _of_token_counts(header, summary, signs, shortened=shortened)
+    for term in summary.goodput.slo:
         if not term.supported and not term.undecided:
-            yield (
-                f"SLO term {term.metric} at p{term.quantile * 100:g} rests on {term.count} samples; "
-                f"{term.needed} are needed to support it"
-            )
+            values = {"metric": term.metric, "percentile": term.quantile * 100, "samples": term.count}
+            yield _code("slo_samples", **values, needed=term.needed)
+    variation, planned = summary.load.gap_variation, summary.load.gap_variation_planned
+    enough = signs.sends > columns.GAPS_NEEDED
+    if enough and variation is not None and planned is not None and abs(variation - planned) > columns.GAP_VARIATION:
+        yield _code("gaps_differ", variation=variation, planned=planned)
+    yield from _not_steady(header, summary, signs.sends)
 
 
-def steady_warning(window: Window, load: Load, sends: int, lanes: int) -> Iterator[str]:
-    """Warning of a load that never ran alone and in full: there was no time over which its steady rates could be.
+def _unfinished(header: Header, summary: Any) -> Iterator[ReasonCode]:
+    """That the end of the drain cut requests; and that no SLO term can be called met, where they are many."""
+    unfinished, everyone = summary.requests.unfinished, summary.requests.scheduled - summary.requests.cancelled
+    if unfinished:
+        cut = {"unfinished": unfinished, "requests": everyone, "share": unfinished / everyone}
+        values = {**cut, "drain_s": header.grace_s}
+        if outcomes.is_undecided(unfinished, everyone):
+            yield _code("unfinished_undecided", **values, limit=UNFINISHED_SHARE, timeout_s=header.timeout_s)
+        else:
+            yield _code("unfinished", **values)
 
-    `lanes`: of the measured closed loop, 0 without one.
-    """
+
+def _not_steady(header: Header, summary: Any, sends: int) -> Iterator[ReasonCode]:
+    """That the load never ran alone and in full: there was no time over which its steady rates could be."""
+    lanes = max((stage.concurrency or 0 for stage in header.stages if stage.measured), default=0)
     if 0 < sends < lanes:
-        few = f"{sends:,} requests for {lanes:,} lanes: so many were never in flight"
-        yield f"{few}; give at least {5 * lanes:,} requests"
+        yield _code("lanes_unfilled", requests=sends, lanes=lanes, needed=5 * lanes)
         return
+    load = summary.load
     lasted = load.achieved_rps is not None and sends > lanes if lanes else load.offered_rps is not None
-    if lasted and window.steady.duration_s is None:
-        why = "lanes were beginning or ending" if lanes else "requests of the warm-up were in flight"
-        yield f"no steady figures: {why} as long as measured requests were due; give a longer load"
+    if lasted and summary.window.steady.duration_s is None:
+        yield _code("never_steady", because="lanes" if lanes else "warmup")
 
 
-def gap_warning(load: Load, gaps: int) -> Iterator[str]:
-    """A warning when the gaps between arrivals vary more, or less, than planned. `gaps`: number of gaps."""
-    real, planned = load.gap_variation, load.gap_variation_planned
-    if real is None or planned is None or gaps < columns.GAPS_NEEDED:
-        return
-    if abs(real - planned) > columns.GAP_VARIATION:
-        yield f"send gaps vary by {real:.2f} where the timetable has {planned:.2f}: the arrivals were not as planned"
-
-
-def count_warnings(
-    *,
-    ok: int,
-    without_usage: int,
-    estimates: int,
-    disagreement: float | None,
-    template_known: bool,
-    cached_share: float | None,
-    shares_prompts: bool,
-    mismatch_share: float | None,
-    unknown_first: bool,
-    repeated: int,
-) -> Iterator[str]:
-    """Warnings about token counts: missing, estimated, contradictory, or of tokens that a cache served.
-
-    `disagreement`: the server's prompt token count against ours, relative. `repeated`: requests whose prompt was sent
-    before.
-    """
-    if without_usage:
-        yield f"usage is missing in {without_usage} of {ok} ok answers: their tokens are counted another way"
-    if estimates:
-        yield f"token counts of {estimates} of {ok} ok requests are estimates by the packaged vocabulary"
-    if disagreement is not None and abs(disagreement) > columns.COUNT_DISAGREEMENT:
-        hint = "" if template_known else " (the chat template's share is not known)"
-        yield (
-            f"prompt token counts disagree: the server's differ from ours by {disagreement * 100:+.1f} %, "
-            f"limit {share(columns.COUNT_DISAGREEMENT)}{hint}"
-        )
-    if cached_share is not None and cached_share > columns.CACHED_SHARE and not shares_prompts:
-        yield (
-            f"{share(cached_share)} of the prompt tokens came from the server's cache though the workload asks for no "
-            "sharing: a repeated seed or salt makes TTFT look better than it is; give another --seed, or --salt fresh"
-        )
-    if mismatch_share is not None and mismatch_share > columns.LENGTH_MISMATCH:
-        yield (
-            f"{share(mismatch_share)} of the answers are not as long as asked, "
-            f"limit {share(columns.LENGTH_MISMATCH)}: the server does not honour the forced length"
-        )
-    if unknown_first:
-        yield "events carry several tokens and the server does not say how many the first one has: TPOT takes it as one"
-    if repeated:
-        yield f"{repeated} requests repeat a prompt that was sent before: a prefix cache may have served them"
+def _of_token_counts(header: Header, summary: Any, signs: Signs, *, shortened: bool) -> Iterator[ReasonCode]:
+    """Token counts that are missing, estimated or contradictory, or of tokens that a cache served."""
+    tokens, ok, sources = summary.tokens, summary.requests.ok, summary.tokens.sources
+    if header.usage_asked and (missing := ok - sources.output.get("server", 0)):
+        yield _code("usage_missing", missing=missing, ok=ok)
+    if estimated := max(sources.input.get("estimate", 0), sources.output.get("estimate", 0)):
+        yield _code("counts_estimated", estimated=estimated, ok=ok)
+    if signs.disagreement is not None and abs(signs.disagreement) > columns.COUNT_DISAGREEMENT:
+        values = {"share": signs.disagreement, "limit": columns.COUNT_DISAGREEMENT}
+        yield _code("prompt_counts_differ", **values, template_known=header.template_tokens is not None)
+    if tokens.cached_share is not None and tokens.cached_share > columns.CACHED_SHARE and not header.shares_prompts:
+        yield _code("cached", share=tokens.cached_share)
+    differ = None if shortened else tokens.length_mismatch_share
+    if differ is not None and differ > columns.LENGTH_MISMATCH:
+        yield _code("lengths_differ", share=differ, limit=columns.LENGTH_MISMATCH)
+    bundled = summary.itl_absent and "itl" not in summary.unsound and (tokens.per_event or 0) > 1
+    if bundled and signs.unsaid:
+        yield _code("first_event_unknown")
+    if signs.repeated:
+        yield _code("prompts_repeated", requests=signs.repeated)

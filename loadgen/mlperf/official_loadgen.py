@@ -11,7 +11,6 @@ import asyncio
 import platform
 import threading
 from collections import deque
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic_ns
@@ -21,7 +20,7 @@ import numpy as np
 
 from loadgen import seeds
 from loadgen.errors import UserError
-from loadgen.execution.plan import seed_words
+from loadgen.execution.probing import find, serving
 from loadgen.interop.loadgen_log import LoadGenLog, read_log
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf import rules, run
@@ -161,30 +160,17 @@ def perform(
     LoadGen's figures. Raises Fault for whatever prevents the run.
     """
     lg = official()
-    if settings.url is not None and settings.url.startswith("sim:"):
+    if settings.virtual:
         what = "the official LoadGen waits in real time; virtual time is not its own"
         raise UserError(what, "--harness loadgen", "loadgen sim --preset NAME, and its URL; or --harness own")
     assert settings.out is not None
-    simulation = None
-    simulated = settings.url is None
-    if simulated:
-        from loadgen.sim.server import embedded
-        from loadgen.sim.server.options import Options
-
-        simulation = embedded.start(Options(**settings.embedded))
-        settings = replace(settings, url=simulation.url)
-    try:
-        return _perform(lg, test, data, settings, qps, lanes, simulated)
-    finally:
-        if simulation is not None:
-            simulation.stop()
+    with serving(settings) as served:
+        return _perform(lg, test, data, served, qps, lanes, simulated=settings.url is None)
 
 
 def _perform(
     lg: Any, test: Test, data: Data, settings: Settings, qps: float, lanes: int | None, simulated: bool
 ) -> tuple[MlperfResult, int | None]:
-    from loadgen.execution.probing import find
-
     folder = settings.out
     assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
@@ -250,7 +236,7 @@ def _perform(
         loop.call_soon_threadsafe(closing.set)
         thread.join(30)
         loop.close()
-    drawn = [] if isinstance(data.requests, FromFile) else [f"prompts: {seed_words(seed, salt)}"]
+    drawn = [] if isinstance(data.requests, FromFile) else [f"prompts: {seeds.words(seed, salt)}"]
     result = _result(test, data, settings, qps, folder, probe_result, carrier, planned, simulated, drawn)
     return result, settings.gpus
 
@@ -268,7 +254,7 @@ def _result(
     drawn: list[str],
 ) -> MlperfResult:
     """The result by kernel stamps, with LoadGen's own figures in the notes; written to both folders."""
-    from loadgen.execution.plan import version
+    from loadgen.execution.run_header import version
 
     log = read_log(folder)
     trace, late_ns = _trace(carrier, planned)

@@ -17,10 +17,9 @@ import numpy as np
 
 from loadgen import format, slo
 from loadgen.errors import UserError
-from loadgen.metrics import sustainable
+from loadgen.metrics import reasons, sustainable
 from loadgen.mlperf import dataset, log_files, rules
 from loadgen.mlperf import result as mlperf
-from loadgen.requests import resonance
 from loadgen.results import checksums, store
 from loadgen.results.parquet import NAMES
 from loadgen.results.record import ROW, STATUS
@@ -277,7 +276,7 @@ def judge(
     if summary.run.metadata:
         notes.append(f"metadata: {format.pairs(summary.run.metadata)}")
     errors = [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
-    notes += [warning for warning in summary.verdict.warnings if warning.startswith(resonance.BEGINS)]
+    notes += [reasons.sentence(warning) for warning in summary.verdict.warning_codes if warning.code == "resonance"]
     warnings = [
         *summary.verdict.caveats,
         *cautions(test),

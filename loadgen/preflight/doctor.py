@@ -10,7 +10,6 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic_ns
@@ -22,13 +21,14 @@ from loadgen_sdk.dialects.quirks import Quirk
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import Fetcher
-from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult, probe
+from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult
 from loadgen_sdk.request import Completion, Request
 from loadgen_sdk.transport.http1 import merged
 from loadgen_sdk.transport.target import Target, header_secrets
 from loadgen_sdk.transport.wire import raise_file_limit
 
 from loadgen import seeds
+from loadgen.execution import probing
 from loadgen.execution.plan import Settings
 from loadgen.preflight import host_checks, target_checks
 from loadgen.preflight.host_checks import Machine
@@ -143,19 +143,8 @@ async def _probe(settings: Settings, target: Target, fetcher: Fetcher) -> tuple[
     """The same probe as before a run, with prompts made from our tokenizer's words; and the longer prompt."""
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
     texts = [_fresh_text(tokenizer, n) for n in PROMPTS]
-    probe_result = await probe(
-        target,
-        exchange=fetcher.exchange,
-        connect=fetcher.connect,
-        model=settings.model,
-        server=settings.server,
-        stream=settings.stream,
-        api_key=settings.api_key,
-        headers=settings.headers,
-        extra_body=settings.extra_body,
-        samples=[(text, tokenizer.count(text)) for text in texts],
-    )
-    return probe_result, texts[1]
+    samples = [(text, tokenizer.count(text)) for text in texts]
+    return await probing.ask(settings, target, fetcher, samples), texts[1]
 
 
 def _fresh_text(tokenizer: tokens.Tokenizer, count: int) -> str:
@@ -316,30 +305,22 @@ def _local_ports() -> int | None:
 def run(settings: Settings) -> tuple[str, list[Finding]]:
     """Examine the target, or the embedded endpoint without a URL. Returns a title for the report and the findings."""
     timestamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    if settings.url is not None and settings.url.startswith("sim:"):
+    if settings.virtual and settings.url is not None:
         preset = load_preset(settings.url.removeprefix("sim:"), "--url sim:")
         meaning = "it runs within the command, in virtual time: nothing is connected to, and this host does not matter"
         title = f"doctor: simulated: {preset.name} (virtual time, not a real server), {timestamp}"
         return title, [Finding("target", OK, preset.words, meaning)]
     import uvloop
 
-    simulation = None
-    if settings.url is None:
-        from loadgen.sim.server import embedded
-        from loadgen.sim.server.options import Options
-
-        simulation = embedded.start(Options(**settings.embedded))
-        settings = replace(settings, url=simulation.url)
+    with (
+        probing.serving(settings) as served,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        findings = runner.run(examine(served))
+    assert served.url is not None
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            findings = runner.run(examine(settings))
-    finally:
-        if simulation is not None:
-            simulation.stop()
-    assert settings.url is not None
-    try:
-        shown = Target.parse(settings.url, api=settings.api).redacted
+        shown = Target.parse(served.url, api=served.api).redacted
     except TargetUnusable:
         shown = "the URL"
-    kind = " (embedded simulation, not a real server)" if simulation is not None else ""
+    kind = " (embedded simulation, not a real server)" if settings.url is None else ""
     return f"doctor: {shown}{kind}, {timestamp}", findings

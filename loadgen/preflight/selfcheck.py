@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from loadgen.metrics.summary import Summary, summarize
+from loadgen.results.manifest import ReasonCode
 from loadgen.stats.quantiles import index
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     truth: Truth | None
     sound: bool  # validity verdict of the run
     reasons: tuple[str, ...] = ()
+    codes: tuple[ReasonCode, ...] = ()  # of `reasons`, one for one
     server_limited: bool = False
 
 
@@ -235,7 +237,7 @@ def line(step: Step) -> str:
     )
     cells += ["-" if value is None else f"{value:.3f} ms" for value in (*values, step.send_lag_p99_ms)]
     text = "".join(f"{cell:>{max(len(name), _WIDTH) + 2}}" for cell, name in zip(cells, _COLUMNS, strict=True))
-    outcome = "sound" if step.sound else "; ".join(reason.partition(":")[0] for reason in step.reasons)
+    outcome = "sound" if step.sound else "; ".join(reason.code.replace("_", " ") for reason in step.codes)
     return f"{text}   {outcome}{'; the endpoint was the limit' if step.server_limited else ''}"
 
 
@@ -336,7 +338,8 @@ def step(kind: Kind, offered: float, seconds: float) -> Step:
         send_lag_p99_ms=summary.send_lag_ms.p99,
         truth=truth(rows, log, driven.run_id, driven.start_ns),
         sound=summary.verdict.valid,
-        reasons=tuple(summary.verdict.reasons),
+        reasons=summary.verdict.reasons,
+        codes=summary.verdict.codes,
         server_limited=server_limited(cpu_share=cpu_share, server_share=server_share, server_late_p50_ms=late_ms),
     )
 
@@ -372,8 +375,8 @@ def _drive(url: str, workload: Workload, folder: Path) -> _DrivenRun:
     """An ordinary run, without the process that writes its rows as Parquet."""
     import uvloop
 
-    from loadgen.execution import run as runs
-    from loadgen.execution.backends.single import work
+    from loadgen.execution import run_header
+    from loadgen.execution.backends.single import SETTLE_NS, work
     from loadgen.execution.plan import Settings, prepare
     from loadgen.execution.probing import find
     from loadgen.results import manifest, store
@@ -382,17 +385,17 @@ def _drive(url: str, workload: Workload, folder: Path) -> _DrivenRun:
 
     async def gate() -> int:
         gc.freeze()  # exclude objects of earlier steps from garbage collection, which could delay the start
-        starts.append(monotonic_ns() + runs.SETTLE_NS)
+        starts.append(monotonic_ns() + SETTLE_NS)
         return starts[0]
 
     settings = Settings(url=url)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         probe_result = runner.run(find(settings))
-        job, header, _ = prepare(workload, settings, (probe_result,), simulated=True, folder=folder)
-        store.replace(folder / "run.json", manifest.encode(header))
-        runner.run(work(job, 0, 1, gate))
+        plan, begins = prepare(workload, settings, (probe_result,), simulated=True, folder=folder)
+        store.replace(folder / "run.json", manifest.encode(run_header.header(plan, workload, begins)))
+        runner.run(work(plan, 0, 1, gate, lambda driver: None))
     end_ns = monotonic_ns()
     stored = store.read_run(folder)
     return _DrivenRun(
-        rows=stored.rows, summary=summarize(*stored), run_id=job.run_id, start_ns=starts[0], end_ns=end_ns
+        rows=stored.rows, summary=summarize(*stored), run_id=plan.job.run_id, start_ns=starts[0], end_ns=end_ns
     )

@@ -6,7 +6,6 @@ Pure: takes values, returns a string.
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -16,47 +15,35 @@ from loadgen.cost.comparison import slo_words
 from loadgen.cost.evidence import Evidence, notes
 from loadgen.mlperf import published as reference
 from loadgen.report import published
+from loadgen.report.table import wrapped
 from loadgen.results.capacity import RateInterval
-
-WIDTH = 100
 
 
 def render_text(
-    profile: str,
-    evidence: Evidence | None,
-    measured: MeasuredRate | None,
-    plan: CapacityPlan | None,
-    width: int = WIDTH,
+    profile: str, evidence: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None
 ) -> str:
     """The whole report, ending in a newline. Without a run there is no plan, and the text says so."""
-    blocks = [_published(profile, width), list(_measured(evidence, measured, plan, width))]
+    blocks = (published.told(published.capacity(profile)), _measured(evidence, measured, plan))
     return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
 
 
-def _published(profile: str, width: int) -> list[str]:
-    return list(published.told(published.capacity(profile), width))
-
-
-def _measured(
-    evidence: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None, width: int
-) -> Iterator[str]:
+def _measured(evidence: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None) -> Iterator[str]:
     if evidence is None or measured is None:
         yield "From a run under the SLO: none was given (--results DIR), so none of the above is a capacity."
         return
     mark = "SIMULATED, " if evidence.simulated else ""
     mark += "A LOWER BOUND of the capacity, " if measured.lower_bound else ""
     yield f"From a run under the SLO: {mark}{measured.name}"
-    lower_bound = "at least " if measured.lower_bound else ""
-    words = f"{measured.basis}: {lower_bound}{_span(measured.rate)} {measured.noun}/s of {measured.workload}"
-    words += f" on {measured.gpus} GPUs, "
-    words += f"SLO: {slo_words(evidence.summary)}; mean answer {measured.response_s:.3g} s; from {measured.folder}"
-    yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-    for note in notes(evidence):
-        yield from textwrap.wrap(f"! {note}", width, initial_indent="  ", subsequent_indent="    ")
-    if plan is None:
-        return
-    for words in (*_machines(plan), *_users(plan, at_most=measured.lower_bound)):
-        yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ")
+    words = [
+        f"{measured.basis}: {'at least ' if measured.lower_bound else ''}{_span(measured.rate)} {measured.noun}/s of "
+        f"{measured.workload} on {measured.gpus} GPUs, SLO: {slo_words(evidence.summary)}; "
+        f"mean answer {measured.response_s:.3g} s; from {measured.folder}"
+    ]
+    words += [f"! {note}" for note in notes(evidence)]
+    if plan is not None:
+        words += [*_machines(plan), *_users(plan, at_most=measured.lower_bound)]
+    for sentence in words:
+        yield from wrapped(sentence, "  ", "    ")
 
 
 def _machines(plan: CapacityPlan) -> Iterator[str]:
@@ -108,18 +95,17 @@ def render_json(
     """The same content as a JSON document, ending in a newline."""
     rack = reference.rack(reference.nodes().rows)
     rows = [row for row in reference.profiles().rows if row.profile == profile]
-    reproduced = [reference.arithmetic(row, rack) for row in rows]
     document = {
         "schema": 1,
         "profile": profile,
         "published": [
             {
-                "per_s": row_reproduced.profile.published_per_s,
-                "as_published": row_reproduced.as_published,
-                "by_output": row_reproduced.by_output,
-                "single_clock": row_reproduced.single_clock,
+                "per_s": row.published_per_s,
+                "as_published": again.as_published,
+                "by_output": again.by_output,
+                "single_clock": again.single_clock,
             }
-            for row_reproduced in reproduced
+            for row, again in ((row, reference.arithmetic(row, rack)) for row in rows)
         ],
         "ignored": list(reference.IGNORED),
         "notes": reference.notes_of(reference.profiles(), rows),

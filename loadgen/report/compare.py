@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 from loadgen import format
 from loadgen.compare.comparison import UNLIKE
 from loadgen.compare.thresholds import interval
-from loadgen.report import markdown
+from loadgen.metrics.reasons import sentence
+from loadgen.report import table
 from loadgen.report.junit import Case
-from loadgen.report.text import LABEL, WIDTH
+from loadgen.report.table import wrapped
+from loadgen.report.text import LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,59 +24,38 @@ _COLOURS = {"better": "32", "worse": "31"}
 
 def render_text(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = (), *, color: bool = False) -> str:
     """The sides, whether their work is the same, one table per compared side, notes, and the `--fail-on` outcomes."""
-    lines = _labelled(
-        "Compare", f"{comparison.sides[0]} with {', '.join(comparison.sides[1:])}{_mark_simulated(comparison)}"
-    )
-    lines += _labelled("Work", _work(comparison))
+    sides = f"{comparison.sides[0]} with {', '.join(comparison.sides[1:])}{_mark_simulated(comparison)}"
+    lines = [*_labelled("Compare", sides), *_labelled("Work", _work(comparison))]
     lines += _labelled("Judged", comparison.scope)
-    for side in comparison.sides[1:]:
-        differences = [difference for difference in comparison.differences if difference.side == side]
-        shared_reason = _shared(differences)
-        head, cells = _table(comparison, side, differences, shared_reason)
-        rows = _aligned((*head, ""), [(*row, "") for row in cells]) if shared_reason else _aligned(head, cells)
-        for i, difference in enumerate(differences, 1):
-            if color and difference.word in _COLOURS:
-                rows[i] = (
-                    rows[i][: -len(difference.word)] + f"\x1b[{_COLOURS[difference.word]}m{difference.word}\x1b[0m"
-                )
-        lines += ["", *rows]
-        if shared_reason:
-            lines += _paragraph(_unjudged(shared_reason))
+    for differences, head, rows, unjudged in _tables(comparison):
+        shown = table.text(head, rows, remarks=not unjudged)
+        for i, word in enumerate((difference.word for difference in differences), 1):
+            if color and word in _COLOURS:
+                shown[i] = f"{shown[i].removesuffix(word)}\x1b[{_COLOURS[word]}m{word}\x1b[0m"
+        lines += ["", *shown, *wrapped(unjudged)]
     if _has_intervals(comparison):
-        lines += ["", *_paragraph(_legend(comparison))]
+        lines += ["", *wrapped(_legend(comparison))]
     if comparison.notes:
-        lines += ["", "Notes", *(line for note in comparison.notes for line in _bullet(note))]
+        lines += ["", "Notes", *(line for note in comparison.notes for line in wrapped(note, "  - ", "    "))]
     if outcomes:
-        lines += [
-            "",
-            *(f"{_mark(outcome)}  {outcome.condition}  ({outcome.side}: {outcome.said})" for outcome in outcomes),
-        ]
+        lines += ["", *(f"{_mark(one)}  {one.condition}  ({one.side}: {one.said})" for one in outcomes)]
     return "\n".join(lines) + "\n"
 
 
 def render_markdown(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) -> str:
     """The same content as Markdown."""
     others = ", ".join(f"**{side}**" for side in comparison.sides[1:])
-    parts = [f"**{comparison.sides[0]}** with {others}{_mark_simulated(comparison)}. Work: {_work(comparison)}.\n"]
-    for side in comparison.sides[1:]:
-        differences = [difference for difference in comparison.differences if difference.side == side]
-        shared_reason = _shared(differences)
-        parts.append(markdown.table(*_table(comparison, side, differences, shared_reason)))
-        if shared_reason:
-            parts.append(_unjudged(shared_reason) + "\n")
+    parts = [f"**{comparison.sides[0]}** with {others}{_mark_simulated(comparison)}. Work: {_work(comparison)}."]
+    for _, head, rows, unjudged in _tables(comparison):
+        parts += [table.markdown(head, rows, remarks=not unjudged).rstrip(), *([unjudged] if unjudged else [])]
     if _has_intervals(comparison):
-        parts.append(_legend(comparison) + "\n")
-    parts.append(f"Judged: {comparison.scope}.\n")
+        parts.append(_legend(comparison))
+    parts.append(f"Judged: {comparison.scope}.")
     if comparison.notes:
-        parts.append("\n".join(f"- {note}" for note in comparison.notes) + "\n")
+        parts.append("\n".join(f"- {note}" for note in comparison.notes))
     if outcomes:
-        parts.append(
-            "\n".join(
-                f"- {_mark(outcome)} `{outcome.condition}` ({outcome.side}: {outcome.said})" for outcome in outcomes
-            )
-            + "\n"
-        )
-    return "\n".join(parts)
+        parts.append("\n".join(f"- {_mark(one)} `{one.condition}` ({one.side}: {one.said})" for one in outcomes))
+    return "\n\n".join(parts) + "\n"
 
 
 def cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> Iterator[Case]:
@@ -86,8 +66,8 @@ def cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> Itera
     if comparison.simulated:
         yield Case(name=_mark_simulated(comparison).strip(" ()"), group="loadgen compare", outcome="passed")
     if not comparison.valid:
-        reasons = "\n".join(note for note in comparison.notes if "not valid" in note)
-        yield Case(name="measurements are valid", group="loadgen compare", outcome="error", text=reasons)
+        why = [f"{run} is not valid: {'; '.join(map(sentence, codes))}" for run, codes in comparison.codes.items()]
+        yield Case(name="measurements are valid", group="loadgen compare", outcome="error", text="\n".join(why))
     for outcome in outcomes:
         kind = {True: "failed", False: "passed", None: "skipped"}[outcome.failed]
         yield Case(name=outcome.condition, group=f"loadgen compare {outcome.side}", outcome=kind, text=outcome.said)  # type: ignore[arg-type]
@@ -112,15 +92,27 @@ def _mark_simulated(comparison: Comparison) -> str:
     return f" (SIMULATED{sides})"
 
 
-def _shared(differences: Sequence[Difference]) -> str:
-    """The one reason for which none of several differences is judged; the empty string if there is no such reason."""
-    reasons = {difference.why for difference in differences}
-    return reasons.pop() if len(differences) > 1 and len(reasons) == 1 else ""
+def _tables(
+    comparison: Comparison,
+) -> Iterator[tuple[list[Difference], tuple[str, ...], list[tuple[str, ...]], str]]:
+    """For each compared side: its differences, head and rows of their table, and why none of them is judged.
 
-
-def _unjudged(reason: str) -> str:
-    hint = "; --anyway judges all the same" if reason == UNLIKE else ""
-    return f"None of them is judged: {reason}{hint}."
+    That is "" where they are judged, or have no reason in common; otherwise the columns of the judgement are left out.
+    """
+    head = ("metric", comparison.sides[0], "", "change", f"interval, {comparison.confidence:.0%}", "seen from", "")
+    for side in comparison.sides[1:]:
+        differences = [difference for difference in comparison.differences if difference.side == side]
+        reasons = {difference.why for difference in differences}
+        reason = reasons.pop() if len(differences) > 1 and len(reasons) == 1 else ""
+        hint = "; --anyway judges all the same" if reason == UNLIKE else ""
+        columns = 4 if reason else len(head)
+        rows = [_row(difference)[:columns] for difference in differences]
+        yield (
+            differences,
+            (*head[:2], side, *head[3:columns]),
+            rows,
+            f"None of them is judged: {reason}{hint}." if reason else "",
+        )
 
 
 def _legend(comparison: Comparison) -> str:
@@ -134,40 +126,12 @@ def _mark(outcome: ThresholdOutcome) -> str:
     return {True: "FAILED", False: "passed", None: "undecided"}[outcome.failed]
 
 
-def _labelled(label: str, text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=f"{label:<{LABEL}}", subsequent_indent=" " * LABEL)
-
-
-def _paragraph(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH)
-
-
-def _bullet(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent="  - ", subsequent_indent="    ")
-
-
-def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a text table: first and last column left-aligned, the others right-aligned."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    lines = []
-    for first, *middle, last in (head, *rows):
-        cells = [f"{cell:>{width}}" for cell, width in zip(middle, widths[1:-1], strict=True)]
-        lines.append("  ".join([f"{first:<{widths[0]}}", *cells, last]).rstrip())
-    return lines
+def _labelled(label: str, words: str) -> list[str]:
+    return wrapped(words, f"{label:<{LABEL}}", " " * LABEL)
 
 
 def _has_intervals(comparison: Comparison) -> bool:
     return any(difference.low is not None for difference in comparison.differences)
-
-
-def _table(
-    comparison: Comparison, side: str, differences: Sequence[Difference], shared_reason: str
-) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Head and rows of the table for `side`. With a `shared_reason`, the columns of the judgement are left out."""
-    if shared_reason:
-        return ("metric", comparison.sides[0], side, "change"), [_row(difference)[:4] for difference in differences]
-    head = ("metric", comparison.sides[0], side, "change", f"interval, {comparison.confidence:.0%}", "seen from", "")
-    return head, [_row(difference) for difference in differences]
 
 
 def _row(difference: Difference) -> tuple[str, ...]:

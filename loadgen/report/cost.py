@@ -6,7 +6,6 @@ printing, such that the printed parts add up to the printed total.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
@@ -15,8 +14,9 @@ from loadgen.cost.comparison import OfferComparison, has_lower_bound, slo_words
 from loadgen.cost.prices import Owned, PerToken, dated
 from loadgen.cost.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer, other_machine
 from loadgen.format import NONE
+from loadgen.report import table
+from loadgen.report.table import WIDTH, wrapped
 
-WIDTH = 100
 DIGITS = 4  # significant digits of a printed amount
 
 # How many units a printed amount is for, and the name of that quantity. Token units are already millions.
@@ -162,39 +162,38 @@ def standing(offer: Offer) -> str:
     return ", ".join([offer.basis.label, *marks])
 
 
-def render_text(comparison: OfferComparison, width: int = WIDTH) -> str:
+def render_text(comparison: OfferComparison) -> str:
     """The whole comparison for a terminal, ending in a newline."""
     blocks = (
-        textwrap.wrap(headline(comparison), width),
-        [
-            line
-            for offer_and_differences in zip(comparison.offers, comparison.against_first, strict=True)
-            for line in _offer_lines(*offer_and_differences, width)
-        ],
-        _costs(comparison, width),
-        in_columns(*parts(comparison), width),
+        wrapped(headline(comparison)),
+        _offer_lines(comparison),
+        _costs(comparison),
+        in_columns(*parts(comparison)),
         _power(comparison),
-        _pairs(comparison, width),
+        _listed(*_ratios(comparison)),
         _swings(comparison),
-        _break_evens(comparison, width),
+        _listed(*_break_evens(comparison)),
     )
     return "\n\n".join("\n".join(lines) for block in blocks if (lines := list(block))) + "\n"
 
 
-def _offer_lines(offer: Offer, differences: Sequence[str], width: int) -> Iterator[str]:
-    yield offer.name
-    marks = [f"! NOT COMPARABLE with the first: {'; '.join(differences)}"] if differences else []
-    for words in (priced(offer), measured(offer), *(f"! {note}" for note in offer.notes), *marks):
-        yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+def _offer_lines(comparison: OfferComparison) -> Iterator[str]:
+    for offer, differences in zip(comparison.offers, comparison.against_first, strict=True):
+        yield offer.name
+        marks = [f"! NOT COMPARABLE with the first: {'; '.join(differences)}"] if differences else []
+        for words in (priced(offer), measured(offer), *(f"! {note}" for note in offer.notes), *marks):
+            yield from wrapped(words, "  ", "    ")
 
 
-def _marked_name(comparison: OfferComparison, i: int) -> str:
-    return comparison.offers[i].name + (" *" if comparison.against_first[i] else "")
+def marked_names(comparison: OfferComparison) -> list[str]:
+    """The names of the offers, those that are not comparable with the first with a star."""
+    pairs = zip(comparison.offers, comparison.against_first, strict=True)
+    return [offer.name + " *" * bool(differences) for offer, differences in pairs]
 
 
-def _costs(comparison: OfferComparison, width: int) -> Iterator[str]:
+def _costs(comparison: OfferComparison) -> Iterator[str]:
     shown_units = units(comparison)
-    head = (f"{comparison.prices.currency} per", *(_marked_name(comparison, i) for i in range(len(comparison.offers))))
+    head = (f"{comparison.prices.currency} per", *marked_names(comparison))
     rows: list[Sequence[str]] = [("", *(standing(offer) for offer in comparison.offers))]
     for unit in shown_units:
         by, name = PER[unit]
@@ -202,7 +201,7 @@ def _costs(comparison: OfferComparison, width: int) -> Iterator[str]:
         rows.append((name, *(NONE if cost is None else money(cost.total * by) for cost in costs)))
         if any(cost is not None and _has_width(cost) for cost in costs):
             rows.append(("", *(ends(cost, by) for cost in costs)))
-    yield from in_columns(head, rows, width)
+    yield from in_columns(head, rows)
     for unit in shown_units:
         yield f"  {PER[unit][1]}: {EXPLAINED[unit]}"
     if any(comparison.against_first):
@@ -230,7 +229,7 @@ def parts(comparison: OfferComparison) -> Rows:
     by, name = PER[comparison.unit]
     costs = [offer.costs[comparison.unit] for offer in comparison.offers]
     rounded = [None if cost is None else apportioned(cost, by) for cost in costs]
-    head = (f"Parts of {name}", *(_marked_name(comparison, i) for i in range(len(rounded))))
+    head = (f"Parts of {name}", *marked_names(comparison))
     rows = [
         (
             PART_NAMES[part],
@@ -258,24 +257,31 @@ def power(comparison: OfferComparison) -> Rows:
 
 def _power(comparison: OfferComparison) -> list[str]:
     head, rows = power(comparison)
-    return show_table(head, rows) if rows else []
+    return table.text(head, rows) if rows else []
 
 
-def _pairs(comparison: OfferComparison, width: int) -> Iterator[str]:
-    if not comparison.pairs:
-        return
-    yield f"Ratio of cost per {PER[comparison.unit][1].removeprefix('1,000 ').removesuffix('s')}"
+def _listed(title: str, sentences: Sequence[str]) -> list[str]:
+    return [title, *(line for words in sentences for line in wrapped(words, "  ", "    "))] if sentences else []
+
+
+def _ratios(comparison: OfferComparison) -> tuple[str, list[str]]:
+    """The title and the sentences about each pair of offers."""
+    sentences = []
     for pair in comparison.pairs:
-        start = f"{pair.a} / {pair.b}: "
         if pair.ratio is None:
             words = f"{pair.word}: {'; '.join(pair.differences)}"
         else:
             ends = f" [{money(pair.low)}, {money(pair.high)}]" if pair.low is not None else ""
             words = f"{money(pair.ratio)}{ends}: {pair.word}"
         words += f" ({'; '.join(pair.notes)})" if pair.notes else ""
-        yield from textwrap.wrap(
-            start + words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
-        )
+        sentences.append(f"{pair.a} / {pair.b}: {words}")
+    return f"Ratio of cost per {PER[comparison.unit][1].removeprefix('1,000 ').removesuffix('s')}", sentences
+
+
+def _break_evens(comparison: OfferComparison) -> tuple[str, list[str]]:
+    return "Break-even between machines and paying by the token", [
+        f"{break_even.rent} against {break_even.by_token}: {break_even.word}" for break_even in comparison.break_evens
+    ]
 
 
 SHOWN_SWINGS = 4  # most sensitivities per offer in the text
@@ -291,64 +297,43 @@ def _swings(comparison: OfferComparison) -> Iterator[str]:
             for i, swing in enumerate(own)
         ]
     if rows:
-        yield from show_table(("What moves it most", "input", "moved by", "down", "up"), rows, left=3)
+        yield from table.text(("What moves it most", "input", "moved by", "down", "up"), rows, left=3)
         yield f"  {comparison.prices.currency} per {name}; each input alone; 10 % where nobody said how sure it is"
 
 
-def _break_evens(comparison: OfferComparison, width: int) -> Iterator[str]:
-    if comparison.break_evens:
-        yield "Break-even between machines and paying by the token"
-    for break_even in comparison.break_evens:
-        words = f"{break_even.rent} against {break_even.by_token}: {break_even.word}"
-        yield from textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-
-
-def in_columns(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """A table with one column per offer. Columns that do not fit into `width` follow below, labels repeated."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+def in_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A table with one column per offer. Columns that do not fit into WIDTH follow below, labels repeated."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     first = 1
     while first < len(head):
         last, used_width = first, widths[0] + 2 + widths[first]
-        while last + 1 < len(head) and used_width + 2 + widths[last + 1] <= width:
+        while last + 1 < len(head) and used_width + 2 + widths[last + 1] <= WIDTH:
             last += 1
             used_width += 2 + widths[last]
-        columns = [0, *range(first, last + 1)]
-        yield from show_table([head[i] for i in columns], [[row[i] for i in columns] for row in rows])
-        first = last + 1
-        if first < len(head):
+        if first > 1:
             yield ""
-
-
-def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Lines of a text table: the first `left` columns left-aligned, the others right-aligned."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    lines = []
-    for row in (head, *rows):
-        cells = [
-            f"{cell:<{w}}" if i < left else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+        columns = [0, *range(first, last + 1)]
+        yield from table.text([head[i] for i in columns], [[row[i] for i in columns] for row in rows])
+        first = last + 1
 
 
 def render_markdown(comparison: OfferComparison) -> str:
     """The comparison as Markdown: offers, costs, ratios, break-evens; ends in a newline."""
     shown_units = units(comparison)
     head = ["Offer", *(f"{comparison.prices.currency} per {PER[unit][1]}" for unit in shown_units), "Measured"]
-    lines = [headline(comparison), "", _pipes(head), _pipes(["---", *("---:" for _ in shown_units), "---"])]
-    for i, offer in enumerate(comparison.offers):
-        cells = [_cell(offer.costs[unit], PER[unit][0]) for unit in shown_units]
-        lines.append(_pipes([_marked_name(comparison, i), *cells, standing(offer)]))
-    lines.append("")
+    rows = [
+        [name, *(_cell(offer.costs[unit], PER[unit][0]) for unit in shown_units), standing(offer)]
+        for name, offer in zip(marked_names(comparison), comparison.offers, strict=True)
+    ]
+    lines = [headline(comparison), "", table.markdown(head, rows, remarks=True)]
     for i, offer in enumerate(comparison.offers):
         lines.append(f"- **{offer.name}**: {priced(offer)}. {measured(offer)}.")
         lines += [f"  - {note}" for note in offer.notes]
         if comparison.against_first[i]:
             lines.append(f"  - \\* not comparable with the first: {'; '.join(comparison.against_first[i])}")
-    for block in (_pairs(comparison, 10_000), _break_evens(comparison, 10_000)):
-        block_lines = list(block)
-        if block_lines:
-            lines += ["", block_lines[0], "", *(f"- {line.strip()}" for line in block_lines[1:])]
+    for title, sentences in (_ratios(comparison), _break_evens(comparison)):
+        if sentences:
+            lines += ["", title, "", *(f"- {words}" for words in sentences)]
     return "\n".join(lines) + "\n"
 
 
@@ -356,7 +341,3 @@ def _cell(cost: Cost | None, by: int) -> str:
     if cost is None:
         return NONE
     return money(cost.total * by) + (f" {ends(cost, by)}" if _has_width(cost) else "")
-
-
-def _pipes(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -6,36 +6,36 @@ Text and page take tokens/s from one place (`rates`).
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen import format
 from loadgen.metrics import blocks
 from loadgen.mlperf.log_files import checker_text
+from loadgen.report import table
+from loadgen.report.table import wrapped
 from loadgen.stats.loadgen_spread import PERCENTILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from loadgen.mlperf.result import MlperfResult
-    from loadgen.stats.loadgen_spread import LoadGenSpread
 
-WIDTH = 100
 NAMES = {"server": "Server", "interactive": "Interactive", "offline": "Offline"}
+INDENT = " " * 11
 
 
-def render(result: MlperfResult, *, gpus: int | None = None, parts: Iterable[str] = (), width: int = WIDTH) -> str:
+def render(result: MlperfResult, *, gpus: int | None = None, parts: Iterable[str] = ()) -> str:
     """The whole report, ending in a newline. `parts`: lines about each of several targets (`report.text.parts`)."""
-    return "\n".join(_lines(result, gpus, tuple(parts), width)) + "\n"
+    return "\n".join(_lines(result, gpus, tuple(parts))) + "\n"
 
 
-def _lines(result: MlperfResult, gpus: int | None, parts: tuple[str, ...], width: int) -> Iterator[str]:
+def _lines(result: MlperfResult, gpus: int | None, parts: tuple[str, ...]) -> Iterator[str]:
     mark = "SIMULATED, not a real system: " if result.simulated else ""
     rate = f", target {result.target_qps:,.6g}/s" if result.target_qps else ""
     yield f"{mark}MLPerf-style (unofficial) {NAMES[result.scenario]} · {result.benchmark} · round {result.round}{rate}"
-    yield from textwrap.wrap(result.disclosure, width)
+    yield from wrapped(result.disclosure)
     yield ""
-    yield from textwrap.wrap(f"Data       {result.dataset}", width, subsequent_indent=" " * 11)
+    yield from wrapped(f"Data       {result.dataset}", rest=INDENT)
     length = f"{result.scheduled_s:,.3f} s scheduled, {result.min_duration_s:g} s needed"
     if result.scenario == "offline":
         length = f"one query of {result.queries:,} samples"
@@ -53,11 +53,10 @@ def _lines(result: MlperfResult, gpus: int | None, parts: tuple[str, ...], width
         yield f"           {whole_run} over the whole run, until the last completion"
         yield (f"Samples/s  {samples.value} completed, {format.quantity(result.scheduled_samples_per_s, 4)} scheduled")
     yield ""
-    yield from _table(result)
+    yield from _latencies(result)
     yield ""
     if parts:
-        yield from parts
-        yield ""
+        yield from (*parts, "")
     if result.checks:
         for check, row in zip(result.checks, limits(result)[1], strict=True):
             _, value, loadgen, checker, over, early_stopping = row
@@ -65,15 +64,14 @@ def _lines(result: MlperfResult, gpus: int | None, parts: tuple[str, ...], width
             yield f"{check.metric.upper()} p99  {value}, {limit}: LoadGen {loadgen}, submission checker {checker}"
             yield f"          {over} over the limit: early stopping {early_stopping}"
         yield ""
-    yield from textwrap.wrap(checker_text(result), width, subsequent_indent=" " * 11)
+    yield from wrapped(checker_text(result), rest=INDENT)
     yield f"Result     {_standing(result)}"
-    yield from _sustained(result, width)
-    for reason in result.reasons:
-        yield from textwrap.wrap(reason.text, width, initial_indent="  - ", subsequent_indent="    ")
+    for sentence in (*_sustained(result), *(reason.text for reason in result.reasons)):
+        yield from wrapped(sentence, "  - ", "    ")
     if result.valid and not result.checker_valid:
         yield "  - VALID for LoadGen at exactly a limit; the submission checker asks for less than the limit"
     for note in result.notes:
-        yield from textwrap.wrap(note, width, initial_indent="  note: ", subsequent_indent="    ")
+        yield from wrapped(note, "  note: ", "    ")
 
 
 def _standing(result: MlperfResult) -> str:
@@ -84,23 +82,21 @@ def _standing(result: MlperfResult) -> str:
     return "VALID by the rules only: " + ("NOT sustained" if result.sustained is False else "not shown to be sustained")
 
 
-def _sustained(result: MlperfResult, width: int) -> Iterator[str]:
+def _sustained(result: MlperfResult) -> Iterator[str]:
     """Whether the rate can go on for ever, and what would show it."""
     if result.sustained_why:
-        yield from textwrap.wrap(result.sustained_why, width, initial_indent="  - ", subsequent_indent="    ")
+        yield result.sustained_why
     if result.sustained is False and result.valid:
-        text = (
+        yield (
             "a queue grows: a longer run at this rate would miss the limits. --find-peak finds a rate that is sustained"
         )
-        yield from textwrap.wrap(text, width, initial_indent="  - ", subsequent_indent="    ")
     elif result.rules_only and result.longer_minutes is not None:
-        text = (
+        yield (
             f"to show that it is sustained takes a run twice as long, {result.longer_minutes:,.0f} minutes: "
             "--find-peak --sustain"
         )
-        yield from textwrap.wrap(text, width, initial_indent="  - ", subsequent_indent="    ")
     if result.rules_qps is not None and result.target_qps is not None:
-        yield f"  - highest rate by the rules, in runs of the official length: {result.rules_qps:,.4g}/s"
+        yield f"highest rate by the rules, in runs of the official length: {result.rules_qps:,.4g}/s"
 
 
 class Rate(NamedTuple):
@@ -148,19 +144,11 @@ def limits(result: MlperfResult) -> tuple[tuple[str, ...], list[tuple[str, ...]]
     return head, rows
 
 
-def _table(result: MlperfResult) -> Iterator[str]:
-    head = ("ms", *(f"p{p * 100:g}" for p in PERCENTILES), "mean", "max")
-    rows = [
-        (name, *_cells(spread))
-        for name, spread in (("TTFT", result.ttft), ("TPOT", result.tpot), ("Latency", result.latency))
-        if spread is not None
-    ]
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    for row in (head, *rows):
-        cells = [f"{cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True)]
-        yield f"{row[0]:<{max(widths[0], 9)}}  " + "  ".join(cells)
-
-
-def _cells(spread: LoadGenSpread) -> list[str]:
-    values = (*spread.percentiles, spread.mean, spread.max)
-    return ["-" if value is None else f"{value / 1e6:,.3f}" for value in values]
+def _latencies(result: MlperfResult) -> list[str]:
+    head = ("ms       ", *(f"p{p * 100:g}" for p in PERCENTILES), "mean", "max")
+    rows = []
+    for name, spread in (("TTFT", result.ttft), ("TPOT", result.tpot), ("Latency", result.latency)):
+        if spread is not None:
+            values = (*spread.percentiles, spread.mean, spread.max)
+            rows.append((name, *(format.NONE if value is None else f"{value / 1e6:,.3f}" for value in values)))
+    return table.text(head, rows)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from html import escape
 from typing import TYPE_CHECKING
 
 from loadgen import format
-from loadgen.report import page
+from loadgen.report import page, table
+from loadgen.report.table import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,14 +36,9 @@ def _latencies(result: ForeignResult) -> Iterator[tuple[str, ...]]:
 
 def _rates(result: ForeignResult) -> Iterator[tuple[str, str]]:
     for path, name in RATES.items():
-        if path in result.figures:
-            value = result.figures[path]
-            yield (
-                name,
-                format.count(int(value))
-                if path.startswith(("requests", "tokens.i", "tokens.output")) and (value.is_integer())
-                else format.quantity(value),
-            )
+        if (value := result.figures.get(path)) is not None:
+            is_count = path.startswith(("requests", "tokens.i", "tokens.output")) and value.is_integer()
+            yield name, format.count(int(value)) if is_count else format.quantity(value)
 
 
 def _about(result: ForeignResult) -> list[tuple[str, str]]:
@@ -60,15 +55,10 @@ def _about(result: ForeignResult) -> list[tuple[str, str]]:
 def render_text(result: ForeignResult) -> str:
     """Tables for a terminal, ending in a newline. The last lines say how the tool counts; nothing is checked."""
     lines = [f"{name:<11}{value}" for name, value in _about(result) if value]
-    rows = [("ms, as it calls them", *STATS), *_latencies(result)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines.append("")
-    for first, *others in rows:
-        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([f"{first:<{widths[0]}}", *cells]))
+    lines += ["", *table.text(("ms, as it calls them", *STATS), list(_latencies(result)))]
     lines += ["", *(f"{name:<26}{value:>14}" for name, value in _rates(result)), ""]
-    lines += textwrap.wrap(f"How it counts: {result.counts}.", 100)
-    lines += [line for note in result.notes for line in textwrap.wrap(f"Note: {note}.", 100)]
+    lines += wrapped(f"How it counts: {result.counts}.")
+    lines += [line for note in result.notes for line in wrapped(f"Note: {note}.")]
     return "\n".join([*lines, "Figures only: no records, no fingerprint, no verdict of ours."]) + "\n"
 
 

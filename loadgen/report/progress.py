@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from time import monotonic_ns
 from typing import TextIO
 
 from loadgen import format
-from loadgen.execution.driver import Counters
-from loadgen.execution.shared_counters import Counted
+from loadgen.execution.events import Counters
 
 EVERY_S = 0.5
 LINE_EVERY_S = 10.0  # where the line cannot be rewritten
@@ -44,7 +44,7 @@ class Progress:
         self._last_ns = self._began_ns = monotonic_ns()
         self._handle: asyncio.TimerHandle | None = None
 
-    def follow(self, drive: Counted) -> None:
+    def follow(self, counters: Callable[[], Counters]) -> None:
         """Show these counters from now on, until the event loop ends or `clear` is called."""
         if not self._is_shown:
             return
@@ -53,7 +53,7 @@ class Progress:
 
         def show() -> None:
             now = monotonic_ns()
-            line = self.line(drive.counters, now)
+            line = self.line(counters(), now)
             self._out.write("\r\x1b[K" + line if self._is_terminal else line + "\n")
             self._out.flush()
             self._handle = loop.call_later(every_s, show)

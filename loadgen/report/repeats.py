@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 from loadgen import format
 from loadgen.metrics.registry import SHARES
-from loadgen.report.text import WIDTH
+from loadgen.report import table
+from loadgen.report.table import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ def render_text(repeats: RepeatSummary) -> str:
     several = count > MOST_COLUMNS
     columns = ("least", "most") if several else repeats.runs
     head = ("", "mean", f"{repeats.confidence:.0%} interval", "spread", *columns)
-    rows = [head]
+    rows = []
     for one in repeats.figures:
         values = (min(one.values), max(one.values)) if several else one.values
         rows.append(
@@ -35,29 +35,23 @@ def render_text(repeats: RepeatSummary) -> str:
                 *(_value(one, value) for value in values),
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = [f"{count} run{'s' if count > 1 else ''} of one load{' (SIMULATED)' if repeats.simulated else ''}"]
-    lines += [
-        "  ".join([f"{row[0]:<{widths[0]}}", *(f"{cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
+    lines += table.text(head, rows)
     if not repeats.valid:
-        lines += textwrap.wrap("Not every run is valid: these means say nothing certain.", WIDTH)
-    lines += textwrap.wrap(_legend(repeats), WIDTH)
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+        lines += wrapped("Not every run is valid: these means say nothing certain.")
+    return "\n".join([*lines, *wrapped(_legend(repeats))]) + "\n"
 
 
 def render_levels(levels: Sequence[tuple[str, RepeatSummary]]) -> str:
     """The levels of a sweep that was repeated: each figure as its mean with half its interval, ending in a newline."""
     paths = ("tokens.steady_output_per_s", "ttft_ms.p50", "ttft_ms.p99", "tpot_ms.p50", "tpot_ms.p99", "e2e_ms.p50")
     head = ("level", "runs", "tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p50")
-    rows: list[tuple[str, ...]] = [head]
+    rows: list[tuple[str, ...]] = []
     for name, repeats in levels:
         figures = {one.metric: one for one in repeats.figures}
         cells = (_with_half(figures.get(path)) for path in paths)
         rows.append((name, f"{len(repeats.runs)}{'' if repeats.valid else ' (not valid)'}", *cells))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = table.text(head, rows, left=0)
     legend = "latencies in ms; the mean of the runs, and half its 95 % interval by the spread between them"
     simulated = any(repeats.simulated for _, repeats in levels)
     return "\n".join([*(["SIMULATED, not a real server"] if simulated else []), *lines, legend]) + "\n"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, Protocol
 
 from loadgen import format
+from loadgen.report import table
+from loadgen.report.table import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from loadgen.search.load_search import NextTrial, SearchAnswer, TrialResult
 
-WIDTH = 100
+INDENT = " " * 11
 KINDS = {
     "bracket": "looking for a bracket",
     "probe": "probe",
@@ -92,15 +93,13 @@ def _lines(
         )
         for result in sorted(results, key=lambda result: (result.ask.load, result.ask.number))
     ]
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    for row in (head, *rows):
-        yield "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from table.text(head, rows, left=0, remarks=True)
     yield "latencies in ms; a probe that ended early shows the part it saw"
     yield ""
     if answer.load is not None and answer.interval is not None:
         low, high = answer.interval.low, answer.interval.high
         yield f"Load       {answer.load:.4g}{unit} (95 % interval {low:.4g} to {high:.4g}): half of all runs pass there"
-        yield from textwrap.wrap(covers(answer, simulated), WIDTH, initial_indent=" " * 11, subsequent_indent=" " * 11)
+        yield from wrapped(covers(answer, simulated), INDENT, INDENT)
     elif answer.load is not None:
         yield f"Load       at least {answer.load:.4g}{unit}"
     elif answer.reason == "none":
@@ -118,7 +117,7 @@ def _lines(
     confirming = f"{format.duration(answer.confirming_s)} confirming"
     yield f"Spent      {format.duration(spent)} in {answer.probes} probes, {confirming}"
     ended = f"Ended      {ENDINGS.get(answer.reason, answer.reason)}"
-    yield from textwrap.wrap(ended, WIDTH, subsequent_indent=" " * 11)
+    yield from wrapped(ended, rest=INDENT)
     invalid = next((result for result in results if result.outcome == "invalid"), None)
     if invalid is not None:
         yield f"           probe {invalid.ask.number}: {invalid.why}"
@@ -175,11 +174,11 @@ def _steady(answer: SearchAnswer, results: Sequence[TrialResult], unit: str) -> 
         return
     else:
         text = "not known"
-    yield from textwrap.wrap(f"Steady     {text}", WIDTH, subsequent_indent=" " * 11)
+    yield from wrapped(f"Steady     {text}", rest=INDENT)
     if answer.sustained_why and answer.steady is not None and not answer.rules_only:
-        yield from textwrap.wrap(answer.sustained_why, WIDTH, initial_indent=" " * 11, subsequent_indent=" " * 11)
+        yield from wrapped(answer.sustained_why, INDENT, INDENT)
     if answer.rules_only:
-        yield from textwrap.wrap(f"           {rules_only(answer, results)}", WIDTH, subsequent_indent=" " * 11)
+        yield from wrapped(rules_only(answer, results), INDENT, INDENT)
 
 
 def rules_only(answer: SearchAnswer, results: Sequence[TrialResult]) -> str:

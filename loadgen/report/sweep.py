@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from loadgen import format
-from loadgen.report import markdown, page
+from loadgen.report import page, table
 from loadgen.report.page import Axis, Chart, Mark, Series
 from loadgen.search import sweep
 
@@ -121,15 +121,7 @@ _UNITS = "Latencies in ms. tokens/s: output, while load was offered; per user: 1
 def render_text(curve: SweepCurve) -> str:
     """The table and the result, for a terminal, ending in a newline."""
     head, rows = _table(curve)
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    lines = []
-    for row in (head, *rows):
-        remark_column = len(row) - (head[-1] == "")
-        cells = [
-            f"{cell:>{width}}" if 0 < i < remark_column else f"{cell:<{width}}"
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
+    lines = table.text(head, rows, remarks=head[-1] == "")
     mark = ["SIMULATED, not a real server: " + curve.target] if any(level.simulated for level in curve.levels) else []
     return "\n".join([*mark, *_said(curve), *lines, _UNITS, "", *sentences(curve)]).rstrip() + "\n"
 
@@ -145,13 +137,11 @@ def render_markdown(curve: SweepCurve) -> str:
     head, rows = _table(curve)
     gpus = f", {curve.gpus} GPUs" if curve.gpus else ""
     mark = "SIMULATED: " if any(level.simulated for level in curve.levels) else ""
-    made_by = f"loadgen {curve.version}, {curve.started[:10]}"
     said = "".join(f", {words}" for words in _said(curve))
+    made_by = f"loadgen {curve.version}, {curve.started[:10]}"
     title = f"**{mark}{curve.workload}**, {curve.model} at {curve.target}{gpus}{said}, {made_by}\n"
-    return (
-        "\n".join([title, markdown.table(head, rows), _UNITS, "", *(f"- {sentence}" for sentence in sentences(curve))])
-        + "\n"
-    )
+    levels = table.markdown(head, rows, remarks=head[-1] == "")
+    return "\n".join([title, levels, _UNITS, "", *(f"- {sentence}" for sentence in sentences(curve))]) + "\n"
 
 
 def render_html(curve: SweepCurve) -> str:

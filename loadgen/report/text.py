@@ -1,7 +1,6 @@
 """A run's summary as tables for a terminal: what was tested, what was measured, whether the figures can be trusted.
 
-Pure: takes a `Summary`, returns a string of at most `width` columns. Names may be wider: a URL is never cut. No
-arithmetic is done here.
+Pure: takes a `Summary`, returns a string of at most WIDTH columns. Names may be wider: a URL is never cut.
 """
 
 from __future__ import annotations
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING
 from loadgen import format
 from loadgen.metrics.registry import NAMES
 from loadgen.metrics.validity import WAITED_SHARE
+from loadgen.report import table
 from loadgen.report.run_headline import met_word
+from loadgen.report.table import WIDTH, wrapped
 from loadgen.stats.quantiles import SUPPORT, Distribution
 
 if TYPE_CHECKING:
@@ -26,23 +27,22 @@ if TYPE_CHECKING:
     from loadgen.results.manifest import TargetFacts
     from loadgen.server_metrics.series import Served
 
-WIDTH = 100
 LABEL = 11  # width of the left column
 SHOWN = ("p50", "p90", "p95", "p99")  # p99.9 and the minimum are in the JSON
 
 
-def render(summary: Summary, *, color: bool = False, width: int = WIDTH) -> str:
+def render(summary: Summary, *, color: bool = False) -> str:
     """The whole report, ending in a newline. The first line says what was tested; the last lines are the verdict."""
     paint = _ansi if color else _plain
     blocks = (
-        _heading(summary, paint, width),
-        _counts(summary, width),
+        _heading(summary, paint),
+        _counts(summary),
         _latency(summary),
-        _tokens(summary, width),
+        _tokens(summary),
         parts(summary),
-        _slo(summary.goodput, paint, width),
-        _errors(summary.requests, width),
-        _verdict(summary, paint, width),
+        _slo(summary.goodput, paint),
+        _errors(summary.requests),
+        _verdict(summary, paint),
     )
     return "\n\n".join("\n".join(lines) for block in blocks if (lines := list(block))) + "\n"
 
@@ -74,7 +74,7 @@ def render_levels(summaries: Sequence[Summary], *, color: bool = False) -> str:
         )
         for summary in summaries
     ]
-    lines = _table(head, rows)
+    lines = table.text(head, rows)
     mark = ["SIMULATED, not a real server"] if any(summary.target.simulated for summary in summaries) else []
     for i, summary in enumerate(summaries):
         if not summary.verdict.valid:
@@ -98,43 +98,32 @@ def _plain(text: str, colour: str) -> str:
     return text
 
 
-def _wrapped(label: str, parts: Sequence[str], width: int, separator: str = ", ") -> list[str]:
-    """`label` on the left, the non-empty parts on the right. Lines break between parts, never inside one."""
-    text = separator.join(part.replace(" ", "\u00a0") for part in parts if part)
-    lines = textwrap.wrap(
-        text, width, initial_indent=f"{label:<{LABEL}}", subsequent_indent=" " * LABEL, break_on_hyphens=False
-    )
+def _labelled(label: str, parts: Sequence[str]) -> list[str]:
+    """`label` on the left, the non-empty parts on the right. Lines break between parts; inside only a very long one."""
+    room = WIDTH - LABEL
+    words = ", ".join(part if len(part) >= room else part.replace(" ", "\u00a0") for part in parts if part)
+    lines = wrapped(words, f"{label:<{LABEL}}", " " * LABEL)
     return [line.replace("\u00a0", " ") for line in lines] or [label]
 
 
-def _bullets(sentences: Sequence[str], width: int) -> Iterator[str]:
+def _bullets(sentences: Sequence[str]) -> Iterator[str]:
     for sentence in sentences:
-        yield from textwrap.wrap(sentence, width, initial_indent="  - ", subsequent_indent="    ")
+        yield from wrapped(sentence, "  - ", "    ")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a text table: first column left-aligned, the others right-aligned, each as wide as its widest cell."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    lines = []
-    for row in (head, *rows):
-        cells = [f"{row[0]:<{widths[0]}}", *(f"{cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True))]
-        lines.append("  ".join(cells).rstrip())
-    return lines
-
-
-def _heading(summary: Summary, paint: Callable[[str, str], str], width: int) -> Iterator[str]:
+def _heading(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str]:
     target, run = summary.target, summary.run
     mark = paint("SIMULATED, not a real server:", "yellow") + " " if target.simulated else ""
     yield mark + paint(" · ".join(filter(None, (_target_name(target), target.model, summary.load.arrival))), "bold")
     gpus = f"{target.gpus} GPU{'s' if target.gpus != 1 else ''}" if target.gpus is not None else ""
     rtt = f"connect time {format.milliseconds(summary.rtt_ms)} ms without load" if summary.rtt_ms is not None else ""
     seed = f"seed {run.seed}" if run.seed is not None else ""
-    yield from _wrapped("Run", [f"{run.workload or run.name}: {run.id}", seed, f"loadgen {run.version}"], width)
-    yield from _wrapped("", [gpus, target.shape, target.region, rtt], width)
+    yield from _labelled("Run", [f"{run.workload or run.name}: {run.id}", seed, f"loadgen {run.version}"])
+    yield from _labelled("", [gpus, target.shape, target.region, rtt])
     if target.software:
-        yield from _wrapped("Software", target.software, width)
+        yield from _labelled("Software", target.software)
     if run.metadata:
-        yield from _wrapped("Metadata", [format.pairs({key: value}) for key, value in run.metadata.items()], width)
+        yield from _labelled("Metadata", [format.pairs({key: value}) for key, value in run.metadata.items()])
     if run.state != "finished":
         state_texts = {"interrupted": "interrupted by the user", "cut_off": "cut off: no clean end was recorded"}
         state_texts["stopped"] = "ended early: a target stopped answering"
@@ -154,7 +143,7 @@ def _target_name(target: TargetFacts) -> str:
     return (target.name or target.url or "unknown target") + server
 
 
-def _counts(summary: Summary, width: int) -> Iterator[str]:
+def _counts(summary: Summary) -> Iterator[str]:
     requests, load, window = summary.requests, summary.load, summary.window
     counts = [f"{format.count(requests.scheduled)} scheduled"]
     counts += [
@@ -164,7 +153,7 @@ def _counts(summary: Summary, width: int) -> Iterator[str]:
     ]
     if summary.warmup.scheduled:
         counts[-1] += f" (+ {format.count(summary.warmup.scheduled)} of warm-up, not counted)"
-    yield from _wrapped("Requests", counts, width)
+    yield from _labelled("Requests", counts)
     rates = [f"offered {format.rate(load.offered_rps)}"] if load.offered_rps is not None else []
     rates += [f"sent {format.rate(load.achieved_rps)}", f"completed {format.rate(load.completed_rps)}"]
     if load.steady_completed_rps is not None:
@@ -172,13 +161,13 @@ def _counts(summary: Summary, width: int) -> Iterator[str]:
     rates.append(f"in flight {format.quantity(load.in_flight_mean)} mean, {format.count(load.in_flight_max)} at most")
     if load.gap_variation is not None:
         rates.append(f"gap variation {load.gap_variation:.2f} (planned {load.gap_variation_planned or 0:.2f})")
-    yield from _wrapped("Load", rates, width)
+    yield from _labelled("Load", rates)
     times = [f"{format.duration(window.duration_s)} measured"]
     if window.steady.duration_s is not None:
         times.append(f"{format.duration(window.steady.duration_s)} of it with load offered")
-    yield from _wrapped("Time", times, width)
-    yield from _drift(summary.drift, width)
-    yield from sustained(summary.sustainable, width)
+    yield from _labelled("Time", times)
+    yield from _drift(summary.drift)
+    yield from sustained(summary.sustainable)
     if summary.sessions is not None:
         sessions = summary.sessions
         p50 = format.duration(None if sessions.duration_ms.p50 is None else sessions.duration_ms.p50 / 1000)
@@ -188,10 +177,10 @@ def _counts(summary: Summary, width: int) -> Iterator[str]:
             if sessions.cut
             else ""
         )
-        yield from _wrapped("Tasks", [done, format.rate(sessions.ok_per_s), f"p50 {p50} each"], width)
+        yield from _labelled("Tasks", [done, format.rate(sessions.ok_per_s), f"p50 {p50} each"])
 
 
-def _drift(drift: Drift, width: int) -> Iterator[str]:
+def _drift(drift: Drift) -> Iterator[str]:
     """How the last third of a run differs from its first third.
 
     Nothing for blocks shorter than 2 s: in about half a minute, the difference mostly shows how a run starts.
@@ -211,16 +200,16 @@ def _drift(drift: Drift, width: int) -> Iterator[str]:
     ]
     parts = [f"{name} {change * 100:+.1f} %" for name, change in changes if change is not None]
     if parts:
-        yield from _wrapped("Drift", ["last third of the time against the first: " + parts[0], *parts[1:]], width)
+        yield from _labelled("Drift", ["last third of the time against the first: " + parts[0], *parts[1:]])
 
 
 SUSTAINED = {True: "yes", False: "NO", None: "not known"}
 
 
-def sustained(found: Sustainable, width: int) -> Iterator[str]:
+def sustained(found: Sustainable) -> Iterator[str]:
     """Whether the load could go on for ever, with the reason."""
     text = f"{SUSTAINED[found.sustained]}: {found.why}"
-    yield from textwrap.wrap(text, width, initial_indent=f"{'Sustained':<{LABEL}}", subsequent_indent=" " * LABEL)
+    yield from wrapped(text, f"{'Sustained':<{LABEL}}", " " * LABEL)
 
 
 def _value(distribution: Distribution, quantile: str) -> str:
@@ -258,7 +247,7 @@ def _latency(summary: Summary) -> Iterator[str]:
         *([("  all events", summary.event_error_ms)] if summary.event_error_ms.max else []),
     ]
     head = ("Latency, ms", "mean", *SHOWN, "max", "samples")
-    yield from _table(
+    yield from table.text(
         head,
         [
             (
@@ -283,7 +272,7 @@ def _latency(summary: Summary) -> Iterator[str]:
         yield f"{stalled} stood still for more than {format.duration(summary.stalls.over_ms / 1000)}"
 
 
-def _tokens(summary: Summary, width: int) -> Iterator[str]:
+def _tokens(summary: Summary) -> Iterator[str]:
     tokens, client = summary.tokens, summary.client
     cached = f" ({format.percent(tokens.cached_share)} cached)" if tokens.cached_share is not None else ""
     requested = (
@@ -291,17 +280,17 @@ def _tokens(summary: Summary, width: int) -> Iterator[str]:
     )
     counters = " + ".join(tag for tag in tokens.sources.output if tag != "none")
     totals = [f"{format.count(tokens.input)} in{cached}", f"{format.count(tokens.output)} out{requested}"]
-    yield from _wrapped("Tokens", [*totals, f"output counted by: {counters}" if counters else ""], width)
+    yield from _labelled("Tokens", [*totals, f"output counted by: {counters}" if counters else ""])
     rates = [f"{format.rate(tokens.output_per_s)} output", f"{format.rate(tokens.total_per_s)} input + output"]
     if tokens.steady_output_per_s is not None:
         rates.append(f"while load was offered {format.rate(tokens.steady_output_per_s)} output")
         rates.append(f"{format.rate(tokens.steady_total_per_s)} input + output")
-    yield from _wrapped("", rates, width)
+    yield from _labelled("", rates)
     if tokens.output_per_s_per_gpu is not None:
         each = [f"{format.rate(tokens.output_per_s_per_gpu)} output per GPU"]
         if tokens.steady_output_per_s_per_gpu is not None:
             each.append(f"while load was offered {format.rate(tokens.steady_output_per_s_per_gpu)} output per GPU")
-        yield from _wrapped("", [*each, f"{format.count(summary.target.gpus)} GPUs"], width)
+        yield from _labelled("", [*each, f"{format.count(summary.target.gpus)} GPUs"])
     client_use = [f"{client.workers} worker{'s' if client.workers != 1 else ''}"]
     client_use += [f"{format.quantity(client.cpu_s)} CPU-s"] if client.cpu_s is not None else []
     client_use += (
@@ -311,9 +300,9 @@ def _tokens(summary: Summary, width: int) -> Iterator[str]:
         client_use.append(f"kept off it by others for {format.percent(client.waited_share_max)} of one")
     client_use += [f"{format.size(client.peak_rss_bytes)} at most"] if client.peak_rss_bytes is not None else []
     traffic = [f"{format.size(summary.bytes.sent)} sent", f"{format.size(summary.bytes.received)} received"]
-    yield from _wrapped("Client", [*client_use, *traffic], width)
+    yield from _labelled("Client", [*client_use, *traffic])
     if summary.server is not None:
-        yield from _wrapped("Server", server_says(summary.server), width)
+        yield from _labelled("Server", server_says(summary.server))
 
 
 def server_says(server: Served) -> list[str]:
@@ -351,13 +340,13 @@ def parts(summary: Summary) -> Iterator[str]:
 
     stages = [stage for stage in summary.stages if stage.measured]
     if len(stages) > 1:
-        yield from _table(("Stages", *head[1:]), [row(stage.name or stage.arrival, stage) for stage in stages])
+        yield from table.text(("Stages", *head[1:]), [row(stage.name or stage.arrival, stage) for stage in stages])
     if summary.targets:
         named = [((part.target.name or part.target.url) + region_words(part), part) for part in summary.targets]
-        yield from _table(("Targets", *head[1:]), [row(name, part) for name, part in named])
+        yield from table.text(("Targets", *head[1:]), [row(name, part) for name, part in named])
     if summary.regions:
         rows = [row(part.target.region or "not given", part) for part in summary.regions]
-        yield from _table(("Regions", *head[1:]), rows)
+        yield from table.text(("Regions", *head[1:]), rows)
     if summary.rack is not None:
         rack = summary.rack
         yield "Rack, output tokens/s"
@@ -365,14 +354,14 @@ def parts(summary: Summary) -> Iterator[str]:
             (f"  sum of {rack.targets} rates, each over its own time", format.quantity(rack.sum_of_rates_per_s)),
             ("  all tokens over one clock", format.quantity(rack.single_clock_per_s)),
         ]
-        yield from _table(("", ""), totals)[1:]
+        yield from table.text(("", ""), totals)[1:]
         rates = (rack.min_per_s, rack.mean_per_s, rack.median_per_s, rack.max_per_s)
         statistics = zip(("min", "mean", "median", "max"), rates, strict=True)
         per_target = ", ".join(f"{name} {format.quantity(value)}" for name, value in statistics)
         yield f"  of a target {per_target}, spread {format.percent(rack.spread)}"
 
 
-def _slo(goodput: Goodput, paint: Callable[[str, str], str], width: int) -> Iterator[str]:
+def _slo(goodput: Goodput, paint: Callable[[str, str], str]) -> Iterator[str]:
     if not goodput.has_slo:
         return
     colours = {True: "green", False: "red", None: "yellow"}
@@ -387,20 +376,20 @@ def _slo(goodput: Goodput, paint: Callable[[str, str], str], width: int) -> Iter
         text = f"{result}: {format.count(goodput.good)} of {format.count(goodput.counted)} requests within {limits}"
         text += f" ({format.percent(goodput.share)}{share_limit})"
     text += f", {format.count(goodput.unfinished)} unfinished left out" if goodput.unfinished else ""
-    first, *others = _wrapped("SLO", [text, f"goodput {format.rate(goodput.rps)}"], width)
+    first, *others = _labelled("SLO", [text, f"goodput {format.rate(goodput.rps)}"])
     yield first.replace(result, paint(result, colour), 1)
     yield from others
     yield from (
         f"  {line}  {paint(term_result, colours[term.met])}"
         for term, line, term_result in zip(
             goodput.slo,
-            _table(("", "", ""), [_term_cells(term) for term in goodput.slo])[1:],
+            table.text(("", "", ""), [_term_cells(term) for term in goodput.slo])[1:],
             [met_word(term.met) for term in goodput.slo],
             strict=True,
         )
     )
     for reason in dict.fromkeys(term.undecided for term in goodput.slo if term.undecided):
-        yield from textwrap.wrap(f"undecided: {reason}", width, initial_indent="  ", subsequent_indent="    ")
+        yield from wrapped(f"undecided: {reason}", "  ", "    ")
 
 
 def _judges_requests(goodput: Goodput) -> bool:
@@ -421,7 +410,7 @@ def _term_cells(term: TermResult) -> tuple[str, str, str]:
     return limit, outcome, f"{format.count(term.over)} of {format.count(term.count)} over{left_out}"
 
 
-def _errors(requests: RequestCounts, width: int) -> Iterator[str]:
+def _errors(requests: RequestCounts) -> Iterator[str]:
     if not requests.by_error:
         return
     yield "Errors"
@@ -429,20 +418,20 @@ def _errors(requests: RequestCounts, width: int) -> Iterator[str]:
     for kind, error in requests.by_error.items():
         printable = "".join(letter if letter.isprintable() else " " for letter in error.first_text)
         line = f"  {kind:<{longest}}  {format.count(error.count):>7}  {' '.join(printable.split())}"
-        yield line if len(line) <= width else line[: width - 3] + "..."
+        yield line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
 
 
-def _verdict(summary: Summary, paint: Callable[[str, str], str], width: int) -> Iterator[str]:
+def _verdict(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str]:
     verdict = summary.verdict
     warnings = verdict.warnings if verdict.valid else (*verdict.caveats, *verdict.warnings)
     if warnings:
         yield paint("Warnings", "yellow")
-        yield from _bullets(warnings, width)
+        yield from _bullets(warnings)
     if verdict.valid and verdict.caveats:
         yield f"{paint('VALID', 'yellow')}, with a reservation:"
-        yield from _bullets(verdict.caveats, width)
+        yield from _bullets(verdict.caveats)
     elif verdict.valid:
         yield f"{paint('VALID', 'green')}: the measurement is sound"
     else:
         yield f"{paint('INVALID', 'red')}: do not rely on these numbers"
-        yield from _bullets(verdict.reasons, width)
+        yield from _bullets(verdict.reasons)

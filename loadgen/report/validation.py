@@ -6,7 +6,6 @@ Pure: takes a `Validation`, returns a string. Every figure was computed in `cont
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator
 from html import escape
 from typing import Literal
@@ -15,6 +14,7 @@ from loadgen import format
 from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Judgement, LevelVerdict, Validation
 from loadgen.report import page
 from loadgen.report.junit import Case
+from loadgen.report.table import wrapped
 
 MEANING = {
     PASS: "every promise was kept, as surely as the contract asks",
@@ -33,8 +33,8 @@ TERMS = {
     "good_requests": "requests per second that meet every limit of the contract's slo",
 }
 _UNITS = re.compile(r"([0-9]) (ms|s|min|h|%)(?![\w])")
+WIDTH = 110  # columns of the text
 KIND = {PASS: "good", FAIL: "bad", INCONCLUSIVE: "warn"}
-WIDTH = 110
 
 
 def render(validation: Validation) -> str:
@@ -149,7 +149,7 @@ def text(validation: Validation) -> str:
 
 
 def _wrapped(lead: str, sentence: str) -> list[str]:
-    return textwrap.wrap(sentence, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead))
+    return wrapped(sentence, lead, " " * len(lead), WIDTH)
 
 
 def cases(validation: Validation) -> list[Case]:

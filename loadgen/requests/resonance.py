@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SMALL = 4  # a common factor up to here is named only where the shares are known to differ
-BEGINS = "round robin resonates"
 UNEQUAL = 0.01  # difference of the heaviest share from the mean, from which shares are said to differ
 
 
@@ -34,10 +33,10 @@ def weights(requests: Any) -> NDArray[np.int64] | None:
     return None if values is None else np.array(values, np.int64)
 
 
-def warning(requests: Any, prompts: Any, servers: int, kind: str, planned: int | None) -> str | None:
-    """What round robin does to the shares of so many servers; None when it does nothing. `kind`: replica or target.
+def found(requests: Any, prompts: Any, servers: int, kind: str, planned: int | None) -> dict[str, Any] | None:
+    """What round robin does to the shares of so many servers, as the values of the code "resonance"; None: nothing.
 
-    `planned`: requests of the run, None where that is not known.
+    `kind`: replica or target. `planned`: requests of the run, None where that is not known.
     """
     count = samples(requests, prompts)
     if servers < 2 or count is None or (planned is not None and planned <= count):
@@ -54,13 +53,10 @@ def warning(requests: Any, prompts: Any, servers: int, kind: str, planned: int |
             return None
     elif factor <= SMALL:
         return None
-    heavy = f"; the heaviest share has {heaviest:.1%} more output tokens than the mean" if heaviest else ""
-    return (
-        f"{BEGINS} with the data set: {count:,} samples and {servers} {kind}s have the common factor "
-        f"{factor}, so each {kind} is sent the same {count // factor:,} samples in every pass{heavy}. The {kind}s with "
-        f"the heaviest shares decide the highest load; a data set whose size shares no factor with {servers} spreads "
-        "them"
-    )
+    return {
+        "samples": count, "servers": servers, "kind": kind, "factor": factor, "each": count // factor,
+        "heaviest": heaviest,
+    }  # fmt: skip
 
 
-__all__ = ["BEGINS", "samples", "warning", "weights"]
+__all__ = ["found", "samples", "weights"]

@@ -5,6 +5,8 @@ Pure: bytes in, values out. These types must never hold a secret: they are store
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from loadgen.errors import UserError
@@ -109,6 +111,13 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[Placed, ...] = ()
 
 
+class ReasonCode(msgspec.Struct, frozen=True, kw_only=True):
+    """One finding about a run, for programs: what it is, and the values in it. `metrics/reasons.py` has the words."""
+
+    code: str
+    values: dict[str, Any] = {}
+
+
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `run.json`. Written when the run starts (`state` running) and again when it ends."""
 
@@ -157,6 +166,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[
         str, ...
     ] = ()  # warnings, most of them known before the first request; they become warnings of the verdict
+    note_codes: dict[str, ReasonCode] = {}  # note -> its code and values, where it has some
 
 
 class Second(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 import numpy as np
@@ -23,7 +23,8 @@ import numpy as np
 from loadgen import seeds
 from loadgen.errors import UserError
 from loadgen.execution import run
-from loadgen.metrics import columns, outcomes
+from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned
+from loadgen.metrics import columns, outcomes, reasons
 from loadgen.results import checksums, store
 from loadgen.results.record import KIND, ROW
 from loadgen.search import experiment
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     from loadgen.execution.plan import Settings
     from loadgen.metrics.summary import Summary
-    from loadgen.results.manifest import Header
     from loadgen.schedule.timetable import Schedule
     from loadgen.workload import Stage, Workload
 
@@ -83,14 +83,13 @@ class Trials:
     def _run_trial(self, ask: NextTrial) -> TrialResult:
         workload = self._workload(ask)
         settings = replace(self.settings, out=experiment.unused(self.folder, self.name(ask)))
-        simulated = settings.url is not None and settings.url.startswith("sim:")
         look: Look | None = None
         stop_s = 0.0
         if not self.watched:
             summary, folder = self.execute(workload, settings)
             if summary.run.state == "interrupted":
                 raise Interrupted
-        elif simulated:
+        elif settings.virtual:
             summary, folder, look, stop_s = self._run_virtual(workload, settings, ask)
         else:
             summary, folder, look, stop_s = self._run_live(workload, settings, ask)
@@ -100,7 +99,7 @@ class Trials:
         workload = self.make(ask)
         if not self.seeded:
             return placed(workload.model_copy(update={"seed": self.seed}), self.name(ask))
-        seed = seeds.derived(self.seed, "probe", ask.number) >> 11
+        seed = seeds.own(self.seed, "probe", ask.number)
         return workload.model_copy(update={"seed": seed, "schedule_seed": None})
 
     def _watch(self, due: NDArray[np.int64], ask: NextTrial) -> Watch:
@@ -133,15 +132,12 @@ class Trials:
     ) -> tuple[Summary, Path, Look | None, float]:
         decided: list[tuple[Look, float]] = []
         tasks: list[asyncio.Task[None]] = []
-        planned: list[tuple[Schedule, Path]] = []
+        planned: list[RunPlanned] = []
 
-        def announce(_: Header, timetable: Schedule, folder: Path) -> None:
-            planned.append((timetable, folder))
-
-        def on_drive(drive: Any) -> None:
-            timetable, folder = planned[0]
-            if drive.stop is None or any(span.lanes for span in timetable.stages) or timetable.turns > 1:
-                return  # not watched: a cluster, or a load whose number of requests is not known beforehand
+        def watch_load(planned: RunPlanned, load: RunningLoad) -> None:
+            timetable, folder = planned.timetable, planned.folder
+            if any(span.lanes for span in timetable.stages) or timetable.turns > 1:
+                return  # the number of its requests is not known beforehand
 
             async def follow() -> None:
                 watch = self._watch(_measured_due(timetable), ask)
@@ -153,16 +149,21 @@ class Trials:
                         look = watch.look(now, rows)
                         if look.outcome is not None:
                             decided.append((look, now / S))
+                            load.decided = True
                             if now < int(watch.due_ns[-1]):  # later there is nothing left to start
-                                drive.stop()
+                                load.stop()
                             return
 
             tasks.append(asyncio.get_running_loop().create_task(follow()))
 
+        def hear(event: RunEvent) -> None:
+            if isinstance(event, RunPlanned):
+                planned.append(event)
+            elif isinstance(event, LoadStarted):
+                watch_load(planned[0], event.load)
+
         try:
-            summary, folder = self.execute(
-                workload, settings, on_drive=on_drive, announce=announce, decided=lambda: bool(decided)
-            )
+            summary, folder = self.execute(workload, settings, hear)
         finally:
             for task in tasks:
                 task.cancel()
@@ -329,10 +330,10 @@ def _invalid_reason(summary: Summary, rows: NDArray[np.void], *, ended_early: bo
 
     A trial that `ended_early` counted the misses of what was planned: few requests are enough for that.
     """
-    not_of_load = ["failed or were lost", "requests succeeded", *(["too few: "] if ended_early else [])]
-    late = [reason for reason in summary.verdict.reasons if not any(text in reason for text in not_of_load)]
-    if late:
-        return late[0]
+    of_the_load = {"failures", "none_ok", *(["too_few"] if ended_early else [])}
+    for reason in summary.verdict.codes:
+        if reason.code not in of_the_load:
+            return reasons.sentence(reason)
     if withheld := [term.undecided for term in summary.goodput.slo if term.metric in summary.unsound]:
         return f"arrival times are unsure: {withheld[0]}"
     broken = int(np.isin(rows["kind"], BROKEN).sum())

@@ -269,16 +269,15 @@ def summarize(metric_samples: Sequence[MetricSample], client_output_tokens: int 
     )
 
 
-def warning(served: Served) -> str:
-    """A warning if the server's and the client's counts disagree, else an empty string."""
+def disputed(served: Served) -> dict[str, Any] | None:
+    """The values of the code "server_counts" if the server's and the client's counts disagree, else None."""
     share = disagreement(served)
     if share is None or abs(share) <= AGREE:
-        return ""
-    cause = "others use it, or it counts answers that failed" if share > 0 else "it was started anew, or counts late"
-    counts = (
-        f"{served.output_tokens:,} output tokens, the client {served.client_output_tokens:,} ({share * 100:+.1f} %)"
-    )
-    return f"the server's metrics page counts {counts}: {cause}"
+        return None
+    return {
+        "server_tokens": served.output_tokens, "client_tokens": served.client_output_tokens, "share": share,
+        "cause": "others" if share > 0 else "restarted",
+    }  # fmt: skip
 
 
 def disagreement(served: Served) -> float | None:

@@ -11,51 +11,39 @@ import contextlib
 import pickle
 import signal
 import subprocess
-from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any
 
 from loadgen.execution.backends import merge, worker
 from loadgen.execution.backends.single import Share
-from loadgen.execution.plan import Job
-from loadgen.execution.shared_counters import Counted, SharedCounters
-from loadgen.schedule import timetable as schedule
+from loadgen.execution.events import LoadStarted, RunningLoad, Tell
+from loadgen.execution.plan import Plan
+from loadgen.execution.shared_counters import SharedCounters
 
 
-async def run(
-    job: Job,
-    timetable: schedule.Schedule,
-    workers: int,
-    on_drive: Callable[[Counted], Any] | None = None,
-    begin: Callable[[int], None] = lambda start_ns: None,
-) -> Share:
-    """Run a job on this many worker processes. Unfinished slots of a worker that dies are recorded as `lost`.
+async def run(plan: Plan, tell: Tell) -> Share:
+    """Carry out a plan on its worker processes. Unfinished slots of a worker that dies are recorded as `lost`.
 
-    `begin` is called with the start instant (monotonic ns) as soon as it is set. Raises TargetError if a worker could
-    not start. SIGINT and SIGTERM are passed on to all workers: after the first they stop and drain, after the second
-    they end at once.
+    Raises TargetError if a worker could not start. SIGINT and SIGTERM are passed on to all workers: after the first
+    they stop and drain, after the second they end at once.
     """
+    job, workers = plan.job, plan.job.settings.workers
     (job.folder / "spool").mkdir(exist_ok=True)
     data = pickle.dumps(job)
     processes = [worker.start(data, i, workers) for i in range(workers)]
-    counters = SharedCounters(
-        job.folder / "spool" / worker.BOARD, workers, stop=lambda: _pass_on(processes, signal.SIGINT)
-    )
+    counters = SharedCounters(job.folder / "spool" / worker.BOARD, workers)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, _pass_on, processes, number)
     try:
         await asyncio.gather(*(asyncio.to_thread(_expect_ready, process) for process in processes))
-        if on_drive is not None:
-            on_drive(counters)
         start_ns = monotonic_ns() + worker.HEAD_START_NS
-        begin(start_ns)
+        tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: _pass_on(processes, signal.SIGINT))))
         for process in processes:
             worker.tell(process, f"{start_ns}\n".encode())
         shares = await asyncio.gather(*(asyncio.to_thread(_report, process, processes) for process in processes))
         total = merge.NOTHING
         for i, share in enumerate(shares):
-            total = merge.add(total, share or merge.lost(job, timetable, i, workers, f"worker {i} died"))
+            total = merge.add(total, share or merge.lost(plan, i, f"worker {i} died"))
         return total
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from loadgen.execution.backends.single import Share
 from loadgen.execution.bodies import UNKNOWN
-from loadgen.execution.plan import Job
+from loadgen.execution.plan import Plan
 from loadgen.results import manifest, slot_ranges
 from loadgen.results.record import ROW, RowPlace, unsent_row
 from loadgen.results.spool import Spool, recorded, segments
@@ -40,12 +40,13 @@ def add(left: Share, right: Share) -> Share:
     )
 
 
-def lost(job: Job, timetable: schedule.Schedule, i: int, workers: int, why: str) -> Share:
+def lost(plan: Plan, i: int, why: str) -> Share:
     """Write a record `lost`, with `why` as its text, for each slot of a dead worker that has no record.
 
     No process may write the files of that worker any more. Returns an empty Share.
     """
-    own_schedule = schedule.shard(timetable, i, workers)
+    job, timetable = plan.job, plan.timetable
+    own_schedule = schedule.shard(timetable, i, job.settings.workers)
     last_file = segments(job.folder, i)[-1].path
     with last_file.open("r+b") as file:  # an incomplete row at the end would shift all rows after it
         file.truncate(last_file.stat().st_size // ROW.itemsize * ROW.itemsize)

@@ -17,8 +17,8 @@ import os
 import pickle
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from time import monotonic, monotonic_ns
 from typing import Any
 
@@ -27,10 +27,10 @@ from loadgen.execution import resource_limits
 from loadgen.execution.backends import clock_sync, merge, ray_agent, worker
 from loadgen.execution.backends.ray_agent import Copy, Facts, RayAgent
 from loadgen.execution.backends.single import Share
-from loadgen.execution.plan import Job
-from loadgen.execution.shared_counters import Counted, SharedCounters
+from loadgen.execution.events import LoadStarted, RunningLoad, Tell, WorkersPlaced
+from loadgen.execution.plan import Job, Plan
+from loadgen.execution.shared_counters import SharedCounters
 from loadgen.results import manifest
-from loadgen.schedule import timetable as schedule
 from loadgen.workload import Replay
 
 POLL_S = 0.5  # between two requests for new data; if a node is lost, the data up to the last answer is on disk here
@@ -141,14 +141,14 @@ class RayCluster:
 
     # -- before the clock starts -----------------------------------------------------------------------------------
 
-    async def place(self, job: Job, timetable: schedule.Schedule, *, simulated: bool) -> list[str]:
+    async def place(self, plan: Plan) -> list[str]:
         """Create an actor for each worker and check its node; returns notes for the header.
 
         Raises Faults with the problems of all nodes.
         """
         import ray
 
-        workers = job.settings.workers
+        job, workers = plan.job, plan.job.settings.workers
         self.refuse_too_many(workers)
         placement = await asyncio.to_thread(self._spread, workers)
         actor_class = ray.remote(RayAgent)
@@ -170,12 +170,12 @@ class RayCluster:
                 member.facts = result
                 faults += _differences(local_facts, result, member.where)
         if not faults:
-            faults += self._limit_faults(job, timetable)
+            faults += self._limit_faults(plan)
         remote_nodes = sorted(
             {other.where for other in self._members if other.facts and other.facts.loopback != local_facts.loopback}
         )
         notes = []
-        if remote_nodes and simulated:
+        if remote_nodes and job.simulated:
             what = f"the embedded simulation listens on this machine alone, and workers run on {remote_nodes[0]}"
             faults.append(
                 UserError(what, f"--ray {self.address}", "start `loadgen sim` with --host and name it with --url")
@@ -229,9 +229,9 @@ class RayCluster:
             hint = f"the same loadgen in the Python that Ray was started with on {member.where}"
             return UserError(f"a node cannot run a worker: {messages[-1].strip()[:300]}", member.where, hint)
 
-    def _limit_faults(self, job: Job, timetable: schedule.Schedule) -> Iterator[Fault]:
+    def _limit_faults(self, plan: Plan) -> Iterator[Fault]:
         """Faults for nodes with too few open files or ports for their workers."""
-        total = resource_limits.connections(timetable, job.workload.max_in_flight)
+        total = resource_limits.connections(plan.timetable, plan.job.workload.max_in_flight)
         if total is None:
             return
         by_network: dict[str, list[_Member]] = {}
@@ -243,7 +243,7 @@ class RayCluster:
             for fault in resource_limits.faults(
                 total=math.ceil(total * len(neighbours) / len(self._members)),
                 workers=len(neighbours),
-                addresses=[probed.target.address for probed in job.found],
+                addresses=[probed.target.address for probed in plan.job.found],
                 sources=0,
                 simulated=False,
                 room=neighbours[0].facts.room,
@@ -252,20 +252,9 @@ class RayCluster:
 
     # -- while it runs -----------------------------------------------------------------------------------------------
 
-    async def run(
-        self,
-        job: Job,
-        timetable: schedule.Schedule,
-        on_drive: Callable[[Counted], Any] | None,
-        begin: Callable[[int], None],
-        placed: Callable[[manifest.Cluster], None],
-    ) -> Share:
-        """As `local.run`, on the placed actors.
-
-        `placed` is called twice: before the start instant, with the placement of the workers and the bound of their
-        common start; and after the end, with the drift of their clocks as well.
-        """
-        workers = len(self._members)
+    async def run(self, plan: Plan, tell: Tell) -> Share:
+        """As `local.run`, on the placed actors."""
+        job, workers = plan.job, len(self._members)
         (job.folder / "spool").mkdir(exist_ok=True)
         counters = SharedCounters(job.folder / "spool" / worker.BOARD, workers)
         loop = asyncio.get_running_loop()
@@ -281,11 +270,9 @@ class RayCluster:
             followers = [asyncio.create_task(self._follow(member, counters)) for member in self._members]
             await asyncio.gather(*(member.ready for member in self._members if member.ready is not None))
             await asyncio.gather(*(self._compare_clocks(member) for member in self._members))
-            if on_drive is not None:
-                on_drive(counters)
+            tell(WorkersPlaced(self._header()))
             start_ns = monotonic_ns() + HEAD_START_NS
-            begin(start_ns)
-            placed(self._header())
+            tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: self._pass_on(signal.SIGINT))))
             await asyncio.gather(*(
                 self._send_line(member, f"{member.offset.there(start_ns)}\n".encode()) for member in self._members
             ))  # fmt: skip
@@ -294,10 +281,9 @@ class RayCluster:
             total = merge.NOTHING
             for member, share in zip(self._members, shares, strict=True):
                 why = member.lost or f"worker {member.i} died on {member.where}"
-                total = merge.add(total, share or merge.lost(job, timetable, member.i, workers, why))
+                total = merge.add(total, share or merge.lost(plan, member.i, why))
             await asyncio.gather(*(self._measure_drift(member) for member in self._members if not member.lost))
-            placed(self._header())
-            return merge.add(total, _share_of_notes(*self._notes(start_ns, late_ns)))
+            return replace(total, notes=tuple(self._notes(start_ns, late_ns)), cluster=self._header())
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
@@ -456,10 +442,6 @@ class RayCluster:
                 ray.kill(member.actor, no_restart=True)
             if self._placement_group is not None:
                 ray.util.remove_placement_group(self._placement_group)
-
-
-def _share_of_notes(*notes: str) -> Share:
-    return Share(prompts_total=0, prompts_count=0, late=0, interrupted=False, notes=notes)
 
 
 def _loopback(host: str) -> bool:

@@ -31,10 +31,11 @@ from typing import Any, NamedTuple
 import loadgen_sdk
 
 import loadgen
-from loadgen.execution import plan, resource_limits
+from loadgen.execution import resource_limits, run_header
 from loadgen.execution.backends import worker
-from loadgen.execution.driver import GROWING_BINS
+from loadgen.execution.plan import Job
 from loadgen.execution.shared_counters import SharedCounters
+from loadgen.execution.timeline import GROWING_BINS
 from loadgen.results import store
 from loadgen.results.spool import Spool, segments
 
@@ -86,7 +87,7 @@ def facts(paths: Sequence[str]) -> Facts:
     return Facts(
         host=socket.gethostname(),
         same={
-            "loadgen": f"{plan.version()} (source {_source_digest()})",
+            "loadgen": f"{run_header.version()} (source {_source_digest()})",
             "Python": ".".join(platform.python_version_tuple()[:2]),
             "numpy": metadata.version("numpy"),
         },
@@ -146,7 +147,7 @@ class RayAgent:
 
     async def start(self, i: int, workers: int, *job: bytes) -> None:
         """Start the worker for share `i`; `job` is a pickled Job in pieces. READY appears in the lines of `take`."""
-        received: plan.Job = pickle.loads(b"".join(job))
+        received: Job = pickle.loads(b"".join(job))
         self._folder = Path(tempfile.mkdtemp(prefix=f"loadgen-{received.run_id}-w{i}-"))
         (self._folder / "spool").mkdir()
         self._i, self._workers = i, workers

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from time import monotonic_ns
 from typing import Any
 
 from loadgen_sdk.errors import TargetUnusable
@@ -17,12 +18,15 @@ from loadgen.errors import TargetError
 from loadgen.execution.bodies import Bodies
 from loadgen.execution.body_prefetch import BodyPrefetch
 from loadgen.execution.driver import AHEAD, HOLD_NS, Driver, no_collector
-from loadgen.execution.plan import Job, cap, plan
+from loadgen.execution.events import LoadStarted, RunningLoad, Tell
+from loadgen.execution.plan import Job, Plan, cap
+from loadgen.results.manifest import Cluster
 from loadgen.results.spool import Spool
 from loadgen.schedule import timetable as schedule
 from loadgen.schedule.timetable import Schedule
 from loadgen.workload import Closed
 
+SETTLE_NS = 20_000_000  # from the moment when everything is ready to instant 0
 SPARE_OPEN = 32  # connections opened before an open-loop run, besides those that its first second needs
 MOST_SPARE = 1_000  # most connections opened before an open-loop run
 MOST_AHEAD = 100_000  # requests of a load, up to which all bodies are built before it starts
@@ -45,23 +49,32 @@ class Share:
     stopped: bool = False  # because a target stopped answering
     down: dict[int, float] = field(default_factory=dict)  # target -> when it stopped answering, s from the start
     notes: tuple[str, ...] = ()  # warnings about the workers' machines, found during the run
+    cluster: Cluster | None = None  # where the workers were
+
+
+async def run(plan: Plan, tell: Tell) -> Share:
+    """Carry out a plan in this process."""
+
+    async def gate() -> int:
+        return monotonic_ns() + SETTLE_NS
+
+    def begun(driver: Driver) -> None:
+        tell(LoadStarted(driver.start_ns, RunningLoad(lambda: driver.counters, driver.stop)))
+
+    return await work(plan, 0, 1, gate, begun)
 
 
 async def work(
-    job: Job,
-    share: int,
-    shares: int,
-    gate: Callable[[], Any],
-    on_drive: Callable[[Driver], Any] | None = None,
+    plan: Plan, share: int, shares: int, gate: Callable[[], Awaitable[int]], begun: Callable[[Driver], None]
 ) -> Share:
-    """Do one share of a job in this process. Raises TargetError if a target cannot be used.
+    """Do one share of a plan in this process. Raises TargetError if a target cannot be used.
 
-    `gate()` is awaited when everything is ready and returns the start instant (monotonic ns). `on_drive` is called with
+    `gate()` is awaited when everything is ready and returns the start instant (monotonic ns). `begun` is called with
     the driver before it runs.
     """
+    job, requests, timetable = plan.job, plan.requests, plan.timetable
     settings, workload = job.settings, job.workload
     raise_file_limit(0)
-    timetable, requests, _ = plan(job)
     part = schedule.shard(timetable, share, shares)
     wire = Wire(asyncio.get_running_loop())
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
@@ -103,8 +116,7 @@ async def work(
                 run_id=job.run_id,
                 redact=redact,
             )
-            if on_drive is not None:
-                on_drive(driver)
+            begun(driver)
             with driver.signals():
                 await driver.run()
         digest = bodies.digest

@@ -7,43 +7,48 @@ is an ordinary run folder that says *simulated* wherever it names its target.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import gc
 import heapq
 import resource
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import process_time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+from loadgen_sdk.dialects.quirks import QUIRKS
+from loadgen_sdk.probe.probe import ProbeResult
+from loadgen_sdk.transport.target import Target
 
 from loadgen.errors import UserError
+from loadgen.execution import run_header
+from loadgen.execution.events import RunPlanned, Tell
 from loadgen.execution.lane_start import AnswerTime
+from loadgen.execution.plan import SCHEME, Settings, prepare
+from loadgen.metrics import reasons, summary_json
+from loadgen.metrics.summary import Summary, summarize
+from loadgen.requests import prompts, resonance
+from loadgen.results import checksums, manifest, store
+from loadgen.results.manifest import Header, Second
 from loadgen.results.record import KIND, STATUS, WITH_UNFINISHED
+from loadgen.results.spool import STAMPS
 from loadgen.schedule.dispatcher import Dispatcher
+from loadgen.schedule.timetable import Schedule
 from loadgen.sim.engine.replica import DONE, NEVER, Costs, Replica, ServerLimits, SimRequest
 from loadgen.sim.engine.routing import Route, route
 from loadgen.sim.presets.preset import Preset, load_preset
 from loadgen.sim.request_lengths import Sizes, of_file, of_trace, of_workload
 from loadgen.sim.virtual_rows import Flights, VirtualRows, outcome
 from loadgen.stats.quantiles import Histogram
+from loadgen.workload import Workload
 
-if TYPE_CHECKING:
-    from loadgen.execution.plan import Settings
-    from loadgen.metrics.summary import Summary
-    from loadgen.requests.prompts import Prompts
-    from loadgen.results.manifest import Header
-    from loadgen.schedule.timetable import Schedule
-    from loadgen.workload import Workload
-
-SCHEME = "sim:"  # scheme of a target that is a preset in virtual time
 TEXTS = (
     "not finished when its time was over",
     "the simulated server refuses a prompt of this length",
     "in flight when the drain ended (--grace)",
 )
+REFUSED = KIND["http_4xx"]
 ROWS_PER_GROUP = 250_000  # per row group of the Parquet file, so that conversion needs no second copy of all rows
 
 
@@ -135,20 +140,7 @@ class Course:
             index = self._next_replica()
             replica = replicas[index]
             if not replica.admissible(input_tokens):
-                refused = (
-                    number,
-                    due_ns,
-                    index,
-                    -1,
-                    -1,
-                    -1,
-                    input_tokens,
-                    output_tokens,
-                    0,
-                    -1,
-                    KIND["http_4xx"],
-                    due_ns,
-                )
+                refused = (number, due_ns, index, -1, -1, -1, input_tokens, output_tokens, 0, -1, REFUSED, due_ns)
                 self.flights.sent.extend(refused)
                 dispatcher.finished(number, due_ns, False)
                 continue
@@ -213,77 +205,57 @@ def simulate(
     return results, course
 
 
-def execute(
-    workload: Workload,
-    settings: Settings,
-    name: str,
-    *,
-    announce: Callable[[Header, Schedule, Path], None] | None = None,
-) -> tuple[Summary, Path]:
-    """Carry out one simulated run; as `run.execute`. `name`: a preset, or the path of one.
+def run(workload: Workload, settings: Settings, folder: Path, tell: Tell) -> Summary:
+    """Carry out one simulated run in `folder`. Raises Fault or Faults if the run is not possible.
 
     A prompt has exactly the tokens that the workload asks for; the chat template adds none. Client and network take no
-    time. Raises Fault or Faults if the run is not possible.
+    time.
     """
-    from loadgen.execution.folder_names import new_folder
-    from loadgen.execution.plan import plan, prepare
-    from loadgen.metrics import summary_json
-    from loadgen.metrics.summary import summarize
-    from loadgen.requests import resonance
-    from loadgen.results import checksums, manifest, store
-
+    assert settings.url is not None
+    name = settings.url.removeprefix(SCHEME)
+    if settings.ray is not None:
+        raise UserError(f"{settings.url} runs in virtual time, in one process", "--ray", "leave --ray out")
     preset = load_preset(name, f"--target {SCHEME}")
     if len(settings.endpoints) > 1:
         raise UserError("a simulated target cannot share a run with others", f"--target {SCHEME}{name}", "run it alone")
-    now = datetime.datetime.now(datetime.UTC).astimezone()
     started = process_time()
-    folder = new_folder(settings.out, workload.name, now)
-    settings = dataclasses.replace(settings, embedded={})
-    job, header, timetable = prepare(
-        workload, settings, (_probe_result(preset, settings),), simulated=True, folder=folder,
-        answer=AnswerTime(preset.answer_ns, "preset"),
-    )  # fmt: skip
-    header = _with_target(header, preset, settings)
+    settings = dataclasses.replace(settings, embedded={}, workers=1, keep="raw")
+    found, answer = (_probe_result(preset, settings),), AnswerTime(preset.answer_ns, "preset")
+    plan, begins = prepare(workload, settings, found, folder=folder, simulated=True, answer=answer)
+    requests, timetable = plan.requests, plan.timetable
+    header = _with_target(run_header.header(plan, workload, begins), preset, settings)
     store.replace(folder / "run.json", manifest.encode(header))
-    if announce is not None:
-        announce(header, timetable, folder)
-    _, requests, tokenizer = plan(job)
-    reuse = preset.server.block_reuse
+    tell(RunPlanned(header, timetable, folder))
     results, course = simulate(
         timetable,
-        _sizes(workload, requests, preset.server.tokens_per_block if reuse else 0),
+        _sizes(workload, requests, preset.server.tokens_per_block if preset.server.block_reuse else 0),
         costs=preset.costs,
         limits=preset.limits,
         speeds=preset.speeds,
         routing=preset.routing,
         interval=preset.server.stream_interval,
-        source=tokenizer.tag,
+        source=plan.tokenizer.tag,
         max_in_flight=workload.max_in_flight,
         timeout_ns=workload.timeout_ns,
         drain_ns=workload.drain_ns,
     )
     header = _final_header(header, preset, course, requests)
-    if preset.routing == "round_robin" and (
-        text := resonance.warning(workload.requests, requests, len(course.replicas), "replica", len(results.rows))
-    ):
-        header = msgspec.structs.replace(header, notes=(*header.notes, text))
-    cpu_s = process_time() - started
-    seconds = [_own_second(results, course, cpu_s)]
+    if preset.routing == "round_robin":
+        values = resonance.found(workload.requests, requests, len(course.replicas), "replica", len(results.rows))
+        codes = reasons.coded("resonance", values)
+        header = msgspec.structs.replace(header, notes=(*header.notes, *codes), note_codes=header.note_codes | codes)
+    seconds = [_own_second(results, course, process_time() - started)]
     summary = summarize(header, results.rows, results.gaps, results.timeline, seconds, list(TEXTS), _no_errors(results))
     if (results.rows["status"] == STATUS["unfinished"]).any():
         header = msgspec.structs.replace(header, schema=WITH_UNFINISHED)
     _write_folder(folder, header, results, seconds)
     store.replace(folder / "summary.json", summary_json.dump_summary(summary))
     checksums.write(folder)
-    return summary, folder
+    return summary
 
 
-def _probe_result(preset: Preset, settings: Settings) -> Any:
+def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
     """The result that a probe of such a server would have."""
-    from loadgen_sdk.dialects.quirks import QUIRKS
-    from loadgen_sdk.probe.probe import ProbeResult
-    from loadgen_sdk.transport.target import Target
-
     return ProbeResult(
         target=Target.parse("http://simulated", api=settings.api),
         server="trtllm",
@@ -318,14 +290,10 @@ def _with_target(header: Header, preset: Preset, settings: Settings) -> Header:
         *preset.notes,
         *header.notes,
     )
-    return msgspec.structs.replace(
-        header, targets=(target,), client="virtual", workers=1, keep="raw", rtt_ms=None, notes=notes
-    )
+    return msgspec.structs.replace(header, targets=(target,), client="virtual", rtt_ms=None, notes=notes)
 
 
-def _final_header(header: Header, preset: Preset, course: Course, requests: Prompts) -> Header:
-    from loadgen.requests import prompts
-
+def _final_header(header: Header, preset: Preset, course: Course, requests: prompts.Prompts) -> Header:
     notes = header.notes
     replicas = course.replicas
     steps = sum(len(replica.ends) for replica in replicas)
@@ -341,7 +309,7 @@ def _final_header(header: Header, preset: Preset, course: Course, requests: Prom
         notes = (*notes, f"{pauses:,} times a sequence was paused for want of cache blocks and computed again")
     return msgspec.structs.replace(
         header,
-        ended=datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="milliseconds"),
+        ended=run_header.now(),
         state="finished",
         fingerprints=msgspec.structs.replace(header.fingerprints, prompts=prompts.fingerprint(requests, None)),
         notes=notes,
@@ -357,10 +325,8 @@ def _sizes(workload: Workload, requests: Any, per_block: int) -> Sizes:
     return of_workload(workload.requests, requests, per_block)
 
 
-def _own_second(results: VirtualRows, course: Course, cpu_s: float) -> Any:
+def _own_second(results: VirtualRows, course: Course, cpu_s: float) -> Second:
     """What the simulation itself used. `span_s` is 0, so that it is not taken for the load of a client."""
-    from loadgen.results.manifest import Second
-
     last = max((replica.ends[-1] for replica in course.replicas if replica.ends), default=0)
     return Second(
         t_s=last / 1e9,
@@ -385,12 +351,9 @@ def _write_folder(folder: Path, header: Header, results: VirtualRows, seconds: l
     """Write the files of a run as they are after a clean end (see `results/store.py`)."""
     import pyarrow.parquet as pq
 
-    from loadgen.results import manifest as heads
-    from loadgen.results import store
     from loadgen.results.parquet import to_table
-    from loadgen.results.spool import STAMPS
 
-    store.replace(folder / "run.json", heads.encode(header))
+    store.replace(folder / "run.json", manifest.encode(header))
     store.replace(folder / "seconds.jsonl", b"".join(msgspec.json.encode(second) + b"\n" for second in seconds))
     (folder / "flows").mkdir(exist_ok=True)
     for stage, (gaps, timeline, errors) in enumerate(

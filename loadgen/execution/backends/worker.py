@@ -24,7 +24,7 @@ from loadgen import child_process
 from loadgen.errors import Fault, TargetError
 from loadgen.execution.backends.single import Share, work
 from loadgen.execution.driver import Driver
-from loadgen.execution.plan import Job
+from loadgen.execution.plan import Job, build_plan
 from loadgen.execution.shared_counters import SharedCounters
 
 BOARD = "board"
@@ -66,7 +66,7 @@ def expect_ready(line: bytes) -> None:
 def read_share(line: bytes) -> Share:
     """Parse the last line of a worker."""
     fields = json.loads(line)
-    return Share(**{**fields, "down": {int(target): at_s for target, at_s in fields["down"].items()}, "notes": ()})
+    return Share(**fields | {"down": {int(target): at_s for target, at_s in fields["down"].items()}, "notes": ()})
 
 
 def _run_worker() -> None:
@@ -85,7 +85,7 @@ def _run_worker() -> None:
         await asyncio.sleep(max(0, start_ns - monotonic_ns() - HEAD_START_NS // 2) / 1e9)
         return start_ns
 
-    def on_drive(driver: Driver) -> None:
+    def begun(driver: Driver) -> None:
         """Publish counters regularly; stop when standard input ends, because the parent process has then ended."""
         loop = asyncio.get_running_loop()
         counters = SharedCounters(job.folder / "spool" / BOARD, workers)
@@ -112,7 +112,7 @@ def _run_worker() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            share = runner.run(work(job, i, workers, gate, on_drive))
+            share = runner.run(work(build_plan(job), i, workers, gate, begun))
         except Fault as fault:
             _write_line(json.dumps({"what": fault.what, "where": fault.where, "hint": fault.hint}).encode() + b"\n")
             sys.exit(fault.exit_code)

@@ -8,6 +8,7 @@ was no error event.
 from __future__ import annotations
 
 import re
+from operator import sub
 from typing import Any
 
 import msgspec
@@ -101,16 +102,19 @@ class Reading:
         "first_token",
         "flow",
         "last_token",
+        "learned",
         "malformed",
         "max_gap",
         "max_gap_error",
         "output_events",
         "pieces",
+        "plain_events",
         "reasoning_pieces",
         "response_id",
         "server_timing",
         "sink",
         "stamp_error",
+        "template",
         "tool_deltas",
         "unsure_at",
         "unsure_error",
@@ -133,6 +137,8 @@ class Reading:
         self.response_id = ""  # this and the tool calls are read only if texts are kept
         self.tool_deltas: list[msgspec.Raw] = []
         self.done_marker = False
+        self.template: tuple[bytes, bytes] | None = None  # bytes before and after the text of a plain event: `_learn`
+        self.learned = self.plain_events = 0  # templates so far, and events that were found by them
         self.sink = sink  # called with (text, reasoning, stamp) for each output event; None on the hot path
 
     @property
@@ -141,9 +147,18 @@ class Reading:
         return self.unsure_error if self.unsure_at == self.last_token else 0
 
     def take_unsure(
-        self, events: list[bytes | Named], stamp: int, error: int, unsure: int, *, one_write: bool = False
+        self,
+        events: list[bytes | Named],
+        stamp: int,
+        error: int,
+        unsure: int,
+        *,
+        plain: int = 0,
+        one_write: bool = False,
     ) -> None:
         """Process the events of one read. The first `unsure` of them may have come earlier, by at most `error` ns.
+
+        `plain`: so many plain events come before `events`, and count among the unsure ones.
 
         The end of an answer (finish, usage, `[DONE]`) is sent right after its last output. Where only that follows an
         output event in its read, the first and the last token keep the error, but `Flow.errors` and the largest gap
@@ -151,8 +166,12 @@ class Reading:
         came in one write.
         """
         before, largest = self.output_events, self.max_gap
+        unsure_plain = min(plain, unsure)
+        unsure -= unsure_plain
+        self.take_plain(unsure_plain, stamp, error)
         self.take(events[:unsure], stamp, error)
         outputs = self.output_events - before
+        self.take_plain(plain - unsure_plain, stamp)
         self.take(events[unsure:], stamp)
         if self.output_events > before + outputs:
             self.unsure_at = NEVER
@@ -165,6 +184,58 @@ class Reading:
         if (one_write or not outputs) and self.max_gap > largest:
             self.max_gap_error = 0
 
+    def take_plain(self, count: int, stamp: int, error: int = 0) -> None:
+        """Count plain events (`_learn`) that came together at `stamp`, or earlier by at most `error` ns."""
+        if not count:
+            return
+        gap = stamp - self.last_token
+        if gap > self.max_gap:
+            self.max_gap = gap
+            self.max_gap_error = error
+        self.flow.gaps.append(gap)
+        if count > 1:
+            self.flow.gaps.extend([0] * (count - 1))
+        self.flow.instants.extend([stamp] * count)
+        self.output_events += count
+        self.plain_events += count
+        self.last_token = self.end = stamp
+
+    def take_run(self, stamps: list[int]) -> None:
+        """Count plain events, each with its own stamp, which is exact."""
+        gaps = list(map(sub, stamps, [self.last_token, *stamps]))
+        longest = max(gaps)
+        if longest > self.max_gap:
+            self.max_gap = longest
+            self.max_gap_error = 0
+        self.flow.gaps.extend(gaps)
+        self.flow.instants.extend(stamps)
+        self.output_events += len(stamps)
+        self.plain_events += len(stamps)
+        self.last_token = self.end = stamps[-1]
+
+    def _learn(self, event: _Event, payload: bytes) -> None:
+        """Make the template of plain events from one that was decoded.
+
+        A plain event differs from it in its text alone, by which it needs no decoding: what stands before and after the
+        text is the same, so it is the same JSON, and all that it says is that output came. The text must be in the
+        payload exactly once as a string, which then is the string that was decoded (nothing in it is escaped).
+        """
+        choice = event.choices[0] if event.choices and len(event.choices) == 1 else None
+        if choice is None or choice.finish_reason or b"\\" in payload or b"\n" in payload:
+            return
+        part = choice.delta or choice.message
+        text = (part.content or part.reasoning_content or part.reasoning) if part is not None else choice.text
+        if not text:
+            return
+        for raw in (event.usage, event.error, event.message, event.detail, event.timings, event.nvext, event.metrics):
+            if raw is not ABSENT and _is_set(raw):
+                return
+        string = b'"%s"' % text.encode()
+        at = payload.find(string)
+        if at >= 0 and payload.rfind(string) == at:
+            self.learned += 1
+            self.template = payload[: at + 1], payload[at + len(string) - 1 :]
+
     def take(self, events: list[bytes | Named], stamp: int, error: int = 0) -> None:
         """Process events that came at `stamp`, or earlier by at most `error` ns."""
         if events and self.first_event < 0:
@@ -174,11 +245,13 @@ class Reading:
         for payload in events:
             try:
                 event = _decode(payload)  # type: ignore[arg-type]  # a Named raises TypeError: cheaper than a test per event
+                usual = pieces is None and self.sink is None
             except (*_NOT_JSON, TypeError):
                 unusual = self._unusual_event(payload)
                 if unusual is None:
                     continue
                 event = unusual
+                usual = False
             choices = event.choices
             if pieces is not None and not self.response_id:
                 self.response_id = _id_of(payload)
@@ -221,6 +294,9 @@ class Reading:
                     self.last_token = self.end = stamp
                     if self.sink is not None:
                         self._call_sink(choices, stamp)
+                    # A stream whose events differ in more (a time, a usage) is not tried for ever.
+                    if usual and self.learned <= 3 + self.plain_events // 4:
+                        self._learn(event, payload)  # type: ignore[arg-type]
             if event.usage is not ABSENT and _is_set(event.usage):
                 self._read_usage(event.usage)
             if event.error is not ABSENT or event.message is not ABSENT or event.detail is not ABSENT:

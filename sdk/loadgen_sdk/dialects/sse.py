@@ -44,6 +44,11 @@ class Decoder:
     def pending(self) -> bool:
         return bool(self._unparsed)
 
+    @property
+    def between_events(self) -> bool:
+        """Whether the next byte is the first one of an event (or of a comment). False before the first byte."""
+        return self._started and not self._unparsed and not self._after_cr
+
     def feed(self, data: bytes) -> list[bytes | Named]:
         if (
             not self._unparsed  # the usual case: a read is exactly one event of one line

@@ -11,18 +11,22 @@ from ..dialects.reader import ERROR_TEXT_CHARS, Flow, Reading, error_text
 from ..dialects.sse import Decoder, EventTooLarge, Named
 from ..request import NEVER, Completion, Failure, Request
 from .http1 import Malformed, Response
+from .plain import plain_chunks, plain_reads
 
 MAX_WHOLE_BYTES = 64 << 20  # an answer that is not a stream is kept until it is complete
 MAX_ERROR_BYTES = 64 << 10
 
 OnDone = Callable[[Completion], None]
+Read = tuple[bytes, int, int, int, bool]
+"""One read: its bytes; when they arrived (`stamp`); when they were read (`read_at`); the last instant at which the
+socket was known to be empty (`empty_at`); whether the kernel made the stamp (`from_kernel`)."""
 
 
 class Exchange:
     """The state of one request, from sending to its Completion.
 
-    The pool sets `ready`, `sent` and `bytes_sent`, calls `arrived` for each read and `ended` if the connection ends,
-    and then calls `tell` once. All instants are monotonic ns.
+    The pool sets `ready`, `sent` and `bytes_sent`, calls `arrived` with what was read, `ended` if the connection ends,
+    and then `tell` once. All instants are monotonic ns.
     """
 
     __slots__ = (
@@ -45,6 +49,7 @@ class Exchange:
         "kernel_stamp",
         "on_done",
         "over",
+        "patient",
         "payload",
         "progress",
         "reading",
@@ -101,46 +106,78 @@ class Exchange:
         self.client_lag = 0
         self.kernel_stamp = False
         self.progress = 0
+        self.patient = False  # the reads that follow may be kept for a while: see `Inbox`
         self.is_event_stream = False
         self.response = Response()
         self.decoder = Decoder()
         self.reading = Reading(self.flow, self.keep_text, self.sink)
         self.body_parts: list[bytes] = []
 
-    def arrived(self, data: bytes, stamp: int, read_at: int, empty_at: int, from_kernel: bool) -> bool:
-        """Process the bytes of one read. Returns True when the answer is over.
+    def arrived(self, reads: list[Read]) -> bool:
+        """Process what was read, in order. Returns True when the answer is over."""
+        first, count = 0, len(reads)
+        reading = self.reading
+        while first < count:
+            template = reading.template
+            if template is not None and count - first > 1 and self._at_chunk_start():
+                run = plain_reads(reads, first, *template)
+                if run:
+                    self._take_run(reads[first : first + run])
+                    first += run
+                    continue
+            if self._take_read(*reads[first]):
+                if first + 1 < count:  # bytes after the end
+                    self.response.reusable = False
+                return True
+            first += 1
+        self.patient = self.is_event_stream and self.response.chunked and reading.first_token >= 0 and self.sink is None
+        return False
 
-        `stamp`: when they arrived. `read_at`: when they were read. `empty_at`: the last instant at which the socket
-        was known to be empty. `from_kernel`: the kernel made the stamp.
-        """
-        response = self.response
+    def _at_chunk_start(self) -> bool:
+        """Whether the next byte is the first one of a chunk, and of an event."""
+        return self.response.chunked and self.response.between_chunks and self.decoder.between_events
+
+    def _take_run(self, reads: list[Read]) -> None:
+        """Reads that are one plain event each."""
+        self.bytes_received += sum([len(read[0]) for read in reads])
+        self.reading.take_run([read[1] for read in reads])
+        self.progress = reads[-1][2]
+
+    def _take_read(self, data: bytes, stamp: int, read_at: int, empty_at: int, from_kernel: bool) -> bool:
+        """Process one read. Returns True when the answer is over."""
+        response, reading = self.response, self.reading
         self.bytes_received += len(data)
+        chunks = plain = 0
         try:
-            body_parts = response.feed(data)
+            if reading.template is not None and self._at_chunk_start():
+                chunks, plain, used = plain_chunks(data, *reading.template)
+                data = data[used:]
+            body_parts = response.feed(data) if data else []
             if self.first_byte < 0 and response.status:
                 self.first_byte = stamp
                 self.kernel_stamp = from_kernel
                 content_type = response.headers.get("content-type", "")
                 self.is_event_stream = response.status < 300 and content_type.startswith("text/event-stream")
-            if body_parts:
-                single = len(body_parts) == 1
-                body_part = body_parts[0] if single else b"".join(body_parts)
+            if body_parts or plain:
+                chunks += len(body_parts)
                 if self.is_event_stream:
-                    events = self.decoder.feed(body_part)
-                    if events:
-                        reading = self.reading
+                    events: list[bytes | Named] = []
+                    if body_parts:
+                        events = self.decoder.feed(body_parts[0] if len(body_parts) == 1 else b"".join(body_parts))
+                    if events or plain:
                         if reading.first_token < 0:
                             earliest = empty_at if empty_at > self.sent else self.sent  # not before it was sent
-                            self._take_carefully(events, stamp, earliest, single)
+                            self._take_carefully(plain, events, stamp, earliest, chunks == 1)
                             if reading.first_token >= 0:
                                 self.client_lag = read_at - stamp
-                        elif single and (response.chunked or len(events) == 1):  # one write of the server
+                        elif chunks == 1 and (response.chunked or len(events) == 1):  # one write of the server
+                            reading.take_plain(plain, stamp)
                             reading.take(events, stamp)
                         else:
-                            self._take_carefully(events, stamp, empty_at, single)
+                            self._take_carefully(plain, events, stamp, empty_at, chunks == 1)
                         self.progress = read_at
                 else:
-                    self._keep_body(body_part)
+                    self._keep_body(b"".join(body_parts))
         except (Malformed, EventTooLarge) as error:
             self._close(stamp, Failure("malformed", str(error), response.status))
             return True
@@ -149,21 +186,22 @@ class Exchange:
             return True
         return False
 
-    def _take_carefully(self, events: list[bytes | Named], stamp: int, earliest: int, single: bool) -> None:
+    def _take_carefully(self, plain: int, events: list[bytes | Named], stamp: int, earliest: int, single: bool) -> None:
         """Pass on the events of a read with the number of those whose stamp, the newest packet's, may be too late.
 
-        One chunk of the body (`single`) is taken as one write of the server, whatever it holds. With several chunks, or
-        in a body without chunks, only the last event is certain to have come with the last packet; if bytes of a
-        further event follow it, none is. `earliest`: before that instant, none of them can have arrived.
+        The read holds `plain` plain events, then `events`. One chunk of the body (`single`) is taken as one write of
+        the server, whatever it holds. With several chunks, or in a body without chunks, only the last event is certain
+        to have come with the last packet; if bytes of a further event follow it, none is. `earliest`: before that
+        instant, none of them can have arrived.
         """
-        unsure = len(events) - 1
+        unsure = plain + len(events) - 1
         one_write = single and self.response.chunked
         if self.decoder.pending or not self.response.between_chunks:
             unsure += 1
             one_write = one_write and self.response.complete
         elif one_write:
             unsure = 0
-        self.reading.take_unsure(events, stamp, stamp - earliest, unsure, one_write=one_write)
+        self.reading.take_unsure(events, stamp, stamp - earliest, unsure, plain=plain, one_write=one_write)
 
     def ended(self, stamp: int, reset: str) -> None:
         """The connection ended, and so does the request. `reset`: the error's text, "" after a regular close."""

@@ -11,7 +11,7 @@ CREDENTIALS = frozenset(("authorization", "api-key", "x-api-key"))
 MAX_HEAD_BYTES = 64 << 10
 MAX_LINE_BYTES = 4 << 10  # a chunk-size line with extensions, or one trailer
 _NO_BODY = frozenset((204, 304))
-_CHUNK_SIZES: dict[bytes, int] = {}  # cache by chunk-size line: a stream repeats a few dozen of them
+CHUNK_SIZES: dict[bytes, int] = {}  # cache by chunk-size line: a stream repeats a few dozen of them
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 _MOST_DIGITS = 15  # of a number in a head or a chunk size; a longer number is an error
 
@@ -51,8 +51,8 @@ def _chunk_size(line: bytes) -> int:
     if not digits or len(digits) > _MOST_DIGITS or not _HEX.issuperset(digits):
         raise Malformed(f"chunk size {line[:40]!r}")
     size = int(digits, 16)
-    if len(_CHUNK_SIZES) < 4096 and len(line) < 32:
-        _CHUNK_SIZES[line] = size
+    if len(CHUNK_SIZES) < 4096 and len(line) < 32:
+        CHUNK_SIZES[line] = size
     return size
 
 
@@ -98,7 +98,7 @@ class Response:
         if mode == "chunked":
             if not self._bytes_left and not self._unparsed:  # the usual case: a read is exactly one chunk
                 line_end = data.find(b"\r\n")
-                length = _CHUNK_SIZES.get(data[:line_end])
+                length = CHUNK_SIZES.get(data[:line_end])
                 if length and len(data) == line_end + length + 4 and data.endswith(b"\r\n"):
                     return [data[line_end + 2 : -2]]
             return self._chunked_body(data)
@@ -234,7 +234,7 @@ class Response:
                 self._unparsed = data[position:]
                 break
             line = data[position:line_end]
-            length = _CHUNK_SIZES.get(line)
+            length = CHUNK_SIZES.get(line)
             if length is None:
                 length = _chunk_size(line)
             position = line_end + 2

@@ -18,7 +18,7 @@ from ..dialects.quirks import Quirk
 from ..dialects.reader import Flow
 from ..errors import TargetUnusable, WrongUse
 from ..request import Failure, Request
-from .exchange import Exchange, OnDone
+from .exchange import Exchange, OnDone, Read
 from .http1 import head, merged
 from .target import Target
 from .wire import TICK_NS, ClientConnection, Tls, Wire, raise_file_limit, resolve
@@ -27,6 +27,7 @@ SPARE = 2  # idle connections kept open ahead of need
 OPEN_PER_TICK = 32  # most connections opened ahead of need per tick
 CONNECT_NS = 10_000_000_000  # limit for one address; then the next address is tried
 BEING_MADE = ("connecting", "handshake")
+LOOK_NS = 1_000_000_000  # what a stream has kept is looked at this often
 KEEP_ALIVE_MARGIN_S = 1.0  # a connection is reused until this long before the server's own idle limit
 TIMEOUT_NS = 600 * 1_000_000_000
 STALL_TIMEOUT_NS = 120 * 1_000_000_000
@@ -209,9 +210,11 @@ class Pool:
 
     def cancel(self, exchange: Exchange, failure: Failure) -> None:
         """End a request now and close its connection. `on_done` gets the Completion with this failure."""
+        connection = exchange.connection
+        if isinstance(connection, ClientConnection) and not exchange.over:
+            self.wire.hand_over(connection)  # what came before may be its end
         if exchange.over:
             return
-        connection = exchange.connection
         if isinstance(connection, ClientConnection):
             self.wire.close(connection)
         self._end(exchange, monotonic_ns(), failure)
@@ -268,6 +271,7 @@ class Pool:
 
     def _write(self, connection: ClientConnection, exchange: Exchange) -> None:
         connection.busy = exchange
+        connection.patient = False
         exchange.connection = connection
         exchange.reused = connection.served > 0
         self.wire.awaited.add(exchange)
@@ -340,31 +344,31 @@ class Pool:
                 TargetUnusable(f"cannot connect to {self.target.redacted}: {text}", "is it up?")
             )
 
-    def arrived(
-        self, connection: ClientConnection, data: bytes, stamp: int, read_at: int, empty_at: int, from_kernel: bool
-    ) -> None:
+    def arrived(self, connection: ClientConnection, reads: list[Read]) -> None:
         exchange = connection.busy
         if not isinstance(exchange, Exchange):  # bytes without a request
             self.wire.close(connection)
             return
-        if exchange.first_byte < 0 and stamp < exchange.sent and data.startswith(TIMED_OUT_IDLE):
+        if exchange.first_byte < 0 and reads[0][1] < exchange.sent and reads[0][0].startswith(TIMED_OUT_IDLE):
             self.wire.close(connection)  # the server gave up the idle connection before it saw this request
             connection.busy = None
             self._resend(exchange)
             return
-        if exchange.arrived(data, stamp, read_at, empty_at, from_kernel):
-            response = exchange.response
-            if response.complete and response.reusable and not connection.unsent:
-                if response.uses_left is not None and response.uses_left <= 1:
-                    self.wire.close(connection)
-                else:
-                    if response.idle_limit_s is not None:
-                        limit_ns = int(max(0.5, response.idle_limit_s - KEEP_ALIVE_MARGIN_S) * 1e9)
-                        self._reuse_ns = min(self._reuse_ns, limit_ns)
-                    self._keep_idle(connection)
-            else:
+        if not exchange.arrived(reads):
+            connection.patient = exchange.patient and connection.tls is None
+            return
+        response = exchange.response
+        if response.complete and response.reusable and not connection.unsent:
+            if response.uses_left is not None and response.uses_left <= 1:
                 self.wire.close(connection)
-            self._report(exchange)  # after the connection is free: the next request of the lane may use it
+            else:
+                if response.idle_limit_s is not None:
+                    limit_ns = int(max(0.5, response.idle_limit_s - KEEP_ALIVE_MARGIN_S) * 1e9)
+                    self._reuse_ns = min(self._reuse_ns, limit_ns)
+                self._keep_idle(connection)
+        else:
+            self.wire.close(connection)
+        self._report(exchange)  # after the connection is free: the next request of the lane may use it
 
     def closed(self, connection: ClientConnection, stamp: int, reset: str) -> None:
         exchange = connection.busy
@@ -400,9 +404,12 @@ class Pool:
             self._by_due = deque(exchange for exchange in by_due if not exchange.over)
         if len(self._by_silence) > 2 * self.in_flight + 1000:  # finished ones would stay for long
             self._by_silence = deque(exchange for exchange in self._by_silence if not exchange.over)
-        by_silence = self._by_silence  # all are checked once per half stall timeout, a few in each tick
-        for _ in range(len(by_silence) * 2 * TICK_NS // self._stall_ns + 1 if by_silence else 0):
+        by_silence = self._by_silence  # a few in each tick: all of them once a second, or once per half stall timeout
+        for _ in range(len(by_silence) * TICK_NS // min(LOOK_NS, self._stall_ns // 2 + 1) + 1 if by_silence else 0):
             exchange = by_silence.popleft()
+            connection = exchange.connection
+            if isinstance(connection, ClientConnection):
+                self.wire.hand_over(connection)
             if exchange.over:
                 continue
             if not exchange.progress or now - exchange.progress < self._stall_ns:

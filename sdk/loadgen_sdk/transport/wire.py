@@ -20,26 +20,26 @@ import os
 import select
 import socket
 import ssl
-import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from time import monotonic_ns, time_ns
+from time import monotonic_ns
 from typing import Protocol
 
 import msgspec
 
 from ..errors import TargetUnusable
 from .clock import Timer, timer
+from .exchange import Read
+from .receiver import Inbox, Receiver, error_text
 
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it
 IP_BIND_ADDRESS_NO_PORT = 24  # linux/in.h: connect chooses the port, so several targets can share one port
-READ_BYTES = 32 << 10
 SLICE_NS = 200_000  # longest time that decoding may delay the next read of the sockets
 TICK_NS = 100_000_000  # housekeeping: timeouts, idle connections
 # The shortest wait that epoll supports. It is used only when `Wire.idle` has work for idle moments. Otherwise the wait
 # has no timeout: arming a kernel timer for each wait costs more than the read, and our own timer ends it at the tick.
-HOLD_POLL_S = 0.001
+HOLD_POLL_MS = 1
 POLL_EVERY_NS = (
     1_000_000  # longest time between two polls of a load generator with requests in flight: see `empty_at` above
 )
@@ -47,14 +47,10 @@ POLL_EVERY_NS = (
 # kernel timer costs as much as a read.
 BUSY_POLL_EVERY_NS = 2_000_000
 BUSY_READS = 4
-MAPPING_NS = 5_000  # if reading the two clocks took longer (the process was preempted), their offset is not used
-MOST_READY = 1024  # most sockets that one poll reports
 BACKLOG_LIMIT = 20_000  # reads waiting to be decoded; at this number no more is read until some are decoded
 FOREVER = 1 << 62
 
 _IN_PROGRESS = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINPROGRESS)
-_timespec = struct.Struct("@qq").unpack
-_ANCILLARY = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
 LINUX = sys.platform == "linux"
 
 
@@ -88,33 +84,26 @@ class Peer(Protocol):
     """The owner of connections, which the wire calls. Each call names the connection, so one owner can have many.
 
     `connected`: the connection is ready at the instant `at` (after the TLS handshake). `failed`: it could not be made;
-    `kind` is "connect" or "tls". `arrived`: bytes, with the instant they arrived (`stamp`), the instant they were read
-    (`read_at`), the last instant at which the socket was known to be empty (`empty_at`), and whether the kernel made
-    the stamp (`from_kernel`). `closed`: the connection ended; `reset` is "" for a regular end, else the error's text.
+    `kind` is "connect" or "tls". `arrived`: what was read since the last call, one or more reads. `closed`: the
+    connection ended; `reset` is "" for a regular end, else the error's text.
     """
 
     def connected(self, connection: ClientConnection, at: int) -> None: ...
     def failed(self, connection: ClientConnection, kind: str, text: str) -> None: ...
-    def arrived(
-        self, connection: ClientConnection, data: bytes, stamp: int, read_at: int, empty_at: int, from_kernel: bool
-    ) -> None: ...
+    def arrived(self, connection: ClientConnection, reads: list[Read]) -> None: ...
     def closed(self, connection: ClientConnection, stamp: int, reset: str) -> None: ...
 
 
-class ClientConnection:
+class ClientConnection(Inbox):
     """One connection. `busy` is for the peer: what the connection carries now, or None. `served` counts its answers."""
 
     __slots__ = (
         "address",
-        "buffer_filled",
         "busy",
         "closed",
         "connecting_since",
-        "emptied_at",
-        "fd",
         "idle_since",
         "peer",
-        "recvmsg",
         "served",
         "sock",
         "state",
@@ -126,9 +115,8 @@ class ClientConnection:
     )
 
     def __init__(self, sock: socket.socket, peer: Peer, address: int, now: int) -> None:
+        super().__init__(sock.fileno(), now)
         self.sock = sock
-        self.fd = sock.fileno()
-        self.recvmsg = sock.recvmsg
         self.peer = peer
         self.address = address
         self.busy: object | None = None
@@ -136,8 +124,7 @@ class ClientConnection:
         self.closed = False
         self.served = 0
         self.uses_left: int | None = None
-        self.idle_since = self.connecting_since = self.emptied_at = now
-        self.buffer_filled = False  # the last read filled its buffer, so the socket may hold more
+        self.idle_since = self.connecting_since = now
         self.unsent: list[bytes] = []
         self.tls: ssl.SSLObject | None = None
         self.tls_in: ssl.MemoryBIO | None = None
@@ -150,7 +137,7 @@ class Wire:
     `hold_ns`: above 0, a turn stays in its own poll for that long while there is traffic. This is for a load generator,
     because going back to the event loop costs as much as a read. 0: other tasks of the loop run after every turn.
     `wake(now)` is called when the instant given to `wake_at` has come, and again in each turn until it is moved.
-    `tick(now)` is called about every TICK_NS. `idle()` is called after HOLD_POLL_S without traffic, and again for as
+    `tick(now)` is called about every TICK_NS. `idle()` is called after HOLD_POLL_MS without traffic, and again for as
     long as it returns true. `awaited` is the set of requests in flight: while it is not empty and `hold_ns` is above
     0, no wait is longer than POLL_EVERY_NS (BUSY_POLL_EVERY_NS under heavy traffic).
     """
@@ -160,9 +147,9 @@ class Wire:
         self._poll = select.epoll()
         self._timer: Timer = timer(loop)
         self._connections: dict[int, ClientConnection] = {}
-        self._backlog: deque[tuple[ClientConnection, bytes, int, int, int, bool, str]] = deque()
-        self._last_poll = self._tick_at = monotonic_ns()
-        self._to_monotonic = self._last_poll - time_ns()
+        self._queue: deque[ClientConnection] = deque()  # connections whose reads are to be handed over
+        self._receiver = Receiver(self._poll, self._queue)
+        self._tick_at = monotonic_ns()
         self._wake_at = FOREVER
         self._armed_for = FOREVER
         self._poll_at = self._reads_at_poll = 0
@@ -173,10 +160,15 @@ class Wire:
         self.idle: Callable[[], bool] | None = None
         self.hold_ns = 0
         self.awaited: set[object] = set()
-        self.turns = self.reads = 0
+        self.turns = 0
         self._poll.register(self._timer.fileno(), select.EPOLLIN)
         loop.add_reader(self._poll.fileno(), self._turn)
         self._arm()
+
+    @property
+    def reads(self) -> int:
+        """Reads of sockets so far."""
+        return self._receiver.reads
 
     # -- connections ---------------------------------------------------------------------------------------------
 
@@ -217,6 +209,7 @@ class Wire:
             connection.tls_in, connection.tls_out = ssl.MemoryBIO(), ssl.MemoryBIO()
             connection.tls = tls.wrap_bio(connection.tls_in, connection.tls_out, server_hostname=name)
         self._connections[connection.fd] = connection
+        self._receiver.add(connection)
         self._poll.register(connection.fd, select.EPOLLIN | select.EPOLLOUT)
         return connection
 
@@ -228,6 +221,7 @@ class Wire:
         connection.state = "closed"
         connection.busy = None
         del self._connections[connection.fd]
+        self._receiver.remove(connection)
         with contextlib.suppress(OSError):
             self._poll.unregister(connection.fd)
         connection.sock.close()
@@ -277,25 +271,23 @@ class Wire:
         if self._poll.closed:  # the wire was shut while this turn was queued
             return
         self._turn_running = True
-        poll, backlog = self._poll.poll, self._backlog
+        queue, receiver = self._queue, self._receiver
         try:
-            poll_started = now = monotonic_ns()
+            now = receiver.poll_started = monotonic_ns()
             hold_ends = now + self.hold_ns
-            ready = poll(0, MOST_READY)
+            wait_ms = 0
             while True:
-                previous_poll, self._last_poll = self._last_poll, poll_started
-                poll_started = now = self._read_and_decode(ready, previous_poll)
+                now = self._receive(wait_ms, hold_ends)
                 if now >= hold_ends or not self.hold_ns:
                     break
-                self._arm()
-                ready = poll(0 if backlog else HOLD_POLL_S if self.idle is not None else -1, MOST_READY)
-                if not ready and not backlog and (self.idle is None or not self.idle()):
-                    self._last_poll = poll_started
+                if not receiver.ready and not queue and (self.idle is None or not self.idle()):
                     break
+                self._arm()
+                wait_ms = 0 if queue else HOLD_POLL_MS if self.idle is not None else -1
         finally:
             self._turn_running = False
             self._arm()
-            if backlog and not self._resume_queued:
+            if queue and not self._resume_queued:
                 self._resume_queued = True
                 self._loop.call_soon(self._resume)
 
@@ -308,27 +300,26 @@ class Wire:
         self._resume_queued = False
         self._turn()
 
-    def _read_and_decode(self, ready: list[tuple[int, int]], previous_poll: int) -> int:
-        """Call `wake` if it is due, read the `ready` sockets, decode for one slice; returns the time (ns).
-
-        `previous_poll`: when the poll before the one that returned `ready` was started.
-        """
+    def _receive(self, wait_ms: int, hold_ends: int) -> int:
+        """Read what is ready, call `wake` and `tick` if they are due, hand over for a slice; returns the time (ns)."""
         self.turns += 1
-        now = monotonic_ns()
-        wall = time_ns()
-        if monotonic_ns() - now < MAPPING_NS:
-            self._to_monotonic = now - wall
+        receiver = self._receiver
+        if receiver.waiting < BACKLOG_LIMIT:
+            until = min(hold_ends, self._wake_at, self._tick_at, self._poll_at - (POLL_EVERY_NS >> 1))
+            for fd, events in receiver.receive(wait_ms, until if self.hold_ns else 0, self._wake_at):
+                self._other_event(fd, events)
+            now = receiver.now
+        else:
+            now = monotonic_ns()
         if now > self._poll_at - (POLL_EVERY_NS >> 1):  # move it early, so that the timer does not fire during traffic
-            self._poll_at = now + (
-                BUSY_POLL_EVERY_NS if self.reads - self._reads_at_poll > BUSY_READS else POLL_EVERY_NS
-            )
-            self._reads_at_poll = self.reads
+            reads = receiver.reads
+            self._poll_at = now + (BUSY_POLL_EVERY_NS if reads - self._reads_at_poll > BUSY_READS else POLL_EVERY_NS)
+            self._reads_at_poll = reads
         if now >= self._wake_at and self.wake is not None:
             self._armed_for = 0
             self.wake(now)
-        if len(self._backlog) < BACKLOG_LIMIT:
-            self._read(ready, previous_poll, self._to_monotonic)
-        now = self._decode()
+        if self._queue:
+            now = self._hand_over_queued()
         if now >= self._tick_at:
             self._armed_for = 0
             self._tick_at = now + TICK_NS
@@ -336,80 +327,44 @@ class Wire:
                 self.tick(now)
         return now
 
-    def _read(self, ready: list[tuple[int, int]], previous_poll: int, to_monotonic: int) -> None:
-        append = self._backlog.append
-        connections = self._connections
-        for fd, events in ready:
-            connection = connections.get(fd)
-            if connection is None:
-                # This poll returned after the timer fired: a socket that it does not report was empty at that instant.
-                if self._armed_for > self._last_poll:
-                    self._last_poll = self._armed_for
-                self._timer.clear()
-                self._armed_for = 0
-                continue
-            if events & 4:  # EPOLLOUT
-                self._writable(connection)
-                if connection.closed or events == 4:
-                    continue
-            try:
-                data, ancillary, _, _ = connection.recvmsg(READ_BYTES, _ANCILLARY)
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                read_at = monotonic_ns()
-                self._stop_watching(connection)
-                append(
-                    (connection, b"", read_at, read_at, previous_poll, False, error.strerror or type(error).__name__)
-                )
-                continue
-            read_at = monotonic_ns()
-            empty_at = connection.emptied_at
-            if empty_at < previous_poll and not connection.buffer_filled:
-                empty_at = previous_poll
-            if len(data) == READ_BYTES:
-                connection.buffer_filled = True
-            else:
-                connection.buffer_filled = False
-                connection.emptied_at = read_at
-            stamp, from_kernel = read_at, False
-            if ancillary:
-                seconds, nanos = _timespec(ancillary[0][2])
-                if seconds:  # zero: the packet arrived before stamps were switched on
-                    stamp = seconds * 1_000_000_000 + nanos + to_monotonic
-                    from_kernel = True
-                    if stamp > read_at:
-                        stamp = read_at
-                    elif stamp < empty_at:
-                        stamp = empty_at
-            if not data:
-                self._stop_watching(connection)
-            append((connection, data, stamp, read_at, empty_at, from_kernel, ""))
-        self.reads += len(ready)
+    def _other_event(self, fd: int, events: int) -> None:
+        """The timer fired, or a socket can be written."""
+        connection = self._connections.get(fd)
+        if connection is None:
+            # This poll returned after the timer fired: a socket that it does not report was empty at that instant.
+            if self._armed_for > self._receiver.last_poll:
+                self._receiver.last_poll = self._armed_for
+            self._timer.clear()
+            self._armed_for = 0
+        elif not connection.closed:
+            self._writable(connection)
 
-    def _stop_watching(self, connection: ClientConnection) -> None:
-        """Stop watching after end of file or an error, which a level-triggered poll would report again and again."""
-        with contextlib.suppress(OSError):
-            self._poll.modify(connection.fd, 0)
+    def hand_over(self, connection: ClientConnection) -> None:
+        """Give the peer now what a patient connection has kept."""
+        if connection.reads and connection.tls is None and not connection.closed:
+            connection.peer.arrived(connection, self._receiver.take(connection))
 
-    def _decode(self) -> int:
-        """Decode waiting reads for at most SLICE_NS; returns the time (ns)."""
-        backlog = self._backlog
+    def _hand_over_queued(self) -> int:
+        """Hand over what waits, connection by connection, for at most SLICE_NS; returns the time (ns)."""
+        queue, receiver = self._queue, self._receiver
         now = monotonic_ns()
         slice_ends = now + SLICE_NS
-        decoded = 0
-        while backlog:
-            connection, data, stamp, read_at, empty_at, from_kernel, error = backlog.popleft()
+        handed = 0
+        while queue:
+            connection = queue.popleft()
+            reads = receiver.take(connection)
+            connection.queued = False
             if connection.closed:
                 continue
             if connection.tls is not None:
-                self._decrypt(connection, data, stamp, read_at, empty_at, from_kernel, error)
-            elif data:
-                connection.peer.arrived(connection, data, stamp, read_at, empty_at, from_kernel)
+                self._decrypt(connection, reads)
             else:
-                self._connection_ended(connection, stamp, error)
-            decoded += 1
-            if not decoded & 7:
+                if reads:
+                    connection.peer.arrived(connection, reads)
+                if connection.ended_at and not connection.closed:
+                    self._connection_ended(connection, connection.ended_at, error_text(connection.error))
+            handed += 1
+            if not handed & 7:
                 now = monotonic_ns()
                 if now > slice_ends:
                     break
@@ -439,6 +394,7 @@ class Wire:
                 return
             self._poll.modify(connection.fd, select.EPOLLIN)
             connection.emptied_at = monotonic_ns()
+            connection.open = True
             if connection.tls is not None:
                 connection.state = "handshake"
                 self._handshake(connection)
@@ -495,54 +451,48 @@ class Wire:
         self._flush_tls(connection)
         self._connection_made(connection)
 
-    def _decrypt(
-        self,
-        connection: ClientConnection,
-        data: bytes,
-        stamp: int,
-        read_at: int,
-        empty_at: int,
-        from_kernel: bool,
-        error: str,
-    ) -> None:
+    def _decrypt(self, connection: ClientConnection, reads: list[Read]) -> None:
+        """Decrypt what was read, hand over the plain reads, and see to the end of the connection."""
         assert connection.tls is not None and connection.tls_in is not None
-        if data:
+        plain: list[Read] = []
+        ended_at, error = connection.ended_at, error_text(connection.error)
+        failed: ssl.SSLError | None = None
+        for data, stamp, read_at, empty_at, from_kernel in reads:
             connection.tls_in.write(data)
-        if connection.state == "handshake":
-            if not data:
-                self._connection_ended(connection, stamp, error)
-                return
-            self._handshake(connection)
-            if connection.closed or connection.state != "open":
-                return
-        plaintexts: list[bytes] = []
-        ended = not data
-        try:
-            while True:
-                plaintext = connection.tls.read(1 << 16)
-                if not plaintext:
-                    ended = True
-                    break
-                plaintexts.append(plaintext)
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLZeroReturnError:
-            ended = True
-        except ssl.SSLError as tls_error:
-            if plaintexts:
-                connection.peer.arrived(connection, b"".join(plaintexts), stamp, read_at, empty_at, from_kernel)
-            if connection.closed:
+            if connection.state == "handshake":
+                self._handshake(connection)
+                if connection.closed:
+                    return
+                if connection.state != "open":
+                    continue
+            texts: list[bytes] = []
+            try:
+                while text := connection.tls.read(1 << 16):
+                    texts.append(text)
+                ended_at = ended_at or stamp
+            except ssl.SSLWantReadError:
                 pass
-            elif connection.busy is None:
-                self._connection_ended(connection, stamp, _tls_error_text(tls_error))
-            else:  # for example an alert about our certificate, which TLS 1.3 sends after the handshake
-                self.give_up(connection, "tls", _tls_error_text(tls_error))
+            except ssl.SSLZeroReturnError:
+                ended_at = ended_at or stamp
+            except ssl.SSLError as tls_error:
+                failed = tls_error
+            if texts:
+                plain.append((b"".join(texts), stamp, read_at, empty_at, from_kernel))
+            if failed is not None or ended_at:
+                break
+        if connection.state == "open" and failed is None:
+            self._flush_tls(connection)
+        if plain:
+            connection.peer.arrived(connection, plain)
+        if connection.closed:
             return
-        self._flush_tls(connection)
-        if plaintexts:
-            connection.peer.arrived(connection, b"".join(plaintexts), stamp, read_at, empty_at, from_kernel)
-        if ended and not connection.closed:
-            self._connection_ended(connection, stamp, error)
+        if failed is not None:
+            if connection.busy is None:
+                self._connection_ended(connection, reads[-1][1], _tls_error_text(failed))
+            else:  # for example an alert about our certificate, which TLS 1.3 sends after the handshake
+                self.give_up(connection, "tls", _tls_error_text(failed))
+        elif ended_at:
+            self._connection_ended(connection, ended_at, error)
 
     def shut(self) -> None:
         """Close every connection and stop watching. May be called twice."""

@@ -1,0 +1,262 @@
+"""The header of a run (`run.json`): its plan, its targets, this machine, and notes on what a reader should know.
+
+Pure, except that it reads a few facts about this machine.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import platform
+import socket
+import statistics
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from loadgen import seeds
+from loadgen.execution.lane_start import Begin
+from loadgen.execution.plan import Plan, Settings
+from loadgen.limits import ValidityLimits
+from loadgen.metrics import columns, reasons
+from loadgen.requests import resonance
+from loadgen.requests import tokenizer as tokens
+from loadgen.requests.build import build
+from loadgen.results import manifest
+from loadgen.results.record import SCHEMA_MINOR
+from loadgen.schedule import timetable as schedule
+from loadgen.schedule.timetable import Schedule
+from loadgen.slo import Slo, Term
+from loadgen.workload import Closed, Gamma, Ramp, Replay, Workload, recipe_fingerprint
+
+
+def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Header:
+    """The header of a run before it starts. `asked`, `begins`: the workload as it was given, and how lanes begin."""
+    job, timetable, tokenizer = plan.job, plan.timetable, plan.tokenizer
+    settings, workload, found = job.settings, job.workload, job.found
+    slo, unjudged = _judged_slo(_slo(workload), settings.stream)
+    source = "server" if all(result.usage for result in found) else tokenizer.tag
+    # how lanes begin by default is the target's doing: fingerprints are of what was asked
+    asked_timetable = timetable if asked.stages == workload.stages else schedule.build(asked, job.seed)
+    return manifest.Header(
+        schema_minor=SCHEMA_MINOR,
+        run=job.run_id,
+        started=now(),
+        version=version(),
+        command=settings.command,
+        workload=workload.name,
+        source_text=workload.source_text,
+        source_sha256=hashlib.sha256(workload.source_text.encode()).hexdigest(),
+        seed=job.seed,
+        schedule_seed=workload.schedule_seed,
+        salt=job.salt,
+        new_prompts=workload.seed is None or workload.salt == seeds.FRESH,
+        targets=_targets(plan),
+        metadata=dict(settings.metadata),
+        client=settings.client,
+        api=settings.api,
+        stream=settings.stream,
+        slo=slo,
+        limits=ValidityLimits(**workload.limits.model_dump()),
+        stages=tuple(_stage_plan(workload, timetable, i, begin) for i, begin in enumerate(begins)),
+        fingerprints=manifest.Fingerprints(
+            recipe=recipe_fingerprint(asked, source, tokenizer.file_sha256),
+            timetable=schedule.fingerprint(asked_timetable),
+        ),
+        rtt_ms=statistics.median(result.rtt_ms for result in found),
+        tokenizer=tokenizer.name,
+        tokenizer_tag=tokenizer.tag,
+        tokenizer_sha256=tokenizer.file_sha256,
+        template_tokens=found[0].template_tokens,
+        usage_asked=True,
+        shares_prompts=_shares_prompts(workload),
+        max_in_flight=workload.max_in_flight,
+        grace_s=workload.drain_ns / 1e9,
+        timeout_s=workload.timeout_ns / 1e9,
+        stall_timeout_s=workload.stall_timeout_ns / 1e9,
+        turns=timetable.turns,
+        workers=settings.workers,
+        keep=settings.keep,
+        host=_host(),
+        notes=(*_notes(plan), *unjudged),
+        note_codes=_resonant(plan),
+    )
+
+
+def now() -> str:
+    """This instant, as headers write it."""
+    return datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="milliseconds")
+
+
+def _targets(plan: Plan) -> tuple[manifest.TargetFacts, ...]:
+    job = plan.job
+    preset = job.settings.embedded.get("preset")
+    embedded_name = f"embedded simulation: {preset}" if preset else "embedded simulation"
+    return tuple(
+        manifest.TargetFacts(
+            url=result.target.redacted,
+            server=result.server,
+            model=result.model,
+            gpus=endpoint.gpus,
+            shape=endpoint.shape,
+            region=endpoint.region,
+            name=embedded_name if job.simulated else endpoint.name or ("simulation" if result.simulated else ""),
+            simulated=job.simulated or result.simulated,
+            version=result.version,
+            engine=result.engine,
+            precision=result.precision,
+        )
+        for result, endpoint in zip(job.found, job.settings.endpoints, strict=True)
+    )
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    job, requests, timetable = plan.job, plan.requests, plan.timetable
+    settings = job.settings
+    if job.simulated and settings.embedded.get("preset"):
+        from loadgen.sim.presets.preset import load_preset
+
+        preset = load_preset(settings.embedded["preset"])
+        yield (
+            f"simulated in real time: {preset.words}; prompt and answer have {preset.limits.max_seq_len:,} tokens at "
+            f"most; with fewer than {preset.valid_from_sequences.value:,.0f} sequences per replica the model "
+            "extrapolates"
+        )
+    yield from _resonant(plan)
+    yield from dict.fromkeys(note for result in job.found for note in result.warnings)
+    yield from requests.warnings(timetable.slots or 1000)
+
+
+def _resonant(plan: Plan) -> dict[str, manifest.ReasonCode]:
+    """Where round robin over the targets keeps sending each the same part of a data set: that, in words and as code."""
+    job, timetable = plan.job, plan.timetable
+    if job.settings.route not in ("auto", "round-robin") or timetable.turns > 1:
+        return {}
+    targets = len(job.settings.endpoints)
+    found = resonance.found(job.workload.requests, plan.requests, targets, "target", timetable.slots)
+    return reasons.coded("resonance", found)
+
+
+def version() -> str:
+    try:
+        return metadata.version("loadgen")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _host() -> manifest.Host:
+    """Facts about this machine; a fact that cannot be read keeps its empty value."""
+    cpu, memory, clock = "", None, ""
+    try:
+        with open("/proc/cpuinfo") as file:
+            cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        clock = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
+    except (OSError, ValueError):
+        pass
+    names = ("uvloop", "msgspec", "numpy", "openai", "tiktoken")
+    return manifest.Host(
+        name=socket.gethostname(),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        cpu=cpu,
+        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        memory_bytes=memory,
+        clock=clock,
+        versions={name: metadata.version(name) for name in names},
+    )
+
+
+def _slo(workload: Workload) -> Slo | None:
+    slo = workload.slo
+    if slo is None:
+        return None
+    terms = tuple(Term(metric=t.metric, limit_ns=t.limit_ns, quantile=t.quantile) for t in slo.terms)
+    return Slo(terms=terms, goodput_share=slo.goodput_share)
+
+
+def _judged_slo(slo: Slo | None, stream: bool) -> tuple[Slo | None, list[str]]:
+    """The SLO that can be judged, and notes. Without streaming, terms that need a stream are left out, with a note."""
+    if slo is None or stream:
+        return slo, []
+    judged_terms = tuple(term for term in slo.terms if term.metric not in columns.NEED_A_STREAM)
+    skipped_names = ", ".join(term.metric for term in slo.terms if term.metric in columns.NEED_A_STREAM)
+    notes = [f"SLO terms not judged: {skipped_names}: answers that are not streamed have none"] if skipped_names else []
+    judged_slo = Slo(terms=judged_terms, goodput_share=slo.goodput_share)
+    return (judged_slo if judged_terms or judged_slo.goodput_share is not None else None), notes
+
+
+def _shares_prompts(workload: Workload) -> bool:
+    requests = workload.requests
+    if getattr(requests, "turns", None) is not None:
+        return True
+    if hasattr(requests, "path") or hasattr(requests, "trace"):
+        return True
+    return bool(getattr(requests, "shared_prefix_tokens", 0) or getattr(requests, "system_tokens", 0))
+
+
+def _stage_plan(workload: Workload, timetable: Schedule, index: int, begin: Begin | None = None) -> manifest.StagePlan:
+    span, stage = timetable.stages[index], workload.stages[index]
+    law = stage.arrival
+    if isinstance(law, Closed) and begin is not None and begin.source != "asked":
+        law = law.model_copy(update={"ramp_ns": None})  # what the workload says is equal for all servers
+    return manifest.StagePlan(
+        name=span.name,
+        arrival=words(law),
+        closed=bool(span.lanes),
+        measured=span.measured,
+        start_ns=span.start_ns or 0,
+        end_ns=None if span.length_ns is None or span.start_ns is None else span.start_ns + span.length_ns,
+        slots=None if span.chains is None else span.chains * span.turns,
+        rate=getattr(stage.arrival, "rate", None),
+        concurrency=span.lanes or None,
+        first_slot=span.first_chain * span.turns,
+        ramp_s=None if begin is None or begin.ramp_ns is None else begin.ramp_ns / 1e9,
+        ramp_from="" if begin is None else begin.source,
+    )
+
+
+def words(arrival: Any) -> str:
+    """An arrival law as text, for example "poisson 10/s"."""
+    if isinstance(arrival, Closed):
+        ramp = f", begun over {arrival.ramp_ns / 1e9:g} s" if arrival.ramp_ns else ""
+        ramp = ", begun all at once" if arrival.ramp_ns == 0 else ramp
+        return f"{arrival.concurrency} in flight (closed loop{ramp})"
+    if isinstance(arrival, Ramp):
+        return f"ramp {arrival.from_rate:g}/s to {arrival.to_rate:g}/s"
+    if isinstance(arrival, Gamma):
+        return f"gamma {arrival.rate:g}/s, burstiness {arrival.burstiness:g}"
+    if isinstance(arrival, Replay):
+        return f"trace {arrival.file.name}" + (f", {arrival.speed:g} times as fast" if arrival.speed != 1 else "")
+    return "everything at once" if arrival.rate == float("inf") else f"{arrival.tag} {arrival.rate:g}/s"
+
+
+def describe(workload: Workload, settings: Settings) -> str:
+    """Text that says what a run would do: load, request sizes, fingerprints. Does not use the network."""
+    seed = workload.seed if workload.seed is not None else seeds.fresh()
+    timetable = schedule.build(workload, seed)
+    salt = seeds.salt_of(seed, workload.salt)
+    tokenizer = tokens.load_tokenizer(settings.tokenizer)
+    requests = build(workload, seed, seeds.salt_number(salt), tokenizer)
+    lines = [f"workload: {workload.name}", f"target: {settings.shown}", seeds.words(seed, salt)]
+    for index in range(len(timetable.stages)):
+        stage = _stage_plan(workload, timetable, index)
+        bounds = [f"{stage.slots:,} requests"] if stage.slots is not None else []
+        if stage.end_ns is not None:
+            bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
+        lines.append(f"load: {stage.arrival}: {', '.join(bounds)}{'' if stage.measured else ', warm-up, not measured'}")
+        law = workload.stages[index].arrival
+        if isinstance(law, Closed) and law.ramp_ns is None and law.concurrency > 1:
+            lines.append("      its lanes begin spread over an answer's length, which the probe of the target tells")
+    sample = [requests[number] for number in range(min(timetable.slots or 100, 100))]
+    input_tokens = sorted(request.input_tokens or 0 for request in sample)
+    output_tokens = sorted(request.max_tokens or 0 for request in sample)
+    prompt_range = f"{input_tokens[0]:,} to {input_tokens[-1]:,} prompt tokens"
+    output_range = f"{output_tokens[0]:,} to {output_tokens[-1]:,} asked for"
+    lines.append(f"first {len(sample)} requests: {prompt_range}, {output_range}")
+    recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
+    lines.append(f"recipe: {recipe}  timetable: {schedule.fingerprint(timetable)}")
+    lines += [f"note: {note}" for note in requests.warnings(timetable.slots or 1000)]
+    return "\n".join(lines)

@@ -1,0 +1,146 @@
+"""The words of every code of a verdict: reasons, caveats, warnings. One table, for JSON and reports alike.
+
+Pure. A sentence gives the value, the limit and what to do about it. Programs judge by the code and its values; a
+sentence may be worded anew at any time. docs/summary.md lists the codes.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from typing import Any
+
+from loadgen.results.manifest import ReasonCode
+
+_RATIO = "{value_ms:.3g} ms is {share:of} {basis} ({basis_ms:.3g} ms), limit {limit:share}: {remedy:part}"
+_CUT = (
+    "{unfinished} of {requests} requests ({share:share}) were unfinished when the drain ended{drain_s:after}: they are "
+    "neither ok nor failed, and no latency holds them"
+)
+SENTENCES = {
+    # why a run is not valid
+    "all_unfinished":
+        "all {unfinished} measured requests were unfinished when the drain ended: give a longer --grace, or none",
+    "all_cancelled": "all {cancelled} measured requests were cancelled: nothing was measured",
+    "none_due": "no measured request was due: nothing was measured",
+    "none_ok": "not one of {requests} requests succeeded",
+    "too_few": "too few: {requests} measured requests support no quantile, not even p50; {needed} are needed",
+    "sent_late": f"requests were sent late: {{quantile}} send lag {_RATIO}",
+    "arrivals_unsure": f"arrival times are unsure: {{quantile}} stamp error {_RATIO}",
+    "generator_busy":
+        "the load generator was busy: worker {worker} used {cpu_share:share} of a core in the second up to "
+        "{at_s:.0f} s, limit {limit:share}: add workers",
+    "failures": "{failed} of {requests} requests failed or were lost ({share:share}), limit {limit:share}",
+    "worker_died": "worker {worker} died: the rest of its requests are lost",
+    "interrupted": "the run was interrupted: it shows a part of the load that was planned",
+    "stopped": "the run ended early, as asked for when a target stops answering (--on-target-failure stop)",
+    # caveats: what belongs beside VALID
+    "withheld": "{metrics:families} withheld, arrival times are unsure: {why}",
+    "shortened":
+        "not the load that was asked for: the answers have {got:,} of {asked:,} output tokens asked "
+        "({share:share}): the server ends them early, so its figures are for shorter answers",
+    # why the figures of a family are withheld: `unsound` of a summary
+    "events_unsure": f"{{quantile}} stamp error of output events{{unsure_share:bundled}}: {_RATIO}",
+    "largest_gap_unsure": f"{{quantile}} error of the largest gap {_RATIO}",
+    "tpot_unsure": f"{{quantile}} error of TPOT {_RATIO}",
+    # warnings
+    "cut_off": "the run has no clean end (still running, or killed): this is as far as its records go",
+    "unfinished": _CUT,
+    "unfinished_undecided":
+        f"{_CUT}; above {{limit:share}} no SLO term can be called met: give a longer --grace (`grace:` in a file), or "
+        "none: then the drain lasts as long as a request may (--timeout{timeout_s:as_long})",
+    "limit_changed": "validity limit {limit} was changed to {value:share} (default {default:share})",
+    "usage_missing": "usage is missing in {missing} of {ok} ok answers: their tokens are counted another way",
+    "counts_estimated": "token counts of {estimated} of {ok} ok requests are estimates by the packaged vocabulary",
+    "prompt_counts_differ":
+        "prompt token counts disagree: the server's differ from ours by {share:signed}, limit {limit:share}"
+        "{template_known:template}",
+    "cached":
+        "{share:share} of the prompt tokens came from the server's cache though the workload asks for no sharing: a "
+        "repeated seed or salt makes TTFT look better than it is; give another --seed, or --salt fresh",
+    "lengths_differ":
+        "{share:share} of the answers are not as long as asked, limit {limit:share}: the server does not honour the "
+        "forced length",
+    "first_event_unknown":
+        "events carry several tokens and the server does not say how many the first one has: TPOT takes it as one",
+    "prompts_repeated": "{requests} requests repeat a prompt that was sent before: a prefix cache may have served them",
+    "slo_samples":
+        "SLO term {metric} at p{percentile:g} rests on {samples} samples; {needed} are needed to support it",
+    "lanes_unfilled":
+        "{requests:,} requests for {lanes:,} lanes: so many were never in flight; give at least {needed:,} requests",
+    "never_steady": "no steady figures: {because:part} as long as measured requests were due; give a longer load",
+    "gaps_differ":
+        "send gaps vary by {variation:.2f} where the timetable has {planned:.2f}: the arrivals were not as planned",
+    "server_counts":
+        "the server's metrics page counts {server_tokens:,} output tokens, the client {client_tokens:,} "
+        "({share:signed}): {cause:part}",
+    "resonance":
+        "round robin resonates with the data set: {samples:,} samples and {servers} {kind}s have the common factor "
+        "{factor}, so each {kind} is sent the same {each:,} samples in every pass{heaviest:heaviest}. The {kind}s with "
+        "the heaviest shares decide the highest load; a data set whose size shares no factor with {servers} spreads "
+        "them",
+    "note": "{text}",  # known to the run by its words only
+}  # fmt: skip
+_PARTS = {
+    "lower_load": "lower the load or add workers",
+    "other_processes":
+        "other processes kept worker {worker} off its core for {waited_share:share} of the second up to {at_s:.0f} s: "
+        "stop them, or use a host of its own",
+    "host":
+        "this process used at most {cpu_share:share} of a core, so something else on this host kept it waiting: stop "
+        "that, or use a host of its own",
+    "lanes": "lanes were beginning or ending",
+    "warmup": "requests of the warm-up were in flight",
+    "others": "others use it, or it counts answers that failed",
+    "restarted": "it was started anew, or counts late",
+}  # fmt: skip
+WITHHELD = ("events_unsure", "largest_gap_unsure", "tpot_unsure")  # in `unsound` of a summary, as words only
+_FAMILIES = {
+    "itl": "ITL", "inter_chunk": "gaps between events", "max_gap": "largest gap", "stalls": "stalls", "tpot": "TPOT",
+    "tpot_mlperf": "TPOT (MLPerf)",
+}  # fmt: skip
+
+
+def sentence(reason: ReasonCode) -> str:
+    """What a code says, in words. A code of a newer version, which has no words here, is its name."""
+    return _Sentence(reason.values).vformat(SENTENCES.get(reason.code, reason.code), (), reason.values)
+
+
+def coded(code: str, values: dict[str, Any] | None) -> dict[str, ReasonCode]:
+    """Sentence -> code, as a header keeps its notes; nothing for a code without values."""
+    reason = ReasonCode(code=code, values=values or {})
+    return {sentence(reason): reason} if values else {}
+
+
+class _Sentence(string.Formatter):
+    """Adds the formats of this table to those of Python; a part may name any of the values."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "part":
+            return self.vformat(_PARTS[value], (), self.values)
+        if written := _FORMATS.get(format_spec):
+            return written(value)
+        text: str = super().format_field(value, format_spec)
+        return text
+
+
+def share(value: float) -> str:
+    """A share as a percentage: 0.0312 is "3.1 %". A share above zero is never printed as 0."""
+    percent = value * 100
+    return f"{percent:.1f} %" if percent >= 0.1 or percent == 0 else f"{percent:.2g} %"
+
+
+_FORMATS: dict[str, Callable[[Any], str]] = {
+    "share": share,
+    "signed": lambda value: f"{value * 100:+.1f} %",
+    "of": lambda value: "against a" if value is None else f"{share(value)} of",
+    "after": lambda value: "" if value is None else f", {value:g} s after the end of the load",
+    "as_long": lambda value: "" if value is None else f", {value:g} s",
+    "template": lambda known: "" if known else " (the chat template's share is not known)",
+    "bundled": lambda value: "" if value is None else f" ({share(value)} of them came with others in one read)",
+    "heaviest": lambda value: f"; the heaviest share has {value:.1%} more output tokens than the mean" if value else "",
+    "families": lambda metrics: ", ".join(_FAMILIES[metric] for metric in metrics),
+}

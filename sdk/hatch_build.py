@@ -1,0 +1,58 @@
+"""Compiles `_compiled.c` into the wheel where a C compiler is. Without one, or not on Linux, it is pure Python."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+PACKAGE = Path(__file__).parent / "loadgen_sdk"
+NAME = "_compiled.abi3.so"
+
+
+class CompiledHook(BuildHookInterface):  # type: ignore[type-arg]
+    """The build hook of both wheels: of the generator and of the SDK."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel":
+            return
+        editable = version == "editable"
+        self._scratch = tempfile.mkdtemp()
+        library = (PACKAGE if editable else Path(self._scratch)) / NAME
+        problem = compile_into(library)
+        if problem:
+            self.app.display_info(f"loadgen: pure Python, {problem}")
+        elif not editable:
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["pure_python"] = False
+            build_data["tag"] = f"cp311-abi3-{platform}"
+            build_data["force_include"][str(library)] = f"loadgen_sdk/{NAME}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        shutil.rmtree(getattr(self, "_scratch", ""), ignore_errors=True)
+
+
+def compile_into(library: Path) -> str:
+    """Compile the module into this file; "" or, in a line, why it could not be."""
+    if not sys.platform.startswith("linux") or sys.implementation.name != "cpython":
+        return "its C is for CPython on Linux"
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    include = sysconfig.get_path("include")
+    command = [compiler, "-O2", "-shared", "-fPIC", f"-I{include}", "_compiled.c", "-o", str(library)]
+    try:
+        done = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"no C compiler: {error}"
+    if done.returncode:
+        return f"the C compiler failed: {(done.stderr.strip().splitlines() or ['?'])[0]}"
+    return ""

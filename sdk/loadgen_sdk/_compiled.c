@@ -1,0 +1,598 @@
+/* The parts of the client that run once per event, in C: the twins of `Inbox` and `Receiver` in transport/receiver.py
+   and of the two functions in transport/plain.py, which say what they do. tests/test_compiled.py holds the two against
+   each other. Built where a C compiler is found; `compiled.py` chooses. Only the limited API of Python 3.11 is used,
+   so that one build serves every later version. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <structmember.h>
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <time.h>
+
+enum {
+    READ_BYTES = 32 << 10,
+    MOST_READY = 1024,
+    MAPPING_NS = 5000,
+    READ_FIRST = 32,
+    KEPT_READS = 64,
+    FEW_BYTES = 4,
+    MANY_BYTES = 2048,
+    MOST_SIZE_DIGITS = 8,
+};
+
+#ifndef SO_TIMESTAMPNS
+#define SO_TIMESTAMPNS 35
+#endif
+
+static int64_t clock_ns(clockid_t clock)
+{
+    struct timespec at;
+    clock_gettime(clock, &at);
+    return (int64_t)at.tv_sec * 1000000000 + at.tv_nsec;
+}
+
+/* -- Inbox --------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *reads; /* list of (bytes, stamp, read_at, empty_at, from_kernel) */
+    long long emptied_at;
+    long long ended_at;
+    int fd;
+    int error;
+    char filled, open, patient, queued;
+} Inbox;
+
+static PyTypeObject *inbox_type;
+
+static int inbox_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
+{
+    Inbox *inbox = (Inbox *)self;
+    if (!PyArg_ParseTuple(args, "iL", &inbox->fd, &inbox->emptied_at))
+        return -1;
+    PyObject *reads = PyList_New(0);
+    if (reads == NULL)
+        return -1;
+    Py_XDECREF(inbox->reads);
+    inbox->reads = reads;
+    return 0;
+}
+
+static void inbox_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    Py_XDECREF(((Inbox *)self)->reads);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyMemberDef inbox_members[] = {
+    {"reads", T_OBJECT_EX, offsetof(Inbox, reads), 0, NULL},
+    {"emptied_at", T_LONGLONG, offsetof(Inbox, emptied_at), 0, NULL},
+    {"ended_at", T_LONGLONG, offsetof(Inbox, ended_at), 0, NULL},
+    {"fd", T_INT, offsetof(Inbox, fd), READONLY, NULL},
+    {"error", T_INT, offsetof(Inbox, error), 0, NULL},
+    {"filled", T_BOOL, offsetof(Inbox, filled), 0, NULL},
+    {"open", T_BOOL, offsetof(Inbox, open), 0, NULL},
+    {"patient", T_BOOL, offsetof(Inbox, patient), 0, NULL},
+    {"queued", T_BOOL, offsetof(Inbox, queued), 0, NULL},
+    {NULL},
+};
+
+static PyType_Slot inbox_slots[] = {
+    {Py_tp_init, inbox_init},
+    {Py_tp_dealloc, inbox_dealloc},
+    {Py_tp_members, inbox_members},
+    {0, NULL},
+};
+
+static PyType_Spec inbox_spec = {
+    .name = "loadgen_sdk._compiled.Inbox",
+    .basicsize = sizeof(Inbox),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = inbox_slots,
+};
+
+/* -- Receiver ------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *queue;
+    PyObject *queue_append;
+    Inbox **inboxes; /* by descriptor; NULL where there is none */
+    int inboxes_size;
+    int epoll;
+    long long now, last_poll, poll_started, to_monotonic;
+    long long ready, waiting, polls, reads;
+    struct epoll_event events[MOST_READY];
+    char buffer[READ_BYTES];
+} Receiver;
+
+static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
+{
+    Receiver *receiver = (Receiver *)self;
+    PyObject *poll, *queue;
+    if (!PyArg_ParseTuple(args, "OO", &poll, &queue))
+        return -1;
+    receiver->epoll = PyObject_AsFileDescriptor(poll);
+    if (receiver->epoll < 0)
+        return -1;
+    PyObject *append = PyObject_GetAttrString(queue, "append");
+    if (append == NULL)
+        return -1;
+    Py_XDECREF(receiver->queue_append);
+    receiver->queue_append = append;
+    Py_INCREF(queue);
+    Py_XDECREF(receiver->queue);
+    receiver->queue = queue;
+    receiver->now = receiver->last_poll = receiver->poll_started = clock_ns(CLOCK_MONOTONIC);
+    receiver->to_monotonic = receiver->now - clock_ns(CLOCK_REALTIME);
+    return 0;
+}
+
+static int receiver_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Receiver *receiver = (Receiver *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(receiver->queue);
+    Py_VISIT(receiver->queue_append);
+    for (int fd = 0; fd < receiver->inboxes_size; fd++)
+        Py_VISIT((PyObject *)receiver->inboxes[fd]);
+    return 0;
+}
+
+static int receiver_clear(PyObject *self)
+{
+    Receiver *receiver = (Receiver *)self;
+    Py_CLEAR(receiver->queue);
+    Py_CLEAR(receiver->queue_append);
+    Inbox **inboxes = receiver->inboxes;
+    int size = receiver->inboxes_size;
+    receiver->inboxes = NULL;
+    receiver->inboxes_size = 0;
+    for (int fd = 0; fd < size; fd++)
+        Py_XDECREF((PyObject *)inboxes[fd]);
+    PyMem_Free(inboxes);
+    return 0;
+}
+
+static void receiver_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    receiver_clear(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static int is_inbox(PyObject *value)
+{
+    if (PyObject_TypeCheck(value, inbox_type))
+        return 1;
+    PyErr_SetString(PyExc_TypeError, "not an Inbox");
+    return 0;
+}
+
+static PyObject *receiver_add(PyObject *self, PyObject *value)
+{
+    Receiver *receiver = (Receiver *)self;
+    if (!is_inbox(value))
+        return NULL;
+    int fd = ((Inbox *)value)->fd;
+    if (fd < 0) {
+        PyErr_SetString(PyExc_ValueError, "a descriptor below 0");
+        return NULL;
+    }
+    if (fd >= receiver->inboxes_size) {
+        int size = fd * 2 + 64;
+        Inbox **larger = PyMem_Realloc(receiver->inboxes, (size_t)size * sizeof(Inbox *));
+        if (larger == NULL)
+            return PyErr_NoMemory();
+        memset(larger + receiver->inboxes_size, 0, (size_t)(size - receiver->inboxes_size) * sizeof(Inbox *));
+        receiver->inboxes = larger;
+        receiver->inboxes_size = size;
+    }
+    Py_INCREF(value);
+    PyObject *previous = (PyObject *)receiver->inboxes[fd];
+    receiver->inboxes[fd] = (Inbox *)value;
+    Py_XDECREF(previous);
+    Py_RETURN_NONE;
+}
+
+static PyObject *receiver_remove(PyObject *self, PyObject *value)
+{
+    Receiver *receiver = (Receiver *)self;
+    if (!is_inbox(value))
+        return NULL;
+    int fd = ((Inbox *)value)->fd;
+    if (fd >= 0 && fd < receiver->inboxes_size) {
+        PyObject *previous = (PyObject *)receiver->inboxes[fd];
+        receiver->inboxes[fd] = NULL;
+        Py_XDECREF(previous);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *receiver_take(PyObject *self, PyObject *value)
+{
+    if (!is_inbox(value))
+        return NULL;
+    Inbox *inbox = (Inbox *)value;
+    PyObject *empty = PyList_New(0);
+    if (empty == NULL)
+        return NULL;
+    PyObject *reads = inbox->reads;
+    if (reads == NULL)
+        return empty;
+    if (inbox->queued && PyList_Check(reads))
+        ((Receiver *)self)->waiting -= PyList_Size(reads);
+    inbox->reads = empty;
+    return reads;
+}
+
+static int enqueue(Receiver *receiver, Inbox *inbox)
+{
+    if (inbox->queued)
+        return 0;
+    inbox->queued = 1;
+    receiver->waiting += PyList_Size(inbox->reads);
+    PyObject *done = PyObject_CallFunctionObjArgs(receiver->queue_append, (PyObject *)inbox, NULL);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static PyObject *read_tuple(const char *data, Py_ssize_t size, int64_t stamp, int64_t read_at, int64_t empty_at,
+                            int from_kernel)
+{
+    PyObject *items[5] = {
+        PyBytes_FromStringAndSize(data, size),
+        PyLong_FromLongLong(stamp),
+        PyLong_FromLongLong(read_at),
+        PyLong_FromLongLong(empty_at),
+        PyBool_FromLong(from_kernel),
+    };
+    PyObject *tuple = PyTuple_New(5);
+    int failed = tuple == NULL;
+    for (int i = 0; i < 5; i++) {
+        if (items[i] == NULL)
+            failed = 1;
+        if (tuple != NULL)
+            PyTuple_SetItem(tuple, i, items[i]); /* takes the reference */
+        else
+            Py_XDECREF(items[i]);
+    }
+    if (failed)
+        Py_CLEAR(tuple);
+    return tuple;
+}
+
+/* The kernel's stamp of what was read, on the wall clock; 0 without one. */
+static int64_t stamp_of(struct msghdr *message)
+{
+    for (struct cmsghdr *control = CMSG_FIRSTHDR(message); control; control = CMSG_NXTHDR(message, control)) {
+        if (control->cmsg_level == SOL_SOCKET && control->cmsg_type == SO_TIMESTAMPNS) {
+            struct timespec at;
+            memcpy(&at, CMSG_DATA(control), sizeof at);
+            return at.tv_sec ? (int64_t)at.tv_sec * 1000000000 + at.tv_nsec : 0;
+        }
+    }
+    return 0;
+}
+
+/* Read one socket once. Returns the time, or -1 with an exception. */
+static int64_t read_socket(Receiver *receiver, Inbox *inbox, int64_t previous_poll)
+{
+    union {
+        char bytes[CMSG_SPACE(sizeof(struct timespec))];
+        struct cmsghdr aligned;
+    } control;
+    struct iovec vector = {.iov_base = receiver->buffer, .iov_len = READ_BYTES};
+    struct msghdr message = {
+        .msg_iov = &vector, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    ssize_t size;
+    do
+        size = recvmsg(inbox->fd, &message, 0);
+    while (size < 0 && errno == EINTR);
+    if (size < 0) {
+        if (errno == EAGAIN || errno == EWOULDBLOCK)
+            return clock_ns(CLOCK_MONOTONIC);
+        inbox->error = errno;
+        size = 0;
+    }
+    int64_t read_at = clock_ns(CLOCK_MONOTONIC);
+    if (inbox->reads == NULL || !PyList_Check(inbox->reads)) {
+        PyErr_SetString(PyExc_TypeError, "the reads of an inbox are a list");
+        return -1;
+    }
+    receiver->reads++;
+    if (size == 0) {
+        inbox->ended_at = read_at;
+        return enqueue(receiver, inbox) < 0 ? -1 : read_at;
+    }
+    int64_t empty_at = inbox->emptied_at;
+    if (empty_at < previous_poll && !inbox->filled)
+        empty_at = previous_poll;
+    inbox->filled = size == READ_BYTES;
+    if (!inbox->filled)
+        inbox->emptied_at = read_at;
+    int64_t stamp = read_at, wall = stamp_of(&message);
+    if (wall) {
+        stamp = wall + receiver->to_monotonic;
+        if (stamp > read_at)
+            stamp = read_at;
+        else if (stamp < empty_at)
+            stamp = empty_at;
+    }
+    PyObject *read = read_tuple(receiver->buffer, size, stamp, read_at, empty_at, wall != 0);
+    if (read == NULL)
+        return -1;
+    int failed = PyList_Append(inbox->reads, read) < 0;
+    Py_DECREF(read);
+    if (failed)
+        return -1;
+    if (inbox->queued)
+        receiver->waiting++;
+    else if (!inbox->patient || PyList_Size(inbox->reads) >= KEPT_READS || size <= FEW_BYTES || size >= MANY_BYTES ||
+             memcmp(receiver->buffer + size - 4, "\r\n\r\n", 4) == 0)
+        if (enqueue(receiver, inbox) < 0)
+            return -1;
+    return read_at;
+}
+
+static PyObject *receiver_receive(PyObject *self, PyObject *args)
+{
+    Receiver *receiver = (Receiver *)self;
+    int wait_ms;
+    long long until, wake_at;
+    if (!PyArg_ParseTuple(args, "iLL", &wait_ms, &until, &wake_at))
+        return NULL;
+    PyObject *others = PyList_New(0);
+    if (others == NULL)
+        return NULL;
+    for (;;) {
+        int ready;
+        if (wait_ms == 0)
+            ready = epoll_wait(receiver->epoll, receiver->events, MOST_READY, 0);
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            ready = epoll_wait(receiver->epoll, receiver->events, MOST_READY, wait_ms);
+            Py_END_ALLOW_THREADS
+        }
+        if (ready < 0) {
+            if (errno != EINTR) {
+                PyErr_SetFromErrno(PyExc_OSError);
+                goto failed;
+            }
+            if (PyErr_CheckSignals() < 0)
+                goto failed;
+            ready = 0;
+        }
+        int64_t now = clock_ns(CLOCK_MONOTONIC), wall = clock_ns(CLOCK_REALTIME);
+        if (clock_ns(CLOCK_MONOTONIC) - now < MAPPING_NS)
+            receiver->to_monotonic = now - wall;
+        receiver->polls++;
+        receiver->ready = ready;
+        receiver->now = now;
+        if (now >= wake_at && ready > READ_FIRST)
+            return others;
+        int64_t previous_poll = receiver->last_poll;
+        if (ready < MOST_READY) /* else there may be ready sockets that it did not report */
+            receiver->last_poll = receiver->poll_started;
+        for (int i = 0; i < ready; i++) {
+            int fd = receiver->events[i].data.fd;
+            uint32_t events = receiver->events[i].events;
+            Inbox *inbox = fd >= 0 && fd < receiver->inboxes_size ? receiver->inboxes[fd] : NULL;
+            if (inbox == NULL || events & EPOLLOUT || !inbox->open) {
+                PyObject *other = Py_BuildValue("iI", fd, events);
+                int bad = other == NULL || PyList_Append(others, other) < 0;
+                Py_XDECREF(other);
+                if (bad)
+                    goto failed;
+                if (inbox == NULL || !inbox->open || !(events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
+                    continue;
+            }
+            if (!inbox->ended_at) {
+                now = read_socket(receiver, inbox, previous_poll);
+                if (now < 0)
+                    goto failed;
+            }
+        }
+        receiver->poll_started = receiver->now = now;
+        if (ready == 0 || now >= until || PyList_Size(others) || PyObject_Size(receiver->queue))
+            return others;
+    }
+failed:
+    Py_DECREF(others);
+    return NULL;
+}
+
+static PyMethodDef receiver_methods[] = {
+    {"add", receiver_add, METH_O, NULL},
+    {"remove", receiver_remove, METH_O, NULL},
+    {"take", receiver_take, METH_O, NULL},
+    {"receive", receiver_receive, METH_VARARGS, NULL},
+    {NULL},
+};
+
+static PyMemberDef receiver_members[] = {
+    {"now", T_LONGLONG, offsetof(Receiver, now), 0, NULL},
+    {"last_poll", T_LONGLONG, offsetof(Receiver, last_poll), 0, NULL},
+    {"poll_started", T_LONGLONG, offsetof(Receiver, poll_started), 0, NULL},
+    {"ready", T_LONGLONG, offsetof(Receiver, ready), 0, NULL},
+    {"waiting", T_LONGLONG, offsetof(Receiver, waiting), 0, NULL},
+    {"polls", T_LONGLONG, offsetof(Receiver, polls), 0, NULL},
+    {"reads", T_LONGLONG, offsetof(Receiver, reads), 0, NULL},
+    {NULL},
+};
+
+static PyType_Slot receiver_slots[] = {
+    {Py_tp_init, receiver_init},         {Py_tp_dealloc, receiver_dealloc},
+    {Py_tp_traverse, receiver_traverse}, {Py_tp_clear, receiver_clear},
+    {Py_tp_methods, receiver_methods},   {Py_tp_members, receiver_members},
+    {0, NULL},
+};
+
+static PyType_Spec receiver_spec = {
+    .name = "loadgen_sdk._compiled.Receiver",
+    .basicsize = sizeof(Receiver),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = receiver_slots,
+};
+
+/* -- plain events -------------------------------------------------------------------------------------------------- */
+
+/* The bytes `data: BEFORE` and `AFTER\n\n` around the text of a plain event; AFTER begins with the closing quote. */
+typedef struct {
+    const char *before, *after;
+    Py_ssize_t before_size, after_size;
+} Template;
+
+/* A plain event at `at`, before `end`: where it ends, else NULL. */
+static const char *plain_event(const char *at, const char *end, const Template *template)
+{
+    if (end - at < 6 + template->before_size || memcmp(at, "data: ", 6) != 0 ||
+        memcmp(at + 6, template->before, (size_t)template->before_size) != 0)
+        return NULL;
+    const char *text = at + 6 + template->before_size, *stop = text;
+    int ascii = 1;
+    for (; stop < end && *stop != '"'; stop++) {
+        unsigned char byte = (unsigned char)*stop;
+        if (byte < 0x20 || byte == '\\')
+            return NULL;
+        if (byte >= 0x80)
+            ascii = 0;
+    }
+    if (stop == text || end - stop < template->after_size + 2 ||
+        memcmp(stop, template->after, (size_t)template->after_size) != 0 ||
+        memcmp(stop + template->after_size, "\n\n", 2) != 0)
+        return NULL;
+    if (!ascii) {
+        PyObject *decoded = PyUnicode_DecodeUTF8(text, stop - text, "strict");
+        if (decoded == NULL) {
+            PyErr_Clear();
+            return NULL;
+        }
+        Py_DECREF(decoded);
+    }
+    return stop + template->after_size + 2;
+}
+
+/* A chunk at `at` that holds nothing but plain events: where it ends, and how many events it holds; else NULL. */
+static const char *plain_chunk(const char *at, const char *end, const Template *template, Py_ssize_t *events)
+{
+    Py_ssize_t length = 0;
+    const char *digits = at;
+    for (; at < end && at - digits <= MOST_SIZE_DIGITS; at++) {
+        int digit = *at >= '0' && *at <= '9'   ? *at - '0'
+                    : *at >= 'a' && *at <= 'f' ? *at - 'a' + 10
+                    : *at >= 'A' && *at <= 'F' ? *at - 'A' + 10
+                                               : -1;
+        if (digit < 0)
+            break;
+        length = length * 16 + digit;
+    }
+    if (at == digits || at - digits > MOST_SIZE_DIGITS || length == 0 || end - at < 4 || memcmp(at, "\r\n", 2) != 0)
+        return NULL;
+    at += 2;
+    if (end - at < length + 2 || memcmp(at + length, "\r\n", 2) != 0)
+        return NULL;
+    const char *close = at + length;
+    *events = 0;
+    while (at < close) {
+        at = plain_event(at, close, template);
+        if (at == NULL)
+            return NULL;
+        ++*events;
+    }
+    return close + 2;
+}
+
+static PyObject *plain_chunks(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    const char *data;
+    Py_ssize_t size;
+    Template template;
+    if (!PyArg_ParseTuple(args, "y#y#y#", &data, &size, &template.before, &template.before_size, &template.after,
+                          &template.after_size))
+        return NULL;
+    const char *at = data, *end = data + size, *next;
+    Py_ssize_t chunks = 0, events = 0, found = 0;
+    while (at < end && (next = plain_chunk(at, end, &template, &found)) != NULL) {
+        chunks++;
+        events += found;
+        at = next;
+    }
+    return Py_BuildValue("nnn", chunks, events, (Py_ssize_t)(at - data));
+}
+
+static PyObject *plain_reads(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *reads;
+    Py_ssize_t first;
+    Template template;
+    if (!PyArg_ParseTuple(args, "Ony#y#", &reads, &first, &template.before, &template.before_size, &template.after,
+                          &template.after_size))
+        return NULL;
+    if (!PyList_Check(reads)) {
+        PyErr_SetString(PyExc_TypeError, "the reads are a list");
+        return NULL;
+    }
+    Py_ssize_t count = PyList_Size(reads), number = first;
+    for (; number < count; number++) {
+        PyObject *read = PyList_GetItem(reads, number);
+        PyObject *data = read != NULL && PyTuple_Check(read) ? PyTuple_GetItem(read, 0) : NULL;
+        char *bytes;
+        Py_ssize_t size, events = 0;
+        if (data == NULL || PyBytes_AsStringAndSize(data, &bytes, &size) < 0) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_TypeError, "a read is a tuple that begins with bytes");
+            return NULL;
+        }
+        if (plain_chunk(bytes, bytes + size, &template, &events) != bytes + size || events != 1)
+            break;
+    }
+    return PyLong_FromSsize_t(number - first);
+}
+
+/* -- the module ---------------------------------------------------------------------------------------------------- */
+
+static PyMethodDef functions[] = {
+    {"plain_chunks", plain_chunks, METH_VARARGS, NULL},
+    {"plain_reads", plain_reads, METH_VARARGS, NULL},
+    {NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "loadgen_sdk._compiled",
+    .m_doc = "The parts of the client that run once per event, in C.",
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC PyInit__compiled(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL)
+        return NULL;
+    PyObject *inbox = PyType_FromSpec(&inbox_spec), *receiver = PyType_FromSpec(&receiver_spec);
+    if (inbox == NULL || receiver == NULL || PyModule_AddObjectRef(module, "Inbox", inbox) < 0 ||
+        PyModule_AddObjectRef(module, "Receiver", receiver) < 0) {
+        Py_XDECREF(inbox);
+        Py_XDECREF(receiver);
+        Py_DECREF(module);
+        return NULL;
+    }
+    inbox_type = (PyTypeObject *)inbox;
+    Py_DECREF(receiver);
+    return module;
+}

@@ -1,0 +1,187 @@
+"""Reads the ready sockets of one epoll, with the kernel's time stamps, and keeps what it read. Decodes nothing.
+
+What is kept waits in the `reads` of its `Inbox` until the inbox is queued for its owner. Most reads of a stream need no
+owner at once: a `patient` inbox is queued only when a read may be the end of an answer, or when enough has come. This
+is the part of the client that runs once per event, so it is written twice: here, and in `_compiled.c` with the same
+names and rules, which is used where it was built (`compiled.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections import deque
+from time import monotonic_ns, time_ns
+from typing import Any
+
+from ..compiled import module as _compiled
+from .exchange import Read
+
+READ_BYTES = 32 << 10
+MOST_READY = 1024  # most sockets that one poll reports
+MAPPING_NS = 5_000  # if reading the two clocks took longer (the process was preempted), their offset is not used
+READ_FIRST = 32  # with more sockets ready than this, a request that is due is sent before they are read
+# A patient inbox keeps this many reads, each of more than FEW_BYTES and less than MANY_BYTES. A read that ends with
+# END, or with a part of it, may be the end of a chunked body.
+KEPT_READS = 64
+FEW_BYTES = 4
+MANY_BYTES = 2048
+END = b"\r\n\r\n"
+
+_IN_OR_BROKEN = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
+_timespec = struct.Struct("@qq").unpack
+_ANCILLARY = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
+
+
+class Inbox:
+    """What was read from one socket and not taken yet. The base of a connection.
+
+    `open`: it may be read. `patient`: its owner need not see each read at once. `ended_at`: when the end of the
+    connection was read, 0 before; `error` is then the number of the system's error, 0 for a regular end. `queued`: it
+    waits in the receiver's queue.
+    """
+
+    __slots__ = ("emptied_at", "ended_at", "error", "fd", "filled", "open", "patient", "queued", "reads")
+    sock: socket.socket  # the subclass has it
+
+    def __init__(self, fd: int, now: int) -> None:
+        self.fd = fd
+        self.reads: list[Read] = []
+        self.emptied_at = now
+        self.filled = False  # the last read filled its buffer, so the socket may hold more
+        self.open = self.patient = self.queued = False
+        self.ended_at = self.error = 0
+
+
+class Receiver:
+    """Reads the sockets of one epoll. `queue` gets the inboxes whose owner has to look at them.
+
+    After `receive`: `now` is the time, `ready` the number of descriptors that the last poll reported. `last_poll` is
+    when that poll was started: a socket that it did not report was empty then. `waiting`: reads in queued inboxes.
+    """
+
+    def __init__(self, poll: select.epoll, queue: deque[Any]) -> None:
+        self._poll = poll
+        self._queue = queue
+        self._inboxes: dict[int, Inbox] = {}
+        self.now = self.last_poll = self.poll_started = monotonic_ns()
+        self._to_monotonic = self.now - time_ns()
+        self.ready = self.waiting = self.polls = self.reads = 0
+
+    def add(self, inbox: Inbox) -> None:
+        """Read this inbox's socket from now on, whenever it is ready and `open`."""
+        self._inboxes[inbox.fd] = inbox
+
+    def remove(self, inbox: Inbox) -> None:
+        """Read it no more."""
+        self._inboxes.pop(inbox.fd, None)
+
+    def take(self, inbox: Inbox) -> list[Read]:
+        """The reads of an inbox, which is empty afterwards. If it is queued, it stays in the queue."""
+        reads = inbox.reads
+        if reads:
+            inbox.reads = []
+            if inbox.queued:
+                self.waiting -= len(reads)
+        return reads
+
+    def receive(self, wait_ms: int, until: int, wake_at: int) -> list[tuple[int, int]]:
+        """Poll and read, again and again, until there is something for the caller or the instant `until` has come.
+
+        `wait_ms` limits each poll (-1: no limit). Returns the descriptors, with their events, that are no socket to
+        read: of other owners, not open, or writable. If the instant `wake_at` has come and many sockets are ready, they
+        are left to the next call.
+        """
+        inboxes, queue, poll = self._inboxes, self._queue, self._poll.poll
+        wait_s = wait_ms / 1000 if wait_ms > 0 else wait_ms
+        others: list[tuple[int, int]] = []
+        while True:
+            ready = poll(wait_s, MOST_READY)
+            now = monotonic_ns()
+            wall = time_ns()
+            if monotonic_ns() - now < MAPPING_NS:
+                self._to_monotonic = now - wall
+            self.polls += 1
+            self.ready = len(ready)
+            if now >= wake_at and len(ready) > READ_FIRST:
+                self.now = now
+                return others
+            previous_poll = self.last_poll
+            if len(ready) < MOST_READY:  # else there may be ready sockets that it did not report
+                self.last_poll = self.poll_started
+            for fd, events in ready:
+                inbox = inboxes.get(fd)
+                if inbox is None or events & select.EPOLLOUT or not inbox.open:
+                    others.append((fd, events))
+                    if inbox is None or not inbox.open or not events & _IN_OR_BROKEN:
+                        continue
+                if not inbox.ended_at:
+                    now = self._read(inbox, previous_poll)
+            self.poll_started = now
+            if others or queue or not ready or now >= until:
+                self.now = now
+                return others
+
+    def _read(self, inbox: Inbox, previous_poll: int) -> int:
+        """Read one socket once; returns the time (ns)."""
+        try:
+            data, ancillary, _, _ = inbox.sock.recvmsg(READ_BYTES, _ANCILLARY)
+        except BlockingIOError:
+            return monotonic_ns()
+        except OSError as error:
+            inbox.error = error.errno or -1
+            data = b""
+        read_at = monotonic_ns()
+        self.reads += 1
+        if not data:
+            inbox.ended_at = read_at
+            self._enqueue(inbox)
+            return read_at
+        empty_at = inbox.emptied_at
+        if empty_at < previous_poll and not inbox.filled:
+            empty_at = previous_poll
+        if len(data) == READ_BYTES:
+            inbox.filled = True
+        else:
+            inbox.filled = False
+            inbox.emptied_at = read_at
+        stamp, from_kernel = read_at, False
+        if ancillary:
+            seconds, nanos = _timespec(ancillary[0][2])
+            if seconds:  # zero: the packet arrived before stamps were switched on
+                stamp = seconds * 1_000_000_000 + nanos + self._to_monotonic
+                from_kernel = True
+                if stamp > read_at:
+                    stamp = read_at
+                elif stamp < empty_at:
+                    stamp = empty_at
+        reads = inbox.reads
+        reads.append((data, stamp, read_at, empty_at, from_kernel))
+        if inbox.queued:
+            self.waiting += 1
+        elif (
+            not inbox.patient
+            or len(reads) >= KEPT_READS
+            or not FEW_BYTES < len(data) < MANY_BYTES
+            or data.endswith(END)
+        ):
+            self._enqueue(inbox)
+        return read_at
+
+    def _enqueue(self, inbox: Inbox) -> None:
+        if not inbox.queued:
+            inbox.queued = True
+            self.waiting += len(inbox.reads)
+            self._queue.append(inbox)
+
+
+def error_text(number: int) -> str:
+    """What the system calls an error of an inbox; "" for a regular end."""
+    return os.strerror(number) if number > 0 else "the connection failed" if number else ""
+
+
+PurePythonInbox, PurePythonReceiver = Inbox, Receiver
+if _compiled is not None:
+    Inbox, Receiver = _compiled.Inbox, _compiled.Receiver  # type: ignore[misc]

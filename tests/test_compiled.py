@@ -1,0 +1,242 @@
+"""The functions in C and their twins in Python do the same, on any bytes, splits, sizes and ends of connections."""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+from collections import deque
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from loadgen_sdk.transport import http1, plain, receiver
+
+compiled = pytest.importorskip("loadgen_sdk._compiled", reason="built by pip install where a C compiler is")
+FOREVER = 1 << 62
+RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
+
+SIZES = st.sampled_from([1, 2, 4, 5, 100, 2047, 2048, 3000, (32 << 10) - 1, 32 << 10, (32 << 10) + 1])
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 2),  # socket
+        st.one_of(
+            SIZES,
+            st.sampled_from(["end", "more end", "patient", "impatient", "shut", "reset", "take", "hand over", "early"]),
+        ),
+    ),
+    max_size=120,
+)
+
+
+def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) -> list[Any]:
+    """What a receiver says at each step; sockets by their number, without the instants, which are checked here."""
+
+    class Connection(inbox_class):  # type: ignore[misc]
+        __slots__ = ("number", "sock")
+
+    poll = select.epoll()
+    queue: deque[Any] = deque()
+    made = receiver_class(poll, queue)
+    pairs = []
+    for number in range(3):
+        ours, theirs = make_pair()
+        connection = Connection(ours.fileno(), 1)
+        connection.sock, connection.number, connection.open = ours, number, number < 2
+        made.add(connection)
+        poll.register(ours, select.EPOLLIN)
+        pairs.append((connection, theirs))
+    numbers = {connection.fd: connection.number for connection, _ in pairs}
+    said: list[Any] = []
+    for number, step in steps:
+        connection, theirs = pairs[number]
+        until, wake_at = 0, FOREVER
+        try:
+            if isinstance(step, int):
+                theirs.send(bytes([65 + number]) * step)
+            elif step == "end":
+                theirs.send(b"0\r\n\r\n")
+            elif step == "more end":
+                theirs.send(b"\n\r\n\r\n" * 3)
+            elif step == "shut":
+                theirs.shutdown(socket.SHUT_WR)
+            elif step == "reset":
+                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                theirs.close()
+        except OSError:
+            pass
+        if step in ("patient", "impatient"):
+            connection.patient = step == "patient"
+        elif step == "take":
+            said.append([read[0] for read in made.take(connection)])
+        elif step == "hand over" and queue:
+            first = queue.popleft()
+            said.append((first.number, [read[0] for read in made.take(first)]))
+            first.queued = False
+        elif step == "early":
+            wake_at = 0
+        others = made.receive(0, until, wake_at)
+        for one, _ in pairs:
+            for data, stamp, read_at, empty_at, from_kernel in one.reads:
+                assert data
+                assert 0 < empty_at <= stamp <= read_at
+                assert isinstance(from_kernel, bool)
+        flags = [(c.queued, c.filled, bool(c.ended_at), c.error) for c, _ in pairs]
+        kept = [[read[0] for read in c.reads] for c, _ in pairs]
+        said.append((sorted((numbers[fd], events) for fd, events in others), kept, flags, made.ready, made.waiting))
+        assert made.waiting == sum(len(c.reads) for c, _ in pairs if c.queued)
+    said.append((made.polls, made.reads, [one.number for one in queue]))
+    for connection, theirs in pairs:
+        made.remove(connection)
+        connection.sock.close()
+        theirs.close()
+    poll.close()
+    return said
+
+
+def make_pair() -> tuple[socket.socket, socket.socket]:
+    """Over TCP, where there are stamps of the kernel and resets."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ours = socket.create_connection(listening.getsockname())
+        theirs, _ = listening.accept()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    ours.setsockopt(socket.SOL_SOCKET, 35, 1)
+    return ours, theirs
+
+
+@settings(RELAXED, max_examples=40)
+@given(STEPS)
+def test_the_same_reads_queue_and_ends(steps: list[tuple[int, Any]]) -> None:
+    pure = script(steps, receiver.PurePythonInbox, receiver.PurePythonReceiver)
+    assert script(steps, compiled.Inbox, compiled.Receiver) == pure
+
+
+def test_stamps_of_the_kernel() -> None:
+    for inbox_class, receiver_class in (
+        (compiled.Inbox, compiled.Receiver),
+        (receiver.PurePythonInbox, receiver.PurePythonReceiver),
+    ):
+        poll, ours, theirs = select.epoll(), *make_pair()
+        made = receiver_class(poll, deque())
+        inbox = type("Connection", (inbox_class,), {})(ours.fileno(), made.now)
+        inbox.sock, inbox.open, inbox.patient = ours, True, True
+        made.add(inbox)
+        poll.register(ours, select.EPOLLIN)
+        stamps = []
+        for _ in range(3):
+            theirs.send(b"x" * 100)
+            made.receive(-1, 0, FOREVER)
+        stamps = [read[1] for read in made.take(inbox)]
+        assert len(stamps) == 3 and stamps == sorted(stamps) and not inbox.queued
+        ours.close()
+        theirs.close()
+
+
+BEFORE, AFTER = b'{"choices":[{"delta":{"content":"', b'"}}]}'
+TEXT = st.one_of(
+    st.text(max_size=5).map(str.encode), st.binary(max_size=5), st.sampled_from([b"", b'"', b"\\", b"\xff"])
+)
+EVENT = TEXT.map(lambda text: b"data: " + BEFORE + text + AFTER + b"\n\n")
+CHUNK = st.lists(EVENT, min_size=1, max_size=3).map(b"".join).map(lambda data: b"%x\r\n%s\r\n" % (len(data), data))
+PIECE = st.one_of(
+    CHUNK,
+    CHUNK,
+    CHUNK.map(lambda data: data[:-1]),
+    CHUNK.map(lambda data: b"0" + data),
+    CHUNK.map(lambda data: data.replace(b"\r\n", b";x\r\n", 1)),
+    st.binary(max_size=30),
+    st.sampled_from([b"0\r\n\r\n", b"\r\n", b"fffffffff\r\n", b"zz\r\n"]),
+)
+
+
+def learn(data: bytes) -> None:
+    """The twin in Python knows the sizes of chunks that were parsed before."""
+    response = http1.Response()
+    try:
+        response.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data)
+    except http1.Malformed:
+        pass
+
+
+@settings(RELAXED, max_examples=300)
+@given(st.lists(PIECE, max_size=8))
+def test_the_same_plain_events(pieces: list[bytes]) -> None:
+    reads = [(data, 1, 2, 0, True) for data in pieces]
+    for data in [*pieces, b"".join(pieces)]:
+        learn(data)
+        found, expected = compiled.plain_chunks(data, BEFORE, AFTER), plain.pure_plain_chunks(data, BEFORE, AFTER)
+        assert found[2] <= len(data)
+        if b";" not in data and not data.startswith(b"0"):  # odd size lines may be left to the parser by either
+            assert found == expected
+    for first in range(len(reads)):
+        found = compiled.plain_reads(reads, first, BEFORE, AFTER)
+        expected = plain.pure_plain_reads(reads, first, BEFORE, AFTER)
+        odd = any(b";" in data or data.startswith(b"0") for data, *_ in reads)
+        assert odd or found == expected
+
+
+def test_what_is_no_inbox_or_no_read_is_refused() -> None:
+    poll = select.epoll()
+    made = compiled.Receiver(poll, deque())
+    for call in (made.add, made.remove, made.take):
+        with pytest.raises(TypeError):
+            call(object())
+    for reads in ((), [()], [1], [(1,)], [("x",)]):
+        with pytest.raises((TypeError, IndexError)):
+            compiled.plain_reads(reads, 0, b"", b"")
+    with pytest.raises(TypeError):
+        compiled.Receiver(object(), deque())
+    with pytest.raises(AttributeError):
+        compiled.Receiver(poll, object())
+    inbox = compiled.Inbox(-1, 0)
+    with pytest.raises(ValueError):
+        made.add(inbox)
+    poll.close()
+
+
+def test_nothing_is_kept_alive() -> None:
+    class Connection(compiled.Inbox):  # type: ignore[misc]
+        __slots__ = ("owner",)
+
+    alive = []
+
+    class Owner:
+        def __del__(self) -> None:
+            alive.append(self)
+
+    poll, queue = select.epoll(), deque[Any]()
+    made = compiled.Receiver(poll, queue)
+    connection = Connection(5, 0)
+    connection.owner = Owner()
+    connection.owner.receiver = made  # a circle through the module in C
+    made.add(connection)
+    queue.append(connection)
+    del made, connection, queue
+    gc.collect()
+    assert len(alive) == 1
+    poll.close()
+
+
+@pytest.mark.parametrize(("pure", "runs"), [("1", "python"), ("", "compiled")])
+def test_the_environment_chooses(pure: str, runs: str) -> None:
+    script = (
+        "from loadgen_sdk import compiled; from loadgen_sdk.transport.wire import ClientConnection as C;"
+        "print(compiled.RUNS, C.__mro__[1].__module__)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "LOADGEN_PURE": pure},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    name, module = ran.stdout.split()
+    assert name == runs
+    assert (module == "loadgen_sdk._compiled") is (runs == "compiled")
