@@ -25,14 +25,17 @@ from runs import when_started
 
 from loadgen.errors import Faults, UserError
 from loadgen.execution import run, run_header
-from loadgen.execution.backends import clock_sync, ray_agent
+from loadgen.execution.backends import clock_sync, node_facts, ray_agent
 from loadgen.execution.plan import Settings
 from loadgen.results import manifest, store
 from loadgen.results.manifest import Header
 from loadgen.results.spool import Spool, complete_rows, recorded, segments, worker_texts
+from loadgen.search import trials
+from loadgen.search.load_search import Goal, NextTrial
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
+from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import exact
 from loadgen.workload import Workload, load
 from loadgen.workload.flags import Overrides
@@ -202,18 +205,16 @@ def test_an_address_without_a_cluster_is_told_at_once(address: str, said: str) -
 
 @pytest.mark.parametrize("differing", ["loadgen", "Python", "numpy"])
 def test_nodes_must_be_alike(differing: str, tmp_path: Path) -> None:
-    from loadgen.execution.backends import ray as cluster
-
     data = tmp_path / "data.jsonl"
     data.write_text("{}")
-    ours = ray_agent.facts([str(data)])
-    assert list(cluster._differences(ours, ray_agent.facts([str(data)]), "node")) == []
-    (fault,) = cluster._differences(ours, ours._replace(same=ours.same | {differing: "other"}), "node")
+    ours = node_facts.own_facts([str(data)])
+    assert list(node_facts.differences(ours, node_facts.own_facts([str(data)]), "node")) == []
+    (fault,) = node_facts.differences(ours, ours._replace(same=ours.same | {differing: "other"}), "node")
     assert differing in fault.what
-    (fault,) = cluster._differences(ours, ours._replace(files={str(data): ""}), "node")
+    (fault,) = node_facts.differences(ours, ours._replace(files={str(data): ""}), "node")
     assert "no such file" in fault.what
     data.write_text("[]")
-    (fault,) = cluster._differences(ours, ray_agent.facts([str(data)]), "node")
+    (fault,) = node_facts.differences(ours, node_facts.own_facts([str(data)]), "node")
     assert "another file" in fault.what
 
 
@@ -287,7 +288,7 @@ def _what_cannot_be_is_told_before_the_first_request(
     made = workload(tmp_path, request_rate="50", num_requests="20")
     with embedded.start(QUICK) as server, pytest.raises(UserError, match="4 workers need a CPU each"):
         run.execute(made, told(nodes, server.url, tmp_path / "a", workers=4))
-    monkeypatch.setattr(ray_agent, "_loopback_id", lambda: "another machine")
+    monkeypatch.setattr(node_facts, "_loopback_id", lambda: "another machine")
     with monkeypatch.context() as patch, pytest.raises(Faults) as caught:
         patch.setattr(run_header, "version", lambda: "9.9")
         run.execute(made, told(nodes, None, tmp_path / "c", workers=1))
@@ -329,6 +330,24 @@ def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None
     assert float(note.partition(", seen ")[2].partition(" s ")[0]) < 15
 
 
+def _a_search_ends_its_trials_early_there_too(tmp_path: Path, patch: pytest.MonkeyPatch, nodes: Any) -> None:
+    """Two trials one after the other: the second finds the CPUs that the first one gave back."""
+    patch.setattr(trials, "LOOK_S", 0.2)
+    goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),)))
+    made = trials.probing(workload(tmp_path, request_rate="40", duration="60s"), 60 * 10**9)
+    with embedded.start(QUICK) as server:
+        asked = told(nodes, server.url, tmp_path, workers=2)
+        runs = trials.Trials(
+            folder=tmp_path / "s", goal=goal, make=lambda ask: trials.loaded(made, ask.load), settings=asked, seed=7
+        )
+        results = [runs.run(NextTrial(number=i, load=40.0, kind="probe", early_under=True)) for i in range(2)]
+    for result in results:
+        assert result.spent_s < 30
+        header = manifest.decode((tmp_path / "s" / result.folder / "run.json").read_bytes())
+        assert header.cluster is not None and len(header.cluster.workers) == 2
+        assert header.state == "decided"
+
+
 def _no_key_is_written_by_ray(nodes: Any) -> None:
     """After all that ran before on this cluster."""
     folder = Path(nodes.head_node.get_session_dir_path())
@@ -352,6 +371,7 @@ def test_on_a_real_cluster(tmp_path: Path, nodes: Any) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         _a_cluster_sends_what_one_machine_sends(folder("same"), patch, nodes)
+        _a_search_ends_its_trials_early_there_too(folder("search"), patch, nodes)
     ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")  # as a program inside a cluster has it
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -1,5 +1,6 @@
 """Several endpoints in one run: the file that names them, who gets what, one that dies, and the rack's two totals."""
 
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from loadgen.results import store
 from loadgen.results.record import STATUSES
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import parse_log
 from loadgen.workload import Overrides, load
 
 QUICK = Options(ttft="2ms", itl="0.2ms")
@@ -233,3 +235,15 @@ def test_keys_differ_where_the_url_does_not(tmp_path: Path) -> None:
     file = tmp_path / "t.yaml"
     file.write_text("".join(f"- {{name: {key}, url: 'http://h', api_key_env: {key}}}\n" for key in ("A", "B")))
     assert [one.api_key for one in targets.load_targets(file, {"A": "1", "B": "2"})] == ["1", "2"]
+
+
+def test_a_command_probes_its_targets_once(tmp_path: Path) -> None:
+    made = workload(tmp_path, concurrency="1", num_requests="2", seed="7", warmup="0")
+    received = []
+    with embedded.start(Options(ttft="2ms", itl="0.2ms", log_bodies=True)) as server:
+        execute = run.runs_of_a_command()
+        for name in ("a", "b"):
+            summary, _ = execute(made, Settings(url=server.url, out=tmp_path / name, server_metrics=("off",)))
+            assert summary.requests.ok == 2
+            received.append(len(parse_log(urllib.request.urlopen(server.url + "/_log").read()).requests))
+    assert received[0] > 2 == received[1]  # the log is emptied by reading it

@@ -58,6 +58,7 @@ class Show:
         self._progress: Progress | None = None
         self._dashboard: Dashboard | None = None
         self._printed: set[str] = set()
+        self._execute = run.runs_of_a_command()
 
     def one(self, workload: Workload, settings: Settings) -> int:
         """Perform one run and print its summary. Returns the exit code."""
@@ -144,7 +145,7 @@ class Show:
         if settings.url is None and os.environ.get("OPENAI_BASE_URL"):
             self._say_once("note: OPENAI_BASE_URL is set and not used: only --url sends load to a server")
         try:
-            summary_and_folder = run.execute(workload, settings, hear)
+            summary_and_folder = self._execute(workload, settings, hear)
             if settings.store is not None:
                 say(f"stored in {settings.store}")
             return summary_and_folder
@@ -166,7 +167,8 @@ class Show:
                     self._progress.follow(event.load.counters)
 
     def _announce(self, planned: RunPlanned) -> None:
-        header, timetable, folder = planned
+        plan, header = planned
+        timetable, folder = plan.timetable, plan.job.folder
         target, *other_targets = header.targets
         target_text = target.url
         if target.simulated:

@@ -27,6 +27,7 @@ from loadgen.contracts.verdict import Validation
 from loadgen.errors import Faults, TargetError, UserError
 from loadgen.execution.plan import Settings
 from loadgen.execution.repeats import pause, seeded
+from loadgen.execution.run import Execute
 from loadgen.execution.run_header import version
 from loadgen.metrics import summary_json
 from loadgen.metrics.repeats import Repetition
@@ -49,9 +50,6 @@ PAGE, JUNIT, PLACE = "verdict.html", "junit.xml", "target.json"
 
 _USE_ORIGINAL = "take the folder as it was handed over; whoever holds SHA256SUMS can tell which file is the true one"
 
-Perform = Callable[..., tuple[Summary, Path]]
-"""`execution.run.execute`, or the same under a live dashboard: (workload, settings) -> (summary, folder)."""
-
 
 class _RunFacts(msgspec.Struct, frozen=True):
     """The content of `target.json`: facts about the whole validation that its verdict repeats."""
@@ -70,7 +68,7 @@ def run(
     settings: Settings,
     out: Path | None,
     *,
-    perform: Perform,
+    perform: Execute,
     say: Callable[[str], None],
     seed: int | None = None,
     salt: str | None = None,

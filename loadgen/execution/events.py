@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from loadgen.execution.plan import Plan
     from loadgen.results.manifest import Cluster, Header
-    from loadgen.schedule.timetable import Schedule
 
 RECENT = 2_000  # number of latencies kept for the progress line
 
@@ -41,9 +40,8 @@ class RunningLoad:
 class RunPlanned(NamedTuple):
     """The header is written, and nothing was sent yet."""
 
+    plan: Plan
     header: Header
-    timetable: Schedule
-    folder: Path
 
 
 class WorkersPlaced(NamedTuple):

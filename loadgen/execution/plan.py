@@ -135,11 +135,8 @@ class Job:
     seed: int
     salt: str
     folder: Path
+    run_id: str  # the name of the folder; a node of a cluster writes into another one
     simulated: bool = False  # the target is our own simulation: the embedded endpoint, or virtual time
-
-    @property
-    def run_id(self) -> str:
-        return self.folder.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +180,7 @@ def prepare(
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     job = Job(
         workload=workload, settings=settings, found=found, seed=seed, salt=seeds.salt_of(seed, workload.salt),
-        folder=folder, simulated=simulated,
+        folder=folder, run_id=folder.name, simulated=simulated,
     )  # fmt: skip
     plan = build_plan(job)
     answer = answer or lane_start.by_probe(found[0].first_ms, found[0].token_ms)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -31,6 +32,9 @@ from loadgen.results.record import WITH_UNFINISHED
 from loadgen.results.spool import segments
 from loadgen.server_metrics.scraper import Scraper
 from loadgen.workload import Workload
+
+Execute = Callable[..., tuple[Summary, Path]]
+"""`execute`, or what stands for it: (workload, settings, tell) -> (summary, folder)."""
 
 
 def execute(
@@ -55,6 +59,22 @@ def execute(
     return summary, folder
 
 
+def runs_of_a_command() -> Execute:
+    """`execute` for the runs of one command, one after the other: the first of them probes the targets for all."""
+    found: tuple[ProbeResult, ...] = ()
+
+    def execute_next(workload: Workload, settings: Settings, tell: Tell = silent) -> tuple[Summary, Path]:
+        def hear(event: RunEvent) -> None:
+            nonlocal found
+            if isinstance(event, RunPlanned):
+                found = event.plan.job.found
+            tell(event)
+
+        return execute(workload, settings, hear, found=found)
+
+    return execute_next
+
+
 def _over_http(
     workload: Workload, settings: Settings, folder: Path, tell: Tell, found: tuple[ProbeResult, ...]
 ) -> Summary:
@@ -69,7 +89,8 @@ def _over_http(
 
             cluster = cleanup.enter_context(ray.connected(settings.ray))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            found = found or runner.run(find_all(settings))
+            if simulated or not found:
+                found = runner.run(find_all(settings))
             scraper = cleanup.enter_context(contextlib.closing(Scraper(folder, settings.pages, found)))
             cores = None if cluster is None else cluster.cores
             plan, begins = prepare(workload, settings, found, folder=folder, simulated=simulated, cores=cores)
@@ -79,7 +100,7 @@ def _over_http(
                 header = msgspec.structs.replace(header, notes=(*header.notes, *notes))
             header = msgspec.structs.replace(header, server_pages=scraper.pages())
             _write(folder, header)
-            tell(RunPlanned(header, plan.timetable, folder))
+            tell(RunPlanned(plan, header))
             load: RunningLoad | None = None
 
             def hear(event: RunEvent) -> None:

@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -22,8 +22,8 @@ import numpy as np
 
 from loadgen import seeds
 from loadgen.errors import UserError
-from loadgen.execution import run
 from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned
+from loadgen.execution.run import Execute, runs_of_a_command
 from loadgen.metrics import columns, outcomes, reasons
 from loadgen.results import checksums, store
 from loadgen.results.record import KIND, ROW
@@ -72,7 +72,7 @@ class Trials:
     seeded: bool = True
     watched: bool = True
     name: Callable[[NextTrial], str] = called
-    execute: Callable[..., tuple[Summary, Path]] = run.execute
+    execute: Execute = field(default_factory=runs_of_a_command)
 
     def run(self, ask: NextTrial) -> TrialResult:
         """Run one trial and store its result. Raises Interrupted if the user stopped it, UserError if it cannot run."""
@@ -135,7 +135,7 @@ class Trials:
         planned: list[RunPlanned] = []
 
         def watch_load(planned: RunPlanned, load: RunningLoad) -> None:
-            timetable, folder = planned.timetable, planned.folder
+            timetable, folder = planned.plan.timetable, planned.plan.job.folder
             if any(span.lanes for span in timetable.stages) or timetable.turns > 1:
                 return  # the number of its requests is not known beforehand
 

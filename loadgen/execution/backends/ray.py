@@ -10,33 +10,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import math
-import os
 import pickle
 import signal
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from time import monotonic, monotonic_ns
+from time import monotonic, monotonic_ns, sleep
 from typing import Any
 
 from loadgen.errors import Fault, Faults, TargetError, UserError
 from loadgen.execution import resource_limits
-from loadgen.execution.backends import clock_sync, merge, ray_agent, worker
-from loadgen.execution.backends.ray_agent import Copy, Facts, RayAgent
+from loadgen.execution.backends import clock_sync, merge, node_facts, ray_agent, worker
+from loadgen.execution.backends.node_facts import NodeFacts
+from loadgen.execution.backends.ray_agent import Copy, RayAgent
 from loadgen.execution.backends.single import Share
 from loadgen.execution.events import LoadStarted, RunningLoad, Tell, WorkersPlaced
-from loadgen.execution.plan import Job, Plan
+from loadgen.execution.plan import Plan
 from loadgen.execution.shared_counters import SharedCounters
 from loadgen.results import manifest
-from loadgen.workload import Replay
 
 POLL_S = 0.5  # between two requests for new data; if a node is lost, the data up to the last answer is on disk here
 LOST_S = 8.0  # time without an answer after which a node counts as lost, whatever Ray reports
 PLACED_S = 20.0  # longest time to place the actors when enough CPUs are free
 BEGUN_S = 60.0  # longest time for an actor to start, with its imports
+RELEASED_S = 3.0  # longest wait for the cluster to count the CPUs of a run that ended as free
 EXCHANGES = 20  # of clock readings with each worker
 HEAD_START_NS = 700_000_000  # from the choice of the start instant to that instant
 PIECE_BYTES = 64 << 10  # of a pickled job: Ray sends arguments of up to 100 KB with the call
@@ -95,7 +94,7 @@ class _Member:
     node: str
     address: str
     actor: Any
-    facts: Facts | None = None
+    facts: NodeFacts | None = None
     copy: Copy | None = None
     ready: asyncio.Future[None] | None = None
     lines: int = 0  # number of lines received
@@ -118,6 +117,7 @@ class RayCluster:
     address: str
     _members: list[_Member] = field(default_factory=list)
     _placement_group: Any = None
+    _free_before: int = 0  # CPUs, when the workers were not placed yet
 
     @property
     def cores(self) -> int:
@@ -150,6 +150,7 @@ class RayCluster:
 
         job, workers = plan.job, plan.job.settings.workers
         self.refuse_too_many(workers)
+        self._free_before = self.cores
         placement = await asyncio.to_thread(self._spread, workers)
         actor_class = ray.remote(RayAgent)
         for i, (node_id, node, address) in enumerate(placement):
@@ -158,8 +159,8 @@ class RayCluster:
             )
             options = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": strategy}
             self._members.append(_Member(i, node_id, node, address, actor_class.options(**options).remote()))
-        files = _files(job)
-        local_facts = await asyncio.to_thread(ray_agent.facts, files)
+        files = node_facts.files_of(job)
+        local_facts = await asyncio.to_thread(node_facts.own_facts, files)
         faults: list[Fault] = []
         for result, member in zip(
             await asyncio.gather(*(self._facts(member, files) for member in self._members)), self._members, strict=True
@@ -168,7 +169,7 @@ class RayCluster:
                 faults.append(result)
             else:
                 member.facts = result
-                faults += _differences(local_facts, result, member.where)
+                faults += node_facts.differences(local_facts, result, member.where)
         if not faults:
             faults += self._limit_faults(plan)
         remote_nodes = sorted(
@@ -185,7 +186,7 @@ class RayCluster:
                 f"{probed.target.redacted} is the loopback address of each machine, and workers run on "
                 f"{', '.join(remote_nodes)}: each sends to its own machine"
                 for probed in job.found
-                if _loopback(probed.target.host)
+                if node_facts.is_loopback(probed.target.host)
             ]
         if faults:
             raise Faults(list({str(fault): fault for fault in faults}.values()))
@@ -213,11 +214,11 @@ class RayCluster:
         what = f"no room for {workers} workers within {PLACED_S:g} s: free CPUs are not whole, or taken meanwhile"
         raise UserError(what, f"--workers {workers} --ray {self.address}", "fewer workers, or wait: `ray status`")
 
-    async def _facts(self, member: _Member, files: Sequence[str]) -> Facts | Fault:
+    async def _facts(self, member: _Member, files: Sequence[str]) -> NodeFacts | Fault:
         try:
             reply = await asyncio.wait_for(member.actor.facts.remote(files), BEGUN_S)
             files_open, ports = reply.get("room", (None, None))
-            return Facts(
+            return NodeFacts(
                 host=reply.get("host", ""),
                 same=reply.get("same", {}),
                 loopback=reply.get("loopback", ""),
@@ -434,7 +435,7 @@ class RayCluster:
                 )
 
     def leave(self) -> None:
-        """End the actors and release the CPUs that were reserved for them."""
+        """End the actors and release the CPUs that were reserved for them: the next run may need them."""
         import ray
 
         with contextlib.suppress(Exception):
@@ -442,32 +443,6 @@ class RayCluster:
                 ray.kill(member.actor, no_restart=True)
             if self._placement_group is not None:
                 ray.util.remove_placement_group(self._placement_group)
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
-def _files(job: Job) -> list[str]:
-    """Paths of existing files that every worker reads itself."""
-    settings, requests = job.settings, job.workload.requests
-    values: list[Any] = [settings.tokenizer, settings.tls.ca, settings.tls.cert, settings.tls.key]
-    values += [getattr(requests, "path", None), getattr(requests, "trace", None)]
-    values += [stage.arrival.file for stage in job.workload.stages if isinstance(stage.arrival, Replay)]
-    paths = [os.fspath(path) for path in values if isinstance(path, str | os.PathLike)]
-    return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
-
-
-def _differences(local: Facts, remote: Facts, where: str) -> Iterator[Fault]:
-    """Faults for differences between a node and this machine that would change the requests."""
-    for name, value in local.same.items():
-        if remote.same.get(name) != value:
-            what = f"{name} {remote.same.get(name)} there, {value} here"
-            yield UserError(what, where, "the same on every node: the requests of a run depend on it")
-    for path, digest in local.files.items():
-        if remote.files.get(path) != digest:
-            what = "no such file there" if not remote.files.get(path) else "another file there than here"
-            yield UserError(f"{path}: {what}", where, "put it on a shared folder, under the same absolute path")
+                given_up_at = monotonic() + RELEASED_S
+                while self.cores < self._free_before and monotonic() < given_up_at:
+                    sleep(0.05)

@@ -12,27 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import pickle
-import platform
 import shutil
 import signal
-import socket
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from time import monotonic, monotonic_ns
 from typing import Any, NamedTuple
 
-import loadgen_sdk
-
-import loadgen
-from loadgen.execution import resource_limits, run_header
 from loadgen.execution.backends import worker
+from loadgen.execution.backends.node_facts import own_facts
 from loadgen.execution.plan import Job
 from loadgen.execution.shared_counters import SharedCounters
 from loadgen.execution.timeline import GROWING_BINS
@@ -43,20 +36,6 @@ TAKE_BYTES = 4 << 20  # rows in one answer
 SILENCE_S = 15.0  # without a call from the driver: it has ended, or this node is disconnected
 APPENDED = ("texts", "seconds")
 TAIL_BYTES = 2 * GROWING_BINS * 8  # end of a timeline: bins that a worker may still change
-
-
-class Facts(NamedTuple):
-    """Facts about a node.
-
-    `same`: name -> value of what must be equal on every node. `loopback`: an id, equal where machines share a loopback
-    interface. `files`: path -> digest of the requested files, "" for a file that is not there.
-    """
-
-    host: str
-    same: dict[str, str]
-    loopback: str
-    room: resource_limits.Room
-    files: dict[str, str]
 
 
 class Piece(NamedTuple):
@@ -82,51 +61,6 @@ class Taken(NamedTuple):
     ended: bool
 
 
-def facts(paths: Sequence[str]) -> Facts:
-    """Facts about this machine, with digests of the files at these paths."""
-    return Facts(
-        host=socket.gethostname(),
-        same={
-            "loadgen": f"{run_header.version()} (source {_source_digest()})",
-            "Python": ".".join(platform.python_version_tuple()[:2]),
-            "numpy": metadata.version("numpy"),
-        },
-        loopback=_loopback_id(),
-        room=resource_limits.room(),
-        files={path: _digest(Path(path)) for path in paths},
-    )
-
-
-def _loopback_id() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
-    except OSError:
-        return socket.gethostname()
-
-
-def _source_digest() -> str:
-    digest = hashlib.blake2b(digest_size=4)
-    for package in (loadgen, loadgen_sdk):
-        root = Path(package.__file__ or "").parent
-        for file in sorted(root.rglob("*.py")):
-            digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
-    return digest.hexdigest()
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    try:
-        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-        for file in files:
-            with file.open("rb") as data:
-                while block := data.read(1 << 20):
-                    digest.update(block)
-    except OSError:
-        return ""
-    return digest.hexdigest()
-
-
 class RayAgent:
     """One worker on a node. The driver calls all its methods; none of them waits for the worker."""
 
@@ -142,8 +76,8 @@ class RayAgent:
 
     async def facts(self, paths: Sequence[str]) -> dict[str, Any]:
         """Facts about this machine in plain types, so that a driver with another version of loadgen can read them."""
-        own_facts = facts(paths)
-        return own_facts._asdict() | {"room": (own_facts.room.files, own_facts.room.ports)}
+        here = own_facts(paths)
+        return here._asdict() | {"room": (here.room.files, here.room.ports)}
 
     async def start(self, i: int, workers: int, *job: bytes) -> None:
         """Start the worker for share `i`; `job` is a pickled Job in pieces. READY appears in the lines of `take`."""

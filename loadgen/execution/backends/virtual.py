@@ -225,7 +225,7 @@ def run(workload: Workload, settings: Settings, folder: Path, tell: Tell) -> Sum
     requests, timetable = plan.requests, plan.timetable
     header = _with_target(run_header.header(plan, workload, begins), preset, settings)
     store.replace(folder / "run.json", manifest.encode(header))
-    tell(RunPlanned(header, timetable, folder))
+    tell(RunPlanned(plan, header))
     results, course = simulate(
         timetable,
         _sizes(workload, requests, preset.server.tokens_per_block if preset.server.block_reuse else 0),

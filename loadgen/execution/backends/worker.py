@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -72,6 +73,7 @@ def read_share(line: bytes) -> Share:
 def _run_worker() -> None:
     import uvloop
 
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # Ray starts its threads without them
     source = sys.stdin.buffer
     job: Job = pickle.loads(source.read(int.from_bytes(source.read(8), "little")))
     i, workers = map(int, source.readline().split())

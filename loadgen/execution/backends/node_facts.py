@@ -1,0 +1,109 @@
+"""What is compared between this machine and the nodes of a cluster before a run: what must be alike, and limits. IO."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import platform
+import socket
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import loadgen_sdk
+
+import loadgen
+from loadgen.errors import Fault, UserError
+from loadgen.execution import resource_limits, run_header
+from loadgen.execution.plan import Job
+from loadgen.workload import Replay
+
+
+class NodeFacts(NamedTuple):
+    """Facts about a node.
+
+    `same`: name -> value of what must be equal on every node. `loopback`: an id, equal where machines share a loopback
+    interface. `files`: path -> digest of the requested files, "" for a file that is not there.
+    """
+
+    host: str
+    same: dict[str, str]
+    loopback: str
+    room: resource_limits.Room
+    files: dict[str, str]
+
+
+def own_facts(paths: Sequence[str]) -> NodeFacts:
+    """Facts about this machine, with digests of the files at these paths."""
+    return NodeFacts(
+        host=socket.gethostname(),
+        same={
+            "loadgen": f"{run_header.version()} (source {_source_digest()})",
+            "Python": ".".join(platform.python_version_tuple()[:2]),
+            "numpy": metadata.version("numpy"),
+        },
+        loopback=_loopback_id(),
+        room=resource_limits.room(),
+        files={path: _digest(Path(path)) for path in paths},
+    )
+
+
+def _loopback_id() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _source_digest() -> str:
+    digest = hashlib.blake2b(digest_size=4)
+    for package in (loadgen, loadgen_sdk):
+        root = Path(package.__file__ or "").parent
+        for file in sorted(root.rglob("*.py")):
+            digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        for file in files:
+            with file.open("rb") as data:
+                while block := data.read(1 << 20):
+                    digest.update(block)
+    except OSError:
+        return ""
+    return digest.hexdigest()
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def files_of(job: Job) -> list[str]:
+    """Paths of existing files that every worker reads itself."""
+    settings, requests = job.settings, job.workload.requests
+    values: list[Any] = [settings.tokenizer, settings.tls.ca, settings.tls.cert, settings.tls.key]
+    values += [getattr(requests, "path", None), getattr(requests, "trace", None)]
+    values += [stage.arrival.file for stage in job.workload.stages if isinstance(stage.arrival, Replay)]
+    paths = [os.fspath(path) for path in values if isinstance(path, str | os.PathLike)]
+    return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
+
+
+def differences(local: NodeFacts, remote: NodeFacts, where: str) -> Iterator[Fault]:
+    """Faults for differences between a node and this machine that would change the requests."""
+    for name, value in local.same.items():
+        if remote.same.get(name) != value:
+            what = f"{name} {remote.same.get(name)} there, {value} here"
+            yield UserError(what, where, "the same on every node: the requests of a run depend on it")
+    for path, digest in local.files.items():
+        if remote.files.get(path) != digest:
+            what = "no such file there" if not remote.files.get(path) else "another file there than here"
+            yield UserError(f"{path}: {what}", where, "put it on a shared folder, under the same absolute path")
