@@ -100,8 +100,7 @@ def own_call(create: Callable[..., Any], content: str = "Hello there, how are yo
 
 
 def stubs(*observers: Any, **options: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    from loadgen_sdk.app.instrumentation import _measured_blocking
-    from loadgen_sdk.app.observed_call import Setting
+    from loadgen_sdk.app.observed_call import Setting, measured
     from loadgen_sdk.app.policy import Policy
     from openai.types.chat import ChatCompletion
 
@@ -122,7 +121,7 @@ def stubs(*observers: Any, **options: Any) -> tuple[Callable[..., Any], Callable
         return made
 
     manner = Policy(observers=observers, prices=TokenPrice(1, 2), **options)
-    return plain, _measured_blocking(plain, whole, "chat", Setting(manner, "h:1", "k", False))
+    return plain, measured(plain, whole, "chat", Setting(manner, "h:1", "k", False), blocking=True)
 
 
 class Chunks:
@@ -142,8 +141,7 @@ class Chunks:
 
 
 def per_chunk(measured: bool) -> Callable[[], float]:
-    from loadgen_sdk.app.instrumentation import _ObservedStream
-    from loadgen_sdk.app.observed_call import ObservedCall, Setting
+    from loadgen_sdk.app.observed_call import ObservedCall, ObservedEvents, Setting
     from loadgen_sdk.app.policy import Policy
 
     chunks = Chunks()
@@ -151,7 +149,7 @@ def per_chunk(measured: bool) -> Callable[[], float]:
     def measure() -> float:
         source: Any = chunks
         if measured:
-            source = _ObservedStream(source, ObservedCall("chat", Setting(Policy(), "", "", False), {"stream": True}))  # type: ignore[arg-type]
+            source = ObservedEvents(source, ObservedCall("chat", Setting(Policy(), "", "", False), {"stream": True}))
         start = time.perf_counter()
         for _ in source:
             pass
@@ -161,8 +159,7 @@ def per_chunk(measured: bool) -> Callable[[], float]:
 
 
 def per_chunk_async(measured: bool, runner: asyncio.Runner) -> Callable[[], float]:
-    from loadgen_sdk.app.instrumentation import _ObservedAsyncStream
-    from loadgen_sdk.app.observed_call import ObservedCall, Setting
+    from loadgen_sdk.app.observed_call import ObservedCall, ObservedEvents, Setting
     from loadgen_sdk.app.policy import Policy
 
     chunks = Chunks()
@@ -170,9 +167,7 @@ def per_chunk_async(measured: bool, runner: asyncio.Runner) -> Callable[[], floa
     async def run() -> float:
         source: Any = chunks
         if measured:
-            source = _ObservedAsyncStream(
-                source, ObservedCall("chat", Setting(Policy(), "", "", False), {"stream": True})
-            )  # type: ignore[arg-type]
+            source = ObservedEvents(source, ObservedCall("chat", Setting(Policy(), "", "", False), {"stream": True}))
         start = time.perf_counter()
         async for _ in source:
             pass

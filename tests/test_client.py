@@ -27,7 +27,7 @@ from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.errors import RequestFailed, TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
 from loadgen_sdk.transport.exchange import Exchange
-from loadgen_sdk.transport.pool import CONNECT_NS
+from loadgen_sdk.transport.pool import CONNECT_NS, Pool
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import FOREVER, Tls, Wire
 
@@ -79,8 +79,8 @@ async def until(true: Callable[[], bool]) -> None:
 
 def send(client: Client, body: bytes | None = None) -> tuple[Exchange, asyncio.Future[Completion]]:
     done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-    sent = client.prepare(request()) if body is None else body
-    return client.send(None, sent, monotonic_ns(), done.set_result, Flow()), done
+    sent = client._pool.prepare(request()) if body is None else body
+    return client._pool.send(None, sent, monotonic_ns(), done.set_result, Flow()), done
 
 
 # -- faults ------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_faults(endpoint: Embedded, how: str, table: dict[str, Outcome]) -> None
                 exchange, done = send(client)
                 if fault.startswith("stall"):
                     await until(partial(lambda reading: reading.output_events == 3, exchange.reading))
-                    client.tick(exchange.progress + DAY_NS)
+                    client._pool.tick(exchange.progress + DAY_NS)
                 found[fault] = await done
                 assert client.in_flight == 0
         return found
@@ -360,7 +360,7 @@ def test_an_idle_connection_given_up_as_the_request_is_sent(last_words: bytes, a
                 await loop.sock_sendall(peer, whole())
                 done.append(await future)
                 peer.close()
-                return done, client.connections_opened
+                return done, client._pool.connections_opened
 
     done, opened = run(work())
     assert [one.failure for one in done] == [None] * len(done)
@@ -375,7 +375,7 @@ def test_what_the_server_closed_while_idle_is_not_used() -> None:
             first = await client.complete(request())
             (writer,) = server.open
             writer.close()
-            await until(lambda: all(line.closed for line in client._idle))
+            await until(lambda: all(line.closed for line in client._pool._idle))
             return [first, await client.complete(request())], server.connections
 
     done, used = run(work())
@@ -388,13 +388,13 @@ def test_idle_connections_are_dropped_before_the_server_would() -> None:
         async with scripted(whole(), whole(b"Keep-Alive: timeout=3\r\n")) as server, client_of(server.url) as client:
             await client.complete(request())
             now = monotonic_ns()
-            client.tick(now + 3_900_000_000)  # servers close after 5 s
-            kept = len(client._idle)
-            client.tick(now + 4_600_000_000)
-            assert not [line for line in client._idle if not line.closed and line.served]
+            client._pool.tick(now + 3_900_000_000)  # servers close after 5 s
+            kept = len(client._pool._idle)
+            client._pool.tick(now + 4_600_000_000)
+            assert not [line for line in client._pool._idle if not line.closed and line.served]
             await client.complete(request())
-            client.tick(monotonic_ns() + 2_100_000_000)  # this one said 3 s
-            assert not [line for line in client._idle if not line.closed and line.served]
+            client._pool.tick(monotonic_ns() + 2_100_000_000)  # this one said 3 s
+            assert not [line for line in client._pool._idle if not line.closed and line.served]
             return kept, server.connections
 
     kept, used = run(work())
@@ -406,10 +406,10 @@ def test_connections_are_opened_before_they_are_needed(endpoint: Embedded) -> No
     async def work() -> None:
         async with client_of(endpoint.url) as client:
             await client.open(200)
-            assert (client.connections_opened, client.in_flight) == (200, 0)
+            assert (client._pool.connections_opened, client.in_flight) == (200, 0)
             done = await asyncio.gather(*(client.complete(request()) for _ in range(200)))
             assert [one.failure for one in done] == [None] * 200
-            assert client.connections_opened == 200
+            assert client._pool.connections_opened == 200
             assert all(one.ready - one.due < one.first_byte - one.due for one in done)
 
     run(work())
@@ -422,10 +422,10 @@ def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: Embedded) -> No
         async with client_of(endpoint.url) as client:
             await client.open(1)
             turns: list[int] = []
-            client.wire.tick = lambda now: turns.append(client.wire.turns)
-            client.wire.hold_ns = hold_ns
-            client.wire.awaited.add(None)  # somebody without a first token
-            client.wire.wake_at(FOREVER)
+            client._pool.wire.tick = lambda now: turns.append(client._pool.wire.turns)
+            client._pool.wire.hold_ns = hold_ns
+            client._pool.wire.awaited.add(None)  # somebody without a first token
+            client._pool.wire.wake_at(FOREVER)
 
             def most() -> int:
                 return max((after - before for before, after in pairwise(turns)), default=0)
@@ -447,9 +447,9 @@ def test_a_backlog_leaves_the_loop_to_others(endpoint: Embedded, monkeypatch: py
             load = asyncio.gather(*(client.complete(request(40)) for _ in range(100)))
             most = 0
             while not load.done():
-                before = client.wire.turns
+                before = client._pool.wire.turns
                 await asyncio.sleep(0)
-                most = max(most, client.wire.turns - before)
+                most = max(most, client._pool.wire.turns - before)
             assert not any(one.failure for one in await load)
             return most
 
@@ -539,7 +539,7 @@ def test_a_prompt_larger_than_the_socket_takes(endpoint: Embedded) -> None:
     async def work() -> tuple[list[Completion], list[bytes], list[bytes]]:
         text = " word" * 400_000
         async with scripted(whole()) as server, client_of(server.url) as client:
-            asked = [client.prepare(request(text=text + str(i))) for i in range(8)]
+            asked = [client._pool.prepare(request(text=text + str(i))) for i in range(8)]
             done = await asyncio.gather(*(send(client, body)[1] for body in asked))
             done += [await send(client, asked[0])[1]]
             return done, asked, server.bodies
@@ -615,9 +615,9 @@ def test_the_stall_clock_is_fed_by_events_and_not_by_pings() -> None:
             received = exchange.bytes_received
             writer.write(pings)
             await until(lambda: exchange.bytes_received == received + len(pings))
-            client.tick(fed + stall - 1)
+            client._pool.tick(fed + stall - 1)
             assert not done.done()
-            client.tick(fed + stall)
+            client._pool.tick(fed + stall)
             return await done
 
     done = run(work())
@@ -632,10 +632,10 @@ def test_the_total_time_counts_from_due() -> None:
             _, early = send(client)
             exchange, done = send(client)
             await until(lambda: len(server.bodies) == 2)
-            client.tick(exchange.due + limit - 1)
+            client._pool.tick(exchange.due + limit - 1)
             assert early.done() or exchange.due == early.result().due
             assert not done.done()
-            client.tick(exchange.due + limit)
+            client._pool.tick(exchange.due + limit)
             assert client.in_flight == 0
             return await done
 
@@ -659,12 +659,12 @@ def test_what_is_cancelled_is_told_once_and_its_connection_is_gone() -> None:
             exchange, done = send(client)
             await until(lambda: len(server.bodies) == 1)
             for _ in range(2):
-                client.cancel(exchange, Failure("interrupted", "enough"))
+                client._pool.cancel(exchange, Failure("interrupted", "enough"))
             assert (await done).failure == Failure("interrupted", "enough")
             assert client.in_flight == 0
             await until(lambda: not server.open)
             assert (await client.complete(request())).failure is None
-            client.cancel(exchange, Failure("interrupted", "again"))
+            client._pool.cancel(exchange, Failure("interrupted", "again"))
             assert server.connections == 2
 
     run(work())
@@ -822,7 +822,7 @@ def test_the_server_gets_the_body_and_our_name_for_it() -> None:
     async def work() -> tuple[bytes, bytes]:
         async with scripted(whole()) as server, client_of(server.url, extra_body={"seed": 3}) as client:
             await client.complete(request())
-            return server.bodies[0], client.prepare(request())
+            return server.bodies[0], client._pool.prepare(request())
 
     got, prepared = run(work())
     assert got == prepared
@@ -838,7 +838,7 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
 
     async def scenario() -> None:
         wire = Wire(asyncio.get_running_loop())
-        client = Client(Target.parse("http://127.0.0.1:9"), model="m", quirk=QUIRKS["trtllm"], wire=wire)
+        client = Pool(Target.parse("http://127.0.0.1:9"), model="m", quirk=QUIRKS["trtllm"], wire=wire)
         told: list[tuple[str, str]] = []
         client.failed = lambda line, kind, text: told.append((kind, text))  # type: ignore[method-assign]
         with socket.socket() as listening:  # its queue is full: further connections stay in the making

@@ -9,13 +9,13 @@ from time import monotonic_ns
 from typing import Any
 
 import pytest
-from loadgen_sdk.app.client import Client
 from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.dialects.reader import Flow, Reading
 from loadgen_sdk.dialects.sse import Decoder
 from loadgen_sdk.errors import KINDS, TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
 from loadgen_sdk.transport.openai_client import OpenAIClient
+from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import Target
 
 from loadgen.sim.server.embedded import start
@@ -83,8 +83,9 @@ def meet(
         target = Target.parse(url.format(listening.sockets[0].getsockname()[1]), server=server)
         client = OpenAIClient(target, model="m", quirk=QUIRKS[server], **options)
         try:
-            async with client:
-                await drive(client)
+            await client.open()
+            await drive(client)
+            await client.aclose()
             assert client.in_flight == 0
         finally:
             listening.close()
@@ -247,7 +248,6 @@ def test_what_is_cancelled_is_told_once() -> None:
         client.cancel(first, Failure("interrupted", "the user left"))
         told.append(await done)
         send(client)[1].add_done_callback(lambda future: told.append(future.result()))
-        client.close()
         await client.aclose()
 
     meet(None, drive)
@@ -310,19 +310,22 @@ def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 def test_both_clients_see_the_same_answers(stream: bool) -> None:
     requests = [Request(id=f"r{i}", prompt="word " * i, max_tokens=i) for i in range(1, 20)]
 
-    async def run(client: Client | OpenAIClient) -> list[Completion]:
-        async with client:
-            waiting = []
-            for request in requests:
-                done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-                client.send(request, client.prepare(request), monotonic_ns(), done.set_result, Flow())
-                waiting.append(done)
-            return await asyncio.gather(*waiting)
+    async def run(client: Pool | OpenAIClient) -> list[Completion]:
+        await client.open()
+        waiting = []
+        for request in requests:
+            done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+            client.send(request, client.prepare(request), monotonic_ns(), done.set_result, Flow())
+            waiting.append(done)
+        return await asyncio.gather(*waiting)
 
     async def both(url: str) -> None:
         options: Any = {"model": "sim", "quirk": QUIRKS["trtllm"], "stream": stream, "keep_text": True}
         target = Target.parse(url)
-        ours, theirs = await run(Client(target, **options)), await run(OpenAIClient(target, **options))
+        pool, reference = Pool(target, **options), OpenAIClient(target, **options)
+        ours, theirs = await run(pool), await run(reference)
+        pool.close()
+        await reference.aclose()
         for one, other in zip(ours, theirs, strict=True):
             assert (one.failure, one.text, one.usage) == (other.failure, other.text, other.usage)
             assert (one.output_events, one.finish_reason) == (other.output_events, other.finish_reason)

@@ -483,6 +483,7 @@ def test_the_collector_may_end_a_stream_while_the_throttles_lock_is_held() -> No
         done.set()
 
     gc.disable()
+    gc.freeze()  # what was there before is not looked through again
     try:
         with serving(SAID["chat", True]) as server:
             thread = threading.Thread(
@@ -493,6 +494,7 @@ def test_the_collector_may_end_a_stream_while_the_throttles_lock_is_held() -> No
             assert done.wait(10)
             thread.join(10)
     finally:
+        gc.unfreeze()
         gc.enable()
     assert flush()
     assert [one.status for one in told] == ["abandoned", "abandoned"]

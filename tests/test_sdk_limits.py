@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk import Permit, Retry, Throttle, ThrottleTimeout, WrongUse, priority
-from loadgen_sdk.app.retry import curable, retry_after_s
-from loadgen_sdk.app.throttle import FOREVER, Gate, Limits, Rate, _duration_ns, _Waiter, rate
+from loadgen_sdk.app.gate import FOREVER, Gate, Limits, Rate, rate
+from loadgen_sdk.app.rate_limit_headers import duration_ns, retry_after_s
+from loadgen_sdk.app.retry import curable
+from loadgen_sdk.app.throttle import _Waiter
 from loadgen_sdk.request import Failure
 
 S = 1_000_000_000
@@ -122,7 +124,7 @@ def test_what_the_server_asks_for_is_obeyed(headers: dict[str, str], refused: bo
     ],
 )
 def test_durations_of_rate_limit_headers(text: str, ns: int) -> None:
-    assert _duration_ns(text) == ns
+    assert duration_ns(text) == ns
 
 
 def test_first_come_first_served_in_tasks_and_threads() -> None:

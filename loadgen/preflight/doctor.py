@@ -16,7 +16,6 @@ from time import monotonic_ns
 from typing import Any
 
 import msgspec
-from loadgen_sdk.app.client import Client
 from loadgen_sdk.dialects.quirks import Quirk
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.errors import TargetUnusable
@@ -24,6 +23,7 @@ from loadgen_sdk.probe.fetch import Fetcher
 from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult
 from loadgen_sdk.request import Completion, Request
 from loadgen_sdk.transport.http1 import merged
+from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import Target, header_secrets
 from loadgen_sdk.transport.wire import raise_file_limit
 
@@ -184,7 +184,7 @@ async def _send_trials(
     settings: Settings, probe_result: ProbeResult, quirk: Quirk, questions: list[tuple[str, int, bool]]
 ) -> list[Trial]:
     """Send questions one after the other with one client. Each is (text, max tokens, whether to force the length)."""
-    client = Client(
+    client = Pool(
         probe_result.target,
         model=probe_result.model,
         quirk=quirk,
@@ -197,11 +197,14 @@ async def _send_trials(
         tls=settings.tls,
         keep_headers=True,
     )
-    async with client:
+    try:
+        await client.open()
         return [await _send_trial(settings, client, *question) for question in questions]
+    finally:
+        client.close()
 
 
-async def _send_trial(settings: Settings, client: Client, text: str, max_tokens: int, is_exact: bool) -> Trial:
+async def _send_trial(settings: Settings, client: Pool, text: str, max_tokens: int, is_exact: bool) -> Trial:
     chat = client.target.api == "chat"
     request = Request(
         id="doctor",

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import WrongUse
 from ..transport.openai_client import client_classes
-from .instrumentation import _OPTIONS, Options, _install, _merged
+from .instrumentation import _OPTIONS, Options, install
 from .measurement import Prices
 from .policy import Observers, make_policy
 from .retry import Retry
@@ -39,7 +39,7 @@ class Auto:
             make(client, *args, **kwargs)
             if _OPTIONS not in vars(client):  # a subclass calls the constructor of its base, which is wrapped too
                 clients[client] = {name: vars(client)[name] for name in _REPLACED if name in vars(client)}
-                _install(client, client, options)
+                install(client, client, options)
 
         self._constructors.append((kind, make, instrumented))
         kind.__init__ = instrumented  # type: ignore[misc]
@@ -87,7 +87,7 @@ def auto(
     policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels)
     if _active and _active[0]._constructors:
         raise WrongUse("auto() is on already", "stop() the first one, or give it every observer")
-    _active[:] = [Auto(classes, _merged(None, policy, ask_usage))]
+    _active[:] = [Auto(classes, Options(policy, ask_usage))]
     return _active[0]
 
 
@@ -95,4 +95,4 @@ _active: list[Auto] = []
 
 _REPLACED = ("chat", "beta", "completions", "responses", "embeddings", "with_raw_response", "with_streaming_response",
              "copy", "with_options", "max_retries", _OPTIONS)  # fmt: skip
-"""The attributes of a client that `_install` sets."""
+"""The attributes of a client that `install` sets."""

@@ -17,7 +17,7 @@ import msgspec
 
 from .. import measures
 from ..errors import WrongUse
-from ..request import NEVER, Completion, Failure
+from ..request import NEVER, Failure
 
 Api = Literal["chat", "completions", "responses", "embeddings"]
 Status = Literal["ok", "failed", "cancelled", "abandoned", "unobserved"]
@@ -295,80 +295,6 @@ def timings(headers: Mapping[str, str]) -> dict[str, Any]:
 def _is_timing(name: str) -> bool:
     """Cached, because this runs for every header of every call and there are few names."""
     return name in TIMING_HEADERS or (name.startswith("x-") and name.endswith(("-time", "-ms")))
-
-
-def from_completion(
-    completion: Completion,
-    *,
-    api: Api,
-    streamed: bool,
-    status: Status,
-    started: int,
-    started_unix_ns: int,
-    instants: tuple[int, ...],
-    attempts: tuple[Attempt, ...],
-    model: str,
-    server: str,
-    prices: Prices = None,
-    content: Content | None = None,
-    labels: dict[str, str] | None = None,
-    parameters: dict[str, int | float] | None = None,
-    keep_text: bool = False,
-) -> Measurement:
-    """The measurement of a call through the project's own client, from its attempts and the last one's completion.
-
-    Instants are kernel stamps if the completion says so.
-    """
-    usage, headers = completion.usage, completion.headers or {}
-    failure = completion.failure
-    if not keep_text:
-        failure = None if failure is None else without_server_text(failure)
-        attempts = tuple(
-            attempt
-            if attempt.failure is None
-            else msgspec.structs.replace(attempt, failure=without_server_text(attempt.failure))
-            for attempt in attempts
-        )
-    output = usage.output if usage.output is not None else len(instants) or None
-    source: Literal["server", "events", ""] = "server" if usage.output is not None else "events" if instants else ""
-    price = price_of(prices, model) if prices is not None else None
-    cost = None
-    if price is not None and usage.input is not None and usage.output is not None:
-        cost = price.cost(usage.input, usage.output, usage.cached or 0)
-    return Measurement(
-        api=api,
-        streamed=streamed,
-        status=status,
-        started=started,
-        started_unix_ns=started_unix_ns,
-        sent=completion.sent,
-        first_token=completion.first_token,
-        first_answer=completion.first_answer,
-        last_token=completion.last_token,
-        end=completion.end,
-        done=completion.done,
-        instants=instants,
-        first_event_tokens=completion.first_event_tokens,
-        input_tokens=usage.input,
-        output_tokens=output,
-        cached_tokens=usage.cached,
-        reasoning_tokens=usage.reasoning,
-        token_source=source,
-        cost=cost,
-        attempts=attempts,
-        hidden_retries=completion.resent,
-        finish_reason=completion.finish_reason,
-        failure=failure,
-        model=model,
-        response_id=completion.response_id,
-        request_id=headers.get("x-request-id", ""),
-        server=server,
-        server_timing={**timings(headers), **(completion.server_timing or {})},
-        kernel_stamps=completion.kernel_stamp,
-        content=content,
-        labels=labels or {},
-        parameters=parameters or {},
-    )
 
 
 def _ms(ns: int | None) -> float | None:

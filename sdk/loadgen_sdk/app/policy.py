@@ -43,11 +43,6 @@ class Policy(NamedTuple):
     keep_content: bool = False
     labels: dict[str, str] = NO_LABELS
 
-    @property
-    def follows_calls(self) -> bool:
-        """Whether an observer wants to know of a call when it begins."""
-        return any(hasattr(observer, "begin_call") for observer in self.observers)
-
     def labels_of(self, given: Mapping[str, str | int] | None) -> dict[str, str]:
         """The labels of one call: of the client, of the block that it is made in, of its argument. The last wins."""
         current = current_labels()
@@ -55,18 +50,17 @@ class Policy(NamedTuple):
             return {**self.labels, **current} if self.labels and current else current or self.labels
         return {**self.labels, **current, **checked_labels(given)}
 
-    def begin(self, call: CallStart) -> tuple[Any, ...]:
-        """A call begins: tell the observers that follow a call from its start (spans). For `tell` at its end."""
+    def begin(self, call: Any) -> tuple[Any, ...]:
+        """A `Call` begins: tell the observers that follow a call from its start (spans). For `tell` at its end."""
         spans = []
         for observer in self.observers:
-            if (begin_call := getattr(observer, "begin_call", None)) is not None:
-                try:
-                    spans.append(begin_call(call))
-                except Exception:
-                    log.exception("an observer of measurements failed")
-                    spans.append(None)
-            else:
-                spans.append(None)
+            span = None
+            try:
+                if (begin_call := getattr(observer, "begin_call", None)) is not None:
+                    span = begin_call(call)
+            except Exception:
+                log.exception("an observer of measurements failed")
+            spans.append(span)
         return tuple(spans)
 
     def tell(
@@ -74,14 +68,13 @@ class Policy(NamedTuple):
         measurement: Measurement,
         context: Context | None,
         call_shape: CallShape | None,
-        spans: tuple[Any, ...] = (),
+        spans: tuple[Any, ...],
     ) -> None:
         """Report an ended call. Observers run in the context in which the call was made."""
         tell_latest(measurement)
         if self.record is not None and call_shape is not None:
             self.record.end(call_shape, measurement)
-        for number, observer in enumerate(self.observers):
-            span = spans[number] if spans else None
+        for observer, span in zip(self.observers, spans, strict=True):
             try:
                 arguments = (measurement,) if span is None else (measurement, span)
                 result = observer(*arguments) if context is None else context.run(observer, *arguments)
@@ -89,18 +82,6 @@ class Policy(NamedTuple):
                     _await_observer(result, context)
             except Exception:
                 log.exception("an observer of measurements failed")
-
-
-class CallStart(NamedTuple):
-    """What is known of a call when it begins, for observers with a method `begin_call`."""
-
-    api: str
-    model: str
-    streamed: bool
-    server: str
-    started_unix_ns: int
-    parameters: dict[str, int | float]
-    labels: dict[str, str]
 
 
 def _await_observer(coroutine: Coroutine[Any, Any, object], context: Context | None) -> None:

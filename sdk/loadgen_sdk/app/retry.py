@@ -6,12 +6,8 @@ retries cannot multiply the load of an outage), and there is no retry after outp
 
 from __future__ import annotations
 
-import math
 import random
 import threading
-from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
-from time import time
 
 from ..errors import WrongUse
 from ..request import Failure
@@ -21,7 +17,6 @@ RETRIED = frozenset(("dns", "connect", "reset", "empty", "truncated", "http_429"
 RETRIED_STATUS = frozenset((408, 409, 425))
 FINAL_STATUS = frozenset((501, 505, 511))  # 5xx statuses that a retry cannot cure
 FINAL_WORDS = ("insufficient_quota", "billing", "credit balance")  # texts of a 429 that waiting does not cure
-EPOCH_S = 1e9  # a number of seconds as large as this is an instant (after 2001), not a wait
 LONGEST_ASKED_S = 60.0  # a call whose server asks for a longer wait is given up
 
 
@@ -86,29 +81,3 @@ def curable(failure: Failure) -> bool:
     if kind == "http_429" and any(word in failure.text.lower() for word in FINAL_WORDS):
         return False
     return kind in RETRIED and status not in FINAL_STATUS
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """The wait asked for by `retry-after-ms` or `Retry-After` (seconds or a date, RFC 9110); None without either.
-
-    Some servers send the instant as seconds since 1970: understood too. What is no finite number is no wait.
-    """
-    value = headers.get("retry-after-ms")
-    try:
-        if value:
-            return _wait_s(float(value) / 1000)
-        value = headers.get("retry-after")
-        if not value:
-            return None
-        try:
-            return _wait_s(float(value))
-        except ValueError:
-            return _wait_s(parsedate_to_datetime(value).timestamp())
-    except (ValueError, TypeError, OverflowError):
-        return None
-
-
-def _wait_s(seconds: float) -> float | None:
-    if not math.isfinite(seconds):
-        return None
-    return max(0.0, seconds - time() if seconds >= EPOCH_S else seconds)

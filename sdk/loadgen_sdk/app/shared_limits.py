@@ -13,23 +13,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..errors import WrongUse
 
+if TYPE_CHECKING:
+    from .gate import Gate
+
 log = logging.getLogger("loadgen_sdk")
 
 RETRY_NS = 500_000  # before the next try for the lock
 LOCK_WAIT_S = 0.05  # the longest wait for the lock at the end of a call
-
-
-class HasState(Protocol):
-    """What is shared: a Gate."""
-
-    def state(self) -> dict[str, Any]: ...
-    def restore(self, state: dict[str, Any], now: int) -> None: ...
 
 
 class SharedLimits:
@@ -59,7 +55,7 @@ class SharedLimits:
         return f"{readable}-{digest}" if readable else digest
 
     @contextmanager
-    def state_of(self, name: str, gate: HasState, now: int, *, wait: bool = False) -> Iterator[bool]:
+    def state_of(self, name: str, gate: Gate, now: int, *, wait: bool = False) -> Iterator[bool]:
         """The gate with the state of all processes, which is written back at the end. False: the lock is not free.
 
         A file that cannot be read or written is logged once; the process then keeps the limits by itself.

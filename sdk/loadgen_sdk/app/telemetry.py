@@ -17,12 +17,13 @@ from ..errors import WrongUse
 from ..request import NEVER
 from .finishing import flush, later
 from .measurement import Choice, Measurement
-from .policy import CallStart
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
     from prometheus_client import CollectorRegistry
+
+    from .call import Call
 
 SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
@@ -99,7 +100,7 @@ class OpenTelemetry:
             "loadgen.client.time_per_output_token", "s", "Per output token after the first event.", TPOT_SECONDS
         )
 
-    def begin_call(self, call: CallStart) -> CallSpan | None:
+    def begin_call(self, call: Call) -> CallSpan | None:
         """Start the span of a call. What is returned comes back to `__call__`."""
         if self._tracer is None:
             return None

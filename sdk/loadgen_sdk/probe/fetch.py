@@ -17,16 +17,7 @@ from .probe import Headers, HttpAnswer
 
 MAX_BODY_BYTES = 4 << 20
 _BROKEN_HINT = "the server, or a proxy before it, gave up in the middle of an answer: see their logs"
-
-
-def _cut_short(target: Target, method: str, size: int) -> TargetUnusable:
-    """The error for a connection that the server closed after `size` bytes. With 0 bytes, it may expect TLS."""
-    if size:
-        return TargetUnusable(
-            f"{target.address} closed the connection in the middle of its answer to {method}", _BROKEN_HINT
-        )
-    hint = "see the server's log" if target.tls else "does it want https:// ?"
-    return TargetUnusable(f"{target.address} closed the connection without an answer to {method}", hint)
+_CERTIFICATE_HINT = "give the authority's certificate with --cacert, or --insecure if you know this server"
 
 
 class Fetcher:
@@ -64,28 +55,33 @@ class Fetcher:
                     data = await reader.read(1 << 16)
                     if not data:
                         if not response.end_of_file():
-                            raise _cut_short(target, method, size)
+                            raise self._cut_short(method, size)
                         break
                     pieces += response.feed(data)
                     size += len(data)
                     if size > MAX_BODY_BYTES:
                         raise TargetUnusable(f"{target.redacted} sends more than 4 MiB to a probe", "check the URL")
         except Malformed:
-            raise TargetUnusable(
-                f"{target.address} does not speak HTTP/1.1",
-                "check the port" if target.tls else "does it want https:// ?",
-            ) from None
+            hint = "check the port" if target.tls else "does it want https:// ?"
+            raise TargetUnusable(f"{target.address} does not speak HTTP/1.1", hint) from None
         except TimeoutError:
-            raise TargetUnusable(
-                f"{target.redacted} gave no whole answer within {self._timeout_s:g} s",
-                "is the server stuck or overloaded?",
-            ) from None
+            what = f"{target.redacted} gave no whole answer within {self._timeout_s:g} s"
+            raise TargetUnusable(what, "is the server stuck or overloaded?") from None
         except OSError as error:
-            hint = _BROKEN_HINT if size else ""
-            raise TargetUnusable(f"{target.address}: {error.strerror or 'the connection broke'}", hint) from None
+            reason = error.strerror or "the connection broke"
+            raise TargetUnusable(f"{target.address}: {reason}", _BROKEN_HINT if size else "") from None
         finally:
             writer.transport.abort()
         return HttpAnswer(response.status, response.headers, b"".join(pieces), monotonic_ns() - started)
+
+    def _cut_short(self, method: str, size: int) -> TargetUnusable:
+        """The server closed the connection after `size` bytes. With 0 bytes, it may expect TLS."""
+        target = self._target
+        if size:
+            what = f"{target.address} closed the connection in the middle of its answer to {method}"
+            return TargetUnusable(what, _BROKEN_HINT)
+        hint = "see the server's log" if target.tls else "does it want https:// ?"
+        return TargetUnusable(f"{target.address} closed the connection without an answer to {method}", hint)
 
     async def _resolve(self) -> str:
         """The first address of the host that accepts a connection."""
@@ -93,25 +89,21 @@ class Fetcher:
         try:
             async with asyncio.timeout(self._connect_s):
                 infos = await loop.getaddrinfo(target.host, target.port, proto=6)  # TCP
+        except TimeoutError:
+            raise _unresolved(target, "no answer from DNS") from None
         except (OSError, UnicodeError) as error:
-            reason = (
-                "no answer from DNS" if isinstance(error, TimeoutError) else getattr(error, "strerror", "") or "unknown"
-            )
-            raise TargetUnusable(
-                f"cannot resolve the host {target.host!r}: {reason}", "check the host's name"
-            ) from None
-        addresses = list(dict.fromkeys(str(row[4][0]) for row in infos))
-        for number, address in enumerate(addresses, 1):
+            raise _unresolved(target, getattr(error, "strerror", "") or "unknown") from None
+        failure = TargetUnusable(f"the host {target.host!r} has no address", "check the host's name")
+        for address in dict.fromkeys(str(row[4][0]) for row in infos):
             try:
                 _, writer = await self._open(address, None)
-            except TargetUnusable:
-                if number == len(addresses):
-                    raise
+            except TargetUnusable as error:
+                failure = error
                 continue
             writer.transport.abort()
             self._address = address
             return address
-        raise TargetUnusable(f"the host {target.host!r} has no address", "check the host's name")
+        raise failure
 
     async def _open(
         self, address: str, tls: ssl.SSLContext | None
@@ -122,22 +114,22 @@ class Fetcher:
                 server_name = target.host if tls else None
                 return await asyncio.open_connection(address, target.port, ssl=tls, server_hostname=server_name)
         except ssl.SSLCertVerificationError as error:
-            raise TargetUnusable(
-                f"the certificate of {target.address} is not trusted: {error.verify_message}",
-                "give the authority's certificate with --cacert, or --insecure if you know this server",
-            ) from None
+            what = f"the certificate of {target.address} is not trusted: {error.verify_message}"
+            raise TargetUnusable(what, _CERTIFICATE_HINT) from None
         except ssl.SSLError as error:
             hint = "it seems to speak plain http://" if "WRONG_VERSION" in str(error) else "check --cert and the port"
             reason = (error.reason or "handshake failed").lower().replace("_", " ")
             raise TargetUnusable(f"TLS with {target.address} failed: {reason}", hint) from None
         except TimeoutError:
-            problem, hint = (
-                ("no TLS", "does it want http:// ?") if tls else ("no answer", "check host, port and firewall")
-            )
-            raise TargetUnusable(f"{problem} from {target.address} within {self._connect_s:g} s", hint) from None
+            hint = "does it want http:// ?" if tls else "check host, port and firewall"
+            what = f"no {'TLS' if tls else 'answer'} from {target.address} within {self._connect_s:g} s"
+            raise TargetUnusable(what, hint) from None
         except OSError as error:
             refused = isinstance(error, ConnectionRefusedError) or "refused" in str(error)
-            problem = (
-                "nothing listens at" if refused else f"cannot connect ({error.strerror or type(error).__name__}) to"
-            )
-            raise TargetUnusable(f"{problem} {target.address}", "start the server, or check --url") from None
+            reason = f"cannot connect ({error.strerror or type(error).__name__}) to"
+            what = f"{'nothing listens at' if refused else reason} {target.address}"
+            raise TargetUnusable(what, "start the server, or check --url") from None
+
+
+def _unresolved(target: Target, reason: str) -> TargetUnusable:
+    return TargetUnusable(f"cannot resolve the host {target.host!r}: {reason}", "check the host's name")

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from statistics import median
 from typing import Any, NamedTuple, NoReturn
 
@@ -130,65 +129,48 @@ async def probe(
     `samples`: a short and a longer prompt with their content tokens. Raises TargetUnusable, with a hint for the user,
     for everything that would make each request of the load fail. Its text has neither key nor password.
     """
-    prober = _Prober(target, exchange, tuple(merged(target.auth(api_key), headers)), api_key)
+    asker = _Asker(target, exchange, headers, api_key, stream, extra_body)
     rtt_ms = await _rtt_ms(connect)
-    server_by_host = "azure" if target.azure else next((name for host, name in _HOSTS if target.host == host), "")
+    host = "azure" if target.azure else next((name for host, name in _HOSTS if target.host == host), "")
     models_answer, version = await asyncio.gather(
-        prober.get(target.models), prober.get_optional("" if server_by_host else target.beside(_PATHS["version"]))
+        asker.get(target.models), asker.get_optional("" if host else target.beside(_PATHS["version"]))
     )
     if models_answer.status in (401, 403) or (models_answer.status == 503 and not model):
-        prober.refuse(models_answer, model or "", ())
-    name, evidence = await _identify(prober, server, server_by_host, models_answer, version)
-    quirk = QUIRKS[name]
-    (models, base_models), warnings = _models(models_answer), []
+        asker.refuse(models_answer, model or "")
+    name, evidence = await _identify(asker, server, host, models_answer, version)
+    quirk, warnings = QUIRKS[name], []
+    models, base_models = _models(models_answer)
+    asker.models = models
     chosen_model = (
         model
         or target.deployment
-        or await prober.pinned_model(quirk, models_answer, models)
+        or await asker.pinned_model(quirk, models_answer)
         or _default_model(models, base_models, models_answer, quirk)
     )
     if models and chosen_model not in models and not quirk.checks_model:
-        warnings.append(
-            f"{quirk.title} answers to any model name: it lists {_shown_models(models)}, not {chosen_model!r}"
-        )
+        listed = _shown_models(models)
+        warnings.append(f"{quirk.title} answers to any model name: it lists {listed}, not {chosen_model!r}")
     if server != "auto" and len(evidence) > 1:
         warnings.append(f"--server says {server}, {evidence[1]}")
     if models_answer.status >= 300:
         evidence.append(f"its list of models answers {models_answer.status}")
-
-    facts = await prober.facts(name, _version(version), hosted=bool(server_by_host))
-
-    async def generate_both(quirk: Quirk) -> list[Reading]:
-        results = await asyncio.gather(
-            *(
-                prober.with_retries(
-                    partial(prober.generate, quirk, chosen_model, models, text, tokens, stream, extra_body)
-                )
-                for (text, _), tokens in zip(samples, (1, ASKED_TOKENS), strict=True)
-            ),
-            return_exceptions=True,  # wait for both, so that the error shown does not depend on timing
-        )
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return [result for result in results if isinstance(result, Reading)]
-
+    facts = await asker.facts(name, _version(version), hosted=bool(host))
+    prompts = [text for text, _ in samples]
     try:
-        short, long = await generate_both(quirk)
+        short, long = await asker.generate_both(quirk, chosen_model, prompts)
     except _WantsOtherLimitField:
         quirk = msgspec.structs.replace(quirk, reasoning_max_field=MAX_FIELDS[1], max_field=MAX_FIELDS[1])
         evidence.append("it refuses max_tokens and takes max_completion_tokens")
-        short, long = await generate_both(quirk)
+        short, long = await asker.generate_both(quirk, chosen_model, prompts)
 
-    usages = short.usage(), long.usage()
-    template, ratio = _template_overhead([usage.input for usage in usages], [count for _, count in samples])
-    usage = usages[1].output is not None
+    usage = long.usage()
+    template, ratio = _template_overhead([short.usage().input, usage.input], [count for _, count in samples])
     user_sets_limit = extra_body is not None and any(field in extra_body for field in MAX_FIELDS)
-    exact = None if user_sets_limit or not usage else usages[1].output == ASKED_TOKENS
-    tokens_per_event = _tokens_per_event(long, usages[1]) if stream else None
-    warnings += _warnings(quirk, usage, exact, usages[1], tokens_per_event)
-    if prober.failures:
-        warnings.append(f"{len(prober.failures)} probing requests failed before one went well: {prober.failures[0]}")
+    exact = None if user_sets_limit or usage.output is None else usage.output == ASKED_TOKENS
+    tokens_per_event = _tokens_per_event(long, usage) if stream else None
+    warnings += _warnings(quirk, exact, usage, tokens_per_event)
+    if asker.failures:
+        warnings.append(f"{len(asker.failures)} probing requests failed before one went well: {asker.failures[0]}")
     return ProbeResult(
         target=target,
         server=name,
@@ -202,23 +184,14 @@ async def probe(
         rtt_ms=rtt_ms,
         template_tokens=template,
         token_ratio=ratio,
-        usage=usage,
+        usage=usage.output is not None,
         exact=exact,
         tokens_per_event=tokens_per_event,
         warnings=tuple(warnings),
         simulated=models_answer.headers.get("server", "").startswith(SIMULATION),
-        first_ms=prober.took_ns[1] / 1e6 if prober.took_ns.get(1) else None,
-        token_ms=_token_ms(prober.took_ns, usages[1].output),
+        first_ms=asker.took_ns[1] / 1e6 if asker.took_ns.get(1) else None,
+        token_ms=_token_ms(asker.took_ns, usage.output),
     )
-
-
-def _token_ms(took_ns: Mapping[int, int], tokens: int | None) -> float | None:
-    """Time per token after the first, from the answers of 1 and of ASKED_TOKENS tokens."""
-    short_ns, long_ns = took_ns.get(1), took_ns.get(ASKED_TOKENS)
-    got = ASKED_TOKENS if tokens is None else tokens
-    if not short_ns or not long_ns or got < 2:
-        return None
-    return max(0, long_ns - short_ns) / (got - 1) / 1e6
 
 
 class _WantsOtherLimitField(Exception):
@@ -229,19 +202,28 @@ class _FailedOnce(TargetUnusable):
     """A request failed, but the next may succeed: a server that fails sometimes is measured, not refused."""
 
 
-class _Prober:
+class _Asker:
     """The requests of one probe, and the errors for answers that make the target unusable."""
 
-    def __init__(self, target: Target, exchange: Exchange, headers: Headers, api_key: str | None) -> None:
-        self.target, self._exchange, self._headers = target, exchange, headers
-        self._secrets = (api_key, *header_secrets(headers))
+    def __init__(
+        self,
+        target: Target,
+        exchange: Exchange,
+        headers: Headers,
+        api_key: str | None,
+        stream: bool,
+        extra_body: Mapping[str, Any] | None,
+    ) -> None:
+        self.target, self._exchange, self._stream, self._extra_body = target, exchange, stream, extra_body
+        self._headers = tuple(merged(target.auth(api_key), headers))
+        self._secrets = (api_key, *header_secrets(self._headers))
         self._has_key = bool(api_key or target.basic)
+        self.models: tuple[str, ...] = ()  # that the server lists
         self.failures: list[str] = []  # errors of generations that were tried again
         self.took_ns: dict[int, int] = {}  # tokens asked of a generation -> its time
 
     async def get(self, path: str) -> HttpAnswer:
-        headers = merged([("Accept", "application/json")], self._headers)
-        return await self._exchange("GET", path, headers, b"")
+        return await self._exchange("GET", path, merged([("Accept", "application/json")], self._headers), b"")
 
     async def get_optional(self, path: str) -> HttpAnswer:
         """GET `path`. Returns an empty answer (status 0) if it cannot be had or `path` is ""."""
@@ -259,47 +241,43 @@ class _Prober:
                     page = _text(await self.get_optional(self.target.beside(PAGES[server])))
         return server_facts(server, version, page)
 
-    async def pinned_model(self, quirk: Quirk, models_answer: HttpAnswer, models: tuple[str, ...]) -> str:
+    async def _post(self, request_body: bytes) -> HttpAnswer:
+        headers = merged([("Content-Type", "application/json")], self._headers)
+        return await self._exchange("POST", self.target.path, headers, request_body)
+
+    async def pinned_model(self, quirk: Quirk, models_answer: HttpAnswer) -> str:
         """The model of a server that cannot list it, but names it when another is requested; else ""."""
-        if models or models_answer.status == 200 or not quirk.checks_model:
+        if self.models or models_answer.status == 200 or not quirk.checks_model:
             return ""
         request = Request(id="probe", prompt="hello", max_tokens=1)
-        request_body = body(request, quirk, self.target.api, "unnamed", False)
-        headers = merged([("Content-Type", "application/json")], self._headers)
-        answer = await self._exchange("POST", self.target.path, headers, request_body)
+        answer = await self._post(body(request, quirk, self.target.api, "unnamed", False))
         match = re.search(r"pinned to '([^']+)'", error_text(answer.body)) if answer.status == 400 else None
         return match[1] if match else ""
 
-    async def with_retries(self, attempt: Callable[[], Awaitable[Reading]]) -> Reading:
-        """Run `attempt` up to TRIES times while it raises _FailedOnce."""
+    async def generate_both(self, quirk: Quirk, model: str, prompts: Sequence[str]) -> list[Reading]:
+        """Generate one token for the first prompt, and ASKED_TOKENS for the second, at the same time."""
+        generations = (self._generate(quirk, model, *pair) for pair in zip(prompts, (1, ASKED_TOKENS), strict=True))
+        # Wait for both, so that the error shown does not depend on timing.
+        results = await asyncio.gather(*generations, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [result for result in results if isinstance(result, Reading)]
+
+    async def _generate(self, quirk: Quirk, model: str, text: str, tokens: int) -> Reading:
         for _ in range(TRIES - 1):
             try:
-                return await attempt()
+                return await self._generate_once(quirk, model, text, tokens)
             except _FailedOnce as error:
                 self.failures.append(str(error))
-        return await attempt()
+        return await self._generate_once(quirk, model, text, tokens)
 
-    async def generate(
-        self,
-        quirk: Quirk,
-        model: str,
-        models: tuple[str, ...],
-        text: str,
-        tokens: int,
-        stream: bool,
-        extra_body: Mapping[str, Any] | None,
-    ) -> Reading:
+    async def _generate_once(self, quirk: Quirk, model: str, text: str, tokens: int) -> Reading:
         """Generate `tokens` tokens for `text`. Raises TargetUnusable unless the answer is ok by the rules of a load."""
-        chat = self.target.api == "chat"
-        request = Request(
-            id="probe",
-            messages=[{"role": "user", "content": text}] if chat else None,
-            prompt=None if chat else text,
-            max_tokens=tokens,
+        request = Request(id="probe", prompt=text, max_tokens=tokens)
+        answer = await self._post(
+            body(request, quirk, self.target.api, model, self._stream, extra_body=self._extra_body)
         )
-        request_body = body(request, quirk, self.target.api, model, stream, extra_body=extra_body)
-        headers = merged([("Content-Type", "application/json")], self._headers)
-        answer = await self._exchange("POST", self.target.path, headers, request_body)
         self.took_ns[tokens] = answer.took_ns
         reading = Reading(Flow())
         if answer.status != 200:
@@ -308,35 +286,27 @@ class _Prober:
                 raise _WantsOtherLimitField
             if answer.status == 400 and "output limit was reached" in refusal:
                 return reading  # a reasoning model that needs more tokens: the target works
-            self.refuse(answer, model, models)
+            self.refuse(answer, model)
         streamed = answer.headers.get("content-type", "").startswith("text/event-stream")
-        if streamed:
-            decoder = Decoder()
-            try:
-                events = [*decoder.feed(answer.body), *decoder.end()]
-            except EventTooLarge as error:
-                raise TargetUnusable(
-                    f"{self.target.path} streams {error}", "check that this is the API's URL"
-                ) from None
-            reading.take(events, 0)
-        else:
-            reading.take([answer.body], 0)
+        decoder = Decoder()
+        try:
+            reading.take([*decoder.feed(answer.body), *decoder.end()] if streamed else [answer.body], 0)
+        except EventTooLarge as error:
+            raise TargetUnusable(f"{self.target.path} streams {error}", "check that this is the API's URL") from None
         if failure := reading.judge(True, False, streamed):
-            failure_text = self._clean(failure.text)
-            raise _FailedOnce(
-                f"a probe of {tokens} tokens failed: {failure.kind}: {failure_text}", "see the server's log"
-            )
+            what = f"a probe of {tokens} tokens failed: {failure.kind}: {self._clean(failure.text)}"
+            raise _FailedOnce(what, "see the server's log")
         return reading
 
-    def refuse(self, answer: HttpAnswer, model: str, models: tuple[str, ...]) -> NoReturn:
+    def refuse(self, answer: HttpAnswer, model: str) -> NoReturn:
         """Raise the error for an answer that makes the target unusable: its cause, and a hint."""
-        status, url = answer.status, self.target.redacted
+        status, url, models = answer.status, self.target.redacted, self.models
         error = self._clean(error_text(answer.body)) or "no text"
         message = f"{url} answers {status}: {error}"
+        hint = "see the server's log"
         if status in (401, 403):
-            hint = (
-                "check the key, and what it may be used for" if self._has_key else "it wants a key: set OPENAI_API_KEY"
-            )
+            key_hint = "check the key, and what it may be used for"
+            hint = key_hint if self._has_key else "it wants a key: set OPENAI_API_KEY"
         elif status == 407:
             hint = "a proxy is in between and wants a login"
         elif status in (400, 404, 422) and model and _about_model(error, model):
@@ -346,9 +316,8 @@ class _Prober:
             other_api = "completions" if self.target.api == "chat" else "chat"
             hint = f"check the path of the URL, or try --api {other_api}"
         elif status in (400, 413, 422):
-            hint = (
-                "if it names a field, remove it with --extra-body '{\"FIELD\": null}', or say what it is with --server"
-            )
+            field_hint = "if it names a field, remove it with --extra-body '{\"FIELD\": null}'"
+            hint = f"{field_hint}, or say what it is with --server"
         elif status == 429:
             hint = "its rate limit is used up already; wait, or use another key"
         elif status == 503:
@@ -357,8 +326,6 @@ class _Prober:
             location = self._clean(answer.headers.get("location", "").partition("?")[0])
             message = f"{url} answers {status}, a redirect" + (f" to {location}" if location else "")
             hint = "give the URL it leads to"
-        else:
-            hint = "see the server's log"
         raise (_FailedOnce if status >= 500 else TargetUnusable)(message, hint)
 
     def _clean(self, text: str) -> str:
@@ -373,35 +340,30 @@ async def _rtt_ms(connect: Connect) -> float:
 
 
 async def _identify(
-    prober: _Prober, server: str, server_by_host: str, models_answer: HttpAnswer, version: HttpAnswer
+    asker: _Asker, server: str, host: str, models_answer: HttpAnswer, version: HttpAnswer
 ) -> tuple[str, list[str]]:
-    """The name of the server's row, and the reasons for it as texts."""
-    if server == "auto" and server_by_host:
-        return server_by_host, [f"the host is {prober.target.host}"]
-    answer_texts = {
-        "models": _text(models_answer),
-        "head": "\n".join(f"{name}: {value}" for name, value in models_answer.headers.items()),
-    }
-    answer_texts["version"] = _text(version)
-    match = _match_signs(answer_texts)
+    """The name of the server's row, and the reasons for it as texts. `host`: the row that the host's name tells."""
+    if server == "auto" and host:
+        return host, [f"the host is {asker.target.host}"]
+    head = "\n".join(f"{name}: {value}" for name, value in models_answer.headers.items())
+    texts = {"models": _text(models_answer), "head": head, "version": _text(version)}
+    match = _match_signs(texts)
     if server != "auto":
         differs = match is not None and match[0].server not in (server, "generic")
         return server, ["named by the user"] + ([f"but it looks like {match[0].server}"] if match and differs else [])
     if not match:
-        answers = await asyncio.gather(
-            *(prober.get_optional(prober.target.beside(_PATHS[source])) for source in _FURTHER_SOURCES)
-        )
-        answer_texts |= {source: _text(answer) for source, answer in zip(_FURTHER_SOURCES, answers, strict=True)}
-        match = _match_signs(answer_texts)
+        pages = (asker.get_optional(asker.target.beside(_PATHS[source])) for source in _FURTHER_SOURCES)
+        texts |= zip(_FURTHER_SOURCES, map(_text, await asyncio.gather(*pages)), strict=True)
+        match = _match_signs(texts)
     if match:
         sign, text = match
-        return sign.server, [f"{_PATHS.get(sign.where, '/models')} says {prober.target.redact(text)[:80]}"]
+        return sign.server, [f"{_PATHS.get(sign.where, '/models')} says {asker.target.redact(text)[:80]}"]
     return "generic", ["nothing it says tells its make: only the common fields are sent"]
 
 
-def _match_signs(answer_texts: Mapping[str, str]) -> tuple[Sign, str] | None:
+def _match_signs(texts: Mapping[str, str]) -> tuple[Sign, str] | None:
     for sign in SIGNS:
-        if match := re.search(sign.pattern, answer_texts.get(sign.where, "")):
+        if match := re.search(sign.pattern, texts.get(sign.where, "")):
             return sign, match.group().replace("\n", " ")
     return None
 
@@ -410,18 +372,14 @@ def _text(answer: HttpAnswer) -> str:
     return answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
 
 
-def _models(models_answer: HttpAnswer) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _models(answer: HttpAnswer) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(ids of all listed models, ids of those that are no adapters). An adapter names a listed parent."""
     try:
-        value = msgspec.json.decode(models_answer.body) if models_answer.status == 200 else None
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        value = None
-    data = value.get("data") if isinstance(value, dict) else None
-    rows = (
-        [row for row in data if isinstance(row, dict) and isinstance(row.get("id"), str)]
-        if isinstance(data, list)
-        else []
-    )
+        rows = msgspec.json.decode(answer.body)["data"] if answer.status == 200 else []
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError):
+        rows = []
+    rows = rows if isinstance(rows, list) else []
+    rows = [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
     ids = tuple(row["id"] for row in rows)
     return ids, tuple(row["id"] for row in rows if row.get("parent") not in ids)
 
@@ -434,12 +392,9 @@ def _default_model(
         return base_models[0]
     if models:
         raise TargetUnusable(f"the server has {len(models)} models", f"choose with --model: {_shown_models(models)}")
-    why = (
-        "lists no models"
-        if models_answer.status == 200
-        else f"answers {models_answer.status} when asked for its models"
-    )
-    path = "check the path of --url, or " if models_answer.status == 404 else ""
+    status = models_answer.status
+    why = "lists no models" if status == 200 else f"answers {status} when asked for its models"
+    path = "check the path of --url, or " if status == 404 else ""
     hint = f"{path}name the model with --model" + ("" if quirk.checks_model else "; this server takes any name")
     raise TargetUnusable(f"the server {why}, and none was named", hint)
 
@@ -467,25 +422,30 @@ def _template_overhead(inputs: Sequence[int | None], counts: Sequence[int]) -> t
     return round(short - ratio * counts[0]), ratio
 
 
+def _token_ms(took_ns: Mapping[int, int], tokens: int | None) -> float | None:
+    """Time per token after the first, from the answers of 1 and of ASKED_TOKENS tokens."""
+    short_ns, long_ns = took_ns.get(1), took_ns.get(ASKED_TOKENS)
+    got = ASKED_TOKENS if tokens is None else tokens
+    if not short_ns or not long_ns or got < 2:
+        return None
+    return max(0, long_ns - short_ns) / (got - 1) / 1e6
+
+
 def _tokens_per_event(reading: Reading, usage: Usage) -> float | None:
     streamed_tokens = (usage.output or 0) - (usage.reasoning or 0)
     return streamed_tokens / reading.output_events if streamed_tokens > 0 and reading.output_events else None
 
 
-def _warnings(
-    quirk: Quirk, usage: bool, exact: bool | None, usage_counts: Usage, tokens_per_event: float | None
-) -> list[str]:
+def _warnings(quirk: Quirk, exact: bool | None, usage: Usage, tokens_per_event: float | None) -> list[str]:
     warnings = []
-    if not usage:
+    if usage.output is None:
         warnings.append("its answers carry no usage: output tokens will be counted here, as an estimate")
     if exact is False and quirk.forces:
-        warnings.append(
-            f"{ASKED_TOKENS} tokens were asked for and forced, {usage_counts.output} came: lengths are not exact here"
-        )
+        asked = f"{ASKED_TOKENS} tokens were asked for and forced"
+        warnings.append(f"{asked}, {usage.output} came: lengths are not exact here")
     elif not quirk.forces:
         warnings.append(f"{quirk.title} has no way to force the output length: answers may end early")
     if tokens_per_event is not None and tokens_per_event > 1.5:
-        warnings.append(
-            f"it sends about {tokens_per_event:.1f} tokens per event: gaps between events are not inter-token latency"
-        )
+        bundled = f"it sends about {tokens_per_event:.1f} tokens per event"
+        warnings.append(f"{bundled}: gaps between events are not inter-token latency")
     return warnings

@@ -2,7 +2,7 @@
 
 This is a reference, not a fast client: it runs one task per request, and an event's stamp is the instant at which the
 package delivers it. The package is imported only in `open`. The methods are those of `Pool`: prepare, send, cancel,
-open, close.
+open, and `aclose`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import partial
 from time import monotonic_ns
 from typing import Any
 from urllib.parse import parse_qsl
@@ -19,7 +20,7 @@ import msgspec
 
 from ..dialects.body import body as make_body
 from ..dialects.quirks import Quirk
-from ..dialects.reader import ERROR_TEXT_CHARS, Flow, Reading, error_text, parse_usage
+from ..dialects.reader import ERROR_TEXT_CHARS, Flow, Reading, error_text
 from ..errors import TargetUnusable
 from ..request import NEVER, Completion, Failure, Request
 from .exchange import OnDone
@@ -28,7 +29,6 @@ from .target import Target, header_secrets
 from .wire import Tls
 
 CONNECT_S = 30.0
-_TIMING_FIELDS = ("timings", "nvext", "metrics")
 
 
 class OpenAIClient:
@@ -55,12 +55,20 @@ class OpenAIClient:
         keep_text: bool = False,
         continuous_usage: bool = False,
     ) -> None:
-        self.target, self.model, self.quirk = target, model, quirk
-        self._streaming, self._extra_body, self._continuous_usage = stream, extra_body, continuous_usage
+        self.target, self.quirk, self._streaming = target, quirk, stream
         self._api_key, self._headers = api_key, headers
         self._timeout_ns, self._stall_ns = timeout_ns, stall_timeout_ns
         self._keep_text = keep_text
         self._tls: ssl.SSLContext | bool = (tls or Tls()).context() if target.tls else False
+        self.prepare = partial(  # the same bytes that our own client sends
+            make_body,
+            quirk=quirk,
+            api=target.api,
+            model=model,
+            stream=stream,
+            extra_body=extra_body,
+            continuous_usage=continuous_usage,
+        )
         self._api: Any = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.in_flight = 0
@@ -102,39 +110,13 @@ class OpenAIClient:
             ),
         )
 
-    def close(self) -> None:
-        """Start to close every connection. Requests in flight end as `interrupted`, in the loop's next iterations."""
-        closing = asyncio.get_running_loop().create_task(self.aclose())
-        self._tasks.add(closing)
-        closing.add_done_callback(self._tasks.discard)
-
     async def aclose(self) -> None:
-        """As `close`, but wait until it is done."""
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
+        """End requests in flight as `interrupted`, and close every connection."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._api is not None:
             await self._api.close()
-
-    async def __aenter__(self) -> OpenAIClient:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    def prepare(self, request: Request) -> bytes:
-        """The request's body: the same bytes that our own client sends."""
-        return make_body(
-            request,
-            self.quirk,
-            self.target.api,
-            self.model,
-            self._streaming,
-            extra_body=self._extra_body,
-            continuous_usage=self._continuous_usage,
-        )
 
     def send(
         self,
@@ -184,22 +166,18 @@ class _Exchange:
         name: str,
         sink: Callable[[str, str, int], None] | None,
     ) -> None:
-        self._client, self._request, self._body, self._due, self._flow = client, request, body, due, flow
-        self._name, self._sink = name, sink
-        self._reading = Reading(flow, client._keep_text)
-        self._ready = self._sent = self._first_byte = self._done = NEVER
+        self._client, self._request, self._body, self._due, self._name = client, request, body, due, name
+        self._reading = Reading(flow, client._keep_text, sink)
+        self._sent = self._first_byte = self._done = NEVER
         self._reused = True
-        self._resent = 0
-        self._status = self._received = 0
+        self._resent = self._status = self._received = 0
         self.task: asyncio.Task[None] | None = None
         self.interruption = Failure("interrupted", "cancelled")
         self._failure: Failure | None = None
 
     async def run(self) -> None:
         client = self._client
-        loop = asyncio.get_running_loop()
-        left_s = (self._due + client._timeout_ns - monotonic_ns()) / 1e9
-        deadline = loop.time() + left_s
+        deadline = asyncio.get_running_loop().time() + (self._due + client._timeout_ns - monotonic_ns()) / 1e9
         try:
             async with asyncio.timeout_at(deadline) as limit:
                 _current.set(self)
@@ -213,9 +191,8 @@ class _Exchange:
             self._failure = self._reading.judge(True, False, client._streaming)
         except TimeoutError:
             if limit.when() == deadline:
-                self._failure = Failure(
-                    "timeout_total", f"not finished {client._timeout_ns / 1e9:g} s after it was due"
-                )
+                text = f"not finished {client._timeout_ns / 1e9:g} s after it was due"
+                self._failure = Failure("timeout_total", text)
             else:
                 self._failure = Failure("timeout_stall", f"no event for {client._stall_ns / 1e9:g} s")
         except asyncio.CancelledError:
@@ -229,98 +206,36 @@ class _Exchange:
         if name == "connection.connect_tcp.started":
             self._reused = False
         elif name == "http11.send_request_headers.started":
-            self._ready = self._sent = monotonic_ns()
+            self._sent = monotonic_ns()
         elif name == "http11.receive_response_headers.complete":
             self._first_byte = monotonic_ns()
 
     async def _attempt(self, limit: asyncio.Timeout, deadline: float) -> None:
-        self._reused = True
-        if self._client._streaming:
-            await self._read_stream(limit, deadline)
-        else:
-            await self._read_whole()
-
-    def _create(self) -> Any:
         """Call the package: fields that are required parameters by name, the rest of our body as `extra_body`."""
+        client, loop = self._client, asyncio.get_running_loop()
+        self._reused = True
         fields: dict[str, Any] = msgspec.json.decode(self._body)
-        chat = self._client.target.api == "chat"
-        prompt = "messages" if chat else "prompt"
-        named_fields = {name: fields.pop(name) for name in ("model", prompt, "stream") if name in fields}
-        api = self._client._api
-        create = api.chat.completions.create if chat else api.completions.create
-        return create(
-            **named_fields, extra_body=fields, extra_headers={"X-Request-Id": self._name} if self._name else None
-        )
-
-    async def _read_stream(self, limit: asyncio.Timeout, deadline: float) -> None:
-        loop, stall_s = asyncio.get_running_loop(), self._client._stall_ns / 1e9
-        stream = await self._create()
-        self._status = stream.response.status_code
+        chat = client.target.api == "chat"
+        named_fields = {name: fields.pop(name) for name in ("model", "messages", "prompt", "stream") if name in fields}
+        create = client._api.chat.completions.create if chat else client._api.completions.create
+        headers = {"X-Request-Id": self._name} if self._name else None
+        answer = await create(**named_fields, extra_body=fields, extra_headers=headers)
+        if not client._streaming:
+            self._status = 200
+            self._take(answer, monotonic_ns())
+            self._reading.first_event_tokens = self._reading.usage().output or 0  # the whole answer came at once
+            return
+        self._status, stall_s = answer.response.status_code, client._stall_ns / 1e9
         try:
-            async for event in stream:
+            async for event in answer:
                 self._take(event, monotonic_ns())
                 limit.reschedule(min(deadline, loop.time() + stall_s) if stall_s else deadline)
         finally:
-            self._received = getattr(stream.response, "num_bytes_downloaded", 0)
-
-    async def _read_whole(self) -> None:
-        answer = await self._create()
-        self._status = 200
-        self._take(answer, monotonic_ns())
-        self._reading.first_event_tokens = self._reading.usage().output or 0  # the whole answer came at once
+            self._received = getattr(answer.response, "num_bytes_downloaded", 0)
 
     def _take(self, event: Any, at: int) -> None:
-        """Process one event object that came at `at`. Same rules as `Reading.take`; any attribute may be missing."""
-        reading = self._reading
-        if reading.first_event < 0:
-            reading.first_event = at
-        choices = getattr(event, "choices", None) or ()
-        text, reasoning, output, answer = "", "", False, False
-        for choice in choices:
-            part = getattr(choice, "delta", None) or getattr(choice, "message", None)
-            content = getattr(choice if part is None else part, "text" if part is None else "content", None) or ""
-            text += content
-            if content or any(_output_without_text(choice, part)):
-                output = answer = True
-            elif thinking := getattr(part, "reasoning_content", None) or getattr(part, "reasoning", None):
-                reasoning += thinking
-                output = True
-            if reason := getattr(choice, "finish_reason", None):
-                reading.finish_reason = reason
-                reading.end = at
-        if output:
-            self._record_output(at, answer)
-            if reading.pieces is not None and reading.reasoning_pieces is not None:
-                reading.pieces.append(text)
-                reading.reasoning_pieces.append(reasoning)
-            if self._sink is not None:
-                self._sink(text, reasoning, at)
-        if (usage := getattr(event, "usage", None)) is not None:
-            raw = msgspec.Raw(msgspec.json.encode(usage.to_dict() if hasattr(usage, "to_dict") else usage))
-            counted = parse_usage(raw).output
-            if counted:
-                reading.usage_raw = raw
-                if output and reading.output_events == 1 and not reading.finish_reason:
-                    reading.first_event_tokens = counted
-        extra_fields = getattr(event, "model_extra", None) or {}
-        if timing := {name: extra_fields[name] for name in _TIMING_FIELDS if extra_fields.get(name) is not None}:
-            reading.server_timing = {**(reading.server_timing or {}), **timing}
-        if not choices and usage is None and (message := extra_fields.get("message") or extra_fields.get("detail")):
-            reading.error = reading.error or str(message)[:ERROR_TEXT_CHARS]  # error in the event's top level
-
-    def _record_output(self, at: int, answer: bool) -> None:
-        reading = self._reading
-        if reading.last_token < 0:
-            reading.first_token = at
-        else:
-            gap = at - reading.last_token
-            self._flow.gaps.append(gap)
-            reading.max_gap = max(reading.max_gap, gap)
-        if answer and reading.first_answer < 0:
-            reading.first_answer = at
-        self._flow.instants.append(at)
-        reading.output_events += 1
-        reading.last_token = reading.end = at
+        """Process one event object that came at `at`: as JSON again, so that our own reader applies its rules."""
+        self._reading.take([event.model_dump_json(exclude_unset=True, warnings=False).encode()], at)
 
     def _failure_of(self, error: Exception) -> Failure:
         """The Failure of an exception of the package; its kind is one of loadgen_sdk.errors.KINDS."""
@@ -338,7 +253,7 @@ class _Exchange:
         return Completion(
             request=self._request,
             due=self._due,
-            ready=self._ready,
+            ready=self._sent,
             sent=self._sent,
             first_byte=self._first_byte,
             first_event=reading.first_event,
@@ -367,13 +282,6 @@ class _Exchange:
 _current: ContextVar[_Exchange] = ContextVar("_current")
 
 
-def _output_without_text(choice: Any, part: Any) -> Iterator[Any]:
-    """The fields of a choice that are output but neither text nor reasoning; None where missing."""
-    for name in ("tool_calls", "function_call", "refusal", "token_ids"):
-        yield getattr(part, name, None)
-    yield getattr(choice, "token_ids", None)
-
-
 def client_classes() -> tuple[type, ...]:
     """The classes of the package's clients. Raises ImportError when it is not installed."""
     import openai
@@ -387,17 +295,9 @@ def kind_of(error: Exception) -> tuple[str, str, int]:
 
     if isinstance(error, openai.APIStatusError):
         status = error.status_code
+        kind = next((kind for least, kind in _KINDS_BY_STATUS if status >= least), "malformed")
         text = error_text(error.response.content) or f"HTTP {status} without a body"
-        kind = (
-            "http_429"
-            if status == 429
-            else "http_5xx"
-            if status >= 500
-            else "http_4xx"
-            if status >= 400
-            else "malformed"
-        )
-        return kind, text, status
+        return "http_429" if status == 429 else kind, text, status
     if isinstance(error, openai.APIError) and not isinstance(error, openai.APIConnectionError):
         message = error.body if isinstance(error.body, str) else error.message
         return "error_event", message or "an error event without a text", 0
@@ -406,18 +306,22 @@ def kind_of(error: Exception) -> tuple[str, str, int]:
     text = str(causes[-1]) or str(error) or type(error).__name__
     if any(isinstance(cause, ssl.SSLError) for cause in causes):
         return "tls", text, 0
-    if "gaierror" in names:
-        return "dns", text, 0
-    if names & {"ConnectError", "ConnectTimeout"}:
-        return "connect", text, 0
     if "RemoteProtocolError" in names:
         messages = " ".join(map(str, causes))
-        if "without sending a response" in messages:
-            return "reset", text, 0
-        return ("truncated" if "peer closed" in messages or "incomplete" in messages else "malformed"), text, 0
-    if names & {"ReadError", "WriteError", "CloseError", "ConnectionResetError"}:
-        return "reset", text, 0
+        cut = "peer closed" in messages or "incomplete" in messages
+        return "reset" if "without sending a response" in messages else "truncated" if cut else "malformed", text, 0
+    for kind, names_of_kind in _KINDS_BY_CAUSE:
+        if names & names_of_kind:
+            return kind, text, 0
     return "malformed", f"{type(error).__name__}: {text}", 0
+
+
+_KINDS_BY_STATUS = ((500, "http_5xx"), (400, "http_4xx"))
+_KINDS_BY_CAUSE = (
+    ("dns", {"gaierror"}),
+    ("connect", {"ConnectError", "ConnectTimeout"}),
+    ("reset", {"ReadError", "WriteError", "CloseError", "ConnectionResetError"}),
+)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

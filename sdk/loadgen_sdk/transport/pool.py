@@ -81,7 +81,7 @@ class Pool:
             self.wire = wire or Wire(asyncio.get_running_loop())
         except RuntimeError:
             raise WrongUse(
-                f"a {type(self).__name__} lives in an event loop, and none is running",
+                "a client lives in an event loop, and none is running",
                 "make it inside a coroutine, or BlockingClient",
             ) from None
         if self._owns_wire:

@@ -1,0 +1,203 @@
+"""The life of one call of an application: its attempts, its permit and, at its end, its measurement, told once.
+
+Instrumented clients and the project's own client live by it. This code runs inside the application's own calls and
+loops. It must not wait, and it must be cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import copy_context
+from time import monotonic_ns, time_ns
+from typing import Any
+
+from ..request import NEVER, Completion, Failure
+from .measurement import (
+    Api,
+    Attempt,
+    Content,
+    Measurement,
+    Status,
+    parameters_of,
+    price_of,
+    timings,
+    without_server_text,
+)
+from .policy import Policy
+from .prompt_text import estimated_tokens
+from .rate_limit_headers import retry_after_s
+from .throttle import Permit
+
+NO_HEADERS: Mapping[str, str] = {}
+REFUSED = (429, 503)  # statuses by which a server asks for a pause
+
+
+class Call:
+    """One call while it runs. Instants are monotonic ns.
+
+    arguments: of the request, for its prompt, its numbers and its output limit. longest_wait_s: for the throttle.
+    redact: takes keys out of an error's text.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        api: Api,
+        server: str,
+        arguments: Mapping[str, Any],
+        *,
+        model: str,
+        key: str,
+        streamed: bool,
+        labels: Mapping[str, str | int] | None,
+        longest_wait_s: float | None,
+        redact: Callable[[str], str],
+    ) -> None:
+        self.started, self.started_unix_ns = monotonic_ns(), time_ns()
+        self.policy, self.api, self.server, self.model, self.streamed = policy, api, server, model, streamed
+        self._key, self._arguments, self._longest_wait_s, self._redact = key, arguments, longest_wait_s, redact
+        self.labels = policy.labels_of(labels)
+        self.parameters = parameters_of(arguments)
+        self._context = copy_context() if policy.observers else None
+        self._spans = policy.begin(self)
+        self._shape = policy.record.begin(self.started, arguments) if policy.record is not None else None
+        if policy.retry is not None:
+            policy.retry.begun()
+        self.permit: Permit | None = None
+        self.attempts: list[Attempt] = []
+        self.attempt_started = NEVER
+        self.headers = NO_HEADERS  # of the last response
+        self.instants: list[int] = []  # of the output events of the last attempt
+        self.reported = False
+
+    # -- attempts ------------------------------------------------------------------------------------------------
+
+    def throttle_arguments(self) -> dict[str, Any]:
+        """The keyword arguments for `Throttle.acquire`."""
+        throttle, tokens = self.policy.throttle, (0, 0)
+        if throttle is not None and throttle.counts_tokens:
+            tokens = estimated_tokens(self._arguments, writes=self.api != "embeddings")
+        return {
+            "key": self._key,
+            "model": self.model,
+            "tokens": tokens[0],
+            "output_tokens": tokens[1],
+            "max_wait_s": self._longest_wait_s,
+        }
+
+    def attempt_begins(self) -> None:
+        self.attempt_started = monotonic_ns()
+
+    def current_span(self) -> AbstractContextManager[object]:
+        """Makes the spans of this call current while its request is sent: spans of the HTTP library go below them."""
+        return _all_current(self._spans) if any(self._spans) else _NO_SPAN
+
+    def head_received(self, headers: Mapping[str, str], *, refused: bool = False) -> None:
+        """The head of a response has arrived."""
+        self.headers = headers
+        if self.permit is not None:
+            self.permit.heed(headers, refused=refused)
+
+    def attempt_failed(
+        self, failure: Failure, headers: Mapping[str, str], *, at: int, code: str = "", delivered: bool = False
+    ) -> float | None:
+        """The attempt has failed. Returns the seconds until the next; None: there is none, and the call is to be
+        reported. code: of the error. delivered: output has reached the caller."""
+        refused = failure.http_status in REFUSED
+        self.head_received(headers, refused=refused)
+        retry, wait_s = self.policy.retry, None
+        if retry is not None:
+            asked_s = retry_after_s(headers)
+            wait_s = retry.wait_s(len(self.attempts) + 1, failure, asked_s=asked_s, delivered=delivered)
+        if wait_s is not None or refused:
+            self._give_back(0 if refused else None)
+        self._attempt_ended(at, self.public(failure, code), wait_s or 0.0)
+        return wait_s
+
+    def public(self, failure: Failure, code: str = "") -> Failure:
+        """`failure` as measurements carry it. The server's text may quote the prompt: kept only if asked for."""
+        if self.policy.keep_content:
+            return Failure(failure.kind, self._redact(failure.text)[:500], failure.http_status)
+        return without_server_text(failure, code)
+
+    def _attempt_ended(self, at: int, failure: Failure | None, wait_s: float = 0.0) -> None:
+        started = self.attempt_started
+        if started != NEVER and (not self.attempts or self.attempts[-1].started != started):
+            self.attempts.append(Attempt(started=started, ended=at, failure=failure, waited_ns=int(wait_s * 1e9)))
+
+    def _give_back(self, tokens: int | None, output_tokens: int | None = None) -> None:
+        if self.permit is not None:
+            self.permit.done(tokens, output_tokens)
+            self.permit = None
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def report(
+        self,
+        status: Status,
+        seen: Completion,
+        failure: Failure | None,
+        *,
+        response_model: str = "",
+        content: Content | None = None,
+    ) -> Measurement:
+        """The call is over. seen: what was observed of its last attempt; failure: as measurements carry it."""
+        self.reported = True
+        policy, headers, instants, usage = self.policy, self.headers, self.instants, seen.usage
+        counted = usage.input is not None and usage.output is not None
+        self._attempt_ended(seen.done, failure)
+        self._give_back((usage.input or 0) + (usage.output or 0) if counted else None, usage.output)
+        price = price_of(policy.prices, response_model or self.model, self.model) if counted else None
+        output = usage.output
+        if output is None and self.streamed and status != "unobserved":
+            output = len(instants)
+        measurement = Measurement(
+            api=self.api,
+            streamed=self.streamed,
+            status=status,
+            started=self.started,
+            started_unix_ns=self.started_unix_ns,
+            sent=seen.sent,
+            first_token=seen.first_token,
+            first_answer=seen.first_answer,
+            last_token=seen.last_token,
+            end=seen.end,
+            done=seen.done,
+            instants=tuple(instants),
+            first_event_tokens=seen.first_event_tokens,
+            input_tokens=usage.input,
+            output_tokens=output,
+            cached_tokens=usage.cached,
+            reasoning_tokens=usage.reasoning,
+            token_source="server" if usage.output is not None else "events" if self.streamed and instants else "",
+            cost=None if price is None else price.cost(usage.input or 0, usage.output or 0, usage.cached or 0),
+            attempts=tuple(self.attempts),
+            hidden_retries=seen.resent,
+            finish_reason=seen.finish_reason,
+            failure=failure,
+            model=self.model,
+            response_model=response_model,
+            response_id=seen.response_id,
+            request_id=headers.get("x-request-id", ""),
+            server=self.server,
+            server_timing={**timings(headers), **(seen.server_timing or {})},
+            kernel_stamps=seen.kernel_stamp,
+            content=content,
+            labels=self.labels,
+            parameters=self.parameters,
+        )
+        policy.tell(measurement, self._context, self._shape, self._spans)
+        return measurement
+
+
+_NO_SPAN: AbstractContextManager[object] = nullcontext()
+
+
+@contextmanager
+def _all_current(spans: Sequence[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for span in spans:
+            if span is not None:
+                stack.enter_context(span.current())
+        yield
