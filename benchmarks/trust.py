@@ -1,6 +1,8 @@
 """How often what is printed is wrong: validate, compare and search against servers of known behaviour.
 
-    python benchmarks/trust.py [--quick] [--only validate,compare,search,starved] [--kinds rare,cold] [--seeds 200]
+    python benchmarks/trust.py [--quick] [--only PARTS] [--kinds rare,cold] [--seeds 200]
+
+PARTS: some of validate,compare,search,sustained,starved.
 
 The servers are rows of requests made by formulas (no sockets, no clock): 5 requests per second, 100 tokens each, no
 queue. Each kind changes in its own way:
@@ -19,6 +21,8 @@ compare: pairs of equal servers, three runs of 300 s a side: pairs with any "bet
 how many of the pairs 15 % apart are found (TPOT p50).
 search: a server of which each start bears another load (0.4, 1 and 2 % apart): the 95 % intervals that cover the
 truth; limit 90 of 100.
+sustained: a rack of 72 replicas whose TTFT and requests in flight wander and do not grow: racks called growing, limit
+3 %. Beside it, how many are found in which one replica's double.
 starved: a starved load generator against a log of the truth (benchmarks/starved.py).
 """
 
@@ -45,11 +49,13 @@ from loadgen.contracts import verdict
 from loadgen.contracts.evaluate import MeasuredLevel
 from loadgen.contracts.schema import parse
 from loadgen.contracts.steady_samples import latencies
+from loadgen.metrics import sustainable
 from loadgen.metrics.columns import Columns
 from loadgen.metrics.summary import summarize
 from loadgen.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
 from loadgen.results.record import SOURCES
 from loadgen.search import load_search
+from loadgen.stats import trend
 from loadgen.stats.quantiles import index
 
 RATE = 5.0
@@ -64,6 +70,8 @@ TERMS = tuple((metric, at) for metric in ("tpot", "e2e", "ttft") for at in (50, 
 WRONG_PASSES = 6 / 200
 FALSE_ALARMS = 0.07
 COVERED = 0.90
+GROWING = 0.03
+REPLICAS = 72
 SPREADS = (0.004, 0.01, 0.02)
 REPEATS = 3
 TRUTH_S = 200_000.0
@@ -266,6 +274,42 @@ def search_rows(seeds: range) -> Iterator[bool]:
         yield good
 
 
+def wandering(draw: np.random.Generator, series: int, length_s: float, tau_s: float) -> list[NDArray[np.float64]]:
+    """Block means of series that wander about 1 by 15 % for `tau_s` (AR(1)), as `metrics.sustainable` cuts them."""
+    inside = max(4, round(length_s / sustainable.BLOCKS / 2))
+    steps = sustainable.BLOCKS * inside
+    keep = math.exp(-length_s / steps / tau_s)
+    value = draw.normal(0, 1, series)
+    values = np.empty((series, steps))
+    for i in range(steps):
+        value = keep * value + math.sqrt(1 - keep * keep) * draw.normal(0, 1, series)
+        values[:, i] = value
+    return [*(1 + 0.15 * values.reshape(series, sustainable.BLOCKS, inside).mean(axis=2))]
+
+
+def sustained_rows(racks: int) -> Iterator[bool]:
+    print(f"\nsustained: {racks} racks of {REPLICAS} replicas that wander, second half of a load (limit {GROWING:.0%})")
+    print(f"{'wanders for':<14}{'second half':>14}{'called growing':>18}{'one that doubles found':>26}")
+    for tau_s in (1, 10, 60):
+        for length_s in (150, 300, 600):
+            false = found = 0
+            for rack in range(racks):
+                draw = np.random.default_rng([rack, tau_s, length_s])
+                series = wandering(draw, 2 * REPLICAS, length_s, tau_s)
+                false += any(one.grows for one in trend.of(series) if one)
+                if rack < racks // 4:
+                    series[0] = series[0] * np.linspace(2 / 3, 4 / 3, sustainable.BLOCKS)
+                    grown = trend.of(series)[0]
+                    found += grown is not None and grown.grows
+            good = false <= GROWING * racks
+            print(
+                f"{f'{tau_s} s':<14}{f'{length_s} s':>14}{false / racks:>18.1%}{f'{found} of {racks // 4}':>26}"
+                f"{'' if good else '   OVER'}",
+                flush=True,
+            )
+            yield good
+
+
 def starved_rows(quick: bool) -> Iterator[bool]:
     try:
         starved = importlib.import_module("starved")
@@ -283,7 +327,7 @@ def main() -> int:
     flags.add_argument("--quick", action="store_true", help="a tenth of the seeds: minutes, and coarse")
     flags.add_argument("--seeds", type=int, default=200)
     flags.add_argument("--first", type=int, default=1, help="the first seed of the validations")
-    flags.add_argument("--only", default="validate,compare,search,starved")
+    flags.add_argument("--only", default="validate,compare,search,sustained,starved")
     flags.add_argument("--kinds", default=",".join(KINDS))
     given = flags.parse_args()
     seeds = given.seeds // 10 if given.quick else given.seeds
@@ -295,6 +339,8 @@ def main() -> int:
         good &= all([*compare_rows(kinds, seeds)])
     if "search" in parts:
         good &= all([*search_rows(range(1, 1 + (100 if not given.quick else 40)))])
+    if "sustained" in parts:
+        good &= all([*sustained_rows(seeds)])
     if "starved" in parts:
         good &= all([*starved_rows(given.quick)])
     return 0 if good else 1

@@ -181,14 +181,9 @@ async def arun(
 def load(folder: str | os.PathLike[str]) -> Result:
     """Return the results of a stored run, computed again from its records. Raises UserError for another folder."""
     from loadgen import run_folder
-    from loadgen.metrics import summary_json
-    from loadgen.results import store
 
     path = Path(folder)
-    summary_file = path / "summary.json"
-    if summary_file.is_file() and not store.has_rows(path):
-        return Result(summary_json.load_summary(summary_file.read_bytes(), str(summary_file)), path)
-    return Result(run_folder.summary(path), path)
+    return Result(run_folder.open_run(path).summary, path)
 
 
 def _checked_workload(workload: Any, trace: Any, overrides: Overrides) -> Workload:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 OK = 0  # done, SLO met
 SLO_MISSED = 1  # a sound run that missed its SLO, or a comparison that failed
@@ -12,14 +13,30 @@ BUG = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT
 
 
+class Place(NamedTuple):
+    """A place in a file, counted from 1, and the path of keys that leads there ("" at the top)."""
+
+    file: str
+    line: int
+    column: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}" + (f" ({self.path})" if self.path else "")
+
+
 class Fault(Exception):
-    """One error: `what` is wrong, `where` (file:line:column, a flag, a URL), and a `hint` what to do."""
+    """One error: `what` is wrong, `where` (file:line:column, a flag, a URL), and a `hint` what to do.
+
+    `code` says for programs what is wrong, and `key` of what, where a caller distinguishes it; `place` is where.
+    """
 
     exit_code = USAGE
 
-    def __init__(self, what: str, where: str = "", hint: str = "") -> None:
+    def __init__(self, what: str, where: str | Place = "", hint: str = "", *, code: str = "", key: str = "") -> None:
         super().__init__(what)
-        self.what, self.where, self.hint = what, where, hint
+        self.what, self.where, self.hint, self.code, self.key = what, str(where), hint, code, key
+        self.place = where if isinstance(where, Place) else None
 
     def __str__(self) -> str:
         lines = [f"error: {self.what}"]

@@ -1,22 +1,60 @@
-"""Computes the summary of a stored run from its folder. Does IO; the computation is in `metrics/`."""
+"""Opens the folder of a run: its summary, from its records or as it was stored. Does IO; `metrics/` computes."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from loadgen.metrics import validity
+from loadgen.errors import UserError
+from loadgen.metrics import summary_json, validity
 from loadgen.metrics.accumulator import Accumulator
 from loadgen.metrics.summary import Summary, build, summarize
-from loadgen.results.store import LEDGER, read_lightly, server
+from loadgen.results import store
 from loadgen.server_metrics import series
+
+SUMMARY = "summary.json"
+
+
+class OpenedRun(NamedTuple):
+    """A run as far as it was recorded. `stored`: None where its rows were not kept."""
+
+    summary: Summary
+    stored: store.Stored | None
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run, finished or not."""
+    return (folder / "run.json").is_file() or (folder / SUMMARY).is_file()
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs directly in a folder, ordered by number: c2 before c16."""
+    runs = filter(is_run, folder.glob("*/"))
+    return sorted(runs, key=lambda run: (int("".join(filter(str.isdigit, run.name)) or 0), run.name))
+
+
+def open_run(folder: Path) -> OpenedRun:
+    """A run with its summary: from its rows, else from `summary.json`, else from sums of its rows. Raises UserError."""
+    if store.has_rows(folder):
+        stored = store.read_lightly(folder)
+        return OpenedRun(with_server(folder, summarize(*stored)), stored)
+    return OpenedRun(kept_summary(folder) if (folder / SUMMARY).is_file() else summary(folder), None)
+
+
+def kept_summary(folder: Path) -> Summary:
+    """The summary as the run has stored it. Raises UserError where there is none, or a damaged or newer one."""
+    path = folder / SUMMARY
+    if not path.is_file():
+        raise UserError(f"no {SUMMARY} here", str(folder), "give the folder of the run itself, as loadgen has named it")
+    return summary_json.load_summary(path.read_bytes(), str(path))
 
 
 def summary(folder: Path) -> Summary:
-    """The summary of a run, from its rows or from its accumulator file. Raises UserError as `store.read_run` does."""
-    stored = read_lightly(folder)
-    path = folder / "flows" / LEDGER
+    """The summary, from the rows of a run or from its accumulator file. Raises UserError as `store.read_run` does."""
+    stored = store.read_lightly(folder)
+    path = folder / "flows" / store.LEDGER
     if stored.header.keep == "raw" or not path.exists():
         return with_server(folder, summarize(*stored))
     accumulator = Accumulator.from_bytes(path.read_bytes(), stored.header)
@@ -29,7 +67,7 @@ def with_server(folder: Path, summary: Summary) -> Summary:
     duration_s = summary.window.whole.duration_s
     output_per_s = summary.tokens.whole_output_per_s
     server_summary = series.summarize(
-        server(folder), None if duration_s is None or output_per_s is None else round(duration_s * output_per_s)
+        store.server(folder), None if duration_s is None or output_per_s is None else round(duration_s * output_per_s)
     )
     if server_summary is None:
         return summary

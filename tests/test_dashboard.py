@@ -17,9 +17,10 @@ from queueing import fail, rows
 from rich.console import Console
 
 from loadgen.metrics.summary import summarize
-from loadgen.report.dashboard import RECENT_S, Dashboard, SpoolTail, TargetView, View, draw
+from loadgen.report.dashboard import RECENT_S, Dashboard, TargetView, View, draw, events_per_s
 from loadgen.results import store
 from loadgen.results.manifest import Second, StagePlan, TargetFacts
+from loadgen.results.spool import Tail
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import BOUND, SUPPORT
 
@@ -119,7 +120,7 @@ def test_it_says_what_there_is_to_say_and_fits() -> None:
 def test_the_tail_waits_for_the_other_half(tmp_path: Path) -> None:
     found = rows(5, 30)
     folder = runs.write(tmp_path / "r", found)
-    tail = SpoolTail(folder)
+    tail = Tail(folder)
     path = folder / "spool" / "w0.rows"
     data = path.read_bytes()
     path.write_bytes(data[: 10 * found.itemsize + 7])
@@ -133,9 +134,10 @@ def test_the_tail_waits_for_the_other_half(tmp_path: Path) -> None:
     seconds.write_bytes(whole)
     assert first and len(tail.seconds()) == 1
     counts = store.read_run(folder).timeline[0]
-    assert tail.events(1.0, 2.0) == pytest.approx(counts[100:200].sum())
+    assert events_per_s(folder, 1.0, 2.0) == pytest.approx(counts[100:200].sum())
     store.drop_spool(folder)
     assert len(tail.rows()) == 0 and tail.seconds() == []
+    tail.close()
 
 
 def test_a_small_screen_shows_the_worst_and_wraps_nothing_that_is_drawn() -> None:

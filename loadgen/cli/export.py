@@ -20,16 +20,16 @@ def export(
     """
     import json
 
-    from loadgen.compare import inputs
     from loadgen.errors import OK, UserError
     from loadgen.interop import export as exports
     from loadgen.metrics.summary import summarize
     from loadgen.results import store
     from loadgen.results.parquet import to_table
+    from loadgen.run_folder import is_run
 
     if form not in exports.FORMATS:
         raise UserError(f'unknown format "{form}"', f"--as {form}", f"known: {', '.join(exports.FORMATS)}")
-    if inputs.is_run(folder) and not inputs.has_records(folder):
+    if is_run(folder) and not store.has_rows(folder):
         raise UserError(
             "only the summary of this run was kept, not its records", str(folder), "export a run with records"
         )

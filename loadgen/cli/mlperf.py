@@ -170,17 +170,14 @@ def verdict(
     import msgspec
 
     from loadgen.cli.show import say
-    from loadgen.errors import UNSOUND, UserError
-    from loadgen.metrics import summary_json
+    from loadgen.errors import UNSOUND
     from loadgen.mlperf import run
     from loadgen.report import mlperf as text
     from loadgen.report.text import parts
+    from loadgen.run_folder import kept_summary
 
     stored = run.read(folder)
-    file = folder / "summary.json"
-    if not file.is_file():
-        raise UserError("no records of a run there", str(file), "the folder of the run itself, like p07-182-confirm")
-    summary = summary_json.load_summary(file.read_bytes(), str(file))
+    summary = kept_summary(folder)
     result = run.again(folder, summary)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())

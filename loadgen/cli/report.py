@@ -1,6 +1,6 @@
 """`loadgen report DIR`: print a stored run again from its records, and write it as one HTML page.
 
-Parses flags and prints: `results.store` reads a run, `metrics.summary` computes its summary, `report` renders it.
+Parses flags and prints: `run_folder` opens a run, `report` renders it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def report(
 
     Exit: 0 sound and SLO met, 1 SLO missed, 2 not a run, 3 the run is not valid; of a search as `loadgen search`.
     """
+    from loadgen import run_folder
     from loadgen.cli.search import code as search_code
     from loadgen.cli.show import say_changed
     from loadgen.compare import inputs
@@ -52,7 +53,7 @@ def report(
     say_changed(folder)
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     with_page = not no_html and (html is not None or not as_json)
-    folders = [] if inputs.is_run(folder) else sorted(filter(inputs.is_run, folder.glob("*/")), key=_natural)
+    folders = [] if run_folder.is_run(folder) else run_folder.runs_in(folder)
     loaded = [_read(run, page=with_page and not folders) for run in folders or [folder]]
     summaries = [summary for summary, _ in loaded]
     page = loaded[0][1]
@@ -106,38 +107,24 @@ def _mlperf_text(folder: Path, summary: Summary) -> str:
     return "" if result is None else "\n" + mlperf.render(result, gpus=summary.target.gpus)
 
 
-def _natural(folder: Path) -> tuple[int, str]:
-    """Sort key by number, so that c2 comes before c16."""
-    return int("".join(filter(str.isdigit, folder.name)) or 0), folder.name
-
-
 def _read(folder: Path, *, page: bool) -> tuple[Summary, str | None]:
     """The summary, and the HTML page if `page`: from the records, or from `summary.json` if no records were kept."""
     from loadgen import run_folder
-    from loadgen.compare import inputs
     from loadgen.interop.other_definitions import reported
-    from loadgen.metrics import summary_json
-    from loadgen.metrics.summary import summarize
     from loadgen.report import html
     from loadgen.report.run_data import figures
     from loadgen.results import store
     from loadgen.results.spool import HEAT_EDGES_NS
-    from loadgen.run_folder import with_server
 
-    kept = folder / "summary.json"
-    if not inputs.has_records(folder) and (kept.is_file() or (folder / "run.json").is_file()):
-        summary = (
-            summary_json.load_summary(kept.read_bytes(), str(kept)) if kept.is_file() else run_folder.summary(folder)
-        )
-        return summary, html.render(summary, mlperf=_mlperf_result(folder)) if page else None
-    stored = store.read_lightly(folder)
-    summary = with_server(folder, summarize(*stored))
+    summary, stored = run_folder.open_run(folder)
     if not page:
         return summary, None
+    result = _mlperf_result(folder)
+    if stored is None:
+        return summary, html.render(summary, mlperf=result)
     chart_data = figures(*stored, store.heat(folder), HEAT_EDGES_NS)
     other_definitions = reported(summary, stored.header, stored.rows, stored.gaps)
-    said, result = store.server(folder), _mlperf_result(folder)
-    return summary, html.render(summary, stored.header, chart_data, other_definitions, said, result)
+    return summary, html.render(summary, stored.header, chart_data, other_definitions, store.server(folder), result)
 
 
 def _search(

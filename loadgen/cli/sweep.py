@@ -193,8 +193,8 @@ def _repeated(
 
     import msgspec
 
+    from loadgen import run_folder
     from loadgen.cli.show import say
-    from loadgen.compare import inputs
     from loadgen.errors import INTERRUPTED, UserError
     from loadgen.execution.repeats import pause, seeded
     from loadgen.metrics.repeats import FILE, summarize_repeats
@@ -220,8 +220,8 @@ def _repeated(
         with store.nothing_left(folder):
             codes.append(_run(name, own, kind, overrides, replace(settings, out=folder), plain=plain, quiet=True))
         for level, runs in by_level.items():
-            if inputs.is_run(folder / level):
-                runs.append((f"r{number}/{level}", inputs.read_run(folder / level).summary))
+            if run_folder.is_run(folder / level):
+                runs.append((f"r{number}/{level}", run_folder.open_run(folder / level).summary))
         if codes[-1] == INTERRUPTED:
             break
     made: list[tuple[str, RepeatSummary]] = [
@@ -256,8 +256,8 @@ def _run(
 
     import msgspec
 
+    from loadgen import run_folder
     from loadgen.cli.show import Show, say
-    from loadgen.compare import inputs
     from loadgen.errors import INTERRUPTED, OK, UNSOUND
     from loadgen.execution.run_header import _slo
     from loadgen.report import sweep as sweep_report
@@ -310,9 +310,7 @@ def _run(
                 )
     except trials.Interrupted:
         interrupted = True
-    summaries = {
-        folder.name: inputs.read_run(folder).summary for folder in sorted(filter(inputs.is_run, parent.glob("*/")))
-    }
+    summaries = {folder.name: run_folder.open_run(folder).summary for folder in run_folder.runs_in(parent)}
     if not summaries:
         return INTERRUPTED
     sweep_curve = levels.curve(list(summaries.items()))

@@ -12,9 +12,8 @@ from typing import Protocol
 from loadgen import run_folder
 from loadgen.compare.comparison import ComparedRun, Side
 from loadgen.errors import Faults, UserError
-from loadgen.metrics import summary_json
-from loadgen.metrics.summary import Summary, summarize
-from loadgen.results import store
+from loadgen.metrics.summary import Summary
+from loadgen.run_folder import is_run, runs_in
 
 LEFT_BY_OTHERS = (
     "profile_export_aiperf.json",
@@ -74,7 +73,7 @@ def _side(path: Path, name: str, read_other: Callable[[Path], ForeignFigures]) -
         return Side(name=name, told=dict(reported.figures), notes=notes)
     if is_run(path):
         return Side(name=name, runs=(read_run(path),))
-    folders = sorted(filter(is_run, path.glob("*/"))) if path.is_dir() else []
+    folders = runs_in(path)
     if not folders:
         what = "no run, and no folder of runs: no run.json here" if path.is_dir() else "no such file or folder"
         hint = "give the folder that `loadgen run` named, or the result file of another tool"
@@ -125,23 +124,9 @@ def by_another_tool(path: Path) -> Path | None:
     return next((path / name for name in LEFT_BY_OTHERS if (path / name).is_file()), None)
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a folder holds a run, finished or not."""
-    return (folder / "run.json").is_file() or (folder / "summary.json").is_file()
-
-
 def read_run(folder: Path) -> ComparedRun:
     """A run as far as it was recorded; only its summary when it kept no records. Raises UserError."""
-    path = folder / "summary.json"
-    if not has_records(folder) and (path.is_file() or (folder / "run.json").is_file()):
-        summary = (
-            summary_json.load_summary(path.read_bytes(), str(path)) if path.is_file() else run_folder.summary(folder)
-        )
+    summary, stored = run_folder.open_run(folder)
+    if stored is None:
         return ComparedRun(name=folder.name, summary=summary)
-    stored = store.read_run(folder)
-    return ComparedRun(name=folder.name, summary=summarize(*stored), header=stored.header, rows=stored.rows)
-
-
-def has_records(folder: Path) -> bool:
-    """Whether the folder of a run holds rows of requests."""
-    return store.has_rows(folder)
+    return ComparedRun(name=folder.name, summary=summary, header=stored.header, rows=stored.rows)

@@ -136,7 +136,7 @@ def _planned_level(draft: Draft, folder: Path, report: _FaultReport, env: Mappin
         for problem in faults.faults:
             if problem.where.startswith("--"):
                 report.fault(level_loc, problem.what, problem.hint)
-            elif "no load:" in problem.what or "never ends" in problem.what:
+            elif problem.code in ("no_load", "endless"):
                 report.fault(
                     level_loc, problem.what, "give rate: 10/s (or concurrency: 8) and duration: 10m (or requests: 700)"
                 )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from loadgen import run_folder
 from loadgen.contracts import schema, verdict
 from loadgen.contracts.evaluate import MeasuredLevel, Money
 from loadgen.contracts.schema import Checked, Contract, ContractLevel
@@ -29,7 +30,6 @@ from loadgen.execution.plan import Settings
 from loadgen.execution.repeats import pause, seeded
 from loadgen.execution.run import Execute
 from loadgen.execution.run_header import version
-from loadgen.metrics import summary_json
 from loadgen.metrics.repeats import Repetition
 from loadgen.metrics.summary import Summary
 from loadgen.preflight.target_checks import FAULT, WARNING, Finding
@@ -212,7 +212,7 @@ def _level_runs(folder: Path, level: str, trouble: dict[str, str]) -> MeasuredLe
 def read_run(folder: Path, under: Path) -> RecordedRun:
     """One run of a validation, read from its records. `under` is the folder of the validation."""
     stored = store.read_run(folder)
-    summary = summary_json.load_summary((folder / "summary.json").read_bytes(), str(folder / "summary.json"))
+    summary = run_folder.kept_summary(folder)
     pooled_gaps = Histogram()
     for stage, gaps in zip(stored.header.stages, stored.gaps, strict=False):
         if stage.measured:

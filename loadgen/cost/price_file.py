@@ -137,7 +137,7 @@ def _text(file: Path) -> str:
 
 def _place(document: Map, label: str, loc: tuple[str | int, ...]) -> str:
     position, path, _ = locate(document, loc)
-    return where(label, position, path)
+    return str(where(label, position, path))
 
 
 def _located_prices(written: WrittenPrices) -> Iterator[tuple[tuple[str, int], Price]]:

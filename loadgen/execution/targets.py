@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.transport.target import Target
 
-from loadgen.errors import Fault, Faults, UserError
+from loadgen.errors import Fault, Faults, Place, UserError
 from loadgen.execution.plan import Endpoint
 from loadgen.workload.yaml_marks import Map, Seq, Spot, child, read_yaml, where
 
@@ -62,7 +61,7 @@ def load_targets(path: Path, env: Mapping[str, str] = os.environ, common: Endpoi
     for i, item in enumerate(items):
         step = child("targets", i)
 
-        def at(spot: Spot, step: str = step) -> str:
+        def at(spot: Spot, step: str = step) -> Place:
             return where(str(path), Spot(spot.line - shift, spot.column), step)
 
         if not isinstance(item, Map):
@@ -86,8 +85,8 @@ def load_targets(path: Path, env: Mapping[str, str] = os.environ, common: Endpoi
 
 def _shift_line(fault: Fault, lines: int) -> Fault:
     """The fault with its line number moved up by `lines`, from the text as parsed to the file."""
-    location = re.sub(r":(\d+):", lambda match: f":{int(match[1]) - lines}:", fault.where, count=1)
-    return UserError(fault.what, location, fault.hint)
+    place = fault.place
+    return UserError(fault.what, place._replace(line=place.line - lines) if place else fault.where, fault.hint)
 
 
 def _is_same(one: Endpoint, other: Endpoint) -> bool:

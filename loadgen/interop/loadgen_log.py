@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgen.errors import UserError
+from loadgen.interop.result import ForeignResult, made, statistics
 from loadgen.stats.loadgen_spread import PERCENTILES, LoadGenSpread
 
 if TYPE_CHECKING:
@@ -187,4 +188,28 @@ def _spread(statistics: dict[str, int | None] | None, count: Any) -> LoadGenSpre
         max=statistics.get("max"),
         mean=statistics.get("mean"),
         percentiles=tuple(statistics.get(f"{p * 100:g}") for p in PERCENTILES),
+    )
+
+
+def as_result(where: str) -> ForeignResult:
+    """The log at `where` as the result of another tool."""
+    log = read_log(Path(where))
+    figures: dict[str, float] = {}
+    for our_name, spread in (("ttft_ms", log.ttft), ("tpot_ms", log.tpot), ("e2e_ms", log.latency)):
+        if spread is not None:
+            stats = {f"{p * 100:.1f}": value for p, value in zip(PERCENTILES, spread.percentiles, strict=False)}
+            stats |= {"mean": spread.mean, "min": spread.min, "max": spread.max}
+            figures |= statistics(our_name, stats, 1e-6)
+    rate = log.samples_per_s if log.samples_per_s is not None else log.scheduled_samples_per_s
+    rates = {"tokens.output_per_s": log.tokens_per_s, "load.completed_rps": rate, "requests.ok": log.queries}
+    figures |= {path: float(value) for path, value in rates.items() if value is not None}
+    standing = f"MLPerf {log.scenario}, {'VALID' if log.valid else 'INVALID'}" + ", unofficial" * log.unofficial
+    return made(
+        "MLPerf LoadGen",
+        where,
+        figures,
+        {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "latency"},
+        target=log.sut,
+        load=f"{log.scenario} {log.target_qps:g}/s" if log.target_qps else log.scenario,
+        notes=[standing, *(reason.rstrip(". ") for reason in log.reasons)],
     )

@@ -1,6 +1,6 @@
 """Reads result files of other tools: their figures under their own definitions, never as records.
 
-A file is recognised by its content, not by its name. Each family of tools has a module in this folder.
+A file is recognised by its content, not by its name.
 """
 
 from __future__ import annotations
@@ -13,12 +13,8 @@ from typing import Any
 import msgspec
 
 from loadgen.errors import UserError
-from loadgen.interop.aiperf import aiperf, records
-from loadgen.interop.bench_serving import sglang, vllm
-from loadgen.interop.genai_bench import genai_bench
-from loadgen.interop.guidellm import guidellm
-from loadgen.interop.inference_perf import inference_perf
-from loadgen.interop.mlcommons import endpoints, loadgen_log
+from loadgen.interop import tools
+from loadgen.interop.loadgen_log import as_result
 from loadgen.interop.result import COUNTS, WITH_FIRST, ForeignResult
 
 __all__ = ["COUNTS", "WITH_FIRST", "ForeignResult", "parse_result", "read_result"]
@@ -37,30 +33,28 @@ def parse_result(data: bytes, where: str = "") -> ForeignResult:
     """The result in the bytes of a file; `where` names it. Raises UserError for the file of an unknown tool."""
     text = data.decode("utf-8", "replace")
     if "MLPerf Results Summary" in text[:4000]:
-        return loadgen_log(where)
+        return as_result(where)
     if text.startswith('{"metadata"') and '"metrics"' in text.splitlines()[0] and '"benchmarks"' not in text:
-        return records(text, where)
+        return tools.aiperf_records(text, where)
     try:
         value, line_count = _json(text)
     except (ValueError, RecursionError) as error:
         problem = "nested too deeply" if isinstance(error, RecursionError) else f"no JSON ({error})"
         raise UserError(f"not the result of a known tool: {problem}", where, _KNOWN) from None
-    for matches, read_tool in _TOOLS:
-        if isinstance(value, dict) and matches(value):
-            try:
-                parsed = read_tool(value, where)
-            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-                what = (
-                    f"looks like a result of another tool, but not one that can be read: {type(error).__name__} {error}"
-                )
-                raise UserError(what, where, _KNOWN) from None
-            if not parsed.figures:
-                raise UserError(f"a result of {parsed.tool} without one figure", where, "did its run finish?")
-            if line_count:
-                note = f"the last of {line_count} results in the file"
-                parsed = msgspec.structs.replace(parsed, notes=(*parsed.notes, note))
-            return parsed
-    raise UserError("not the result of a known tool", where, _KNOWN)
+    read_tool = next((read for matches, read in _TOOLS if isinstance(value, dict) and matches(value)), None)
+    if read_tool is None:
+        raise UserError("not the result of a known tool", where, _KNOWN)
+    try:
+        parsed = read_tool(value, where)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        what = f"looks like a result of another tool, but not one that can be read: {type(error).__name__} {error}"
+        raise UserError(what, where, _KNOWN) from None
+    if not parsed.figures:
+        raise UserError(f"a result of {parsed.tool} without one figure", where, "did its run finish?")
+    if line_count:
+        note = f"the last of {line_count} results in the file"
+        parsed = msgspec.structs.replace(parsed, notes=(*parsed.notes, note))
+    return parsed
 
 
 _KNOWN = (
@@ -80,12 +74,12 @@ def _json(text: str) -> tuple[Any, int]:
 
 
 _TOOLS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any], str], ForeignResult]], ...] = (
-    (lambda value: "mean_e2e_latency_ms" in value and "mean_ttft_ms" in value, sglang),
-    (lambda value: "mean_ttft_ms" in value and "request_throughput" in value, vllm),
-    (lambda value: "aiperf_version" in value or isinstance(value.get("request_latency"), dict), aiperf),
-    (lambda value: isinstance(value.get("benchmarks"), list) and len(value["benchmarks"]) > 0, guidellm),
-    (lambda value: "successes" in value and "load_summary" in value, inference_perf),
-    (lambda value: isinstance(value.get("aggregated_metrics"), dict), genai_bench),
-    (lambda value: "n_samples_issued" in value and "latency" in value, endpoints),
+    (lambda value: "mean_e2e_latency_ms" in value and "mean_ttft_ms" in value, tools.sglang),
+    (lambda value: "mean_ttft_ms" in value and "request_throughput" in value, tools.vllm),
+    (lambda value: "aiperf_version" in value or isinstance(value.get("request_latency"), dict), tools.aiperf),
+    (lambda value: isinstance(value.get("benchmarks"), list) and len(value["benchmarks"]) > 0, tools.guidellm),
+    (lambda value: "successes" in value and "load_summary" in value, tools.inference_perf),
+    (lambda value: isinstance(value.get("aggregated_metrics"), dict), tools.genai_bench),
+    (lambda value: "n_samples_issued" in value and "latency" in value, tools.endpoints),
 )
 """(test of the content, reader) for each tool; the first test that matches decides."""

@@ -7,7 +7,7 @@ text.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -70,7 +70,71 @@ class ForeignResult(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-# -- shared --------------------------------------------------------------------------------------------------
+def result(
+    tool: str,
+    where: str,
+    value: Mapping[str, Any],
+    *,
+    latencies: Mapping[str, tuple[str, str] | tuple[str, str, float]],
+    figures: Mapping[str, str],
+    ok: str,
+    failed: Sequence[str],
+    **about: Any,
+) -> ForeignResult:
+    """What a file says, by where it says it: dotted paths into `value`.
+
+    `latencies`: our metric -> path of its block of statistics, the tool's name for it, and its unit in ms (1 without
+    one). `figures`: our path -> theirs. `ok`, `failed`: paths of the counts of requests. `about`: as in `made`.
+    """
+    read: dict[str, float] = {}
+    for our_name, (path, _, *unit) in latencies.items():
+        read |= statistics(our_name, at(value, path), *unit)
+    for our_name, path in figures.items():
+        if (number := as_number(at(value, path))) is not None:
+            read[our_name] = number
+    read |= counted(at(value, ok), sum(at(value, path) or 0 for path in failed))
+    return made(tool, where, read, {our_name: called for our_name, (_, called, *_) in latencies.items()}, **about)
+
+
+def made(
+    tool: str,
+    where: str,
+    figures: dict[str, float],
+    called: dict[str, str],
+    *,
+    version: Any = "",
+    model: Any = "",
+    target: Any = "",
+    load: str = "",
+    started: Any = "",
+    notes: Sequence[str] = (),
+) -> ForeignResult:
+    """The result with its texts; what the file does not say is ""."""
+    return ForeignResult(
+        tool=tool,
+        file=where,
+        figures=figures,
+        called=called,
+        counts=COUNTS[tool],
+        version=str(version or ""),
+        model=str(model or ""),
+        target=str(target or ""),
+        load=load,
+        started=str(started or ""),
+        notes=tuple(notes),
+    )
+
+
+def at(value: Any, path: str) -> Any:
+    """The value at a dotted path; a number in it is a place in a list. None where there is nothing."""
+    for key in path.split("."):
+        if isinstance(value, Mapping):
+            value = value.get(key)
+        elif isinstance(value, list) and key.isdigit():
+            value = value[int(key)] if int(key) < len(value) else None
+        else:
+            return None
+    return value
 
 
 def as_number(value: Any) -> float | None:
@@ -79,32 +143,33 @@ def as_number(value: Any) -> float | None:
     return float(value)
 
 
-def numbers(figures: Mapping[str, Any], scales: Mapping[str, float] | None = None) -> dict[str, float]:
-    """The figures that are finite numbers, each multiplied by its scale (1 without one)."""
-    known = {}
-    for path, value in figures.items():
-        number = as_number(value)
-        if number is not None:
-            known[path] = number * (scales or {}).get(path, 1.0)
-    return known
-
-
-_STATS = {"p50": ("p50", "median", "50.0"), "p90": ("p90", "90.0"), "p95": ("p95", "95.0"), "p99": ("p99", "99.0")}
-_STATS |= {"p99_9": ("p999", "p99_9", "99.9"), "mean": ("mean", "avg"), "min": ("min",), "max": ("max",)}
+_STATS = {
+    "p50": ("p50", "median", "50.0"),
+    "p90": ("p90", "90.0"),
+    "p95": ("p95", "95.0"),
+    "p99": ("p99", "99.0"),
+    "p99_9": ("p999", "p99_9", "p99.9", "99.9"),
+    "mean": ("mean", "avg"),
+    "min": ("min",),
+    "max": ("max",),
+}
+_UNITS = {"ms": 1.0, "s": 1e3, "sec": 1e3, "us": 1e-3, "ns": 1e-6}
 
 
 def statistics(name: str, stats: Any, scale: float = 1.0) -> dict[str, float]:
-    """A block of statistics, under any usual spelling of its keys, as `name.p50` and so on, times `scale`."""
+    """A block of statistics, under any usual spelling of its keys, as `name.p50` and so on in ms.
+
+    Its values are in units of `scale` ms, unless the block names its unit.
+    """
     if not isinstance(stats, Mapping):
         return {}
     nested = stats.get("percentiles")
     fields = {**(nested if isinstance(nested, Mapping) else {}), **stats}
+    scale = _UNITS.get(str(stats.get("unit")), scale)
     known = {}
     for our_name, spellings in _STATS.items():
-        number = next(
-            (parsed for spelling in spellings if (parsed := as_number(fields.get(spelling))) is not None), None
-        )
-        if number is not None:
+        numbers = (as_number(fields.get(spelling)) for spelling in spellings)
+        if (number := next((number for number in numbers if number is not None), None)) is not None:
             known[f"{name}.{our_name}"] = number * scale
     return known
 
@@ -115,20 +180,3 @@ def counted(ok: Any, failed: Any) -> dict[str, float]:
         return {}
     counts = {"requests.ok": ok_count, "requests.failed": failed_count, "requests.scheduled": ok_count + failed_count}
     return counts | ({"ok_share": ok_count / (ok_count + failed_count)} if ok_count + failed_count else {})
-
-
-def result(tool: str, where: str, figures: dict[str, float], called: dict[str, str], **rest: Any) -> ForeignResult:
-    texts = {name: str(rest.get(name) or "") for name in ("version", "model", "target", "load", "started")}
-    notes = tuple(rest.get("notes", ()))
-    return ForeignResult(
-        tool=tool, file=where, figures=figures, called=called, counts=COUNTS[tool], notes=notes, **texts
-    )
-
-
-def in_flight(lanes: Any, rate: Any) -> str:
-    """The load in words, from fields of the vLLM family. Its infinite rate means "as fast as lanes are free"."""
-    number = rate if isinstance(rate, int | float) else None
-    unlimited = number is None or not math.isfinite(number) or rate == "inf"
-    words = [] if unlimited else [f"{number:g}/s"]
-    words += [f"{lanes} in flight at most"] if lanes else []
-    return ", ".join(words) or "everything at once"

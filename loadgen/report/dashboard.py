@@ -1,7 +1,7 @@
 """The live dashboard of a run: a separate process that reads the run's folder as it grows and draws on the terminal.
 
 It shares only files with the workers, so that watching a run costs them nothing. `View` is pure: it takes rows and
-returns a `Picture`. Only `follow`, `SpoolTail` and `Dashboard` touch files, processes, the clock and the terminal.
+returns a `Picture`. Only `follow`, `events_per_s` and `Dashboard` touch files, processes, the clock and the terminal.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from loadgen.metrics.columns import OK, UNDEFINED, UNFINISHED, Columns
 from loadgen.report.progress import draining
 from loadgen.results import manifest
 from loadgen.results.record import BIN_NS, KINDS, ROW
+from loadgen.results.spool import Tail
 from loadgen.stats.quantiles import Histogram, index
 
 if TYPE_CHECKING:
@@ -303,46 +304,12 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
 # -- the folder and the terminal -----------------------------------------------------------------------------------
 
 
-class SpoolTail:
-    """Reads what was appended to a run's spool since the last read; a half-written line or row is left for the next."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._offsets: dict[Path, int] = {}
-
-    def rows(self) -> NDArray[np.void]:
-        parts = [np.frombuffer(data, ROW) for data in self._unread("w*.rows", ROW.itemsize)]
-        return np.concatenate(parts) if parts else np.zeros(0, ROW)
-
-    def seconds(self) -> list[Second]:
-        return [second for data in self._unread("w*.seconds", 0) for second in manifest.decode_seconds(data)]
-
-    def events(self, low_s: float, high_s: float) -> float | None:
-        """Output events per second from low_s to high_s, by the timelines (about 2 s behind); None if unknown."""
-        low, high = int(low_s * 1e9 / BIN_NS), int(high_s * 1e9 / BIN_NS)
-        total, has_file = 0, False
-        for file in (self._folder / "flows").glob("w*.timeline.*"):
-            if not file.name.endswith(".new"):
-                counts = np.fromfile(file, "<i8")
-                total += int(counts[max(low, 0) : high].sum())
-                has_file = True
-        return total * 1e9 / BIN_NS / (high - max(low, 0)) if has_file and high > max(low, 0) else None
-
-    def _unread(self, pattern: str, size: int) -> list[bytes]:
-        parts = []
-        for path in sorted(self._folder.glob(f"spool/{pattern}")):
-            start = self._offsets.get(path, 0)
-            try:
-                with path.open("rb") as file:
-                    file.seek(start)
-                    data = file.read()
-            except FileNotFoundError:  # the run ended after the glob
-                continue
-            complete = len(data) // size * size if size else data.rfind(b"\n") + 1
-            self._offsets[path] = start + complete
-            if complete:
-                parts.append(data[:complete])
-        return parts
+def events_per_s(folder: Path, low_s: float, high_s: float) -> float | None:
+    """Output events per second from low_s to high_s, by the timelines (about 2 s behind); None if unknown."""
+    low, high = max(int(low_s * 1e9 / BIN_NS), 0), int(high_s * 1e9 / BIN_NS)
+    files = [file for file in (folder / "flows").glob("w*.timeline.*") if file.suffix != ".new"]
+    total = sum(int(np.fromfile(file, "<i8")[low:high].sum()) for file in files)
+    return total * 1e9 / BIN_NS / (high - low) if files and high > low else None
 
 
 def follow(folder: Path, stop: Any) -> None:
@@ -354,7 +321,7 @@ def follow(folder: Path, stop: Any) -> None:
     from rich.live import Live as Screen
 
     view = View(manifest.decode((folder / "run.json").read_bytes()))
-    tail = SpoolTail(folder)
+    tail = Tail(folder)
     latest_s, latest_at_s = 0.0, monotonic()
     with Screen(console=Console(stderr=True), auto_refresh=False, transient=True) as screen:
         while not select.select([stop], [], [], EVERY_S)[0]:
@@ -364,7 +331,7 @@ def follow(folder: Path, stop: Any) -> None:
                 latest_s, latest_at_s = view.latest_s, monotonic()
             if latest_s:
                 now_s = latest_s + monotonic() - latest_at_s
-                events = tail.events(now_s - RECENT_S - 2, now_s - 2)
+                events = events_per_s(folder, now_s - RECENT_S - 2, now_s - 2)
                 screen.update(draw(view.picture(now_s, events), *screen.console.size), refresh=True)
 
 

@@ -6,9 +6,11 @@ the files; `record.py` defines the rows.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
@@ -192,3 +194,39 @@ def worker_texts(folder: Path, worker: int) -> list[str]:
         except msgspec.MsgspecError:
             texts.append("")
     return texts
+
+
+class Tail:
+    """Reads what was appended to the spool of a run since the last read; half a row or line is left for the next.
+
+    The files stay open, because the compactor removes those that are full.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[str, dict[Path, BinaryIO]] = {"rows": {}, "seconds": {}}
+
+    def rows(self) -> NDArray[np.void]:
+        """New rows; those of one worker are in the order in which the requests ended."""
+        return np.concatenate([np.zeros(0, ROW), *(np.frombuffer(data, ROW) for data in self._new("rows"))])
+
+    def seconds(self) -> list[manifest.Second]:
+        return [second for data in self._new("seconds") for second in manifest.decode_seconds(data)]
+
+    def _new(self, kind: str) -> Iterator[bytes]:
+        files = self._open[kind]
+        for path in sorted(self._folder.glob(f"spool/w*.{kind}")):
+            if path not in files:
+                with contextlib.suppress(FileNotFoundError):  # the run ended after the glob
+                    files[path] = path.open("rb")
+        for file in files.values():
+            data = file.read()
+            end = len(data) // ROW.itemsize * ROW.itemsize if kind == "rows" else data.rfind(b"\n") + 1
+            file.seek(end - len(data), os.SEEK_CUR)
+            if end:
+                yield data[:end]
+
+    def close(self) -> None:
+        for files in self._open.values():
+            for file in files.values():
+                file.close()

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from loadgen import seeds
+from loadgen import run_folder, seeds
 from loadgen.errors import UserError
-from loadgen.metrics import summary_json
 from loadgen.metrics.blocks import per_gpu
 from loadgen.results import capacity, checksums, store
 from loadgen.results.manifest import refuse_newer
@@ -38,7 +37,6 @@ PLAN = "plan.json"
 TOLD = "probes.jsonl"
 CURVE = "curve.csv"
 ANSWER = "search.json"
-SUMMARY = "summary.json"
 
 
 class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +158,7 @@ def told(folder: Path) -> list[TrialResult]:
     return [
         result
         for result in results.values()
-        if result.outcome != "invalid" and (folder / result.folder / SUMMARY).is_file()
+        if result.outcome != "invalid" and (folder / result.folder / run_folder.SUMMARY).is_file()
     ]
 
 
@@ -221,8 +219,7 @@ def highest(
     best = _evidence(full_length)
     if best is None or answer.load is None or answer.reason == "unconfirmed":
         return None
-    path = folder / best.folder / SUMMARY
-    summary = summary_json.load_summary(path.read_bytes(), str(path))
+    summary = run_folder.kept_summary(folder / best.folder)
     if not summary.goodput.slo:
         return None
     closed = any(isinstance(stage.arrival, Closed) for stage in workload.stages if stage.measured)

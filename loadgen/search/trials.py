@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -27,6 +26,7 @@ from loadgen.execution.run import Execute, runs_of_a_command
 from loadgen.metrics import columns, outcomes, reasons
 from loadgen.results import checksums, store
 from loadgen.results.record import KIND, ROW
+from loadgen.results.spool import Tail
 from loadgen.search import experiment
 from loadgen.search.load_search import Goal, LoadSearch, Look, NextTrial, SearchAnswer, TrialResult, Watch
 from loadgen.workload import Closed, Poisson, placed
@@ -141,10 +141,11 @@ class Trials:
 
             async def follow() -> None:
                 watch = self._watch(_measured_due(timetable), ask)
-                with contextlib.closing(RowTail(folder)) as tail:
+                rows = np.zeros(0, ROW)
+                with contextlib.closing(Tail(folder)) as tail:
                     while True:
                         await asyncio.sleep(LOOK_S)
-                        rows = _finished(tail.rows())
+                        rows = np.concatenate((rows, _finished(tail.rows())))
                         now = int(rows["done_ns"].max(initial=0))
                         look = watch.look(now, rows)
                         if look.outcome is not None:
@@ -234,37 +235,6 @@ class Trials:
         store.replace(self.folder / ANSWER, msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n")
         checksums.write(self.folder)
         return answer
-
-
-class RowTail:
-    """Reads the rows of a run while its workers append them.
-
-    The files stay open, because the compactor removes those that are full.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._open: dict[Path, BinaryIO] = {}
-        self._parts: list[NDArray[np.void]] = []
-
-    def rows(self) -> NDArray[np.void]:
-        """All rows so far (`record.ROW`); those of one worker are in the order in which the requests ended."""
-        for path in sorted(self._folder.glob("spool/w*.rows")):
-            if path not in self._open:
-                with contextlib.suppress(FileNotFoundError):
-                    self._open[path] = path.open("rb")
-        for file in self._open.values():
-            data = file.read()
-            whole = len(data) - len(data) % ROW.itemsize
-            file.seek(whole - len(data), os.SEEK_CUR)  # an incomplete row is read again next time
-            if whole:
-                self._parts.append(np.frombuffer(data[:whole], ROW))
-        self._parts = [np.concatenate(self._parts)] if self._parts else [np.zeros(0, ROW)]
-        return self._parts[0]
-
-    def close(self) -> None:
-        for file in self._open.values():
-            file.close()
 
 
 # -- facts about a trial -----------------------------------------------------------------------------------------------

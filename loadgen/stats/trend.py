@@ -4,7 +4,8 @@ Pure. Each series holds means of equal blocks of time. Two tests look at each, b
 growth:
 
 - *slope*: a straight line by least squares, against noise that passes. The noise is what a curve leaves, and its error
-  is widened by (1 + r) / (1 - r), where r is the correlation of neighbours. It sees a small growth in brief noise.
+  is widened by (1 + r) / (1 - r), where r is the correlation of neighbours (of MANY series at least their mean one). It
+  sees a small growth in brief noise.
 - *steps*: the mean change from block to block, against a random walk, which wanders without growing. It sees a queue
   that grows steadily, whose values are so much alike that the slope's test takes them for few.
 
@@ -34,6 +35,7 @@ CURVE = 2  # degree of the curve whose residuals are the noise: growth may bend,
 LARGEST_CORRELATION = 0.9  # of residuals: few blocks cannot show more
 ERRORS = 0.5  # standard errors (of Fisher's z) by which the correlation may be larger than it looks in so few blocks
 FEWEST_FREEDOM = 3.0
+MANY = 20  # series whose mean correlation is taken for known
 
 
 class Trend(NamedTuple):
@@ -53,7 +55,8 @@ class Trend(NamedTuple):
 
 def of(series: Sequence[NDArray[np.float64]], level: float = LEVEL) -> list[Trend | None]:
     """The trend of each series; None for one with fewer than FEWEST blocks. Blocks without a value are NaN."""
-    pairs = [_tests(one) for one in series]
+    common = _common_correlation(series) if len(series) >= MANY else None
+    pairs = [_tests(one, common) for one in series]
     count = sum(pair is not None for pair in pairs)
     chances = sorted((min(1.0, 2 * min(test.chance for test in pair)), i) for i, pair in enumerate(pairs) if pair)
     growing = set()
@@ -96,31 +99,69 @@ def _quantile(p: float, freedom: float) -> float:
     return intervals.t_quantile(p, freedom)
 
 
-def _tests(series: NDArray[np.float64]) -> tuple[_Test, _Test] | None:
+def _known(series: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
+    """The places and values of the blocks that have one; None where they are too few."""
     known = np.flatnonzero(np.isfinite(series))
     if len(known) < FEWEST:
         return None
     values = series[known].astype(float)
     values = np.where(np.abs(values - values.mean()) <= 1e-9 * max(abs(float(values.mean())), 1e-9), values[0], values)
-    return _slope(known, values), _steps(values)
+    return known, values
 
 
-def _slope(places: NDArray[np.int64], values: NDArray[np.float64]) -> _Test:
+def _tests(series: NDArray[np.float64], common: float | None) -> tuple[_Test, _Test] | None:
+    known = _known(series)
+    return None if known is None else (_slope(*known, common), _steps(known[1]))
+
+
+def _common_correlation(series: Sequence[NDArray[np.float64]]) -> float:
+    """The mean correlation of neighbours over all series: replicas of one server share their kind of noise.
+
+    The least correlated of many series looks so by chance. Its own correlation would call it growing too often.
+    """
+    correlations = [
+        r for known in map(_known, series) if known is not None and (r := _residuals(*known).correlation) is not None
+    ]
+    return float(np.mean(correlations)) if correlations else 0.0
+
+
+class _Residuals(NamedTuple):
+    """What a curve leaves of a series: the sum of squares, correlation of neighbours (None: nothing is left)."""
+
+    square: float
+    correlation: float | None
+
+
+def _residuals(places: NDArray[np.int64], values: NDArray[np.float64]) -> _Residuals:
     n = len(values)
-    x = (places - places.mean()) / float(places[-1] - places[0])
-    spread = float((x * x).sum())
-    slope = float((x * values).sum()) / spread
+    x = _centred(places)
     fitted = CURVE + 1  # parameters, each of which hides some 1 / n of the correlation
     residuals = values - np.polyval(np.polyfit(x, values, CURVE), x)
     square = float((residuals * residuals).sum())
     if square <= (1e-9 * float(np.abs(values).max())) ** 2:
-        return _Test(slope, 0.0, n - fitted)
+        return _Residuals(0.0, None)
     r = float((residuals[1:] * residuals[:-1]).sum()) / square
-    r = min(max((r * n + fitted) / max(n - 2 * fitted, 1), 0.0), LARGEST_CORRELATION)
-    r = min(math.tanh(math.atanh(r) + ERRORS / math.sqrt(n - 3)), LARGEST_CORRELATION)
+    return _Residuals(square, min(max((r * n + fitted) / max(n - 2 * fitted, 1), 0.0), LARGEST_CORRELATION))
+
+
+def _centred(places: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.asarray((places - places.mean()) / float(places[-1] - places[0]), np.float64)
+
+
+def _slope(places: NDArray[np.int64], values: NDArray[np.float64], common: float | None) -> _Test:
+    n = len(values)
+    x = _centred(places)
+    spread = float((x * x).sum())
+    slope = float((x * values).sum()) / spread
+    square, r = _residuals(places, values)
+    if r is None:
+        return _Test(slope, 0.0, n - CURVE - 1)
+    r = min(max(math.tanh(math.atanh(r) + ERRORS / math.sqrt(n - 3)), common or 0.0), LARGEST_CORRELATION)
     inflation = (1 + r) / (1 - r)
-    error = math.sqrt(square / (n - fitted) / spread * inflation)
-    return _Test(slope, error, max(n / inflation - fitted, FEWEST_FREEDOM))
+    error = math.sqrt(square / (n - CURVE - 1) / spread * inflation)
+    # where the correlation is that of many series, only the size of the noise is guessed from this one
+    worth = n / inflation if common is None else n * (1 - r * r) / (1 + r * r)
+    return _Test(slope, error, max(worth - CURVE - 1, FEWEST_FREEDOM))
 
 
 def _steps(values: NDArray[np.float64]) -> _Test:

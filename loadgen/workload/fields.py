@@ -6,7 +6,7 @@ keys, unions selected by their only key (`{poisson: 10/s}`), and units. It defin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
@@ -79,17 +79,23 @@ class Part(BaseModel):
         unknown = [key for key in data if key not in known]
         for key in unknown:
             position = where(source.file, data.keys_at[key], child(data.path, key))
-            source.faults.append(UserError(f'unknown key "{key}"', position, meant(key, known, cls.synonyms)))
+            hint, intended = meant(key, known, cls.synonyms), closest(key, known, cls.synonyms)
+            source.faults.append(UserError(f'unknown key "{key}"', position, hint, code="unknown_key", key=intended))
         return {key: value for key, value in data.items() if key in known} if unknown else data
 
 
 def meant(word: str, known: list[str], synonyms: dict[str, str] | None = None) -> str:
     """The hint for a word that is not in `known`: the closest known word, if one is similar, and the list of all."""
+    similar = closest(word, known, synonyms or {})
+    suggestion = f'did you mean "{similar}"? ' if similar else ""
+    return f"{suggestion}known: {', '.join(known)}"
+
+
+def closest(word: str, known: list[str], synonyms: Mapping[str, str]) -> str:
+    """The known word that is probably meant; "" when none is similar."""
     import difflib
 
-    similar = [(synonyms or {}).get(word)] if word in (synonyms or {}) else difflib.get_close_matches(word, known, 1)
-    suggestion = f'did you mean "{similar[0]}"? ' if similar else ""
-    return f"{suggestion}known: {', '.join(known)}"
+    return synonyms.get(word) or next(iter(difflib.get_close_matches(word, known, 1)), "")
 
 
 class Tagged(Part):

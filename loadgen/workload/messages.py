@@ -5,26 +5,13 @@ Pure: takes an error of pydantic and the positions of the file, returns a `Fault
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from loadgen import units
-from loadgen.errors import Fault, UserError
+from loadgen.errors import Fault, Place, UserError
 from loadgen.workload.fields import NOTHING_FITS, meant
 from loadgen.workload.flags import METRIC_ALIASES
 from loadgen.workload.yaml_marks import Map, Seq, Spot, child, where
-
-_DID_YOU_MEAN = re.compile('did you mean "([^"]*)"')
-_MISSING = re.compile('missing "([^"]*)"')
-
-
-def _path_of(fault: Fault) -> str:
-    return fault.where.partition(" (")[2].removesuffix(")")
-
-
-def _parent_path(fault: Fault) -> str:
-    """For a fault about a key: the path of the mapping that contains the key."""
-    return _path_of(fault).rpartition(".")[0]
 
 
 def in_order(faults: list[Fault]) -> list[Fault]:
@@ -33,21 +20,15 @@ def in_order(faults: list[Fault]) -> list[Fault]:
     Two mistakes cause a second fault that says nothing new: an unset variable also makes its value wrong, and a
     mistyped key is also reported as missing.
     """
-    by_place: dict[tuple[str, str], Fault] = {}
-    mistyped = {(_parent_path(fault), match[1]) for fault in faults if (match := _DID_YOU_MEAN.match(fault.hint))}
-    for fault in faults:
-        match = _MISSING.fullmatch(fault.what)
-        if match and (_path_of(fault), match[1]) in mistyped:
-            continue
-        by_place.setdefault(
-            (fault.where, fault.what if match else ""), fault
-        )  # several keys can be missing at one position
-
-    def line_and_column(fault: Fault) -> tuple[int, int]:
-        position = re.search(r":([0-9]+):([0-9]+)( \(|$)", fault.where)
-        return (int(position[1]), int(position[2])) if position else (0, 0)
-
-    return sorted(by_place.values(), key=line_and_column)
+    nowhere = Place("", 0, 0)
+    places = [(fault, fault.place or nowhere) for fault in faults]
+    mistyped = {(at.path.rpartition(".")[0], fault.key) for fault, at in places if fault.code == "unknown_key"}
+    by_place: dict[tuple[str, str], tuple[Fault, Place]] = {}
+    for fault, at in places:
+        missing = fault.key if fault.code == "missing_key" else ""  # several keys can be missing at one position
+        if not missing or (at.path, missing) not in mistyped:
+            by_place.setdefault((fault.where, missing), (fault, at))
+    return [fault for fault, _ in sorted(by_place.values(), key=lambda told: (told[1].line, told[1].column))]
 
 
 LONGEST_SHOWN = 60  # characters shown of a wrong value
@@ -80,7 +61,8 @@ def fault(error: Any, top: Map, file: str) -> Fault:
     if error["input"] is None and not spot.text and kind != "missing":
         return UserError(f"{path} has no value", where(file, spot, path), _example(path.rpartition(".")[2]))
     if kind == "missing":
-        return UserError(f'missing "{loc[-1]}"', where(file, spot, path), _example(str(loc[-1])))
+        key = str(loc[-1])
+        return UserError(f'missing "{key}"', where(file, spot, path), _example(key), code="missing_key", key=key)
     if kind == NOTHING_FITS:
         noun, _, choices = error["msg"].partition(": ")
         known = choices.split(", ")

@@ -304,9 +304,10 @@ def _faults_of_stages(stages: list[Stage], file: str, top: Map) -> list[Fault]:
     """The faults of stages that are no load, never end, or end before all lanes have started."""
     if not any(stage.measured for stage in stages):
         if not stages:
-            return [UserError("no load: no stages in the file, and no flag gives one", file, _LOAD_HINT)]
+            problem = "no load: no stages in the file, and no flag gives one"
+            return [UserError(problem, file, _LOAD_HINT, code="no_load")]
         spot, path, _ = locate(top, ("stages",))
-        return [UserError("no load: no stage is measured", where(file, spot, path), _LOAD_HINT)]
+        return [UserError("no load: no stage is measured", where(file, spot, path), _LOAD_HINT, code="no_load")]
     planned = sum(map(_planned_starts, stages))
     if planned > MOST_PLANNED:
         problem = f"{planned:,.0f} requests to plan: their instants alone take {planned * 8 / 1e9:,.1f} GB"
@@ -326,7 +327,7 @@ def _faults_of_stages(stages: list[Stage], file: str, top: Map) -> list[Fault]:
             )
         elif stage.duration_ns is None and stage.count is None and stage.at_least is None:
             problem = f'stage "{stage.name}" never ends: it has neither duration nor count'
-            faults.append(UserError(problem, where(file, spot, path), _BOUND_HINT))
+            faults.append(UserError(problem, where(file, spot, path), _BOUND_HINT, code="endless"))
         elif isinstance(law := stage.arrival, Closed) and stage.duration_ns and (law.ramp_ns or 0) >= stage.duration_ns:
             problem = f'stage "{stage.name}" ends after {stage.duration_ns / 1e9:g} s, before all its lanes have begun'
             hint = f"a ramp (--concurrency-ramp) of less than that; it is {(law.ramp_ns or 0) / 1e9:g} s"

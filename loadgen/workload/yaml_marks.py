@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from loadgen.errors import Fault, Faults, UserError
+from loadgen.errors import Fault, Faults, Place, UserError
 
 MOST_NODES = 100_000  # counted after aliases: ten nested lists of ten aliases would be 10^10 values
 DEEPEST = 50
@@ -58,8 +58,8 @@ def child(path: str, step: str | int) -> str:
     return f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}" if path else step
 
 
-def where(file: str, spot: Spot, path: str) -> str:
-    return f"{file}:{spot.line}:{spot.column}" + (f" ({path})" if path else "")
+def where(file: str, spot: Spot, path: str) -> Place:
+    return Place(file, spot.line, spot.column, path)
 
 
 SMALLEST = "the smallest workload: name: truth, and requests: {input_tokens: 150, output_tokens: 200}"

@@ -1,0 +1,244 @@
+"""Where each tool that writes JSON keeps its figures. Pure; `result.py` has what these readers share."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from loadgen.errors import UserError
+from loadgen.interop.result import WITH_FIRST, ForeignResult, as_number, at, counted, made, result, statistics
+from loadgen.stats.quantiles import QUANTILES
+
+SECONDS, NANOSECONDS = 1e3, 1e-6  # in ms
+
+
+def _words(*parts: Any) -> str:
+    return " ".join(str(part) for part in parts if part)
+
+
+# -- vllm bench serve, SGLang's bench_serving: flat JSON of a common origin -----------------------------------------
+
+
+def vllm(value: dict[str, Any], where: str) -> ForeignResult:
+    return _bench_serving(value, where, "vllm bench serve", "e2el")
+
+
+def sglang(value: dict[str, Any], where: str) -> ForeignResult:
+    return _bench_serving(value, where, "SGLang bench_serving", "e2e_latency")
+
+
+def _bench_serving(value: dict[str, Any], where: str, tool: str, e2e: str) -> ForeignResult:
+    """`e2e` is the tool's name for end-to-end latency."""
+    stats = ("mean", "median", "p50", "p90", "p95", "p99", "p99.9")
+    blocks = {name: {stat: value.get(f"{stat}_{name}_ms") for stat in stats} for name in ("ttft", "tpot", "itl", e2e)}
+    lanes, rate = value.get("max_concurrency"), as_number(value.get("request_rate"))  # an infinite rate: lanes decide
+    loads = [*([f"{rate:g}/s"] if rate is not None else []), *([f"{lanes} in flight at most"] if lanes else [])]
+    return result(
+        tool,
+        where,
+        {**value, **blocks},
+        latencies={
+            "ttft_ms": ("ttft", "TTFT"),
+            "tpot_ms": ("tpot", "TPOT"),
+            "inter_chunk_ms": ("itl", "ITL"),
+            "e2e_ms": (e2e, "E2EL"),
+        },
+        figures={
+            "load.completed_rps": "request_throughput",
+            "goodput.rps": "request_goodput",
+            "tokens.output_per_s": "output_throughput",
+            "tokens.total_per_s": "total_token_throughput" if "total_token_throughput" in value else "total_throughput",
+            "tokens.input": "total_input_tokens",
+            "tokens.output": "total_output_tokens",
+        },
+        ok="completed",
+        failed=("failed",),
+        model=value.get("model_id"),
+        load=", ".join(loads) or "everything at once",
+        started=value.get("date"),
+    )
+
+
+# -- AIPerf ---------------------------------------------------------------------------------------------------------
+
+_AIPERF = {
+    "ttft_ms": ("time_to_first_token", "Time to First Token"),
+    "tpot_ms": ("inter_token_latency", "Inter Token Latency"),
+    "inter_chunk_ms": ("inter_chunk_latency", "Inter Chunk Latency"),
+    "e2e_ms": ("request_latency", "Request Latency"),
+}
+
+
+def aiperf(value: dict[str, Any], where: str) -> ForeignResult:
+    """`profile_export_aiperf.json`."""
+    return result(
+        "AIPerf",
+        where,
+        value,
+        latencies=_AIPERF,
+        figures={
+            "load.completed_rps": "request_throughput.avg",
+            "goodput.rps": "goodput.avg",
+            "tokens.output_per_s": "output_token_throughput.avg",
+            "tokens.total_per_s": "total_token_throughput.avg",
+            "tokens.input": "total_isl.avg",
+            "tokens.output": "total_osl.avg",
+        },
+        ok="request_count.avg",
+        failed=("error_request_count.avg",),
+        version=value.get("aiperf_version"),
+        model=at(value, "input_config.models.items.0.name"),
+        target=at(value, "input_config.endpoint.urls.0"),
+        started=value.get("start_time"),
+    )
+
+
+def aiperf_records(text: str, where: str) -> ForeignResult:
+    """`profile_export.jsonl`: one line per request. The statistics are computed as AIPerf computes them."""
+    values: dict[str, list[float]] = {our_name: [] for our_name in _AIPERF}
+    tokens, failed = 0.0, 0
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            record = json.loads(line)
+            metrics = record["metrics"]
+            if record.get("error"):
+                failed += 1
+                continue
+            for our_name, (their_name, _) in _AIPERF.items():
+                if their_name in metrics:
+                    value = metrics[their_name]["value"]
+                    values[our_name] += value if our_name == "inter_chunk_ms" else [float(value)]
+            tokens += metrics.get("output_sequence_length", {}).get("value", 0)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"no record of AIPerf: {error}", f"{where}:{number}", "the line is damaged") from None
+    figures: dict[str, float] = {}
+    for our_name, sample in values.items():
+        if sample:
+            stats = {name: float(np.percentile(sample, 100 * p)) for name, p in QUANTILES}
+            stats |= {"mean": float(np.mean(sample)), "min": min(sample), "max": max(sample)}
+            figures |= statistics(our_name, stats)
+    figures |= counted(len(values["e2e_ms"]), failed) | {"tokens.output": tokens}
+    return made("AIPerf", where, figures, {ours: theirs.replace("_", " ") for ours, (theirs, _) in _AIPERF.items()})
+
+
+# -- GuideLLM, inference-perf, genai-bench, mlcommons/endpoints -------------------------------------------------------
+
+
+def guidellm(value: dict[str, Any], where: str) -> ForeignResult:
+    """The last benchmark of a `benchmarks.json`."""
+    runs = value["benchmarks"]
+    metrics = runs[-1]["metrics"]
+    strategy = at(runs[-1], "config.strategy") or {}
+    notes = [f"the last of {len(runs)} benchmarks in the file"] if len(runs) > 1 else []
+    return result(
+        "GuideLLM",
+        where,
+        metrics,
+        latencies={
+            "ttft_ms": ("time_to_first_token_ms.successful", "TTFT"),
+            "tpot_ms": ("inter_token_latency_ms.successful", "ITL"),
+            WITH_FIRST: ("time_per_output_token_ms.successful", "TPOT"),
+            "e2e_ms": ("request_latency.successful", "Request latency", SECONDS),
+        },
+        figures={
+            "load.completed_rps": "requests_per_second.successful.mean",
+            "tokens.output_per_s": "output_tokens_per_second.successful.mean",
+            "tokens.total_per_s": "tokens_per_second.successful.mean",
+            "tokens.input": "prompt_token_count.successful.total_sum",
+            "tokens.output": "output_token_count.successful.total_sum",
+        },
+        ok="request_totals.successful",
+        failed=("request_totals.errored", "request_totals.incomplete"),
+        version=at(value, "metadata.guidellm_version"),
+        model=at(value, "config.spec.backend.model"),
+        target=at(value, "config.spec.backend.target"),
+        load=_words(strategy.get("type_"), strategy.get("streams") or strategy.get("max_concurrency")),
+        notes=notes,
+    )
+
+
+def inference_perf(value: dict[str, Any], where: str) -> ForeignResult:
+    """`summary_lifecycle_metrics.json`."""
+    delay_p99_s = as_number(at(value, "load_summary.schedule_delay.p99")) or 0.0
+    rate = as_number(at(value, "load_summary.requested_rate"))
+    latencies = {
+        "ttft_ms": "time_to_first_token",
+        "tpot_ms": "time_per_output_token",
+        WITH_FIRST: "normalized_time_per_output_token",
+        "inter_chunk_ms": "inter_token_latency",
+        "e2e_ms": "request_latency",
+    }
+    late = f"requests were sent up to {delay_p99_s * 1e3:,.0f} ms (p99) after they were due"
+    return result(
+        "inference-perf",
+        where,
+        value,
+        latencies={ours: (f"successes.latency.{theirs}", theirs, SECONDS) for ours, theirs in latencies.items()},
+        figures={
+            "load.completed_rps": "successes.throughput.requests_per_sec",
+            "tokens.output_per_s": "successes.throughput.output_tokens_per_sec",
+            "tokens.total_per_s": "successes.throughput.total_tokens_per_sec",
+        },
+        ok="successes.count",
+        failed=("failures.count",),
+        load=f"{rate:g}/s" if rate else "",
+        notes=[late] if delay_p99_s > 0.05 else [],
+    )
+
+
+def genai_bench(value: dict[str, Any], where: str) -> ForeignResult:
+    """The JSON of one concurrency level."""
+    metrics, lanes = value["aggregated_metrics"], at(value, "aggregated_metrics.num_concurrency")
+    scale = 1.0 if value.get("_time_unit", "s") == "ms" else SECONDS
+    return result(
+        "genai-bench",
+        where,
+        metrics,
+        latencies={
+            "ttft_ms": ("stats.ttft", "TTFT", scale),
+            "tpot_ms": ("stats.tpot", "TPOT", scale),
+            "e2e_ms": ("stats.e2e_latency", "E2E latency", scale),
+        },
+        figures={
+            "load.completed_rps": "requests_per_second",
+            "tokens.output_per_s": "mean_output_throughput_tokens_per_s",
+            "tokens.total_per_s": "mean_total_tokens_throughput_tokens_per_s",
+        },
+        ok="num_completed_requests",
+        failed=("num_error_requests",),
+        load=_words(metrics.get("scenario"), f"{lanes} in flight" if lanes else ""),
+    )
+
+
+def endpoints(value: dict[str, Any], where: str) -> ForeignResult:
+    """The `result_summary.json` of mlcommons/endpoints."""
+    pattern = at(value, "run_config.load_pattern") or {}
+    target_load = pattern.get("target_qps") or pattern.get("target_concurrency")
+    notes = []
+    if (as_number(at(value, "tpot.min")) or 0.0) < 0:
+        notes.append("some of its TPOTs are negative: a first token was stamped after the end of its answer")
+    if value.get("complete") is False:
+        notes.append("its run is not complete")
+    return result(
+        "mlcommons/endpoints",
+        where,
+        value,
+        latencies={
+            "ttft_ms": ("ttft", "ttft", NANOSECONDS),
+            "tpot_ms": ("tpot", "tpot", NANOSECONDS),
+            "e2e_ms": ("latency", "latency", NANOSECONDS),
+        },
+        figures={
+            "load.completed_rps": "qps",
+            "tokens.output_per_s": "tps",
+            "tokens.input": "input_sequence_lengths.total",
+            "tokens.output": "output_sequence_lengths.total",
+        },
+        ok="n_samples_completed",
+        failed=("n_samples_failed",),
+        version=value.get("version"),
+        load=_words(pattern.get("type"), f"{target_load:g}" if target_load else ""),
+        notes=notes,
+    )
