@@ -11,7 +11,7 @@ import msgspec
 # The defaults. `Limits` of a workload changes them for a run, and the run stores the change.
 SEND_LAG_SHARE = 0.05  # p99 send lag, as a share of TTFT p50
 STAMP_ERROR_SHARE = 0.05  # p99 stamp error, as a share of TTFT p50
-EVENT_ERROR_SHARE = 0.10  # p99 stamp error of all output events, as a share of ITL (inter-chunk) p50
+EVENT_ERROR_SHARE = 0.10  # p99 error of the gaps between events, as a share of ITL (inter-chunk) p50
 TPOT_ERROR_SHARE = 0.05  # p99 error of TPOT, (first + last stamp error) / (n - n1), as a share of TPOT p50
 CPU_SHARE = 0.90  # of one core, per worker, in any full second of the measured window
 FAILURE_SHARE = 0.01  # failed + lost, as a share of all scheduled requests

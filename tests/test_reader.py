@@ -620,6 +620,14 @@ def test_stamp_errors_of_output_events(read: bytes, errors: list[int], last_erro
     assert len(flow.instants) == done.output_events
 
 
+def test_an_end_that_waited_with_its_last_token_is_wrong_by_a_mean_gap_at_most() -> None:
+    """A client that stood still for 100 while the last token and the end came: TPOT is hardly wrong, so it is kept."""
+    tokens = [(chunk(A), at, at - 1) for at in (60, 65, 70, 75)]
+    ending = (chunk(A) + chunk(STOP) + chunk(DONE) + b"0\r\n\r\n", 80, -100)
+    _, done = read_errors([(stream(end=b""), 50, 40), *tokens, ending])
+    assert (done.output_events, done.last_token_error) == (5, 5)
+
+
 def test_in_a_body_without_chunks_each_event_may_be_a_packet() -> None:
     body = stream(end=b"").replace(b"Transfer-Encoding: chunked\r\n", b"")
     assert b"hunked" not in body

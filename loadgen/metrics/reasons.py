@@ -40,7 +40,7 @@ SENTENCES = {
         "not the load that was asked for: the answers have {got:,} of {asked:,} output tokens asked "
         "({share:share}): the server ends them early, so its figures are for shorter answers",
     # why the figures of a family are withheld: `unsound` of a summary
-    "events_unsure": f"{{quantile}} stamp error of output events{{unsure_share:bundled}}: {_RATIO}",
+    "events_unsure": f"{{quantile}} error of the gaps between events{{unsure_share:bundled}}: {_RATIO}",
     "largest_gap_unsure": f"{{quantile}} error of the largest gap {_RATIO}",
     "tpot_unsure": f"{{quantile}} error of TPOT {_RATIO}",
     # warnings
@@ -140,7 +140,7 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "after": lambda value: "" if value is None else f", {value:g} s after the end of the load",
     "as_long": lambda value: "" if value is None else f", {value:g} s",
     "template": lambda known: "" if known else " (the chat template's share is not known)",
-    "bundled": lambda value: "" if value is None else f" ({share(value)} of them came with others in one read)",
+    "bundled": lambda value: "" if value is None else f" ({share(value)} of the events came with others in one read)",
     "heaviest": lambda value: f"; the heaviest share has {value:.1%} more output tokens than the mean" if value else "",
     "families": lambda metrics: ", ".join(_FAMILIES[metric] for metric in metrics),
 }

@@ -25,7 +25,7 @@ from loadgen.metrics.windows import Window, per_second
 from loadgen.results.manifest import Fingerprints, Host, StagePlan, TargetFacts
 from loadgen.results.record import SCHEMA_MINOR
 from loadgen.server_metrics.series import Served
-from loadgen.stats.quantiles import Distribution, Histogram
+from loadgen.stats.quantiles import Distribution, Histogram, of_gaps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -218,7 +218,8 @@ def build(
     samples |= {"inter_chunk": pooled.distribution(), "event_error": errors.distribution()}
     families = Families(
         unsure_share=1 - int(errors.counts[0]) / errors.count if errors.count else None,
-        **{name: samples[name] for name in Families._fields if name != "unsure_share"},
+        gap_error=of_gaps(errors),
+        **{name: samples[name] for name in Families._fields if name in samples},
     )
     unsound = validity.withheld(header.limits, families, seconds, inside)
     itl_absent = blocks.itl_absent(measured, samples["inter_chunk"])

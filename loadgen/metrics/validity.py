@@ -34,7 +34,7 @@ class Families(NamedTuple):
     """The distributions that have a guard of their own, and the errors that they are judged by."""
 
     inter_chunk: Distribution
-    event_error: Distribution
+    gap_error: Distribution
     unsure_share: float | None
     tpot: Distribution
     tpot_error: Distribution
@@ -230,7 +230,7 @@ def withheld(limits: ValidityLimits, families: Families, seconds: Sequence[Secon
     gaps, tpot = ("itl", "inter_chunk", "max_gap", "stalls"), ("tpot", "tpot_mlperf")
     of_events, of_tpot = limits.event_error_share, limits.tpot_error_share
     for code, metrics, error, figure, basis, limit in (
-        ("events_unsure", gaps, families.event_error, families.inter_chunk, "the gaps' p50", of_events),
+        ("events_unsure", gaps, families.gap_error, families.inter_chunk, "the gaps' p50", of_events),
         ("largest_gap_unsure", ("max_gap",), families.max_gap_error, families.max_gap, "its p50", of_events),
         ("tpot_unsure", tpot, families.tpot_error, families.tpot, "TPOT p50", of_tpot),
     ):

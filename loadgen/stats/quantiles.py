@@ -99,6 +99,15 @@ def exact(values_ns: NDArray[np.int64]) -> Distribution:
     return values.distribution()
 
 
+def of_gaps(stamp_errors: Histogram) -> Distribution:
+    """The errors of the gaps between events, from the stamp errors of the events.
+
+    One wrong stamp makes two gaps wrong, so quantile p of the gaps' errors is quantile 1 - (1 - p) / 2 of the stamps'.
+    """
+    errors = {key: milliseconds(stamp_errors.quantile((1 + p) / 2)) for key, p in QUANTILES if stamp_errors.count}
+    return msgspec.structs.replace(stamp_errors.distribution(), **errors)
+
+
 def _distribution(sample: Values | Histogram, n: int, mean: float, least: int, largest: int) -> Distribution:
     return Distribution(
         count=n,

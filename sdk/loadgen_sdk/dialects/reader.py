@@ -187,10 +187,10 @@ class Reading:
     ) -> None:
         """Process the events of one read. The first `unsure` of them may have come earlier, by at most `error` ns.
 
-        The end of an answer (finish, usage, `[DONE]`) is sent right after its last output. Where only that follows an
-        output event in its read, the first and the last token keep the error, but `Flow.errors` and the largest gap
-        count the event as exact: it would judge servers, not this client. `one_write`: the same for all events, which
-        came in one write.
+        The end of an answer (finish, usage, `[DONE]`) is sent right after its last output, or with the next step of
+        the server. Where only that follows an output event in its read, the first token keeps the error, the last one
+        is wrong by a mean gap at most, and `Flow.errors` and the largest gap count the event as exact: it would judge
+        servers, not this client. `one_write`: the same for all events, which came in one write.
         """
         before, largest = self.output_events, self.max_gap
         unsure_events, sure_events = _split(events, unsure)
@@ -203,6 +203,9 @@ class Reading:
             self.unsure_at, self.unsure_error = stamp, error
             if self.finish_reason:
                 outputs -= 1
+                if self.output_events > 1:
+                    mean_gap = (stamp - self.first_token) // (self.output_events - 1)
+                    self.unsure_error = min(error, mean_gap)
         if not one_write:
             self.flow.errors.extend([error] * outputs)
         if (one_write or not outputs) and self.max_gap > largest:
