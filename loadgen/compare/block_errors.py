@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from loadgen.metrics import columns as metrics
-from loadgen.metrics.columns import OK, Columns, Span
+from loadgen.metrics import outcomes
+from loadgen.metrics.columns import OK, Columns
+from loadgen.metrics.windows import Span, span, spread_tokens
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import QUANTILES, SUPPORT, index
 
@@ -173,7 +175,7 @@ def _by_means(values: NDArray[np.float64]) -> Known | None:
 
 def marks(columns: Columns, good: NDArray[np.bool_], slo: Slo | None = None) -> NDArray[np.float64]:
     """1 for each good request and 0 for each other one, in order of due instant; only those that an SLO counts."""
-    return _in_order(columns, good.astype(np.int64), metrics.is_counted(columns, slo)).astype(np.float64)
+    return _in_order(columns, good.astype(np.int64), outcomes.is_counted(columns, slo)).astype(np.float64)
 
 
 def share(marks: Sequence[NDArray[np.float64]], value: float) -> Known | None:
@@ -203,8 +205,8 @@ def rate(windows: Sequence[Span], parts: Sequence[Columns], value: float) -> tup
         if steady.start_s is None or steady.end_s is None:
             return None, "no time under load"
         edges = np.linspace(steady.start_s * 1e9, steady.end_s * 1e9, PIECES + 1)
-        pieces = [metrics.span(float(a), float(b)) for a, b in pairwise(edges)]
-        rates += [metrics.spread_tokens(part, piece) / (piece.duration_s or 1) for piece in pieces]
+        pieces = [span(float(a), float(b)) for a, b in pairwise(edges)]
+        rates += [spread_tokens(part, piece) / (piece.duration_s or 1) for piece in pieces]
     mean = float(np.mean(rates))
     known = _by_means(np.array(rates))
     if known is None or mean <= 0:

@@ -17,6 +17,7 @@ from loadgen import format
 from loadgen.compare import block_errors
 from loadgen.compare.block_errors import Known
 from loadgen.metrics import columns as metrics
+from loadgen.metrics import outcomes
 from loadgen.metrics.columns import OK, Columns
 from loadgen.metrics.registry import SHARES, SHOWN, Metric, figure, metric
 from loadgen.stats import intervals
@@ -367,7 +368,7 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
         if slo is None:
             return None, "no SLO"
         return block_errors.share(
-            [block_errors.marks(part, metrics.meets(part, slo), slo) for part in columns], value
+            [block_errors.marks(part, outcomes.meets(part, slo), slo) for part in columns], value
         ), ""
     if compared.path == "tokens.steady_output_per_s":
         return block_errors.rate([run.summary.window.steady for run in side.runs], columns, value)
