@@ -437,7 +437,7 @@ def _reproduction(sheet: page.Page, summary: Summary, header: Header | None) -> 
                 ("Versions", f"Python {host.python}" + (f", {versions}" if versions else "")),
                 ("Limits", f"send lag {format.percent(limits.send_lag_share)}, stamp error "
                  f"{format.percent(limits.stamp_error_share)} of TTFT p50; CPU {format.percent(limits.cpu_share)}; "
-                 f"failures {format.percent(limits.failure_share)}; stamp error of all output events "
+                 f"failures {format.percent(limits.failure_share)}; error of the gaps between events "
                  f"{format.percent(limits.event_error_share)} of ITL p50; error of TPOT "
                  f"{format.percent(limits.tpot_error_share)} of TPOT p50"),
             )
