@@ -8,16 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import pairwise, permutations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import format
-from loadgen.contracts import schema
-from loadgen.contracts.schema import tag
+from loadgen.contracts.schema import KINDS, LATENCIES, POOLED, Term
 from loadgen.contracts.steady_samples import (
     QUEUED,
     Missing,
@@ -64,18 +62,14 @@ its currency. Raises Fault or Faults where no price fits."""
 
 
 class Held(NamedTuple):
-    """The evaluated figure of a term, beside the promised limit.
+    """The evaluated figure of a term: `found`, with its interval, in the unit of the term's limit.
 
-    `found` is the figure with its interval, in `unit`. The promise is "at most `limit`" where `at_most` is true, else
-    "at least `limit`". `sample` is the number of requests behind the figure. `caveat` says why the sample bounds the
-    figure on one side only ("" when it bounds both). `of` names the part of the load that was used ("" for all of it).
-    `length_s` and `looks`: how long a load, and how many independent looks at the server, the figure rests on.
+    `sample` is the number of requests behind the figure. `caveat` says why the sample bounds the figure on one side
+    only ("" when it bounds both). `of` names the part of the load that was used ("" for all of it). `length_s` and
+    `looks`: how long a load, and how many independent looks at the server, the figure rests on.
     """
 
     found: Bounds
-    limit: float
-    at_most: bool
-    unit: str
     sample: int
     caveat: str = ""
     of: str = ""
@@ -101,76 +95,50 @@ class Evaluator:
         self.horizon_s = horizon_s
         self._columns = [run.columns() for run in level.runs]
 
-    def held(self, term: Any) -> Held:
-        """The figure of a term beside its limit. Raises Missing where the records cannot give the figure."""
+    def held(self, term: Term) -> Held:
+        """The figure of a term. Raises Missing where the records cannot give it."""
         self._refuse_withheld(term)
-        evaluated = self._held(term)
+        evaluated = FIGURES[term.kind](self, term)
+        evaluated = evaluated._replace(found=Bounds(*map(KINDS[term.kind].limit.in_unit, evaluated.found)))
         if evaluated.length_s:
             return evaluated
         timed = [figures(columns, "e2e") for columns in self._columns]
         length_s = load_length_s([due for due, _ in timed])
         return evaluated._replace(length_s=length_s, looks=independent_looks(self.runs, timed))
 
-    def _held(self, term: Any) -> Held:
-        if isinstance(term, schema.Itl | schema.InterChunk):
-            return self._pooled_gaps(term)
-        if isinstance(term, schema.Latency):
-            bounds, sample = self._latency(self.runs, self._columns, tag(term), term.quantile, term.limit_ns)
-            return Held(
-                _scaled(bounds, 1e-6), term.limit_ns / 1e6, True, "ms", sample.total, sample.caveat, sample.of,
-                sample.length_s, sample.looks,
-            )  # fmt: skip
-        match term:
-            case schema.Errors():
-                marks = [(columns["status"] != OK)[counted(columns)].astype(np.float64) for columns in self._columns]
-                return self._share(marks, term.limit, True)
-            case schema.GoodputTerm():
-                asked_share = f"a share of {format.percent(term.share)}"
-                misses = [_slo_misses(run, columns) for run, columns in self._runs_and_columns()]
-                sample = settle(self.runs, misses, QUEUED[0], term.share, self.confidence, asked_share, self.horizon_s)
-                kept_share = self._share([1 - missed for missed in sample.values], term.share, False)
-                low = 0.0 if sample.caveat else kept_share.found.low
-                return kept_share._replace(
-                    found=kept_share.found._replace(low=low), caveat=sample.caveat, of=sample.of,
-                    length_s=sample.length_s, looks=sample.looks,
-                )  # fmt: skip
-            case schema.DriftTerm():
-                return self._drift(term)
-            case schema.Sustained():
-                first_windows, last_windows = self._first_and_last_windows(term.window_ns)
-                ratio = intervals.ratio(
-                    self._batch_rates(last_windows, _ok_in_span),
-                    self._batch_rates(first_windows, _ok_in_span),
-                    level=self.confidence,
-                )
-                return Held(
-                    _scaled(quantile_interval.plain(ratio), 100), term.share * 100, False, "%", self._ok_requests()
-                )
-            case schema.BetweenNodes():
-                return self._between_nodes(term)
-            case schema.Against():
-                return self._against(term)
-            case schema.CostTerm():
-                return self._cost(term)
-        count_in_span = {"requests": _ok_in_span, "good_requests": _good_in_span}.get(tag(term)) or _tokens_counter(
-            tag(term) == "tokens_per_gpu"
-        )
-        bounds, caveat = self._rate(count_in_span)
-        if isinstance(term, schema.OutputPerGpu | schema.TokensPerGpu):
-            bounds = _scaled(bounds, 1 / self._gpus())
-        return Held(bounds, term.rate, False, "/s", self._ok_requests(), caveat)
+    def own_latency(self, term: Term) -> Held:
+        bounds, sample = self._latency(self.runs, self._columns, term.kind, term.quantile, term.limit)
+        return Held(bounds, sample.total, sample.caveat, sample.of, sample.length_s, sample.looks)
 
-    def _refuse_withheld(self, term: Any) -> None:
+    def errors(self, term: Term) -> Held:
+        return self._share([(columns["status"] != OK)[counted(columns)].astype(float) for columns in self._columns])
+
+    def goodput(self, term: Term) -> Held:
+        misses = [_slo_misses(run, columns) for run, columns in self._runs_and_columns()]
+        what = f"a share of {format.percent(term.limit)}"
+        sample = settle(self.runs, misses, QUEUED[0], term.limit, self.confidence, what, self.horizon_s)
+        kept = self._share([1 - missed for missed in sample.values])
+        found = kept.found._replace(low=0.0) if sample.caveat else kept.found
+        return Held(found, kept.sample, sample.caveat, sample.of, sample.length_s, sample.looks)
+
+    def sustained(self, term: Term) -> Held:
+        first, last = self._first_and_last_windows(term.window_ns)
+        rates = self._batch_rates(last, _ok_in_span), self._batch_rates(first, _ok_in_span)
+        ratio = intervals.ratio(*rates, level=self.confidence)
+        return Held(quantile_interval.plain(ratio), self._ok_requests())
+
+    def steady_rate(self, term: Term) -> Held:
+        per_gpu = "gpus" in KINDS[term.kind].needs
+        bounds, caveat = self._rate(_COUNTED[term.kind])
+        return Held(_scaled(bounds, 1 / self._gpus()) if per_gpu else bounds, self._ok_requests(), caveat)
+
+    def _refuse_withheld(self, term: Term) -> None:
         """Raise Missing where the term rests on figures that a run withholds because its arrival times are unsure."""
-        metric = getattr(term, "of", tag(term))
-        on_slo = isinstance(term, schema.GoodputTerm | schema.GoodRequests | schema.CostTerm)
-        other = self.measured.get(getattr(term, "level", ""), MeasuredLevel())
+        other = self.measured.get(term.level, MeasuredLevel())
         for run in (*self.runs, *other.runs):
             summary = run.summary
-            names = (
-                [one.metric for one in summary.goodput.slo if one.metric not in metrics.POOLED] if on_slo else [metric]
-            )
-            for name in names:
+            of_slo = [one.metric for one in summary.goodput.slo if one.metric not in metrics.POOLED]
+            for name in of_slo if "slo" in KINDS[term.kind].needs else [term.of or term.kind]:
                 if name in summary.unsound:
                     raise Missing(f"arrival times in {run.folder} are unsure: {summary.unsound[name]}")
 
@@ -222,28 +190,27 @@ class Evaluator:
                 return quantile_interval.quantile(values, p, confidence)._replace(high=math.inf), caveat
         return _bounded(values, p, confidence, length_s, queued)
 
-    def _share(self, marks: Series, limit: float, at_most: bool) -> Held:
+    def _share(self, marks: Series) -> Held:
         n = size(marks)
         if n == 0:
             raise Missing("no request was counted")
         per_run = [float(run.mean()) for run in marks if len(run)]
         found = intervals.with_replications(quantile_interval.share(marks, self.confidence), per_run, self.confidence)
         value, low, high = found
-        return Held(_scaled(Bounds(value, max(low, 0.0), min(high, 1.0)), 100), limit * 100, at_most, "%", n)
+        return Held(Bounds(value, max(low, 0.0), min(high, 1.0)), n)
 
-    def _pooled_gaps(self, term: Any) -> Held:
+    def pooled_gaps(self, term: Term) -> Held:
         for run in self.runs:
-            if tag(term) == "itl" and run.summary.itl_ms is None:
+            if term.kind == "itl" and run.summary.itl_ms is None:
                 raise Missing(f"there is no ITL: {run.summary.itl_absent}")
             if not run.gaps.count:
                 raise Missing("no answer had two events, so there are no gaps")
-        per_run = [run.gaps.quantile(term.quantile) for run in self.runs]
+        p = term.quantile
+        per_run = [run.gaps.quantile(p) for run in self.runs]
         bounds = quantile_interval.plain(intervals.replications(per_run, self.confidence))
         length_s = load_length_s([figures(columns, "e2e")[0] for columns in self._columns])
-        what = f"{tag(term)} p{term.quantile * 100:g}"
-        caveat = too_short(length_s, term.quantile, self.confidence, self.horizon_s, what)
-        bounds = bounds._replace(high=math.inf) if caveat else bounds
-        return Held(_scaled(bounds, 1e-6), term.limit_ns / 1e6, True, "ms", self._ok_requests(), caveat)
+        caveat = too_short(length_s, p, self.confidence, self.horizon_s, f"{term.kind} p{p * 100:g}")
+        return Held(bounds._replace(high=math.inf) if caveat else bounds, self._ok_requests(), caveat)
 
     def _rate(self, count_in_span: _CountInSpan) -> tuple[Bounds, str]:
         """The rate per second after the start-up. Where the start-up did not end: no upper end, and the caveat.
@@ -295,7 +262,7 @@ class Evaluator:
             last.append(metrics.span(end - window_ns, end))
         return first, last
 
-    def _drift(self, term: Any) -> Held:
+    def drift(self, term: Term) -> Held:
         windows = []
         for spans in self._first_and_last_windows(term.window_ns):
             values = [
@@ -307,9 +274,9 @@ class Evaluator:
             windows.append((bounds, caveat and f"in a window {caveat} in each", size(values)))
         ratio = _ratio(windows[1][0], windows[0][0], "the first window")
         caveat = windows[0][1] or windows[1][1]
-        return Held(_percent_change(ratio), term.limit * 100, True, "%", min(size for *_, size in windows), caveat)
+        return Held(_change(ratio), min(size for *_, size in windows), caveat)
 
-    def _between_nodes(self, term: Any) -> Held:
+    def between_nodes(self, term: Term) -> Held:
         count = len(self.runs[0].header.targets)
         if count < 2:
             raise Missing("there was one target: nothing to compare between nodes")
@@ -324,25 +291,25 @@ class Evaluator:
             caveats.append(caveat and f"node {node + 1}: {caveat}")
             sizes.append(size(values))
         if failed := [f"node {node + 1}" for node, bounds in enumerate(nodes) if math.isinf(bounds.value)]:
-            raise Missing(f"too many requests failed at {', '.join(failed)}: no p{term.quantile * 100:g} to compare")
+            raise Missing(f"too many requests failed at {', '.join(failed)}: no {term.at} to compare")
         ratios = [quantile_interval.ratio(a, b) for a, b in permutations(nodes, 2)]
         largest_ratio = Bounds(*(max(ratio[i] for ratio in ratios) for i in range(3)))
         caveat = next(filter(None, caveats), "")
-        return Held(_percent_change(largest_ratio), term.limit * 100, True, "%", min(sizes), caveat)
+        return Held(_change(largest_ratio), min(sizes), caveat)
 
-    def _against(self, term: Any) -> Held:
+    def against(self, term: Term) -> Held:
         other = self.measured.get(term.level, MeasuredLevel())
         if not other.runs or other.trouble:
             raise Missing(f"there is no run of {term.level}: {other.trouble or 'it was not run'}")
         other_columns = [run.columns() for run in other.runs]
-        own_latency, own_sample = self._latency(self.runs, self._columns, term.of, term.quantile)
-        other_latency, other_sample = self._latency(other.runs, other_columns, term.of, term.quantile)
-        bounds = _scaled(_ratio(own_latency, other_latency, term.level), 100)
+        p = term.quantile
+        own_latency, own_sample = self._latency(self.runs, self._columns, term.of, p)
+        other_latency, other_sample = self._latency(other.runs, other_columns, term.of, p)
         caveat = own_sample.caveat or (other_sample.caveat and f"{term.level}: {other_sample.caveat}")
-        return Held(bounds, term.limit * 100, True, "%", min(own_sample.total, other_sample.total), caveat)
+        bounds = _ratio(own_latency, other_latency, term.level)
+        return Held(bounds, min(own_sample.total, other_sample.total), caveat)
 
-    def _cost(self, term: Any) -> Held:
-        limit, currency = term.limit
+    def cost(self, term: Term) -> Held:
         if self.money is None:
             raise Missing("there are no prices")
         good_rate, caveat = self._rate(_good_in_span)
@@ -356,9 +323,9 @@ class Evaluator:
             raise Missing(f"no cost: {fault.what}") from None
         except Faults as faults:
             raise Missing(f"no cost: {'; '.join(fault.what for fault in faults.faults)}") from None
-        if price_currency != currency:
-            raise Missing(f"the promise is in {currency}, the prices are in {price_currency}")
-        return Held(bounds, float(Decimal(limit)), True, currency, self._ok_requests())
+        if price_currency != term.currency:
+            raise Missing(f"the promise is in {term.currency}, the prices are in {price_currency}")
+        return Held(bounds, self._ok_requests())
 
 
 _CountInSpan = Callable[[RecordedRun, Columns, Span], float]
@@ -399,9 +366,9 @@ def _scaled(bounds: Bounds, factor: float) -> Bounds:
     return Bounds(bounds.value * factor, bounds.low * factor, bounds.high * factor)
 
 
-def _percent_change(ratio: Bounds) -> Bounds:
-    """A ratio as a relative change in percent: 1.2 becomes 20."""
-    return Bounds(*((end - 1) * 100 for end in ratio))
+def _change(ratio: Bounds) -> Bounds:
+    """A ratio as a relative change: 1.2 becomes 0.2."""
+    return Bounds(*(end - 1 for end in ratio))
 
 
 def _nothing_ended(columns: Sequence[Columns], spans: Sequence[Span]) -> str:
@@ -475,3 +442,24 @@ def _tokens_counter(with_input: bool) -> _CountInSpan:
         return total
 
     return tokens_in_span
+
+
+_COUNTED: dict[str, _CountInSpan] = {
+    "requests": _ok_in_span,
+    "good_requests": _good_in_span,
+    "output_per_gpu": _tokens_counter(with_input=False),
+    "tokens_per_gpu": _tokens_counter(with_input=True),
+}
+FIGURES: dict[str, Callable[[Evaluator, Term], Held]] = {
+    **dict.fromkeys(LATENCIES, Evaluator.own_latency),
+    **dict.fromkeys(POOLED, Evaluator.pooled_gaps),
+    **dict.fromkeys(_COUNTED, Evaluator.steady_rate),
+    "errors": Evaluator.errors,
+    "goodput": Evaluator.goodput,
+    "cost": Evaluator.cost,
+    "drift": Evaluator.drift,
+    "sustained": Evaluator.sustained,
+    "between_nodes": Evaluator.between_nodes,
+    "against": Evaluator.against,
+}
+"""Keyword -> how its figure is computed."""

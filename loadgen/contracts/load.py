@@ -11,7 +11,17 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from loadgen.contracts import lint
-from loadgen.contracts.schema import Checked, Contract, ContractLevel, Draft, Term, find, plain, read_text, text_of
+from loadgen.contracts.schema import (
+    Checked,
+    Contract,
+    ContractLevel,
+    Draft,
+    WrittenTerm,
+    find,
+    plain,
+    read_text,
+    text_of,
+)
 from loadgen.cost import price_file
 from loadgen.errors import Faults
 from loadgen.workload.fields import Source
@@ -86,4 +96,4 @@ def _draft(index: int, written_level: Map, source: Source) -> Draft:
     return Draft(index=index, name=name or "", workload=workload, level=level, terms=tuple(terms))
 
 
-_ANY_TERM: TypeAdapter[Any] = TypeAdapter(Term)
+_ANY_TERM: TypeAdapter[Any] = TypeAdapter(WrittenTerm)
