@@ -100,7 +100,8 @@ def own_call(create: Callable[..., Any], content: str = "Hello there, how are yo
 
 
 def stubs(*observers: Any, **options: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    from loadgen_sdk.app.observed_call import Setting, measured
+    from loadgen_sdk.app.call import Setting
+    from loadgen_sdk.app.observed_call import measured
     from loadgen_sdk.app.policy import Policy
     from openai.types.chat import ChatCompletion
 
@@ -141,7 +142,8 @@ class Chunks:
 
 
 def per_chunk(measured: bool) -> Callable[[], float]:
-    from loadgen_sdk.app.observed_call import ObservedCall, ObservedEvents, Setting
+    from loadgen_sdk.app.call import Setting
+    from loadgen_sdk.app.observed_call import ObservedCall, ObservedEvents
     from loadgen_sdk.app.policy import Policy
 
     chunks = Chunks()
@@ -159,7 +161,8 @@ def per_chunk(measured: bool) -> Callable[[], float]:
 
 
 def per_chunk_async(measured: bool, runner: asyncio.Runner) -> Callable[[], float]:
-    from loadgen_sdk.app.observed_call import ObservedCall, ObservedEvents, Setting
+    from loadgen_sdk.app.call import Setting
+    from loadgen_sdk.app.observed_call import ObservedCall, ObservedEvents
     from loadgen_sdk.app.policy import Policy
 
     chunks = Chunks()

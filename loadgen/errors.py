@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 OK = 0  # done, SLO met
@@ -70,3 +71,14 @@ class Faults(Exception):
 
     def __str__(self) -> str:
         return "\n".join(str(fault) for fault in self.faults)
+
+
+@contextmanager
+def collecting(faults: list[Fault]) -> Iterator[None]:
+    """Add what is raised inside to `faults`, so that the checks after it are made too."""
+    try:
+        yield
+    except Faults as several:
+        faults += several.faults
+    except Fault as fault:
+        faults.append(fault)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from loadgen_sdk.transport import http1, plain, receiver
+from loadgen_sdk.transport.clock import TimerFd
 
 compiled = pytest.importorskip("loadgen_sdk._compiled", reason="built by pip install where a C compiler is")
 FOREVER = 1 << 62
@@ -42,7 +43,8 @@ def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) 
 
     poll = select.epoll()
     queue: deque[Any] = deque()
-    made = receiver_class(poll, queue)
+    timer = TimerFd()
+    made = receiver_class(poll, timer, queue)
     pairs = []
     for number in range(3):
         ours, theirs = make_pair()
@@ -55,7 +57,7 @@ def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) 
     said: list[Any] = []
     for number, step in steps:
         connection, theirs = pairs[number]
-        until, wake_at = 0, FOREVER
+        wake_at = FOREVER
         try:
             if isinstance(step, int):
                 theirs.send(bytes([65 + number]) * step)
@@ -80,7 +82,7 @@ def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) 
             first.queued = False
         elif step == "early":
             wake_at = 0
-        others = made.receive(0, until, wake_at)
+        others = made.receive(0, 0, wake_at, FOREVER if number else -1)
         for one, _ in pairs:
             for data, stamp, read_at, empty_at, from_kernel in one.reads:
                 assert data
@@ -89,12 +91,14 @@ def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) 
         flags = [(c.queued, c.filled, bool(c.ended_at), c.error) for c, _ in pairs]
         kept = [[read[0] for read in c.reads] for c, _ in pairs]
         said.append((sorted((numbers[fd], events) for fd, events in others), kept, flags, made.ready, made.waiting))
+        assert made.poll_at > made.now - 1_000_000
         assert made.waiting == sum(len(c.reads) for c, _ in pairs if c.queued)
     said.append((made.polls, made.reads, [one.number for one in queue]))
     for connection, theirs in pairs:
         made.remove(connection)
         connection.sock.close()
         theirs.close()
+    timer.close()
     poll.close()
     return said
 
@@ -123,8 +127,8 @@ def test_stamps_of_the_kernel() -> None:
         (compiled.Inbox, compiled.Receiver),
         (receiver.PurePythonInbox, receiver.PurePythonReceiver),
     ):
-        poll, ours, theirs = select.epoll(), *make_pair()
-        made = receiver_class(poll, deque())
+        poll, timer, ours, theirs = select.epoll(), TimerFd(), *make_pair()
+        made = receiver_class(poll, timer, deque())
         inbox = type("Connection", (inbox_class,), {})(ours.fileno(), made.now)
         inbox.sock, inbox.open, inbox.patient = ours, True, True
         made.add(inbox)
@@ -132,11 +136,17 @@ def test_stamps_of_the_kernel() -> None:
         stamps = []
         for _ in range(3):
             theirs.send(b"x" * 100)
-            made.receive(-1, 0, FOREVER)
+            made.receive(-1, 0, FOREVER, -1)
         stamps = [read[1] for read in made.take(inbox)]
         assert len(stamps) == 3 and stamps == sorted(stamps) and not inbox.queued
-        ours.close()
-        theirs.close()
+        poll.register(timer, select.EPOLLIN)
+        made.poll_at = 0
+        assert made.receive(0, 0, FOREVER, FOREVER) == []
+        assert made.armed_for == made.poll_at > made.now
+        assert made.receive(-1, FOREVER, FOREVER, FOREVER) == [(timer.fileno(), select.EPOLLIN)]
+        assert made.now >= made.armed_for
+        for closing in (ours, theirs, timer, poll):
+            closing.close()
 
 
 BEFORE, AFTER = b'{"choices":[{"delta":{"content":"', b'"}}]}'
@@ -184,7 +194,7 @@ def test_the_same_plain_events(pieces: list[bytes]) -> None:
 
 def test_what_is_no_inbox_or_no_read_is_refused() -> None:
     poll = select.epoll()
-    made = compiled.Receiver(poll, deque())
+    made = compiled.Receiver(poll, poll, deque())
     for call in (made.add, made.remove, made.take):
         with pytest.raises(TypeError):
             call(object())
@@ -192,9 +202,9 @@ def test_what_is_no_inbox_or_no_read_is_refused() -> None:
         with pytest.raises((TypeError, IndexError)):
             compiled.plain_reads(reads, 0, b"", b"")
     with pytest.raises(TypeError):
-        compiled.Receiver(object(), deque())
+        compiled.Receiver(object(), poll, deque())
     with pytest.raises(AttributeError):
-        compiled.Receiver(poll, object())
+        compiled.Receiver(poll, poll, object())
     inbox = compiled.Inbox(-1, 0)
     with pytest.raises(ValueError):
         made.add(inbox)
@@ -212,7 +222,7 @@ def test_nothing_is_kept_alive() -> None:
             alive.append(self)
 
     poll, queue = select.epoll(), deque[Any]()
-    made = compiled.Receiver(poll, queue)
+    made = compiled.Receiver(poll, poll, queue)
     connection = Connection(5, 0)
     connection.owner = Owner()
     connection.owner.receiver = made  # a circle through the module in C

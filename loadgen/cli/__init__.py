@@ -109,7 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def call() -> int:
         try:
-            code = app(spread(sys.argv[1:] if arguments is None else arguments), standalone_mode=False)
+            typed = sys.argv[1:] if arguments is None else list(arguments)
+            code = app(spread(typed), standalone_mode=False, obj=typed)
         except WrongUsage as error:
             error.show()
             return USAGE

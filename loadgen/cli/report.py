@@ -30,6 +30,9 @@ def report(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print summary.json instead of the table; no page unless --html.")
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 3 where the run cannot decide the SLO; without it that exits 0.")
+    ] = False,
 ) -> int:
     """Print a stored run again, from its records, and write report.html: one file that opens without network.
 
@@ -88,7 +91,14 @@ def report(
     if search is not None:
         return UNSOUND if search.answer.reason == "interrupted" else search_code(search.answer)
     return max(
-        exit_code(interrupted=False, valid=summary.verdict.valid, slo_met=summary.goodput.met) for summary in summaries
+        exit_code(
+            interrupted=False,
+            valid=summary.verdict.valid,
+            slo_met=summary.goodput.met,
+            undecided=summary.goodput.undecided,
+            strict=strict,
+        )
+        for summary in summaries
     )
 
 

@@ -126,7 +126,7 @@ class Show:
             print(text.render_levels([summary for _, summary in named], color=_color()), end="")
             print("\n" + table.render_text(made), end="", flush=True)
         say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {parent} OTHER")
-        codes = [exit_code(summary) for _, summary in named]
+        codes = [exit_code(summary, strict=self._strict) for _, summary in named]
         return max(codes) if how.enough([summary for _, summary in named]) else max(*codes, INTERRUPTED)
 
     def plans(self, workloads: list[Workload], settings: Settings) -> int:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic_ns
@@ -169,21 +167,6 @@ class Driver:
         self._record_rest("interrupted")
         self._drain_end_ns = min(self._drain_end_ns, now + min(self._drain_ns, AFTER_STOP_NS))
         self._check_finished()
-
-    @contextlib.contextmanager
-    def signals(self) -> Iterator[None]:
-        """While inside, the first SIGINT or SIGTERM calls `stop`; the second ends the run at once."""
-        if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.stop)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
 
     # -- starting and ending requests ----------------------------------------------------------------------------
 

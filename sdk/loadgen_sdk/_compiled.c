@@ -14,12 +14,16 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <time.h>
 
 enum {
     READ_BYTES = 32 << 10,
     MOST_READY = 1024,
     MAPPING_NS = 5000,
+    POLL_EVERY_NS = 1000000,
+    BUSY_POLL_EVERY_NS = 2000000,
+    BUSY_READS = 4,
     READ_FIRST = 32,
     KEPT_READS = 64,
     FEW_BYTES = 4,
@@ -109,8 +113,8 @@ typedef struct {
     PyObject *queue_append;
     Inbox **inboxes; /* by descriptor; NULL where there is none */
     int inboxes_size;
-    int epoll;
-    long long now, last_poll, poll_started, to_monotonic;
+    int epoll, timer;
+    long long now, last_poll, poll_started, to_monotonic, poll_at, armed_for, reads_at_poll;
     long long ready, waiting, polls, reads;
     struct epoll_event events[MOST_READY];
     char buffer[READ_BYTES];
@@ -119,11 +123,14 @@ typedef struct {
 static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
 {
     Receiver *receiver = (Receiver *)self;
-    PyObject *poll, *queue;
-    if (!PyArg_ParseTuple(args, "OO", &poll, &queue))
+    PyObject *poll, *timer, *queue;
+    if (!PyArg_ParseTuple(args, "OOO", &poll, &timer, &queue))
         return -1;
     receiver->epoll = PyObject_AsFileDescriptor(poll);
     if (receiver->epoll < 0)
+        return -1;
+    receiver->timer = PyObject_AsFileDescriptor(timer);
+    if (receiver->timer < 0)
         return -1;
     PyObject *append = PyObject_GetAttrString(queue, "append");
     if (append == NULL)
@@ -348,12 +355,30 @@ static int64_t read_socket(Receiver *receiver, Inbox *inbox, int64_t previous_po
     return read_at;
 }
 
+/* Plan the next poll, and arm the timer for it, or for what is due before. */
+static int move_poll(Receiver *receiver, int64_t now, int64_t due_at)
+{
+    int busy = receiver->reads - receiver->reads_at_poll > BUSY_READS;
+    receiver->poll_at = now + (busy ? BUSY_POLL_EVERY_NS : POLL_EVERY_NS);
+    receiver->reads_at_poll = receiver->reads;
+    if (due_at < 0)
+        return 0;
+    int64_t at = receiver->armed_for = receiver->poll_at < due_at ? receiver->poll_at : due_at;
+    if (at <= 0)
+        at = 1; /* 0 would disarm it */
+    struct itimerspec armed = {.it_value = {.tv_sec = at / 1000000000, .tv_nsec = at % 1000000000}};
+    if (timerfd_settime(receiver->timer, TFD_TIMER_ABSTIME, &armed, NULL) == 0)
+        return 0;
+    PyErr_SetFromErrno(PyExc_OSError);
+    return -1;
+}
+
 static PyObject *receiver_receive(PyObject *self, PyObject *args)
 {
     Receiver *receiver = (Receiver *)self;
     int wait_ms;
-    long long until, wake_at;
-    if (!PyArg_ParseTuple(args, "iLL", &wait_ms, &until, &wake_at))
+    long long until, wake_at, due_at;
+    if (!PyArg_ParseTuple(args, "iLLL", &wait_ms, &until, &wake_at, &due_at))
         return NULL;
     PyObject *others = PyList_New(0);
     if (others == NULL)
@@ -407,6 +432,9 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
             }
         }
         receiver->poll_started = receiver->now = now;
+        if (now > receiver->poll_at - POLL_EVERY_NS / 2 &&
+            move_poll(receiver, now, PyList_Size(others) ? -1 : due_at) < 0)
+            goto failed;
         if (ready == 0 || now >= until || PyList_Size(others) || PyObject_Size(receiver->queue))
             return others;
     }
@@ -426,6 +454,8 @@ static PyMethodDef receiver_methods[] = {
 static PyMemberDef receiver_members[] = {
     {"now", T_LONGLONG, offsetof(Receiver, now), 0, NULL},
     {"last_poll", T_LONGLONG, offsetof(Receiver, last_poll), 0, NULL},
+    {"poll_at", T_LONGLONG, offsetof(Receiver, poll_at), 0, NULL},
+    {"armed_for", T_LONGLONG, offsetof(Receiver, armed_for), 0, NULL},
     {"poll_started", T_LONGLONG, offsetof(Receiver, poll_started), 0, NULL},
     {"ready", T_LONGLONG, offsetof(Receiver, ready), 0, NULL},
     {"waiting", T_LONGLONG, offsetof(Receiver, waiting), 0, NULL},

@@ -11,13 +11,13 @@ import threading
 import warnings
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
 from ..errors import ClientError
 from ..request import Completion
 from .client import LOOP_LEFT, Askable, Client, Event, Labels
-from .measurement import latest_measurement, tell_latest
+from .measurement import take_latest
 
 T = TypeVar("T")
 _END_OF_STREAM = object()
@@ -53,37 +53,28 @@ class BlockingClient:
 
     def complete(self, request: Askable, *, labels: Labels = None, raise_on_failure: bool = False) -> Completion:
         """Send a request and wait for it. A failed request returns a Completion with its `failure`, or raises it."""
-
-        async def complete_and_measure() -> Any:
-            completion = await self.client.complete(request, labels=labels, raise_on_failure=raise_on_failure)
-            return completion, latest_measurement()
-
-        completion, measurement = self._wait(complete_and_measure())
-        if measurement is not None:
-            tell_latest(measurement)
-        return completion  # type: ignore[no-any-return]
+        return self._wait(self.client.complete(request, labels=labels, raise_on_failure=raise_on_failure))
 
     def stream(self, request: Askable, *, labels: Labels = None) -> Iterator[Event]:
         """Yield output events as they arrive; raises RequestFailed after them. Leaving the loop ends the request."""
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         tasks: list[asyncio.Task[Any] | None] = []
 
-        async def put_events() -> Any:
+        async def put_events() -> None:
             tasks.append(asyncio.current_task())
             try:
                 async for event in self.client.stream(request, labels=labels):
                     events.put(event)
             finally:
                 events.put(_END_OF_STREAM)
-            return latest_measurement()
 
-        listener = self._submit(put_events())
+        context = copy_context()
+        listener = self._submit(put_events(), context)
         try:
             while (event := events.get()) is not _END_OF_STREAM:
                 yield event
-            measurement = listener.result()
-            if measurement is not None:
-                tell_latest(measurement)
+            listener.result()
+            take_latest(context)
         finally:
             if not listener.done() and tasks and tasks[0] is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(tasks[0].cancel, LOOP_LEFT)
@@ -122,12 +113,11 @@ class BlockingClient:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run `coroutine` in the client's thread, with the context variables of the caller."""
+    def _submit(self, coroutine: Coroutine[Any, Any, T], context: Context) -> Future[T]:
+        """Run `coroutine` in the client's thread, in this copy of the caller's context."""
         if self._loop.is_closed():
             coroutine.close()
             raise ClientError("this client is closed")
-        context = copy_context()
 
         async def run_here() -> T:
             return await asyncio.get_running_loop().create_task(coroutine, context=context)
@@ -135,8 +125,10 @@ class BlockingClient:
         return asyncio.run_coroutine_threadsafe(run_here(), self._loop)
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        future = self._submit(coroutine)
+        context = copy_context()
+        future = self._submit(coroutine, context)
         try:
             return future.result()
         finally:
+            take_latest(context)
             future.cancel()  # for Ctrl-C during the wait; no effect on a finished future

@@ -6,16 +6,19 @@ loops. It must not wait, and it must be cheap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
 from time import monotonic_ns, time_ns
 from typing import Any
 
+import msgspec
+
 from ..request import NEVER, Completion, Failure
 from .measurement import (
     Api,
     Attempt,
+    Choice,
     Content,
     Measurement,
     Status,
@@ -33,30 +36,44 @@ NO_HEADERS: Mapping[str, str] = {}
 REFUSED = (429, 503)  # statuses by which a server asks for a pause
 
 
+class Setting(msgspec.Struct):
+    """What all calls of one client have in common."""
+
+    policy: Policy
+    server: str
+    key: str
+    ask_usage: bool = False  # of an instrumented client: streams are asked for their token counts
+    timeout_s: float | None = None  # of the client: no call waits longer for its throttle
+    url_secrets: tuple[str, ...] = ()
+    warned: bool = False  # of a blocking client in an event loop
+
+    def redact(self, text: str) -> str:
+        from ..transport.target import redact
+
+        return redact(text, (*self.url_secrets, self.key))
+
+
 class Call:
     """One call while it runs. Instants are monotonic ns.
 
-    arguments: of the request, for its prompt, its numbers and its output limit. longest_wait_s: for the throttle.
-    redact: takes keys out of an error's text.
+    arguments: of the request, for its prompt, its numbers and its output limit. max_wait_s: for the throttle.
     """
 
     def __init__(
         self,
-        policy: Policy,
+        setting: Setting,
         api: Api,
-        server: str,
+        model: str,
         arguments: Mapping[str, Any],
         *,
-        model: str,
-        key: str,
         streamed: bool,
         labels: Mapping[str, str | int] | None,
-        longest_wait_s: float | None,
-        redact: Callable[[str], str],
+        max_wait_s: float | None,
     ) -> None:
         self.started, self.started_unix_ns = monotonic_ns(), time_ns()
-        self.policy, self.api, self.server, self.model, self.streamed = policy, api, server, model, streamed
-        self._key, self._arguments, self._longest_wait_s, self._redact = key, arguments, longest_wait_s, redact
+        self.api, self.server, self.model, self.streamed = api, setting.server, model, streamed
+        self._setting, self._arguments, self._max_wait_s = setting, arguments, max_wait_s
+        self.policy = policy = setting.policy
         self.labels = policy.labels_of(labels)
         self.parameters = parameters_of(arguments)
         self._context = copy_context() if policy.observers else None
@@ -79,11 +96,11 @@ class Call:
         if throttle is not None and throttle.counts_tokens:
             tokens = estimated_tokens(self._arguments, writes=self.api != "embeddings")
         return {
-            "key": self._key,
+            "key": self._setting.key,
             "model": self.model,
             "tokens": tokens[0],
             "output_tokens": tokens[1],
-            "max_wait_s": self._longest_wait_s,
+            "max_wait_s": self._max_wait_s,
         }
 
     def attempt_begins(self) -> None:
@@ -112,13 +129,15 @@ class Call:
             wait_s = retry.wait_s(len(self.attempts) + 1, failure, asked_s=asked_s, delivered=delivered)
         if wait_s is not None or refused:
             self._give_back(0 if refused else None)
-        self._attempt_ended(at, self.public(failure, code), wait_s or 0.0)
+        self._attempt_ended(at, self._public(failure, code), wait_s or 0.0)
         return wait_s
 
-    def public(self, failure: Failure, code: str = "") -> Failure:
+    def _public(self, failure: Failure | None, code: str) -> Failure | None:
         """`failure` as measurements carry it. The server's text may quote the prompt: kept only if asked for."""
+        if failure is None:
+            return None
         if self.policy.keep_content:
-            return Failure(failure.kind, self._redact(failure.text)[:500], failure.http_status)
+            return Failure(failure.kind, self._setting.redact(failure.text)[:500], failure.http_status)
         return without_server_text(failure, code)
 
     def _attempt_ended(self, at: int, failure: Failure | None, wait_s: float = 0.0) -> None:
@@ -137,13 +156,14 @@ class Call:
         self,
         status: Status,
         seen: Completion,
-        failure: Failure | None,
         *,
+        code: str = "",
         response_model: str = "",
-        content: Content | None = None,
+        choices: tuple[Choice, ...] = (),
     ) -> Measurement:
-        """The call is over. seen: what was observed of its last attempt; failure: as measurements carry it."""
+        """The call is over. seen: what was observed of its last attempt; code: of its error; choices: the answers."""
         self.reported = True
+        failure, content = self._public(seen.failure, code), None
         policy, headers, instants, usage = self.policy, self.headers, self.instants, seen.usage
         counted = usage.input is not None and usage.output is not None
         self._attempt_ended(seen.done, failure)
@@ -152,6 +172,10 @@ class Call:
         output = usage.output
         if output is None and self.streamed and status != "unobserved":
             output = len(instants)
+        if policy.keep_content:
+            names = ("messages", "prompt", "input")
+            sent = next((self._arguments[name] for name in names if self._arguments.get(name) is not None), None)
+            content = Content(input=sent, output=choices[0].text if choices else "", choices=choices)
         measurement = Measurement(
             api=self.api,
             streamed=self.streamed,

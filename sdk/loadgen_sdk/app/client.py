@@ -21,9 +21,9 @@ from ..transport.exchange import Exchange
 from ..transport.pool import STALL_TIMEOUT_NS, TIMEOUT_NS, Pool
 from ..transport.target import Target
 from ..transport.wire import Tls, Wire
-from .call import Call
+from .call import Call, Setting
 from .finishing import collecting, later
-from .measurement import Choice, Content, Prices, Status
+from .measurement import Choice, Prices, Status
 from .policy import Observers, make_policy
 from .retry import Retry
 from .throttle import Throttle
@@ -121,7 +121,9 @@ class Client:
             quirk = quirk or QUIRKS[server]
         self.policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels)
         self.target, self.model, self.quirk = target, model or "", quirk or QUIRKS["generic"]
-        self.key, self.timeout_s, self._streams, self._tls = api_key or "", timeout_ns / 1e9, stream, tls
+        self.timeout_s, self._streams, self._tls = timeout_ns / 1e9, stream, tls
+        secrets = target.secrets
+        self._setting = Setting(self.policy, target.address, api_key or "", False, self.timeout_s, secrets)
         asked: dict[str, Any] = {
             "stream": stream, "api_key": api_key, "headers": headers, "extra_body": extra_body,
         }  # fmt: skip
@@ -224,16 +226,13 @@ class Client:
         self._check_usable()
         prompt = {"messages": request.messages, "prompt": request.prompt, "max_tokens": request.max_tokens}
         call = Call(
-            self.policy,
+            self._setting,
             self.target.api,
-            self.target.address,
+            self.model,
             {**request.extra, **prompt},
-            model=self.model,
-            key=self.key,
             streamed=self._streams,
             labels=labels,
-            longest_wait_s=self.timeout_s,
-            redact=lambda text: self.target.redact(text, self.key),
+            max_wait_s=self.timeout_s,
         )
         wait_s = 0.0
         while True:
@@ -264,7 +263,7 @@ class Client:
                 while completion is None:  # `cancel` has queued it, behind the events that were not read
                     item = queue.get_nowait()
                     completion = item if isinstance(item, Completion) else None
-                self._abandoned(call, request, completion, error)
+                self._abandoned(call, completion, error)
                 raise
             finally:
                 self._exchanges.discard(exchange)
@@ -275,7 +274,7 @@ class Client:
             else:
                 again_s = call.attempt_failed(failure, headers, at=completion.done, delivered=delivered)
             if again_s is None:
-                self._report(call, request, completion, "ok" if failure is None else "failed")
+                self._report(call, completion, "ok" if failure is None else "failed")
                 yield completion
                 return
             wait_s = again_s
@@ -298,28 +297,23 @@ class Client:
             kind = "timeout_total" if isinstance(error, ThrottleTimeout) else "connect"
             failure = Failure(kind, self.target.redact(str(error))) if failed else _CALLER_LEFT
             unsent = Completion(request=request, due=call.started, done=monotonic_ns(), failure=failure)
-            self._report(call, request, unsent, "failed" if failed else "cancelled")
+            call.report("failed" if failed else "cancelled", unsent)
             raise
 
-    def _abandoned(self, call: Call, request: Request, completion: Completion, error: BaseException) -> None:
+    def _abandoned(self, call: Call, completion: Completion, error: BaseException) -> None:
         """The caller stopped waiting or reading: the call is cancelled, abandoned, or ok if it was complete."""
         if collecting():  # a generator that nobody reads any more: the code below may hold any lock
-            later(partial(self._abandoned, call, request, completion, error))
+            later(partial(self._abandoned, call, completion, error))
             return
         call.head_received(completion.headers or {})
         cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt) and LOOP_LEFT not in error.args
         left: Status = "cancelled" if cancelled else "abandoned"
-        self._report(call, request, completion, "ok" if completion.failure is None else left)
+        self._report(call, completion, "ok" if completion.failure is None else left)
 
-    def _report(self, call: Call, request: Request, completion: Completion, status: Status) -> None:
-        content = None
-        if self.policy.keep_content:
-            sent = request.messages if request.messages is not None else request.prompt
-            text = completion.text or ""
-            choice = Choice(text=text, finish_reason=completion.finish_reason, tool_calls=completion.tool_calls)
-            content = Content(input=sent, output=text, choices=(choice,))
-        failure = None if completion.failure is None else call.public(completion.failure)
-        call.report(status, completion, failure, content=content)
+    def _report(self, call: Call, completion: Completion, status: Status) -> None:
+        text, tool_calls = completion.text or "", completion.tool_calls
+        choice = Choice(text=text, finish_reason=completion.finish_reason, tool_calls=tool_calls)
+        call.report(status, completion, choices=(choice,))
 
     def _check_usable(self) -> None:
         """Raises ClientError when this client is closed."""

@@ -7,14 +7,14 @@ package is not imported here. The application calls the same methods and gets th
 from __future__ import annotations
 
 import copy
-import functools
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..errors import WrongUse
+from .call import Setting
 from .measurement import Api, Prices
-from .observed_call import Setting, measured, say_unobservable, seconds_of
+from .observed_call import measured, seconds_of
 from .policy import Observers, Policy, make_policy
 from .retry import Retry
 from .throttle import Throttle
@@ -114,7 +114,6 @@ def _merged(inner: Options | None, given: Options) -> Options:
 def install(result: Any, client: Any, options: Options) -> None:
     """Replace the resources of `result` by wrapped ones. `client`: where its copies come from."""
     blocking = _blocking_kind(result)
-    _check_streams(sys.modules["openai"])
     policy, attributes = options.policy, vars(result)
     attributes[_OPTIONS] = options
     if policy.retry is not None:
@@ -146,16 +145,6 @@ def install(result: Any, client: Any, options: Options) -> None:
         return other
 
     attributes["copy"] = attributes["with_options"] = with_options
-
-
-@functools.lru_cache(maxsize=1)
-def _check_streams(openai: Any) -> None:
-    """Say loudly if this openai package keeps the iterator of a stream elsewhere: its streams cannot be observed."""
-    for name in ("Stream", "AsyncStream"):
-        made = getattr(getattr(openai, name, None), "__init__", None)
-        if "_iterator" not in getattr(getattr(made, "__code__", None), "co_names", ("_iterator",)):
-            say_unobservable(openai)
-            return
 
 
 def _wrap(resource: Any, api: Api, setting: Setting, blocking: bool) -> None:

@@ -10,7 +10,7 @@ import functools
 import math
 import warnings
 from collections.abc import Mapping
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import Any, Literal
 
 import msgspec
@@ -39,10 +39,8 @@ class TokenPrice(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in ("input", "output", "cached"):
             value = getattr(self, name)
-            if name == "cached" and value is None:
-                continue
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value < 0:
+            if not (number and 0 <= value < math.inf) and not (name == "cached" and value is None):
                 raise WrongUse(f"the {name} price is {value!r}", "give the price of a million tokens, 0 or more")
 
     def cost(self, input: int, output: int, cached: int = 0) -> float:
@@ -247,6 +245,11 @@ def tell_latest(measurement: Measurement) -> None:
     _latest.set(measurement)
 
 
+def take_latest(context: Context) -> None:
+    """The last call that ended in `context` (a copy of this one, for another thread) is the last one here too."""
+    _latest.set(context.get(_latest))
+
+
 def checked_prices(prices: Prices) -> Prices:
     """`prices`, checked. Raises WrongUse when they are neither a TokenPrice nor a mapping of names to them."""
     if prices is None or isinstance(prices, TokenPrice):
@@ -260,9 +263,6 @@ def checked_prices(prices: Prices) -> Prices:
     return prices
 
 
-_unpriced: set[str] = set()
-
-
 def price_of(prices: Prices, *models: str) -> TokenPrice | None:
     """The price of the first of `models` that has one, else None with a warning, once per process and model."""
     if prices is None or isinstance(prices, TokenPrice):
@@ -270,20 +270,20 @@ def price_of(prices: Prices, *models: str) -> TokenPrice | None:
     for model in models:
         if model in prices:
             return prices[model]
-    name = models[-1]
-    if name not in _unpriced:
-        _unpriced.add(name)
-        known = ", ".join(sorted(prices)) or "none"
-        warnings.warn(f"no price for the model {name!r}: its cost is None (known: {known})", stacklevel=3)
+    known = ", ".join(sorted(prices)) or "none"
+    _warn_once(f"no price for the model {models[-1]!r}: its cost is None (known: {known})")
     return None
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, stacklevel=4)
 
 
 def warn_uncounted(model: str) -> None:
     """Prices are given, and the server counted no tokens: say so, once per process and model."""
-    if f"uncounted {model}" not in _unpriced:
-        _unpriced.add(f"uncounted {model}")
-        text = f"the server sent no token counts for the model {model!r}: its cost is None"
-        warnings.warn(f"{text}; for streams, ask_usage=True requests them", stacklevel=3)
+    text = f"the server sent no token counts for the model {model!r}: its cost is None"
+    _warn_once(f"{text}; for streams, ask_usage=True requests them")
 
 
 def timings(headers: Mapping[str, str]) -> dict[str, Any]:

@@ -19,15 +19,12 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
-import msgspec
-
 from ..errors import ThrottleTimeout
 from ..request import NEVER, Completion, Failure
-from .call import NO_HEADERS, Call
+from .call import NO_HEADERS, Call, Setting
 from .finishing import collecting, later
-from .measurement import Api, Content, Status, warn_uncounted
+from .measurement import Api, Status, warn_uncounted
 from .output_tracker import OutputTracker
-from .policy import Policy
 from .steps import Steps, runner
 
 log = logging.getLogger("loadgen_sdk")
@@ -37,39 +34,19 @@ _ABANDONED = Failure("interrupted", "the application stopped listening")
 _NOT_GIVEN = object()
 
 
-class Setting(msgspec.Struct):
-    """The settings shared by all wrapped methods of one client."""
-
-    policy: Policy
-    server: str
-    key: str
-    ask_usage: bool
-    timeout_s: float | None = None  # of the client: no call waits longer for its throttle
-    warned: bool = False
-
-    def redact(self, text: str) -> str:
-        from ..transport.target import redact
-
-        return redact(text, [self.key] if self.key else ())
-
-
 class ObservedCall:
     """One call while it runs: what the tracker saw of its answer, reported to the call's end."""
 
     def __init__(self, api: Api, setting: Setting, kwargs: dict[str, Any]) -> None:
-        self.setting, self._kwargs = setting, kwargs
         self.streamed = bool(kwargs.get("stream"))
         self.call = Call(
-            setting.policy,
+            setting,
             api,
-            setting.server,
+            str(kwargs.get("model") or ""),
             kwargs,
-            model=str(kwargs.get("model") or ""),
-            key=setting.key,
             streamed=self.streamed,
             labels=kwargs.pop("labels", None),
-            longest_wait_s=seconds_of(kwargs.get("timeout", _NOT_GIVEN), setting.timeout_s),
-            redact=setting.redact,
+            max_wait_s=seconds_of(kwargs.get("timeout", _NOT_GIVEN), setting.timeout_s),
         )
         self.tracker = OutputTracker(api, self.streamed, setting.policy.keep_content)
         self.call.instants = self.tracker.instants
@@ -104,7 +81,7 @@ class ObservedCall:
         wait_s = self.call.attempt_failed(failure, headers, at=monotonic_ns(), code=_code_of(error))
         if wait_s is None:
             status: Status = "failed" if isinstance(error, Exception) else "cancelled"
-            self._report(status, self.call.public(failure, _code_of(error)))
+            self._report(status, failure, code=_code_of(error))
         return wait_s
 
     def head_received(self, raw: Any) -> None:
@@ -127,7 +104,7 @@ class ObservedCall:
             self.abandoned()
             return
         status: Status = "failed" if isinstance(error, Exception) else "cancelled"
-        self._report(status, self.call.public(_failure_of(error), _code_of(error)), self.get_stream())
+        self._report(status, _failure_of(error), self.get_stream(), _code_of(error))
 
     def abandoned(self) -> None:
         """The application stopped reading. The call is ok if a finish reason has come, else abandoned."""
@@ -150,21 +127,16 @@ class ObservedCall:
 
     def _report_answer(self, answer: Any) -> None:
         error = self.tracker.error
-        failure = self.call.public(Failure("error_event", error)) if error else None
-        self._report("failed" if error else "ok", failure, answer)
+        self._report("failed" if error else "ok", Failure("error_event", error) if error else None, answer)
 
-    def _report(self, status: Status, failure: Failure | None, answer: Any = None) -> None:
+    def _report(self, status: Status, failure: Failure | None, answer: Any = None, code: str = "") -> None:
         if self.reported:
             return
         call, tracker = self.call, self.tracker
         instants, usage = tracker.instants, tracker.usage()
         if status == "ok" and call.policy.prices is not None and (usage.input is None or usage.output is None):
             warn_uncounted(call.model)
-        content = None
-        if tracker.contents is not None:
-            choices = tracker.contents.choices()
-            sent = next((self._kwargs[name] for name in ("messages", "prompt", "input") if name in self._kwargs), None)
-            content = Content(input=sent, output=choices[0].text if choices else "", choices=choices)
+        choices = tracker.contents.choices() if tracker.contents is not None else ()
         seen = Completion(
             request=None,
             due=call.started,
@@ -179,8 +151,9 @@ class ObservedCall:
             usage=usage,
             resent=self.hidden_retries,
             response_id=tracker.response_id,
+            failure=failure,
         )
-        measurement = call.report(status, seen, failure, response_model=tracker.response_model, content=content)
+        measurement = call.report(status, seen, code=code, response_model=tracker.response_model, choices=choices)
         for owner in (answer, self.raw):
             if owner is not None:
                 try:
@@ -317,11 +290,13 @@ def _observe_result(result: Any, observed: ObservedCall) -> None:
         result._iterator = ObservedEvents(_own_iterator(result), observed)
         result.close = partial(_close, observed)
     else:
-        say_unobservable(sys.modules.get("openai"))
+        _say_unobservable(sys.modules.get("openai"))
         observed.unobserved(result)
 
 
-def say_unobservable(openai: Any) -> None:
+@functools.lru_cache(maxsize=1)
+def _say_unobservable(openai: Any) -> None:
+    """Say loudly, once, that this openai package keeps the iterator of a stream elsewhere."""
     text = (
         f"openai {getattr(openai, '__version__', '')} keeps its streams in a way that loadgen_sdk does not know:"
         ' streamed calls are measured as "unobserved", without TTFT and tokens; use a version that docs/sdk.md names'

@@ -5,8 +5,11 @@ It depends on no package, only on the attributes of its objects. `dialects/reade
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
+
+import msgspec
 
 from ..request import NEVER, Usage
 from .measurement import Api, Choice
@@ -95,7 +98,7 @@ class OutputTracker:
                 if self.first_answer < 0 and "reasoning" not in kind:
                     self.first_answer = at
                 if self.contents is not None and kind == "response.output_text.delta":
-                    self.contents.add_text(0, event.delta)
+                    self.contents.add_text(event.delta)
             elif kind in ("response.completed", "response.incomplete", "response.failed", "response.created"):
                 self._read_response(event.response)
                 if kind != "response.created":
@@ -140,51 +143,55 @@ def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
+class _Answer(msgspec.Struct):
+    """One of the answers of a call, while it grows. `tools`: by their place in the answer."""
+
+    texts: list[str] = []
+    finish_reason: str = ""
+    tools: dict[int, dict[str, str]] = {}
+
+    def add_tool(self, place: int, tool_id: Any, function: Any) -> None:
+        call = self.tools.setdefault(place, {"id": "", "name": "", "arguments": ""})
+        call["id"] = call["id"] or str(tool_id or "")
+        call["name"] = call["name"] or str(getattr(function, "name", "") or "")
+        call["arguments"] += str(getattr(function, "arguments", "") or "")
+
+
 class Contents:
-    """The texts and tool calls of one call's answers, by the index of the answer, kept only on request."""
+    """The texts and tool calls of one call's answers, kept only on request."""
 
     def __init__(self) -> None:
-        self._texts: dict[int, list[str]] = {}
-        self._finish: dict[int, str] = {}
-        self._tools: dict[int, dict[int, dict[str, str]]] = {}
+        self._answers: defaultdict[int, _Answer] = defaultdict(_Answer)
 
-    def add_text(self, index: int, text: str | None) -> None:
-        self._texts.setdefault(index, []).append(text or "")
+    def add_text(self, text: str) -> None:
+        """A piece of the answer of the responses API."""
+        self._answers[0].texts.append(text)
 
     def add(self, choices: Iterable[Any]) -> None:
         """The choices of a chunk or of a whole answer, of chat or completions."""
         for position, choice in enumerate(choices):
             index = getattr(choice, "index", position) or 0
             part = getattr(choice, "delta", None) or getattr(choice, "message", None)
-            self.add_text(index, choice.text if part is None else part.content)
-            if choice.finish_reason:
-                self._finish[index] = choice.finish_reason
+            answer = self._answers[index]
+            answer.texts.append((choice.text if part is None else part.content) or "")
+            answer.finish_reason = choice.finish_reason or answer.finish_reason
             for number, tool in enumerate(getattr(part, "tool_calls", None) or ()):
                 place = getattr(tool, "index", None)
-                self._add_tool(index, number if place is None else place, tool.id, getattr(tool, "function", None))
+                answer.add_tool(number if place is None else place, tool.id, getattr(tool, "function", None))
 
     def add_response(self, response: Any, finish_reason: str, *, with_text: bool) -> None:
         """An answer of the responses API."""
+        answer = self._answers[0]
         if with_text:
-            self.add_text(0, response.output_text)
-        self._finish[0] = finish_reason
-        self._tools[0] = {}
+            answer.texts.append(response.output_text)
+        answer.finish_reason, answer.tools = finish_reason, {}
         for number, item in enumerate(response.output or ()):
             if getattr(item, "type", "") == "function_call":
-                self._add_tool(0, number, item.call_id, item)
-
-    def _add_tool(self, index: int, number: int, tool_id: Any, function: Any) -> None:
-        call = self._tools.setdefault(index, {}).setdefault(number, {"id": "", "name": "", "arguments": ""})
-        call["id"] = call["id"] or str(tool_id or "")
-        call["name"] = call["name"] or str(getattr(function, "name", "") or "")
-        call["arguments"] += str(getattr(function, "arguments", "") or "")
+                answer.add_tool(number, item.call_id, item)
 
     def choices(self) -> tuple[Choice, ...]:
+        answers = (self._answers[index] for index in sorted(self._answers))
         return tuple(
-            Choice(
-                text="".join(self._texts.get(index, ())),
-                finish_reason=self._finish.get(index, ""),
-                tool_calls=tuple(self._tools.get(index, {}).values()),
-            )
-            for index in sorted({*self._texts, *self._finish, *self._tools})
+            Choice(text="".join(one.texts), finish_reason=one.finish_reason, tool_calls=tuple(one.tools.values()))
+            for one in answers
         )

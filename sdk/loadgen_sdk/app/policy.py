@@ -12,17 +12,15 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import WrongUse
 from .finishing import later
 from .labels import NO_LABELS, checked_labels, current_labels
 from .measurement import Measurement, Prices, checked_prices, tell_latest
-
-if TYPE_CHECKING:
-    from .retry import Retry
-    from .throttle import Throttle
-    from .trace_recorder import CallShape, ShapeRecorder
+from .retry import Retry
+from .throttle import Throttle
+from .trace_recorder import CallShape, ShapeRecorder
 
 log = logging.getLogger("loadgen_sdk")
 
@@ -111,12 +109,7 @@ def make_policy(
     labels: Mapping[str, str | int] | None = None,
 ) -> Policy:
     """A Policy of these settings, checked. Raises WrongUse for an argument of the wrong type."""
-    from .retry import Retry
-    from .throttle import Throttle
-
-    observers = (
-        () if on_measurement is None else (on_measurement,) if callable(on_measurement) else tuple(on_measurement)
-    )
+    observers = (on_measurement,) if callable(on_measurement) else tuple(on_measurement or ())
     for observer in observers:
         if not callable(observer):
             raise WrongUse(f"on_measurement is a {type(observer).__name__}", "give a function of one Measurement")

@@ -63,7 +63,7 @@ class SharedLimits:
         lock = self._locks.get(name)
         if lock is None:
             lock = self._locks[name] = self._make_lock(f"{self._path}.{name}.lock", thread_local=False)
-        path = f"{self._path}.{name}"
+        path = Path(f"{self._path}.{name}")
         try:
             lock.acquire(timeout=LOCK_WAIT_S if wait else 0, poll_interval=0.0005)
         except self._timed_out:
@@ -74,23 +74,17 @@ class SharedLimits:
             yield True
             return
         try:
-            fd = -1
             try:
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                if data := os.read(fd, os.fstat(fd).st_size):
+                if path.exists() and (data := path.read_bytes()):
                     gate.restore(msgspec.msgpack.decode(data), now)
             except (OSError, ValueError, TypeError) as error:  # a damaged file starts anew
                 self._warn(error)
             yield True
-            if fd >= 0:
-                try:
-                    data = msgspec.msgpack.encode(gate.state())
-                    os.pwrite(fd, data, 0)
-                    os.ftruncate(fd, len(data))
-                except OSError as error:
-                    self._warn(error)
-                finally:
-                    os.close(fd)
+            try:
+                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                    file.write(msgspec.msgpack.encode(gate.state()))
+            except OSError as error:
+                self._warn(error)
         finally:
             lock.release()
 

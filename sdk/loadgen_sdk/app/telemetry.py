@@ -86,16 +86,12 @@ class OpenTelemetry:
                 name, unit=unit, description=description, explicit_bucket_boundaries_advisory=bounds
             )
 
-        self._duration = histogram("gen_ai.client.operation.duration", "s", "GenAI operation duration.", SECONDS)
+        operation = "gen_ai.client.operation"
+        self._duration = histogram(f"{operation}.duration", "s", "GenAI operation duration.", SECONDS)
         self._tokens = histogram("gen_ai.client.token.usage", "{token}", "Input and output tokens used.", TOKENS)
-        self._first = histogram(
-            "gen_ai.client.operation.time_to_first_chunk", "s", "From the request to the first output.", SECONDS
-        )
-        self._chunk = None
-        if chunks:
-            self._chunk = histogram(
-                "gen_ai.client.operation.time_per_output_chunk", "s", "Between successive output events.", SECONDS
-            )
+        first_text, gap_text = "From the request to the first output.", "Between successive output events."
+        self._first = histogram(f"{operation}.time_to_first_chunk", "s", first_text, SECONDS)
+        self._chunk = histogram(f"{operation}.time_per_output_chunk", "s", gap_text, SECONDS) if chunks else None
         self._tpot = histogram(
             "loadgen.client.time_per_output_token", "s", "Per output token after the first event.", TPOT_SECONDS
         )
@@ -104,8 +100,7 @@ class OpenTelemetry:
         """Start the span of a call. What is returned comes back to `__call__`."""
         if self._tracer is None:
             return None
-        operation = _OPERATIONS[call.api]
-        attributes = self._attributes(call.api, call.model, call.server)
+        attributes = self._attributes(call)
         if call.streamed:
             attributes["gen_ai.request.stream"] = True
         for name, value in call.parameters.items():
@@ -113,7 +108,7 @@ class OpenTelemetry:
         for name, label in call.labels.items():
             attributes[f"loadgen.label.{name}"] = label
         span = self._tracer.start_span(
-            f"{operation} {call.model}".rstrip(),
+            f"{_OPERATIONS[call.api]} {call.model}".rstrip(),
             kind=self._trace.SpanKind.CLIENT,
             attributes=attributes,
             start_time=call.started_unix_ns,
@@ -122,7 +117,7 @@ class OpenTelemetry:
 
     def __call__(self, measurement: Measurement, call_span: CallSpan | None = None) -> None:
         """Report one call."""
-        shared = self._attributes(measurement.api, measurement.model, measurement.server)
+        shared = self._attributes(measurement)
         if measurement.response_model:
             shared["gen_ai.response.model"] = measurement.response_model
         for name in self._metric_labels:
@@ -155,14 +150,14 @@ class OpenTelemetry:
         for gap in measures.gaps(instants):
             self._chunk.record(gap / 1e9, attributes)
 
-    def _attributes(self, api: str, model: str, server: str) -> dict[str, Any]:
-        host, _, port = server.rpartition(":")
+    def _attributes(self, call: Call | Measurement) -> dict[str, Any]:
+        host, _, port = call.server.rpartition(":")
         attributes: dict[str, Any] = {
-            "gen_ai.operation.name": _OPERATIONS[api],
+            "gen_ai.operation.name": _OPERATIONS[call.api],
             "gen_ai.provider.name": self._provider or ("azure.ai.openai" if ".azure.com" in host else "openai"),
         }
-        if model:
-            attributes["gen_ai.request.model"] = model
+        if call.model:
+            attributes["gen_ai.request.model"] = call.model
         if host:
             attributes |= {"server.address": host.strip("[]"), "server.port": int(port)}
         return attributes
@@ -196,11 +191,7 @@ class OpenTelemetry:
             span.add_event("first_token", timestamp=started_ns + measurement.first_token - measurement.started)
         for number, attempt in enumerate(measurement.attempts[:-1], 1):
             kind = attempt.failure.kind if attempt.failure is not None else ""
-            retry_info: dict[str, Any] = {
-                "attempt": number,
-                "error.type": kind,
-                "waited_s": attempt.waited_ns / 1e9,
-            }
+            retry_info = {"attempt": number, "error.type": kind, "waited_s": attempt.waited_ns / 1e9}
             span.add_event("retry", retry_info, timestamp=started_ns + attempt.ended - measurement.started)
         if measurement.status == "failed":
             span.set_status(self._trace.StatusCode.ERROR, _error_type(measurement))  # never the text: it may quote
@@ -230,10 +221,7 @@ def _label_names(names: Sequence[str], what: str) -> tuple[str, ...]:
 def _output_message(choice: Choice) -> dict[str, Any]:
     """One answer, in the shape of `gen_ai.output.messages`."""
     parts: list[dict[str, Any]] = [{"type": "text", "content": choice.text}] if choice.text else []
-    parts += [
-        {"type": "tool_call", "id": tool["id"], "name": tool["name"], "arguments": tool["arguments"]}
-        for tool in choice.tool_calls
-    ]
+    parts += ({"type": "tool_call", **tool} for tool in choice.tool_calls)
     return {"role": "assistant", "parts": parts, "finish_reason": choice.finish_reason}
 
 
@@ -306,11 +294,9 @@ def _messages(input_content: Any) -> list[Any]:
     """What was sent, in the shape of `gen_ai.input.messages`."""
     if isinstance(input_content, str):
         return [{"role": "user", "parts": [{"type": "text", "content": input_content}]}]
-    messages = []
-    for message in input_content or ():
-        if isinstance(message, dict) and isinstance(content := message.get("content"), str):
-            parts = [{"type": "text", "content": content}]
-            messages.append({"role": message.get("role", ""), "parts": parts})
-        else:
-            messages.append(message)
-    return messages
+    return [
+        {"role": message.get("role", ""), "parts": [{"type": "text", "content": content}]}
+        if isinstance(message, dict) and isinstance(content := message.get("content"), str)
+        else message
+        for message in input_content or ()
+    ]

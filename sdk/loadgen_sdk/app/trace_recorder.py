@@ -76,8 +76,6 @@ class ShapeRecorder:
         self, path: str | os.PathLike[str], *, salt: str | bytes | None = None, labels: Sequence[str] = ()
     ) -> None:
         self.path = Path(path)
-        self.lost = 0
-        self.written = 0
         if isinstance(labels, str) or not all(isinstance(name, str) for name in labels):
             raise WrongUse(f"labels={labels!r}", 'give the names of labels to write: labels=("feature",)')
         self._labels = tuple(labels)
@@ -88,20 +86,22 @@ class ShapeRecorder:
         try:
             self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise WrongUse(
-                f"cannot record to {self.path}: {error.strerror}", "give a file that can be written"
-            ) from None
-        self._session_prefix = secrets.token_hex(3)
-        self._sessions = 0
+            what = f"cannot record to {self.path}: {error.strerror}"
+            raise WrongUse(what, "give a file that can be written") from None
+        self._begin()
+        _recorders.add(self)
+        atexit.register(self.close)
+
+    def _begin(self) -> None:
+        """Sessions and rows of this process: of a child after a fork, none of the parent's."""
+        self.lost = self.written = 0
+        self._session_prefix, self._sessions = secrets.token_hex(3), 0
         self._turns: OrderedDict[bytes, _Turn] = OrderedDict()
         self._rows: deque[bytes] = deque()
-        self._unwritten = b""  # the end of the joined rows that is not written yet
-        self._rows_joined = 0  # how many rows were joined
+        self._unwritten, self._rows_joined = b"", 0  # the end of the joined rows that is not written yet; their count
         self._flushed = self._retry_at = 0
         self._warned = False
         self._lock = threading.RLock()
-        _recorders.add(self)
-        atexit.register(self.close)
 
     def begin(self, started: int, arguments: Mapping[str, Any]) -> CallShape:
         """A call begins at `started` (monotonic ns) with these arguments (messages, prompt or input)."""
@@ -216,12 +216,11 @@ class ShapeRecorder:
         for message in messages:
             previous_hash = self._digest(previous_hash + message.encode("utf-8", "surrogatepass"))
             prefix_hashes.append(previous_hash)
+        candidates = prefix_hashes[-2::-1]
+        if previous_id:
+            candidates.insert(0, self._digest(b"id" + previous_id.encode()))
         with self._lock:
-            parent = self._turns.get(self._digest(b"id" + previous_id.encode())) if previous_id else None
-            for prefix_hash in reversed(prefix_hashes[:-1]):
-                if parent is not None:
-                    break
-                parent = self._turns.get(prefix_hash)
+            parent = next((self._turns[key] for key in candidates if key in self._turns), None)
             if parent is None:
                 self._sessions += 1
                 turn = _Turn(f"{self._session_prefix}-{self._sessions}", 0)
@@ -261,23 +260,16 @@ class ShapeRecorder:
             if not self._warned:
                 self._warned = True
                 why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
-                text = (
-                    f"cannot write to {self.path}: {why}; up to {KEPT_ROWS:,} calls are kept in memory until it can be"
-                )
+                kept = f"up to {KEPT_ROWS:,} calls are kept in memory until it can be"
+                text = f"cannot write to {self.path}: {why}; {kept}"
                 warnings.warn(text, RuntimeWarning, stacklevel=3)
         else:
             self._warned = False
 
 
 def _after_fork() -> None:
-    """In a child process: rows of the parent are the parent's, and its sessions too."""
     for recorder in _recorders:
-        recorder._session_prefix, recorder._sessions = secrets.token_hex(3), 0
-        recorder._lock = threading.RLock()
-        recorder._turns = OrderedDict()
-        recorder._rows = deque()
-        recorder._unwritten, recorder._rows_joined = b"", 0
-        recorder.lost = recorder.written = 0
+        recorder._begin()
 
 
 _recorders: weakref.WeakSet[ShapeRecorder] = weakref.WeakSet()

@@ -17,11 +17,17 @@ from time import monotonic_ns, time_ns
 from typing import Any
 
 from ..compiled import module as _compiled
+from .clock import Timer
 from .exchange import Read
 
 READ_BYTES = 32 << 10
 MOST_READY = 1024  # most sockets that one poll reports
 MAPPING_NS = 5_000  # if reading the two clocks took longer (the process was preempted), their offset is not used
+POLL_EVERY_NS = 1_000_000  # longest time between two polls while answers are awaited: see `empty_at`
+# The same after more than BUSY_READS reads since that poll was last planned: each read is also a poll, and arming a
+# kernel timer costs as much as a read.
+BUSY_POLL_EVERY_NS = 2_000_000
+BUSY_READS = 4
 READ_FIRST = 32  # with more sockets ready than this, a request that is due is sent before they are read
 # A patient inbox keeps this many reads, each of more than FEW_BYTES and less than MANY_BYTES. A read that ends with
 # END, or with a part of it, may be the end of a chunked body.
@@ -58,16 +64,20 @@ class Inbox:
 class Receiver:
     """Reads the sockets of one epoll. `queue` gets the inboxes whose owner has to look at them.
 
-    After `receive`: `now` is the time, `ready` the number of descriptors that the last poll reported. `last_poll` is
-    when that poll was started: a socket that it did not report was empty then. `waiting`: reads in queued inboxes.
+    `timer` is in the epoll too. While answers are awaited it is armed for `poll_at` at the latest, so that no wait is
+    longer than POLL_EVERY_NS; `armed_for` is the instant that it is armed for. After `receive`: `now` is the time,
+    `ready` the number of descriptors that the last poll reported. `last_poll` is when that poll was started: a socket
+    that it did not report was empty then. `waiting`: reads in queued inboxes. `polls` and `reads` count them.
     """
 
-    def __init__(self, poll: select.epoll, queue: deque[Any]) -> None:
+    def __init__(self, poll: select.epoll, timer: Timer, queue: deque[Any]) -> None:
         self._poll = poll
+        self._timer = timer
         self._queue = queue
         self._inboxes: dict[int, Inbox] = {}
         self.now = self.last_poll = self.poll_started = monotonic_ns()
         self._to_monotonic = self.now - time_ns()
+        self.poll_at = self.armed_for = self._reads_at_poll = 0
         self.ready = self.waiting = self.polls = self.reads = 0
 
     def add(self, inbox: Inbox) -> None:
@@ -87,12 +97,13 @@ class Receiver:
                 self.waiting -= len(reads)
         return reads
 
-    def receive(self, wait_ms: int, until: int, wake_at: int) -> list[tuple[int, int]]:
+    def receive(self, wait_ms: int, until: int, wake_at: int, due_at: int) -> list[tuple[int, int]]:
         """Poll and read, again and again, until there is something for the caller or the instant `until` has come.
 
         `wait_ms` limits each poll (-1: no limit). Returns the descriptors, with their events, that are no socket to
         read: of other owners, not open, or writable. If the instant `wake_at` has come and many sockets are ready, they
-        are left to the next call.
+        are left to the next call. `due_at`: the timer is armed for no later instant than this one when it is moved to
+        the next `poll_at`, which happens early, so that it does not fire during traffic; -1: no answer is awaited.
         """
         inboxes, queue, poll = self._inboxes, self._queue, self._poll.poll
         wait_s = wait_ms / 1000 if wait_ms > 0 else wait_ms
@@ -120,6 +131,13 @@ class Receiver:
                 if not inbox.ended_at:
                     now = self._read(inbox, previous_poll)
             self.poll_started = now
+            if now > self.poll_at - (POLL_EVERY_NS >> 1):
+                busy = self.reads - self._reads_at_poll > BUSY_READS
+                self.poll_at = now + (BUSY_POLL_EVERY_NS if busy else POLL_EVERY_NS)
+                self._reads_at_poll = self.reads
+                if due_at >= 0 and not others:
+                    self.armed_for = min(self.poll_at, due_at)
+                    self._timer.arm(self.armed_for)
             if others or queue or not ready or now >= until:
                 self.now = now
                 return others

@@ -8,7 +8,7 @@ This module knows nothing about HTTP.
 How exact a stamp is (metrics.md): packets that wait in the receive queue are merged, and the merged data carries the
 *newest* stamp. Each read therefore also reports `empty_at`, the last instant at which the socket was known to be empty:
 the data arrived between `empty_at` and the stamp. While a load generator has requests in flight, it polls at least
-every POLL_EVERY_NS. This bounds the error of the stamp when two events arrive in one read.
+every POLL_EVERY_NS (receiver.py). This bounds the error of the stamp when two events arrive in one read.
 """
 
 from __future__ import annotations
@@ -40,13 +40,6 @@ TICK_NS = 100_000_000  # housekeeping: timeouts, idle connections
 # The shortest wait that epoll supports. It is used only when `Wire.idle` has work for idle moments. Otherwise the wait
 # has no timeout: arming a kernel timer for each wait costs more than the read, and our own timer ends it at the tick.
 HOLD_POLL_MS = 1
-POLL_EVERY_NS = (
-    1_000_000  # longest time between two polls of a load generator with requests in flight: see `empty_at` above
-)
-# The same after more than BUSY_READS reads since that poll was last planned: each read is also a poll, and arming a
-# kernel timer costs as much as a read.
-BUSY_POLL_EVERY_NS = 2_000_000
-BUSY_READS = 4
 BACKLOG_LIMIT = 20_000  # reads waiting to be decoded; at this number no more is read until some are decoded
 FOREVER = 1 << 62
 
@@ -148,11 +141,9 @@ class Wire:
         self._timer: Timer = timer(loop)
         self._connections: dict[int, ClientConnection] = {}
         self._queue: deque[ClientConnection] = deque()  # connections whose reads are to be handed over
-        self._receiver = Receiver(self._poll, self._queue)
+        self._receiver = Receiver(self._poll, self._timer, self._queue)
         self._tick_at = monotonic_ns()
         self._wake_at = FOREVER
-        self._armed_for = FOREVER
-        self._poll_at = self._reads_at_poll = 0
         self._resume_queued = False
         self._turn_running = False
         self.wake: Callable[[int], None] | None = None
@@ -258,11 +249,12 @@ class Wire:
             self._arm()
 
     def _arm(self) -> None:
+        receiver = self._receiver
         at = min(self._wake_at, self._tick_at)
-        if self._poll_at < at and self.awaited and self.hold_ns:
-            at = self._poll_at
-        if at != self._armed_for:
-            self._armed_for = at
+        if receiver.poll_at < at and self.awaited and self.hold_ns:
+            at = receiver.poll_at
+        if at != receiver.armed_for:
+            receiver.armed_for = at
             self._timer.arm(at)
 
     # -- one turn ------------------------------------------------------------------------------------------------
@@ -275,15 +267,13 @@ class Wire:
         try:
             now = receiver.poll_started = monotonic_ns()
             hold_ends = now + self.hold_ns
-            wait_ms = 0
             while True:
-                now = self._receive(wait_ms, hold_ends)
+                now = self._receive(hold_ends)
                 if now >= hold_ends or not self.hold_ns:
                     break
                 if not receiver.ready and not queue and (self.idle is None or not self.idle()):
                     break
                 self._arm()
-                wait_ms = 0 if queue else HOLD_POLL_MS if self.idle is not None else -1
         finally:
             self._turn_running = False
             self._arm()
@@ -300,28 +290,32 @@ class Wire:
         self._resume_queued = False
         self._turn()
 
-    def _receive(self, wait_ms: int, hold_ends: int) -> int:
+    def _receive(self, hold_ends: int) -> int:
         """Read what is ready, call `wake` and `tick` if they are due, hand over for a slice; returns the time (ns)."""
         self.turns += 1
         receiver = self._receiver
         if receiver.waiting < BACKLOG_LIMIT:
-            until = min(hold_ends, self._wake_at, self._tick_at, self._poll_at - (POLL_EVERY_NS >> 1))
-            for fd, events in receiver.receive(wait_ms, until if self.hold_ns else 0, self._wake_at):
+            if self.hold_ns:
+                due_at = min(self._wake_at, self._tick_at)
+                until = min(hold_ends, due_at)
+                wait_ms = 0 if self._queue else HOLD_POLL_MS if self.idle is not None else -1
+                if not self.awaited:
+                    due_at = -1
+            else:
+                until = wait_ms = 0
+                due_at = -1
+            for fd, events in receiver.receive(wait_ms, until, self._wake_at, due_at):
                 self._other_event(fd, events)
             now = receiver.now
         else:
             now = monotonic_ns()
-        if now > self._poll_at - (POLL_EVERY_NS >> 1):  # move it early, so that the timer does not fire during traffic
-            reads = receiver.reads
-            self._poll_at = now + (BUSY_POLL_EVERY_NS if reads - self._reads_at_poll > BUSY_READS else POLL_EVERY_NS)
-            self._reads_at_poll = reads
         if now >= self._wake_at and self.wake is not None:
-            self._armed_for = 0
+            self._receiver.armed_for = 0
             self.wake(now)
         if self._queue:
             now = self._hand_over_queued()
         if now >= self._tick_at:
-            self._armed_for = 0
+            self._receiver.armed_for = 0
             self._tick_at = now + TICK_NS
             if self.tick is not None:
                 self.tick(now)
@@ -332,10 +326,11 @@ class Wire:
         connection = self._connections.get(fd)
         if connection is None:
             # This poll returned after the timer fired: a socket that it does not report was empty at that instant.
-            if self._armed_for > self._receiver.last_poll:
-                self._receiver.last_poll = self._armed_for
+            receiver = self._receiver
+            if receiver.armed_for > receiver.last_poll:
+                receiver.last_poll = receiver.armed_for
             self._timer.clear()
-            self._armed_for = 0
+            self._receiver.armed_for = 0
         elif not connection.closed:
             self._writable(connection)
 
