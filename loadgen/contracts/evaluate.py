@@ -15,29 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import format
-from loadgen.contracts.schema import KINDS, LATENCIES, POOLED, Term
-from loadgen.contracts.steady_samples import (
-    QUEUED,
-    Missing,
-    RecordedRun,
-    SteadySample,
-    Timed,
-    counted,
-    figures,
-    independent_looks,
-    latencies,
-    load_length_s,
-    looks,
-    ordered,
-    settle,
-    size,
-    supported,
-    tail,
-    together,
-    too_short,
-    unsettled,
-    waits,
-)
+from loadgen.contracts import steady_samples as steady
+from loadgen.contracts.schema import KINDS, LATENCIES, POOLED, Promise
+from loadgen.contracts.steady_samples import QUEUED, Missing, RecordedRun, SteadySample, Timed
 from loadgen.errors import Fault, Faults
 from loadgen.metrics import columns as metrics
 from loadgen.metrics.columns import OK, Columns, Span
@@ -95,44 +75,46 @@ class Evaluator:
         self.horizon_s = horizon_s
         self._columns = [run.columns() for run in level.runs]
 
-    def held(self, term: Term) -> Held:
+    def held(self, term: Promise) -> Held:
         """The figure of a term. Raises Missing where the records cannot give it."""
         self._refuse_withheld(term)
         evaluated = FIGURES[term.kind](self, term)
         evaluated = evaluated._replace(found=Bounds(*map(KINDS[term.kind].limit.in_unit, evaluated.found)))
         if evaluated.length_s:
             return evaluated
-        timed = [figures(columns, "e2e") for columns in self._columns]
-        length_s = load_length_s([due for due, _ in timed])
-        return evaluated._replace(length_s=length_s, looks=independent_looks(self.runs, timed))
+        timed = [steady.figures(columns, "e2e") for columns in self._columns]
+        length_s = steady.load_length_s([due for due, _ in timed])
+        return evaluated._replace(length_s=length_s, looks=steady.independent_looks(self.runs, timed))
 
-    def own_latency(self, term: Term) -> Held:
+    def own_latency(self, term: Promise) -> Held:
         bounds, sample = self._latency(self.runs, self._columns, term.kind, term.quantile, term.limit)
         return Held(bounds, sample.total, sample.caveat, sample.of, sample.length_s, sample.looks)
 
-    def errors(self, term: Term) -> Held:
-        return self._share([(columns["status"] != OK)[counted(columns)].astype(float) for columns in self._columns])
+    def errors(self, term: Promise) -> Held:
+        return self._share(
+            [(columns["status"] != OK)[steady.counted(columns)].astype(float) for columns in self._columns]
+        )
 
-    def goodput(self, term: Term) -> Held:
+    def goodput(self, term: Promise) -> Held:
         misses = [_slo_misses(run, columns) for run, columns in self._runs_and_columns()]
         what = f"a share of {format.percent(term.limit)}"
-        sample = settle(self.runs, misses, QUEUED[0], term.limit, self.confidence, what, self.horizon_s)
+        sample = steady.settle(self.runs, misses, QUEUED[0], term.limit, self.confidence, what, self.horizon_s)
         kept = self._share([1 - missed for missed in sample.values])
         found = kept.found._replace(low=0.0) if sample.caveat else kept.found
         return Held(found, kept.sample, sample.caveat, sample.of, sample.length_s, sample.looks)
 
-    def sustained(self, term: Term) -> Held:
+    def sustained(self, term: Promise) -> Held:
         first, last = self._first_and_last_windows(term.window_ns)
         rates = self._batch_rates(last, _ok_in_span), self._batch_rates(first, _ok_in_span)
         ratio = intervals.ratio(*rates, level=self.confidence)
         return Held(quantile_interval.plain(ratio), self._ok_requests())
 
-    def steady_rate(self, term: Term) -> Held:
+    def steady_rate(self, term: Promise) -> Held:
         per_gpu = "gpus" in KINDS[term.kind].needs
         bounds, caveat = self._rate(_COUNTED[term.kind])
         return Held(_scaled(bounds, 1 / self._gpus()) if per_gpu else bounds, self._ok_requests(), caveat)
 
-    def _refuse_withheld(self, term: Term) -> None:
+    def _refuse_withheld(self, term: Promise) -> None:
         """Raise Missing where the term rests on figures that a run withholds because its arrival times are unsure."""
         other = self.measured.get(term.level, MeasuredLevel())
         for run in (*self.runs, *other.runs):
@@ -163,14 +145,14 @@ class Evaluator:
 
         The upper end is infinite, or at least the sample's `bound`, where the runs cannot bound the latency from above.
         """
-        samples = [figures(run_columns, metric, limit_ns=limit_ns) for run_columns in columns]
-        supported([values for _, values in samples], p, metric)
-        sample = settle(runs, samples, metric, p, self.confidence, f"{metric} p{p * 100:g}", self.horizon_s)
+        samples = [steady.figures(run_columns, metric, limit_ns=limit_ns) for run_columns in columns]
+        steady.supported([values for _, values in samples], p, metric)
+        sample = steady.settle(runs, samples, metric, p, self.confidence, f"{metric} p{p * 100:g}", self.horizon_s)
         if sample.caveat:
             bounds = self._between_runs(quantile_interval.quantile(sample.values, p, self.confidence), sample.values, p)
             return bounds._replace(high=max(bounds.high, sample.bound)), sample
         length_s = sum(float(due[-1] - due[0]) / 1e9 for due, _ in samples if len(due))
-        bounds, caveat = _bounded(sample.values, p, self.confidence, length_s, waits(runs, metric))
+        bounds, caveat = _bounded(sample.values, p, self.confidence, length_s, steady.waits(runs, metric))
         if caveat and math.isfinite(bounds.high):
             sample = sample._replace(of=", ".join(filter(None, (sample.of, "upper end from the spread of its swings"))))
         return self._between_runs(bounds, sample.values, p), sample._replace(caveat=caveat)
@@ -182,16 +164,16 @@ class Evaluator:
 
     def _quantile(self, values: Series, p: float, what: str, length_s: float, confidence: float) -> tuple[Bounds, str]:
         """A percentile of values that were already selected from `length_s` of load; and why it has no upper end."""
-        supported(values, p, what)
-        queued = waits(self.runs, what)
-        if queued and (stays := looks(self.runs)):
+        steady.supported(values, p, what)
+        queued = steady.waits(self.runs, what)
+        if queued and (stays := steady.looks(self.runs)):
             looks_in_part = stays[0] * length_s / stays[1]
-            if caveat := tail(looks_in_part, (looks_in_part, length_s), p, confidence, f"p{p * 100:g}"):
+            if caveat := steady.tail(looks_in_part, (looks_in_part, length_s), p, confidence, f"p{p * 100:g}"):
                 return quantile_interval.quantile(values, p, confidence)._replace(high=math.inf), caveat
         return _bounded(values, p, confidence, length_s, queued)
 
     def _share(self, marks: Series) -> Held:
-        n = size(marks)
+        n = steady.size(marks)
         if n == 0:
             raise Missing("no request was counted")
         per_run = [float(run.mean()) for run in marks if len(run)]
@@ -199,7 +181,7 @@ class Evaluator:
         value, low, high = found
         return Held(Bounds(value, max(low, 0.0), min(high, 1.0)), n)
 
-    def pooled_gaps(self, term: Term) -> Held:
+    def pooled_gaps(self, term: Promise) -> Held:
         for run in self.runs:
             if term.kind == "itl" and run.summary.itl_ms is None:
                 raise Missing(f"there is no ITL: {run.summary.itl_absent}")
@@ -208,8 +190,8 @@ class Evaluator:
         p = term.quantile
         per_run = [run.gaps.quantile(p) for run in self.runs]
         bounds = quantile_interval.plain(intervals.replications(per_run, self.confidence))
-        length_s = load_length_s([figures(columns, "e2e")[0] for columns in self._columns])
-        caveat = too_short(length_s, p, self.confidence, self.horizon_s, f"{term.kind} p{p * 100:g}")
+        length_s = steady.load_length_s([steady.figures(columns, "e2e")[0] for columns in self._columns])
+        caveat = steady.too_short(length_s, p, self.confidence, self.horizon_s, f"{term.kind} p{p * 100:g}")
         return Held(bounds._replace(high=math.inf) if caveat else bounds, self._ok_requests(), caveat)
 
     def _rate(self, count_in_span: _CountInSpan) -> tuple[Bounds, str]:
@@ -223,7 +205,7 @@ class Evaluator:
             pieces = _pieces(span, steady_state.BATCHES)
             first_settled = steady_state.rising(np.array([count_in_span(run, columns, piece) for piece in pieces]))
             if first_settled is None:
-                caveat = unsettled(span.duration_s or 0.0)
+                caveat = steady.unsettled(span.duration_s or 0.0)
             settled_spans.append(
                 span
                 if not first_settled
@@ -252,9 +234,9 @@ class Evaluator:
         """The first and the last window of each run, by due instants. Raises Missing for a load of less than two."""
         first, last = [], []
         for run, columns in self._runs_and_columns():
-            steady = _steady_span(run, columns)
-            assert steady.start_s is not None and steady.end_s is not None
-            start, end = round(steady.start_s * 1e9), round(steady.end_s * 1e9)
+            span = _steady_span(run, columns)
+            assert span.start_s is not None and span.end_s is not None
+            start, end = round(span.start_s * 1e9), round(span.end_s * 1e9)
             if end - start < 2 * window_ns * 0.99:
                 length, window = format.duration((end - start) / 1e9), format.duration(window_ns / 1e9)
                 raise Missing(f"a load of {length} has no two windows of {window}")
@@ -262,21 +244,21 @@ class Evaluator:
             last.append(metrics.span(end - window_ns, end))
         return first, last
 
-    def drift(self, term: Term) -> Held:
+    def drift(self, term: Promise) -> Held:
         windows = []
         for spans in self._first_and_last_windows(term.window_ns):
             values = [
-                latencies(columns, term.of, metrics.within(columns["due_ns"], span))
+                steady.latencies(columns, term.of, metrics.within(columns["due_ns"], span))
                 for columns, span in zip(self._columns, spans, strict=True)
             ]
             length_s = len(self.runs) * term.window_ns / 1e9
             bounds, caveat = self._quantile(values, term.quantile, term.of, length_s, self.confidence)
-            windows.append((bounds, caveat and f"in a window {caveat} in each", size(values)))
+            windows.append((bounds, caveat and f"in a window {caveat} in each", steady.size(values)))
         ratio = _ratio(windows[1][0], windows[0][0], "the first window")
         caveat = windows[0][1] or windows[1][1]
         return Held(_change(ratio), min(size for *_, size in windows), caveat)
 
-    def between_nodes(self, term: Term) -> Held:
+    def between_nodes(self, term: Promise) -> Held:
         count = len(self.runs[0].header.targets)
         if count < 2:
             raise Missing("there was one target: nothing to compare between nodes")
@@ -285,11 +267,11 @@ class Evaluator:
         nodes, sizes, caveats = [], [], []
         length_s = sum(run.summary.window.steady.duration_s or 0.0 for run in self.runs)
         for node in range(count):
-            values = [latencies(columns, term.of, columns["target"] == node) for columns in self._columns]
+            values = [steady.latencies(columns, term.of, columns["target"] == node) for columns in self._columns]
             bounds, caveat = self._quantile(values, term.quantile, term.of, length_s, confidence)
             nodes.append(bounds)
             caveats.append(caveat and f"node {node + 1}: {caveat}")
-            sizes.append(size(values))
+            sizes.append(steady.size(values))
         if failed := [f"node {node + 1}" for node, bounds in enumerate(nodes) if math.isinf(bounds.value)]:
             raise Missing(f"too many requests failed at {', '.join(failed)}: no {term.at} to compare")
         ratios = [quantile_interval.ratio(a, b) for a, b in permutations(nodes, 2)]
@@ -297,7 +279,7 @@ class Evaluator:
         caveat = next(filter(None, caveats), "")
         return Held(_change(largest_ratio), min(sizes), caveat)
 
-    def against(self, term: Term) -> Held:
+    def against(self, term: Promise) -> Held:
         other = self.measured.get(term.level, MeasuredLevel())
         if not other.runs or other.trouble:
             raise Missing(f"there is no run of {term.level}: {other.trouble or 'it was not run'}")
@@ -309,7 +291,7 @@ class Evaluator:
         bounds = _ratio(own_latency, other_latency, term.level)
         return Held(bounds, min(own_sample.total, other_sample.total), caveat)
 
-    def cost(self, term: Term) -> Held:
+    def cost(self, term: Promise) -> Held:
         if self.money is None:
             raise Missing("there are no prices")
         good_rate, caveat = self._rate(_good_in_span)
@@ -338,7 +320,7 @@ def _bounded(values: Series, p: float, confidence: float, length_s: float, queue
     gets none: it is either near zero or long, so the spread of batches says nothing about it.
     """
     bounds = quantile_interval.quantile(values, p, confidence)
-    caveat = together(values, p, confidence, length_s)
+    caveat = steady.together(values, p, confidence, length_s)
     from_spread = (
         caveat or quantile_interval.known(values, p, confidence) < quantile_interval.LEAST_WORTH
     )  # its range may hold a failed request
@@ -393,7 +375,9 @@ def _nothing_ended(columns: Sequence[Columns], spans: Sequence[Span]) -> str:
 
 def _slo_misses(run: RecordedRun, columns: Columns) -> Timed:
     """1.0 for each request that misses the run's SLO and 0.0 for each that meets it, in order of due instants."""
-    return ordered(columns, counted(columns, run.header.slo), (~_meets_slo(run, columns)).astype(np.float64))
+    return steady.ordered(
+        columns, steady.counted(columns, run.header.slo), (~_meets_slo(run, columns)).astype(np.float64)
+    )
 
 
 def _meets_slo(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
@@ -403,10 +387,10 @@ def _meets_slo(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
 
 
 def _steady_span(run: RecordedRun, columns: Columns) -> Span:
-    steady = run.summary.window.steady
-    if steady.duration_s is None:
+    span = run.summary.window.steady
+    if span.duration_s is None:
         raise Missing("fewer than two requests were due: no rate")
-    return steady
+    return span
 
 
 def _pieces(span: Span, n: int) -> list[Span]:
@@ -450,7 +434,7 @@ _COUNTED: dict[str, _CountInSpan] = {
     "output_per_gpu": _tokens_counter(with_input=False),
     "tokens_per_gpu": _tokens_counter(with_input=True),
 }
-FIGURES: dict[str, Callable[[Evaluator, Term], Held]] = {
+FIGURES: dict[str, Callable[[Evaluator, Promise], Held]] = {
     **dict.fromkeys(LATENCIES, Evaluator.own_latency),
     **dict.fromkeys(POOLED, Evaluator.pooled_gaps),
     **dict.fromkeys(_COUNTED, Evaluator.steady_rate),

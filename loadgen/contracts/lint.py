@@ -11,13 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from loadgen import format
-from loadgen.contracts import schema
-from loadgen.contracts.schema import KINDS, LATENCIES, POOLED, ContractLevel, Draft, Planned, Term, time_words, words
+from loadgen.contracts.schema import (
+    KINDS,
+    LATENCIES,
+    POOLED,
+    Contract,
+    ContractLevel,
+    Draft,
+    Planned,
+    Promise,
+    time_words,
+    words,
+)
 from loadgen.contracts.steady_samples import NEARLY, horizon_s
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import support
-from loadgen.units import Wrong, duration_ns
 from loadgen.workload import Closed, Poisson, Ramp, Replay, Slo, Synthetic, Workload
 from loadgen.workload import load as load_workload
 from loadgen.workload.fields import meant
@@ -26,7 +35,6 @@ from loadgen.workload.loading import packaged
 from loadgen.workload.messages import locate
 from loadgen.workload.yaml_marks import Map, where
 
-CONFIDENCE = 0.95
 RATES_NEED = 30  # least number of requests for a rate with an interval
 POOLED_REPEATS = 3  # pooled gaps are correlated within a run, so each repeat counts as one sample
 WINDOWS = 2  # a drift compares the first window with the last
@@ -48,6 +56,7 @@ class _FaultReport:
 
 
 def check(
+    contract: Contract,
     drafts: Sequence[Draft],
     top: Map,
     file: str,
@@ -59,7 +68,7 @@ def check(
 ) -> tuple[list[Planned], list[Fault], list[Fault]]:
     """The plans of all levels that are correct enough; the faults in the contract; the faults in the files it names.
 
-    `load_prices` reads a price file, or raises Fault or Faults.
+    `contract`: without levels. `load_prices` reads a price file, or raises Fault or Faults.
     """
     report = _FaultReport(top, file)
     names: dict[str, int] = {}
@@ -67,37 +76,20 @@ def check(
         if draft.name and draft.name in names:
             report.fault(("levels", draft.index, "name"), f'two levels are called "{draft.name}"', "give each its own")
         names.setdefault(draft.name, draft.index)
-    _check_prices(report, folder, load_prices)
+    _check_prices(contract.prices, report, folder, load_prices)
     planned = []
     for draft in drafts:
-        planned_level = _planned_level(draft, folder, report, env)
+        planned_level = _planned_level(draft, contract.slo, folder, report, env)
         has_slo = planned_level is None or planned_level.workload.slo is not None
         _check_contradictions(draft, planned_level, report)
         _check_missing(draft, report, has_slo=has_slo, has_gpus=gpus is not None or "gpus" in top, others=list(names))
         if planned_level is not None:
-            _check_samples(draft, planned_level, _confidence(top), _asked_horizon_s(top), report)
+            _check_samples(draft, planned_level, contract, report)
             planned.append(planned_level)
     return planned, report.here, report.elsewhere
 
 
-def _confidence(top: Map) -> float:
-    text = str(top.get("confidence", "95%")).rstrip(" %")
-    try:
-        return min(max(float(text) / 100, 0.5), 0.999)
-    except ValueError:  # the check of its shape reports this
-        return CONFIDENCE
-
-
-def _asked_horizon_s(top: Map) -> float | None:
-    text = schema.plain(top.get("horizon"))
-    try:
-        return None if text is None else duration_ns(text) / 1e9
-    except Wrong:  # the check of its shape reports this
-        return None
-
-
-def _check_prices(report: _FaultReport, folder: Path, load_prices: Callable[[Path], object]) -> None:
-    name = schema.plain(report.top.get("prices"))
+def _check_prices(name: str | None, report: _FaultReport, folder: Path, load_prices: Callable[[Path], object]) -> None:
     if name is None:
         return
     try:
@@ -111,7 +103,9 @@ def _check_prices(report: _FaultReport, folder: Path, load_prices: Callable[[Pat
 # -- the load ----------------------------------------------------------------------------------------------------
 
 
-def _planned_level(draft: Draft, folder: Path, report: _FaultReport, env: Mapping[str, str]) -> Planned | None:
+def _planned_level(
+    draft: Draft, slo: Slo | None, folder: Path, report: _FaultReport, env: Mapping[str, str]
+) -> Planned | None:
     """The level's workload under the level's own load. None, with the faults reported, where one of them is wrong."""
     level_loc: Where = ("levels", draft.index)
     path = None
@@ -141,28 +135,11 @@ def _planned_level(draft: Draft, folder: Path, report: _FaultReport, env: Mappin
             elif problem not in report.elsewhere and str(problem) not in map(str, report.elsewhere):
                 report.elsewhere.append(problem)
         return None
-    slo = level.slo or _contract_slo(report.top, report) or workload.slo
+    slo = level.slo or slo or workload.slo
     limits = workload.limits.model_copy(update={"failure_share": 1.0})  # the contract judges failures itself
     workload = workload.model_copy(update={"slo": slo, "limits": limits})
     request_count, rate, duration_ns = expected(workload)
     return Planned(level=level, workload=workload, requests=request_count, rate=rate, duration_ns=duration_ns)
-
-
-def _contract_slo(top: Map, report: _FaultReport) -> Slo | None:
-    written = top.get("slo")
-    if written is None:
-        return None
-    from pydantic import ValidationError
-
-    from loadgen.workload.fields import Source
-    from loadgen.workload.schema import WrittenSlo
-
-    source = Source(file=report.file, folder=Path())
-    try:
-        checked = WrittenSlo.model_validate(written, context=source).checked()
-    except (ValidationError, ValueError):
-        return None
-    return None if source.faults else checked
 
 
 def _workload_path(name: str, folder: Path) -> str | None:
@@ -212,14 +189,14 @@ def expected(workload: Workload) -> tuple[int | None, float | None, int | None]:
 # -- contradictions ----------------------------------------------------------------------------------------------
 
 
-def _strictness(term: Term) -> float:
+def _strictness(term: Promise) -> float:
     """How strict a term is. Comparable between terms of the same subject; larger is stricter."""
     return -float(term.limit) if term.is_at_most else float(term.limit)
 
 
 def _check_contradictions(draft: Draft, plan: Planned | None, report: _FaultReport) -> None:
-    must_terms: dict[Term, Term] = {}
-    places: dict[tuple[str, Term], int] = {}
+    must_terms: dict[Promise, Promise] = {}
+    places: dict[tuple[str, Promise], int] = {}
     for kind, place, term in draft.terms:
         loc, key = ("levels", draft.index, kind, place), term._replace(limit=None, currency="")  # what it is about
         if (kind, key) in places:
@@ -249,7 +226,7 @@ def _check_contradictions(draft: Draft, plan: Planned | None, report: _FaultRepo
                 break
 
 
-def _check_offered_rate(term: Term, loc: Where, plan: Planned, report: _FaultReport) -> None:
+def _check_offered_rate(term: Promise, loc: Where, plan: Planned, report: _FaultReport) -> None:
     closed = any(isinstance(stage.arrival, Closed) for stage in plan.workload.stages if stage.measured)
     if not closed and plan.rate is not None and term.limit > plan.rate * (1 + 1e-9):
         what = f"{words(term)}: more than the {format.quantity(plan.rate)}/s that this level offers"
@@ -280,7 +257,7 @@ def _check_missing(draft: Draft, report: _FaultReport, *, has_slo: bool, has_gpu
 # -- samples -----------------------------------------------------------------------------------------------------
 
 
-def needed(term: Term, confidence: float) -> int:
+def needed(term: Promise, confidence: float) -> int:
     """The least number of requests with which a term can pass.
 
     For a percentile: LoadGen's early-stopping minimum. For a share: as many as show it when no request misses.
@@ -302,11 +279,9 @@ def _all_poisson(workload: Workload) -> bool:
     return all(isinstance(stage.arrival, Poisson) for stage in workload.stages if stage.measured)
 
 
-def _check_samples(
-    draft: Draft, plan: Planned, confidence: float, asked_horizon_s: float | None, report: _FaultReport
-) -> None:
+def _check_samples(draft: Draft, plan: Planned, contract: Contract, report: _FaultReport) -> None:
     """Report terms whose load is too short, or has too few requests, for them to pass; and `apart` of one run."""
-    level = plan.level
+    level, confidence = plan.level, contract.confidence
     if level.apart_ns is not None and level.repeats < 2:
         what = "runs are to be apart in time, and there is one"
         report.fault(("levels", draft.index, "apart"), what, "repeats: 2 or more")
@@ -317,7 +292,7 @@ def _check_samples(
             what = f"{words(term)}: gaps within an answer hang together, so one run has no interval for them"
             report.fault(loc, what, f"repeats: {POOLED_REPEATS} or more; or promise tpot, which is per request")
             continue
-        if too_short := _too_short(term, plan, confidence, asked_horizon_s, needed(term, confidence)):
+        if too_short := _too_short(term, plan, contract):
             report.fault(loc, *too_short)
             continue
         if pooled:
@@ -344,14 +319,13 @@ def _check_samples(
             report.fault(loc, what, _sample_hint(least, plan, windowed))
 
 
-def _too_short(
-    term: Term, plan: Planned, confidence: float, asked_horizon_s: float | None, least: int
-) -> tuple[str, str] | None:
+def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str] | None:
     """What is wrong, and the hint, where the load over all repeats is too short for what comes back rarely."""
     if plan.duration_ns is None or term.kind not in (*LATENCIES, "goodput"):
         return None  # of a closed loop by count, how long it takes is known only after the run
     length_s, repeats = plan.duration_ns / 1e9 * plan.level.repeats, plan.level.repeats
-    horizon = horizon_s(term.quantile or term.limit, asked_horizon_s)
+    confidence, asked_ns = contract.confidence, contract.horizon_ns
+    horizon = horizon_s(term.quantile or term.limit, None if asked_ns is None else asked_ns / 1e9)
     needed_s = intervals.length_for(horizon, confidence)
     if length_s >= NEARLY * needed_s:
         return None
@@ -360,7 +334,7 @@ def _too_short(
         f"{format.duration(horizon)}; there are {format.duration(length_s)}"
         + (f" in {repeats} runs" if repeats > 1 else "")
     )
-    each_s = math.ceil(max(needed_s, least / plan.rate if plan.rate else 0.0) / repeats)
+    each_s = math.ceil(max(needed_s, needed(term, confidence) / plan.rate if plan.rate else 0.0) / repeats)
     seen_s = math.floor(intervals.recurrence(length_s, confidence) * 10) / 10
     hint = f"duration: {each_s}s or more; or a lower percentile; or, to promise less, horizon: {seen_s:g}s"
     return what, hint

@@ -35,7 +35,6 @@ from loadgen.workload.messages import fault, in_order
 from loadgen.workload.schema import Slo, WrittenSlo
 from loadgen.workload.yaml_marks import Map, read_yaml
 
-EXAMPLES = ("chatbot", "rag", "summarization", "agentic", "mlperf-server", "mlperf-interactive")
 Of = Literal["ttft", "ttft_from_sent", "first_answer", "tpot", "e2e", "max_gap"]
 _EXAMPLE = (
     "the smallest contract: name, and levels: [{name: load, workload: qa, rate: 10/s, requests: 700, must: [...]}]"
@@ -44,7 +43,7 @@ _EXAMPLE = (
 # --------------------------------------------------------------------------------------------------------------- terms
 
 
-class Term(NamedTuple):
+class Promise(NamedTuple):
     """One promise: its keyword, and the parameters that this keyword takes."""
 
     kind: str
@@ -163,7 +162,7 @@ KINDS = {
 """Keyword -> what it means. How its figure is computed: `evaluate.FIGURES`."""
 
 
-def words(term: Term) -> str:
+def words(term: Promise) -> str:
     """A term in words: `ttft at p99 within 2.0 s`."""
     kind = KINDS[term.kind]
     written = {"limit": kind.limit.words(term.limit), "window": format.duration(term.window_ns / 1e9), "at": term.at}
@@ -188,15 +187,15 @@ def _term(written: Any) -> Any:
     values = dict(vars(written))
     if written.tag == "cost":
         values["limit"], values["currency"] = values["limit"]
-    return Term(kind=written.tag, **values)
+    return Promise(kind=written.tag, **values)
 
 
 _MODELS = {name: _model(name, kind) for name, kind in KINDS.items()}
 if TYPE_CHECKING:
-    WrittenTerm = Term
+    WrittenPromise = Promise
 else:
     _members = tuple(Annotated[model, Tag(name)] for name, model in _MODELS.items())
-    WrittenTerm = Annotated[Annotated[Union[_members], choice("term", _MODELS)], AfterValidator(_term)]  # noqa: UP007
+    WrittenPromise = Annotated[Annotated[Union[_members], choice("term", _MODELS)], AfterValidator(_term)]  # noqa: UP007
 
 # -------------------------------------------------------------------------------------------------------------- levels
 
@@ -236,8 +235,8 @@ class ContractLevel(Part):
     apart_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="apart")
     cache: Literal["cold", "warm"] | None = None
     slo: _Slo = None
-    must: tuple[WrittenTerm, ...] = ()
-    should: tuple[WrittenTerm, ...] = ()
+    must: tuple[WrittenPromise, ...] = ()
+    should: tuple[WrittenPromise, ...] = ()
 
 
 def _levels(value: Any) -> Any:
@@ -294,21 +293,26 @@ class Draft:
     name: str
     workload: str | None
     level: ContractLevel | None
-    terms: tuple[tuple[str, int, Term], ...]
+    terms: tuple[tuple[str, int, Promise], ...]
 
 
 def parse(text: str, label: str, env: Mapping[str, str] = os.environ) -> Contract:
     """Parse the text of a contract that was checked before its runs. Checks shape and units only. Raises Faults."""
     document, faults = read_text(text, label, env)
     source = Source(file=label, folder=Path(), faults=faults)
-    try:
-        contract = Contract.model_validate(document, context=source)
-    except ValidationError as invalid:
-        source.faults.extend(fault(detail, document, label) for detail in invalid.errors(include_url=False))
-        raise Faults(in_order(source.faults)) from None
-    if source.faults:
+    contract = validated(document, source)
+    if contract is None or source.faults:
         raise Faults(in_order(source.faults))
     return contract
+
+
+def validated(document: Map, source: Source) -> Contract | None:
+    """The contract, or None; its faults are in `source` then."""
+    try:
+        return Contract.model_validate(document, context=source)
+    except ValidationError as invalid:
+        source.faults.extend(fault(detail, document, source.file) for detail in invalid.errors(include_url=False))
+        return None
 
 
 def plain(value: Any) -> str | None:

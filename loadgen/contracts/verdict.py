@@ -17,7 +17,7 @@ import msgspec
 from loadgen import errors as codes
 from loadgen import format
 from loadgen.contracts.evaluate import Evaluator, Held, MeasuredLevel, Money
-from loadgen.contracts.schema import Contract, ContractLevel, Term, words
+from loadgen.contracts.schema import Contract, ContractLevel, Promise, words
 from loadgen.contracts.steady_samples import Missing, RecordedRun
 from loadgen.metrics import columns, reasons
 from loadgen.stats import intervals
@@ -221,7 +221,7 @@ def _cache_trouble(level: ContractLevel, run: RecordedRun) -> str:
     return ""
 
 
-def _judge_term(evaluator: Evaluator, term: Term, level: str, kind: Any, blocked: str) -> Judgement:
+def _judge_term(evaluator: Evaluator, term: Promise, level: str, kind: Any, blocked: str) -> Judgement:
     fields = {"term": words(term), "level": level, "kind": kind}
     if blocked:
         return Judgement(**fields, verdict="INCONCLUSIVE", code="not_judged", reason=blocked)
@@ -250,7 +250,7 @@ def _finite(value: float) -> float | None:
     return round(float(f"{value:.9g}"), 12) if math.isfinite(value) else None
 
 
-def _compare_with_limit(term: Term, evaluated: Held, confidence: float) -> tuple[Verdict, str, str]:
+def _compare_with_limit(term: Promise, evaluated: Held, confidence: float) -> tuple[Verdict, str, str]:
     """The verdict, and the reason as a code and in words."""
     bounds, limit, unit = evaluated.found, term.limit_in_unit, term.unit
     part = f", {evaluated.of}" if evaluated.of else ""
