@@ -24,12 +24,11 @@ from loadgen.contracts.schema import (
     words,
 )
 from loadgen.contracts.steady_samples import NEARLY, horizon_s
-from loadgen.errors import Fault, Faults, UserError
+from loadgen.errors import Fault, Faults, UserError, meant
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import support
 from loadgen.workload import Closed, Poisson, Ramp, Replay, Slo, Synthetic, Workload
 from loadgen.workload import load as load_workload
-from loadgen.workload.fields import meant
 from loadgen.workload.flags import Overrides
 from loadgen.workload.loading import packaged
 from loadgen.workload.messages import locate
