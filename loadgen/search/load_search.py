@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from loadgen.metrics import columns as metrics
-from loadgen.metrics import sustainable
+from loadgen.metrics import outcomes, sustainable
 from loadgen.metrics.columns import Columns
 from loadgen.slo import Slo
 from loadgen.stats import early_stopping, intervals, trend
@@ -93,7 +93,7 @@ class Goal:
         masks = [
             not_ok
             | (~unfinished & (columns.measure(term.metric) > term.limit_ns))
-            | metrics.is_over_when_cut(columns, term)
+            | outcomes.is_over_when_cut(columns, term)
             for term in self.slo.terms
         ]
         if self.slo.goodput_share is not None:
