@@ -312,7 +312,7 @@ def step(kind: Kind, offered: float, seconds: float) -> Step:
 
     with tempfile.TemporaryDirectory(prefix="loadgen-selfcheck-") as scratch, embedded.start(options) as server:
         folder = Path(scratch)
-        workload = _workload(folder, tokens, rate, seconds - DRAIN_S)
+        workload = _workload(tokens, rate, seconds - DRAIN_S)
         stats_before = json.loads(get("/_stats"))
         driven = _drive(server.url, workload, folder)
         stats_after = json.loads(get("/_stats"))
@@ -359,12 +359,13 @@ class _DrivenRun(NamedTuple):
     end_ns: int
 
 
-def _workload(folder: Path, tokens: int, rate: float, seconds: float) -> Workload:
-    from loadgen.workload import Overrides, load
+def _workload(tokens: int, rate: float, seconds: float) -> Workload:
+    from loadgen.workload import Overrides
+    from loadgen.workload.loading import of_mapping
 
-    file = folder / "selfcheck.yaml"
-    file.write_text(f"name: selfcheck\nrequests: {{input_tokens: 20, output_tokens: {tokens}}}\n")
-    return load(str(file), Overrides(request_rate=rate, duration=seconds, grace=5, timeout=20))
+    requests = {"input_tokens": 20, "output_tokens": tokens}
+    load = Overrides(request_rate=rate, duration=seconds, grace=5, timeout=20)
+    return of_mapping({"name": "selfcheck", "requests": requests}, load)
 
 
 def _drive(url: str, workload: Workload, folder: Path) -> _DrivenRun:
@@ -392,6 +393,4 @@ def _drive(url: str, workload: Workload, folder: Path) -> _DrivenRun:
         runner.run(work(plan, 0, 1, gate, lambda driver: None))
     end_ns = monotonic_ns()
     stored = store.read_run(folder)
-    return _DrivenRun(
-        rows=stored.rows, summary=summarize(*stored), run_id=plan.job.run_id, start_ns=starts[0], end_ns=end_ns
-    )
+    return _DrivenRun(stored.rows, summarize(*stored), plan.job.run_id, starts[0], end_ns)
