@@ -167,9 +167,7 @@ async def _trials(settings: Settings, probe_result: ProbeResult, long_prompt: st
     quirk, tried = probe_result.quirk, ""
     if not quirk.forces and probe_result.server == "generic":
         tried = " and ".join(FORCING)
-        quirk = msgspec.structs.replace(
-            quirk, chat=(*quirk.chat, *FORCING), completions=(*quirk.completions, *FORCING), forces=FORCING
-        )
+        quirk = msgspec.structs.replace(quirk, forces=FORCING)
     forced_trials = await _send_trials(settings, probe_result, quirk, [(QUESTION, TRIAL_TOKENS, True)])
     free_trials = await _send_trials(
         settings,
