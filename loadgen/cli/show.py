@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,7 @@ class Show:
         self._progress: Progress | None = None
         self._dashboard: Dashboard | None = None
         self._printed: set[str] = set()
-        self._execute = run.runs_of_a_command()
+        self._execute = partial(run.execute, known={})
 
     def one(self, workload: Workload, settings: Settings) -> int:
         """Perform one run and print its summary. Returns the exit code."""

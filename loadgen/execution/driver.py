@@ -254,9 +254,8 @@ class Driver:
         self._spool.row(unsent_row(place, start.due_ns, start.dropped, status, built))
 
     def _place(self, start: Start, target: int) -> RowPlace:
-        return RowPlace(
-            start.number, start.request, start.stage, self._worker, target, start.session, start.turn, start.lane
-        )
+        number, session = start.number, start.session
+        return RowPlace(number, number, start.stage, self._worker, target, session, start.turn, start.lane)
 
     def _check_finished(self) -> None:
         if self._dispatcher.done and not self._finished.done():

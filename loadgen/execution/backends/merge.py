@@ -69,7 +69,7 @@ def record_lost(plan: Plan, i: int, why: str) -> None:
     while numbers := list(islice(expected, AT_ONCE)):
         for number in np.array(numbers)[~slot_ranges.among(ranges, np.array(numbers))].tolist():
             slot = timetable.slot(number)
-            place = RowPlace(number, slot.request, slot.stage, i, 0, slot.session, slot.turn, slot.lane)
+            place = RowPlace(number, number, slot.stage, i, 0, slot.session, slot.turn, slot.lane)
             spool.row(unsent_row(place, slot.due_ns, "worker_died", "lost", UNKNOWN, text))
         spool.flush()
     spool.close()
