@@ -158,9 +158,7 @@ def verdict(
 
     Exit: as of the run; 3 when it differs from the stored one.
     """
-    import msgspec
-
-    from loadgen.cli.show import say
+    from loadgen.cli.show import print_json, say
     from loadgen.errors import UNSOUND
     from loadgen.mlperf import run
     from loadgen.report import mlperf as text
@@ -171,7 +169,7 @@ def verdict(
     summary = kept_summary(folder)
     result = run.again(folder, summary)
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+        print_json(result)
     else:
         print(text.render(result, gpus=summary.target.gpus, parts=parts(summary)), end="")
     if result != stored:
@@ -233,26 +231,23 @@ def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: boo
     """The faults of flags that the official LoadGen cannot follow: one process, one endpoint, a fixed rate."""
     from loadgen.errors import UserError
 
-    problems = []
-    if len(settings.endpoints) > 1:
-        problems.append(
-            (f"it drives one endpoint, {len(settings.endpoints)} were given", "one address for all of them")
-        )
-    if given["workers"] not in (None, "1", "auto"):
-        problems.append((f"it issues from one process, not from {given['workers']}", "leave --workers out"))
-    if given["ray"] is not None:
-        problems.append(("it issues from one process, not from a cluster", "leave --ray out"))
-    if find_peak:
-        problems.append(
-            ("it tests one rate and searches none", "--find-peak first, then --target-qps with what it found")
-        )
-    if given["grace"] is not None:
-        problems.append(("it waits for every query", "leave --grace out"))
-    if given["server_metrics"] not in (None, ["off"]):
-        problems.append(("the servers' metrics are not read beside it", "leave --server-metrics out"))
+    endpoints, workers = len(settings.endpoints), given["workers"]
+    checks = (
+        (endpoints > 1, f"it drives one endpoint, {endpoints} were given", "one address for all of them"),
+        (workers not in (None, "1", "auto"), f"it issues from one process, not from {workers}", "leave --workers out"),
+        (given["ray"] is not None, "it issues from one process, not from a cluster", "leave --ray out"),
+        (find_peak, "it tests one rate and searches none", "--find-peak first, then --target-qps with what it found"),
+        (given["grace"] is not None, "it waits for every query", "leave --grace out"),
+        (
+            given["server_metrics"] not in (None, ["off"]),
+            "the servers' metrics are not read beside it",
+            "leave --server-metrics out",
+        ),
+    )
     return [
         UserError(f"the official LoadGen: {problem}", "--harness loadgen", f"{hint}; or --harness own")
-        for problem, hint in problems
+        for wrong, problem, hint in checks
+        if wrong
     ]
 
 

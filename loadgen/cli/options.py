@@ -88,13 +88,16 @@ def takes(
             }
             for name, group in groups.items():
                 values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
-            return command(given=Given(context.info_name or "", typed, context.find_root().obj or ()), **values)
+            if table:
+                values["given"] = Given(context.info_name or "", typed, context.find_root().obj or ())
+            return command(**values)
 
         own = inspect.signature(command, eval_str=True).parameters
         groups: dict[str, Any] = {
-            name: parameter.annotation for name, parameter in own.items() if is_dataclass(parameter.annotation)
+            name: parameter.annotation
+            for name, parameter in own.items()
+            if is_dataclass(parameter.annotation) and name != "given"
         }
-        del groups["given"]
         parameters = [inspect.Parameter("context", KEYWORD, annotation=typer.Context)]
         for name, parameter in own.items():
             if name == "given":

@@ -253,12 +253,11 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
 
 
 def _print(curve: SweepCurve, *, as_json: bool, as_markdown: bool) -> None:
-    import msgspec
-
+    from loadgen.cli.show import print_json
     from loadgen.report import sweep as sweep_report
 
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(curve), indent=2).decode())
+        print_json(curve)
     else:
         print(sweep_report.render_markdown(curve) if as_markdown else sweep_report.render_text(curve), end="")
 

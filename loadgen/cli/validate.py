@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,12 +69,11 @@ def validate(
 
 
 def _print(result: Any, as_json: bool) -> None:
+    from loadgen.cli.show import print_json
     from loadgen.report import validation
 
     if as_json:
-        import msgspec
-
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        print_json(result)
     else:
         print(validation.text(result), end="")
 
