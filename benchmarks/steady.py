@@ -17,8 +17,7 @@ from typing import Any
 import msgspec
 
 from loadgen.execution.backends import virtual
-from loadgen.metrics import columns, sustainable
-from loadgen.metrics.columns import Columns
+from loadgen.metrics.summary import summarize
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf import rules
 from loadgen.mlperf import run as mlperf_run
@@ -46,10 +45,8 @@ def run(preset_name: str, scenario: Any, rate: float, length_s: float, round_nam
         routing=preset.routing,
     )
     rows = made.rows
-    measured, warmup = Columns(rows), Columns(rows[:0])
-    inside = columns.window(measured, (measured, warmup))
     header = Header(state="finished", stages=(StagePlan(arrival=f"poisson {rate:g}/s", rate=rate),))
-    grows = sustainable.of_rows(measured, (measured, warmup), inside, header)
+    grows = summarize(header, rows).sustainable
     trace = mlperf.trace({name: rows[name].copy() for name in mlperf_run.COLUMNS})
     judged = mlperf.reduce(trace, test, target_qps=rate, simulated=True)
     return {

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from loadgen.metrics.blocks import RequestCounts, Tokens
-    from loadgen.metrics.columns import Goodput, Load
+    from loadgen.metrics.goodput import Goodput
+    from loadgen.metrics.load import Load
     from loadgen.metrics.summary import Summary
     from loadgen.metrics.validity import Verdict
     from loadgen.stats.quantiles import Distribution

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from loadgen.errors import UserError
-from loadgen.metrics import folded_summary, summary_json, validity
+from loadgen.metrics import summary_json, validity
 from loadgen.metrics.accumulator import Accumulator
-from loadgen.metrics.summary import Summary, summarize
+from loadgen.metrics.summary import Summary, build, summarize
 from loadgen.results import store
 from loadgen.server_metrics import series
 
@@ -58,12 +58,8 @@ def summary(folder: Path) -> Summary:
     if stored.header.keep == "raw" or not path.exists():
         return with_server(folder, summarize(*stored))
     accumulator = Accumulator.from_bytes(path.read_bytes(), stored.header)
-    return with_server(
-        folder,
-        folded_summary.summarize(
-            stored.header, accumulator, stored.gaps, stored.timeline, stored.seconds, stored.event_errors
-        ),
-    )
+    header, _, gaps, timeline, seconds, _, event_errors = stored
+    return with_server(folder, build(header, accumulator, gaps, timeline, seconds, event_errors))
 
 
 def with_server(folder: Path, summary: Summary) -> Summary:

@@ -19,7 +19,9 @@ from timetables import MS, S, closed, constant, poisson, workload
 from loadgen.cli import main
 from loadgen.execution import lane_start
 from loadgen.metrics import columns as metrics
-from loadgen.metrics import folded_summary, summary_json
+from loadgen.metrics import summary as summaries_of
+from loadgen.metrics import summary_json
+from loadgen.metrics.load import in_flight as flying
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.results import capacity, store
 from loadgen.results.manifest import Header, StagePlan
@@ -70,7 +72,7 @@ def summaries(*stages: Stage, seed: int = 1) -> tuple[Summary, Summary]:
     header, rows = answered(schedule, drive(Dispatcher(schedule), lambda start: (TAKES_NS, True)))
     gaps, timeline = seen(rows, len(header.stages))
     real = summarize(header, rows, gaps, timeline)
-    return real, folded_summary.summarize(header, folded(header, rows, [], 2), gaps, timeline)
+    return real, summaries_of.build(header, folded(header, rows, [], 2), gaps, timeline)
 
 
 # -- a warm-up before a closed loop ----------------------------------------------------------------------------------
@@ -261,7 +263,7 @@ def test_a_closed_and_an_open_loop_of_one_server_agree(tmp_path: Path) -> None:
         run = store.read_run(tmp_path / name)
         summary = summary_json.load_summary((tmp_path / name / "summary.json").read_bytes())
         everything = [metrics.Columns(run.rows)]
-        in_flight, _ = metrics.in_flight(everything, summary.window.steady)
+        in_flight, _ = flying(everything, summary.window.steady)
         return in_flight or 0, summary.load.steady_completed_rps or 0, (summary.e2e_ms.mean or 0) / 1e3
 
     in_flight, rate, takes_s = figures("closed", "-c", "64", "-n", "960")

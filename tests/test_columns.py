@@ -9,7 +9,12 @@ from make_examples import blank
 from numpy.typing import NDArray
 
 from loadgen.metrics import columns as metrics
-from loadgen.metrics.columns import Columns, Span
+from loadgen.metrics.accumulator import Accumulator, Cell
+from loadgen.metrics.columns import Columns
+from loadgen.metrics.goodput import goodput
+from loadgen.metrics.load import gap_variation, in_flight
+from loadgen.metrics.windows import Span, Window, span, steady_events
+from loadgen.results.manifest import Header
 from loadgen.results.record import BIN_NS, STATUSES
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import Histogram
@@ -65,7 +70,7 @@ def test_in_flight_equals_counting_at_every_instant(drawn: list[tuple[int, int]]
         row["sent_ns"], row["done_ns"] = sent * S, -1 if took < 0 else (sent + took) * S
     stretch = Span(start_s=low, end_s=low + length, duration_s=length)
     halves = [Columns(rows[::2]), Columns(rows[1::2])]
-    mean, largest = metrics.in_flight(halves, stretch)
+    mean, largest = in_flight(halves, stretch)
 
     high = low + length
     spans = [(sent, max(sent, high) if took < 0 else sent + took) for sent, took in drawn]
@@ -74,41 +79,43 @@ def test_in_flight_equals_counting_at_every_instant(drawn: list[tuple[int, int]]
     assert largest == max(levels)
 
 
-def gap_variation(instants: NDArray[np.int64]) -> float:
-    found = metrics.gap_variation(instants, np.zeros(len(instants), np.int64))
+def variation(instants: NDArray[np.int64]) -> float:
+    found = gap_variation(instants, np.zeros(len(instants), np.int64))
     assert found is not None
     return found
 
 
 def test_constant_arrivals_have_no_gap_variation_and_poisson_has_one() -> None:
     draw = np.random.default_rng(4)
-    assert gap_variation(np.arange(1000) * S) == 0
+    assert variation(np.arange(1000) * S) == 0
     poisson = draw.permutation(np.cumsum(draw.exponential(S, 20_000)).astype(np.int64))
-    assert gap_variation(poisson) == pytest.approx(1, abs=0.02)
+    assert variation(poisson) == pytest.approx(1, abs=0.02)
     two_rates = np.concatenate((np.arange(100) * S, 100 * S + np.arange(100) * S // 10))
     stages = np.repeat([0, 1], 100)
-    assert metrics.gap_variation(two_rates, stages) == pytest.approx(0, abs=1e-6)
-    assert metrics.gap_variation(two_rates, stages * 0) == pytest.approx(0.82, abs=0.01)  # what pooling would have said
-    assert metrics.gap_variation(two_rates[:1], stages[:1]) is None
+    assert gap_variation(two_rates, stages) == pytest.approx(0, abs=1e-6)
+    assert gap_variation(two_rates, stages * 0) == pytest.approx(0.82, abs=0.01)  # what pooling would have said
+    assert gap_variation(two_rates[:1], stages[:1]) is None
 
 
 def test_steady_events_cut_bins_in_proportion() -> None:
     counts = np.array([10, 20, 30, 40])
-    cut = metrics.span(BIN_NS // 2, BIN_NS * 5 // 2)  # half of the first, the second, half of the third
-    assert metrics.steady_events([counts, counts[:1] * 0], cut) == pytest.approx(5 + 20 + 15)
-    assert metrics.steady_events([counts, counts[:2]], cut) == pytest.approx(40 + 5 + 20)
-    assert metrics.steady_events([counts], metrics.span(BIN_NS, 99 * BIN_NS)) == pytest.approx(90)
-    assert metrics.steady_events([counts * 0], cut) is None
-    assert metrics.steady_events([counts], Span()) is None
+    cut = span(BIN_NS // 2, BIN_NS * 5 // 2)  # half of the first, the second, half of the third
+    assert steady_events([counts, counts[:1] * 0], cut) == pytest.approx(5 + 20 + 15)
+    assert steady_events([counts, counts[:2]], cut) == pytest.approx(40 + 5 + 20)
+    assert steady_events([counts], span(BIN_NS, 99 * BIN_NS)) == pytest.approx(90)
+    assert steady_events([counts * 0], cut) is None
+    assert steady_events([counts], Span()) is None
 
 
-def answers(ttft_ms: list[int], **statuses: int) -> Columns:
+def answers(slo: Slo, ttft_ms: list[int], **statuses: int) -> Cell:
     """Ok requests due at 0 with these TTFTs, then others by status."""
     rows = blank(len(ttft_ms) + sum(statuses.values()))
     rows["due_ns"] = 0
     rows["first_token_ns"][: len(ttft_ms)] = np.array(ttft_ms) * 1_000_000
     rows["status"][len(ttft_ms) :] = np.repeat([STATUSES.index(name) for name in statuses], list(statuses.values()))
-    return Columns(rows)
+    accumulator = Accumulator(Header(slo=slo), exact=True)
+    accumulator.add(rows, [])
+    return accumulator.measured()
 
 
 @pytest.mark.parametrize(
@@ -127,27 +134,26 @@ def answers(ttft_ms: list[int], **statuses: int) -> Columns:
 def test_a_term_counts_failures_as_over_and_leaves_out_the_cancelled(
     ttft_ms: list[int], statuses: dict[str, int], met: bool, value: int | None, over: int, count: int
 ) -> None:
-    columns = answers(ttft_ms, **statuses)
     slo = Slo(terms=(Term(metric="ttft", limit_ns=5_000_000),))
-    found = metrics.goodput(columns, slo, metrics.Window(), Histogram())
+    found = goodput(answers(slo, ttft_ms, **statuses), slo, Window(), Histogram(), 0, {})
     term = found.slo[0]
     assert (term.met, term.value_ms, term.over, term.count) == (met, value, over, count)
     assert (found.met, found.good, found.counted) == (met, count - over, count)
 
 
 def test_a_share_is_a_promise_of_its_own_and_unrecorded_slots_are_misses() -> None:
-    columns = answers([1] * 9 + [8])
     term = Term(metric="ttft", limit_ns=5_000_000, quantile=0.5)
     for share, unrecorded, met in ((0.9, 0, True), (0.91, 0, False), (0.9, 1, False), (None, 1, True)):
         slo = Slo(terms=(term,), goodput_share=share)
-        assert metrics.goodput(columns, slo, metrics.Window(), Histogram(), unrecorded).met is met
+        cell = answers(slo, [1] * 9 + [8])
+        assert goodput(cell, slo, Window(), Histogram(), unrecorded, {}).met is met
 
 
 def test_a_pooled_term_judges_gaps_not_requests() -> None:
-    columns, gaps = answers([1, 1]), Histogram()
+    gaps = Histogram()
     gaps.add(np.array([10_000_000] * 98 + [50_000_000] * 2))
     slo = Slo(terms=(Term(metric="itl", limit_ns=20_000_000),))
-    found = metrics.goodput(columns, slo, metrics.Window(), gaps)
+    found = goodput(answers(slo, [1, 1]), slo, Window(), gaps, 0, {})
     assert (found.met, found.good, found.slo[0].over, found.slo[0].count) == (False, 2, 2, 100)
     assert found.slo[0].value_ms == pytest.approx(50, rel=0.001)
 

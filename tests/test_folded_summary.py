@@ -21,9 +21,9 @@ from loadgen import run_folder
 from loadgen.execution import compactor, run
 from loadgen.execution.bodies import UNKNOWN
 from loadgen.execution.plan import Settings
-from loadgen.metrics import drift, folded_summary
-from loadgen.metrics.accumulator import BINS, Accumulator, TimeCurve
-from loadgen.metrics.summary import Summary, summarize
+from loadgen.metrics import drift
+from loadgen.metrics.accumulator import Accumulator
+from loadgen.metrics.summary import Summary, build, summarize
 from loadgen.report import text
 from loadgen.results import store
 from loadgen.results.manifest import Header, Second, StagePlan, TargetFacts, encode
@@ -33,6 +33,7 @@ from loadgen.results.spool import Spool, recorded, segments
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.slo import Slo, Term
+from loadgen.stats.amounts import BINS, TimeCurve
 from loadgen.stats.quantiles import Histogram
 from loadgen.workload import load
 from loadgen.workload.flags import Overrides
@@ -130,7 +131,7 @@ def alike(a: Any, b: Any, path: str = "") -> None:
 def test_what_is_folded_says_what_the_rows_say(monkeypatch: pytest.MonkeyPatch, which: int, parts: int) -> None:
     header, rows, gaps, timeline, seconds, texts = examples(monkeypatch)[which]
     real = summarize(header, rows, gaps, timeline, seconds, texts)
-    found = folded_summary.summarize(header, folded(header, rows, texts, parts), gaps, timeline, seconds)
+    found = build(header, folded(header, rows, texts, parts), gaps, timeline, seconds)
     assert found.sustainable.sustained is None and "not kept" in found.sustainable.why
     found = msgspec.structs.replace(found, sustainable=real.sustainable)
     alike(msgspec.to_builtins(real), msgspec.to_builtins(found))
@@ -140,7 +141,7 @@ def test_what_is_folded_says_what_the_rows_say(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_an_empty_run() -> None:
-    summary = folded_summary.summarize(HEADER, Accumulator(HEADER))
+    summary = build(HEADER, Accumulator(HEADER))
     assert summary.requests.scheduled == summary.requests.lost == 9
     assert not summary.verdict.valid
 
@@ -204,7 +205,11 @@ def test_drift_is_found_and_only_what_drifts() -> None:
 
 @pytest.mark.parametrize("last_s", [0, 31, 32, 63, 64, 40_000])
 def test_blocks_are_as_short_as_they_may_be(last_s: int) -> None:
-    length = drift.block_ns(last_s * S)
+    rows = blank(1)
+    rows["due_ns"] = last_s * S
+    accumulator = Accumulator(Header())
+    accumulator.add(rows, [])
+    length = accumulator.block_ns
     assert last_s * S < length * drift.BLOCKS
     assert length == S or last_s * S >= length // 2 * drift.BLOCKS
 
@@ -216,7 +221,7 @@ def test_in_flight_is_the_sum_over_workers_of_the_same_second() -> None:
     rows["sent_ns"], rows["last_token_ns"] = rows["due_ns"], rows["due_ns"] + S
     ledger = Accumulator(Header())
     ledger.add(rows, [])
-    assert folded_summary.summarize(Header(), ledger, seconds=samples).load.in_flight_max == 30 + 3 * 4
+    assert build(Header(), ledger, seconds=samples).load.in_flight_max == 30 + 3 * 4
 
 
 # -- whole runs ----------------------------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ from loadgen.cli import main
 from loadgen.execution import run
 from loadgen.execution.plan import Settings
 from loadgen.metrics import sustainable
-from loadgen.metrics.columns import Columns, Span, Window
+from loadgen.metrics.columns import Columns
 from loadgen.metrics.reasons import coded
 from loadgen.metrics.sustainable import Sustainable
+from loadgen.metrics.windows import Span, Window
 from loadgen.mlperf import rules
 from loadgen.mlperf import run as mlperf_run
 from loadgen.report import mlperf as mlperf_text
@@ -129,7 +130,7 @@ def judged(rows: Any, **stage: Any) -> Sustainable:
     )
     columns, none = Columns(rows), Columns(rows[:0])
     steady = Span(start_s=rows["due_ns"].min() / 1e9, end_s=rows["due_ns"].max() / 1e9)
-    return sustainable.of_rows(columns, (columns, none), Window(steady=steady), header)
+    return sustainable.of_rows([columns], [none], Window(steady=steady), header)
 
 
 def test_the_one_target_that_is_overloaded_is_named() -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from loadgen.cli import main
 from loadgen.errors import INTERRUPTED, OK, SLO_MISSED, UNSOUND
 from loadgen.execution.events import Counters
-from loadgen.metrics import columns, summary_json
+from loadgen.metrics import columns, outcomes, summary_json
 from loadgen.metrics.columns import UNFINISHED, Columns
 from loadgen.metrics.summary import Summary, exit_code, summarize
 from loadgen.report import run_headline, text
@@ -113,9 +113,9 @@ STREAMING = {"first_token_ns": S, "first_answer_ns": S, "last_token_ns": 9 * S, 
 def test_a_request_is_over_a_term_as_far_as_is_known(
     metric: str, limit_ns: int, fields: dict[str, int], over: bool
 ) -> None:
-    found = columns.is_over_when_cut(one(**fields), Term(metric=metric, limit_ns=limit_ns))
+    found = outcomes.is_over_when_cut(one(**fields), Term(metric=metric, limit_ns=limit_ns))
     assert found.tolist() == [over]
-    assert not columns.is_over_when_cut(one(**fields, status=1), Term(metric=metric, limit_ns=limit_ns)).any()
+    assert not outcomes.is_over_when_cut(one(**fields, status=1), Term(metric=metric, limit_ns=limit_ns)).any()
 
 
 def test_unfinished_is_neither_ok_nor_failed_and_the_sum_stays() -> None:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from loadgen.metrics import columns as metrics
-from loadgen.metrics.columns import OK, Columns, Span
+from loadgen.metrics import outcomes
+from loadgen.metrics.columns import OK, Columns
+from loadgen.metrics.windows import Span, span, spread_tokens
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import QUANTILES, SUPPORT, index
 
@@ -49,17 +51,19 @@ def _in_order(columns: Columns, values: NDArray[np.int64], chosen: NDArray[np.bo
     return ordered
 
 
+def _samples(columns: Columns, one: Metric) -> NDArray[np.int64]:
+    """The values of the ok requests that have one, in order of their due instants."""
+    values = columns.measure(one.per_request)
+    return _in_order(columns, values, columns.where(OK) & (values != metrics.UNDEFINED))
+
+
 def latency(parts: Sequence[Columns], one: Metric, value: float) -> tuple[Known | None, str]:
     """A quantile or a mean of the ok requests, with its error by blocks in order of due instant; or None and the
     reason.
 
     `value`: the figure of the summary, in its unit.
     """
-    runs = []
-    for part in parts:
-        values = part.measure(one.per_request)
-        runs.append(_in_order(part, values, part.where(OK) & (values != metrics.UNDEFINED)))
-    everything = np.concatenate(runs).astype(np.float64)
+    everything = np.concatenate([_samples(part, one) for part in parts]).astype(np.float64)
     n = len(everything)
     quantile = next((name for name, p in QUANTILES if p == one.p), "")
     if quantile and n < SUPPORT[quantile]:
@@ -79,11 +83,7 @@ def within_runs(parts: Sequence[Columns], one: Metric) -> tuple[float, float]:
     Repeats are never surer than this: three runs that agree by chance hide it. By the rank of the quantile, which is
     cheap. (0, inf) where the figure is no latency, or the runs are too short for blocks.
     """
-    runs = []
-    for part in parts:
-        values = part.measure(one.per_request)
-        runs.append(_in_order(part, values, part.where(OK) & (values != metrics.UNDEFINED)))
-    everything = np.maximum(np.concatenate(runs).astype(np.float64), 1.0)
+    everything = np.maximum(np.concatenate([_samples(part, one) for part in parts]).astype(np.float64), 1.0)
     if len(everything) < 4 * max(BLOCKS):
         return 0.0, math.inf
     if one.p is None:
@@ -97,9 +97,7 @@ def stretches_above(parts: Sequence[Columns], one: Metric, level: float) -> tupl
     """In how many stretches of time of the runs the quantile lies above `level` (ns), and of how many stretches."""
     above = total = 0
     for part in parts:
-        values = part.measure(one.per_request)
-        run = _in_order(part, values, part.where(OK) & (values != metrics.UNDEFINED))
-        for stretch in np.array_split(run, max(BLOCKS[0] // len(parts), 2)):
+        for stretch in np.array_split(_samples(part, one), max(BLOCKS[0] // len(parts), 2)):
             if len(stretch):
                 total += 1
                 above += bool(np.sort(stretch)[index(len(stretch), one.p or 0.5)] > level)
@@ -177,7 +175,7 @@ def _by_means(values: NDArray[np.float64]) -> Known | None:
 
 def marks(columns: Columns, good: NDArray[np.bool_], slo: Slo | None = None) -> NDArray[np.float64]:
     """1 for each good request and 0 for each other one, in order of due instant; only those that an SLO counts."""
-    return _in_order(columns, good.astype(np.int64), metrics.is_counted(columns, slo)).astype(np.float64)
+    return _in_order(columns, good.astype(np.int64), outcomes.is_counted(columns, slo)).astype(np.float64)
 
 
 def share(marks: Sequence[NDArray[np.float64]], value: float) -> Known | None:
@@ -207,8 +205,8 @@ def rate(windows: Sequence[Span], parts: Sequence[Columns], value: float) -> tup
         if steady.start_s is None or steady.end_s is None:
             return None, "no time under load"
         edges = np.linspace(steady.start_s * 1e9, steady.end_s * 1e9, PIECES + 1)
-        pieces = [metrics.span(float(a), float(b)) for a, b in pairwise(edges)]
-        rates += [metrics.spread_tokens(part, piece) / (piece.duration_s or 1) for piece in pieces]
+        pieces = [span(float(a), float(b)) for a, b in pairwise(edges)]
+        rates += [spread_tokens(part, piece) / (piece.duration_s or 1) for piece in pieces]
     mean = float(np.mean(rates))
     known = _by_means(np.array(rates))
     if known is None or mean <= 0:

@@ -42,7 +42,9 @@ from loadgen.contracts.steady_samples import (
 )
 from loadgen.errors import Fault, Faults
 from loadgen.metrics import columns as metrics
-from loadgen.metrics.columns import OK, Columns, Span
+from loadgen.metrics import outcomes, windows
+from loadgen.metrics.columns import OK, Columns
+from loadgen.metrics.windows import Span
 from loadgen.stats import intervals, quantile_interval, steady_state
 from loadgen.stats.quantile_interval import Bounds, Series
 from loadgen.stats.quantiles import index
@@ -260,7 +262,7 @@ class Evaluator:
             settled_spans.append(
                 span
                 if not first_settled
-                else metrics.span((pieces[first_settled].start_s or 0) * 1e9, (span.end_s or 0) * 1e9)
+                else windows.span((pieces[first_settled].start_s or 0) * 1e9, (span.end_s or 0) * 1e9)
             )
         caveat = _nothing_ended(self._columns, spans) or caveat
         batch_rates = self._batch_rates(settled_spans, count_in_span)
@@ -291,23 +293,23 @@ class Evaluator:
             if end - start < 2 * window_ns * 0.99:
                 length, window = format.duration((end - start) / 1e9), format.duration(window_ns / 1e9)
                 raise Missing(f"a load of {length} has no two windows of {window}")
-            first.append(metrics.span(start, start + window_ns))
-            last.append(metrics.span(end - window_ns, end))
+            first.append(windows.span(start, start + window_ns))
+            last.append(windows.span(end - window_ns, end))
         return first, last
 
     def _drift(self, term: Any) -> Held:
-        windows = []
+        halves = []
         for spans in self._first_and_last_windows(term.window_ns):
             values = [
-                latencies(columns, term.of, metrics.within(columns["due_ns"], span))
+                latencies(columns, term.of, windows.within(columns["due_ns"], span))
                 for columns, span in zip(self._columns, spans, strict=True)
             ]
             length_s = len(self.runs) * term.window_ns / 1e9
             bounds, caveat = self._quantile(values, term.quantile, term.of, length_s, self.confidence)
-            windows.append((bounds, caveat and f"in a window {caveat} in each", size(values)))
-        ratio = _ratio(windows[1][0], windows[0][0], "the first window")
-        caveat = windows[0][1] or windows[1][1]
-        return Held(_percent_change(ratio), term.limit * 100, True, "%", min(size for *_, size in windows), caveat)
+            halves.append((bounds, caveat and f"in a window {caveat} in each", size(values)))
+        ratio = _ratio(halves[1][0], halves[0][0], "the first window")
+        caveat = halves[0][1] or halves[1][1]
+        return Held(_percent_change(ratio), term.limit * 100, True, "%", min(size for *_, size in halves), caveat)
 
     def _between_nodes(self, term: Any) -> Held:
         count = len(self.runs[0].header.targets)
@@ -432,7 +434,7 @@ def _slo_misses(run: RecordedRun, columns: Columns) -> Timed:
 def _meets_slo(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
     if run.header.slo is None or not run.header.slo.terms:
         raise Missing("the run has no SLO: nothing says when a request is good")
-    return metrics.meets(columns, run.header.slo)
+    return outcomes.meets(columns, run.header.slo)
 
 
 def _steady_span(run: RecordedRun, columns: Columns) -> Span:
@@ -445,7 +447,7 @@ def _steady_span(run: RecordedRun, columns: Columns) -> Span:
 def _pieces(span: Span, n: int) -> list[Span]:
     assert span.start_s is not None and span.end_s is not None
     edges = np.linspace(span.start_s * 1e9, span.end_s * 1e9, n + 1)
-    return [metrics.span(float(a), float(b)) for a, b in pairwise(edges)]
+    return [windows.span(float(a), float(b)) for a, b in pairwise(edges)]
 
 
 def _ended_in_span(columns: Columns, piece: Span) -> NDArray[np.bool_]:
@@ -466,7 +468,7 @@ def _tokens_counter(with_input: bool) -> _CountInSpan:
         ok = columns.where(OK)
         if bool((columns["output_tokens"][ok] < 0).any()):
             raise Missing("the output tokens of some answers were not counted")
-        total = metrics.spread_tokens(columns, piece)
+        total = windows.spread_tokens(columns, piece)
         if with_input:
             counts = columns["input_tokens"]
             if bool((counts[ok] < 0).any()):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from loadgen import format
 from loadgen.metrics import columns as metrics
+from loadgen.metrics import outcomes
 from loadgen.metrics.columns import CANCELLED, OK, UNFINISHED, Columns
 from loadgen.metrics.summary import Summary
 from loadgen.results.manifest import Header
@@ -113,12 +114,12 @@ def counted(columns: Columns, slo: Slo | None = None) -> NDArray[np.bool_]:
     Raises Missing where so many are unfinished that nothing can be said.
     """
     unfinished, everyone = int(columns.where(UNFINISHED).sum()), int((~columns.where(CANCELLED)).sum())
-    if metrics.is_undecided(unfinished, everyone):
+    if outcomes.is_undecided(unfinished, everyone):
         raise Missing(
             f"{unfinished:,} of {everyone:,} requests were unfinished when the drain ended: give the level a "
             "longer grace (`grace: 10m`), or none: then the drain lasts as long as a request may (`timeout`)"
         )
-    return metrics.is_counted(columns, slo)
+    return outcomes.is_counted(columns, slo)
 
 
 def size(values: Series) -> int:

@@ -6,21 +6,17 @@ accumulator that only joins neighbouring blocks reaches the same blocks as one c
 
 from __future__ import annotations
 
-import math
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
-from loadgen.metrics import columns
-from loadgen.metrics.columns import OK, Columns, Span
-from loadgen.stats.quantiles import index, milliseconds
+from loadgen.metrics import windows
+from loadgen.metrics.windows import Span
+from loadgen.stats.quantiles import Histogram, Values, milliseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Sequence
 
 BLOCKS = 32
 FIRST_NS = 1_000_000_000
@@ -65,54 +61,37 @@ def without_tpot(drift: Drift) -> Drift:
     return msgspec.structs.replace(drift, tpot_p50=None, tpot_p99=None, blocks=blocks)
 
 
-def block_ns(last_ns: int) -> int:
-    """The length of the blocks, in ns, of a run whose last due instant is `last_ns`."""
-    return FIRST_NS << max(0, math.ceil(math.log2((last_ns + 1) / (FIRST_NS * BLOCKS))))
+class BlockSamples:
+    """Measured ok requests due in one block of time: their number, and a sample of each SHOWN metric."""
+
+    __slots__ = ("of", "requests")
+
+    def __init__(self, *, exact: bool) -> None:
+        self.requests = 0
+        self.of: dict[str, Values | Histogram] = {metric: Values() if exact else Histogram() for metric in SHOWN}
+
+    def merge(self, other: BlockSamples) -> None:
+        """Add another block to this one; the other does not change."""
+        self.requests += other.requests
+        for metric in SHOWN:
+            own: Any = self.of[metric]
+            own.merge(other.of[metric])
 
 
-def of_rows(measured: Columns, steady: Span, tokens_in: Callable[[Span], float | None]) -> Drift:
-    """The drift of rows. `tokens_in`: output tokens that came in an interval; None where they were not counted."""
-    ok = measured.where(OK)
-    due = measured["due_ns"][ok]
-    if len(due) == 0:
-        return Drift()
-    length = block_ns(int(due.max()))
-    places = (due // length).astype(np.int16)
-    order = np.argsort(places, kind="stable")
-    ends = np.cumsum(np.bincount(places))
-    starts = [0, *ends[:-1].tolist()]
-    figures_by_block: list[tuple[int, dict[tuple[str, float], float]]] = [
-        (int(count), {}) for count in np.bincount(places)
-    ]
-    for metric in SHOWN:
-        column = measured.measure(metric)[ok][order]
-        for (_, quantiles), start, end in zip(figures_by_block, starts, ends.tolist(), strict=True):
-            values = columns.defined(column[start:end])
-            if len(values):
-                quantiles |= {part: _at(values, part[1]) for part in PARTS if part[0] == metric}
-    return made(length, figures_by_block, steady, tokens_in)
-
-
-def _at(values: NDArray[np.int64], p: float) -> float:
-    place = index(len(values), p)
-    return float(np.partition(values, place)[place])
-
-
-def made(
-    length_ns: int,
-    found: Sequence[tuple[int, Mapping[tuple[str, float], float]]],
-    steady: Span,
-    tokens_in: Callable[[Span], float | None],
+def of_blocks(
+    found: Sequence[BlockSamples], length_ns: int, steady: Span, tokens_in: Callable[[Span], float | None]
 ) -> Drift:
-    """The drift from the figures of each block.
+    """The drift of a run.
 
-    `length_ns`: length of a block; the first one begins at the start of the run. `found`: per block, the number of
-    requests and the quantiles in ns, by metric and probability. `tokens_in`: as in `of_rows`.
+    `length_ns`: length of a block; the first one begins at the start of the run. `tokens_in`: output tokens that came
+    in an interval; None where they were not counted.
     """
+    if not found:
+        return Drift()
     blocks: list[Block] = []
     whole_blocks: list[Block] = []
-    for i, (requests, quantiles) in enumerate(found):
-        span = columns.span(i * length_ns, (i + 1) * length_ns)
+    for i, samples in enumerate(found):
+        span = windows.span(i * length_ns, (i + 1) * length_ns)
         assert span.start_s is not None and span.end_s is not None
         inside = (
             steady.start_s is not None
@@ -120,15 +99,19 @@ def made(
             and steady.start_s <= span.start_s
             and span.end_s <= steady.end_s
         )
-        if not requests and not whole_blocks:
+        if not samples.requests and not whole_blocks:
             continue
         tokens = tokens_in(span) if inside else None
         block = Block(
             start_s=span.start_s,
             end_s=span.end_s,
-            requests=requests,
+            requests=samples.requests,
             output_per_s=None if tokens is None else tokens / (length_ns / 1e9),
-            **{_field(part): milliseconds(value) for part, value in quantiles.items()},
+            **{
+                f"{metric}_p{p * 100:g}_ms": milliseconds(samples.of[metric].quantile(p))
+                for metric, p in PARTS
+                if samples.of[metric].count
+            },
         )
         blocks.append(block)
         if inside:
@@ -142,10 +125,6 @@ def made(
                 [getattr(block, name) for block in whole_blocks[-third:]],
             )
     return Drift(block_s=length_ns / 1e9, blocks=tuple(blocks), **changes)
-
-
-def _field(part: tuple[str, float]) -> str:
-    return f"{part[0]}_p{part[1] * 100:g}_ms"
 
 
 def _change(first: Sequence[float | None], last: Sequence[float | None]) -> float | None:

@@ -94,7 +94,8 @@ def paths() -> list[str]:
 
 def _paths() -> set[str]:
     from loadgen.metrics.blocks import ClientUse, RequestCounts, Stalls, Tokens
-    from loadgen.metrics.columns import Goodput, Load
+    from loadgen.metrics.goodput import Goodput
+    from loadgen.metrics.load import Load
 
     struct_types = (
         ("tokens", Tokens),

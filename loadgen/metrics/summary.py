@@ -1,4 +1,4 @@
-"""The types of `summary.json`, and `summarize`, the function that computes a summary from the rows of a run.
+"""The types of `summary.json`, and `build`, which computes a summary from the accumulator of a run.
 
 Pure numpy. `docs/summary.md` defines every field; a test compares that page with these types. `schema` grows when a
 field changes its meaning or is removed, not when a field is added.
@@ -7,29 +7,32 @@ field changes its meaning or is removed, not when a field is added.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 from loadgen.metrics import blocks, drift, sustainable, validity
-from loadgen.metrics import columns as metrics
+from loadgen.metrics.accumulator import SAMPLES, Accumulator, Cell
 from loadgen.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
-from loadgen.metrics.columns import OK, Columns, Goodput, Load, Window
+from loadgen.metrics.columns import POOLED
 from loadgen.metrics.drift import Drift
+from loadgen.metrics.goodput import Goodput, goodput
+from loadgen.metrics.load import Load, load
 from loadgen.metrics.sustainable import Sustainable
 from loadgen.metrics.validity import Families, Signs, Verdict
-from loadgen.results.manifest import Fingerprints, Host, TargetFacts
-from loadgen.results.record import KINDS, SCHEMA_MINOR
+from loadgen.metrics.windows import Window, per_second
+from loadgen.results.manifest import Fingerprints, Host, StagePlan, TargetFacts
+from loadgen.results.record import SCHEMA_MINOR
 from loadgen.server_metrics.series import Served
-from loadgen.stats.quantiles import Distribution, Histogram, exact
+from loadgen.stats.quantiles import Distribution, Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from loadgen.results.manifest import Header, Second, StagePlan
+    from loadgen.results.manifest import Header, Second
 
 SCHEMA = 1
 
@@ -172,103 +175,173 @@ def summarize(
     texts: Sequence[str] = (),
     event_errors: Sequence[Histogram] = (),
 ) -> Summary:
-    """Compute the summary of a run.
+    """Compute the summary of a run from its rows, every figure exact.
 
-    rows: `record.ROW` of all workers, in any order. gaps: per stage, a histogram of the gaps between output events.
-    timeline: per stage, counts of output events in bins of `BIN_NS` from the start of the run. seconds: the samples
-    that each worker takes of itself. texts: error texts, indexed by `rows["text"]`. event_errors: per stage, a
-    histogram of the stamp errors of output events; empty when not known.
+    rows: `record.ROW` of all workers, in any order. texts: error texts, indexed by `rows["text"]`. The other arguments
+    are those of `build`.
     """
-    measured_stages = np.array([stage.measured for stage in header.stages] or [True])
-    is_measured = measured_stages[rows["stage"]]
-    many_targets = len(header.targets) > 1  # then every target reads every column: keep them all
-    measured, warmup = (
-        Columns(rows, is_measured, keep_all=many_targets),
-        Columns(rows, ~is_measured, keep_all=many_targets),
-    )
+    accumulator = Accumulator(header, exact=True)
+    accumulator.add(rows, texts)
+    return build(header, accumulator, gaps, timeline, seconds, event_errors)
+
+
+def build(
+    header: Header,
+    accumulator: Accumulator,
+    gaps: Sequence[Histogram] = (),
+    timeline: Sequence[NDArray[np.int64]] = (),
+    seconds: Sequence[Second] = (),
+    event_errors: Sequence[Histogram] = (),
+) -> Summary:
+    """Compute the summary of a run from its accumulator.
+
+    gaps: per stage, a histogram of the gaps between output events. timeline: per stage, counts of output events in bins
+    of `BIN_NS` from the start of the run. seconds: the samples that each worker takes of itself. event_errors: per
+    stage, a histogram of the stamp errors of output events; empty when not known.
+
+    Sums are exact. Of an accumulator that is not exact, quantiles are read from histograms, within 0.1 %, and rates
+    over the steady window from curves of 4,096 bins; what needs all rows at once (variation of send gaps, repeated
+    prompts, whether the load was sustained) is not known.
+    """
+    plans, cells = header.stages or (StagePlan(),), accumulator.stages
+    chosen = [i for i, plan in enumerate(plans) if plan.measured]
+    measured, warmup = accumulator.measured(), accumulator.measured(False)
     everything = (measured, warmup)
-    unrecorded = _unrecorded(header.stages, rows)
-    missing = int(unrecorded[measured_stages].sum())
-    first_measured = int(np.argmax(measured_stages))
-    earlier = Columns(warmup, warmup["stage"] < first_measured)
-    last_measured = len(measured_stages) - 1 - int(np.argmax(measured_stages[::-1]))
-    full = _full_load(header, first_measured, last_measured, measured, earlier)
-    inside = metrics.window(measured, everything, full)
-    own_timeline = [counts for i, counts in enumerate(timeline) if i < len(measured_stages) and measured_stages[i]]
-    pooled = pooled_of(gaps[i] for i in range(min(len(gaps), len(measured_stages))) if measured_stages[i])
-    requests = blocks.requests(measured, texts, missing)
-    arrivals = [stage.arrival for stage in header.stages if stage.measured and stage.arrival]
-    load = _load(measured, everything, inside, header, ", then ".join(arrivals))
+    full = blocks.full_load(cells, min(chosen, default=0), max(chosen, default=0))
+    inside = blocks.window(measured, everything, full)
+    unrecorded = [max(0, (plan.slots or 0) - cell.sum("rows")) for plan, cell in zip(plans, cells, strict=True)]
+    lost = sum(unrecorded[i] for i in chosen)
+    pooled, errors = (_pooled([of[i] for i in chosen if i < len(of)]) for of in (gaps, event_errors))
+    own_timeline = [timeline[i] for i in chosen if i < len(timeline)]
     target = whole_target(header.targets)
-    tokens = blocks.tokens(measured, everything, inside, metrics.steady_events(own_timeline, inside.steady))
-    tokens = blocks.with_gpus(tokens, target.gpus)
-    ok = measured.where(OK)
-    sent = measured["sent_ns"] >= 0
-    errors = pooled_of(
-        event_errors[i] for i in range(min(len(event_errors), len(measured_stages))) if measured_stages[i]
-    )
+    samples = {name: measured.distribution(name) for name in SAMPLES}
+    samples |= {"inter_chunk": pooled.distribution(), "event_error": errors.distribution()}
     families = Families(
-        inter_chunk=pooled.distribution(),
-        event_error=errors.distribution(),
-        unsure_share=unsure_share(errors),
-        tpot=_distribution(measured, "tpot", ok),
-        tpot_error=_distribution(measured, "tpot_error", ok),
-        max_gap=_distribution(measured, "max_gap", ok),
-        max_gap_error=_distribution(measured, "max_gap_error", ok),
+        unsure_share=1 - int(errors.counts[0]) / errors.count if errors.count else None,
+        **{name: samples[name] for name in Families._fields if name != "unsure_share"},
     )
     unsound = validity.withheld(header.limits, families, seconds, inside)
-    itl_absent = blocks.itl_absent(measured, families.inter_chunk)
-    undecided = slo_undecided(unsound, itl_absent)
-    targets = tuple(_targets(header, everything, inside, texts, undecided))
-    goodput = metrics.goodput(measured, header.slo, inside, pooled, missing, undecided)
+    itl_absent = blocks.itl_absent(measured, samples["inter_chunk"])
+    undecided = {**({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}), **unsound}
+    arrival = ", then ".join(plans[i].arrival for i in chosen if plans[i].arrival)
+    parts = _Parts(header, seconds, undecided)
+    whole = parts.figures(measured, everything, inside, arrival, own_timeline, target.gpus, pooled, lost)
+
+    def of_stage(i: int) -> StageSummary:
+        stage, cell = plans[i], cells[i]
+        window = blocks.window(cell, [cell], blocks.full_load(cells, i, i))
+        own_gaps, own_events = gaps[i] if i < len(gaps) else Histogram(), timeline[i : i + 1]
+        if cell is measured:  # the only measured stage: but for `whole`, its windows are those of the run
+            output_per_s = blocks.whole_output_per_s(everything, window)
+            figures = {**whole, "tokens": msgspec.structs.replace(whole["tokens"], whole_output_per_s=output_per_s)}
+        else:
+            figures = parts.figures(
+                cell, everything, window, stage.arrival, own_events, target.gpus, own_gaps, unrecorded[i]
+            )
+        return StageSummary(
+            name=stage.name,
+            arrival=stage.arrival,
+            measured=stage.measured,
+            concurrency=stage.concurrency,
+            ramp_s=stage.ramp_s,
+            ramp_from=stage.ramp_from,
+            window=window,
+            inter_chunk_ms=own_gaps.distribution(),
+            **figures,
+        )
+
+    targets = tuple(
+        parts.of_target(facts, (cell, other), inside)
+        for facts, cell, other in zip(header.targets, accumulator.targets, accumulator.other_targets, strict=False)
+    )
+    regions = tuple(
+        parts.of_target(facts, accumulator.of_targets(numbers), inside) for facts, numbers in _by_region(header.targets)
+    )
     summary = Summary(
         schema=SCHEMA,
         schema_minor=SCHEMA_MINOR,
-        run=run_of(header),
+        run=_run_facts(header),
         target=target,
         rtt_ms=header.rtt_ms,
         window=inside,
         bytes=blocks.bytes(measured),
         fingerprints=header.fingerprints,
         verdict=Verdict(valid=True, limits=header.limits),
-        requests=requests,
-        warmup=blocks.requests(warmup, texts, int(unrecorded[~measured_stages].sum())),
-        load=load,
-        tokens=tokens,
-        ttft_ms=_distribution(measured, "ttft", ok),
-        ttft_from_sent_ms=_distribution(measured, "ttft_from_sent", ok),
-        first_answer_ms=_distribution(measured, "first_answer", ok),
-        tpot_ms=families.tpot,
-        tpot_undefined=int((measured.measure("tpot")[ok] == metrics.UNDEFINED).sum()),
-        tpot_mlperf_ms=_distribution(measured, "tpot_mlperf", ok),
-        inter_chunk_ms=families.inter_chunk,
-        itl_ms=None if itl_absent else families.inter_chunk,
+        warmup=blocks.requests(warmup, sum(unrecorded) - lost),
+        tpot_undefined=measured.sum("tpot_undefined"),
+        itl_ms=None if itl_absent else samples["inter_chunk"],
         itl_absent=itl_absent,
         unsound=unsound,
-        e2e_ms=_distribution(measured, "e2e", ok),
-        max_gap_ms=families.max_gap,
         stalls=blocks.stalls(measured),
-        connect_ms=_distribution(measured, "connect", sent),
-        send_lag_ms=_distribution(measured, "send_lag", sent),
-        client_lag_ms=_distribution(measured, "client_lag", sent),
-        stamp_error_ms=_distribution(measured, "stamp_error", sent),
-        event_error_ms=families.event_error,
         event_unsure_share=families.unsure_share,
-        tpot_error_ms=families.tpot_error,
-        max_gap_error_ms=families.max_gap_error,
-        goodput=goodput,
-        sessions=blocks.sessions(measured, inside, header.turns),
+        sessions=blocks.sessions(accumulator, measured, inside),
         client=blocks.client(measured, seconds, inside, header.workers),
-        stages=(),
+        stages=tuple(of_stage(i) for i in range(len(header.stages))),
         targets=targets,
-        regions=tuple(_regions(header, everything, inside, texts, undecided)),
-        rack=rack_of(targets, tokens.output_per_s),
-        drift=drift.of_rows(measured, inside.steady, blocks.tokens_over_time(measured, own_timeline)),
-        sustainable=sustainable.of_rows(measured, everything, inside, header),
+        regions=regions,
+        rack=_rack_of(targets, whole["tokens"].output_per_s),
+        drift=drift.of_blocks(
+            accumulator.blocks, accumulator.block_ns, inside.steady, blocks.tokens_over_time(measured, own_timeline)
+        ),
+        sustainable=sustainable.of_rows(measured.columns, warmup.columns, inside, header)
+        if accumulator.exact
+        else Sustainable(why="the records were not kept (--keep): growth of one target cannot be told"),
+        kept="raw" if accumulator.exact else header.keep,
+        **{**{f"{name}_ms": distribution for name, distribution in samples.items()}, **whole},
     )
-    stages = tuple(_stages(header, rows, everything, gaps, timeline, texts, unrecorded, summary, undecided))
-    summary = withhold(msgspec.structs.replace(summary, stages=stages))
-    return judged(header, summary, _verdict_inputs(header, measured, everything), seconds)
+    summary = withhold(summary)
+    died = {name.removeprefix("dead_") for cell in everything for name in cell.sums if name.startswith("dead_")}
+    signs = Signs(
+        dead_workers=sorted(map(int, died)),
+        unsaid=measured.sum("unsaid") > 0,
+        sends=measured.sum("sent"),
+        disagreement=blocks.prompt_disagreement(measured, header.template_tokens),
+        repeated=blocks.repeated(measured),
+        asked=measured.sum("asked"),
+        asked_got=measured.sum("asked_got"),
+    )
+    return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds))
+
+
+class _Parts(NamedTuple):
+    """What the figures of the run, of its stages and of its targets have alike."""
+
+    header: Header
+    seconds: Sequence[Second]
+    undecided: Mapping[str, str]  # metrics on which no SLO term can be decided -> why
+
+    def figures(
+        self,
+        cell: Cell,
+        everything: Sequence[Cell],
+        inside: Window,
+        arrival: str,
+        timeline: Sequence[NDArray[np.int64]],
+        gpus: int | None,
+        gaps: Histogram,
+        unrecorded: int,
+    ) -> dict[str, Any]:
+        return {
+            "requests": blocks.requests(cell, unrecorded),
+            "load": load(cell, everything, inside, arrival, self.header.stages, self.seconds),
+            "tokens": blocks.tokens(cell, everything, inside, timeline, gpus),
+            "goodput": goodput(cell, self.header.slo, inside, gaps, unrecorded, self.undecided),
+            **{f"{metric}_ms": cell.distribution(metric) for metric in drift.SHOWN},
+        }
+
+    def of_target(self, target: TargetFacts, everything: tuple[Cell, Cell], inside: Window) -> TargetSummary:
+        """One of several targets, or all of a region. `everything`: its cell of measured stages, and of the others."""
+        cell = everything[0]
+        parts = self._replace(seconds=(), undecided={**_NO_GAPS_BY_TARGET, **self.undecided})
+        summary = TargetSummary(
+            target=target,
+            bytes=blocks.bytes(cell),
+            own_output_per_s=per_second(cell.sum_known("output_tokens"), blocks.window(cell, everything)),
+            **parts.figures(cell, everything, inside, "", (), target.gpus, Histogram(), 0),
+        )
+        for columns in cell.columns:
+            columns.forget()
+        return summary
 
 
 def exit_code(summary: Summary, *, strict: bool = False) -> int:
@@ -283,16 +356,6 @@ def exit_code(summary: Summary, *, strict: bool = False) -> int:
         undecided=summary.goodput.undecided,
         strict=strict,
     )
-
-
-def unsure_share(errors: Histogram) -> float | None:
-    """The share of output events with a stamp error; None when the errors are not known."""
-    return 1 - int(errors.counts[0]) / errors.count if errors.count else None
-
-
-def slo_undecided(unsound: Mapping[str, str], itl_absent: str) -> dict[str, str]:
-    """Metrics on which no SLO term can be decided -> why."""
-    return {**({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}), **unsound}
 
 
 def withhold(summary: Summary) -> Summary:
@@ -313,18 +376,13 @@ def withhold(summary: Summary) -> Summary:
         changes["stalls"] = msgspec.structs.replace(summary.stalls, requests=None, share=None)
     if "tpot" in unsound:
         changes["drift"] = drift.without_tpot(summary.drift)
-    for name in ("stages", "targets"):
+    for name in ("stages", "targets", "regions"):
         changes[name] = tuple(msgspec.structs.replace(part, **without(part)) for part in getattr(summary, name))
     return msgspec.structs.replace(summary, **changes)
 
 
-def _distribution(columns: Columns, metric: str, selected: NDArray[np.bool_]) -> Distribution:
-    values = columns.measure(metric)
-    return exact(values[selected & (values != metrics.UNDEFINED)], own=True)
-
-
-def pooled_of(histograms: Iterator[Histogram]) -> Histogram:
-    """The gaps of several stages in one histogram."""
+def _pooled(histograms: Sequence[Histogram]) -> Histogram:
+    """Several stages in one histogram."""
     pooled = Histogram()
     for histogram in histograms:
         pooled.merge(histogram)
@@ -360,7 +418,7 @@ def whole_target(targets: Sequence[TargetFacts]) -> TargetFacts:
     )
 
 
-def run_of(header: Header) -> RunFacts:
+def _run_facts(header: Header) -> RunFacts:
     """The block `run` of the summary."""
     return RunFacts(
         id=header.run,
@@ -385,119 +443,7 @@ def run_of(header: Header) -> RunFacts:
     )
 
 
-def _unrecorded(stages: Sequence[StagePlan], rows: NDArray[np.void]) -> NDArray[np.int64]:
-    """Per stage, the number of planned slots that have no row: what a run that was cut off has lost."""
-    recorded = np.bincount(rows["stage"], minlength=max(len(stages), 1))
-    planned = np.array([-1 if stage.slots is None else stage.slots for stage in stages] or [-1])
-    return np.maximum(planned - recorded, 0)
-
-
-def _load(measured: Columns, everything: Sequence[Columns], inside: Window, header: Header, arrival: str) -> Load:
-    closed = np.array([stage.closed for stage in header.stages] or [False])
-    return metrics.load(measured, everything, inside, closed, arrival)
-
-
-def _full_load(header: Header, first: int, last: int, own: Columns, earlier: Columns) -> metrics.FullLoad:
-    """When the load of the stages from `first` to `last`, and nothing else, is in flight."""
-    if not header.stages:
-        return metrics.FullLoad()
-    start_ns, end_ns = metrics.full_load(
-        Columns(own, own["stage"] == first), earlier, header.stages[first], header.turns
-    )
-    if last != first:
-        of_last = Columns(own, own["stage"] == last)
-        end_ns = metrics.full_load(of_last, Columns(own, own["stage"] < 0), header.stages[last], header.turns).end_ns
-    return metrics.FullLoad(start_ns, end_ns)
-
-
-def _stages(
-    header: Header,
-    rows: NDArray[np.void],
-    everything: tuple[Columns, Columns],
-    gaps: Sequence[Histogram],
-    timeline: Sequence[NDArray[np.int64]],
-    texts: Sequence[str],
-    unrecorded: NDArray[np.int64],
-    summary: Summary,
-    undecided: Mapping[str, str],
-) -> Iterator[StageSummary]:
-    for i, stage in enumerate(header.stages):
-        # the columns of all stages of this kind: measured, or not measured
-        same_kind = everything[0 if stage.measured else 1]
-        only_of_kind = sum(other.measured == stage.measured for other in header.stages) == 1
-        if only_of_kind and stage.measured:
-            yield _only_measured_stage(stage, same_kind, summary)
-            continue
-        columns = same_kind if only_of_kind else Columns(same_kind, same_kind["stage"] == i)
-        earlier = Columns(rows, rows["stage"] < i)
-        inside = metrics.window(columns, [columns], _full_load(header, i, i, columns, earlier))
-        pooled = gaps[i] if i < len(gaps) else Histogram()
-        ok = columns.where(OK)
-        missing = int(unrecorded[i])
-        yield StageSummary(
-            name=stage.name,
-            arrival=stage.arrival,
-            measured=stage.measured,
-            concurrency=stage.concurrency,
-            ramp_s=stage.ramp_s,
-            ramp_from=stage.ramp_from,
-            window=inside,
-            requests=blocks.requests(columns, texts, missing),
-            load=_load(columns, everything, inside, header, stage.arrival),
-            tokens=blocks.with_gpus(
-                blocks.tokens(columns, everything, inside, metrics.steady_events(timeline[i : i + 1], inside.steady)),
-                summary.target.gpus,
-            ),
-            ttft_ms=_distribution(columns, "ttft", ok),
-            tpot_ms=_distribution(columns, "tpot", ok),
-            inter_chunk_ms=pooled.distribution(),
-            e2e_ms=_distribution(columns, "e2e", ok),
-            goodput=metrics.goodput(columns, header.slo, inside, pooled, missing, undecided),
-        )
-
-
-def _only_measured_stage(stage: StagePlan, measured: Columns, summary: Summary) -> StageSummary:
-    """The single measured stage. Its figures equal those of the summary, so they are copied.
-
-    Only `window.whole` differs: the stage's own does not include the warm-up before it.
-    """
-    whole = metrics.span(0, int(measured["done_ns"].max(initial=-1)))
-    token_block, rate = summary.tokens, summary.tokens.whole_output_per_s
-    if rate is not None and whole.duration_s and summary.window.whole.duration_s:
-        rate = rate * summary.window.whole.duration_s / whole.duration_s
-    return StageSummary(
-        name=stage.name,
-        arrival=stage.arrival,
-        measured=True,
-        concurrency=stage.concurrency,
-        ramp_s=stage.ramp_s,
-        ramp_from=stage.ramp_from,
-        window=msgspec.structs.replace(summary.window, whole=whole),
-        requests=summary.requests,
-        load=msgspec.structs.replace(summary.load, arrival=stage.arrival),
-        tokens=msgspec.structs.replace(token_block, whole_output_per_s=rate),
-        ttft_ms=summary.ttft_ms,
-        tpot_ms=summary.tpot_ms,
-        inter_chunk_ms=summary.inter_chunk_ms,
-        e2e_ms=summary.e2e_ms,
-        goodput=summary.goodput,
-    )
-
-
-def _targets(
-    header: Header,
-    everything: tuple[Columns, Columns],
-    inside: Window,
-    texts: Sequence[str],
-    undecided: Mapping[str, str],
-) -> Iterator[TargetSummary]:
-    if len(header.targets) < 2:
-        return
-    for i, target in enumerate(header.targets):
-        yield _part_of(header, everything, inside, texts, target, [i], undecided)
-
-
-def by_region(targets: Sequence[TargetFacts]) -> list[tuple[TargetFacts, list[int]]]:
+def _by_region(targets: Sequence[TargetFacts]) -> list[tuple[TargetFacts, list[int]]]:
     """Per region the facts and the numbers of its targets; [] unless they are in several. "" is a region not given."""
     numbers: dict[str, list[int]] = {}
     for i, target in enumerate(targets):
@@ -507,49 +453,11 @@ def by_region(targets: Sequence[TargetFacts]) -> list[tuple[TargetFacts, list[in
     return [(whole_target([targets[i] for i in own]), own) for own in numbers.values()]
 
 
-def _regions(
-    header: Header,
-    everything: tuple[Columns, Columns],
-    inside: Window,
-    texts: Sequence[str],
-    undecided: Mapping[str, str],
-) -> Iterator[TargetSummary]:
-    for region, own in by_region(header.targets):
-        yield _part_of(header, everything, inside, texts, region, own, undecided)
-
-
-def _part_of(
-    header: Header,
-    everything: tuple[Columns, Columns],
-    inside: Window,
-    texts: Sequence[str],
-    target: TargetFacts,
-    numbers: Sequence[int],
-    undecided: Mapping[str, str],
-) -> TargetSummary:
-    """The figures of some of the targets: those with these numbers."""
-    target_parts = [Columns(columns, np.isin(columns["target"], numbers)) for columns in everything]
-    columns = target_parts[0]
-    ok = columns.where(OK)
-    return TargetSummary(
-        target=target,
-        requests=blocks.requests(columns, texts, 0),
-        bytes=blocks.bytes(columns),
-        load=_load(columns, target_parts, inside, header, ""),
-        tokens=blocks.with_gpus(blocks.tokens(columns, target_parts, inside, None), target.gpus),
-        ttft_ms=_distribution(columns, "ttft", ok),
-        tpot_ms=_distribution(columns, "tpot", ok),
-        e2e_ms=_distribution(columns, "e2e", ok),
-        goodput=metrics.goodput(columns, header.slo, inside, Histogram(), 0, {**NO_GAPS_BY_TARGET, **undecided}),
-        own_output_per_s=blocks.tokens(columns, target_parts, metrics.window(columns, target_parts), None).output_per_s,
-    )
-
-
-NO_GAPS_BY_TARGET = dict.fromkeys(metrics.POOLED, "gaps are counted for all targets together")
+_NO_GAPS_BY_TARGET = dict.fromkeys(POOLED, "gaps are counted for all targets together")
 """SLO terms that cannot be decided for one of several targets -> why."""
 
 
-def rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None) -> RackTokens | None:
+def _rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None) -> RackTokens | None:
     """The block `rack`; None for a single target."""
     rates = [target.own_output_per_s or 0.0 for target in targets]
     if not rates:
@@ -565,20 +473,3 @@ def rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None) 
         max_per_s=max(rates),
         spread=(max(rates) - min(rates)) / median if median else 0.0,
     )
-
-
-def _verdict_inputs(header: Header, measured: Columns, everything: Sequence[Columns]) -> Signs:
-    died = [part["worker"][part["kind"] == KINDS.index("worker_died")] for part in everything]  # in a warm-up too
-    return Signs(
-        np.unique(np.concatenate(died)).tolist(),
-        bool((measured.where(OK) & (measured["first_event_tokens"] == 0)).any()),
-        int((measured["sent_ns"] >= 0).sum()),
-        blocks.prompt_disagreement(measured, header.template_tokens),
-        blocks.repeated(measured),
-        *blocks.asked_and_got(measured),
-    )
-
-
-def judged(header: Header, summary: Summary, signs: Signs, seconds: Sequence[Second]) -> Summary:
-    """The summary with its verdict filled in."""
-    return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds))

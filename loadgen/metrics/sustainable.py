@@ -14,11 +14,12 @@ import msgspec
 import numpy as np
 
 from loadgen.metrics import columns as metrics
-from loadgen.metrics.columns import OK, Columns, Window
+from loadgen.metrics.columns import OK, Columns
+from loadgen.metrics.windows import Window
 from loadgen.stats import trend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -49,27 +50,27 @@ class Sustainable(msgspec.Struct, frozen=True, kw_only=True):
     visible_share: float | None = None  # smallest growth that would have been seen in each of them
 
 
-def of_rows(measured: Columns, everything: Sequence[Columns], inside: Window, header: Header) -> Sustainable:
-    """Judge the measured rows of a run; `everything`: the rows of all stages, which are in flight too."""
+def of_rows(measured: Sequence[Columns], others: Sequence[Columns], inside: Window, header: Header) -> Sustainable:
+    """Judge the measured rows of a run; `others`: the rows of the other stages, which are in flight too."""
     stages = [stage for stage in header.stages if stage.measured]
     reason = _not_judged(stages, header)
     if reason:
         return Sustainable(why=reason)
     start_s, end_s = inside.steady.start_s, inside.steady.end_s
     if start_s is None or end_s is None:
-        due_ns = measured["due_ns"][measured.attempted]
+        due_ns = _of_all(measured, lambda part: part["due_ns"][part.attempted])
         if len(due_ns) and int(due_ns.max()) > int(due_ns.min()):
             return Sustainable(why="too short: there is no time at which the load was only that of measured requests")
         return Sustainable(why="all requests are due at one instant: nothing can grow over time")
     span = _Span((start_s + end_s) / 2 * 1e9, end_s * 1e9)
-    e2e = metrics.defined(measured.measure("e2e")[measured.where(OK)])
+    e2e = _of_all(measured, lambda part: metrics.defined(part.measure("e2e")[part.where(OK)]))
     if not len(e2e):
         return Sustainable(why="no request ended ok")
     stay_ns = float(np.median(e2e))
     if span.end_ns - span.start_ns < STAYS * stay_ns:
         needed = 2 * STAYS * stay_ns / 1e9
         return Sustainable(why=f"too short: requests last {stay_ns / 1e9:.3g} s (p50), so {needed:.3g} s are needed")
-    return _judge(list(_parts(measured, everything, span, header)), span)
+    return _judge(list(_parts(measured, others, span, header)), span)
 
 
 def _not_judged(stages: Sequence[StagePlan], header: Header) -> str:
@@ -93,17 +94,22 @@ class _Part(NamedTuple):
     series: tuple[NDArray[np.float64], NDArray[np.float64]]  # block means, in the order of _SERIES
 
 
-def _parts(measured: Columns, everything: Sequence[Columns], span: _Span, header: Header) -> Iterator[_Part]:
+def _of_all(parts: Sequence[Columns], values: Callable[[Columns], NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(0, np.int64), *map(values, parts)])
+
+
+def _parts(measured: Sequence[Columns], others: Sequence[Columns], span: _Span, header: Header) -> Iterator[_Part]:
     """The block means of each target, or of each replica where the rows name one."""
-    key_of_row = [keys(part) for part in everything]
-    of_measured = key_of_row[next(i for i, part in enumerate(everything) if part is measured)]
-    sent = [np.flatnonzero(part["sent_ns"] >= 0) for part in everything]
-    starts = np.concatenate([part["sent_ns"][rows] for part, rows in zip(everything, sent, strict=True)])
-    ends = np.concatenate([part["done_ns"][rows] for part, rows in zip(everything, sent, strict=True)])
+    everything = [*measured, *others]
+    of_measured = _of_all(measured, keys)
+    starts, ends, of_sent = (
+        np.concatenate([values(part)[part["sent_ns"] >= 0] for part in everything])
+        for values in (lambda part: part["sent_ns"], lambda part: part["done_ns"], keys)
+    )
     ends = np.where(ends < 0, np.iinfo(np.int64).max, ends)
-    of_sent = np.concatenate([key[rows] for key, rows in zip(key_of_row, sent, strict=True)])
-    ttft = np.where(measured.where(OK), measured.measure("ttft"), metrics.UNDEFINED)
-    place = np.floor((measured["due_ns"] - span.start_ns) / ((span.end_ns - span.start_ns) / BLOCKS)).astype(np.int64)
+    due = _of_all(measured, lambda part: part["due_ns"])
+    ttft = _of_all(measured, lambda part: np.where(part.where(OK), part.measure("ttft"), metrics.UNDEFINED))
+    place = np.floor((due - span.start_ns) / ((span.end_ns - span.start_ns) / BLOCKS)).astype(np.int64)
     in_span = (place >= 0) & (place < BLOCKS)
     instants = np.linspace(span.start_ns, span.end_ns, BLOCKS * INSTANTS + 1)[:-1]
     names = np.unique(of_measured[in_span])
@@ -115,13 +121,13 @@ def _parts(measured: Columns, everything: Sequence[Columns], span: _Span, header
         flying = flying - np.searchsorted(np.sort(ends[own]), instants, "right")
         rows = rows_order[rows_bounds[2 * i] : rows_bounds[2 * i + 1]]
         rows = rows[in_span[rows]]
-        due = len(rows)
+        requests = len(rows)
         rows = rows[ttft[rows] != metrics.UNDEFINED]
         counts = np.bincount(place[rows], minlength=BLOCKS)
         sums = np.bincount(place[rows], weights=ttft[rows], minlength=BLOCKS)
         means = np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
         series = (flying.reshape(BLOCKS, INSTANTS).mean(axis=1), means)
-        yield _Part(_name(int(key), header), due, series)
+        yield _Part(_name(int(key), header), requests, series)
 
 
 _REPLICAS = 1 << 16

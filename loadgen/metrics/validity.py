@@ -12,7 +12,7 @@ import msgspec
 
 import loadgen.errors as codes
 from loadgen.limits import UNFINISHED_SHARE, ValidityLimits
-from loadgen.metrics import columns
+from loadgen.metrics import columns, outcomes
 from loadgen.metrics.reasons import sentence
 from loadgen.results.manifest import ReasonCode
 from loadgen.stats.quantiles import SUPPORT, deciding
@@ -20,7 +20,7 @@ from loadgen.stats.quantiles import SUPPORT, deciding
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from loadgen.metrics.columns import Window
+    from loadgen.metrics.windows import Window
     from loadgen.results.manifest import Header, Second
     from loadgen.stats.quantiles import Distribution
 
@@ -286,7 +286,7 @@ def _unfinished(header: Header, summary: Any) -> Iterator[ReasonCode]:
     if unfinished:
         cut = {"unfinished": unfinished, "requests": everyone, "share": unfinished / everyone}
         values = {**cut, "drain_s": header.grace_s}
-        if columns.is_undecided(unfinished, everyone):
+        if outcomes.is_undecided(unfinished, everyone):
             yield _code("unfinished_undecided", **values, limit=UNFINISHED_SHARE, timeout_s=header.timeout_s)
         else:
             yield _code("unfinished", **values)

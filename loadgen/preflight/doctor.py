@@ -119,9 +119,8 @@ async def _handshake(target: Target, context: Any, verify: bool) -> Finding:
     started_ns = monotonic_ns()
     try:
         async with asyncio.timeout(10):
-            _, writer = await asyncio.open_connection(
-                target.host, target.port, ssl=context, server_hostname=target.host
-            )
+            host = target.host
+            _, writer = await asyncio.open_connection(host, target.port, ssl=context, server_hostname=host)
     except (OSError, TimeoutError):  # the next request of the Fetcher fails the same way and reports the reason
         return Finding("tls", target_checks.UNKNOWN, "no handshake", "nothing can be asked over this connection")
     took_ms = (monotonic_ns() - started_ns) / 1e6

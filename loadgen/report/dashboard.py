@@ -18,6 +18,7 @@ import numpy as np
 from loadgen import child_process, format
 from loadgen.limits import CPU_SHARE
 from loadgen.metrics import columns as metrics
+from loadgen.metrics import outcomes
 from loadgen.metrics.columns import OK, UNDEFINED, UNFINISHED, Columns
 from loadgen.report.progress import draining
 from loadgen.results import manifest
@@ -104,9 +105,9 @@ class View:
         not_ok = ~(ok | columns.where(UNFINISHED))
         self._kinds += np.bincount(columns["kind"][not_ok], minlength=len(KINDS))[: len(KINDS)]
         self._failed += np.bincount(columns["target"][not_ok], minlength=len(self._failed))[: len(self._failed)]
-        self._counted += int(metrics.is_counted(columns, self._header.slo).sum())
+        self._counted += int(outcomes.is_counted(columns, self._header.slo).sum())
         if self._header.slo is not None:
-            self._good += int(metrics.meets(columns, self._header.slo).sum())
+            self._good += int(outcomes.meets(columns, self._header.slo).sum())
         self._recent = np.concatenate([self._recent, rows])
 
     def sample(self, seconds: list[Second]) -> None:
@@ -131,7 +132,7 @@ class View:
         done, planned = int(self._statuses.sum()), self._planned_requests()
         good_recent = None
         if self._header.slo is not None and len(recent):
-            good_recent = float(metrics.meets(recent, self._header.slo).sum() / len(recent))
+            good_recent = float(outcomes.meets(recent, self._header.slo).sum() / len(recent))
         stage = self._current_stage(now_s)
         errors = [(KINDS[i] or "other", int(count)) for i, count in enumerate(self._kinds) if count]
         return Picture(

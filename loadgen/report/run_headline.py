@@ -14,7 +14,7 @@ from loadgen.stats.quantiles import SUPPORT, deciding
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadgen.metrics.columns import TermResult
+    from loadgen.metrics.goodput import TermResult
     from loadgen.metrics.summary import StageSummary, Summary, TargetSummary
     from loadgen.stats.quantiles import Distribution
 

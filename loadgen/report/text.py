@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from loadgen.metrics.blocks import RequestCounts
-    from loadgen.metrics.columns import Goodput, TermResult
     from loadgen.metrics.drift import Drift
+    from loadgen.metrics.goodput import Goodput, TermResult
     from loadgen.metrics.summary import StageSummary, Summary, TargetSummary
     from loadgen.metrics.sustainable import Sustainable
     from loadgen.results.manifest import TargetFacts

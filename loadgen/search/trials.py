@@ -25,7 +25,7 @@ from loadgen.errors import UserError
 from loadgen.execution import run
 from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned
 from loadgen.execution.run import Execute
-from loadgen.metrics import columns, reasons
+from loadgen.metrics import columns, outcomes, reasons
 from loadgen.results import checksums, store
 from loadgen.results.record import KIND, ROW
 from loadgen.results.spool import Tail
@@ -170,7 +170,7 @@ class Trials:
         else:
             finished = sent[sent["status"] != columns.CANCELLED]
             unfinished = finished["status"] == columns.UNFINISHED
-            undecided = columns.is_undecided(int(unfinished.sum()), len(finished))
+            undecided = outcomes.is_undecided(int(unfinished.sum()), len(finished))
             misses = self.goal.misses(finished) if self.goal.names else np.zeros((0, len(finished)), bool)
             missed = misses.sum(axis=1)
             # where too many are unfinished, only what is missed however they would have ended

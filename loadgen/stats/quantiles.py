@@ -92,28 +92,22 @@ def milliseconds(ns: float) -> float:
     return round(ns / 1e6, 6)
 
 
-def exact(values_ns: NDArray[np.int64], *, own: bool = False) -> Distribution:
-    """The distribution of values per request: every quantile is `sorted[floor(n * p)]`, an element of the sample.
+def exact(values_ns: NDArray[np.int64]) -> Distribution:
+    """The distribution of values per request: every quantile is `sorted[floor(n * p)]`, an element of the sample."""
+    values = Values()
+    values.add(values_ns)
+    return values.distribution()
 
-    `own`: the caller gives the array away; it is sorted in place.
-    """
-    n = len(values_ns)
-    if n == 0:
-        return Distribution()
-    ordered = values_ns if own else values_ns.copy()
-    ordered.sort()
+
+def _distribution(sample: Values | Histogram, n: int, mean: float, least: int, largest: int) -> Distribution:
     return Distribution(
         count=n,
-        mean=milliseconds(float(ordered.mean())),
-        min=milliseconds(int(ordered[0])),
-        max=milliseconds(int(ordered[-1])),
-        supported=_supported(n),
-        **{key: milliseconds(int(ordered[index(n, p)])) for key, p in QUANTILES},
+        mean=milliseconds(mean),
+        min=milliseconds(least),
+        max=milliseconds(largest),
+        supported=tuple(key for key, _ in QUANTILES if n >= SUPPORT[key]),
+        **{key: milliseconds(sample.quantile(p)) for key, p in QUANTILES},
     )
-
-
-def _supported(n: int) -> tuple[str, ...]:
-    return tuple(key for key, _ in QUANTILES if n >= SUPPORT[key])
 
 
 BOUND = 0.001  # largest relative error of a quantile of a histogram, for values from 1 ns to LARGEST_NS
@@ -131,6 +125,50 @@ def bucket(values_ns: NDArray[np.int64]) -> NDArray[np.int64]:
     numbers = np.minimum(places.astype(np.int64) + 1, SIZE - 1)
     numbers[values_ns <= 0] = 0
     return numbers
+
+
+class Values:
+    """All values of a sample: exact, where a `Histogram` is within BOUND. Merging adds the values."""
+
+    __slots__ = ("_ordered", "_parts")
+
+    def __init__(self) -> None:
+        self._parts: list[NDArray[np.int64]] = []
+        self._ordered: NDArray[np.int64] | None = None
+
+    def add(self, values_ns: NDArray[np.int64]) -> None:
+        """Add the values of an int64 array."""
+        self._parts.append(values_ns)
+        self._ordered = None
+
+    def merge(self, other: Values) -> None:
+        """Add the values of another sample; the order of merging does not matter."""
+        self._parts += other._parts
+        self._ordered = None
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self._parts))
+
+    def nth(self, place: int) -> float:
+        """The value at a place of the sample in order of size, from 0."""
+        if self._ordered is not None:
+            return int(self._ordered[place])
+        return int(np.partition(np.concatenate(self._parts), place)[place])
+
+    def quantile(self, p: float) -> float:
+        """`sorted[floor(n * p)]`; count >= 1."""
+        return self.nth(index(self.count, p))
+
+    def distribution(self) -> Distribution:
+        """The distribution, each quantile an element of the sample."""
+        n = self.count
+        if n == 0:
+            return Distribution()
+        ordered = np.concatenate(self._parts)
+        ordered.sort()
+        self._parts, self._ordered = [ordered], ordered
+        return _distribution(self, n, float(ordered.mean()), int(ordered[0]), int(ordered[-1]))
 
 
 class Histogram:
@@ -177,7 +215,11 @@ class Histogram:
 
     def quantile(self, p: float) -> float:
         """The value that stands for the bucket of `sorted[floor(n * p)]`, within BOUND of it; count >= 1."""
-        return self.middle(int(np.searchsorted(np.cumsum(self.counts), index(self.count, p), side="right")))
+        return self.nth(index(self.count, p))
+
+    def nth(self, place: int) -> float:
+        """The value that stands for the bucket of the value at a place of the ordered sample, from 0."""
+        return self.middle(int(np.searchsorted(np.cumsum(self.counts), place, side="right")))
 
     def middle(self, place: int) -> float:
         """The value that stands for a bucket: at the same relative distance from both edges, inside the sample."""
@@ -192,18 +234,9 @@ class Histogram:
         return int(self.counts[place + 1 :].sum())
 
     def distribution(self) -> Distribution:
-        """As `exact`, with quantiles within BOUND; count, mean, min and max are exact."""
+        """The distribution, with quantiles within BOUND; count, mean, min and max are exact."""
         n = self.count
-        if n == 0:
-            return Distribution()
-        return Distribution(
-            count=n,
-            mean=milliseconds(self.total_ns / n),
-            min=milliseconds(self.least_ns),
-            max=milliseconds(self.largest_ns),
-            supported=_supported(n),
-            **{key: milliseconds(self.quantile(p)) for key, p in QUANTILES},
-        )
+        return _distribution(self, n, self.total_ns / n, self.least_ns, self.largest_ns) if n else Distribution()
 
     def to_bytes(self) -> bytes:
         """Little-endian int64: format, sum, minimum, maximum, then the counts up to the last one that is not zero."""
