@@ -32,9 +32,7 @@ ONLY = {  # heavy module -> the one that may import it
 }
 
 TWICE = {  # class -> why two modules have one of this name
-    "Slo": "`workload/schema.py`: checked, as a file writes it; `slo.py`: the promise that a run stores",
     "StageSpan": "`schedule/timetable.py`: a stage in slots; `report/run_data.py`: the same on the axis of a chart",
-    "Term": "as Slo",
 }
 
 

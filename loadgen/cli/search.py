@@ -86,7 +86,6 @@ def search(
     from loadgen import units
     from loadgen.errors import Fault, Faults, UserError
     from loadgen.execution.folder_names import run_id
-    from loadgen.execution.run_header import _slo
     from loadgen.search import experiment, trials
     from loadgen.search.load_search import Goal, LoadSearch
     from loadgen.workload import Closed, Overrides, load
@@ -132,7 +131,7 @@ def search(
         faults.append(UserError("no search to go on with", f"--resume {resume}", f"a folder with {experiment.PLAN}"))
     if faults or settings is None or checked is None:
         raise Faults(faults)
-    slo_of_workload = _slo(checked)
+    slo_of_workload = checked.slo
     assert slo_of_workload is not None
     trial_workload = trials.probing(checked, trial_ns)
     folder = resume or out or Path("results") / run_id(f"search-{checked.name}", datetime.now().astimezone())

@@ -14,14 +14,23 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, Tag, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    Strict,
+    Tag,
+    ValidationError,
+)
 
 from loadgen.errors import Fault, Faults, UserError
+from loadgen.slo import Slo
 from loadgen.units import Wrong
 from loadgen.workload import Workload
 from loadgen.workload.fields import Duration, FiniteRate, Part, Quantile, Share, Source, Tagged, Whole, choice
 from loadgen.workload.messages import fault, in_order
-from loadgen.workload.schema import Slo, WrittenSlo
+from loadgen.workload.schema import checked_slo
 from loadgen.workload.yaml_marks import Map, read_yaml
 
 EXAMPLES = ("chatbot", "rag", "summarization", "agentic", "mlperf-server", "mlperf-interactive")
@@ -229,15 +238,7 @@ Term = Annotated[
 # -------------------------------------------------------------------------------------------------------------- levels
 
 
-def _slo(value: Any, info: ValidationInfo) -> Any:
-    if not isinstance(info.context, Source) or value is None or isinstance(value, Slo):
-        return value
-    faults_before = len(info.context.faults)
-    written = WrittenSlo.model_validate(value, context=info.context)
-    return written.checked() if len(info.context.faults) == faults_before else None
-
-
-_Slo = Annotated[Slo | None, BeforeValidator(_slo)]
+ContractSlo = Annotated[Slo | None, PlainValidator(checked_slo)]
 Name = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
@@ -263,7 +264,7 @@ class ContractLevel(Part):
     repeats: Annotated[int, Strict(), Field(ge=1, le=100)] = 1
     apart_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="apart")
     cache: Literal["cold", "warm"] | None = None
-    slo: _Slo = None
+    slo: ContractSlo = None
     must: tuple[Term, ...] = ()
     should: tuple[Term, ...] = ()
 
@@ -284,7 +285,7 @@ class Contract(Part):
     horizon_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="horizon")
     gpus: Whole | None = None
     prices: str | None = None
-    slo: _Slo = None
+    slo: ContractSlo = None
     levels: Annotated[tuple[ContractLevel, ...], BeforeValidator(_levels)]
 
 
