@@ -7,27 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import inspect
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, get_type_hints
 
-from loadgen.errors import Fault, Faults, UserError
+from loadgen.errors import Fault, Faults, UserError, collecting
+from loadgen.execution import options as table
+from loadgen.execution.options import OPTIONS, RunOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from loadgen.execution.plan import Settings
     from loadgen.metrics.blocks import RequestCounts, Tokens
     from loadgen.metrics.goodput import Goodput
     from loadgen.metrics.load import Load
     from loadgen.metrics.summary import Summary
     from loadgen.metrics.validity import Verdict
     from loadgen.stats.quantiles import Distribution
-    from loadgen.workload import Workload
-    from loadgen.workload.flags import Overrides
+    from loadgen.workload import Overrides, Workload
 
 
 @dataclass(frozen=True)
@@ -134,48 +135,59 @@ class Result:
 
 
 def run(
-    workload: str | os.PathLike[str] | Mapping[str, Any] | Workload | None = None,
-    *,
-    url: str | Sequence[str] | None = None,
-    trace: str | os.PathLike[str] | None = None,
-    **flags: Any,
+    workload: str | os.PathLike[str] | Mapping[str, Any] | Workload | None = None, **options: Unpack[RunOptions]
 ) -> Result:
     """Run a workload against an endpoint and return the results. Blocks until the end; sends real load.
 
-    workload: a file, the name of a packaged workload, a mapping, or a checked Workload. url: one endpoint or several;
-    None: the embedded simulation; "sim:PRESET": a simulated endpoint in virtual time. trace: a file whose arrivals and
-    lengths replace those of the workload. flags: those of `loadgen run`, with underscores and the same values:
-    request_rate, concurrency, duration, num_requests, warmup, slo, goodput, seed, input_tokens, … and model, server,
-    api, api_key (else OPENAI_API_KEY), headers, extra_body, workers, keep, tokenizer, insecure, cacert, cert, key,
-    stream, client, server_metrics, salt, metadata (a mapping), out (default: a new folder in results/).
+    workload: a file, the name of a packaged workload, a mapping, or a checked Workload. options: those of
+    `loadgen run`, with underscores and the same values: url (one or several; None: the embedded simulation;
+    "sim:PRESET": a simulated endpoint in virtual time), trace, request_rate, concurrency, duration, num_requests,
+    warmup, slo, seed, input_tokens, model, out (default: a new folder in results/), ... Python's own are api_key
+    (else OPENAI_API_KEY), headers, metadata and extra_body as mappings, sources, stream, embedded.
 
     Raises loadgen.errors.Fault (UserError, TargetError) or Faults if the run cannot start or finish, and TypeError for
-    an unknown flag. A missed SLO or an invalid measurement does not raise: see `Result`.
+    an unknown option. A missed SLO or an invalid measurement does not raise: see `Result`.
     """
     from loadgen.execution.run import execute
 
     if asyncio._get_running_loop() is not None:
         hint = "in async code and in notebooks: await loadgen.arun(...), with the same arguments"
         raise UserError("loadgen.run blocks, and an event loop is running here", "loadgen.run", hint)
-    overrides, settings = _parse_flags(url, flags)
-    checked = _checked_workload(workload, trace, overrides)
+    for name in options.keys() - OPTIONS:
+        similar = difflib.get_close_matches(name, sorted(OPTIONS), 1)
+        hint = f"; did you mean {similar[0]!r}?" if similar else ""
+        raise TypeError(f"loadgen.run has no flag {name!r}{hint}")
+    trace, overrides = options.get("trace"), table.overrides(options)
+    _refuse_misuse(workload, trace, overrides)
+    faults: list[Fault] = []
+    with collecting(faults):
+        settings = replace(table.settings(options), command=("loadgen.run",))
+    with collecting(faults):
+        checked = _checked(workload, trace, overrides)
+    if faults:
+        raise Faults(faults)
     summary, folder = execute(checked, settings)
     return Result(summary, folder)
 
 
 async def arun(
-    workload: str | os.PathLike[str] | Mapping[str, Any] | Workload | None = None,
-    *,
-    url: str | Sequence[str] | None = None,
-    trace: str | os.PathLike[str] | None = None,
-    **flags: Any,
+    workload: str | os.PathLike[str] | Mapping[str, Any] | Workload | None = None, **options: Unpack[RunOptions]
 ) -> Result:
     """`run` where an event loop is running, as in a notebook: `result = await loadgen.arun("qa", url=...)`.
 
     The run has a thread of its own. A cancelled `await` returns at once, but the run goes on in its thread to its
     end: bound it with `duration` or `num_requests`.
     """
-    return await asyncio.to_thread(run, workload, url=url, trace=trace, **flags)
+    return await asyncio.to_thread(partial(run, workload, **options))
+
+
+_KEYWORDS = [
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+    for name, hint in get_type_hints(RunOptions).items()
+]
+for _function in (run, arun):  # what `help` and notebooks show and complete; type checkers read RunOptions
+    _own = inspect.signature(_function)
+    vars(_function)["__signature__"] = _own.replace(parameters=[_own.parameters["workload"], *_KEYWORDS])
 
 
 def load(folder: str | os.PathLike[str]) -> Result:
@@ -186,111 +198,29 @@ def load(folder: str | os.PathLike[str]) -> Result:
     return Result(run_folder.open_run(path).summary, path)
 
 
-def _checked_workload(workload: Any, trace: Any, overrides: Overrides) -> Workload:
+def _refuse_misuse(workload: Any, trace: Any, overrides: Overrides) -> None:
+    """Raises UserError for what is no workload, or cannot be changed."""
     from loadgen.workload import Workload
     from loadgen.workload.flags import given
-    from loadgen.workload.loading import given as load_given
-    from loadgen.workload.loading import of_mapping
 
-    if isinstance(workload, Workload):
-        if trace is not None or (changed := given(overrides)):
-            change = "a trace" if trace is not None else ", ".join(changed)
-            hint = "give the file or a mapping, or change the Workload with model_copy"
-            raise UserError(f"a checked Workload is not changed by {change}", "loadgen.run", hint)
-        return workload
-    if isinstance(workload, Mapping):
-        if trace is not None:
-            raise UserError("a mapping and a trace", "loadgen.run", "give one of them, or a workload's file")
-        return of_mapping(workload, overrides)
-    if workload is not None and not isinstance(workload, str | os.PathLike):
+    if isinstance(workload, Workload) and (trace is not None or given(overrides)):
+        change = "a trace" if trace is not None else ", ".join(given(overrides))
+        hint = "give the file or a mapping, or change the Workload with model_copy"
+        raise UserError(f"a checked Workload is not changed by {change}", "loadgen.run", hint)
+    if isinstance(workload, Mapping) and trace is not None:
+        raise UserError("a mapping and a trace", "loadgen.run", "give one of them, or a workload's file")
+    if workload is not None and not isinstance(workload, str | os.PathLike | Mapping | Workload):
         hint = "give a file, a packaged name, a mapping or a Workload"
         raise UserError(f"a {type(workload).__name__} is no workload", "loadgen.run", hint)
-    return load_given(
+
+
+def _checked(workload: Any, trace: Any, overrides: Overrides) -> Workload:
+    from loadgen.workload import Workload, loading
+
+    if isinstance(workload, Workload):
+        return workload
+    if isinstance(workload, Mapping):
+        return loading.of_mapping(workload, overrides)
+    return loading.given(
         None if workload is None else os.fspath(workload), None if trace is None else os.fspath(trace), overrides
     )
-
-
-_REPEATABLE = ("slo", "goodput", "limit")
-
-
-def _parse_flags(url: Any, flags: dict[str, Any]) -> tuple[Overrides, Settings]:
-    """Split the flags into those that change the workload and those of the run. Raises TypeError and Faults."""
-    from loadgen_sdk.dialects.quirks import APIS, NAMES
-    from loadgen_sdk.transport.wire import Tls
-
-    from loadgen.execution import targets, user_metadata
-    from loadgen.execution.plan import Settings
-    from loadgen.results import object_store
-    from loadgen.server_metrics import scraper
-    from loadgen.workload.flags import Overrides
-
-    workload_flags = {field.name for field in fields(Overrides)}
-    settings_flags = {field.name for field in fields(Settings)} - {"url", "targets", "command", "tls"}
-    tls_flags = {"insecure", "cacert", "cert", "key"}
-    for name in flags:
-        if name not in workload_flags | settings_flags | tls_flags:
-            similar = difflib.get_close_matches(name, sorted(workload_flags | settings_flags | tls_flags), 1)
-            hint = f"; did you mean {similar[0]!r}?" if similar else ""
-            raise TypeError(f"loadgen.run has no flag {name!r}{hint}")
-    overrides: dict[str, Any] = {name: value for name, value in flags.items() if name in workload_flags}
-    for name in _REPEATABLE:
-        if isinstance(overrides.get(name), str):
-            overrides[name] = (overrides[name],)
-        elif overrides.get(name) is not None:
-            overrides[name] = tuple(overrides[name])
-    values: dict[str, Any] = {name: value for name, value in flags.items() if name in settings_flags}
-    faults: list[Fault] = []
-    keep_modes = ("raw", "sample", "histogram")
-    for name, known in (("server", NAMES), ("api", APIS), ("client", ("wire", "openai")), ("keep", keep_modes)):
-        if name in values and values[name] not in known:
-            faults.append(UserError(f"unknown value {values[name]!r}", name, f"known: {', '.join(known)}"))
-    faults += (
-        UserError("no such file", f"{name}={flags[name]}", "give a PEM file")
-        for name in ("cacert", "cert", "key")
-        if flags.get(name) is not None and not Path(flags[name]).is_file()
-    )
-    if "server_metrics" in values:
-        pages = values["server_metrics"]
-        values["server_metrics"] = (pages,) if isinstance(pages, str) else tuple(pages)
-        faults += filter(None, [scraper.check(values["server_metrics"])])
-    workers = values.get("workers", 1)
-    if workers == "auto" or ("workers" not in values and values.get("ray") is not None):
-        values["workers"] = 0
-    elif not isinstance(workers, int) or workers < 1:
-        faults.append(UserError(f"{workers!r} is no number of workers", "workers", "a number from 1, or auto"))
-    if (given_metadata := values.get("metadata")) is not None:
-        headers = values.get("headers") or {}
-        header_pairs = headers.items() if isinstance(headers, Mapping) else headers
-        keys = (values.get("api_key"), os.environ.get("OPENAI_API_KEY"), os.environ.get("AZURE_OPENAI_API_KEY"))
-        secrets = user_metadata.secrets_of(keys, header_pairs)
-        texts = (given_metadata,) if isinstance(given_metadata, str) else given_metadata
-        values["metadata"], metadata_faults = user_metadata.parse(texts, secrets)
-        faults += metadata_faults
-    if faults:
-        raise Faults(faults)
-    if any(name in flags for name in tls_flags):
-        paths = {name: None if flags.get(name) is None else os.fspath(flags[name]) for name in tls_flags - {"insecure"}}
-        values["tls"] = Tls(
-            verify=not flags.get("insecure"), ca=paths["cacert"], cert=paths["cert"], key=paths["key"]
-        )  # fmt: skip
-    if isinstance(headers := values.get("headers"), Mapping):
-        values["headers"] = tuple(headers.items())
-    if values.get("out") is not None:
-        out = os.fspath(values.pop("out"))
-        values |= {"store": out} if object_store.is_url(out) else {"out": Path(out)}
-    urls = [] if url is None else [url] if isinstance(url, str) else list(url)
-    if urls and values.get("api_key") is None:
-        key_variables = ["OPENAI_API_KEY"]
-        if values.get("server") == "azure" or "azure.com" in urls[0]:
-            key_variables.insert(0, "AZURE_OPENAI_API_KEY")
-        values["api_key"] = next((os.environ[name] for name in key_variables if os.environ.get(name)), None)
-    if len(urls) > 1:
-        values["targets"] = targets.from_urls(
-            urls,
-            values.get("api_key"),
-            values.get("gpus"),
-            values.get("shape", ""),
-            values.get("region", ""),
-        )
-    settings = Settings(url=urls[0] if urls else None, command=("loadgen.run",), **values)
-    return Overrides(**overrides), settings

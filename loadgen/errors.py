@@ -1,8 +1,9 @@
-"""The errors a user can cause or meet, and the exit codes. Values only: `cli/ending.py` prints them and leaves."""
+"""The errors a user can cause or meet, hints, and the exit codes: values only. `cli/ending.py` prints and leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 OK = 0  # done, SLO met
@@ -70,3 +71,39 @@ class Faults(Exception):
 
     def __str__(self) -> str:
         return "\n".join(str(fault) for fault in self.faults)
+
+
+@contextmanager
+def collecting(faults: list[Fault]) -> Iterator[None]:
+    """Add what is raised inside to `faults`, so that the checks after it are made too."""
+    try:
+        yield
+    except Faults as several:
+        faults += several.faults
+    except Fault as fault:
+        faults.append(fault)
+
+
+FAULTS_SHOWN = 20  # of one file
+
+
+def enough(faults: list[Fault], file: str) -> bool:
+    """Whether to check no more of a file: FAULTS_SHOWN faults are there, and now a last one that says so."""
+    if len(faults) < FAULTS_SHOWN:
+        return False
+    faults.append(UserError(f"checking stopped after {FAULTS_SHOWN} faults", file))
+    return True
+
+
+def meant(word: str, known: Sequence[str], synonyms: Mapping[str, str] | None = None) -> str:
+    """The hint for a word that is not in `known`: the closest known word, if one is similar, and the list of all."""
+    similar = closest(word, known, synonyms or {})
+    suggestion = f'did you mean "{similar}"? ' if similar else ""
+    return f"{suggestion}known: {', '.join(known)}"
+
+
+def closest(word: str, known: Sequence[str], synonyms: Mapping[str, str]) -> str:
+    """The known word that is probably meant; "" when none is similar."""
+    import difflib
+
+    return synonyms.get(word) or next(iter(difflib.get_close_matches(word, known, 1)), "")

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
+
+import msgspec
 
 NONE = "-"
 
@@ -98,3 +101,9 @@ def difference(before: float | None, after: float | None) -> str:
 def pairs(values: Mapping[str, str]) -> str:
     """Metadata as text: `driver=580.65, rack=7`; "" for none."""
     return ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+def shortened(value: Any) -> str:
+    """A value of a file as JSON, at most 40 characters of it."""
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -567,25 +567,10 @@ def test_the_command_prints_the_same_figures_in_every_form(results: Path, capsys
         assert "0.7269" in printed[form] and "other is cheaper" in printed[form] and "at this load" in printed[form]
     html = page.read_text()
     assert "0.7269" in html and "a &amp; &lt;b&gt;" in html
-    assert "http" not in html.replace("https://a", "") and "<script" not in html
+    assert "http" not in html.split("<main>")[1].split("</main>")[0].replace("https://a", "")
     for start in html.split("<svg")[1:]:
-        ET.fromstring("<svg" + quoted(start.split("</svg>")[0]) + "</svg>")
-
-
-def quoted(svg: str) -> str:
-    """Attributes without quotes are HTML; XML wants them."""
-    for word in (
-        "role=img",
-        "class=ink",
-        "class=rent",
-        "class=token",
-        "class=axis",
-        "class=soft",
-        *(f"text-anchor={a}" for a in ("start", "middle", "end")),
-    ):
-        key, value = word.split("=")
-        svg = svg.replace(word, f'{key}="{value}"')
-    return svg
+        if not start.startswith('"'):  # in the script
+            ET.fromstring("<svg" + start.split("</svg>")[0] + "</svg>")
 
 
 def test_an_invalid_result_is_refused_with_its_line_and_marked_when_allowed(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.errors import Faults, UserError
+from loadgen.errors import FAULTS_SHOWN, Faults, UserError
 from loadgen.requests import dataset, tokenizer
 from loadgen.requests.build import build
 from loadgen.workload import Fixed, FromFile
@@ -131,7 +131,7 @@ def test_all_faults_at_once_but_not_without_end(written):
     assert [fault.where.rsplit("rows.jsonl", 1)[1] for fault in caught.value.faults] == [":1", ":3:2"]
     with pytest.raises(Faults) as caught:
         written(b"no\n" * 1000)
-    assert len(caught.value.faults) == dataset.FAULTS_SHOWN + 1
+    assert len(caught.value.faults) == FAULTS_SHOWN + 1
 
 
 def test_no_file_and_a_changed_file_are_named(written, tmp_path):

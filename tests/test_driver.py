@@ -19,6 +19,7 @@ import uvloop
 from loadgen_sdk.request import Completion, Failure, Usage
 from loadgen_sdk.transport.wire import Wire
 
+from loadgen.execution import stop_signals
 from loadgen.execution.bodies import Bodies
 from loadgen.execution.driver import AFTER_STOP_NS, Driver
 from loadgen.execution.self_sampling import Waiting
@@ -130,7 +131,7 @@ def run(
         if during is not None:
             during(drive, client)
         try:
-            with drive.signals():
+            with stop_signals.calling(lambda _: drive.stop()):
                 await asyncio.wait_for(drive.run(), 30)
         finally:
             spool.close()

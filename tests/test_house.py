@@ -185,3 +185,12 @@ def test_the_drawing_of_rooms_is_that_of_the_layers() -> None:
     layers = [{name.replace(".", "/") for name in line} for line in make_rooms.layers("loadgen")]
     # of the judgements, the rooms are drawn and the modules are listed
     assert drawn == [{name.partition("/")[0] for name in line} if "compare" in line else line for line in layers]
+
+
+def test_the_stops_from_the_command_line_to_the_socket_exist() -> None:
+    rows = re.findall(r"^\| \d+ \| `(\w+)`(?: \((.*?)\))? \| `([\w/.]+)` \|", README.read_text("utf-8"), re.M)
+    assert (len(rows), len({file for *_, file in rows})) == (18, 16)
+    for stop, handing_on, file in rows:
+        text = (ROOT / file).read_text("utf-8")
+        for name in (stop, *re.findall(r"\w+", handing_on)):
+            assert f"def {name}(" in text, (name, file)

@@ -264,11 +264,9 @@ def test_a_written_log_reads_back(generation: int) -> None:
     result, summary, detail = _written(ttft=3 * S, latency=4 * S)
     assert summary.startswith("MLPerf-style, unofficial")
     log = parse_log(_generation_1(summary) if generation == 1 else summary, detail)
-    assert log.generation == generation
     assert (log.latency, log.ttft, log.tpot) == (result.latency, result.ttft, result.tpot)
     assert log.tokens_per_s == pytest.approx(result.completed_tokens_per_s, abs=0.01)
     assert (log.valid, log.unofficial, log.queries, log.target_qps) == (False, True, 1000, 100.0)
-    assert (log.ttft_limit_ns, log.tpot_limit_ns) == (2 * S, 200 * MS)
     assert "more queries" in log.detail["early_stopping_ttft_result"]
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.errors import Faults, UserError
+from loadgen.errors import FAULTS_SHOWN, Faults, UserError
 from loadgen.mlperf import dataset, rules
 
 DATA = Path(__file__).parent / "data"
@@ -138,7 +138,7 @@ def test_long_rows_are_told_all_at_once(tmp_path: Path) -> None:
     path.write_text("\n".join(json.dumps({"tok_input": [1] * 2000}) for _ in range(50)))
     with pytest.raises(Faults) as caught:
         read(path)
-    assert len(caught.value.faults) == dataset.FAULTS_SHOWN + 1
+    assert len(caught.value.faults) == FAULTS_SHOWN + 1
 
 
 @settings(max_examples=300, deadline=None)

@@ -48,7 +48,7 @@ def test_an_invalid_run_says_so_last_and_why() -> None:
     )
     assert "  http_429         8  HTTP 429: Rate limit reached for requests\n" in shown
     assert "TTFT p99 at most 1,000 ms  falls on a failed one  26 of 320 over  MISSED" in shown
-    assert "no ITL: events carry 4.00 tokens on average" in shown
+    assert "No inter-token latency is given: events carry 4.00 tokens on average" in shown
     assert "~ rests on too few samples; needed: p99 662\n" in shown
     assert re.search(r"^TTFT .*  ~1,652  ", shown, flags=re.M)
 

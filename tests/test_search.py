@@ -343,10 +343,10 @@ def test_the_load_of_conversations_is_how_many_begin(tmp_path: Path) -> None:
 
 
 def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:
-    def dying(workload: Workload, given: Any, **flags: Any) -> Any:
+    def dying(workload: Workload, given: Any, *tell: Any) -> Any:
         from loadgen.results import store
 
-        summary, folder = run.execute(workload, given, **flags)
+        summary, folder = run.execute(workload, given, *tell)
         rows = store.read_run(folder).rows
         rows["status"][-200:], rows["kind"][-200:] = STATUS["failed"], KIND["connect"]
         for file in (folder / "requests").iterdir():
@@ -400,10 +400,10 @@ def test_an_endpoint_that_is_gone_between_probes_leaves_what_is_known(
     from loadgen.cli.search import perform
     from loadgen.errors import TargetError
 
-    def once(workload: Workload, given: Any, **flags: Any) -> Any:
+    def once(workload: Workload, given: Any, *tell: Any) -> Any:
         if (tmp_path / experiment.TOLD).exists():
             raise TargetError("nothing listens", "there")
-        return run.execute(workload, given, **flags)
+        return run.execute(workload, given, *tell)
 
     asking = LoadSearch(low=1, high=1e4, start=20)
     plan = experiment.ExperimentPlan(

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.request import Completion, Failure
 from runs import when_started
 
@@ -241,9 +242,10 @@ def test_a_command_probes_its_targets_once(tmp_path: Path) -> None:
     made = workload(tmp_path, concurrency="1", num_requests="2", seed="7", warmup="0")
     received = []
     with embedded.start(Options(ttft="2ms", itl="0.2ms", log_bodies=True)) as server:
-        execute = run.runs_of_a_command()
+        known: dict[Endpoint, ProbeResult] = {}
         for name in ("a", "b"):
-            summary, _ = execute(made, Settings(url=server.url, out=tmp_path / name, server_metrics=("off",)))
+            told = Settings(url=server.url, out=tmp_path / name, server_metrics=("off",))
+            summary, _ = run.execute(made, told, known=known)
             assert summary.requests.ok == 2
             received.append(len(parse_log(urllib.request.urlopen(server.url + "/_log").read()).requests))
     assert received[0] > 2 == received[1]  # the log is emptied by reading it

@@ -23,7 +23,7 @@ def lines(whole: Schedule) -> list[Slot]:
 
 
 def slot(number: int, due_ns: int, after: int, pause_ns: int, stage: int, session: int, turn: int, lane: int) -> Slot:
-    return Slot(number, number, due_ns, after, pause_ns, stage, session, turn, lane)
+    return Slot(number, due_ns, after, pause_ns, stage, session, turn, lane)
 
 
 TABLES = {

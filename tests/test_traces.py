@@ -111,7 +111,7 @@ def test_blocks_sessions_and_their_sizes(tmp_path: Path) -> None:
         ([mooncake(0, 5, 1), {**mooncake(1, 5, 1), "hash_ids": "x"}], 'hash_ids is "x"'),
         (["TIMESTAMP,ContextTokens,GeneratedTokens", "yesterday,1,2"], "(?s)timestamp is 'yesterday'.*:2"),
         (["timestamp,input_length,output_length", "1,2"], "(?s)2 fields, the first line names 3.*:2"),
-        (["timestamp,input_length,output_length", "nan,2,3"], "timestamp is nan"),
+        (["timestamp,input_length,output_length", "nan,2,3"], 'timestamp is "nan"'),
         (["timestamp,input_length,output_length", "1,2,3.5"], "output_length is 3.5"),
     ],
 )

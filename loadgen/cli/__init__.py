@@ -61,21 +61,11 @@ def _all(
     pass
 
 
-app.command()(run)
-app.command()(capacity)
-app.command()(cost)
-app.command()(reference)
-app.command()(sweep)
-app.command()(search)
 app.add_typer(mlperf)
-app.command()(report)
-app.command()(compare)
-app.command()(export)
-app.command()(sim)
-app.command()(selfcheck)
-app.command()(schema)
-app.command()(doctor)
-app.command()(validate)
+for command in (
+    run, capacity, cost, reference, sweep, search, report, compare, export, sim, selfcheck, schema, doctor, validate
+):  # fmt: skip
+    app.command()(command)
 
 WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What the parser raises: typer's own copy of click or, before it had one, the package's."""
@@ -109,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def call() -> int:
         try:
-            code = app(spread(sys.argv[1:] if arguments is None else arguments), standalone_mode=False)
+            typed = sys.argv[1:] if arguments is None else list(arguments)
+            code = app(spread(typed), standalone_mode=False, obj=typed)
         except WrongUsage as error:
             error.show()
             return USAGE

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadgen.errors import OK, UserError
+from loadgen.errors import OK, UserError, meant
 
 if TYPE_CHECKING:
     from loadgen.cost.capacity_planning import MeasuredRate
@@ -39,7 +39,6 @@ def capacity(
     from loadgen.cost import capacity_planning, inputs
     from loadgen.mlperf import published
     from loadgen.report import capacity as report
-    from loadgen.workload.fields import meant
 
     known = [row.profile for row in published.profiles().rows]
     if profile not in known:

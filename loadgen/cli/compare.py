@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -40,9 +38,7 @@ def compare(
 
     Exit: 0, 1 a condition of --fail-on holds, 2 wrong usage, 3 a result is not valid, or a condition is undecided.
     """
-    import msgspec
-
-    from loadgen.cli.show import say_changed
+    from loadgen.cli.show import in_color, print_json, say_changed, write_file
     from loadgen.compare import comparison, inputs, thresholds
     from loadgen.errors import OK, SLO_MISSED, UNSOUND, UserError
     from loadgen.interop import reader
@@ -63,18 +59,14 @@ def compare(
     )
     outcomes = list(thresholds.hold(conditions, comparison_result, beyond_noise=beyond_noise))
     if as_json:
-        data = msgspec.json.encode({"comparison": comparison_result, "conditions": outcomes})
-        print(msgspec.json.format(data, indent=2).decode())
+        print_json({"comparison": comparison_result, "conditions": outcomes})
     elif as_markdown:
         print(render_module.render_markdown(comparison_result, outcomes), end="")
     else:
-        color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        print(render_module.render_text(comparison_result, outcomes, color=color), end="")
+        print(render_module.render_text(comparison_result, outcomes, color=in_color()), end="")
     if junit is not None:
-        try:
-            junit.write_text(render("loadgen compare", list(render_module.cases(comparison_result, outcomes))), "utf-8")
-        except OSError as error:
-            raise UserError(f"cannot be written: {error.strerror}", f"--junit {junit}") from None
+        cases = list(render_module.cases(comparison_result, outcomes))
+        write_file(junit, render("loadgen compare", cases), "--junit")
     if not comparison_result.valid:
         return UNSOUND
     if any(outcome.failed for outcome in outcomes):

@@ -16,7 +16,7 @@ import typer
 from loadgen.errors import OK, Faults, UserError
 
 if TYPE_CHECKING:
-    from loadgen.cost.comparison import OfferComparison
+    pass
 
 
 def cost(
@@ -49,28 +49,42 @@ def cost(
 
     Exit: 0 done, 2 wrong prices or results, 3 a result is not a valid measurement.
     """
+    from loadgen.cli.show import say_changed, write_file
+    from loadgen.cost import comparison, inputs, price_file
+    from loadgen.cost.prices import find
+    from loadgen.cost.unit_cost import offer
+    from loadgen.errors import Fault
     from loadgen.report import cost as report
     from loadgen.report import cost_data
 
     if as_json + as_markdown + as_csv > 1:
         raise UserError("several formats at once", "--json, --markdown, --csv", "choose one")
-    comparison = _comparison(
-        folders,
-        prices,
-        accept_sample=accept_sample_prices,
-        chosen=_pairs(price or [], "--price"),
-        gpus=_gpu_counts(_pairs(gpus or [], "--gpus")),
-        utilization=_share(utilization),
-        currency=currency,
-        allow_invalid=allow_invalid,
-    )
+    chosen = _pairs(price or [], "--price")
+    gpu_counts = _gpu_counts(_pairs(gpus or [], "--gpus"))
+    share = _share(utilization)
+    for folder in folders:
+        say_changed(folder)
+    book = price_file.load_prices(prices, accept_sample=accept_sample_prices, currency=currency)
+    evidence = inputs.read_evidence(folders, allow_invalid=allow_invalid)
+    _check_names(chosen, [result.name for result in evidence], "--price")
+    _check_names(gpu_counts, [result.name for result in evidence], "--gpus")
+    priced, faults = [], list[Fault]()
+    for result in evidence:
+        try:
+            gpu_count = inputs.gpus_of(result, gpu_counts.get(result.name), "--gpus")
+            matching = find(book, result.summary.target, chosen.get(result.name, ""), result.name)
+            for at in matching:
+                name = result.name if len(matching) == 1 else f"{result.name} ({at.commitment or at.name})"
+                priced.append(offer(result, at, name, book.at[at.name], gpus=gpu_count, utilization=share))
+        except Fault as fault:
+            faults.append(fault)
+    if faults:
+        raise Faults(faults)
+    compared = comparison.compare_offers(priced, book)
     if html is not None:
         from loadgen.report import cost_page
 
-        try:
-            html.write_text(cost_page.render(comparison), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"cannot be written: {error.strerror}", f"--html {html}") from None
+        write_file(html, cost_page.render(compared), "--html")
     render = (
         cost_data.render_json
         if as_json
@@ -80,46 +94,8 @@ def cost(
         if as_csv
         else report.render_text
     )
-    print(render(comparison), end="")
+    print(render(compared), end="")
     return OK
-
-
-def _comparison(
-    folders: Sequence[Path],
-    prices: Path | None,
-    *,
-    accept_sample: bool,
-    chosen: dict[str, str],
-    gpus: dict[str, int],
-    utilization: Decimal,
-    currency: str | None,
-    allow_invalid: bool,
-) -> OfferComparison:
-    from loadgen.cli.show import say_changed
-    from loadgen.cost import comparison, inputs, price_file
-    from loadgen.cost.prices import find
-    from loadgen.cost.unit_cost import offer
-    from loadgen.errors import Fault
-
-    for folder in folders:
-        say_changed(folder)
-    book = price_file.load_prices(prices, accept_sample=accept_sample, currency=currency)
-    evidence = inputs.read_evidence(folders, allow_invalid=allow_invalid)
-    _check_names(chosen, [result.name for result in evidence], "--price")
-    _check_names(gpus, [result.name for result in evidence], "--gpus")
-    priced, faults = [], list[Fault]()
-    for result in evidence:
-        try:
-            gpu_count = inputs.gpus_of(result, gpus.get(result.name), "--gpus")
-            matching = find(book, result.summary.target, chosen.get(result.name, ""), result.name)
-            for price in matching:
-                name = result.name if len(matching) == 1 else f"{result.name} ({price.commitment or price.name})"
-                priced.append(offer(result, price, name, book.at[price.name], gpus=gpu_count, utilization=utilization))
-        except Fault as fault:
-            faults.append(fault)
-    if faults:
-        raise Faults(faults)
-    return comparison.compare_offers(priced, book)
 
 
 def _pairs(texts: Sequence[str], flag: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ def export(
     """
     import json
 
+    from loadgen.cli.show import write_file
     from loadgen.errors import OK, UserError
     from loadgen.interop import export as exports
     from loadgen.metrics.summary import summarize
@@ -42,10 +43,7 @@ def export(
     if out is None:
         sys.stdout.buffer.write(data)
     else:
-        try:
-            out.write_bytes(data)
-        except OSError as error:
-            raise UserError(f"cannot be written: {error.strerror}", f"--out {out}") from None
+        write_file(out, data, "--out")
         simulated = any(target.simulated for target in stored.header.targets)
         print(f"written: {out}{' (of a SIMULATED server: its format cannot say so)' * simulated}", file=sys.stderr)
     return OK

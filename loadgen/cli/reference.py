@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from loadgen.errors import OK, UserError
+from loadgen.errors import OK, UserError, meant
 
 
 def reference(
@@ -22,7 +22,6 @@ def reference(
 ) -> int:
     """Published figures, with source, date, quality, and what is to be known of each."""
     from loadgen.report import published
-    from loadgen.workload.fields import meant
 
     if as_json and as_markdown:
         raise UserError("several formats at once", "--json, --markdown", "choose one")

@@ -5,55 +5,35 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from loadgen.metrics.repeats import RepeatSummary, Repetition
     from loadgen.metrics.summary import Summary
 
-Repeat = Annotated[
-    str | None,
-    typer.Option(
-        "--repeat",
-        help="So many runs of the same load, r1, r2, ... in one folder; or auto: until the figures are known well "
-        "enough. Only repeats show what another start does.",
-    ),
-]
-RepeatMost = Annotated[int | None, typer.Option("--repeat-most", help="With --repeat auto: at most so many runs (10).")]
-RepeatWithin = Annotated[
-    str | None,
-    typer.Option("--repeat-within", help="With --repeat auto: how well, half an interval as a share of its mean (5%)."),
-]
-RepeatPause = Annotated[
-    str | None, typer.Option("--repeat-pause", help="Time between the end of a run and the next: 10m.")
-]
 
-
-def repetition(repeat: str | None, most: int | None, within: str | None, pause: str | None) -> Repetition:
-    """The repetition that these flags ask for. Raises Faults with everything that is wrong with them."""
+def repetition(repeat: str | None, most: int | None, within: str | None, pause: str | None) -> Repetition | None:
+    """The repetition that these flags ask for; None without any. Raises Faults with everything that is wrong."""
     from loadgen import units
     from loadgen.errors import Fault, Faults, UserError
     from loadgen.metrics import repeats
 
+    companions = {"most": most, "within": within, "pause": pause}
+    given = ", ".join(name for name, value in companions.items() if value is not None)
+    if repeat is None:
+        if given:
+            what = "says how to repeat, and nothing is repeated"
+            raise Faults([UserError(what, f"--repeat-{given}", "--repeat 3")])
+        return None
     faults: list[Fault] = []
-    if repeat is None and (most, within, pause) != (None, None, None):
-        given = ", ".join(
-            name for name, value in (("most", most), ("within", within), ("pause", pause)) if value is not None
-        )
-        faults.append(UserError("says how to repeat, and nothing is repeated", f"--repeat-{given}", "--repeat 3"))
-    count: int | None = 1
-    if repeat == "auto":
-        count = None
-    elif repeat is not None:
-        if not repeat.isdecimal() or not 1 <= int(repeat) <= 100:
+    count = None
+    if repeat != "auto":
+        count = int(repeat) if repeat.isdecimal() else 0
+        if not 1 <= count <= 100:
             faults.append(UserError("no number of runs", f"--repeat {repeat}", "a number from 1 to 100, or auto"))
-        else:
-            count = int(repeat)
-            if (most, within) != (None, None):
-                what = "a fixed number of runs has no end to look for"
-                faults.append(UserError(what, f"--repeat {repeat}", "--repeat auto, or without --repeat-most, -within"))
+        elif (most, within) != (None, None):
+            what = "a fixed number of runs has no end to look for"
+            faults.append(UserError(what, f"--repeat {repeat}", "--repeat auto, or without --repeat-most, -within"))
     if most is not None and not repeats.FEWEST <= most <= 100:
         faults.append(UserError("no number of runs", f"--repeat-most {most}", f"from {repeats.FEWEST} to 100"))
     share, pause_ns = repeats.WITHIN, 0

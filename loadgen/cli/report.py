@@ -5,7 +5,6 @@ Parses flags and prints: `run_folder` opens a run, `report` renders it.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,6 +29,9 @@ def report(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print summary.json instead of the table; no page unless --html.")
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 3 where the run cannot decide the SLO; without it that exits 0.")
+    ] = False,
 ) -> int:
     """Print a stored run again, from its records, and write report.html: one file that opens without network.
 
@@ -37,7 +39,7 @@ def report(
     """
     from loadgen import run_folder
     from loadgen.cli.search import code as search_code
-    from loadgen.cli.show import say_changed
+    from loadgen.cli.show import in_color, say_changed
     from loadgen.compare import inputs
     from loadgen.errors import UNSOUND
     from loadgen.metrics import repeats, summary_json
@@ -51,22 +53,20 @@ def report(
     if other_tool_file is not None:
         return _reported(other_tool_file, html, as_json=as_json)
     say_changed(folder)
-    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    color = in_color()
     with_page = not no_html and (html is not None or not as_json)
     folders = [] if run_folder.is_run(folder) else run_folder.runs_in(folder)
     loaded = [_read(run, page=with_page and not folders) for run in folders or [folder]]
     summaries = [summary for summary, _ in loaded]
     page = loaded[0][1]
+    named = [(run.name, summary) for run, summary in zip(folders, summaries, strict=False)]
     search = experiment.stored_search(folder) if folders else None
     if search is not None:
-        named = [(run.name, summary) for run, summary in zip(folders, summaries, strict=True)]
         answer, page = _search(folder, search, named, with_page)
     elif folders and len({summary.fingerprints.recipe for summary in summaries}) > 1:
-        named = [(run.name, summary) for run, summary in zip(folders, summaries, strict=True)]
         inputs.of_one_work(folder, named)
         answer, page = _levels(named, with_page)
     elif folders:
-        named = [(run.name, summary) for run, summary in zip(folders, summaries, strict=True)]
         answer = text.render_levels(summaries, color=color)
         answer += "\n" + repeats_table.render_text(repeats.summarize_repeats(named))
     else:
@@ -76,8 +76,7 @@ def report(
 
         answer += _mlperf_text(folder, summaries[0])
         if with_page:
-            runs = [(run.name, summary) for run, summary in zip(folders, summaries, strict=True)]
-            page = pages.with_mlperf(page or _levels(runs, True)[1] or "", result, summaries[0].target.gpus)
+            page = pages.with_mlperf(page or _levels(named, True)[1] or "", result, summaries[0].target.gpus)
     if as_json:
         documents = [summary_json.dump_summary(summary).decode().rstrip() for summary in summaries]
         print("[" + ",\n".join(documents) + "]" if folders else documents[0])
@@ -88,7 +87,14 @@ def report(
     if search is not None:
         return UNSOUND if search.answer.reason == "interrupted" else search_code(search.answer)
     return max(
-        exit_code(interrupted=False, valid=summary.verdict.valid, slo_met=summary.goodput.met) for summary in summaries
+        exit_code(
+            interrupted=False,
+            valid=summary.verdict.valid,
+            slo_met=summary.goodput.met,
+            undecided=summary.goodput.undecided,
+            strict=strict,
+        )
+        for summary in summaries
     )
 
 
@@ -160,15 +166,14 @@ def _levels(named_summaries: list[tuple[str, Summary]], page: bool) -> tuple[str
 
 def _reported(file: Path, html: Path | None, *, as_json: bool) -> int:
     """Print a result file of another tool, with its own definitions; write a page only if `html` is given."""
-    import msgspec
-
+    from loadgen.cli.show import print_json
     from loadgen.errors import OK
     from loadgen.interop import reader
     from loadgen.report import other_tools
 
     result = reader.read_result(file)
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+        print_json(result)
     else:
         print(other_tools.render_text(result), end="")
     if html is not None:

@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loadgen.cli import target
+from loadgen.cli.options import Given, OneWorkload, takes
 
 if TYPE_CHECKING:
+    from loadgen.execution.plan import Settings
     from loadgen.search.experiment import ExperimentPlan
     from loadgen.search.load_search import LoadSearch, SearchAnswer
     from loadgen.search.trials import Trials
     from loadgen.slo import Slo
 
+Sustain = Annotated[
+    bool | None,
+    typer.Option(
+        "--sustain/--no-sustain",
+        help="Also confirm the load in a run twice as long, in which nothing may grow: else the peak is by the rules "
+        "only. Default: in virtual time.",
+    ),
+]
+RunSpread = Annotated[
+    str | None,
+    typer.Option("--run-spread", help="Variation of the server from run to run, as known from repeats: 3%."),
+]
+OF_A_PROBE = (
+    "concurrency_ramp", "max_in_flight", "timeout", "stall_timeout", "input_tokens", "output_tokens",
+)  # fmt: skip
+"""Options that change what a probe is: part of what makes two searches the same."""
 
+
+@takes(
+    without=(
+        "request_rate", "concurrency", "burstiness", "num_requests", "warmup", "num_warmups", "schedule_seed", "keep",
+        "repeat", "repeat_most", "repeat_within", "repeat_pause",
+    ),
+    duration={"help": "Full length of a probe.", "default": "600s"},
+    seed="Of the search; every probe derives its own. Without it a fresh one, printed.",
+    out="Folder of the search.",
+)  # fmt: skip
 def search(
-    workload: Annotated[str, typer.Argument(help="A workload file, or the name of a packaged one.")],
-    url: target.Urls = None,
-    targets: target.TargetsFile = None,
-    route: target.RouteTo = "auto",
-    on_target_failure: target.OnTargetFailure = "continue",
-    slo: Annotated[
-        list[str] | None, typer.Option("--slo", help="ttft:2s, tpot:200ms:p95, goodput:99%. Repeatable.")
-    ] = None,
+    given: Given,
+    workload: OneWorkload = None,
     percentile: Annotated[
         str | None, typer.Option("--percentile", help="Of every --slo term that names none: 99, 95, 99.9.")
     ] = None,
@@ -33,8 +55,6 @@ def search(
     low: Annotated[float | None, typer.Option("--low", min=0, help="Not below this load.")] = None,
     high: Annotated[float | None, typer.Option("--high", min=0, help="Not above this load.")] = None,
     start: Annotated[float | None, typer.Option("--start", min=0, help="First load, without --low and --high.")] = None,
-    duration: Annotated[str, typer.Option("--duration", "-d", help="Full length of a probe.")] = "600s",
-    grace: target.Grace = None,
     precision: Annotated[
         float, typer.Option("--precision", min=0.002, max=0.5, help="Half width of the interval, as a share.")
     ] = 0.02,
@@ -45,35 +65,8 @@ def search(
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Folder of a search that was interrupted: go on with it.")
     ] = None,
-    sustain: target.Sustain = None,
-    run_spread: target.RunSpread = None,
-    limit: Annotated[
-        list[str] | None, typer.Option("--limit", help="Change a limit of the verdict: send_lag_share:10%. Stored.")
-    ] = None,
-    seed: Annotated[
-        str | None,
-        typer.Option("--seed", help="Of the search; every probe derives its own. Without it a fresh one, printed."),
-    ] = None,
-    salt: target.Salt = None,
-    model: target.Model = None,
-    server: target.Server = "auto",
-    api: target.Api = "chat",
-    workers: target.Workers = "1",
-    source: target.Sources = None,
-    tokenizer: target.Tokenizer = None,
-    extra_body: target.ExtraBody = None,
-    header: target.Header = None,
-    api_key_file: target.ApiKeyFile = None,
-    cacert: target.CaCert = None,
-    cert: target.Cert = None,
-    cert_key: target.CertKey = None,
-    insecure: target.Insecure = False,
-    server_metrics: target.ServerMetrics = None,
-    gpus: target.Gpus = None,
-    shape: target.Shape = "",
-    region: target.Region = "",
-    metadata: target.Metadata = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the search.")] = None,
+    sustain: Sustain = None,
+    run_spread: RunSpread = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print search.json instead of the table.")] = False,
 ) -> int:
     """Find the highest rate (or concurrency) at which every SLO term holds at its percentile, with an interval.
@@ -84,57 +77,46 @@ def search(
     from datetime import datetime
 
     from loadgen import units
-    from loadgen.errors import Fault, Faults, UserError
+    from loadgen.errors import Fault, Faults, UserError, collecting
     from loadgen.execution.folder_names import run_id
     from loadgen.search import experiment, trials
     from loadgen.search.load_search import Goal, LoadSearch
-    from loadgen.workload import Closed, Overrides, load
+    from loadgen.workload import Closed
+    from loadgen.workload.loading import given as load
 
     faults: list[Fault] = []
-    settings = checked = None
     trial_ns, longest_s = 0, math.inf
-    spread: float | None = None
-    try:
-        settings = target.given(locals(), stream=True, client="wire", out=None)
-    except Faults as found:
-        faults += found.faults
-    if over not in ("rate", "concurrency"):
-        faults.append(UserError(f"nothing to search over: {over!r}", "--over", "known: rate, concurrency"))
     closed = over == "concurrency"
+    first_load = start or low or 1.0
+    overrides = given.overrides()
     terms = tuple(
         term if percentile is None or term.count(":") != 1 or term.startswith("goodput") else f"{term}:p{percentile}"
-        for term in slo or ()
+        for term in overrides.slo
     )
-    first_load = start or low or 1.0
-    overrides = Overrides(
-        slo=terms, seed=seed, salt=salt, duration=duration, warmup=0, grace=grace, limit=tuple(limit or ()),
-        **({"concurrency": max(1, round(first_load))} if closed else {"request_rate": first_load}),
-    )  # fmt: skip
+    at_first_load: Any = {"concurrency": max(1, round(first_load))} if closed else {"request_rate": first_load}
+    with collecting(faults):
+        settings = given.settings()
+        spread = spread_of_runs(run_spread, settings)
+    if over not in ("rate", "concurrency"):
+        faults.append(UserError(f"nothing to search over: {over!r}", "--over", "known: rate, concurrency"))
+    with collecting(faults):
+        checked = load(workload, given["trace"], replace(overrides, slo=terms, warmup=0, **at_first_load))
+        slo_of_workload = checked.slo
+        if slo_of_workload is None:
+            raise UserError("no SLO to search under", workload or "", "give --slo ttft:2s --slo tpot:200ms")
     try:
-        checked = load(workload, overrides=overrides)
-        if checked.slo is None:
-            faults.append(UserError("no SLO to search under", workload, "give --slo ttft:2s --slo tpot:200ms"))
-    except Faults as found:
-        faults += found.faults
-    try:
-        trial_ns = units.duration_ns(duration, bare="s")
+        trial_ns = units.duration_ns(given["duration"], bare="s")
         longest_s = units.duration_ns(max_time, bare="s") / 1e9 if max_time else math.inf
     except units.Wrong as wrong:
         faults.append(UserError(f"it {wrong}", "--duration, --max-time", wrong.hint))
-    try:
-        spread = None if settings is None else target.run_spread(run_spread, settings)
-    except UserError as found_spread:
-        faults.append(found_spread)
     if low and high and low >= high:
         faults.append(UserError("the lowest load is not below the highest", f"--low {low:g} --high {high:g}", ""))
     if resume is not None and not (resume / experiment.PLAN).is_file():
         faults.append(UserError("no search to go on with", f"--resume {resume}", f"a folder with {experiment.PLAN}"))
-    if faults or settings is None or checked is None:
+    if faults:
         raise Faults(faults)
-    slo_of_workload = checked.slo
-    assert slo_of_workload is not None
     trial_workload = trials.probing(checked, trial_ns)
-    folder = resume or out or Path("results") / run_id(f"search-{checked.name}", datetime.now().astimezone())
+    folder = resume or settings.out or Path("results") / run_id(f"search-{checked.name}", datetime.now().astimezone())
     lowest = 1.0 if closed else low or min(first_load, 1e-3)
     trial_runner = trials.Trials(
         folder=folder,
@@ -152,22 +134,51 @@ def search(
         most_probes=max_probes,
         most_s=longest_s,
         whole=closed or any(isinstance(stage.arrival, Closed) for stage in trial_workload.stages),
-        longer=target.longer(sustain, settings),
+        longer=longer(sustain, settings),
         run_spread=spread,
     )
+    grace_s = f"{checked.grace_ns / 1e9:g} s" if given["grace"] and checked.grace_ns is not None else None
+    flags = {"slo": _slo_text(slo_of_workload), "duration": f"{trial_ns / 1e9:g} s"}
+    flags |= {"limit": ", ".join(overrides.limit)} if overrides.limit else {}
+    flags |= {"grace": grace_s} if grace_s else {}
+    flags |= {name: given[name] for name in OF_A_PROBE if given[name] is not None}
     plan = experiment.ExperimentPlan(
         by="search",
         kind="concurrency" if closed else "request_rate",
-        workload=workload,
+        workload=workload or str(given["trace"]),
         source_text=checked.source_text,
         target=settings.shown,
         metadata=dict(settings.metadata),
-        flags={"slo": _slo_text(slo_of_workload), "duration": f"{trial_ns / 1e9:g} s"}
-        | ({"limit": ", ".join(limit)} if limit else {})
-        | ({"grace": f"{checked.grace_ns / 1e9:g} s"} if grace and checked.grace_ns is not None else {}),
+        flags=flags,
         seed=trial_runner.seed,
     )
     return perform(load_search, trial_runner, plan, unit=" in flight" if closed else "/s", as_json=as_json)
+
+
+def longer(sustain: bool | None, settings: Settings) -> float:
+    """The value of `LoadSearch.longer`: 1 where no longer confirmation is wanted."""
+    from loadgen.metrics.sustainable import LONGER
+
+    return LONGER if (settings.virtual if sustain is None else sustain) else 1.0
+
+
+def spread_of_runs(text: str | None, settings: Settings) -> float | None:
+    """The value of `LoadSearch.run_spread`. Raises UserError.
+
+    None: not told, to be learned. In virtual time a run repeats itself: 0.
+    """
+    from loadgen import units
+    from loadgen.errors import UserError
+
+    if text is None:
+        return 0.0 if settings.virtual else None
+    try:
+        share = units.share(text)
+    except units.Wrong as wrong:
+        raise UserError(f"it {wrong}", f"--run-spread {text}", wrong.hint) from None
+    if not 0 <= share <= 0.2:
+        raise UserError("a variation of more than 20 %", f"--run-spread {text}", "a share, like 3%")
+    return share
 
 
 def _slo_text(slo: Slo) -> str:
@@ -177,66 +188,65 @@ def _slo_text(slo: Slo) -> str:
 
 
 def perform(
-    asking: LoadSearch, runs: Trials, plan: ExperimentPlan, *, unit: str, as_json: bool, silent: bool = False
+    load_search: LoadSearch,
+    trial_runner: Trials,
+    plan: ExperimentPlan,
+    *,
+    unit: str,
+    as_json: bool,
+    silent: bool = False,
 ) -> int:
     """Run trials until the search needs no more, print the answer and return the exit code.
 
     Continues from the trials already in the folder. A fault before the first trial leaves no folder. silent: print no
     answer on stdout.
     """
-    from loadgen.results import store
-
-    with store.nothing_left(runs.folder):
-        return _run_trials(asking, runs, plan, unit, as_json, silent)
-
-
-def _run_trials(
-    load_search: LoadSearch, trial_runner: Trials, plan: ExperimentPlan, unit: str, as_json: bool, silent: bool
-) -> int:
     from loadgen import format
     from loadgen.cli.show import say
     from loadgen.errors import TargetError
     from loadgen.report import search as report
+    from loadgen.results import store
     from loadgen.search import experiment
     from loadgen.search.load_search import resume
     from loadgen.search.trials import Interrupted
 
-    earlier_trials = experiment.begin(trial_runner.folder, plan)
-    resume(load_search, earlier_trials)
-    if earlier_trials:
-        say(f"going on with {trial_runner.folder}: {len(earlier_trials)} probes are done")
-    simulated = (trial_runner.settings.url or "sim:").startswith("sim:")
-    if simulated:
-        say("SIMULATED: no real server is measured")
-    elif (target_count := len(trial_runner.settings.endpoints)) > 1:
-        say(f"load over {target_count} targets: every rate is that of all of them together")
-    say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.names)}")
-    say(f"seed: {trial_runner.seed}")
-    try:
-        while (ask := load_search.ask()) is not None:
-            say(report.asking(ask, unit))
-            trial = trial_runner.run(ask)
-            load_search.tell(trial)
-            say(report.told(trial))
-    except TargetError as error:
-        if not load_search.told:
-            raise
-        say(str(error))
-        load_search.stop("gone")
-    except (KeyboardInterrupt, Interrupted):
-        load_search.stop("interrupted")
-    answer = trial_runner.finish(load_search)
-    simulated = simulated or any(trial_done.figures.get("simulated") for trial_done in load_search.told)
-    if silent:
-        say(f"search in {trial_runner.folder}: {report.ENDINGS.get(answer.reason, answer.reason)}")
-    elif as_json:
-        sys.stdout.write((trial_runner.folder / "search.json").read_text())
-    else:
-        if plan.metadata:
-            print(f"metadata: {format.pairs(plan.metadata)}")
-        print(report.render(answer, load_search.told, trial_runner.goal, unit=unit, simulated=simulated), end="")
-        say(f"results in {trial_runner.folder}; go on with --resume {trial_runner.folder}")
-    return code(answer)
+    with store.nothing_left(trial_runner.folder):
+        earlier_trials = experiment.begin(trial_runner.folder, plan)
+        resume(load_search, earlier_trials)
+        if earlier_trials:
+            say(f"going on with {trial_runner.folder}: {len(earlier_trials)} probes are done")
+        simulated = trial_runner.settings.url is None or trial_runner.settings.virtual
+        if simulated:
+            say("SIMULATED: no real server is measured")
+        elif (target_count := len(trial_runner.settings.endpoints)) > 1:
+            say(f"load over {target_count} targets: every rate is that of all of them together")
+        say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.names)}")
+        say(f"seed: {trial_runner.seed}")
+        try:
+            while (ask := load_search.ask()) is not None:
+                say(report.asking(ask, unit))
+                trial = trial_runner.run(ask)
+                load_search.tell(trial)
+                say(report.told(trial))
+        except TargetError as error:
+            if not load_search.told:
+                raise
+            say(str(error))
+            load_search.stop("gone")
+        except (KeyboardInterrupt, Interrupted):
+            load_search.stop("interrupted")
+        answer = trial_runner.finish(load_search)
+        simulated = simulated or any(trial_done.figures.get("simulated") for trial_done in load_search.told)
+        if silent:
+            say(f"search in {trial_runner.folder}: {report.ENDINGS.get(answer.reason, answer.reason)}")
+        elif as_json:
+            sys.stdout.write((trial_runner.folder / "search.json").read_text())
+        else:
+            if plan.metadata:
+                print(f"metadata: {format.pairs(plan.metadata)}")
+            print(report.render(answer, load_search.told, trial_runner.goal, unit=unit, simulated=simulated), end="")
+            say(f"results in {trial_runner.folder}; go on with --resume {trial_runner.folder}")
+        return code(answer)
 
 
 def code(answer: SearchAnswer) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loadgen import format, seeds
 from loadgen.execution import lane_start, run
@@ -29,6 +30,28 @@ if TYPE_CHECKING:
 def say(line: str) -> None:
     """Print a line to stderr."""
     print(line, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON on stdout."""
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode(), flush=True)
+
+
+def write_file(path: Path, data: str | bytes, flag: str) -> None:
+    """Write a file that the user named with `flag`. Raises UserError."""
+    from loadgen.errors import UserError
+
+    try:
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    except OSError as error:
+        raise UserError(f"cannot be written: {error.strerror}", f"{flag} {path}") from None
+
+
+def in_color() -> bool:
+    """Whether stdout is a terminal that wants colour."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def say_changed(folder: Path) -> None:
@@ -58,7 +81,7 @@ class Show:
         self._progress: Progress | None = None
         self._dashboard: Dashboard | None = None
         self._printed: set[str] = set()
-        self._execute = run.runs_of_a_command()
+        self._execute = partial(run.execute, known={})
 
     def one(self, workload: Workload, settings: Settings) -> int:
         """Perform one run and print its summary. Returns the exit code."""
@@ -66,7 +89,7 @@ class Show:
         if self._as_json:
             sys.stdout.buffer.write(summary_json.dump_summary(summary))
         else:
-            print(text.render(summary, color=_color()))
+            print(text.render(summary, color=in_color()))
             say(f"results in {folder}")
         return exit_code(summary, strict=self._strict)
 
@@ -103,8 +126,6 @@ class Show:
         """Perform several runs of one load and print their summary. Returns the highest exit code."""
         from datetime import datetime
 
-        import msgspec
-
         from loadgen.cli import repeats
         from loadgen.errors import INTERRUPTED
         from loadgen.execution.repeats import seeded
@@ -121,12 +142,12 @@ class Show:
         named = repeats.repeat(how, parent, one, virtual=settings.virtual, say=say)
         made = repeats.finish(parent, how, named)
         if self._as_json:
-            sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n")
+            print_json(made)
         else:
-            print(text.render_levels([summary for _, summary in named], color=_color()), end="")
+            print(text.render_levels([summary for _, summary in named], color=in_color()), end="")
             print("\n" + table.render_text(made), end="", flush=True)
         say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {parent} OTHER")
-        codes = [exit_code(summary) for _, summary in named]
+        codes = [exit_code(summary, strict=self._strict) for _, summary in named]
         return max(codes) if how.enough([summary for _, summary in named]) else max(*codes, INTERRUPTED)
 
     def plans(self, workloads: list[Workload], settings: Settings) -> int:
@@ -214,7 +235,3 @@ class Show:
         nodes = ", ".join(dict.fromkeys(f"{worker.node} ({worker.address})" for worker in cluster.workers))
         say(f"cluster: {len(cluster.workers)} worker(s) on {cluster.nodes} node(s): {nodes}")
         say(f"start: common to all workers within ±{cluster.start_bound_ms:.3f} ms, by exchanges with their clocks")
-
-
-def _color() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -51,17 +51,19 @@ def _in_order(columns: Columns, values: NDArray[np.int64], chosen: NDArray[np.bo
     return ordered
 
 
+def _samples(columns: Columns, one: Metric) -> NDArray[np.int64]:
+    """The values of the ok requests that have one, in order of their due instants."""
+    values = columns.measure(one.per_request)
+    return _in_order(columns, values, columns.where(OK) & (values != metrics.UNDEFINED))
+
+
 def latency(parts: Sequence[Columns], one: Metric, value: float) -> tuple[Known | None, str]:
     """A quantile or a mean of the ok requests, with its error by blocks in order of due instant; or None and the
     reason.
 
     `value`: the figure of the summary, in its unit.
     """
-    runs = []
-    for part in parts:
-        values = part.measure(one.per_request)
-        runs.append(_in_order(part, values, part.where(OK) & (values != metrics.UNDEFINED)))
-    everything = np.concatenate(runs).astype(np.float64)
+    everything = np.concatenate([_samples(part, one) for part in parts]).astype(np.float64)
     n = len(everything)
     quantile = next((name for name, p in QUANTILES if p == one.p), "")
     if quantile and n < SUPPORT[quantile]:
@@ -81,11 +83,7 @@ def within_runs(parts: Sequence[Columns], one: Metric) -> tuple[float, float]:
     Repeats are never surer than this: three runs that agree by chance hide it. By the rank of the quantile, which is
     cheap. (0, inf) where the figure is no latency, or the runs are too short for blocks.
     """
-    runs = []
-    for part in parts:
-        values = part.measure(one.per_request)
-        runs.append(_in_order(part, values, part.where(OK) & (values != metrics.UNDEFINED)))
-    everything = np.maximum(np.concatenate(runs).astype(np.float64), 1.0)
+    everything = np.maximum(np.concatenate([_samples(part, one) for part in parts]).astype(np.float64), 1.0)
     if len(everything) < 4 * max(BLOCKS):
         return 0.0, math.inf
     if one.p is None:
@@ -99,9 +97,7 @@ def stretches_above(parts: Sequence[Columns], one: Metric, level: float) -> tupl
     """In how many stretches of time of the runs the quantile lies above `level` (ns), and of how many stretches."""
     above = total = 0
     for part in parts:
-        values = part.measure(one.per_request)
-        run = _in_order(part, values, part.where(OK) & (values != metrics.UNDEFINED))
-        for stretch in np.array_split(run, max(BLOCKS[0] // len(parts), 2)):
+        for stretch in np.array_split(_samples(part, one), max(BLOCKS[0] // len(parts), 2)):
             if len(stretch):
                 total += 1
                 above += bool(np.sort(stretch)[index(len(stretch), one.p or 0.5)] > level)

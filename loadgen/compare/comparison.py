@@ -24,7 +24,7 @@ from loadgen.stats import intervals
 from loadgen.stats.intervals import LEVEL
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -200,6 +200,9 @@ def _promises(summary: Summary) -> str:
     return ", ".join(f"{t.metric} {t.limit_ms:g} ms at p{t.quantile * 100:g}" for t in summary.goodput.slo)
 
 
+_ENDINGS = {"interrupted": "was interrupted", "cut_off": "has no clean end", "decided": "was ended by a search"}
+
+
 def _notes(sides: Sequence[Side]) -> list[str]:
     """What a reader should know that does not forbid the comparison."""
     notes: list[str] = []
@@ -211,30 +214,26 @@ def _notes(sides: Sequence[Side]) -> list[str]:
         if side.told and missing:
             notes.append(f"{side.name} does not say: {'; '.join(missing)}")
         for run in side.runs:
-            name = _name(side, run)
-            if not run.summary.verdict.valid:
-                notes.append(f"{name} is not valid: {'; '.join(run.summary.verdict.reasons)}")
-            notes += [f"{name}: {caveat}" for caveat in run.summary.verdict.caveats]
-            if run.summary.run.state != "finished":
-                words = {
-                    "interrupted": "was interrupted",
-                    "cut_off": "has no clean end",
-                    "decided": "was ended by a search",
-                }
-                notes.append(f"{name} {words.get(run.summary.run.state, run.summary.run.state)}")
+            name, verdict, state = _name(side, run), run.summary.verdict, run.summary.run.state
+            if not verdict.valid:
+                notes.append(f"{name} is not valid: {'; '.join(verdict.reasons)}")
+            notes += [f"{name}: {caveat}" for caveat in verdict.caveats]
+            if state != "finished":
+                notes.append(f"{name} {_ENDINGS.get(state, state)}")
             if run.rows is None:
                 notes.append(f"{name} has no records, only a summary: nothing can be told from it alone")
-    for subject, values in (
-        ("models", [{run.summary.target.model for run in side.runs} for side in sides if side.runs]),
-        ("versions of loadgen", [{run.summary.run.version for run in side.runs} for side in sides if side.runs]),
-        ("regions", [_regions(side) for side in sides if side.runs]),
-        ("software", [{_software(run.summary.target) for run in side.runs} for side in sides if side.runs]),
-        ("metadata", [{_metadata(run.summary) for run in side.runs} for side in sides if side.runs]),
-    ):
-        if len({frozenset(value) for value in values}) > 1:
-            notes.append(
-                f"different {subject}: {' against '.join('/'.join(sorted(value)) or 'none' for value in values)}"
-            )
+    facts: tuple[tuple[str, Callable[[ComparedRun], set[str]]], ...] = (
+        ("models", lambda run: {run.summary.target.model}),
+        ("versions of loadgen", lambda run: {run.summary.run.version}),
+        ("regions", lambda run: {target.region for target in run.targets}),  # "" where one has none
+        ("software", lambda run: {", ".join(run.summary.target.software)}),
+        ("metadata", lambda run: {format.pairs(dict(sorted(run.summary.run.metadata.items())))}),
+    )
+    for subject, values_of in facts:
+        values = [set().union(*map(values_of, side.runs)) for side in sides if side.runs]
+        if len(set(map(frozenset, values))) > 1:
+            named = ("/".join(sorted(value)) or "none" for value in values)
+            notes.append(f"different {subject}: {' against '.join(named)}")
     seeds = [run.summary.run.seed for side in sides for run in side.runs if run.summary.run.seed is not None]
     if len(seeds) > 1:
         notes.append(_seed_note(seeds, [run.summary for side in sides for run in side.runs]))
@@ -242,20 +241,6 @@ def _notes(sides: Sequence[Side]) -> list[str]:
     if cached and max(cached) - min(cached) > metrics.CACHED_SHARE:
         notes.append(f"shares of cached prompt tokens differ: {min(cached) * 100:.1f} % to {max(cached) * 100:.1f} %")
     return notes
-
-
-def _regions(side: Side) -> set[str]:
-    """The regions of all targets of a side; "" where one has none."""
-    return {target.region for run in side.runs for target in run.targets}
-
-
-def _software(target: TargetFacts) -> str:
-    """What the server says of itself, as text."""
-    return ", ".join(target.software)
-
-
-def _metadata(summary: Summary) -> str:
-    return format.pairs(dict(sorted(summary.run.metadata.items())))
 
 
 def _seed_note(seeds: Sequence[int], summaries: Sequence[Summary]) -> str:

@@ -46,7 +46,8 @@ from loadgen.metrics import outcomes, windows
 from loadgen.metrics.columns import OK, Columns
 from loadgen.metrics.windows import Span
 from loadgen.stats import intervals, quantile_interval, steady_state
-from loadgen.stats.quantile_interval import Bounds, Series
+from loadgen.stats.intervals import Bounds
+from loadgen.stats.quantile_interval import Series
 from loadgen.stats.quantiles import index
 
 RATE_BATCHES = intervals.BATCHES  # for the batch means of a rate, over all runs together
@@ -145,9 +146,7 @@ class Evaluator:
                     self._batch_rates(first_windows, _ok_in_span),
                     level=self.confidence,
                 )
-                return Held(
-                    _scaled(quantile_interval.plain(ratio), 100), term.share * 100, False, "%", self._ok_requests()
-                )
+                return Held(_scaled(ratio.bounds, 100), term.share * 100, False, "%", self._ok_requests())
             case schema.BetweenNodes():
                 return self._between_nodes(term)
             case schema.Against():
@@ -212,7 +211,7 @@ class Evaluator:
     def _between_runs(self, bounds: Bounds, values: Series, p: float) -> Bounds:
         """The interval of a percentile, at least as wide as the percentiles of the single runs differ."""
         per_run = [float(np.sort(run)[index(len(run), p)]) for run in values if len(run)]
-        return Bounds(*intervals.with_replications(bounds, per_run, self.confidence, log=True))
+        return intervals.with_replications(bounds, per_run, self.confidence, log=True)
 
     def _quantile(self, values: Series, p: float, what: str, length_s: float, confidence: float) -> tuple[Bounds, str]:
         """A percentile of values that were already selected from `length_s` of load; and why it has no upper end."""
@@ -240,7 +239,7 @@ class Evaluator:
             if not run.gaps.count:
                 raise Missing("no answer had two events, so there are no gaps")
         per_run = [run.gaps.quantile(term.quantile) for run in self.runs]
-        bounds = quantile_interval.plain(intervals.replications(per_run, self.confidence))
+        bounds = intervals.replications(per_run, self.confidence).bounds
         length_s = load_length_s([figures(columns, "e2e")[0] for columns in self._columns])
         what = f"{tag(term)} p{term.quantile * 100:g}"
         caveat = too_short(length_s, term.quantile, self.confidence, self.horizon_s, what)
@@ -268,7 +267,7 @@ class Evaluator:
         batch_rates = self._batch_rates(settled_spans, count_in_span)
         within = intervals.batch_means(batch_rates, batches=len(batch_rates), level=self.confidence)
         per_run = [float(np.mean(run_rates)) for run_rates in np.split(np.array(batch_rates), len(spans))]
-        bounds = Bounds(*intervals.with_replications(quantile_interval.plain(within), per_run, self.confidence))
+        bounds = intervals.with_replications(within.bounds, per_run, self.confidence)
         return (bounds._replace(high=math.inf) if caveat else bounds), caveat
 
     def _runs_and_columns(self) -> Iterator[tuple[RecordedRun, Columns]]:
@@ -327,7 +326,7 @@ class Evaluator:
             sizes.append(size(values))
         if failed := [f"node {node + 1}" for node, bounds in enumerate(nodes) if math.isinf(bounds.value)]:
             raise Missing(f"too many requests failed at {', '.join(failed)}: no p{term.quantile * 100:g} to compare")
-        ratios = [quantile_interval.ratio(a, b) for a, b in permutations(nodes, 2)]
+        ratios = [intervals.quotient(a, b) for a, b in permutations(nodes, 2)]
         largest_ratio = Bounds(*(max(ratio[i] for ratio in ratios) for i in range(3)))
         caveat = next(filter(None, caveats), "")
         return Held(_percent_change(largest_ratio), term.limit * 100, True, "%", min(sizes), caveat)
@@ -394,7 +393,7 @@ def _ratio(numerator: Bounds, denominator: Bounds, what: str) -> Bounds:
     ):  # the log-scale interval needs finite values: divide the ends, each at its own confidence
         low = max(numerator.low, 0.0) / denominator.high if math.isfinite(denominator.high) else 0.0
         return Bounds(math.inf, low, math.inf)
-    return quantile_interval.ratio(numerator, denominator)
+    return intervals.quotient(numerator, denominator)
 
 
 def _scaled(bounds: Bounds, factor: float) -> Bounds:

@@ -15,14 +15,13 @@ from loadgen import format
 from loadgen.contracts import schema
 from loadgen.contracts.schema import ContractLevel, Draft, Planned, tag
 from loadgen.contracts.steady_samples import NEARLY, horizon_s
-from loadgen.errors import Fault, Faults, UserError
+from loadgen.errors import Fault, Faults, UserError, meant
 from loadgen.stats import intervals
 from loadgen.stats.quantiles import name as percentile
 from loadgen.stats.quantiles import support
 from loadgen.units import Wrong, duration_ns
 from loadgen.workload import Closed, Poisson, Ramp, Replay, Slo, Synthetic, Workload
 from loadgen.workload import load as load_workload
-from loadgen.workload.fields import meant
 from loadgen.workload.flags import Overrides
 from loadgen.workload.loading import packaged
 from loadgen.workload.messages import locate

@@ -56,8 +56,7 @@ class CapacityPlan:
 
 
 def scaled(rate: RateInterval, by: float) -> RateInterval:
-    interval = (rate.low, rate.high)
-    low, high = (None if bound is None else bound * by for bound in interval)
+    low, high = (None if bound is None else bound * by for bound in (rate.low, rate.high))
     return RateInterval(mid=rate.mid * by, low=low, high=high)
 
 
@@ -186,10 +185,7 @@ def _steady_rates(evidence: Evidence) -> tuple[str, list[float]]:
     """The noun of what is counted, and its steady rate in each run."""
     summaries = evidence.summaries
     if summaries[0].sessions is not None:
-        noun, rates = (
-            "successful tasks",
-            [summary.sessions.steady_ok_per_s if summary.sessions else None for summary in summaries],
-        )
+        noun, rates = "successful tasks", [s.sessions.steady_ok_per_s if s.sessions else None for s in summaries]
     elif evidence.valid and summaries[0].goodput.has_slo:
         noun, rates = "good requests", [summary.goodput.steady_rps for summary in summaries]
     else:

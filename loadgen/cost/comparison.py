@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 from loadgen.cost.prices import Energy, Owned, PerToken, Price, Prices, Rented
-from loadgen.cost.unit_cost import GOOD, HOUR_S, REQUEST, TASK, Basis, Offer, cost
+from loadgen.cost.unit_cost import GOOD, HOUR_S, REQUEST, TASK, Offer, cost
 from loadgen.metrics.columns import CACHED_SHARE
 from loadgen.metrics.summary import Summary
 
@@ -244,19 +244,18 @@ def _ratio_ends(a: Offer, b: Offer, unit: str) -> tuple[Decimal | None, Decimal 
     return (log_ratio - below).exp(), (log_ratio + above).exp()
 
 
-_RENTED_FIELDS = {"per_hour": "price per hour", "per_gpu_hour": "price per GPU-hour"}
-_OWNED_FIELDS = {"capital": "capital", "years": "years of writing off", "staff_share": "staff share"}
-_TOKEN_FIELDS = {"per_million_input": "price of input", "per_million_output": "price of output"}
-_TOKEN_FIELDS |= {"per_million_cached": "price of cached input"}
-_POWER_FIELDS = {"watts": "watts under load", "idle_watts": "idle watts", "pue": "PUE", "per_kwh": "price per kWh"}
-_COUNT_FIELDS = {
-    "input_tokens": "fresh input tokens",
-    "output_tokens": "output tokens",
-    "cached_tokens": "cached tokens",
+_PRICE_FIELDS: dict[type[Price], dict[str, str]] = {
+    Rented: {"per_hour": "price per hour", "per_gpu_hour": "price per GPU-hour"},
+    Owned: {"capital": "capital", "years": "years of writing off", "staff_share": "staff share"},
+    PerToken: {
+        "per_million_input": "price of input",
+        "per_million_output": "price of output",
+        "per_million_cached": "price of cached input",
+    },
 }
-
-
-Moved = tuple[Price, Basis, Decimal]  # price, basis, utilization
+_POWER_FIELDS = {"watts": "watts under load", "idle_watts": "idle watts", "pue": "PUE", "per_kwh": "price per kWh"}
+_COUNT_FIELDS = {"input_tokens": "fresh input tokens", "output_tokens": "output tokens"}
+_COUNT_FIELDS |= {"cached_tokens": "cached tokens"}
 
 
 def _swings(offer: Offer, unit: str) -> list[Swing]:
@@ -269,16 +268,14 @@ def _swings(offer: Offer, unit: str) -> list[Swing]:
         label = "capacity" if offer.basis.is_capacity else "measured rate"
         swings.append(Swing(offer=offer.name, input=label, change="its interval", down=current.high, up=current.low))
     for label, move in _movable_inputs(offer):
-        down, up = (
-            cost(moved_basis, price, offer.gpus, unit, utilization)
-            for price, moved_basis, utilization in (move(1 - SWING), move(1 + SWING))
-        )
+        moved = (move(1 - SWING), move(1 + SWING))
+        down, up = (cost(o.basis, o.price, o.gpus, unit, o.utilization) for o in moved)
         if down is not None and up is not None:
             swings.append(Swing(offer=offer.name, input=label, change=f"±{SWING:.0%}", down=down.total, up=up.total))
     return sorted((swing for swing in swings if swing.width), key=lambda swing: -swing.width)
 
 
-def _movable_inputs(offer: Offer) -> Iterator[tuple[str, Callable[[Decimal], Moved]]]:
+def _movable_inputs(offer: Offer) -> Iterator[tuple[str, Callable[[Decimal], Offer]]]:
     """Each input of an offer: its name, and a function from a factor to the offer with that input multiplied."""
     price = offer.price
     if _by_token(offer):
@@ -286,35 +283,31 @@ def _movable_inputs(offer: Offer) -> Iterator[tuple[str, Callable[[Decimal], Mov
     elif offer.basis.low is None:
         yield "measured rate", partial(_rate_moved, offer)
     if offer.utilization != 1:
-        yield "utilization", lambda factor: (price, offer.basis, min(offer.utilization * factor, Decimal(1)))
-    price_fields = (
-        _RENTED_FIELDS if isinstance(price, Rented) else _OWNED_FIELDS if isinstance(price, Owned) else _TOKEN_FIELDS
-    )
-    for field, label in (price_fields | {"egress_per_gb": "price of egress"}).items():
+        yield "utilization", lambda factor: replace(offer, utilization=min(offer.utilization * factor, Decimal(1)))
+    for field, label in (_PRICE_FIELDS[type(price)] | {"egress_per_gb": "price of egress"}).items():
         if getattr(price, field) is not None:
             yield label, partial(_price_moved, offer, field)
     if not isinstance(price, PerToken) and price.energy is not None and price.energy.counted != "included":
         for field, label in _POWER_FIELDS.items():
             if getattr(price.energy, field) is not None:
-                yield label, partial(_power_moved, offer, price, price.energy, field)
+                yield label, partial(_power_moved, offer, price.energy, field)
 
 
-def _rate_moved(offer: Offer, factor: Decimal) -> Moved:
+def _rate_moved(offer: Offer, factor: Decimal) -> Offer:
     rates = {unit: None if rate is None else rate * factor for unit, rate in offer.basis.rates.items()}
-    return offer.price, replace(offer.basis, rates=rates), offer.utilization
+    return replace(offer, basis=replace(offer.basis, rates=rates))
 
 
-def _count_moved(offer: Offer, field: str, factor: Decimal) -> Moved:
+def _count_moved(offer: Offer, field: str, factor: Decimal) -> Offer:
     changed: Any = {field: getattr(offer.basis, field) * factor}
-    return offer.price, replace(offer.basis, **changed), offer.utilization
+    return replace(offer, basis=replace(offer.basis, **changed))
 
 
-def _price_moved(offer: Offer, field: str, factor: Decimal) -> Moved:
-    price = offer.price.model_copy(update={field: getattr(offer.price, field) * factor})
-    return price, offer.basis, offer.utilization
+def _price_moved(offer: Offer, field: str, factor: Decimal) -> Offer:
+    return replace(offer, price=offer.price.model_copy(update={field: getattr(offer.price, field) * factor}))
 
 
-def _power_moved(offer: Offer, price: Rented | Owned, energy: Energy, field: str, factor: Decimal) -> Moved:
+def _power_moved(offer: Offer, energy: Energy, field: str, factor: Decimal) -> Offer:
     """Multiply one energy field. PUE stays at least 1, and idle watts at most the watts under load."""
     value = getattr(energy, field) * factor
     if field == "pue":
@@ -323,17 +316,15 @@ def _power_moved(offer: Offer, price: Rented | Owned, energy: Energy, field: str
         value = min(value, energy.watts)
     if field == "watts":
         value = max(value, energy.idle_watts or Decimal(0))
-    changed = price.model_copy(update={"energy": energy.model_copy(update={field: value})})
-    return changed, offer.basis, offer.utilization
+    changed = energy.model_copy(update={field: value})
+    return replace(offer, price=offer.price.model_copy(update={"energy": changed}))
 
 
 def _break_evens(offers: Sequence[Offer], unit: str) -> Iterator[BreakEven]:
-    for rent in offers:
-        for by_token in offers:
-            if not _by_token(rent) and _by_token(by_token) and not differences(rent, by_token)[0]:
-                break_even = _break_even(rent, by_token, unit)
-                if break_even is not None:
-                    yield break_even
+    for rent, by_token in product(offers, offers):
+        comparable = not _by_token(rent) and _by_token(by_token) and not differences(rent, by_token)[0]
+        if comparable and (break_even := _break_even(rent, by_token, unit)) is not None:
+            yield break_even
 
 
 _PLURAL = {REQUEST: "requests", GOOD: "good requests", TASK: "successful tasks"}

@@ -66,16 +66,13 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
         if stored_capacity.unit == "conversations" and summary.sessions is None:
             what = "a capacity in conversations, and no conversations in its run"
             raise UserError(what, f"{file} (unit)", "unit: requests; or name the right run as evidence")
-        shown = stored_capacity
+        shown, said, tokens = stored_capacity, stored_capacity.rate_per_s, summary.tokens
         if shown.output_tokens_per_s is None:
             offered = _offered(summary, stored_capacity)
-            tokens = summary.tokens
             shown = capacity.as_shown(shown, offered, tokens.steady_output_per_s, tokens.steady_total_per_s)
-        said = stored_capacity.rate_per_s
-        lowered_from = said if shown.rate_per_s < said * (1 - SAME_RATE) else None
-        return Evidence(
-            name=name, folder=str(folder), summaries=(summary,), capacity=shown, lowered_from_per_s=lowered_from
-        )
+        lowered = said if shown.rate_per_s < said * (1 - SAME_RATE) else None
+        one = (summary,)
+        return Evidence(name=name, folder=str(folder), summaries=one, capacity=shown, lowered_from_per_s=lowered)
     if (folder / "summary.json").is_file():
         summary = _summary(folder, allow_invalid)
         return Evidence(name=name, folder=str(folder), summaries=(summary,), at_once=_at_once(folder, summary))
@@ -98,9 +95,8 @@ def gpus_of(evidence: Evidence, said: int | None, flag: str) -> int | None:
     if said is None or recorded is None or said == recorded:
         return recorded if said is None else said
     what = f"the run recorded {recorded} GPUs, and {said} are given: its rates are those of {recorded}"
-    raise UserError(
-        what, f"{flag}, {evidence.folder}", "leave the flag out; a run that recorded a wrong number is run again"
-    )
+    hint = "leave the flag out; a run that recorded a wrong number is run again"
+    raise UserError(what, f"{flag}, {evidence.folder}", hint)
 
 
 SAME_RATE = 0.001  # relative difference below which two rates print as the same
@@ -138,21 +134,16 @@ def _repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tuple[S
     summaries = tuple(_summary(run, allow_invalid) for run in runs)
     first = summaries[0]
     for run, summary in zip(runs[1:], summaries[1:], strict=True):
-        unequal = [
-            what
-            for what, a, b in (
-                ("recipe", first.fingerprints.recipe, summary.fingerprints.recipe),
-                ("load", first.load.arrival, summary.load.arrival),
-                ("shape", first.target.shape, summary.target.shape),
-                ("model", first.target.model, summary.target.model),
-                ("GPUs", first.target.gpus, summary.target.gpus),
-            )
-            if a != b
-        ]
-        if unequal:
-            what = (
-                f"runs that are no repeats of each other: {runs[0].name} and {run.name} differ in {', '.join(unequal)}"
-            )
+        compared = (
+            ("recipe", first.fingerprints.recipe, summary.fingerprints.recipe),
+            ("load", first.load.arrival, summary.load.arrival),
+            ("shape", first.target.shape, summary.target.shape),
+            ("model", first.target.model, summary.target.model),
+            ("GPUs", first.target.gpus, summary.target.gpus),
+        )
+        if unequal := [what for what, a, b in compared if a != b]:
+            names = f"{runs[0].name} and {run.name}"
+            what = f"runs that are no repeats of each other: {names} differ in {', '.join(unequal)}"
             hint = f"name one run; a sweep or search that leaves a {capacity.FILE} makes one offer of many loads"
             raise UserError(what, str(folder), hint)
     return summaries
@@ -169,9 +160,8 @@ def _summary(folder: Path, allow_invalid: bool, why: str = "") -> Summary:
     if not summary.verdict.valid and not allow_invalid:
         reasons = "; ".join(summary.verdict.reasons)
         hint = "measure again; or --allow-invalid, and its rows will say so"
-        faults.append(
-            UnsoundEvidence(f"not a valid measurement: {reasons}", place(data, file, "verdict", "valid"), hint)
-        )
+        at = place(data, file, "verdict", "valid")
+        faults.append(UnsoundEvidence(f"not a valid measurement: {reasons}", at, hint))
     if summary.requests.ok == 0:
         what = "no request of this run was answered"
         faults.append(UserError(what, place(data, file, "requests", "ok"), "nothing was bought that could be priced"))

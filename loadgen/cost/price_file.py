@@ -30,6 +30,7 @@ from loadgen.cost.prices import (
 )
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.workload.fields import Source
+from loadgen.workload.loading import read_text
 from loadgen.workload.messages import fault, in_order, locate
 from loadgen.workload.yaml_marks import Map, child, read_yaml, where
 
@@ -65,7 +66,8 @@ def load_prices(
     if path is None and not accept_sample:
         hint = f"--prices FILE, written like {EXAMPLE}; to see figures from list prices that others have copied: "
         raise UserError("no prices were given", "--prices", hint + "--accept-sample-prices")
-    return parse(_text(file), label, accept_sample=accept_sample, currency=currency, today=today, env=env)
+    text = read_text(file, str(file), "price file", lambda: f"written like {EXAMPLE}", f"like {EXAMPLE}")
+    return parse(text, label, accept_sample=accept_sample, currency=currency, today=today, env=env)
 
 
 def parse(
@@ -120,21 +122,6 @@ def _with_hint(problem: Fault) -> Fault:
     return problem if problem.hint else UserError(problem.what, problem.where, f"like {EXAMPLE}")
 
 
-def _text(file: Path) -> str:
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        what = "no such price file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        raise UserError(what, str(file), f"written like {EXAMPLE}") from None
-    if len(data) > 1 << 20:
-        raise UserError("more than 1 MiB: not a price file", str(file), f"like {EXAMPLE}")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError("not a text file (UTF-8)", f"{file}:{line}", f"like {EXAMPLE}") from None
-
-
 def _place(document: Map, label: str, loc: tuple[str | int, ...]) -> str:
     position, path, _ = locate(document, loc)
     return str(where(label, position, path))
@@ -156,9 +143,8 @@ def _consistency_faults(written: WrittenPrices, document: Map, label: str, today
     dates = [(("exchange", i), rate.as_of) for i, rate in enumerate(written.exchange)]
     for loc, as_of in [*dates, *((loc, price.as_of) for loc, price in _located_prices(written))]:
         if as_of != UNDATED and first_day(as_of) > today:
-            report(
-                f"{as_of} is in the future (today is {today})", (*loc, "as_of"), "the day at which the price was valid"
-            )
+            hint = "the day at which the price was valid"
+            report(f"{as_of} is in the future (today is {today})", (*loc, "as_of"), hint)
     for loc, price in _located_prices(written):
         if isinstance(price, Rented):
             _check_rented(price, loc, report)
@@ -203,17 +189,11 @@ def _check_energy(price: Rented | Owned, energy: Energy, loc: tuple[str, int], r
     if energy.counted != "included" and energy.per_kwh is None:
         report("power is paid, and per_kwh is missing", loc_energy, "per_kwh: what a kilowatt-hour costs")
     if energy.counted == "by_load" and energy.idle_watts is None:
-        report(
-            "counted by_load, and idle_watts is missing",
-            loc_energy,
-            "idle_watts: what the machine draws while it waits",
-        )
+        hint = "idle_watts: what the machine draws while it waits"
+        report("counted by_load, and idle_watts is missing", loc_energy, hint)
     if energy.idle_watts is not None and energy.idle_watts > energy.watts:
-        report(
-            "idle_watts is more than watts",
-            (*loc_energy, "idle_watts"),
-            "watts: under load, idle_watts: while it waits",
-        )
+        hint = "watts: under load, idle_watts: while it waits"
+        report("idle_watts is more than watts", (*loc_energy, "idle_watts"), hint)
 
 
 def _identity(price: Price) -> tuple[str, ...]:
@@ -226,14 +206,9 @@ def _identity(price: Price) -> tuple[str, ...]:
 
 
 _MONEY = (
-    "per_hour",
-    "per_gpu_hour",
-    "per_million_input",
-    "per_million_output",
-    "per_million_cached",
-    "egress_per_gb",
+    "per_hour", "per_gpu_hour", "per_million_input", "per_million_output", "per_million_cached", "egress_per_gb",
     "capital",
-)
+)  # fmt: skip
 Located = tuple[tuple[str, int], Price]
 
 

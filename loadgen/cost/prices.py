@@ -15,10 +15,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
-from loadgen.errors import UserError
+from loadgen.errors import UserError, meant
 from loadgen.results.manifest import TargetFacts
 from loadgen.units import Wrong
-from loadgen.workload.fields import Part, meant
+from loadgen.workload.fields import Part
 
 UNDATED = "undated"
 NOT_VERIFIED = "not verified"  # the quality of an entry that only records that its price is missing
@@ -227,11 +227,8 @@ def find(prices: Prices, target: TargetFacts, chosen: str = "", result: str = ""
     for price in matching:
         if isinstance(price, Rented) and price.per_hour is None and price.per_gpu_hour is None:
             why = f": {price.why_missing}" if price.why_missing else ""
-            others = [
-                other.name
-                for other in prices.entries
-                if isinstance(other, Rented) and other.gpu == price.gpu and (other.per_hour or other.per_gpu_hour)
-            ]
+            rented = [p for p in prices.entries if isinstance(p, Rented) and p.gpu == price.gpu]
+            others = [p.name for p in rented if p.per_hour or p.per_gpu_hour]
             hint = "supply per_hour or per_gpu_hour, with as_of and source: nobody has verified one"
             if others:
                 hint += f"; another provider's, as a stand-in: --price {result or 'DIR'}=NAME with {', '.join(others)}"
@@ -268,8 +265,6 @@ def _supply_hint(target: TargetFacts, prices: Prices) -> str:
     if target.shape:
         advice = f"supply rented: (or owned:) with shape: {target.shape}, per_hour, gpus, as_of and source"
     else:
-        advice = (
-            f"supply per_token: with model: {target.model}, per_million_input, per_million_output, as_of and source"
-        )
-        advice += "; for rented machines say --shape and --gpus when running"
+        keys = f"model: {target.model}, per_million_input, per_million_output, as_of and source"
+        advice = f"supply per_token: with {keys}; for rented machines say --shape and --gpus when running"
     return f"{advice}; or --price DIR=NAME with one of: {', '.join(prices.at)}"

@@ -22,9 +22,10 @@ from loadgen.results.capacity import Capacity, RateInterval, replications
 REQUEST, GOOD, TASK, OUTPUT, TOTAL = "request", "good_request", "task", "million_output_tokens", "million_tokens"
 UNITS = (REQUEST, GOOD, TASK, OUTPUT, TOTAL)
 
-# The parts of a cost. Machines and energy depend on time, tokens and egress on counts.
+# The parts of a cost.
 MACHINES, ENERGY, INPUT, CACHED, ANSWER, EGRESS = "machines", "energy", "input", "cached_input", "output", "egress"
 PARTS = (MACHINES, ENERGY, INPUT, CACHED, ANSWER, EGRESS)
+BY_TIME = (MACHINES, ENERGY)  # these depend on the rate, and so have its interval; the others on counts
 
 HOURS_PER_YEAR = 8760
 SMALLEST = Decimal("1e-12")
@@ -114,59 +115,43 @@ def basis(evidence: Evidence) -> Basis:
     totals = _totals(summaries)
     if evidence.capacity is not None:
         return _at_capacity(evidence, totals)
-    run_rates = [_whole_rates(summary) if evidence.at_once else _steady_rates(summary) for summary in summaries]
-    rates: dict[str, Decimal | None] = {}
-    rate_interval = RateInterval(mid=1.0)
+    runs = [_rates(summary, whole=evidence.at_once) for summary in summaries]
+    means: dict[str, float | None] = dict.fromkeys(UNITS)
+    interval = RateInterval(mid=1.0)
     for unit in UNITS:
-        values = [rate[unit] for rate in run_rates]
-        known = [float(value) for value in values if value is not None]
-        all_known = len(known) == len(summaries) and bool(known)
-        rates[unit] = (
-            (decimal(known[0]) if len(known) == 1 else decimal(math.fsum(known) / len(known))) if all_known else None
-        )
-        if (
-            unit in (REQUEST, GOOD) and all_known and math.fsum(known) > 0
-        ):  # the later one wins: the interval of good requests, if there are any
-            rate_interval = replications(known)
-    run_count = len(summaries)
-    has_interval = run_count > 1 and rate_interval.low is not None and rate_interval.high is not None
+        known = [rate for run in runs if (rate := run[unit]) is not None]
+        if len(known) == len(runs):
+            means[unit] = math.fsum(known) / len(known)
+            if unit in (REQUEST, GOOD) and any(known):  # the later one wins: that of good requests, if there are any
+                interval = replications(known)
+    repeated = len(runs) > 1 and interval.low is not None and interval.high is not None
     return replace(
         totals,
-        label=("Offline" if evidence.at_once else "at this load") + (f", {run_count} repeats" if run_count > 1 else ""),
-        rates=rates,
-        low=decimal(rate_interval.low / rate_interval.mid) if has_interval and rate_interval.low else None,
-        high=decimal(rate_interval.high / rate_interval.mid) if has_interval and rate_interval.high else None,
-        confidence=0.95 if has_interval else None,
+        label=("Offline" if evidence.at_once else "at this load") + (f", {len(runs)} repeats" if len(runs) > 1 else ""),
+        rates={unit: None if mean is None else decimal(mean) for unit, mean in means.items()},
+        low=decimal(interval.low / interval.mid) if repeated and interval.low else None,
+        high=decimal(interval.high / interval.mid) if repeated and interval.high else None,
+        confidence=0.95 if repeated else None,
     )
 
 
-def _steady_rates(summary: Summary) -> dict[str, Decimal | None]:
-    tokens, sessions = summary.tokens, summary.sessions
-    floats = {
-        REQUEST: summary.load.steady_completed_rps,
-        GOOD: summary.goodput.steady_rps if summary.verdict.valid else None,
-        TASK: sessions.steady_ok_per_s if sessions is not None else None,
-        OUTPUT: None if tokens.steady_output_per_s is None else tokens.steady_output_per_s / 1e6,
-        TOTAL: None if tokens.steady_total_per_s is None else tokens.steady_total_per_s / 1e6,
+def _rates(summary: Summary, *, whole: bool) -> dict[str, float | None]:
+    """The steady rates of a run; `whole`: those from the first due request to the last output, LoadGen's of Offline."""
+    load, goodput, sessions, tokens = summary.load, summary.goodput, summary.sessions, summary.tokens
+    if whole:
+        requests, good, output, total = load.completed_rps, goodput.rps, tokens.output_per_s, tokens.total_per_s
+        tasks = sessions.ok_per_s if sessions is not None else None
+    else:
+        requests, good = load.steady_completed_rps, goodput.steady_rps
+        output, total = tokens.steady_output_per_s, tokens.steady_total_per_s
+        tasks = sessions.steady_ok_per_s if sessions is not None else None
+    return {
+        REQUEST: requests,
+        GOOD: good if summary.verdict.valid else None,
+        TASK: tasks,
+        OUTPUT: None if output is None else output / 1e6,
+        TOTAL: None if total is None else total / 1e6,
     }
-    return _decimals(floats)
-
-
-def _whole_rates(summary: Summary) -> dict[str, Decimal | None]:
-    """Rates from the first due request to the last output: LoadGen's of an Offline run."""
-    tokens, sessions = summary.tokens, summary.sessions
-    floats = {
-        REQUEST: summary.load.completed_rps,
-        GOOD: summary.goodput.rps if summary.verdict.valid else None,
-        TASK: sessions.ok_per_s if sessions is not None else None,
-        OUTPUT: None if tokens.output_per_s is None else tokens.output_per_s / 1e6,
-        TOTAL: None if tokens.total_per_s is None else tokens.total_per_s / 1e6,
-    }
-    return _decimals(floats)
-
-
-def _decimals(rates: Mapping[str, float | None]) -> dict[str, Decimal | None]:
-    return {unit: None if rate is None else decimal(rate) for unit, rate in rates.items()}
 
 
 def _totals(summaries: tuple[Summary, ...]) -> Basis:
@@ -263,38 +248,28 @@ def cost(basis: Basis, price: Price, gpus: int | None, unit: str, utilization: D
     count, rate = basis.counts[unit], basis.rates[unit]
     if not count:
         return None
-    by_time: dict[str, Decimal] = {}
-    by_count: dict[str, Decimal] = {}
+    amounts: dict[str, Decimal] = {}
     if isinstance(price, PerToken):
-        by_count[INPUT] = basis.input_tokens * price.per_million_input / MILLION / count
-        by_count[ANSWER] = basis.output_tokens * price.per_million_output / MILLION / count
+        amounts[INPUT] = basis.input_tokens * price.per_million_input / MILLION / count
+        amounts[ANSWER] = basis.output_tokens * price.per_million_output / MILLION / count
         if basis.cached_tokens and price.per_million_cached is not None:
-            by_count[CACHED] = basis.cached_tokens * price.per_million_cached / MILLION / count
+            amounts[CACHED] = basis.cached_tokens * price.per_million_cached / MILLION / count
     else:
         if not rate or gpus is None:
             return None
-        machine_count = machines(price, gpus)
-        by_time[MACHINES] = sum(hourly(price).values(), Decimal(0)) * machine_count / (HOUR_S * rate) / utilization
+        count_paid, per_hour = machines(price, gpus), HOUR_S * rate
+        amounts[MACHINES] = sum(hourly(price).values(), Decimal(0)) * count_paid / per_hour / utilization
         if load_energy := energy_per_hour(price.energy):
-            by_time[ENERGY] = load_energy * machine_count / (HOUR_S * rate)
+            amounts[ENERGY] = load_energy * count_paid / per_hour
     if price.egress_per_gb is not None:
-        by_count[EGRESS] = basis.bytes_out * price.egress_per_gb / GIGA / count
-    by_time = {part: _rounded(amount) for part, amount in by_time.items()}
-    by_count = {part: _rounded(amount) for part, amount in by_count.items()}
-    amounts = by_time | by_count
-    total_by_time, total_by_count = sum(by_time.values(), Decimal(0)), sum(by_count.values(), Decimal(0))
-    low, high = _cost_interval(basis, total_by_time, total_by_count)
-    parts = {part: amounts[part] for part in PARTS if part in amounts}
-    return Cost(parts=parts, total=total_by_time + total_by_count, low=low, high=high)
-
-
-def _cost_interval(basis: Basis, by_time: Decimal, by_count: Decimal) -> tuple[Decimal | None, Decimal | None]:
-    """The interval of a cost: price / high to price / low of the rate; parts by count do not depend on the rate."""
-    if not by_time:
-        return by_count, by_count
-    if basis.low is None or basis.high is None:
-        return None, None
-    return _rounded(by_time / basis.high + by_count), _rounded(by_time / basis.low + by_count)
+        amounts[EGRESS] = basis.bytes_out * price.egress_per_gb / GIGA / count
+    parts = {part: _rounded(amounts[part]) for part in PARTS if part in amounts}
+    by_time = sum((parts[part] for part in BY_TIME if part in parts), Decimal(0))
+    by_count = sum(parts.values(), Decimal(0)) - by_time
+    low = high = None if by_time else by_count
+    if by_time and basis.low is not None and basis.high is not None:
+        low, high = _rounded(by_time / basis.high + by_count), _rounded(by_time / basis.low + by_count)
+    return Cost(parts=parts, total=by_time + by_count, low=low, high=high)
 
 
 def _rounded(amount: Decimal) -> Decimal:
@@ -322,27 +297,20 @@ def offer(evidence: Evidence, price: Price, name: str, at: str, *, gpus: int | N
     if not is_per_token and not rate_basis.rates[REQUEST]:
         what = "the run has no steady rate: nothing ended while load was offered"
         raise UserError(what, evidence.folder, "a longer run: --duration, --num-requests")
-    costs = {unit: cost(rate_basis, price, gpus, unit, utilization) for unit in UNITS}
+    paid = None if isinstance(price, PerToken) or gpus is None else machines(price, gpus)
     return Offer(
         name=name,
         evidence=evidence,
         price=price,
         basis=rate_basis,
         gpus=gpus,
-        gpus_paid=None if isinstance(price, PerToken) or gpus is None else machines(price, gpus) * (price.gpus or 1),
+        gpus_paid=None if isinstance(price, PerToken) or paid is None else paid * (price.gpus or 1),
         utilization=Decimal(1) if is_per_token else utilization,
-        hourly=_paid_hourly(price, gpus),
-        costs=costs,
+        hourly={} if isinstance(price, PerToken) or paid is None else {k: v * paid for k, v in hourly(price).items()},
+        costs={unit: cost(rate_basis, price, gpus, unit, utilization) for unit in UNITS},
         power=_power(rate_basis, price, gpus),
         notes=tuple(_notes(evidence, rate_basis, price, gpus)),
     )
-
-
-def _paid_hourly(price: Price, gpus: int | None) -> dict[str, Decimal]:
-    if isinstance(price, PerToken) or gpus is None:
-        return {}
-    machine_count = machines(price, gpus)
-    return {part: amount * machine_count for part, amount in hourly(price).items()}
 
 
 def _power(basis: Basis, price: Price, gpus: int | None) -> Power | None:
@@ -352,9 +320,7 @@ def _power(basis: Basis, price: Price, gpus: int | None) -> Power | None:
         return None
     watts = price.energy.watts * price.energy.pue * machines(price, gpus)
     tokens_per_s = rate * MILLION
-    kwh = {
-        unit: None if not unit_rate else watts / KILO / HOUR_S / unit_rate for unit, unit_rate in basis.rates.items()
-    }
+    kwh = {unit: watts / KILO / HOUR_S / per_s if per_s else None for unit, per_s in basis.rates.items()}
     return Power(
         watts=watts,
         joules_per_output_token=watts / tokens_per_s,

@@ -12,7 +12,6 @@ import tempfile
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from time import process_time
 
 from loadgen_sdk.request import Completion, Request
@@ -22,6 +21,12 @@ from loadgen.results.record import Built
 
 BLOCK_BYTES = 1 << 20
 UNKNOWN = Built(-1, "", -1)
+
+
+def built_of(request: Request) -> Built:
+    """What is known of a request without its answer."""
+    tokens = -1 if request.input_tokens is None else request.input_tokens
+    return Built(tokens, request.input_source or "", -1 if request.max_tokens is None else request.max_tokens)
 
 
 class _StoredBodies:
@@ -42,11 +47,9 @@ class _StoredBodies:
 class Bodies:
     """First `build` in ascending order, stage by stage. Then `body`, `built` and `answered` for each request."""
 
-    def __init__(
-        self, prompts: Prompts, prepare: Callable[[Request], bytes], stages: int, folder: Path | None = None
-    ) -> None:
+    def __init__(self, prompts: Prompts, prepare: Callable[[Request], bytes], stages: int) -> None:
         self._prompts, self._prepare = prompts, prepare
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by close()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._fd = self._file.fileno()
         self._end = 0
         self._stored = [_StoredBodies() for _ in range(stages)]
@@ -77,9 +80,10 @@ class Bodies:
             stored.numbers.append(number)
             stored.offsets.append(self._end)
             stored.lengths.append(len(body))
-            stored.tokens.append(-1 if request.input_tokens is None else request.input_tokens)
-            stored.asked_output.append(-1 if request.max_tokens is None else request.max_tokens)
-            self._input_source = request.input_source or self._input_source
+            tokens, source, asked_output = built_of(request)
+            stored.tokens.append(tokens)
+            stored.asked_output.append(asked_output)
+            self._input_source = source or self._input_source
             self._end += len(body)
             count += 1
             if pending_bytes >= BLOCK_BYTES:
@@ -110,10 +114,7 @@ class Bodies:
         return os.pread(self._fd, stored.lengths[position], stored.offsets[position])
 
     def _build_now(self, number: int, request: Request) -> bytes:
-        tokens = -1 if request.input_tokens is None else request.input_tokens
-        self._built_late[number] = Built(
-            tokens, request.input_source, -1 if request.max_tokens is None else request.max_tokens
-        )
+        self._built_late[number] = built_of(request)
         return self._prepare(request)
 
     def _with_replies(self, number: int) -> bytes:
@@ -128,11 +129,9 @@ class Bodies:
             return built
         stored = self._stored[stage]
         position = stored.find(number)
-        return (
-            UNKNOWN
-            if position < 0
-            else Built(stored.tokens[position], self._input_source, stored.asked_output[position])
-        )
+        if position < 0:
+            return UNKNOWN
+        return Built(stored.tokens[position], self._input_source, stored.asked_output[position])
 
     def answered(self, number: int, done: Completion) -> None:
         """Keep the reply if the next turn of the conversation has to send it."""

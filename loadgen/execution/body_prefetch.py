@@ -15,19 +15,19 @@ import os
 import pickle
 import struct
 import subprocess
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from loadgen_sdk.dialects.body import body as make_body
 from loadgen_sdk.request import Request
 
 from loadgen import child_process
-from loadgen.execution.bodies import UNKNOWN, Bodies
+from loadgen.execution.bodies import UNKNOWN, Bodies, built_of
+from loadgen.execution.plan import Job, build_plan
 from loadgen.results.record import SOURCES, Built
 from loadgen.schedule.timetable import Schedule, StageSpan
 
 if TYPE_CHECKING:
-    from loadgen.execution.plan import Job
     from loadgen.requests.prompts import Prompts
 
 WINDOW = 2_000  # requests of an open loop whose bodies are built before they are sent
@@ -206,28 +206,15 @@ def _window(part: Schedule, span: StageSpan) -> Iterator[int]:
             yield (span.first_chain + chain) * part.turns
 
 
-def preparer(job: Job) -> Any:
+def preparer(job: Job) -> Callable[[Request], bytes]:
     """A function that builds the body of a request of this job: the same bytes as the client's `prepare`."""
     probed, settings = job.found[0], job.settings
-
-    def prepare(request: Request) -> bytes:
-        return make_body(
-            request,
-            probed.quirk,
-            probed.target.api,
-            probed.model,
-            settings.stream,
-            extra_body=settings.extra_body,
-            continuous_usage=False,
-        )
-
-    return prepare
+    api, extra_body = probed.target.api, settings.extra_body
+    return lambda request: make_body(request, probed.quirk, api, probed.model, settings.stream, extra_body=extra_body)
 
 
 def _run_builder() -> None:
     """The builder process: request numbers from standard input, bodies to standard output, until the input ends."""
-    from loadgen.execution.plan import build_plan
-
     os.nice(5)
     job = pickle.loads(_exactly(int.from_bytes(_exactly(8), "little")))
     prompts = build_plan(job).requests
@@ -242,9 +229,8 @@ def _run_builder() -> None:
         for (number,) in struct.iter_unpack("<q", bytes(pending[:complete])):
             request = prompts[number]
             body = prepare(request)
-            tokens = -1 if request.input_tokens is None else request.input_tokens
-            asked_output = -1 if request.max_tokens is None else request.max_tokens
-            header = _FRAME.pack(number, len(body), tokens, asked_output, SOURCES.index(request.input_source or ""))
+            tokens, source, asked_output = built_of(request)
+            header = _FRAME.pack(number, len(body), tokens, asked_output, SOURCES.index(source))
             _send(header + body)
         del pending[:complete]
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic_ns
@@ -170,21 +168,6 @@ class Driver:
         self._drain_end_ns = min(self._drain_end_ns, now + min(self._drain_ns, AFTER_STOP_NS))
         self._check_finished()
 
-    @contextlib.contextmanager
-    def signals(self) -> Iterator[None]:
-        """While inside, the first SIGINT or SIGTERM calls `stop`; the second ends the run at once."""
-        if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.stop)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
     # -- starting and ending requests ----------------------------------------------------------------------------
 
     def _on_wake(self, now: int) -> None:
@@ -271,9 +254,8 @@ class Driver:
         self._spool.row(unsent_row(place, start.due_ns, start.dropped, status, built))
 
     def _place(self, start: Start, target: int) -> RowPlace:
-        return RowPlace(
-            start.number, start.request, start.stage, self._worker, target, start.session, start.turn, start.lane
-        )
+        number, session = start.number, start.session
+        return RowPlace(number, number, start.stage, self._worker, target, session, start.turn, start.lane)
 
     def _check_finished(self) -> None:
         if self._dispatcher.done and not self._finished.done():

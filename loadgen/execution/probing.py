@@ -15,6 +15,9 @@ from loadgen_sdk.transport.target import Target
 from loadgen.errors import Fault, Faults, TargetError, UserError
 from loadgen.execution.plan import Endpoint, Settings
 
+Known = dict[Endpoint, ProbeResult]
+"""What was found out about targets."""
+
 
 @contextlib.contextmanager
 def serving(settings: Settings) -> Iterator[Settings]:
@@ -65,16 +68,19 @@ async def find(settings: Settings) -> ProbeResult:
         raise TargetError(str(error), shown, error.hint) from None
 
 
-async def find_all(settings: Settings) -> tuple[ProbeResult, ...]:
-    """Probe every endpoint; results in the same order.
+async def find_all(settings: Settings, known: Known) -> tuple[ProbeResult, ...]:
+    """Probe every endpoint that is not `known` yet, and add it there; results in the order of the endpoints.
 
     Raises the faults of all endpoints that cannot be used, or that do not serve the same as the first endpoint.
     """
     endpoints = settings.endpoints
-    results = await asyncio.gather(*(find(settings.of(endpoint)) for endpoint in endpoints), return_exceptions=True)
+    asked = [endpoint for endpoint in endpoints if endpoint not in known]
+    answers = await asyncio.gather(*(find(settings.of(endpoint)) for endpoint in asked), return_exceptions=True)
+    by_endpoint = known | dict(zip(asked, answers, strict=True))
     faults: list[Fault] = []
     first: tuple[Endpoint, ProbeResult] | None = None
-    for endpoint, result in zip(endpoints, results, strict=True):
+    for endpoint in endpoints:
+        result = by_endpoint[endpoint]
         if isinstance(result, Fault):
             faults.append(result)
         elif isinstance(result, BaseException):
@@ -87,7 +93,8 @@ async def find_all(settings: Settings) -> tuple[ProbeResult, ...]:
         raise faults[0]
     if faults:
         raise Faults(faults)
-    return tuple(result for result in results if not isinstance(result, BaseException))
+    known.update((endpoint, result) for endpoint, result in by_endpoint.items() if isinstance(result, ProbeResult))
+    return tuple(known[endpoint] for endpoint in endpoints)
 
 
 def _differences(

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from loadgen_sdk.probe.probe import ProbeResult
 
 from loadgen import run_folder
 from loadgen.execution import run_header
@@ -23,7 +22,7 @@ from loadgen.execution.compactor import Compactor
 from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned, Tell, WorkersPlaced, silent
 from loadgen.execution.folder_names import unused
 from loadgen.execution.plan import Plan, Settings, prepare
-from loadgen.execution.probing import find_all, serving
+from loadgen.execution.probing import Known, find_all, serving
 from loadgen.metrics import summary_json
 from loadgen.metrics.summary import Summary
 from loadgen.requests import prompts
@@ -38,11 +37,12 @@ Execute = Callable[..., tuple[Summary, Path]]
 
 
 def execute(
-    workload: Workload, settings: Settings, tell: Tell = silent, *, found: tuple[ProbeResult, ...] = ()
+    workload: Workload, settings: Settings, tell: Tell = silent, *, known: Known | None = None
 ) -> tuple[Summary, Path]:
     """Carry out one run; returns its summary and its folder. Raises Fault or Faults if the run is not possible.
 
-    `tell` hears the events of the run. `found`: what the targets are, where the caller has asked them already.
+    `tell` hears the events of the run. `known`: what was found out about targets, for all runs of one command, each of
+    which adds to it and asks no target again.
     """
     remote = None if settings.store is None else object_store.open(settings.store)
     folder = unused(settings.out, workload.name, datetime.datetime.now().astimezone())
@@ -53,31 +53,13 @@ def execute(
 
             summary = virtual.run(workload, settings, folder, tell)
         else:
-            summary = _over_http(workload, settings, folder, tell, found)
+            summary = _over_http(workload, settings, folder, tell, {} if known is None else known)
     if remote is not None:
         remote.put(folder)
     return summary, folder
 
 
-def runs_of_a_command() -> Execute:
-    """`execute` for the runs of one command, one after the other: the first of them probes the targets for all."""
-    found: tuple[ProbeResult, ...] = ()
-
-    def execute_next(workload: Workload, settings: Settings, tell: Tell = silent) -> tuple[Summary, Path]:
-        def hear(event: RunEvent) -> None:
-            nonlocal found
-            if isinstance(event, RunPlanned):
-                found = event.plan.job.found
-            tell(event)
-
-        return execute(workload, settings, hear, found=found)
-
-    return execute_next
-
-
-def _over_http(
-    workload: Workload, settings: Settings, folder: Path, tell: Tell, found: tuple[ProbeResult, ...]
-) -> Summary:
+def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell, known: Known) -> Summary:
     import uvloop
 
     simulated = settings.url is None
@@ -89,8 +71,7 @@ def _over_http(
 
             cluster = cleanup.enter_context(ray.connected(settings.ray))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            if simulated or not found:
-                found = runner.run(find_all(settings))
+            found = runner.run(find_all(settings, known))
             scraper = cleanup.enter_context(contextlib.closing(Scraper(folder, settings.pages, found)))
             cores = None if cluster is None else cluster.cores
             plan, begins = prepare(workload, settings, found, folder=folder, simulated=simulated, cores=cores)

@@ -182,11 +182,9 @@ def _judged_slo(slo: Slo | None, stream: bool) -> tuple[Slo | None, list[str]]:
 
 def _shares_prompts(workload: Workload) -> bool:
     requests = workload.requests
-    if getattr(requests, "turns", None) is not None:
-        return True
     if hasattr(requests, "path") or hasattr(requests, "trace"):
         return True
-    return bool(getattr(requests, "shared_prefix_tokens", 0) or getattr(requests, "system_tokens", 0))
+    return any(getattr(requests, name, None) for name in ("turns", "shared_prefix_tokens", "system_tokens"))
 
 
 def _stage_plan(workload: Workload, timetable: Schedule, index: int, begin: Begin | None = None) -> manifest.StagePlan:

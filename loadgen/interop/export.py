@@ -40,6 +40,7 @@ class ExportSource:
         self.summary, self.header, self.tool = summary, header, tool
         self.columns, self.ok = chosen(header, rows)
         self.samples: Theirs | None = theirs(header, rows, gaps).get(tool)
+        self.stage = next((stage for stage in header.stages if stage.measured), None)
 
     def column(self, name: str) -> NDArray[np.int64]:
         """A field of the measured requests that are ok and have output."""
@@ -66,6 +67,11 @@ class ExportSource:
         }
 
     @property
+    def lanes(self) -> int | None:
+        """Lanes of the first measured stage; None in an open loop."""
+        return self.stage.concurrency if self.stage is not None else None
+
+    @property
     def failed(self) -> int:
         return int((self.columns.where(FAILED) | self.columns.where(LOST)).sum())
 
@@ -73,9 +79,7 @@ class ExportSource:
 def vllm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Any]:
     """The file of `vllm bench serve --save-result --save-detailed`, without texts and single gaps (not recorded)."""
     source = ExportSource(summary, header, rows, gaps, "vllm bench serve")
-    measured = [stage for stage in header.stages if stage.measured]
-    rate = measured[0].rate if measured else None
-    lanes = measured[0].concurrency if measured else None
+    rate = source.stage.rate if source.stage is not None else None
     tokens, duration = summary.tokens, summary.window.duration_s
     document: dict[str, Any] = {
         "date": "".join(c for c in header.started[:19] if c.isalnum()).replace("T", "-"),
@@ -87,7 +91,7 @@ def vllm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequenc
         "num_prompts": summary.requests.scheduled,
         "request_rate": rate if rate is not None and math.isfinite(rate) else "inf",
         "burstiness": 1.0,
-        "max_concurrency": lanes or header.max_in_flight,
+        "max_concurrency": source.lanes or header.max_in_flight,
         "duration": duration,
         "completed": summary.requests.ok,
         "failed": source.failed,
@@ -136,14 +140,9 @@ def aiperf(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seque
         }
         document["inter_chunk_latency"] = block("ms", stats)
     for key, field in (("input_sequence_length", "input_tokens"), ("output_sequence_length", "output_tokens")):
-        values = source.column(field)
-        if len(values):
-            document[key] = {
-                "unit": "tokens",
-                "avg": float(values.mean()),
-                "min": int(values.min()),
-                "max": int(values.max()),
-            }
+        if len(values := source.column(field)):
+            ends = {"min": int(values.min()), "max": int(values.max())}
+            document[key] = {"unit": "tokens", "avg": float(values.mean()), **ends}
     for key, unit, value in (
         ("request_throughput", "requests/sec", summary.load.completed_rps),
         ("request_count", "requests", float(summary.requests.ok)),
@@ -158,12 +157,12 @@ def aiperf(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seque
     ):
         if value is not None:
             document[key] = {"unit": unit, "avg": value}
-    kind = "chat" if header.api == "chat" else "completions"
+    api = "chat" if header.api == "chat" else "completions"
     return {
         **document,
         "input_config": {
             "models": {"items": [{"name": summary.target.model}]},
-            "endpoint": {"urls": [summary.target.url], "type": kind, "streaming": header.stream},
+            "endpoint": {"urls": [summary.target.url], "type": api, "streaming": header.stream},
         },
         "was_cancelled": summary.run.state == "interrupted",
         "is_complete": summary.run.state == "finished",
@@ -215,8 +214,7 @@ def guidellm(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seq
         "output_tokens_per_second": {"mean": tokens.output_per_s},
         "tokens_per_second": {"mean": tokens.total_per_s},
     }
-    measured = [stage for stage in header.stages if stage.measured]
-    strategy = {"type_": summary.load.arrival, "streams": measured[0].concurrency if measured else None}
+    strategy = {"type_": summary.load.arrival, "streams": source.lanes}
     return {
         "metadata": {"version": 2},
         "config": {"spec": {"backend": {"target": summary.target.url, "model": summary.target.model}}},
@@ -246,8 +244,7 @@ def mlcommons(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Se
     """
     source = ExportSource(summary, header, rows, gaps, "mlcommons/endpoints")
     window = summary.window
-    measured = [stage for stage in header.stages if stage.measured]
-    lanes = measured[0].concurrency if measured else None
+    lanes, stage = source.lanes, source.stage
     reasons = source.column("finish_reason")
     known_reasons = ("stop", "length", "tool_calls", "content_filter", "function_call")
     finished = {key: int((reasons == FINISH_REASONS.index(key)).sum()) for key in known_reasons}
@@ -264,11 +261,8 @@ def mlcommons(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Se
         "complete": summary.run.state == "finished",
     }
     if source.samples is not None:
-        for key, sample in (
-            ("ttft", source.samples.ttft),
-            ("tpot", source.samples.tpot),
-            ("latency", source.samples.e2e),
-        ):
+        samples = {"ttft": source.samples.ttft, "tpot": source.samples.tpot, "latency": source.samples.e2e}
+        for key, sample in samples.items():
             assert sample is not None
             document[key] = _series(sample.values[~np.isnan(sample.values)], early=True)
     document["output_sequence_lengths"] = _series(source.column("output_tokens").astype(np.float64), early=False)
@@ -283,7 +277,7 @@ def mlcommons(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Se
         "run_config": {
             "load_pattern": {
                 "type": "concurrency" if lanes else "poisson",
-                "target_qps": None if lanes or not measured else measured[0].rate,
+                "target_qps": None if lanes or stage is None else stage.rate,
                 "target_concurrency": lanes,
             },
             "warmup": {"enabled": bool(summary.warmup.scheduled), "n_requests": summary.warmup.scheduled or None},

@@ -27,29 +27,22 @@ UNOFFICIAL = "MLPerf-style, unofficial"  # first words of our own logs
 class LoadGenLog(msgspec.Struct, frozen=True, kw_only=True):
     """An official log, or one of ours: figures as written, None where the log does not have them.
 
-    `generation` 1 is LoadGen up to 5.x ("Time to Output Token"), 2 is 6.x ("Time per Output Token"). `detail`: the
-    keys of the detail log, {} without one. There is no fingerprint: a log does not identify its load.
+    `detail`: the keys of the detail log, {} without one. There is no fingerprint: a log does not identify its load.
     """
 
-    path: str
-    generation: int
     unofficial: bool
     sut: str
     scenario: str  # "Server", "Offline", "SingleStream", "MultiStream"
-    mode: str
     valid: bool
     reasons: tuple[str, ...]
     target_qps: float | None
     queries: int | None
-    ttft_limit_ns: int | None
-    tpot_limit_ns: int | None
     samples_per_s: float | None
     scheduled_samples_per_s: float | None
     tokens_per_s: float | None
     latency: LoadGenSpread | None
     ttft: LoadGenSpread | None
     tpot: LoadGenSpread | None
-    parameters: dict[str, str]
     detail: dict[str, Any]
 
 
@@ -106,39 +99,28 @@ def parse_log(summary: str, detail: str = "", where: str = "") -> LoadGenLog:
             spreads.setdefault(_KINDS[name.lower()], {})[statistic.lower()] = _integer(value)
         else:
             fields.setdefault(label, value)
-    parameters: dict[str, str] = {}
-    for line in parameters_text.splitlines():
-        match = _LINE.match(line)
-        if match is not None:
-            parameters[match[1]] = match[2]
+    parameters = {match[1]: match[2] for match in map(_LINE.match, parameters_text.splitlines()) if match is not None}
     if "Result is" not in fields:
         raise UserError("a LoadGen summary that was cut off: it has no result", where, "run it again, or find the file")
     details = _detail_values(detail)
     scenario = fields.get("Scenario", "").replace(" ", "")
-    offline = scenario == "Offline"
     queries = details.get("result_query_count")
-    if offline:
+    if scenario == "Offline":
         queries = details.get("generated_samples_per_query") or _integer(parameters.get("samples_per_query", ""))
     return LoadGenLog(
-        path=where,
-        generation=2 if "Time per Output Token" in results_text or "accuracy_sample_count" in parameters else 1,
         unofficial=summary.startswith(UNOFFICIAL),
         sut=fields.get("SUT name", ""),
         scenario=scenario,
-        mode=fields.get("Mode", ""),
         valid=fields["Result is"] == "VALID",
         reasons=tuple(_reasons(fields, details)),
         target_qps=_number(parameters.get("target_qps")),
         queries=queries if isinstance(queries, int) else None,
-        ttft_limit_ns=_integer(parameters.get("ttft_latency (ns)", "")) if not offline else None,
-        tpot_limit_ns=_integer(parameters.get("tpot_latency (ns)", "")) if not offline else None,
         samples_per_s=_number(fields.get("Samples per second") or fields.get("Completed samples per second")),
         scheduled_samples_per_s=_number(fields.get("Scheduled samples per second")),
         tokens_per_s=_number(fields.get("Tokens per second") or fields.get("Completed tokens per second")),
         latency=_spread(spreads.get("latency"), queries),
         ttft=_spread(spreads.get("ttft"), queries),
         tpot=_spread(spreads.get("tpot"), queries),
-        parameters=parameters,
         detail=details,
     )
 

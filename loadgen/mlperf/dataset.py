@@ -7,7 +7,7 @@ the default, and every result names it as synthetic. `pickle_reader` reads offic
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from loadgen import seeds
-from loadgen.errors import Faults, UserError
+from loadgen.errors import Fault, Faults, UserError, enough
 from loadgen.mlperf import pickle_reader
 from loadgen.mlperf.rules import Benchmark, Test
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 SHAPE_SEED = 24576  # seeds the order of the synthetic set; part of its definition, not a setting
 LEAST_INPUT = 4  # tokens that make prompts differ from each other
 LEAST_OUTPUT = 2  # LoadGen's rules ask for more than one token
-FAULTS_SHOWN = 20
 
 
 # -- the synthetic set -------------------------------------------------------------------------------------------------
@@ -53,15 +52,14 @@ def synthetic(
     n = spec.samples
     inputs = mean_input if mean_input is not None else spec.mean_input
     outputs = mean_output if mean_output is not None else spec.mean_output
-    sides = (
-        ("input", "--mean-input", inputs, LEAST_INPUT, spec.max_input),
-        ("output", "--mean-output", outputs, LEAST_OUTPUT, spec.max_output),
-    )
     columns = []
-    for kind, flag, mean, least, most in sides:
+    for kind, mean, least, most in (
+        ("input", inputs, LEAST_INPUT, spec.max_input),
+        ("output", outputs, LEAST_OUTPUT, spec.max_output),
+    ):
         if not least < mean < most:
             hint = f"a mean {kind} between {least} and {most} tokens, the maximum of {benchmark}"
-            raise UserError(f"no set can have a mean {kind} of {mean:g} tokens", f"{flag} {mean:g}", hint)
+            raise UserError(f"no set can have a mean {kind} of {mean:g} tokens", f"--mean-{kind} {mean:g}", hint)
         order = seeds.stream(SHAPE_SEED, "mlperf", benchmark, kind).permutation(n)
         columns.append(_gamma(n, mean, least, most)[order])
     name = (
@@ -207,35 +205,20 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
         ".parquet": _parquet,
     }
     if kind not in readers:
-        raise UserError(
-            f'"{path.suffix}" is no format of a data set', f"--dataset {path}", f"known: {', '.join(readers)}"
-        )
+        known = f"known: {', '.join(readers)}"
+        raise UserError(f'"{path.suffix}" is no format of a data set', f"--dataset {path}", known)
     table = readers[kind](path)
     column = next((name for name in (*IDS, *TEXTS) if name in table), None)
     if column is None:
         hint = f"one column of token ids ({', '.join(IDS)}) or of texts ({', '.join(TEXTS)})"
         raise UserError(f"no column of prompts among {', '.join(map(str, table)) or 'none'}", str(path), hint)
-    outputs = next((name for name in OUTPUTS if name in table), None)
     rows = len(table[column])
     if rows == 0:
         raise UserError("the data set has no rows", str(path), f"{benchmark} has {spec.samples:,} samples")
-    samples = tuple(_samples(table[column], table[outputs] if outputs else None, spec, path, column, benchmark))
-    name = f"{path.name}, {len(samples):,} of {rows:,} rows, {spec.samples:,} in the official set"
-    return File(samples=samples, name=name)
-
-
-def _samples(
-    prompts: Sequence[Any],
-    outputs: Sequence[Any] | None,
-    spec: Benchmark,
-    path: Path,
-    column: str,
-    benchmark: str,
-) -> Iterator[DatasetSample]:
-    """The checked samples. Raises Faults with all faults at once, up to FAULTS_SHOWN."""
-    faults: list[UserError] = []
-    samples = []
-    for row, value in enumerate(prompts[: spec.samples]):
+    counts = next((table[name] for name in OUTPUTS if name in table), ())
+    samples: list[DatasetSample] = []
+    faults: list[Fault] = []
+    for row, value in enumerate(table[column][: spec.samples]):
         where = f"{path}: row {row}, column {column}"
         prompt = _prompt(value)
         if prompt is None:
@@ -244,17 +227,15 @@ def _samples(
             problem = f"a prompt of {len(prompt):,} tokens"
             faults.append(UserError(problem, where, f"{benchmark} has at most {spec.max_input:,} tokens in"))
         else:
-            samples.append(
-                DatasetSample(prompt, _count(outputs[row]) if outputs is not None and row < len(outputs) else None)
-            )
-            if isinstance(samples[-1].prompt, str) != isinstance(samples[0].prompt, str):
+            samples.append(DatasetSample(prompt, _count(counts[row]) if row < len(counts) else None))
+            if isinstance(prompt, str) != isinstance(samples[0].prompt, str):
                 faults.append(UserError("texts and token ids in one column", where, "one or the other"))
-        if len(faults) == FAULTS_SHOWN:
-            faults.append(UserError(f"checking stopped after {FAULTS_SHOWN} faults", str(path)))
+        if enough(faults, str(path)):
             break
     if faults:
         raise Faults(faults)
-    yield from samples
+    name = f"{path.name}, {len(samples):,} of {rows:,} rows, {spec.samples:,} in the official set"
+    return File(samples=tuple(samples), name=name)
 
 
 def _prompt(value: Any) -> list[int] | str | None:
@@ -296,7 +277,7 @@ def _parquet(path: Path) -> dict[str, Sequence[Any]]:
 def _jsonl(path: Path) -> dict[str, Sequence[Any]]:
     """The columns of a file of JSON objects, one per line. Only keys that every row has become columns."""
     rows: list[dict[str, Any]] = []
-    faults: list[UserError] = []
+    faults: list[Fault] = []
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -308,7 +289,7 @@ def _jsonl(path: Path) -> dict[str, Sequence[Any]]:
                 rows.append(row)
             except (ValueError, RecursionError) as error:
                 faults.append(UserError(f"not JSON: {_first_line(error)}", f"{path}:{number}", "one object per line"))
-                if len(faults) == FAULTS_SHOWN:
+                if enough(faults, str(path)):
                     break
     if faults:
         raise Faults(faults)

@@ -155,9 +155,8 @@ def checker_text(result: MlperfResult) -> str:
     if not result.checks:
         return "Submission checker: it has no latency limit in Offline; none of its other checks was made"
     limits = ", ".join(f"{check.metric.upper()} p99 < {check.limit_ns / 1e6:g} ms" for check in result.checks)
-    outcomes = ", ".join(
-        f"{check.metric.upper()} {'passes' if check.checker_met else 'fails'}" for check in result.checks
-    )
+    passed = ((check.metric.upper(), "passes" if check.checker_met else "fails") for check in result.checks)
+    outcomes = ", ".join(map(" ".join, passed))
     return f"Submission checker: {outcomes}; of its checks only these two limits were looked at ({limits})"
 
 
@@ -202,17 +201,13 @@ def _recommendations(result: MlperfResult) -> Iterator[str]:
         if not check.met:
             yield f"{check.metric.upper()} constrain not met: Reduce target QPS to improve latency."
     if not result.min_duration_met:
-        offline = result.scenario == "offline"
-        yield (
-            "Increase expected QPS so the loadgen pre-generates a larger (coalesced) query."
-            if offline
-            else "Increase the target QPS so the loadgen pre-generates more queries."
-        )
+        if result.scenario == "offline":
+            yield "Increase expected QPS so the loadgen pre-generates a larger (coalesced) query."
+        else:
+            yield "Increase the target QPS so the loadgen pre-generates more queries."
     if not result.min_queries_met or result.resolved < result.queries:
-        yield (
-            "The test exited early, before enough queries were issued.\n   See the detailed log for why this may have "
-            "occurred."
-        )
+        early = "The test exited early, before enough queries were issued."
+        yield f"{early}\n   See the detailed log for why this may have occurred."
 
 
 def _seeds(test: Test) -> tuple[tuple[str, int], ...]:

@@ -22,11 +22,11 @@ from loadgen import seeds
 from loadgen.errors import UserError
 from loadgen.execution.probing import find, serving
 from loadgen.interop.loadgen_log import LoadGenLog, read_log
+from loadgen.mlperf import dataset, rules, run
 from loadgen.mlperf import result as mlperf
-from loadgen.mlperf import rules, run
 from loadgen.requests import build as build_prompts
 from loadgen.requests import prompts
-from loadgen.requests import tokenizer as tokens
+from loadgen.requests.tokenizer import load_tokenizer
 from loadgen.results import checksums
 from loadgen.stats.loadgen_spread import PERCENTILES
 from loadgen.workload import FromFile
@@ -82,8 +82,7 @@ class Carrier:
 
     def __init__(self, lg: Any, test: Test, requests: prompts.Prompts, lanes: int | None) -> None:
         self._lg, self._requests, self._samples = lg, requests, test.samples
-        order = _issue_order(test)
-        self._place_in_pass = {sample: place for place, sample in enumerate(order)}
+        self._place_in_pass = {sample: place for place, sample in enumerate(dataset.issue_order(test))}
         self._pass_of_sample = [0] * test.samples
         self._lanes, self._in_flight = lanes, 0
         self._waiting: deque[tuple[int, int]] = deque()
@@ -135,8 +134,8 @@ class Carrier:
         def report_completion(completion: Completion) -> None:
             report_first_token()
             self.done[slot] = completion
-            output_tokens = completion.usage.output if completion.usage.output is not None else completion.output_events
-            lg.QuerySamplesComplete([lg.QuerySampleResponse(query, 0, 0, 0 if completion.failure else output_tokens)])
+            tokens = 0 if completion.failure else _output_tokens(completion)
+            lg.QuerySamplesComplete([lg.QuerySampleResponse(query, 0, 0, tokens)])
             self._in_flight -= 1
             self._send_waiting()
 
@@ -145,10 +144,9 @@ class Carrier:
         )
 
 
-def _issue_order(test: Test) -> list[int]:
-    from loadgen.mlperf import dataset
-
-    return dataset.issue_order(test)
+def _output_tokens(completion: Completion) -> int:
+    """By the server's count; without one, the events of the stream."""
+    return completion.usage.output if completion.usage.output is not None else completion.output_events
 
 
 def perform(
@@ -176,7 +174,7 @@ def _perform(
     folder.mkdir(parents=True, exist_ok=True)
     loop = asyncio.new_event_loop()
     probe_result = loop.run_until_complete(find(settings))
-    tokenizer = tokens.load_tokenizer(settings.tokenizer)
+    tokenizer = load_tokenizer(settings.tokenizer)
     workload = run.workload(test, data, qps=qps, lanes=lanes)
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     salt = seeds.salt_of(seed, workload.salt)
@@ -294,10 +292,7 @@ def _trace(carrier: Carrier, planned: Any) -> tuple[mlperf.QueryTrace, int]:
         return np.array([missing if completion is None else value(completion) for completion in done], np.int64)
 
     end, first = column(lambda completion: completion.end, -1), column(lambda completion: completion.first_token, -1)
-    counts = column(
-        lambda completion: completion.usage.output if completion.usage.output is not None else completion.output_events,
-        0,
-    )
+    counts = column(_output_tokens, 0)
     latency = np.where(ok & (end >= 0), end - start - due, mlperf.UNRESOLVED)
     ttft = np.where(ok & (first >= 0), first - start - due, np.where(ok, latency, mlperf.UNRESOLVED))
     trace = mlperf.QueryTrace(due, ttft, latency, np.where(ok, np.maximum(counts, 0), 0))

@@ -125,9 +125,8 @@ class _Reader(pickle._Unpickler):
         if stand_in is None:
             what = f"the pickle wants to load {module}.{name}: only plain tables are read, no code is ever run"
             raise UserError(what, str(self._path), "convert it: pandas.read_pickle(...).to_parquet(...)")
-        return type(
-            stand_in.__name__, (stand_in,), {}
-        )  # a new class per lookup: changes that a file makes to it do not outlive the file
+        # a new class per lookup: changes that a file makes to it do not outlive the file
+        return type(stand_in.__name__, (stand_in,), {})
 
 
 def read_pickle(path: Path) -> dict[str, Sequence[Any]]:

@@ -6,7 +6,7 @@ must show its notes: `notes_of` collects them. None of the figures is our own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -128,34 +128,17 @@ class Table(msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknow
     rows: tuple[R, ...]
 
 
-@cache
-def nodes() -> Table[PublishedNode]:
-    return msgspec.yaml.decode(_table_bytes("nodes"), type=Table[PublishedNode])
+def _table(name: str, row: type[R]) -> Callable[[], Table[R]]:
+    """A function that returns the packaged table, read once."""
+    return cache(lambda: msgspec.yaml.decode(_table_bytes(name), type=Table[row]))  # type: ignore[valid-type]
 
 
-@cache
-def mlperf() -> Table[System]:
-    return msgspec.yaml.decode(_table_bytes("mlperf"), type=Table[System])
-
-
-@cache
-def latency() -> Table[Latency]:
-    return msgspec.yaml.decode(_table_bytes("latency"), type=Table[Latency])
-
-
-@cache
-def limits() -> Table[PublishedLimit]:
-    return msgspec.yaml.decode(_table_bytes("limits"), type=Table[PublishedLimit])
-
-
-@cache
-def profiles() -> Table[Profile]:
-    return msgspec.yaml.decode(_table_bytes("profiles"), type=Table[Profile])
-
-
-@cache
-def figures() -> Table[Figure]:
-    return msgspec.yaml.decode(_table_bytes("figures"), type=Table[Figure])
+nodes = _table("nodes", PublishedNode)
+mlperf = _table("mlperf", System)
+latency = _table("latency", Latency)
+limits = _table("limits", PublishedLimit)
+profiles = _table("profiles", Profile)
+figures = _table("figures", Figure)
 
 
 @cache

@@ -255,9 +255,8 @@ def _reasons(
     percent = f"p{test.percentile * 100:g}"
     if duration_ns < test.min_duration_ns:
         verb = "took" if test.scenario == "offline" else "was scheduled for"
-        yield Reason(
-            kind="size", text=f"too short: it {verb} {duration_ns / 1e9:.3f} s, {test.min_duration_ns / 1e9:g} s needed"
-        )
+        text = f"too short: it {verb} {duration_ns / 1e9:.3f} s, {test.min_duration_ns / 1e9:g} s needed"
+        yield Reason(kind="size", text=text)
     if issued < test.min_queries:
         yield Reason(kind="size", text=f"too few queries: {issued:,}, {test.min_queries:,} needed")
     for error in errors:
@@ -266,17 +265,14 @@ def _reasons(
         name = check.metric.upper()
         if not check.met:
             value = "a query that did not complete" if check.value_ns is None else f"{check.value_ns / 1e6:,.6f} ms"
-            yield Reason(
-                kind="limit", text=f"{name} {percent} is {value}, limit {check.limit_ns / 1e6:g} ms: lower the rate"
-            )
+            text = f"{name} {percent} is {value}, limit {check.limit_ns / 1e6:g} ms: lower the rate"
+            yield Reason(kind="limit", text=text)
         if not check.early_stopping_met:
-            yield Reason(
-                kind="limit",
-                text=(
-                    f"{name} early stopping: {check.over:,} of {check.count:,} queries over the limit; at least "
-                    f"{check.more:,} more queries, all under it, would be needed"
-                ),
+            text = (
+                f"{name} early stopping: {check.over:,} of {check.count:,} queries over the limit; at least "
+                f"{check.more:,} more queries, all under it, would be needed"
             )
+            yield Reason(kind="limit", text=text)
 
 
 def _spread(values: NDArray[np.int64]) -> LoadGenSpread:

@@ -17,7 +17,6 @@ from loadgen.errors import UserError
 from loadgen.schedule import arrivals
 
 Scenario = Literal["server", "interactive", "offline"]
-SCENARIOS: tuple[Scenario, ...] = ("server", "interactive", "offline")
 
 _RULES = Path(__file__).parent.parent / "data" / "mlperf_rules.yaml"
 
@@ -133,9 +132,8 @@ def test(benchmark: str, scenario: Scenario, round_name: str | None = None, *, m
     if limit is None and scenario != "offline":
         raise UserError(f"{benchmark} has no {scenario} scenario", "--benchmark", "known: server, offline")
     if limit is not None and _round_number(limit.since) > _round_number(round_used):
-        raise UserError(
-            f"{benchmark} {scenario} begins with round {limit.since}", "--round", f"give --round {limit.since} or later"
-        )
+        problem = f"{benchmark} {scenario} begins with round {limit.since}"
+        raise UserError(problem, "--round", f"give --round {limit.since} or later")
     return Test(
         benchmark=benchmark,
         scenario=scenario,
@@ -170,8 +168,8 @@ def schedule(test: Test, qps: float) -> arrivals.Arrivals:
 
 def offline_samples(test: Test, expected_qps: float) -> int:
     """Samples of LoadGen's single Offline query: those that it expects to need, in whole passes."""
-    samples = offline_expected(test, expected_qps)
-    return samples + -samples % test.samples
+    expected = offline_expected(test, expected_qps)
+    return expected + -expected % test.samples
 
 
 def offline_expected(test: Test, expected_qps: float) -> int:

@@ -24,7 +24,7 @@ from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult
 from loadgen_sdk.request import Completion, Request
 from loadgen_sdk.transport.http1 import merged
 from loadgen_sdk.transport.pool import Pool
-from loadgen_sdk.transport.target import Target, header_secrets
+from loadgen_sdk.transport.target import Target, header_secrets, redact
 from loadgen_sdk.transport.wire import raise_file_limit
 
 from loadgen import seeds
@@ -52,9 +52,8 @@ async def examine(settings: Settings) -> list[Finding]:
         await _examine_target(settings, findings.append)
     except TargetUnusable as error:
         meaning = "no request of a load would succeed" if findings else "there is nothing to ask"
-        findings.append(
-            Finding("target", FAULT, _redacted(settings, str(error)), meaning, _redacted(settings, error.hint))
-        )
+        problem, advice = _redacted(settings, str(error)), _redacted(settings, error.hint)
+        findings.append(Finding("target", FAULT, problem, meaning, advice))
     return [*findings, *host_checks.host(await machine())]
 
 
@@ -64,8 +63,6 @@ def failed(findings: list[Finding]) -> bool:
 
 
 def _redacted(settings: Settings, text: str) -> str:
-    from loadgen_sdk.transport.target import redact
-
     return redact(text, [secret for secret in (settings.api_key, *header_secrets(settings.headers)) if secret])
 
 
@@ -106,11 +103,8 @@ async def _examine_target(settings: Settings, report: Callable[[Finding], None])
     report(target_checks.stamps(trials.free))
     if limit := target_checks.rate_limit({**model_list.headers, **trials.free.headers}):
         report(limit)
-    report(
-        target_checks.metrics_pages(
-            {path: await _optional_page(fetcher, target, headers, settings, path) for path in PAGES}
-        )
-    )
+    pages = {path: await _optional_page(fetcher, target, headers, settings, path) for path in PAGES}
+    report(target_checks.metrics_pages(pages))
     if clock_finding is not None:
         report(clock_finding)
 
@@ -170,14 +164,10 @@ async def _trials(settings: Settings, probe_result: ProbeResult, long_prompt: st
         quirk = msgspec.structs.replace(
             quirk, chat=(*quirk.chat, *FORCING), completions=(*quirk.completions, *FORCING), forces=FORCING
         )
-    forced_trials = await _send_trials(settings, probe_result, quirk, [(QUESTION, TRIAL_TOKENS, True)])
-    free_trials = await _send_trials(
-        settings,
-        probe_result,
-        probe_result.quirk,
-        [(QUESTION, TRIAL_TOKENS, False), (long_prompt, 8, False), (QUESTION, 1, False)],
-    )
-    return _Trials(forced_trials[0], free_trials[0], free_trials[1], any(trial.reused for trial in free_trials), tried)
+    [forced] = await _send_trials(settings, probe_result, quirk, [(QUESTION, TRIAL_TOKENS, True)])
+    questions = [(QUESTION, TRIAL_TOKENS, False), (long_prompt, 8, False), (QUESTION, 1, False)]
+    free = await _send_trials(settings, probe_result, probe_result.quirk, questions)
+    return _Trials(forced, free[0], free[1], any(trial.reused for trial in free), tried)
 
 
 async def _send_trials(
@@ -214,23 +204,14 @@ async def _send_trial(settings: Settings, client: Pool, text: str, max_tokens: i
         exact_output=is_exact,
     )
     future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-    flow = Flow()
     instants: list[int] = []
-    client.send(
-        request,
-        client.prepare(request),
-        monotonic_ns(),
-        future.set_result,
-        flow,
-        sink=lambda _fresh_text, _reasoning, at: instants.append(at),
-    )
+    body, sink = client.prepare(request), lambda _text, _reasoning, at: instants.append(at)
+    client.send(request, body, monotonic_ns(), future.set_result, Flow(), sink=sink)
     completion = await future
-    failure = completion.failure
-    failure_words = (
-        "" if failure is None else _redacted(settings, client.target.redact(f"{failure.kind}: {failure.text}"))
-    )
+    failed = completion.failure
+    failure = _redacted(settings, client.target.redact(f"{failed.kind}: {failed.text}")) if failed is not None else ""
     return Trial(
-        failure=failure_words[:200],
+        failure=failure[:200],
         asked=max_tokens,
         output=completion.usage.output,
         cached=completion.usage.cached,

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -228,13 +228,9 @@ _WIDTH = 9
 
 def line(step: Step) -> str:
     """The line of the table for one step."""
-    accuracy = step.truth
     cells = [f"{step.offered:,.0f}", f"{step.achieved:,.0f}", f"{step.cpu_share:.0%}", f"{step.server_share:.0%}"]
-    values = (
-        (accuracy.error_p50_ms, accuracy.error_p99_ms, accuracy.stamp_error_p99_ms)
-        if accuracy is not None
-        else (None,) * 3
-    )
+    names = ("error_p50_ms", "error_p99_ms", "stamp_error_p99_ms")
+    values = [getattr(step.truth, name, None) for name in names]  # None where there is no truth
     cells += ["-" if value is None else f"{value:.3f} ms" for value in (*values, step.send_lag_p99_ms)]
     text = "".join(f"{cell:>{max(len(name), _WIDTH) + 2}}" for cell, name in zip(cells, _COLUMNS, strict=True))
     outcome = "sound" if step.sound else "; ".join(reason.code.replace("_", " ") for reason in step.codes)
@@ -355,7 +351,7 @@ def _achieved(rows: NDArray[np.void], requests: bool, low_s: float, high_s: floa
     return float(np.sum(inside * rows["output_events"]) / (high_s - low_s))
 
 
-class _DrivenRun(msgspec.Struct, frozen=True, kw_only=True):
+class _DrivenRun(NamedTuple):
     rows: NDArray[np.void]
     summary: Summary
     run_id: str

@@ -77,9 +77,8 @@ def name(host: str, addresses: Sequence[str], took_ms: float) -> Finding:
 def connect(times_ms: Sequence[float]) -> Finding:
     """TCP connect times without load."""
     median = sorted(times_ms)[len(times_ms) // 2]
-    words = (
-        f"{format.quantity(median)} ms to connect (median of {len(times_ms)}, most {format.quantity(max(times_ms))} ms)"
-    )
+    most = format.quantity(max(times_ms))
+    words = f"{format.quantity(median)} ms to connect (median of {len(times_ms)}, most {most} ms)"
     if median > 100:
         meaning = "TTFT as measured here holds at least one such trip: it says more of the network than of the server"
         return Finding("connect", WARNING, words, meaning, "measure from the place where the users are, or beside it")
@@ -91,9 +90,8 @@ def tls(version: str, verified: bool, expires: datetime | None, now: datetime, h
     words = f"{version}, handshake {format.quantity(handshake_ms)} ms"
     meaning = "a request that must open a connection pays the handshake in its TTFT; connections are kept to avoid it"
     if not verified:
-        return Finding(
-            "tls", NOTE, words + ", certificate not verified", meaning, "give --cacert instead of --insecure"
-        )
+        words += ", certificate not verified"
+        return Finding("tls", NOTE, words, meaning, "give --cacert instead of --insecure")
     if expires is not None:
         days = (expires - now).days
         words += f", certificate valid for {days} days"
@@ -146,18 +144,16 @@ def tokenizer(probe_result: ProbeResult, called: str, own: bool) -> Finding:
     """The server's token counts of two prompts against ours. `called`: our tokenizer; `own`: it is from a file."""
     ratio, template = probe_result.token_ratio, probe_result.template_tokens
     if ratio is None:
+        words = "the server counts no prompt tokens"
         meaning = "prompt lengths are ours alone, and tokens per second of input rest on them"
-        return Finding(
-            "tokenizer", UNKNOWN, "the server counts no prompt tokens", meaning, "give --tokenizer, if local"
-        )
+        return Finding("tokenizer", UNKNOWN, words, meaning, "give --tokenizer, if local")
     words = f"server counts {ratio:.3f} tokens for each of ours ({called})"
     words += f", and {template} more per prompt" if template else ""
     if abs(ratio - 1) <= AGREEMENT:
         return Finding("tokenizer", OK, words, "prompts are as long as the workload says; the template comes on top")
     meaning = f"a prompt of 1,000 tokens by the workload is {1000 * ratio:,.0f} to the server"
-    if own:
-        return Finding("tokenizer", WARNING, words, meaning, "that tokenizer is not this model's: check --tokenizer")
-    return Finding("tokenizer", WARNING, words, meaning, "give the model's own tokenizer.json with --tokenizer")
+    wrong, better = "that tokenizer is not this model's: check", "give the model's own tokenizer.json with"
+    return Finding("tokenizer", WARNING, words, meaning, f"{wrong if own else better} --tokenizer")
 
 
 def forced(quirk: Quirk, with_force: Trial, free: Trial, tried: str = "") -> Finding:
@@ -199,9 +195,8 @@ def streaming(trial: Trial) -> Finding:
     """Whether tokens arrive one by one, judged by their counts and arrival instants."""
     events = len(trial.instants_ns)
     if trial.failure or events < 2:
-        words = (
-            trial.failure or f"{events} output events for {trial.output if trial.output is not None else '?'} tokens"
-        )
+        tokens = "?" if trial.output is None else trial.output
+        words = trial.failure or f"{events} output events for {tokens} tokens"
         meaning = "there is nothing between a first and a last token: no TPOT, no ITL, and TTFT is the whole answer"
         return Finding("streaming", WARNING, words, meaning, "check that nothing in between waits for the whole answer")
     arrivals = 1 + sum(later > before for before, later in zip(trial.instants_ns, trial.instants_ns[1:], strict=False))
@@ -222,9 +217,7 @@ def streaming(trial: Trial) -> Finding:
 
 def first_token(trials: Sequence[Trial]) -> Finding | None:
     """The shortest time to the first token of a short question without load. None where no token arrived."""
-    waits = [
-        (trial.instants_ns[0] - trial.sent_ns, trial.head_ns - trial.sent_ns) for trial in trials if trial.instants_ns
-    ]
+    waits = [(t.instants_ns[0] - t.sent_ns, t.head_ns - t.sent_ns) for t in trials if t.instants_ns]
     if not waits:
         return None
     total_ms, head_ms = (ns / 1e6 for ns in min(waits))
@@ -233,14 +226,12 @@ def first_token(trials: Sequence[Trial]) -> Finding | None:
         return Finding("first token", OK, words, "no TTFT under load can be expected below it")
     if head_ms > 0.8 * total_ms:
         words += f", {format.quantity(head_ms)} ms of it before the head of the answer"
-        meaning = "not even the head comes sooner: a queue, a gateway or a model being woken holds every request back"
-        return Finding(
-            "first token", WARNING, words, meaning + ", and every TTFT holds it", "ask again, then see its log"
-        )
-    meaning = "the head comes at once and the token late: other load, a slow prefill or a stream that is held back"
-    return Finding(
-        "first token", WARNING, words, meaning + "; every TTFT holds it", "make sure that nobody else uses it"
-    )
+        meaning = "not even the head comes sooner: a queue, a gateway or a model being woken holds every request back, "
+        meaning, advice = meaning + "and every TTFT holds it", "ask again, then see its log"
+    else:
+        meaning = "the head comes at once and the token late: other load, a slow prefill or a stream that is held back"
+        meaning, advice = meaning + "; every TTFT holds it", "make sure that nobody else uses it"
+    return Finding("first token", WARNING, words, meaning, advice)
 
 
 def usage(probe_result: ProbeResult, streamed: bool) -> Finding:
@@ -259,11 +250,8 @@ def cache(again: Trial, prompt_tokens: int) -> Finding:
         return Finding("cache", UNKNOWN, "the server does not say what its cache has served", meaning)
     words = f"{again.cached} of about {prompt_tokens} prompt tokens from cache when sent again"
     if again.cached:
-        meaning = (
-            "a repeated seed is served from cache, and its TTFT is no prefill: compare runs of different seeds, "
-            "or give --salt fresh"
-        )
-        return Finding("cache", NOTE, words, meaning)
+        meaning = "a repeated seed is served from cache, and its TTFT is no prefill: compare runs of different seeds, "
+        return Finding("cache", NOTE, words, meaning + "or give --salt fresh")
     return Finding("cache", OK, words, "repeated prompts are not served faster")
 
 
@@ -353,17 +341,12 @@ def render(title: str, findings: Sequence[Finding]) -> str:
     lines = [title, ""]
     for finding in findings:
         label = f"{finding.state:<8} {finding.check:<{check_width}}  "
-        for prefix, sentence in (
-            (label, finding.found),
-            ("", finding.meaning),
-            ("", f"-> {finding.advice}" if finding.advice else ""),
-        ):
-            indent = " " * len(label)
-            lines += textwrap.wrap(
-                sentence, WIDTH, initial_indent=prefix or indent, subsequent_indent=indent, break_long_words=False
-            )
+        indent = " " * len(label)
+        wrapped = textwrap.TextWrapper(WIDTH, label, indent, break_long_words=False)
+        for sentence in (finding.found, finding.meaning, f"-> {finding.advice}" if finding.advice else ""):
+            lines += wrapped.wrap(sentence)
+            wrapped.initial_indent = indent
     counts = {state: sum(finding.state == state for finding in findings) for state in (FAULT, WARNING, UNKNOWN, NOTE)}
-    counts_words = [
-        f"{count} {state}{'' if count == 1 or state == UNKNOWN else 's'}" for state, count in counts.items() if count
-    ]
-    return "\n".join([*lines, "", ", ".join(counts_words) or "nothing stands in the way"]) + "\n"
+    plurals = {state: "" if count == 1 or state == UNKNOWN else "s" for state, count in counts.items()}
+    words = [f"{count} {state}{plurals[state]}" for state, count in counts.items() if count]
+    return "\n".join([*lines, "", ", ".join(words) or "nothing stands in the way"]) + "\n"

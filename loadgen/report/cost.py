@@ -167,12 +167,12 @@ def render_text(comparison: OfferComparison) -> str:
     blocks = (
         wrapped(headline(comparison)),
         _offer_lines(comparison),
-        _costs(comparison),
+        [*in_columns(*costs(comparison)), *(f"  {line}" for line in explained(comparison))],
         in_columns(*parts(comparison)),
         _power(comparison),
-        _listed(*_ratios(comparison)),
+        _listed(*ratios(comparison)),
         _swings(comparison),
-        _listed(*_break_evens(comparison)),
+        _listed(*break_evens(comparison)),
     )
     return "\n\n".join("\n".join(lines) for block in blocks if (lines := list(block))) + "\n"
 
@@ -191,21 +191,27 @@ def marked_names(comparison: OfferComparison) -> list[str]:
     return [offer.name + " *" * bool(differences) for offer, differences in pairs]
 
 
-def _costs(comparison: OfferComparison) -> Iterator[str]:
-    shown_units = units(comparison)
-    head = (f"{comparison.prices.currency} per", *marked_names(comparison))
-    rows: list[Sequence[str]] = [("", *(standing(offer) for offer in comparison.offers))]
-    for unit in shown_units:
+Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]  # head, rows
+
+
+def costs(comparison: OfferComparison) -> Rows:
+    """The costs by unit, one column per offer: the basis of each, then each cost with its interval below."""
+    rows = [("", *(standing(offer) for offer in comparison.offers))]
+    for unit in units(comparison):
         by, name = PER[unit]
-        costs = [offer.costs[unit] for offer in comparison.offers]
-        rows.append((name, *(NONE if cost is None else money(cost.total * by) for cost in costs)))
-        if any(cost is not None and _has_width(cost) for cost in costs):
-            rows.append(("", *(ends(cost, by) for cost in costs)))
-    yield from in_columns(head, rows)
-    for unit in shown_units:
-        yield f"  {PER[unit][1]}: {EXPLAINED[unit]}"
+        amounts = [offer.costs[unit] for offer in comparison.offers]
+        rows.append((name, *(NONE if cost is None else money(cost.total * by) for cost in amounts)))
+        if any(cost is not None and _has_width(cost) for cost in amounts):
+            rows.append(("", *(ends(cost, by) for cost in amounts)))
+    return (f"{comparison.prices.currency} per", *marked_names(comparison)), rows
+
+
+def explained(comparison: OfferComparison) -> Iterator[str]:
+    """What each unit means, and the star behind a name."""
+    for unit in units(comparison):
+        yield f"{PER[unit][1]}: {EXPLAINED[unit]}"
     if any(comparison.against_first):
-        yield "  * not comparable with the first: see above"
+        yield "* not comparable with the first: see above"
 
 
 def _has_width(cost: Cost) -> bool:
@@ -221,14 +227,11 @@ def ends(cost: Cost | None, by: int) -> str:
     return f"[{money(cost.low * by)}, {money(cost.high * by)}]"
 
 
-Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]  # head, rows
-
-
 def parts(comparison: OfferComparison) -> Rows:
     """The parts of the cost of the compared unit, one column per offer. The last row is the total of each column."""
     by, name = PER[comparison.unit]
-    costs = [offer.costs[comparison.unit] for offer in comparison.offers]
-    rounded = [None if cost is None else apportioned(cost, by) for cost in costs]
+    amounts = (offer.costs[comparison.unit] for offer in comparison.offers)
+    rounded = [None if cost is None else apportioned(cost, by) for cost in amounts]
     head = (f"Parts of {name}", *marked_names(comparison))
     rows = [
         (
@@ -264,7 +267,7 @@ def _listed(title: str, sentences: Sequence[str]) -> list[str]:
     return [title, *(line for words in sentences for line in wrapped(words, "  ", "    "))] if sentences else []
 
 
-def _ratios(comparison: OfferComparison) -> tuple[str, list[str]]:
+def ratios(comparison: OfferComparison) -> tuple[str, list[str]]:
     """The title and the sentences about each pair of offers."""
     sentences = []
     for pair in comparison.pairs:
@@ -278,7 +281,8 @@ def _ratios(comparison: OfferComparison) -> tuple[str, list[str]]:
     return f"Ratio of cost per {PER[comparison.unit][1].removeprefix('1,000 ').removesuffix('s')}", sentences
 
 
-def _break_evens(comparison: OfferComparison) -> tuple[str, list[str]]:
+def break_evens(comparison: OfferComparison) -> tuple[str, list[str]]:
+    """The title and a sentence about each pair of machines and payment by the token."""
     return "Break-even between machines and paying by the token", [
         f"{break_even.rent} against {break_even.by_token}: {break_even.word}" for break_even in comparison.break_evens
     ]
@@ -331,7 +335,7 @@ def render_markdown(comparison: OfferComparison) -> str:
         lines += [f"  - {note}" for note in offer.notes]
         if comparison.against_first[i]:
             lines.append(f"  - \\* not comparable with the first: {'; '.join(comparison.against_first[i])}")
-    for title, sentences in (_ratios(comparison), _break_evens(comparison)):
+    for title, sentences in (ratios(comparison), break_evens(comparison)):
         if sentences:
             lines += ["", title, "", *(f"- {words}" for words in sentences)]
     return "\n".join(lines) + "\n"

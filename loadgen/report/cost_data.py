@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -62,45 +62,35 @@ def render_json(comparison: OfferComparison) -> str:
             for offer, differences in zip(comparison.offers, comparison.against_first, strict=True)
         ],
         "pairs": [
-            {
-                "a": pair.a,
-                "b": pair.b,
-                "differences": list(pair.differences),
-                "notes": list(pair.notes),
-                "ratio": _digits(pair.ratio),
-                "low": _digits(pair.low),
-                "high": _digits(pair.high),
-                "judgement": pair.word,
-            }
+            _fields(pair, "a", "b", "differences", "notes", "ratio", "low", "high", judgement="word")
             for pair in comparison.pairs
         ],
-        "sensitivity": [
-            {
-                "offer": swing.offer,
-                "input": swing.input,
-                "change": swing.change,
-                "down": _digits(swing.down),
-                "up": _digits(swing.up),
-            }
-            for swing in comparison.swings
-        ],
+        "sensitivity": [_fields(swing, "offer", "input", "change", "down", "up") for swing in comparison.swings],
         "break_even": [
-            {
-                "rent": break_even.rent,
-                "by_token": break_even.by_token,
-                "per_day": _digits(break_even.per_day),
-                "carries_per_day": _digits(break_even.carries),
-                "judgement": break_even.word,
-            }
+            _fields(break_even, "rent", "by_token", "per_day", carries_per_day="carries", judgement="word")
             for break_even in comparison.break_evens
         ],
     }
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def _digits(amount: Decimal | None) -> str | None:
-    """Decimal digits with at most 12 decimal places, without an exponent; None stays None."""
-    return None if amount is None else f"{round(amount, 12).normalize():f}"
+def _fields(value: object, *names: str, **renamed: str) -> dict[str, Any]:
+    """Fields of a value as JSON, amounts as digits; `renamed`: name in the document -> name of the field."""
+    sources = {name: name for name in names} | renamed
+    return {name: _plain(getattr(value, source)) for name, source in sources.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, Decimal):
+        return _digits(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _digits(amount: Decimal) -> str:
+    """Decimal digits with at most 12 decimal places, without an exponent."""
+    return f"{round(amount, 12).normalize():f}"
 
 
 def _offer_json(offer: Offer, differences: Sequence[str]) -> dict[str, Any]:
@@ -120,36 +110,15 @@ def _offer_json(offer: Offer, differences: Sequence[str]) -> dict[str, Any]:
         "price": {
             "name": price.name,
             "kind": kind,
-            "provider": price.provider,
-            "as_of": price.as_of,
-            "source": price.source,
-            "quality": price.quality,
-            "commitment": price.commitment,
-            "region": price.region,
-            "egress_per_gb": _digits(price.egress_per_gb),
+            **_fields(price, "provider", "as_of", "source", "quality", "commitment", "region", "egress_per_gb"),
         },
-        "gpus": offer.gpus,
-        "gpus_paid": _digits(offer.gpus_paid),
-        "utilization": _digits(offer.utilization),
-        "hourly": {part: _digits(amount) for part, amount in offer.hourly.items()},
-        "rates_per_s": {unit: _digits(rate) for unit, rate in offer.basis.rates.items()},
+        **_fields(offer, "gpus", "gpus_paid", "utilization", "hourly"),
+        "rates_per_s": _plain(offer.basis.rates),
         "costs": {
-            unit: None
-            if cost is None
-            else {
-                "total": _digits(cost.total),
-                "low": _digits(cost.low),
-                "high": _digits(cost.high),
-                "parts": {part: _digits(amount) for part, amount in cost.parts.items()},
-            }
+            unit: None if cost is None else _fields(cost, "total", "low", "high", "parts")
             for unit, cost in offer.costs.items()
         },
         "power": None
         if power is None
-        else {
-            "watts": _digits(power.watts),
-            "joules_per_output_token": _digits(power.joules_per_output_token),
-            "output_tokens_per_s_per_mw": _digits(power.output_tokens_per_s_per_mw),
-            "kwh": {unit: _digits(kwh) for unit, kwh in power.kwh.items()},
-        },
+        else _fields(power, "watts", "joules_per_output_token", "output_tokens_per_s_per_mw", "kwh"),
     }

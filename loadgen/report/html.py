@@ -8,6 +8,7 @@ from `page.py`.
 from __future__ import annotations
 
 import shlex
+import statistics
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,11 @@ from loadgen.mlperf.log_files import checker_text
 from loadgen.report import mlperf as mlperf_text
 from loadgen.report import page, run_charts, run_headline
 from loadgen.report.definitions import DEFINITIONS
-from loadgen.report.text import region_words, server_says
+from loadgen.report.text import server_says
 from loadgen.server_metrics import series
-from loadgen.stats.quantiles import SUPPORT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from loadgen.interop.other_definitions import ToolFigures
     from loadgen.metrics.summary import StageSummary, Summary, TargetSummary
@@ -200,12 +200,6 @@ def _without_errors(summary: Summary) -> str:
     return f"{format.count(requests.ok)} of {format.count(requests.scheduled)} requests are ok, {unfinished}"
 
 
-def _quantile_ms(distribution: Distribution, quantile: str) -> str:
-    text = format.milliseconds(getattr(distribution, quantile))
-    unsure = distribution.count and quantile not in distribution.supported
-    return f"~{text}" if unsure and text != format.NONE else text
-
-
 def _latency(sheet: page.Page, summary: Summary, figures: Figures | None) -> None:
     sheet.section("Latency", id="latency")
     gaps = (NAMES["inter_chunk"], summary.inter_chunk_ms) if summary.itl_ms is None else ("ITL", summary.itl_ms)
@@ -218,8 +212,11 @@ def _latency(sheet: page.Page, summary: Summary, figures: Figures | None) -> Non
         ("Largest gap", summary.max_gap_ms),
         ("E2E", summary.e2e_ms),
     ]
-    sheet.add(_distributions("ms", rows))
-    sheet.add(*(f'<p class="soft">{escape(text)}</p>' for text in _about_latency(summary, [d for _, d in rows])))
+    sheet.add(_distributions(rows))
+    needs = run_headline.needed([distribution for _, distribution in rows], QUANTILES)
+    sentences = [f"~ rests on too few samples to be relied on; samples needed: {needs}."] if needs else []
+    sentences += run_headline.about_latency(summary)
+    sheet.add(*(f'<p class="soft">{escape(sentence)}</p>' for sentence in sentences))
     if summary.goodput.slo:
         sheet.add("<h3>Service level objective</h3>")
         head = ("promise", "came out", "over the limit", "")
@@ -238,38 +235,10 @@ def _latency(sheet: page.Page, summary: Summary, figures: Figures | None) -> Non
         sheet.charts(run_charts.curves(figures, summary))
 
 
-def _distributions(unit: str, rows: Sequence[tuple[str, Distribution]]) -> str:
-    head = (unit, "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "samples")
-    return page.table(
-        head,
-        [
-            (
-                name,
-                format.milliseconds(distribution.mean),
-                *(_quantile_ms(distribution, quantile) for quantile in QUANTILES),
-                format.milliseconds(distribution.max),
-                format.count(distribution.count),
-            )
-            for name, distribution in rows
-        ],
-    )
-
-
-def _about_latency(summary: Summary, distributions: Sequence[Distribution]) -> Iterator[str]:
-    unsupported = [q for q in QUANTILES if any(d.count and q not in d.supported for d in distributions)]
-    if unsupported:
-        needs = ", ".join(f"{q.replace('_', '.')} {format.count(SUPPORT[q])}" for q in unsupported)
-        yield f"~ rests on too few samples to be relied on; samples needed: {needs}."
-    if summary.itl_ms is None and summary.inter_chunk_ms.count and "itl" not in summary.unsound:
-        yield f"No inter-token latency is given: {summary.itl_absent}."
-    if not summary.run.stream:
-        yield "Answers were not streamed: TTFT is the whole answer, and there is no TPOT."
-    elif summary.tpot_undefined:
-        yield f"{format.count(summary.tpot_undefined)} answers were too short to have a TPOT."
-    if summary.stalls.requests:
-        over = format.duration(summary.stalls.over_ms / 1000)
-        share = format.percent(summary.stalls.share)
-        yield f"{format.count(summary.stalls.requests)} answers ({share}) stood still for more than {over}."
+def _distributions(rows: Sequence[tuple[str, Distribution]]) -> str:
+    head = ("ms", "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "samples")
+    cells = [(name, *run_headline.distribution_cells(distribution, QUANTILES)) for name, distribution in rows]
+    return page.table(head, cells)
 
 
 def _over_time(sheet: page.Page, summary: Summary, figures: Figures) -> None:
@@ -344,39 +313,26 @@ def _errors(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
 
 def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
     """A table of stages when there are several, and tables of targets when there are several."""
-    head = ("", "ok", "failed", "req/s", "out tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "goodput")
+    head = ("ok", "failed", "req/s", "out tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "goodput")
 
-    def row(name: str, part: StageSummary | TargetSummary) -> tuple[str, ...]:
-        return (
-            name,
-            format.count(part.requests.ok),
-            format.count(part.requests.failed + part.requests.lost),
-            format.quantity(part.load.completed_rps),
-            format.quantity(part.tokens.output_per_s),
-            *(_quantile_ms(d, quantile) for d in (part.ttft_ms, part.tpot_ms) for quantile in ("p50", "p99")),
-            format.percent(part.goodput.share),
-        )
+    def rows(title: str, named: Iterable[tuple[str, StageSummary | TargetSummary]]) -> str:
+        cells = [(name, *run_headline.part_cells(part), format.percent(part.goodput.share)) for name, part in named]
+        return page.table((title, *head), cells)
 
     if len(summary.stages) > 1:
         sheet.section("Stages", id="stages")
-        named = [
-            (
-                " · ".join(filter(None, (stage.name, stage.arrival))) + ("" if stage.measured else " (not measured)"),
-                stage,
-            )
+        names = (
+            " · ".join(filter(None, (stage.name, stage.arrival))) + " (not measured)" * (not stage.measured)
             for stage in summary.stages
-        ]
-        sheet.add(page.table(("stage", *head[1:]), [row(name, stage) for name, stage in named]))
+        )
+        sheet.add(rows("stage", zip(names, summary.stages, strict=True)))
     if summary.targets:
         sheet.section("Targets", id="targets")
-        rows = [row((part.target.name or part.target.url) + region_words(part), part) for part in summary.targets]
-        sheet.add(page.table(("target", *head[1:]), rows))
+        sheet.add(rows("target", ((run_headline.target_name(part), part) for part in summary.targets)))
         if summary.regions:
-            rows = [row(part.target.region or "not given", part) for part in summary.regions]
-            sheet.add(page.table(("region", *head[1:]), rows))
-        sheet.add(
-            page.table(("over the targets", "min", "max", "mean", "median", "sum"), _target_statistics(summary.targets))
-        )
+            sheet.add(rows("region", ((part.target.region or "not given", part) for part in summary.regions)))
+        columns = ("over the targets", "min", "max", "mean", "median", "sum")
+        sheet.add(page.table(columns, _target_statistics(summary.targets)))
         sheet.add(
             '<p class="soft">Rates of all targets are over one clock, the window of the whole run, so their sum is the '
             "rate of the whole.</p>"
@@ -395,15 +351,10 @@ def _target_statistics(targets: Sequence[TargetSummary]) -> list[tuple[str, ...]
     )
     rows = []
     for name, values, adds_up in metrics:
-        ordered = sorted(value for value in values if value is not None)
-        if not ordered:
-            continue
-        middle = len(ordered) // 2
-        median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-        statistics = (ordered[0], ordered[-1], sum(ordered) / len(ordered), median)
-        rows.append(
-            (name, *map(format.quantity, statistics), format.quantity(sum(ordered)) if adds_up else format.NONE)
-        )
+        if known := [value for value in values if value is not None]:
+            figures = (min(known), max(known), statistics.fmean(known), statistics.median(known))
+            total = format.quantity(sum(known)) if adds_up else format.NONE
+            rows.append((name, *map(format.quantity, figures), total))
     return rows
 
 
@@ -426,7 +377,7 @@ def _client(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
         ("Stamp error, every output event", summary.event_error_ms),
         ("Error of TPOT", summary.tpot_error_ms),
     ]
-    sheet.add(_distributions("ms", rows))
+    sheet.add(_distributions(rows))
     if figures is not None:
         sheet.charts(run_charts.client(figures, summary))
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from loadgen.report.run_data import Bins, Cloud, Figures
 
 QUANTILE_COLORS = {"p50": "c1", "p90": "c3", "p99": "c2", "max": "c6"}
-MS = Axis(label="ms", unit="ms", min=0)
 
 
 def _needs_log_axis(values: Sequence[float | None]) -> bool:

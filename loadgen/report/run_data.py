@@ -68,7 +68,6 @@ class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
     """A stage and its place on the time axis, in seconds from the start of the run."""
 
     name: str
-    arrival: str
     start_s: float
     end_s: float
     measured: bool
@@ -115,14 +114,14 @@ def figures(
     """
     columns = Columns(rows)
     is_measured = np.array([stage.measured for stage in header.stages] or [True])[rows["stage"]]
-    is_counted = is_measured & columns.where(OK)
+    ok = columns.where(OK)
+    is_counted = is_measured & ok
     length_s = _length_s(rows, timeline)
     pooled = Histogram()
     for i, histogram in enumerate(gaps):
         if not header.stages or header.stages[i].measured:
             pooled.merge(histogram)
     ttft, tpot, e2e = (columns.measure(name) for name in ("ttft", "tpot", "e2e"))
-    sent, ok = columns["sent_ns"] >= 0, columns.where(OK)
     curves = {
         "ttft": curve("TTFT", ttft[is_counted]),
         "ttft_from_sent": curve("TTFT from sent", columns.measure("ttft_from_sent")[is_counted]),
@@ -130,7 +129,6 @@ def figures(
         "inter_chunk": curve_of_histogram("gap between events", pooled),
         "max_gap": curve("largest gap of a request", columns.measure("max_gap")[is_counted]),
         "e2e": curve("E2E", e2e[is_counted]),
-        "send_lag": curve("send lag", columns.measure("send_lag")[sent & is_measured]),
     }
     return Figures(
         length_s=round_to(length_s, 6),
@@ -211,7 +209,6 @@ def _stage_spans(header: Header, rows: NDArray[np.void], length_s: float) -> Ite
         end = stage.end_ns / 1e9 if stage.end_ns is not None else float(due.max(initial=0)) / 1e9
         yield StageSpan(
             name=stage.name or f"stage {i + 1}",
-            arrival=stage.arrival,
             start_s=round_to(start, 5),
             end_s=round_to(min(max(end, start), length_s), 5),
             measured=stage.measured,

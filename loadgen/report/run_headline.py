@@ -1,4 +1,4 @@
-"""The result of a run in one sentence and five numbers, and the warnings that no reader may miss.
+"""The result of a run in one sentence and five numbers, the warnings that no reader may miss, the cells of its tables.
 
 Pure: takes a `Summary`, returns texts. Every page and message that states the result of a run uses these functions.
 """
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from loadgen import format
 from loadgen.metrics.registry import NAMES
-from loadgen.stats.quantiles import deciding
+from loadgen.stats.quantiles import SUPPORT, deciding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from loadgen.metrics.goodput import TermResult
-    from loadgen.metrics.summary import Summary
+    from loadgen.metrics.summary import StageSummary, Summary, TargetSummary
     from loadgen.stats.quantiles import Distribution
 
 
@@ -180,12 +180,67 @@ def five(summary: Summary) -> tuple[Number, ...]:
 
 def _latency_number(summary: Summary, metric: str, name: str, distribution: Distribution) -> Number:
     quantile = shown_quantile(summary, metric, distribution)
-    mark = "" if quantile in distribution.supported or not distribution.count else "~"
+    value = quantile_ms(distribution, quantile)
+    beside = f"p50 {format.milliseconds(distribution.p50)} ms"
+    if quantile == "p50":
+        beside = f"{format.count(distribution.count)} samples"
+    if value.startswith("~"):
+        beside += f"; too few samples for {quantile}"
+    return Number(f"{name} {quantile.replace('_', '.')}", value, "ms", beside)
+
+
+# -- cells of tables -----------------------------------------------------------------------------------------------
+
+
+def quantile_ms(distribution: Distribution, quantile: str) -> str:
+    """A quantile in ms, marked with ~ when it has too few samples."""
     value = getattr(distribution, quantile)
-    median = (
-        f"p50 {format.milliseconds(distribution.p50)} ms"
-        if quantile != "p50"
-        else f"{format.count(distribution.count)} samples"
+    mark = "" if value is None or quantile in distribution.supported else "~"
+    return mark + format.milliseconds(value)
+
+
+def distribution_cells(distribution: Distribution, quantiles: Sequence[str]) -> tuple[str, ...]:
+    """The mean, these quantiles and the largest value in ms, and the number of samples."""
+    return (
+        format.milliseconds(distribution.mean),
+        *(quantile_ms(distribution, quantile) for quantile in quantiles),
+        format.milliseconds(distribution.max),
+        format.count(distribution.count),
     )
-    beside = f"{median}; too few samples for {quantile}" if mark else median
-    return Number(f"{name} {quantile.replace('_', '.')}", mark + format.milliseconds(value), "ms", beside)
+
+
+def needed(distributions: Sequence[Distribution], quantiles: Sequence[str]) -> str:
+    """The samples that the quantiles with a ~ need: `p99 662`; "" where none has it."""
+    unsupported = [q for q in quantiles if any(d.count and q not in d.supported for d in distributions)]
+    return ", ".join(f"{q.replace('_', '.')} {format.count(SUPPORT[q])}" for q in unsupported)
+
+
+def part_cells(part: StageSummary | TargetSummary) -> tuple[str, ...]:
+    """Requests ok and failed, requests/s, output tokens/s, p50 and p99 of TTFT and TPOT."""
+    return (
+        format.count(part.requests.ok),
+        format.count(part.requests.failed + part.requests.lost),
+        format.quantity(part.load.completed_rps),
+        format.quantity(part.tokens.output_per_s),
+        *(quantile_ms(d, quantile) for d in (part.ttft_ms, part.tpot_ms) for quantile in ("p50", "p99")),
+    )
+
+
+def target_name(part: TargetSummary) -> str:
+    """The name of a target, with its region where that is given."""
+    region = f" ({part.target.region})" if part.target.region else ""
+    return (part.target.name or part.target.url) + region
+
+
+def about_latency(summary: Summary) -> Iterator[str]:
+    """What a table of latencies does not show by itself."""
+    if summary.itl_ms is None and summary.inter_chunk_ms.count and "itl" not in summary.unsound:
+        yield f"No inter-token latency is given: {summary.itl_absent}."
+    if not summary.run.stream:
+        yield "Answers were not streamed: TTFT is the whole answer, and there is no TPOT."
+    elif summary.tpot_undefined:
+        yield f"{format.count(summary.tpot_undefined)} answers were too short to have a TPOT."
+    if summary.stalls.requests:
+        over = format.duration(summary.stalls.over_ms / 1000)
+        share = format.percent(summary.stalls.share)
+        yield f"{format.count(summary.stalls.requests)} answers ({share}) stood still for more than {over}."

@@ -12,9 +12,17 @@ from loadgen import format
 from loadgen.metrics.registry import NAMES
 from loadgen.metrics.validity import WAITED_SHARE
 from loadgen.report import table
-from loadgen.report.run_headline import met_word
+from loadgen.report.run_headline import (
+    about_latency,
+    distribution_cells,
+    limit,
+    met_word,
+    needed,
+    part_cells,
+    quantile_ms,
+    target_name,
+)
 from loadgen.report.table import WIDTH, wrapped
-from loadgen.stats.quantiles import SUPPORT, Distribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,26 +58,16 @@ def render(summary: Summary, *, color: bool = False) -> str:
 def render_levels(summaries: Sequence[Summary], *, color: bool = False) -> str:
     """A table with one line per summary, for a run with several load levels: `--concurrency 1,2,4,8`."""
     paint = _ansi if color else _plain
-    head = (
-        "load",
-        "ok",
-        "requests/s",
-        "tokens/s",
-        "TTFT p50",
-        "TTFT p99",
-        "TPOT p50",
-        "TPOT p99",
-        "E2E p50",
-        "goodput",
-    )
+    latencies = ("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p50")
+    head = ("load", "ok", "requests/s", "tokens/s", *latencies, "goodput")
     rows = [
         (
             summary.load.arrival or format.NONE,
             format.count(summary.requests.ok),
             format.quantity(summary.load.completed_rps),
             format.quantity(summary.tokens.output_per_s),
-            *(_value(d, quantile) for d in (summary.ttft_ms, summary.tpot_ms) for quantile in ("p50", "p99")),
-            _value(summary.e2e_ms, "p50"),
+            *(quantile_ms(d, quantile) for d in (summary.ttft_ms, summary.tpot_ms) for quantile in ("p50", "p99")),
+            quantile_ms(summary.e2e_ms, "p50"),
             format.percent(summary.goodput.share),
         )
         for summary in summaries
@@ -83,8 +81,10 @@ def render_levels(summaries: Sequence[Summary], *, color: bool = False) -> str:
             lines[i + 1] += "  " + paint("SLO missed", "yellow")
         elif summary.goodput.undecided:
             lines[i + 1] += "  " + paint("SLO undecided", "yellow")
-    needs = _footnote([d for s in summaries for d in (s.ttft_ms, s.tpot_ms, s.e2e_ms)], ("p50", "p99"))
-    return "\n".join([*mark, *lines, "latencies in ms; tokens/s: output, all requests together", *needs]) + "\n"
+    lines.append("latencies in ms; tokens/s: output, all requests together")
+    if needs := needed([d for s in summaries for d in (s.ttft_ms, s.tpot_ms, s.e2e_ms)], ("p50", "p99")):
+        lines.append(f"~ rests on too few samples; needed: {needs}")
+    return "\n".join([*mark, *lines]) + "\n"
 
 
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1"}
@@ -129,11 +129,6 @@ def _heading(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str
         state_texts["stopped"] = "ended early: a target stopped answering"
         state_texts["decided"] = "ended early by a search: its outcome was certain"
         yield " " * LABEL + paint(state_texts.get(run.state, run.state), "yellow")
-
-
-def region_words(part: TargetSummary) -> str:
-    """The region of a target as text, to stand behind its name; "" where it is not given."""
-    return f" ({part.target.region})" if part.target.region else ""
 
 
 def _target_name(target: TargetFacts) -> str:
@@ -212,23 +207,6 @@ def sustained(found: Sustainable) -> Iterator[str]:
     yield from wrapped(text, f"{'Sustained':<{LABEL}}", " " * LABEL)
 
 
-def _value(distribution: Distribution, quantile: str) -> str:
-    """A quantile in ms, marked with ~ when it has too few samples."""
-    value = getattr(distribution, quantile)
-    if value is None:
-        return format.NONE
-    return ("" if quantile in distribution.supported else "~") + format.milliseconds(value)
-
-
-def _footnote(distributions: Sequence[Distribution], quantiles: Sequence[str] = SHOWN) -> list[str]:
-    """One line that explains the ~ mark; empty when no shown quantile has it."""
-    unsupported = {q for d in distributions if d.count for q in quantiles if q not in d.supported}
-    if not unsupported:
-        return []
-    needs = ", ".join(f"{q} {format.count(SUPPORT[q])}" for q in quantiles if q in unsupported)
-    return [f"~ rests on too few samples; needed: {needs}"]
-
-
 def _latency(summary: Summary) -> Iterator[str]:
     gaps = (NAMES["inter_chunk"], summary.inter_chunk_ms) if summary.itl_ms is None else ("ITL", summary.itl_ms)
     answer_differs = summary.first_answer_ms.p50 != summary.ttft_ms.p50
@@ -247,29 +225,11 @@ def _latency(summary: Summary) -> Iterator[str]:
         *([("  all events", summary.event_error_ms)] if summary.event_error_ms.max else []),
     ]
     head = ("Latency, ms", "mean", *SHOWN, "max", "samples")
-    yield from table.text(
-        head,
-        [
-            (
-                name,
-                format.milliseconds(d.mean),
-                *(_value(d, quantile) for quantile in SHOWN),
-                format.milliseconds(d.max),
-                format.count(d.count),
-            )
-            for name, d in rows
-        ],
-    )
-    yield from _footnote([distribution for _, distribution in rows])
-    if summary.itl_ms is None and summary.inter_chunk_ms.count and "itl" not in summary.unsound:
-        yield f"no ITL: {summary.itl_absent}"
-    if not summary.run.stream:
-        yield "answers were not streamed: TTFT is the whole answer, and there is no TPOT"
-    elif summary.tpot_undefined:
-        yield f"{format.count(summary.tpot_undefined)} answers were too short to have a TPOT"
-    if summary.stalls.requests:
-        stalled = f"{format.count(summary.stalls.requests)} answers ({format.percent(summary.stalls.share)})"
-        yield f"{stalled} stood still for more than {format.duration(summary.stalls.over_ms / 1000)}"
+    yield from table.text(head, [(name, *distribution_cells(distribution, SHOWN)) for name, distribution in rows])
+    if needs := needed([distribution for _, distribution in rows], SHOWN):
+        yield f"~ rests on too few samples; needed: {needs}"
+    for sentence in about_latency(summary):
+        yield from wrapped(sentence)
 
 
 def _tokens(summary: Summary) -> Iterator[str]:
@@ -326,27 +286,19 @@ def server_says(server: Served) -> list[str]:
 
 def parts(summary: Summary) -> Iterator[str]:
     """Lines about stages, when several are measured, and about targets with both totals, when there are several."""
-    head = ("", "ok", "failed", "requests/s", "output tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
+    head = ("ok", "failed", "requests/s", "output tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
 
-    def row(name: str, part: StageSummary | TargetSummary) -> tuple[str, ...]:
-        return (
-            textwrap.shorten(name, 28, placeholder="..."),
-            format.count(part.requests.ok),
-            format.count(part.requests.failed + part.requests.lost),
-            format.quantity(part.load.completed_rps),
-            format.quantity(part.tokens.output_per_s),
-            *(_value(d, quantile) for d in (part.ttft_ms, part.tpot_ms) for quantile in ("p50", "p99")),
-        )
+    def rows(title: str, named: Sequence[tuple[str, StageSummary | TargetSummary]]) -> list[str]:
+        cells = [(textwrap.shorten(name, 28, placeholder="..."), *part_cells(part)) for name, part in named]
+        return table.text((title, *head), cells)
 
     stages = [stage for stage in summary.stages if stage.measured]
     if len(stages) > 1:
-        yield from table.text(("Stages", *head[1:]), [row(stage.name or stage.arrival, stage) for stage in stages])
+        yield from rows("Stages", [(stage.name or stage.arrival, stage) for stage in stages])
     if summary.targets:
-        named = [((part.target.name or part.target.url) + region_words(part), part) for part in summary.targets]
-        yield from table.text(("Targets", *head[1:]), [row(name, part) for name, part in named])
+        yield from rows("Targets", [(target_name(part), part) for part in summary.targets])
     if summary.regions:
-        rows = [row(part.target.region or "not given", part) for part in summary.regions]
-        yield from table.text(("Regions", *head[1:]), rows)
+        yield from rows("Regions", [(part.target.region or "not given", part) for part in summary.regions])
     if summary.rack is not None:
         rack = summary.rack
         yield "Rack, output tokens/s"
@@ -379,15 +331,9 @@ def _slo(goodput: Goodput, paint: Callable[[str, str], str]) -> Iterator[str]:
     first, *others = _labelled("SLO", [text, f"goodput {format.rate(goodput.rps)}"])
     yield first.replace(result, paint(result, colour), 1)
     yield from others
-    yield from (
-        f"  {line}  {paint(term_result, colours[term.met])}"
-        for term, line, term_result in zip(
-            goodput.slo,
-            table.text(("", "", ""), [_term_cells(term) for term in goodput.slo])[1:],
-            [met_word(term.met) for term in goodput.slo],
-            strict=True,
-        )
-    )
+    lines = table.text(("", "", ""), [_term_cells(term) for term in goodput.slo])[1:]
+    for term, line in zip(goodput.slo, lines, strict=True):
+        yield f"  {line}  {paint(met_word(term.met), colours[term.met])}"
     for reason in dict.fromkeys(term.undecided for term in goodput.slo if term.undecided):
         yield from wrapped(f"undecided: {reason}", "  ", "    ")
 
@@ -398,16 +344,14 @@ def _judges_requests(goodput: Goodput) -> bool:
 
 
 def _term_cells(term: TermResult) -> tuple[str, str, str]:
-    name = NAMES.get(term.metric, term.metric)
-    limit = f"{name} p{term.quantile * 100:g} at most {format.milliseconds(term.limit_ms)} ms"
     if term.undecided:
-        return limit, "no figure", f"of {format.count(term.count)}"
+        return limit(term), "no figure", f"of {format.count(term.count)}"
     if term.value_ms is None:
         outcome = "falls on a failed one" if term.count else "nothing measured"
     else:
         outcome = f"{'' if term.supported else '~'}{format.milliseconds(term.value_ms)} ms"
     left_out = f", {format.count(term.unfinished)} unfinished" if term.unfinished else ""
-    return limit, outcome, f"{format.count(term.over)} of {format.count(term.count)} over{left_out}"
+    return limit(term), outcome, f"{format.count(term.over)} of {format.count(term.count)} over{left_out}"
 
 
 def _errors(requests: RequestCounts) -> Iterator[str]:

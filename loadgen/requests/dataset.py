@@ -12,76 +12,55 @@ import hashlib
 import os
 import re
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from loadgen.errors import Faults, UserError
+from loadgen.errors import Fault, Faults, UserError, enough
+from loadgen.format import shortened
+from loadgen.units import Wrong
+from loadgen.workload.flags import MOST_TOKENS
 
-FAULTS_SHOWN = 20
-MOST_OUTPUT_TOKENS = 10_000_000
+PROMPT_HINT = "a text that is not empty, or a list of token ids"
 
 # Fields that set the output length of a row; True: the exact length, False: an upper bound.
 LENGTHS = {"output_tokens": True, "max_tokens": False, "max_completion_tokens": False}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
 # Body fields of the OpenAI API that a row may contain; they are copied into the request body unchanged.
-PASSED: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "chat_template_kwargs": ("an object", _is_object),
-    "frequency_penalty": ("a number", _is_number),
-    "logit_bias": ("an object", _is_object),
-    "min_p": ("a number", _is_number),
-    "parallel_tool_calls": ("true or false", _is_bool),
-    "presence_penalty": ("a number", _is_number),
-    "reasoning_effort": ("a text", _is_text),
-    "response_format": ("an object", _is_object),
-    "seed": ("an integer", _is_integer),
-    "stop": (
-        "a text or a list of texts",
-        lambda value: _is_text(value) or (_is_list(value) and all(map(_is_text, value))),
-    ),
-    "temperature": ("a number", _is_number),
-    "tool_choice": ("a text or an object", lambda value: _is_text(value) or _is_object(value)),
-    "tools": ("a list of objects", lambda value: _is_list(value) and all(map(_is_object, value))),
-    "top_k": ("an integer", _is_integer),
-    "top_p": ("a number", _is_number),
+PASSED: dict[str, tuple[str, Any]] = {
+    "chat_template_kwargs": ("an object", dict),
+    "frequency_penalty": ("a number", float),
+    "logit_bias": ("an object", dict),
+    "min_p": ("a number", float),
+    "parallel_tool_calls": ("true or false", bool),
+    "presence_penalty": ("a number", float),
+    "reasoning_effort": ("a text", str),
+    "response_format": ("an object", dict),
+    "seed": ("an integer", int),
+    "stop": ("a text or a list of texts", str | list[str]),
+    "temperature": ("a number", float),
+    "tool_choice": ("a text or an object", str | dict),
+    "tools": ("a list of objects", list[dict[str, Any]]),
+    "top_k": ("an integer", int),
+    "top_p": ("a number", float),
 }
 KNOWN = ("prompt", "messages", *LENGTHS, *PASSED, "extra_body")
 
 
-class BadRow(ValueError):
-    """A line is not valid: `hint` says what to write; `column` counts bytes from 1, 0 means the whole row."""
+Prompt = Annotated[str, Meta(min_length=1)] | Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+Length = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+
+
+class BadRow(Wrong):
+    """A line is not valid; `column` counts bytes from 1, 0 means the whole row."""
 
     def __init__(self, problem: str, hint: str = "", column: int = 0) -> None:
-        super().__init__(problem)
-        self.hint, self.column = hint, column
+        super().__init__(problem, hint)
+        self.column = column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +96,7 @@ class Rows:
                 line = os.pread(descriptor, end - start, start)
             finally:
                 os.close(descriptor)
-            return parse_row(_first_line(line))
+            return parse_row(line.split(b"\n", 1)[0])  # blank lines may follow it
         except (OSError, BadRow) as error:
             raise UserError(f"the file changed during the run: {error}", str(self.path)) from None
 
@@ -125,7 +104,7 @@ class Rows:
 def read_rows(path: str | Path) -> Rows:
     """Check every row of a JSONL file. Raises Faults with the first FAULTS_SHOWN faults, or UserError for the file."""
     path = Path(path)
-    starts, faults, ignored, digest, offset = array("Q"), list[UserError](), dict[str, None](), hashlib.sha256(), 0
+    starts, faults, ignored, digest, offset = array("Q"), list[Fault](), dict[str, None](), hashlib.sha256(), 0
     try:
         with path.open("rb") as file:
             for number, raw_line in enumerate(file, 1):
@@ -144,8 +123,7 @@ def read_rows(path: str | Path) -> Rows:
                 except BadRow as wrong:
                     position = f"{path}:{number}" + (f":{wrong.column}" if wrong.column else "")
                     faults.append(UserError(str(wrong), position, wrong.hint))
-                    if len(faults) == FAULTS_SHOWN:
-                        faults.append(UserError(f"checking stopped after {FAULTS_SHOWN} faults", str(path)))
+                    if enough(faults, str(path)):
                         break
     except OSError as error:
         raise UserError(f"cannot read the requests: {error.strerror}", str(path)) from None
@@ -170,23 +148,19 @@ def parse_row(line: bytes) -> DatasetRow:
         byte_offset = re.search(r"\(byte (\d+)\)", str(error))
         message = re.sub(r" \(byte \d+\)", "", str(error)).removeprefix("JSON is malformed: ")
         message = message.replace("Input data was truncated", "the line ends before the object does")
-        raise BadRow(
-            f"not JSON: {message}", "one JSON object per line", int(byte_offset[1]) + 1 if byte_offset else 0
-        ) from None
+        column = int(byte_offset[1]) + 1 if byte_offset else 0
+        raise BadRow(f"not JSON: {message}", "one JSON object per line", column) from None
     if not isinstance(row, dict):
         raise BadRow("not a JSON object", 'write {"prompt": "..."} or {"messages": [...]}')
     if ("prompt" in row) == ("messages" in row):
         problem = "both `prompt` and `messages`" if "prompt" in row else "neither `prompt` nor `messages`"
-        similar = next(
-            (match for key in row for match in difflib.get_close_matches(key, ("prompt", "messages"), 1)), None
-        )
-        raise BadRow(
-            problem, f'did you mean "{similar}"?' if similar and similar not in row else "give exactly one of them"
-        )
+        similar = [match for key in row for match in difflib.get_close_matches(key, ("prompt", "messages"), 1)]
+        mistyped = similar and similar[0] not in row
+        raise BadRow(problem, f'did you mean "{similar[0]}"?' if mistyped else "give exactly one of them")
     length, exact = _output_length(row)
     return DatasetRow(
         messages=_messages(row["messages"]) if "messages" in row else None,
-        prompt=_prompt(row["prompt"]) if "prompt" in row else None,
+        prompt=_checked(row, "prompt", Prompt, PROMPT_HINT) if "prompt" in row else None,
         output_tokens=length,
         exact_output=exact,
         extra=_extra_fields(row),
@@ -195,61 +169,45 @@ def parse_row(line: bytes) -> DatasetRow:
 
 
 def _output_length(row: dict[str, Any]) -> tuple[int | None, bool]:
-    length_keys = [key for key in LENGTHS if row.get(key) is not None]
-    if not length_keys:
+    keys = [key for key in LENGTHS if row.get(key) is not None]
+    if not keys:
         return None, False
-    if len(length_keys) > 1:
-        raise BadRow(
-            f"{' and '.join(length_keys)} together", "output_tokens is the exact length, max_tokens an upper bound"
-        )
-    value = row[length_keys[0]]
-    if not _is_integer(value) or not 1 <= value <= MOST_OUTPUT_TOKENS:
-        raise BadRow(f"{length_keys[0]} is {_shortened(value)}", f"a whole number from 1 to {MOST_OUTPUT_TOKENS:,}")
-    return value, LENGTHS[length_keys[0]]
+    if len(keys) > 1:
+        hint = "output_tokens is the exact length, max_tokens an upper bound"
+        raise BadRow(f"{' and '.join(keys)} together", hint)
+    [key] = keys
+    return _checked(row, key, Length, f"a whole number from 1 to {MOST_TOKENS:,}"), LENGTHS[key]
 
 
-def _prompt(value: Any) -> str | list[int]:
-    if isinstance(value, str) and value:
-        return value
-    if isinstance(value, list) and value and all(_is_integer(token) and token >= 0 for token in value):
-        return value
-    raise BadRow(f"prompt is {_shortened(value)}", "a text that is not empty, or a list of token ids")
+def _checked(row: dict[str, Any], key: str, kind: Any, hint: str) -> Any:
+    """The value of a key of this type. Raises BadRow."""
+    try:
+        return msgspec.convert(row[key], kind)
+    except msgspec.ValidationError:
+        raise BadRow(f"{key} is {shortened(row[key])}", hint) from None
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:
     hint = 'like [{"role": "user", "content": "Hello"}]'
     if not isinstance(value, list) or not value:
-        raise BadRow(f"messages is {_shortened(value)}", hint)
+        raise BadRow(f"messages is {shortened(value)}", hint)
     for i, message in enumerate(value):
         if not isinstance(message, dict):
-            raise BadRow(f"messages[{i}] is {_shortened(message)}", hint)
+            raise BadRow(f"messages[{i}] is {shortened(message)}", hint)
         if not isinstance(message.get("role"), str):
-            raise BadRow(f"messages[{i}].role is {_shortened(message.get('role'))}", hint)
+            raise BadRow(f"messages[{i}].role is {shortened(message.get('role'))}", hint)
         content = message.get("content")
         if not isinstance(content, str | list) and not (content is None and "tool_calls" in message):
-            raise BadRow(f"messages[{i}].content is {_shortened(content)}", "a text, or a list of parts")
+            raise BadRow(f"messages[{i}].content is {shortened(content)}", "a text, or a list of parts")
     return value
 
 
 def _extra_fields(row: dict[str, Any]) -> dict[str, Any]:
     for key in PASSED.keys() & row.keys():
-        expected, is_valid = PASSED[key]
-        if not is_valid(row[key]):
-            raise BadRow(f"{key} is {_shortened(row[key])}", expected)
-    extra_body = row.get("extra_body", {})
-    if not isinstance(extra_body, dict):
-        raise BadRow(f"extra_body is {_shortened(extra_body)}", "an object")
+        expected, kind = PASSED[key]
+        _checked(row, key, kind, expected)
+    extra_body = _checked(row, "extra_body", dict, "an object") if "extra_body" in row else {}
     return {key: row[key] for key in row if key in PASSED} | extra_body
-
-
-def _shortened(value: Any) -> str:
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
-def _first_line(block: bytes) -> bytes:
-    """The first line of a block of bytes; blank lines may follow it."""
-    return block.split(b"\n", 1)[0]
 
 
 def _refuse_other_formats(line: bytes, path: Path) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-MOST_TOKENS = 10_000_000  # upper bound of a distribution without `max`
+from loadgen.workload.flags import MOST_TOKENS
+
 _LOW_64_BITS = (1 << 64) - 1
 REDRAWS = 100  # attempts to draw a value inside [min, max] before it is clamped
 _ROUNDING_MARGIN = 1e-6  # distance to a half: arrays can round differently from single numbers
@@ -35,7 +36,7 @@ def law(length: Any) -> Law:
         case "normal":
             return _truncated(length, lambda z: length.mean + length.stddev * z)
         case "lognormal":
-            mu = _log_mean(length)
+            mu = log_mean(length)
             return _truncated(length, lambda z: math.exp(min(mu + length.sigma * z, 700.0)))
         case "listed":
             listed: tuple[int, ...] = length.values
@@ -62,7 +63,7 @@ def together(length: Any, key: bytes, purpose: str, numbers: range) -> list[int]
     if length.tag == "normal":
         shaped = length.mean + length.stddev * z
     else:
-        shaped = np.exp(np.minimum(_log_mean(length) + length.sigma * z, 700.0))
+        shaped = np.exp(np.minimum(log_mean(length) + length.sigma * z, 700.0))
     rounded = np.rint(shaped)
     low, high = _bounds(length)
     unsure = (np.abs(np.abs(shaped - rounded) - 0.5) < _ROUNDING_MARGIN) | (rounded < low) | (rounded > high)
@@ -72,7 +73,7 @@ def together(length: Any, key: bytes, purpose: str, numbers: range) -> list[int]
     return values
 
 
-def _log_mean(length: Any) -> float:
+def log_mean(length: Any) -> float:
     """The mean of the logarithm of a lognormal length."""
     return math.log(length.median) if length.median else math.log(length.mean) - length.sigma**2 / 2
 
@@ -90,9 +91,8 @@ def _truncated(length: Any, shape: Callable[[float], float]) -> Law:
         for attempt in range(REDRAWS):
             bits = int.from_bytes(draw(key, f"{purpose} {attempt}", index, 16), "little")
             u, v = ((bits & _LOW_64_BITS) >> 11) + 0.5, (bits >> 75) + 0.5
-            z = math.sqrt(-2.0 * math.log(u * 2.0**-53)) * math.cos(
-                2.0 * math.pi * v * 2.0**-53
-            )  # Box-Muller transform
+            # Box-Muller transform
+            z = math.sqrt(-2.0 * math.log(u * 2.0**-53)) * math.cos(2.0 * math.pi * v * 2.0**-53)
             value = round(shape(z))
             if low <= value <= high:
                 return value

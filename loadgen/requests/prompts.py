@@ -94,13 +94,10 @@ class SyntheticPrompts:
     def asked_input(self, number: int) -> int:
         """Content tokens that the workload asks for; `input_tokens` may be the nearest possible."""
         conversation, turn = divmod(number, self.turns)
-        if not turn:
-            return self._system_tokens + self._first_message_tokens(conversation)
-        first_turn = number - turn
-        history = sum(
-            self.asked_output(earlier) + self._tool_result_tokens(earlier + 1) for earlier in range(first_turn, number)
-        )
-        return self._system_tokens + self._first_message_tokens(conversation) + history
+        tokens = self._system_tokens + self._first_message_tokens(conversation)
+        for earlier in range(number - turn, number):
+            tokens += self.asked_output(earlier) + self._tool_result_tokens(earlier + 1)
+        return tokens
 
     def asked_output(self, number: int) -> int:
         return self._output_length(self._lengths_key, "output", number)
@@ -121,9 +118,8 @@ class SyntheticPrompts:
     def warnings(self, n: int) -> list[str]:
         messages = []
         conversations = range(min(-(-n // self.turns), SAMPLE))
-        unique = min(
-            (self._first_message_tokens(number) - self._prefix_tokens for number in conversations), default=HEAD
-        )
+        unique = min(map(self._first_message_tokens, conversations), default=HEAD + self._prefix_tokens)
+        unique -= self._prefix_tokens
         if unique < HEAD:
             messages.append(
                 f"some prompts have only {max(0, unique)} tokens of their own, {HEAD} are needed to make each of them "
@@ -149,17 +145,13 @@ class SyntheticPrompts:
             messages.append({"role": "system", "content": system})
             prompt_tokens += system_n
         messages.append({"role": "user", "content": content})
-        for earlier in range(turn):
-            earlier_number = number - turn + earlier
+        for earlier in range(number - turn, number):
             if replies is None:
-                reply, reply_n = self._exact_text("reply", earlier_number, self.asked_output(earlier_number))
-                prompt_tokens += reply_n
+                reply, reply_n = self._exact_text("reply", earlier, self.asked_output(earlier))
             else:
-                reply = replies[earlier]
-            result, result_n = self._exact_text(
-                "tool", earlier_number + 1, self._tool_result_tokens(earlier_number + 1)
-            )
-            prompt_tokens += result_n
+                reply, reply_n = replies[earlier - number], 0  # the last one is that of the turn before
+            result, result_n = self._exact_text("tool", earlier + 1, self._tool_result_tokens(earlier + 1))
+            prompt_tokens += reply_n + result_n
             messages += {"role": "assistant", "content": reply}, {"role": "user", "content": result}
         return Request(
             id=f"{self._id}-{number}",
@@ -177,23 +169,15 @@ class SyntheticPrompts:
 
     def _first_message(self, conversation: int) -> tuple[str, int]:
         """First user message of a conversation (shared prefix, then unique part), and its tokens."""
-        total_tokens = self._first_message_tokens(conversation)
-        if not self._prefix_tokens:
-            return self._exact_text("user", conversation, total_tokens, self._unique_head(conversation, total_tokens))
-        prefix, prefix_tokens = self._shared_text(
-            "prefix", self.group_of(conversation), min(total_tokens, self._prefix_tokens)
-        )
-        unique_tokens = total_tokens - self._prefix_tokens
-        if unique_tokens <= 0:
-            return prefix, prefix_tokens
-        return self._exact_text(
-            "user",
-            conversation,
-            unique_tokens,
-            self._unique_head(conversation, unique_tokens),
-            prefix + " ",
-            prefix_tokens,
-        )
+        n = self._first_message_tokens(conversation)
+        prefix, prefix_n = "", 0
+        if self._prefix_tokens:
+            shared_n = min(n, self._prefix_tokens)
+            prefix, prefix_n = self._shared_text("prefix", self.group_of(conversation), shared_n)
+            if n <= self._prefix_tokens:
+                return prefix, prefix_n
+            prefix, n = prefix + " ", n - shared_n
+        return self._exact_text("user", conversation, n, self._unique_head(conversation, n), prefix, prefix_n)
 
     def _tool_result_tokens(self, number: int) -> int:
         return self._tool_result(self._lengths_key, "tool", number) if self._tool_result else 0
@@ -333,9 +317,7 @@ class Digest:
         if messages is not None and not self.replies:
             messages = [message for message in messages if message.get("role") != "assistant"]
         content = (number, request.max_tokens, request.exact_output, messages, request.prompt, request.extra)
-        digest = hashlib.blake2b(msgspec.json.encode(content), digest_size=16).digest()
-        self.total = (self.total + int.from_bytes(digest, "little")) % (1 << 128)
-        self.count += 1
+        self._add(hashlib.blake2b(msgspec.json.encode(content), digest_size=16))
 
     def merge(self, other: Digest) -> None:
         self.total = (self.total + other.total) % (1 << 128)
@@ -343,8 +325,10 @@ class Digest:
 
     def add_body(self, number: int, body: bytes) -> None:
         """Add the bytes to send for a request, in a digest of bodies."""
-        digest = hashlib.blake2b(body, digest_size=16, salt=number.to_bytes(16, "little")).digest()
-        self.total = (self.total + int.from_bytes(digest, "little")) % (1 << 128)
+        self._add(hashlib.blake2b(body, digest_size=16, salt=number.to_bytes(16, "little")))
+
+    def _add(self, hasher: hashlib.blake2b) -> None:
+        self.total = (self.total + int.from_bytes(hasher.digest(), "little")) % (1 << 128)
         self.count += 1
 
     def hexdigest(self) -> str:

@@ -57,6 +57,3 @@ def found(requests: Any, prompts: Any, servers: int, kind: str, planned: int | N
         "samples": count, "servers": servers, "kind": kind, "factor": factor, "each": count // factor,
         "heaviest": heaviest,
     }  # fmt: skip
-
-
-__all__ = ["found", "samples", "weights"]

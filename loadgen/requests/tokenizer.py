@@ -20,9 +20,8 @@ from loadgen.errors import UserError
 
 PACKAGED = "cl100k"
 DATA = Path(__file__).parent.parent / "data"
-RANKS_SHA256 = (
-    "6bfd43f7b31b50b645b3228413547e662af1ae4801e9b192b9791680a71d650c"  # of the unpacked file; see data/pack.py
-)
+# Of the unpacked files; see data/pack.py.
+RANKS_SHA256 = "6bfd43f7b31b50b645b3228413547e662af1ae4801e9b192b9791680a71d650c"
 WORDS_SHA256 = "cc6f6eeef36f99dd1f2c2c665936e7fefb5ad9189cbd8013d47a043ede6ba5df"
 
 # Both equal those of tiktoken_ext.openai_public.cl100k_base; a test compares them.
@@ -162,9 +161,8 @@ def local(path: Path) -> Tokenizer:
 
 def _candidates(vocabulary: dict[str, int]) -> list[str]:
     """Words of the vocabulary that may be one token (at most 16,384, lowest ids first)."""
-    pattern = re.compile(
-        r"[Ġ▁ ]?([a-z]{2,})(?:</w>)?"
-    )  # space marks of byte-level, SentencePiece and older BPE vocabularies
+    # with the space marks of byte-level, SentencePiece and older BPE vocabularies
+    pattern = re.compile(r"[Ġ▁ ]?([a-z]{2,})(?:</w>)?")
     matches = (pattern.fullmatch(token) for token in sorted(vocabulary, key=vocabulary.__getitem__))
     return list(dict.fromkeys(match[1] for match in matches if match))[:16_384]
 

@@ -6,6 +6,7 @@ Pure: request `number` is the same on every worker, in any order, at any time, a
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 from loadgen_sdk.request import Request
 
@@ -77,18 +78,8 @@ class TracePrompts(SyntheticPrompts):
         return self._random_text("own", number, n, (" " + head,))
 
 
-class _OneToken:
-    """A placeholder length of one token; the real lengths come from the trace."""
-
-    tag = "fixed"
-    value = 1
-
-
-class _PlaceholderRequests:
-    turns = None
-    input_tokens = output_tokens = _OneToken
-    shared_prefix_tokens = system_tokens = 0
-    prefixes = 1
-
-
-_PLACEHOLDER = _PlaceholderRequests()
+# The real lengths come from the trace.
+_ONE_TOKEN = SimpleNamespace(tag="fixed", value=1)
+_PLACEHOLDER = SimpleNamespace(
+    turns=None, input_tokens=_ONE_TOKEN, output_tokens=_ONE_TOKEN, shared_prefix_tokens=0, system_tokens=0, prefixes=1
+)

@@ -150,14 +150,9 @@ def _add_padded(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np
 
 
 def _read_seconds(folder: Path) -> list[manifest.Second]:
-    seconds: list[manifest.Second] = []
-    for file in [*sorted(folder.glob("spool/w*.seconds")), *sorted(folder.glob("seconds.jsonl"))]:
-        for line in file.read_bytes().splitlines():
-            with contextlib.suppress(msgspec.MsgspecError):  # the last line of a worker that was killed
-                seconds.append(msgspec.json.decode(line, type=manifest.Second))
-        if file.name == "seconds.jsonl":
-            break
-    return seconds
+    kept = folder / "seconds.jsonl"
+    files = [kept] if kept.exists() else sorted(folder.glob("spool/w*.seconds"))
+    return [second for file in files for second in manifest.decode_seconds(file.read_bytes())]
 
 
 def _read_rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 Offsets = NDArray[np.int64]
 
 _S = 1_000_000_000
-_BLOCK = (
-    1 << 16
-)  # gaps per draw; results do not depend on it: the same generator gives the same stream in blocks of any size
+# Gaps per draw. Results do not depend on it: the same generator gives the same stream in blocks of any size.
+_BLOCK = 1 << 16
 
 
 class Arrivals(NamedTuple):
@@ -149,9 +148,8 @@ def _unit_poisson(length: float, rng: np.random.Generator) -> NDArray[np.float64
     """The points of a Poisson process of rate 1 on [0, length), ascending."""
     points = np.zeros(0)
     while not len(points) or points[-1] < length:
-        points = np.append(
-            points, np.cumsum(rng.standard_exponential(int(length + 6 * math.sqrt(length)) + 16)) + points[-1:].sum()
-        )
+        gaps = rng.standard_exponential(int(length + 6 * math.sqrt(length)) + 16)
+        points = np.append(points, np.cumsum(gaps) + points[-1:].sum())
     return points[points < length]
 
 

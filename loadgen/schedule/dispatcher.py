@@ -21,8 +21,7 @@ _BLOCK = 2048  # offsets converted from array to integers at a time; about 30 µ
 class Start(NamedTuple):
     """A slot to start now or, if `dropped` is set, a slot that is never sent but still leaves a record."""
 
-    number: int
-    request: int
+    number: int  # of the slot, and of its request
     stage: int
     session: int  # -1 for a single request, outside any conversation
     turn: int
@@ -48,31 +47,6 @@ class Dispatcher:
     the first lane of that one has nothing more to send.
     """
 
-    __slots__ = (
-        "_at_work",
-        "_chain",
-        "_chain_step",
-        "_chains_left",
-        "_current",
-        "_dropped",
-        "_due_block",
-        "_due_index",
-        "_has_sessions",
-        "_heap",
-        "_in_flight",
-        "_max_in_flight",
-        "_next_due",
-        "_next_stage_ns",
-        "_offsets",
-        "_offsets_read",
-        "_stage_ends_ns",
-        "_stage_start",
-        "_stopped",
-        "_turns",
-        "_waiting_lanes",
-        "schedule",
-    )
-
     def __init__(self, schedule: Schedule, *, max_in_flight: int | None = None) -> None:
         self.schedule = schedule
         self._max_in_flight = _NEVER if max_in_flight is None else max_in_flight
@@ -86,9 +60,7 @@ class Dispatcher:
         self._stage_ends_ns: list[int] = []  # per begun stage: from this instant its lanes start nothing
         self._chains_left: list[int] = []  # per begun stage: own unfinished chains, if a closed loop with a count
         self._at_work: list[int] = []  # per begun stage: own lanes, or conversations of an open loop, not yet ended
-        self._waiting_lanes: deque[tuple[int, int, int]] = (
-            deque()
-        )  # (stage, lane, due at the earliest): no place is free
+        self._waiting_lanes: deque[tuple[int, int, int]] = deque()  # (stage, lane, earliest due): no place is free
         self._begin_stage(0, 0)
 
     @property
@@ -145,12 +117,12 @@ class Dispatcher:
                 chain = number // self._turns
             session = chain if self._has_sessions else -1
             if lane < 0 and len(in_flight) >= cap:
-                start = Start(number, number, stage, session, turn, lane, due, "in_flight_cap")
+                start = Start(number, stage, session, turn, lane, due, "in_flight_cap")
                 self._drop_later_turns(start, due)
                 if turn:  # the conversation had begun
                     self._leave(stage, due)
             else:
-                start = Start(number, number, stage, session, turn, lane, due)
+                start = Start(number, stage, session, turn, lane, due)
                 in_flight[number] = start
             out.append(start)
         return out
@@ -238,32 +210,22 @@ class Dispatcher:
             raise RuntimeError("the agenda has not been stopped")
         yield from self._dropped
         for due, number, stage, turn, lane in self._heap:
-            span = self.schedule.stages[stage]
+            span, chain = self.schedule.stages[stage], number // self._turns
             if lane < 0:
-                yield from self._interrupt_chain(span, number // self._turns, turn, lane, due)
-            elif span.length_ns is None and span.chains is not None:
-                chains = range(number // self._turns, span.first_chain + span.chains, span.lanes)
-                for chain in chains:
-                    is_waiting = chain == chains[0]
-                    yield from self._interrupt_chain(
-                        span, chain, turn if is_waiting else 0, lane, due if is_waiting else -1
-                    )
+                yield from self._interrupt_chain(span, chain, turn, lane, due)
+            else:
+                yield from self._unsent_of_lane(span, lane, chain, turn, due)
         for stage, lane, _ in self._waiting_lanes:
             span = self.schedule.stages[stage]
-            if span.length_ns is None and span.chains is not None:
-                for chain in range(span.first_chain + lane, span.first_chain + span.chains, span.lanes):
-                    yield from self._interrupt_chain(span, chain, 0, lane, -1)
+            yield from self._unsent_of_lane(span, lane, span.first_chain + lane)
         if self._next_due != _NEVER:
-            yield from self._unsent_of_stage(
-                self._current, self._stage_start, self._offsets_read - len(self._due_block) + self._due_index
-            )
+            first = self._offsets_read - len(self._due_block) + self._due_index
+            yield from self._unsent_of_stage(self._current, self._stage_start, first)
         for span in self.schedule.stages[self._current.index + 1 :]:
             if not span.lanes:
                 yield from self._unsent_of_stage(span, span.start_ns, 0)
-            elif span.length_ns is None and span.chains is not None:
-                for lane in self.schedule.own_lanes(span):
-                    for chain in range(span.first_chain + lane, span.first_chain + span.chains, span.lanes):
-                        yield from self._interrupt_chain(span, chain, 0, lane, -1)
+            for lane in self.schedule.own_lanes(span):
+                yield from self._unsent_of_lane(span, lane, span.first_chain + lane)
 
     def _begin_stage(self, index: int, start_ns: int) -> None:
         """Begin stage `index` at `start_ns`: point the cursor at its offsets, or make its lanes due."""
@@ -321,21 +283,26 @@ class Dispatcher:
 
     def _drop_later_turns(self, start: Start, now_ns: int) -> None:
         """Drop the turns after `start`: without its reply their history would be incomplete."""
-        number, session = start.number - start.turn, start.session
-        for turn in range(start.turn + 1, self._turns):
+        for later in range(1, self._turns - start.turn):
+            number, turn = start.number + later, start.turn + later
             self._dropped.append(
-                Start(
-                    number + turn, number + turn, start.stage, session, turn, start.lane, now_ns, "previous_turn_failed"
-                )
+                start._replace(number=number, turn=turn, due_ns=now_ns, dropped="previous_turn_failed")
             )
 
     def _interrupt_chain(self, span: StageSpan, chain: int, first_turn: int, lane: int, due_ns: int) -> Iterator[Start]:
         session = chain if self._has_sessions else -1
         for turn in range(first_turn, self._turns):
-            number = chain * self._turns + turn
-            yield Start(
-                number, number, span.index, session, turn, lane, due_ns if turn == first_turn else -1, "interrupted"
-            )
+            due = due_ns if turn == first_turn else -1
+            yield Start(chain * self._turns + turn, span.index, session, turn, lane, due, "interrupted")
+
+    def _unsent_of_lane(
+        self, span: StageSpan, lane: int, first_chain: int, turn: int = 0, due_ns: int = -1
+    ) -> Iterator[Start]:
+        """The chains of a lane from this turn of this chain on; none where a duration ends the stage."""
+        if span.length_ns is None and span.chains is not None:
+            for chain in range(first_chain, span.first_chain + span.chains, span.lanes):
+                yield from self._interrupt_chain(span, chain, turn, lane, due_ns)
+                turn, due_ns = 0, -1
 
     def _unsent_of_stage(self, span: StageSpan, start_ns: int | None, first_index: int) -> Iterator[Start]:
         """The chains of this share in an open-loop stage, from `first_index` on, as interrupted slots."""

@@ -15,12 +15,13 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import seeds
+from loadgen.requests.laws import log_mean
 from loadgen.schedule import arrivals
 from loadgen.units import LONGEST_NS
 from loadgen.workload import (
@@ -41,6 +42,7 @@ from loadgen.workload import (
 )
 
 Ints = NDArray[np.int64]
+T = TypeVar("T", int, Ints)
 
 RESERVED = 1 << 26
 """Chain numbers reserved for a stage without a count, so that the stages after it get numbers of their own."""
@@ -50,32 +52,20 @@ _BLOCKS_KEPT = 64  # blocks of pauses in memory; conversations in progress have 
 _HASH_BLOCK = 1 << 16  # chains converted to columns at a time for the fingerprint
 
 
-class Slot(NamedTuple):
-    """One row of the timetable. Either `due_ns` is an instant and `after` is -1, or the other way round."""
+class Slot(NamedTuple, Generic[T]):
+    """One row of the timetable. Either `due_ns` is an instant and `after` is -1, or the other way round.
 
-    number: int
-    request: int
-    due_ns: int  # from the start of the run, or of the stage if the stage has no fixed start
-    after: int  # number of the slot that must end first
-    pause_ns: int  # between the end of that slot and the start of this one
-    stage: int
-    session: int  # number of the conversation; -1 for a single request
-    turn: int
-    lane: int  # -1 in open loop
+    Of `Ints`: the columns of many slots, in ascending number. The number of its request is that of the slot.
+    """
 
-
-class SlotColumns(NamedTuple):
-    """Slots as columns: int64 arrays of equal length, one row per slot in ascending number, fields as in `Slot`."""
-
-    number: Ints
-    request: Ints
-    due_ns: Ints
-    after: Ints
-    pause_ns: Ints
-    stage: Ints
-    session: Ints
-    turn: Ints
-    lane: Ints
+    number: T
+    due_ns: T  # from the start of the run, or of the stage if the stage has no fixed start
+    after: T  # number of the slot that must end first
+    pause_ns: T  # between the end of that slot and the start of this one
+    stage: T
+    session: T  # number of the conversation; -1 for a single request
+    turn: T
+    lane: T  # -1 in open loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,9 +134,8 @@ class Pauses:
     def column(self, first: int, n: int) -> Ints:
         """The pauses of conversations first … first + n - 1, in ns. Shape (n, turns - 1)."""
         first_block, end_block = first // self.together, (first + n - 1) // self.together + 1
-        pauses = np.concatenate(
-            [np.zeros((0, self.turns - 1), np.int64), *map(self.block, range(first_block, end_block))]
-        )
+        none = np.zeros((0, self.turns - 1), np.int64)
+        pauses = np.concatenate([none, *map(self.block, range(first_block, end_block))])
         return pauses[first - first_block * self.together :][:n]
 
     def block(self, block: int) -> Ints:
@@ -168,12 +157,9 @@ class Schedule:
     @property
     def slots(self) -> int | None:
         """Number of slots in this share; None if the duration alone limits a stage."""
-        total = 0
-        for span in self.stages:
-            if span.chains is None:
-                return None
-            total += self.own_chains(span) * self.turns
-        return total
+        if any(span.chains is None for span in self.stages):
+            return None
+        return sum(self.own_chains(span) for span in self.stages) * self.turns
 
     @property
     def horizon_ns(self) -> int | None:
@@ -213,7 +199,7 @@ class Schedule:
                 yield from range(number, number + self.turns)
             base += step
 
-    def columns(self) -> SlotColumns:
+    def columns(self) -> Slot[Ints]:
         """All slots of this share. Raises ValueError if the duration alone limits a stage."""
         stage_columns = []
         for span in self.stages:
@@ -222,9 +208,9 @@ class Schedule:
             chain = np.arange(span.chains, dtype=np.int64)
             owner_index = chain % span.lanes if span.lanes else chain
             stage_columns.append(_slot_columns(self, span, 0, span.chains, owner_index % self.parts == self.part))
-        return SlotColumns(*(np.concatenate(column) for column in zip(*stage_columns, strict=True)))
+        return Slot(*(np.concatenate(column) for column in zip(*stage_columns, strict=True)))
 
-    def slot(self, number: int) -> Slot:
+    def slot(self, number: int) -> Slot[int]:
         """The row with this slot number, computed. Raises IndexError if the run has no such slot."""
         chain, turn = divmod(number, self.turns)
         for span in self.stages:
@@ -244,7 +230,8 @@ def build(workload: Workload, seed: int) -> Schedule:
     turns = getattr(workload.requests, "turns", None)
     turn_count = turns.count if turns is not None else 1
     schedule_seed = workload.schedule_seed
-    explicit_seed_stage = -1 if schedule_seed is None else _explicit_seed_stage(workload.stages)
+    measured_poisson = [i for i, s in enumerate(workload.stages) if s.measured and isinstance(s.arrival, Poisson)]
+    explicit_seed_stage = measured_poisson[0] if measured_poisson and schedule_seed is not None else -1
     spans: list[StageSpan] = []
     start_ns: int | None = 0
     first_chain = 0
@@ -321,7 +308,7 @@ def fingerprint(schedule: Schedule) -> str:
 
 def _slot_columns(
     schedule: Schedule, span: StageSpan, first: int, count: int, keep: NDArray[np.bool_] | None = None
-) -> SlotColumns:
+) -> Slot[Ints]:
     """The slots of the stage's chains first … first + count - 1; with `keep`, of the chains where it is True."""
     turns = schedule.turns
     chain = np.arange(first, first + count, dtype=np.int64)
@@ -345,9 +332,8 @@ def _slot_columns(
     def per_slot(values: Ints | int) -> Ints:
         return np.broadcast_to(np.asarray(values, np.int64), (count, turns)).reshape(-1)
 
-    return SlotColumns(
+    return Slot(
         number=number.reshape(-1),
-        request=number.reshape(-1),
         due_ns=due.reshape(-1),
         after=after.reshape(-1),
         pause_ns=pauses.reshape(-1),
@@ -358,35 +344,26 @@ def _slot_columns(
     )
 
 
-def _explicit_seed_stage(stages: tuple[Stage, ...]) -> int:
-    """Index of the stage that an explicit schedule seed applies to; -1 if there is none."""
-    return next((i for i, stage in enumerate(stages) if stage.measured and isinstance(stage.arrival, Poisson)), -1)
-
-
 def _arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) -> arrivals.Arrivals:
     """Start times of the chains of an open-loop stage. Raises ValueError for an arrival law that has none."""
-    duration_ns, count = stage.duration_ns, stage.count
+    bounds = {"duration_ns": stage.duration_ns, "count": stage.count}
     match stage.arrival:
         case Constant(rate=rate):
-            return arrivals.constant(rate, duration_ns=duration_ns, count=count)
-        case Poisson(rate=rate) if stage.at_least is not None:
-            least = stage.at_least
+            return arrivals.constant(rate, **bounds)
+        case Poisson(rate=rate) if (least := stage.at_least) is not None:
             return arrivals.poisson_at_least(
-                rate,
-                seed=loadgen_seed,
-                min_duration_ns=least.duration_ns,
-                min_count=least.count,
+                rate, seed=loadgen_seed, min_duration_ns=least.duration_ns, min_count=least.count,
                 multiple_of=least.passes_of,
-            )
+            )  # fmt: skip
         case Poisson(rate=rate):
-            return arrivals.poisson(rate, seed=loadgen_seed, duration_ns=duration_ns, count=count)
+            return arrivals.poisson(rate, seed=loadgen_seed, **bounds)
         case Gamma(rate=rate, burstiness=burstiness):
-            return arrivals.gamma(rate, burstiness=burstiness, rng=rng, duration_ns=duration_ns, count=count)
+            return arrivals.gamma(rate, burstiness=burstiness, rng=rng, **bounds)
         case Ramp(from_rate=low, to_rate=high):
-            return arrivals.ramp(low, high, rng=rng, duration_ns=duration_ns, count=count)
+            return arrivals.ramp(low, high, rng=rng, **bounds)
         case Replay(file=file, speed=speed):
             trace = traces.read_trace(file)
-            return arrivals.given(trace.due_ns, trace.end_ns, speed=speed, duration_ns=duration_ns, count=count)
+            return arrivals.given(trace.due_ns, trace.end_ns, speed=speed, **bounds)
     raise ValueError(f"{stage.arrival!r} has no arrivals")
 
 
@@ -402,10 +379,8 @@ def _draw_delays(delay: Any, rng: np.random.Generator, shape: tuple[int, int]) -
             return rng.choice(np.asarray(values, np.int64), shape, p=shares)
         case Normal(mean=mean, stddev=stddev):
             return _draw_within(lambda n: rng.normal(mean, stddev, n), delay, shape)
-        case LogNormal(median=float() | int() as median, sigma=sigma):
-            return _draw_within(lambda n: rng.lognormal(math.log(median), sigma, n), delay, shape)
-        case LogNormal(mean=float() | int() as mean_ns, sigma=sigma):
-            return _draw_within(lambda n: rng.lognormal(math.log(mean_ns) - sigma**2 / 2, sigma, n), delay, shape)
+        case LogNormal(sigma=sigma):
+            return _draw_within(lambda n: rng.lognormal(log_mean(delay), sigma, n), delay, shape)
     raise ValueError(f"no delay {delay!r}")
 
 

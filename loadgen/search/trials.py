@@ -13,22 +13,24 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
 from loadgen import seeds
 from loadgen.errors import UserError
+from loadgen.execution import run
 from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned
-from loadgen.execution.run import Execute, runs_of_a_command
+from loadgen.execution.run import Execute
 from loadgen.metrics import columns, outcomes, reasons
 from loadgen.results import checksums, store
 from loadgen.results.record import KIND, ROW
 from loadgen.results.spool import Tail
 from loadgen.search import experiment
-from loadgen.search.load_search import Goal, LoadSearch, Look, NextTrial, SearchAnswer, TrialResult, Watch
+from loadgen.search.load_search import Goal, LoadSearch, NextTrial, Outcome, SearchAnswer, TrialResult, Watch
 from loadgen.workload import Closed, Poisson, placed
 
 if TYPE_CHECKING:
@@ -49,6 +51,14 @@ BROKEN = tuple(KIND[name] for name in ("dns", "connect", "tls", "reset", "trunca
 
 class Interrupted(Exception):
     """The user stopped a trial."""
+
+
+class Decision(NamedTuple):
+    """The outcome of a trial that was certain before its end, and when that was."""
+
+    outcome: Outcome
+    why: str
+    at_ns: int
 
 
 def called(ask: NextTrial) -> str:
@@ -72,7 +82,7 @@ class Trials:
     seeded: bool = True
     watched: bool = True
     name: Callable[[NextTrial], str] = called
-    execute: Execute = field(default_factory=runs_of_a_command)
+    execute: Execute = field(default_factory=lambda: partial(run.execute, known={}))
 
     def run(self, ask: NextTrial) -> TrialResult:
         """Run one trial and store its result. Raises Interrupted if the user stopped it, UserError if it cannot run."""
@@ -83,17 +93,45 @@ class Trials:
     def _run_trial(self, ask: NextTrial) -> TrialResult:
         workload = self._workload(ask)
         settings = replace(self.settings, out=experiment.unused(self.folder, self.name(ask)))
-        look: Look | None = None
-        stop_s = 0.0
-        if not self.watched:
-            summary, folder = self.execute(workload, settings)
-            if summary.run.state == "interrupted":
-                raise Interrupted
-        elif settings.virtual:
-            summary, folder, look, stop_s = self._run_virtual(workload, settings, ask)
-        else:
-            summary, folder, look, stop_s = self._run_live(workload, settings, ask)
-        return self._result(ask, workload, summary, folder, look, stop_s)
+        planned: RunPlanned | None = None
+        watch: Watch | None = None
+        decision: Decision | None = None
+        following: asyncio.Task[None] | None = None
+
+        async def follow(watch: Watch, folder: Path, load: RunningLoad) -> None:
+            nonlocal decision
+            rows = np.zeros(0, ROW)
+            with contextlib.closing(Tail(folder)) as tail:
+                while decision is None:
+                    await asyncio.sleep(LOOK_S)
+                    rows = np.concatenate((rows, _finished(tail.rows())))
+                    decision = _decision(watch, int(rows["done_ns"].max(initial=0)), rows)
+            load.decided = True
+            if decision.at_ns < int(watch.due_ns[-1]):  # later there is nothing left to start
+                load.stop()
+
+        def hear(event: RunEvent) -> None:
+            nonlocal planned, watch, following
+            if isinstance(event, RunPlanned):
+                planned, watch = event, self._watch(event.plan.timetable, ask)
+            elif isinstance(event, LoadStarted) and planned is not None and watch is not None:
+                task = follow(watch, planned.plan.job.folder, event.load)
+                following = asyncio.get_running_loop().create_task(task)
+
+        try:
+            summary, folder = self.execute(workload, settings, hear)
+        finally:
+            if following is not None:
+                following.cancel()
+        if watch is not None and settings.virtual:
+            rows = store.read_run(folder).rows
+            decision = _first_decision(watch, _finished(rows[np.argsort(rows["done_ns"], kind="stable")]))
+            if decision is not None and decision.at_ns < int(watch.due_ns[-1]):
+                shutil.rmtree(folder)
+                summary, folder = self.execute(_shortened(workload, decision.at_ns), settings)
+        if summary.run.state == "interrupted" and decision is None:
+            raise Interrupted
+        return self._result(ask, workload, summary, folder, decision)
 
     def _workload(self, ask: NextTrial) -> Workload:
         workload = self.make(ask)
@@ -102,96 +140,33 @@ class Trials:
         seed = seeds.own(self.seed, "probe", ask.number)
         return workload.model_copy(update={"seed": seed, "schedule_seed": None})
 
-    def _watch(self, due: NDArray[np.int64], ask: NextTrial) -> Watch:
-        return Watch(self.goal, due, early_under=ask.early_under)
-
-    def _run_virtual(
-        self, workload: Workload, settings: Settings, ask: NextTrial
-    ) -> tuple[Summary, Path, Look | None, float]:
-        summary, folder = self.execute(workload, settings)
-        rows = store.read_run(folder).rows
-        rows = _finished(rows[np.argsort(rows["done_ns"], kind="stable")])
-        due = _planned_due(workload, rows)
-        if due is None:
-            return summary, folder, None, 0.0
-        watch = self._watch(due, ask)
-        last = int(rows["done_ns"].max(initial=0))
-        step = round(LOOK_S * S) * (1 + len(rows) // MANY)
-        for now in range(step, last, step):
-            look = watch.look(now, rows[: np.searchsorted(rows["done_ns"], now, "right")])
-            if look.outcome is not None:
-                if now >= int(due[-1]):
-                    return summary, folder, look, now / S
-                shutil.rmtree(folder)
-                summary, folder = self.execute(_shortened(workload, now), settings)
-                return summary, folder, look, now / S
-        return summary, folder, None, 0.0
-
-    def _run_live(
-        self, workload: Workload, settings: Settings, ask: NextTrial
-    ) -> tuple[Summary, Path, Look | None, float]:
-        decided: list[tuple[Look, float]] = []
-        tasks: list[asyncio.Task[None]] = []
-        planned: list[RunPlanned] = []
-
-        def watch_load(planned: RunPlanned, load: RunningLoad) -> None:
-            timetable, folder = planned.plan.timetable, planned.plan.job.folder
-            if any(span.lanes for span in timetable.stages) or timetable.turns > 1:
-                return  # the number of its requests is not known beforehand
-
-            async def follow() -> None:
-                watch = self._watch(_measured_due(timetable), ask)
-                rows = np.zeros(0, ROW)
-                with contextlib.closing(Tail(folder)) as tail:
-                    while True:
-                        await asyncio.sleep(LOOK_S)
-                        rows = np.concatenate((rows, _finished(tail.rows())))
-                        now = int(rows["done_ns"].max(initial=0))
-                        look = watch.look(now, rows)
-                        if look.outcome is not None:
-                            decided.append((look, now / S))
-                            load.decided = True
-                            if now < int(watch.due_ns[-1]):  # later there is nothing left to start
-                                load.stop()
-                            return
-
-            tasks.append(asyncio.get_running_loop().create_task(follow()))
-
-        def hear(event: RunEvent) -> None:
-            if isinstance(event, RunPlanned):
-                planned.append(event)
-            elif isinstance(event, LoadStarted):
-                watch_load(planned[0], event.load)
-
-        try:
-            summary, folder = self.execute(workload, settings, hear)
-        finally:
-            for task in tasks:
-                task.cancel()
-        if summary.run.state == "interrupted" and not decided:
-            raise Interrupted
-        return (summary, folder, *(decided[0] if decided else (None, 0.0)))
+    def _watch(self, timetable: Schedule, ask: NextTrial) -> Watch | None:
+        """None where the number of requests is not known beforehand: closed loops, conversations."""
+        if not self.watched or any(span.lanes for span in timetable.stages) or timetable.turns > 1:
+            return None
+        due = np.concatenate([span.offsets + (span.start_ns or 0) for span in timetable.stages if span.measured])
+        return Watch(self.goal, due, early_under=ask.early_under) if len(due) else None
 
     def _result(
-        self, ask: NextTrial, workload: Workload, summary: Summary, folder: Path, look: Look | None, stop_s: float
+        self, ask: NextTrial, workload: Workload, summary: Summary, folder: Path, decision: Decision | None
     ) -> TrialResult:
         rows = store.read_run(folder).rows
         measured = np.array([stage.measured for stage in summary.stages] or [True])[rows["stage"]]
         rows = rows[measured]
         sent = rows[rows["due_ns"] >= 0]
         spent = summary.window.whole.duration_s or 0.0
-        observed_s = stop_s if look is not None and stop_s else _length_s(workload, sent)
+        observed_s = _length_s(workload, sent) if decision is None else decision.at_ns / S
         first_turns = sent[sent["turn"] == 0]  # the load of conversations is the rate at which they begin
         due = first_turns["due_ns"] - (first_turns["due_ns"].min() if len(first_turns) else 0)
         offered = (
             float((due < observed_s * S).sum()) / observed_s if observed_s > 0 and not _closed(workload) else ask.load
         )
-        full = len(due) if look is None else offered * _length_s(workload, sent)
-        invalid_reason = _invalid_reason(summary, rows, ended_early=look is not None and look.outcome is not None)
+        full = len(due) if decision is None else offered * _length_s(workload, sent)
+        invalid_reason = _invalid_reason(summary, rows, ended_early=decision is not None)
         if invalid_reason:
             outcome, why = "invalid", invalid_reason
-        elif look is not None and look.outcome is not None:
-            outcome, why = look.outcome, look.why
+        elif decision is not None:
+            outcome, why = decision.outcome, decision.why
         else:
             finished = sent[sent["status"] != columns.CANCELLED]
             unfinished = finished["status"] == columns.UNFINISHED
@@ -212,7 +187,7 @@ class Trials:
         return TrialResult(
             ask=ask,
             outcome=outcome,  # type: ignore[arg-type]
-            early=look is not None and outcome != "invalid",
+            early=decision is not None and outcome != "invalid",
             spent_s=spent,
             # without own seeds all trials share one timetable: there is no difference by chance to correct for
             offered=offered if offered > 0 and self.seeded else ask.load,
@@ -220,8 +195,8 @@ class Trials:
             why=why,
             folder=folder.name,
             figures=experiment.figures(summary),
-            sustained=summary.sustainable.sustained if look is None else None,
-            sustained_why=summary.sustainable.why if look is None else "",
+            sustained=summary.sustainable.sustained if decision is None else None,
+            sustained_why=summary.sustainable.why if decision is None else "",
         )
 
     def finish(self, search: LoadSearch) -> SearchAnswer:
@@ -250,21 +225,18 @@ def _finished(rows: NDArray[np.void]) -> NDArray[np.void]:
     return finished
 
 
-def _planned_due(workload: Workload, rows: NDArray[np.void]) -> NDArray[np.int64] | None:
-    """The planned due instants of an open load, sorted: those of its records, since every slot leaves one.
-
-    None where the number of requests is not known beforehand: closed loops, conversations.
-    """
-    if _closed(workload) or (rows["turn"] > 0).any():
-        return None
-    due = np.sort(rows["due_ns"][rows["due_ns"] >= 0])
-    return due if len(due) else None
+def _decision(watch: Watch, now_ns: int, rows: NDArray[np.void]) -> Decision | None:
+    look = watch.look(now_ns, rows)
+    return None if look.outcome is None else Decision(look.outcome, look.why, now_ns)
 
 
-def _measured_due(timetable: Schedule) -> NDArray[np.int64]:
-    """The due instants of the measured stages of a timetable, sorted."""
-    parts = [span.offsets + (span.start_ns or 0) for span in timetable.stages if span.measured]
-    return np.sort(np.concatenate(parts))
+def _first_decision(watch: Watch, rows: NDArray[np.void]) -> Decision | None:
+    """When a watch over a run that is finished would have decided. `rows`: in the order in which the requests ended."""
+    step = round(LOOK_S * S) * (1 + len(rows) // MANY)
+    for now in range(step, int(rows["done_ns"].max(initial=0)), step):
+        if decision := _decision(watch, now, rows[: np.searchsorted(rows["done_ns"], now, "right")]):
+            return decision
+    return None
 
 
 def _shortened(workload: Workload, stop_ns: int) -> Workload:

@@ -7,18 +7,20 @@ and are written nowhere.
 
 from __future__ import annotations
 
+import base64
 import os
 import select
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from io import RawIOBase
 from pathlib import Path
 from time import monotonic, monotonic_ns, process_time, sleep
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 from loadgen_sdk.transport.http1 import merged
@@ -85,9 +87,8 @@ def places(asked: PagesAsked, probes: Sequence[ProbeResult]) -> tuple[PageAddres
         return ()
     urls = [page for page in asked.pages if page not in WORDS]
     if urls:
-        return tuple(
-            _address_of_url(url, i if len(urls) == len(probes) else None, asked, probes) for i, url in enumerate(urls)
-        )
+        each = len(urls) == len(probes)
+        return tuple(_address_of_url(url, i if each else None, asked, probes) for i, url in enumerate(urls))
     addresses: list[PageAddress] = []
     for i, probe in enumerate(probes):
         paths = series.AUTO.get(probe.server, ())
@@ -128,15 +129,11 @@ def check(asked: Sequence[str]) -> UserError | None:
 
 
 def _address_of_url(url: str, target: int | None, asked: PagesAsked, probes: Sequence[ProbeResult]) -> PageAddress:
-    import base64
-    from urllib.parse import unquote
-
     parts = urlsplit(url)
     host, tls = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if tls else 80)
-    own_target = next(
-        (i for i, probe in enumerate(probes) if (probe.target.host, probe.target.port) == (host, port)), None
-    )
+    addresses = [(probe.target.host, probe.target.port) for probe in probes]
+    own_target = addresses.index((host, port)) if (host, port) in addresses else None
     headers = _headers(asked, own_target, probes[own_target]) if own_target is not None else {}
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
@@ -204,25 +201,18 @@ class Reader:
 
         With `every`, changed series that `series.passing` normally leaves out are included.
         """
-        changed = {
-            key: value
-            for key, value in self._latest.items()
-            if (every or not series.passing(key[0])) and self._written.get(key) != value
-        }
+        wanted = {key: value for key, value in self._latest.items() if every or not series.passing(key[0])}
+        changed = {key: value for key, value in wanted.items() if self._written.get(key) != value}
         self._written |= changed
-        about_read = {(series.TOOK, ""): round(took_s, 6), (series.UP, ""): float(bool(self._latest))}
-        return [
-            MetricSample(t_s=t_s, target=self._place.target, page=self.url, name=name, labels=labels, value=value)
-            for (name, labels), value in (*changed.items(), *about_read.items())
-        ]
+        told = changed | {(series.TOOK, ""): round(took_s, 6), (series.UP, ""): float(bool(self._latest))}
+        one = partial(MetricSample, t_s=t_s, target=self._place.target, page=self.url)
+        return [one(name=name, labels=labels, value=value) for (name, labels), value in told.items()]
 
     def _fetch(self, path: str) -> dict[tuple[str, str], float]:
         place = self._place
         if self._connection is None:
-            if place.tls:
-                self._connection = HTTPSConnection(place.host, place.port, timeout=TIMEOUT_S, context=self._context)
-            else:
-                self._connection = HTTPConnection(place.host, place.port, timeout=TIMEOUT_S)
+            kind = partial(HTTPSConnection, context=self._context) if place.tls else HTTPConnection
+            self._connection = kind(place.host, place.port, timeout=TIMEOUT_S)
         self._connection.request("GET", path, headers={"Accept": "text/plain, application/json", **place.headers})
         response: HTTPResponse = self._connection.getresponse()
         data = response.read(MOST_BYTES + 1)
@@ -280,9 +270,8 @@ def follow(folder: Path, source: RawIOBase, output: IO[bytes]) -> None:
                 began, cpu_before = monotonic_ns(), process_time()
                 list(pool.map(Reader.read, readers))
                 write_samples(began, (monotonic_ns() - began) / 1e9, every=ended)
-                wait_s = max(
-                    EVERY_S, (process_time() - cpu_before) / CPU_SHARE, EVERY_S + (began - start_ns) / 1e9 / SLOWER
-                )
+                slower_s = EVERY_S + (began - start_ns) / 1e9 / SLOWER
+                wait_s = max(EVERY_S, (process_time() - cpu_before) / CPU_SHARE, slower_s)
                 due_s = max(due_s + wait_s, monotonic())
 
 

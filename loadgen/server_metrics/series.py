@@ -187,11 +187,10 @@ class Iterations:
         values = {(ITERATION + "read_total", ""): float(self._read), (ITERATION + "missed_total", ""): self._missed}
         if rows:
             values |= {(ITERATION + name, ""): value for name, value in _numeric_leaves(rows[-1])}
-            used_blocks, max_blocks = (
-                values.get((f"{ITERATION}kvCacheStats.{key}NumBlocks", "")) for key in ("used", "max")
-            )
+            cache = ITERATION + "kvCacheStats."
+            used_blocks, max_blocks = (values.get((f"{cache}{key}NumBlocks", "")) for key in ("used", "max"))
             if used_blocks is not None and max_blocks:
-                values[ITERATION + "kvCacheStats.usedShare", ""] = used_blocks / max_blocks
+                values[cache + "usedShare", ""] = used_blocks / max_blocks
             latencies_ms = [row["iterLatencyMS"] for row in rows if isinstance(row.get("iterLatencyMS"), int | float)]
             if latencies_ms:
                 values[ITERATION + "iterLatencyMS", ""] = sum(latencies_ms) / len(latencies_ms)
@@ -220,19 +219,15 @@ def curves(metric_samples: Sequence[MetricSample]) -> dict[str, MetricCurve]:
     Values are sums over pages and labels; shares are means. A counter becomes a rate per second between two reads,
     placed at the middle of the interval. A counter that never grows has no curve.
     """
-    curve_by_quantity = {}
+    curve_of = {}
     for quantity, points in _quantities(metric_samples).items():
+        shown = points
         if quantity in _COUNTERS:
-            rates = [
-                ((previous[0] + current[0]) / 2, (current[1] - previous[1]) / (current[0] - previous[0]))
-                for previous, current in pairwise(points)
-                if current[0] > previous[0]
-            ]
-            if any(rate for _, rate in rates):
-                curve_by_quantity[quantity] = MetricCurve(*zip(*rates, strict=True))
-        else:
-            curve_by_quantity[quantity] = MetricCurve(*zip(*points, strict=True))
-    return curve_by_quantity
+            steps = [(t0, t1, v1 - v0) for (t0, v0), (t1, v1) in pairwise(points) if t1 > t0]
+            shown = [((t0 + t1) / 2, growth / (t1 - t0)) for t0, t1, growth in steps]
+        if quantity not in _COUNTERS or any(rate for _, rate in shown):
+            curve_of[quantity] = MetricCurve(*zip(*shown, strict=True))
+    return curve_of
 
 
 def summarize(metric_samples: Sequence[MetricSample], client_output_tokens: int | None) -> Served | None:
@@ -244,27 +239,27 @@ def summarize(metric_samples: Sequence[MetricSample], client_output_tokens: int 
     if not any(any(values) for values in ups_of_page.values()):
         return None
     points_of = _quantities(metric_samples)
-    increases = {
-        quantity: _rounded(points[-1][1] - points[0][1])
-        for quantity, points in points_of.items()
-        if quantity in _COUNTERS
-    }
 
-    def maximum(quantity: str) -> float | None:
-        return max((value for _, value in points_of.get(quantity, ())), default=None)
+    def increase(quantity: str) -> int | None:
+        points = points_of.get(quantity)
+        return round(points[-1][1] - points[0][1]) if points else None
+
+    def maximum(quantity: str) -> int | None:
+        points = points_of.get(quantity)
+        return round(max(value for _, value in points)) if points else None
+
+    fullest = [sample.value for sample in metric_samples if _QUANTITY_OF.get(sample.name) == KV_USE]
 
     return Served(
         pages=tuple(PageReading(url=url, reads=len(ups), failed=ups.count(0.0)) for url, ups in ups_of_page.items()),
-        output_tokens=increases.get(OUTPUT),
+        output_tokens=increase(OUTPUT),
         client_output_tokens=client_output_tokens,
-        input_tokens=increases.get(INPUT),
-        cached_tokens=increases.get(CACHED),
-        requests_ok=increases.get(DONE),
-        running_max=_rounded(maximum(RUNNING)),
-        waiting_max=_rounded(maximum(WAITING)),
-        kv_use_max=max(
-            (sample.value for sample in metric_samples if _QUANTITY_OF.get(sample.name) == KV_USE), default=None
-        ),
+        input_tokens=increase(INPUT),
+        cached_tokens=increase(CACHED),
+        requests_ok=increase(DONE),
+        running_max=maximum(RUNNING),
+        waiting_max=maximum(WAITING),
+        kv_use_max=max(fullest, default=None),
         hit_share=points_of[HITS][-1][1] if points_of.get(HITS) else None,
     )
 
@@ -284,10 +279,6 @@ def disagreement(served: Served) -> float | None:
     """(server's output tokens / client's output tokens) - 1; None if either is unknown or the client has none."""
     by_server, by_client = served.output_tokens, served.client_output_tokens
     return by_server / by_client - 1 if by_server is not None and by_client else None
-
-
-def _rounded(value: float | None) -> int | None:
-    return None if value is None else round(value)
 
 
 def _quantities(metric_samples: Sequence[MetricSample]) -> dict[str, list[tuple[float, float]]]:

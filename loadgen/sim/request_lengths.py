@@ -7,11 +7,13 @@ conversation.
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loadgen.requests.prompts import FilePrompts, SyntheticPrompts
+from loadgen.sim.server.request_parser import NATURAL_TOKENS
 
 if TYPE_CHECKING:
     from loadgen.requests.trace_prompts import TracePrompts
@@ -19,9 +21,8 @@ if TYPE_CHECKING:
 Sizes = Callable[[int], tuple[int, int, Sequence[Hashable]]]
 """Maps a request's number to prompt tokens, output tokens, and the hashes of its prompt's shareable blocks."""
 
-NATURAL_TOKENS = 256  # output length if the request sets none, as in the embedded endpoint
 BLOCK = 1024  # number of requests whose lengths are drawn together
-BLOCKS = 1024  # blocks in memory, the oldest is removed first; lanes of a closed loop ask out of order
+BLOCKS = 1024  # blocks in memory; lanes of a closed loop ask out of order
 _GROUP, _CONVERSATION = 1 << 40, 1 << 60
 
 
@@ -43,17 +44,16 @@ def of_workload(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
 
 def _drawn_in_blocks(prompts: SyntheticPrompts) -> Sizes:
     """Lengths of requests that share nothing, drawn for many numbers at a time: requests come roughly in order."""
-    blocks: dict[int, tuple[array[int], array[int]]] = {}
+
+    @functools.lru_cache(maxsize=BLOCKS)
+    def block(number: int) -> tuple[array[int], array[int]]:
+        input_tokens, output_tokens = prompts.asked(range(number * BLOCK, (number + 1) * BLOCK))
+        return array("q", input_tokens), array("q", output_tokens)
 
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
         block_number, index = divmod(number, BLOCK)
-        block = blocks.get(block_number)
-        if block is None:
-            if len(blocks) >= BLOCKS:
-                del blocks[next(iter(blocks))]
-            input_tokens, output_tokens = prompts.asked(range(block_number * BLOCK, (block_number + 1) * BLOCK))
-            block = blocks[block_number] = array("q", input_tokens), array("q", output_tokens)
-        return block[0][index], block[1][index], ()
+        input_tokens, output_tokens = block(block_number)
+        return input_tokens[index], output_tokens[index], ()
 
     return sizes
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.results.record import BIN_NS, DURATIONS, FINISH, KIND, ROW, SOURCE, STATUS
+from loadgen.results.record import BIN_NS, FINISH, KIND, ROW, SOURCE, STATUS, Built, RowPlace, unsent_row
 from loadgen.schedule.timetable import Schedule
 from loadgen.stats.quantiles import SIZE, Histogram, bucket
 
@@ -73,13 +73,11 @@ def outcome(
     sent = len(columns["number"])
     unsent = np.array(flights.unsent, np.int64).reshape(-1, 3)
     rows = np.zeros(sent + len(unsent), ROW)
-    unsent_row = np.array(_UNSENT_ROW, ROW)
-    rows[sent:] = unsent_row
+    rows[sent:] = np.frombuffer(unsent_row(RowPlace(*(0,) * 8), -1, "", "dropped", Built(-1, "", -1)), ROW)
     _set_slots(rows, np.concatenate([columns["number"], unsent[:, 0]]), schedule)
     instants = [np.array(of_replica, np.int64) for of_replica in ends]
     stretches = _stretches(columns, flights.stretches)
     gaps = [Histogram() for _ in range(stages)]
-    timeline = [np.zeros(0, np.int64) for _ in range(stages)]
     largest = np.zeros(sent, np.int64)
     events = np.zeros(sent, np.int64)
     stage = rows["stage"][:sent]
@@ -94,26 +92,13 @@ def outcome(
     _add_pause_gaps(stretches, instants, stage, gaps, largest)
     timeline = [counts[: int(np.flatnonzero(counts)[-1]) + 1] if counts.any() else counts[:0] for counts in bins]
     _set_sent_rows(rows[:sent], columns, instants, largest, events, source, kept_cache)
-    for name, column in (("due_ns", unsent[:, 1]), ("kind", unsent[:, 2])):
-        rows[name][sent:] = column
-    cut = unsent[:, 2] == KIND["unfinished"]
-    rows["status"][sent:] = np.where(cut, STATUS["unfinished"], STATUS["dropped"])
+    rows["due_ns"][sent:], rows["kind"][sent:] = unsent[:, 1], unsent[:, 2]
+    rows["status"][sent:][unsent[:, 2] == KIND["unfinished"]] = STATUS["unfinished"]
     return VirtualRows(rows, gaps, timeline)
 
 
-_UNSENT_ROW = tuple(
-    -1 if name.endswith("_ns") and name not in DURATIONS else value
-    for name, value in (
-        (name, -1 if name.endswith("_tokens") or name in ("asked_output", "text", "replica") else 0)
-        for name in ROW.names or ()
-    )
-)
-"""The row of a slot that was never sent."""
-
-
 def _columns(flat: array[int], names: tuple[str, ...]) -> dict[str, Ints]:
-    table = np.frombuffer(flat, np.int64).reshape(-1, len(names)) if len(flat) else np.zeros((0, len(names)), np.int64)
-    return {name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(names)}
+    return dict(zip(names, np.array(flat, np.int64).reshape(-1, len(names)).T.copy(), strict=True))
 
 
 def _set_slots(rows: NDArray[np.void], number: Ints, schedule: Schedule) -> None:
@@ -123,10 +108,9 @@ def _set_slots(rows: NDArray[np.void], number: Ints, schedule: Schedule) -> None
     lanes = np.array([span.lanes for span in schedule.stages])
     stage = np.searchsorted(firsts, chain, side="right") - 1
     lane = np.where(lanes[stage] > 0, (chain - firsts[stage]) % np.maximum(lanes[stage], 1), -1)
-    session = chain if schedule.turns > 1 else -1
-    for name, column in (("slot", number), ("request", number), ("stage", stage), ("session", session)):
-        rows[name] = column
-    rows["turn"], rows["lane"] = turn, lane
+    rows["slot"] = rows["request"] = number
+    rows["session"] = chain if schedule.turns > 1 else -1
+    rows["stage"], rows["turn"], rows["lane"] = stage, turn, lane
 
 
 def _stretches(columns: dict[str, Ints], flat: array[int]) -> _Stretches:
@@ -177,9 +161,8 @@ def _count_events(
             emitted = np.cumsum(change)[: len(phase_ends)]
             started = np.bincount(begin[in_stage], minlength=len(phase_ends))
             weigh(gaps[stage_index], lengths, (emitted - started)[1:])
-            bins[stage_index] += np.bincount(
-                places[phase::interval], weights=emitted, minlength=len(bins[stage_index])
-            ).astype(np.int64)
+            in_bins = np.bincount(places[phase::interval], weights=emitted, minlength=len(bins[stage_index]))
+            bins[stage_index] += in_bins.astype(np.int64)
         has_gaps = end > begin
         if has_gaps.any():
             largest_gaps = _range_max(lengths, begin[has_gaps], end[has_gaps])

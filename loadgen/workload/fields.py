@@ -6,7 +6,7 @@ keys, unions selected by their only key (`{poisson: 10/s}`), and units. It defin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
@@ -25,8 +25,8 @@ from pydantic import (
 )
 
 from loadgen import units
-from loadgen.errors import Fault, UserError
-from loadgen.workload.flags import MOST_TOKENS
+from loadgen.errors import Fault, UserError, closest, meant
+from loadgen.workload.flags import MOST_TOKENS, SALT_PATTERN
 from loadgen.workload.yaml_marks import Map, child, where
 
 
@@ -84,20 +84,6 @@ class Part(BaseModel):
         return {key: value for key, value in data.items() if key in known} if unknown else data
 
 
-def meant(word: str, known: list[str], synonyms: dict[str, str] | None = None) -> str:
-    """The hint for a word that is not in `known`: the closest known word, if one is similar, and the list of all."""
-    similar = closest(word, known, synonyms or {})
-    suggestion = f'did you mean "{similar}"? ' if similar else ""
-    return f"{suggestion}known: {', '.join(known)}"
-
-
-def closest(word: str, known: list[str], synonyms: Mapping[str, str]) -> str:
-    """The known word that is probably meant; "" when none is similar."""
-    import difflib
-
-    return synonyms.get(word) or next(iter(difflib.get_close_matches(word, known, 1)), "")
-
-
 class Tagged(Part):
     """One member of a union, written as a mapping with one key: `{tag: value of the field short}` or `{tag: {...}}`."""
 
@@ -117,7 +103,8 @@ class Tagged(Part):
 
     @classmethod
     def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
-        return _parametrized_name(cls, params)
+        suffixes = [mark.name for mark in getattr(params[0], "__metadata__", ()) if isinstance(mark, Called)]
+        return cls.__name__ + "".join(suffixes)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
@@ -145,11 +132,6 @@ class Called:
     name: str
 
 
-def _parametrized_name(cls: type[BaseModel], quantities: tuple[Any, ...]) -> str:
-    suffixes = [mark.name for mark in getattr(quantities[0], "__metadata__", ()) if isinstance(mark, Called)]
-    return cls.__name__ + "".join(suffixes)
-
-
 NOTHING_FITS = "none_of"  # the error type of a union; its message is "noun: known, known"
 
 
@@ -168,9 +150,8 @@ def choice(noun: str, members: dict[str, type[Tagged]], bare: tuple[type, ...] =
         return "fixed" if isinstance(value, bare) and not isinstance(value, bool) else None
 
     known = [tag for tag in members if tag != "fixed"]
-    return Discriminator(
-        selected_tag, NOTHING_FITS, f"{noun}: {', '.join(known)}"
-    )  # pydantic hashes it, so no dict as custom context
+    # the members are part of the message: pydantic hashes the discriminator, so no dict as custom context
+    return Discriminator(selected_tag, NOTHING_FITS, f"{noun}: {', '.join(known)}")
 
 
 def _value_with_unit(parse: Callable[[str], Any], kinds: tuple[type, ...], hint: str) -> BeforeValidator:
@@ -205,33 +186,20 @@ def _text_schema(pattern: str, *examples: str) -> _JsonSchema:
     return _JsonSchema(type="string", pattern=pattern, examples=list(examples))
 
 
-def _duration(value: str) -> int:
-    return units.duration_ns(value)
-
-
-def _rate(value: str) -> float:
-    return units.rate_per_s(value)
-
-
 Duration = Annotated[
     int,
     Called("Duration"),
     Strict(),
     Field(ge=0),
-    _value_with_unit(_duration, (int, float), units.DURATION_HINT),
+    _value_with_unit(units.duration_ns, (int, float), units.DURATION_HINT),
     _JsonSchema(
         anyOf=[{"type": "string", "pattern": units.DURATION_PATTERN, "examples": ["30s", "250ms"]}, {"const": 0}]
     ),
 ]
-Rate = Annotated[
-    float, Field(gt=0), _value_with_unit(_rate, (int, float), units.RATE_HINT), _text_schema(units.RATE_PATTERN, "10/s")
-]
-FiniteRate = Annotated[
-    float,
-    Field(gt=0, allow_inf_nan=False),
-    _value_with_unit(_rate, (int, float), units.RATE_HINT),
-    _text_schema(units.RATE_PATTERN.replace("|inf", ""), "10/s"),
-]
+_PER_S = _value_with_unit(units.rate_per_s, (int, float), units.RATE_HINT)
+_FINITE = _text_schema(units.RATE_PATTERN.replace("|inf", ""), "10/s")
+Rate = Annotated[float, Field(gt=0), _PER_S, _text_schema(units.RATE_PATTERN, "10/s")]
+FiniteRate = Annotated[float, Field(gt=0, allow_inf_nan=False), _PER_S, _FINITE]
 Share = Annotated[
     float,
     Field(ge=0, le=1),
@@ -245,13 +213,12 @@ Quantile = Annotated[
     _text_schema(units.QUANTILE_PATTERN, "p99"),
 ]
 Tokens = Annotated[int, Called("Tokens"), Strict(), Field(ge=0, le=MOST_TOKENS)]
-Amount = Annotated[
-    float, Strict(), Field(ge=0, le=MOST_TOKENS, allow_inf_nan=False)
-]  # mean or standard deviation of a token count
+# Mean or standard deviation of a token count.
+Amount = Annotated[float, Strict(), Field(ge=0, le=MOST_TOKENS, allow_inf_nan=False)]
 Whole = Annotated[int, Strict(), Field(ge=1, le=2**40)]  # a count
 Positive = Annotated[float, Strict(), Field(gt=0, le=1e6)]
 Seed = Annotated[int, Strict(), Field(ge=0, lt=2**64)]
-Salt = Annotated[str, Strict(), Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")]  # a word, or fresh
+Salt = Annotated[str, Strict(), Field(pattern=f"^{SALT_PATTERN}$")]  # a word, or fresh
 
 Q = TypeVar("Q")  # the quantity: Tokens, Duration
 M = TypeVar("M")  # its mean and standard deviation: Amount, Duration
@@ -278,19 +245,26 @@ class Fixed(Tagged, Generic[Q]):
         return reference
 
 
-class Uniform(Tagged, Generic[Q]):
+class _Range(Tagged):
+    """A distribution with `min` and `max`."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> _Range:
+        low, high = getattr(self, "min"), getattr(self, "max")  # noqa: B009
+        if low is not None and high is not None and low > high:
+            raise units.Wrong("has its min above its max", "swap min and max")
+        return self
+
+
+class Uniform(_Range, Generic[Q]):
     """Every whole value from min to max, both included, equally likely."""
 
     tag = "uniform"
     min: Q
     max: Q
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Uniform[Q]:
-        return _ordered(self)
 
-
-class Normal(Tagged, Generic[Q, M]):
+class Normal(_Range, Generic[Q, M]):
     """Normal, rounded, then held inside [min, max] by drawing again; min defaults to 1 token, or no time."""
 
     tag = "normal"
@@ -299,12 +273,8 @@ class Normal(Tagged, Generic[Q, M]):
     min: Q | None = None
     max: Q | None = None
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Normal[Q, M]:
-        return _ordered(self)
 
-
-class LogNormal(Tagged, Generic[Q, M]):
+class LogNormal(_Range, Generic[Q, M]):
     """exp(N(ln median, sigma)), rounded and held like `normal`. Written with `median` or with `mean` (of the unheld
     law: median = mean / exp(sigma^2 / 2))."""
 
@@ -316,39 +286,49 @@ class LogNormal(Tagged, Generic[Q, M]):
     max: Q | None = None
 
     @model_validator(mode="after")
-    def _ordered(self) -> LogNormal[Q, M]:
+    def _one_center(self) -> LogNormal[Q, M]:
         if (self.median is None) == (self.mean is None):
             raise units.Wrong("needs exactly one of median and mean", "lognormal: {median: 300, sigma: 0.8}")
         if not (self.median or self.mean):
             raise units.Wrong("needs a median or mean above zero", "lognormal: {median: 300, sigma: 0.8}")
-        return _ordered(self)
+        return self
 
 
-def _with_column_file(cls: type[Tagged], data: Any, info: ValidationInfo) -> Any:
-    """If `values` names a column file, replace the name by the values in the file."""
-    body = cls.unwrap(data)
-    if isinstance(body, dict) and isinstance(body.get("values"), str) and isinstance(info.context, Source):
-        replacement = {"values": _read_column(info.context.folder / body["values"])}
-        if isinstance(body, Map):  # keep the positions of the keys, so that unknown keys are still reported
-            body.update(replacement)
-            return data
-        return {**body, **replacement}
-    return data
+class _Values(Tagged, Generic[Q]):
+    """A list of values. They may stand in a file, one per line, named relative to the workload."""
 
-
-class Empirical(Tagged, Generic[Q]):
-    """One of the values, drawn with its weight (equal weights if none are given). Values may stand in a file, one per
-    line, named relative to the workload."""
-
-    tag = "empirical"
     short = "values"
     values: tuple[Q, ...] = Field(min_length=1)
-    weights: tuple[Annotated[float, Strict(), Field(ge=0, le=1e12)], ...] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _file(cls, data: Any, info: ValidationInfo) -> Any:
-        return _with_column_file(cls, data, info)
+        body = cls.unwrap(data)
+        if isinstance(body, dict) and isinstance(body.get("values"), str) and isinstance(info.context, Source):
+            replacement = {"values": _read_column(info.context.folder / body["values"])}
+            if isinstance(body, Map):  # keep the positions of the keys, so that unknown keys are still reported
+                body.update(replacement)
+                return data
+            return {**body, **replacement}
+        return data
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        reference = super().__get_pydantic_json_schema__(core_schema, handler)
+        choices = handler.resolve_ref_schema(reference)["properties"][cls.tag]["anyOf"]
+        file = {"type": "string", "description": "a file with one value per line"}
+        values = choices[1]["properties"]["values"]
+        choices[1]["properties"]["values"] = {"anyOf": [values, file]}
+        choices.append(file)
+        return reference
+
+
+class Empirical(_Values[Q], Generic[Q]):
+    """One of the values, drawn with its weight (equal weights if none are given). Values may stand in a file, one per
+    line, named relative to the workload."""
+
+    tag = "empirical"
+    weights: tuple[Annotated[float, Strict(), Field(ge=0, le=1e12)], ...] | None = None
 
     @model_validator(mode="after")
     def _weights_fit(self) -> Empirical[Q]:
@@ -361,47 +341,12 @@ class Empirical(Tagged, Generic[Q]):
             raise units.Wrong("has no weight above zero", "one weight per value")
         return self
 
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
-        return _schema_with_file(super().__get_pydantic_json_schema__(core_schema, handler), cls.tag, handler)
 
-
-def _schema_with_file(reference: dict[str, Any], tag: str, handler: Any) -> dict[str, Any]:
-    """Extend the schema of a distribution: its `values` may be in a file."""
-    choices = handler.resolve_ref_schema(reference)["properties"][tag]["anyOf"]
-    file = {"type": "string", "description": "a file with one value per line"}
-    values = choices[1]["properties"]["values"]
-    choices[1]["properties"]["values"] = {"anyOf": [values, file]}
-    choices.append(file)
-    return reference
-
-
-class Listed(Tagged, Generic[Q]):
+class Listed(_Values[Q], Generic[Q]):
     """The values one after the other, request by request, and from the first again: a data set's lengths in its order.
     Values may stand in a file, as with `empirical`."""
 
     tag = "listed"
-    short = "values"
-    values: tuple[Q, ...] = Field(min_length=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _file(cls, data: Any, info: ValidationInfo) -> Any:
-        return _with_column_file(cls, data, info)
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
-        return _schema_with_file(super().__get_pydantic_json_schema__(core_schema, handler), cls.tag, handler)
-
-
-H = TypeVar("H")
-
-
-def _ordered(spread: H) -> H:
-    low, high = getattr(spread, "min"), getattr(spread, "max")  # noqa: B009
-    if low is not None and high is not None and low > high:
-        raise units.Wrong("has its min above its max", "swap min and max")
-    return spread
 
 
 def _read_column(path: Path) -> list[Any]:
@@ -410,8 +355,7 @@ def _read_column(path: Path) -> list[Any]:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise units.Wrong(
-            f"cannot be read: {reason}", "a text file with one value per line, named relative to the workload"
-        ) from None
+        hint = "a text file with one value per line, named relative to the workload"
+        raise units.Wrong(f"cannot be read: {reason}", hint) from None
     entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     return [int(text) if text.isdecimal() else text for text in entries]

@@ -150,7 +150,8 @@ def levels(text: str) -> tuple[int, ...]:
     try:
         return tuple(_count(1)(part.strip()) for part in text.split(","))
     except units.Wrong as wrong:
-        raise UserError(f'"{text}" {wrong}', f"--concurrency {text}", "one number, or several: 1,2,4,8") from None
+        hint = "one number, or several: 1,2,4,8" if "," in text else wrong.hint
+        raise UserError(f'"{text}" {wrong}', f"--concurrency {text}", hint) from None
 
 
 def given(overrides: Overrides) -> list[str]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from loadgen.errors import Faults, UserError
-from loadgen.workload.fields import Source, meant
+from loadgen.errors import Faults, UserError, meant
+from loadgen.workload.fields import Source
 from loadgen.workload.flags import Overrides, parse
 from loadgen.workload.messages import fault, in_order
 from loadgen.workload.overrides import apply
@@ -123,33 +123,33 @@ def _workload_path(path_or_name: str) -> Path:
 
 
 def _read_text(file: Path, as_given: str) -> str:
+    def missing() -> str:
+        neighbours = [str(path) for suffix in _SUFFIXES for path in file.parent.glob(f"*{suffix}")]
+        return f"{meant(as_given, [*packaged(), *neighbours])}; or the path of a YAML file"
+
+    try:
+        if file.is_file() and file.suffix in _PROMPT_SUFFIXES:
+            hint = f"requests: {{from: {file.name}}}; arrivals with lengths are --trace {as_given}"
+            raise UserError("a file of prompts is no workload", as_given, f"name it in a workload file: {hint}")
+        return read_text(file, as_given, "workload", missing, "prompts belong into a JSONL file: requests: {from: ...}")
+    except UserError as error:
+        raise Faults([error]) from None
+
+
+def read_text(file: Path, shown: str, kind: str, missing: Callable[[], str], hint: str) -> str:
+    """The text of a YAML file of at most 1 MiB. Raises UserError.
+
+    `kind`: the word for the file in messages; `missing`, `hint`: what to do where it cannot be read, or is none.
+    """
     try:
         data = file.read_bytes() if file.stat().st_size <= 1 << 20 else None
     except OSError as error:
-        problem = "no such workload" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        neighbours = [str(path) for suffix in _SUFFIXES for path in file.parent.glob(f"*{suffix}")]
-        hint = meant(as_given, [*packaged(), *neighbours])
-        raise Faults([UserError(problem, as_given, f"{hint}; or the path of a YAML file")]) from None
-    if file.suffix in _PROMPT_SUFFIXES:
-        hint = (
-            f"name it in a workload file: requests: {{from: {file.name}}}; arrivals with lengths are --trace {as_given}"
-        )
-        raise Faults([UserError("a file of prompts is no workload", as_given, hint)])
+        problem = f"no such {kind}" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        raise UserError(problem, shown, missing()) from None
     if data is None:
-        raise Faults(
-            [
-                UserError(
-                    "more than 1 MiB: not a workload",
-                    as_given,
-                    "prompts belong into a JSONL file: requests: {from: ...}",
-                )
-            ]
-        )
+        raise UserError(f"more than 1 MiB: not a {kind}", shown, hint)
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise Faults(
-            [UserError("not a text file (UTF-8)", f"{as_given}:{line}", "a workload is plain text in YAML")]
-        ) from None
-    return text
+        raise UserError("not a text file (UTF-8)", f"{shown}:{line}", f"a {kind} is plain text in YAML") from None

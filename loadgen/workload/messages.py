@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from loadgen import units
-from loadgen.errors import Fault, Place, UserError
-from loadgen.workload.fields import NOTHING_FITS, meant
+from loadgen.errors import Fault, Place, UserError, meant
+from loadgen.workload.fields import NOTHING_FITS
 from loadgen.workload.flags import METRIC_ALIASES
 from loadgen.workload.yaml_marks import Map, Seq, Spot, child, where
 
@@ -52,44 +52,37 @@ def fault(error: Any, top: Map, file: str) -> Fault:
     """Return the fault for one error of pydantic: what was written, its position, and what is allowed."""
     kind, loc, context = error["type"], error["loc"], error.get("ctx", {})
     spot, path, holder = locate(top, loc)
+    at = where(file, spot, path)
     text = spot.text if len(spot.text) <= LONGEST_SHOWN else spot.text[:LONGEST_SHOWN] + "..."
     shown = f'"{text}" ' if text else f"{path} " if path else ""
-    if (
-        loc and isinstance(loc[-1], int) and isinstance(holder, str) and kind != NOTHING_FITS
-    ):  # a value in a column file has no position in the workload
+    # A value in a column file has no position in the workload.
+    if loc and isinstance(loc[-1], int) and isinstance(holder, str) and kind != NOTHING_FITS:
         shown = f'value {loc[-1] + 1} in "{text}" '
     if error["input"] is None and not spot.text and kind != "missing":
-        return UserError(f"{path} has no value", where(file, spot, path), _example(path.rpartition(".")[2]))
+        return UserError(f"{path} has no value", at, _example(path.rpartition(".")[2]))
     if kind == "missing":
         key = str(loc[-1])
-        return UserError(f'missing "{key}"', where(file, spot, path), _example(key), code="missing_key", key=key)
+        return UserError(f'missing "{key}"', at, _example(key), code="missing_key", key=key)
     if kind == NOTHING_FITS:
         noun, _, choices = error["msg"].partition(": ")
         known = choices.split(", ")
+        a_noun = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
         if isinstance(holder, Map) and len(holder) > 1:
-            what = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
             hint = f"its parameters go inside, {_example(noun + ' inside', known)}"
-            return UserError(f"{what} has one key, not {len(holder)}", where(file, spot, path), hint)
+            return UserError(f"{a_noun} has one key, not {len(holder)}", at, hint)
         if isinstance(holder, Map) and holder:
             word = next(iter(holder))
-            what, at = f'unknown {noun} "{word}"', where(file, holder.keys_at[word], path)
-            return UserError(what, at, meant(word, known))
-        return UserError(
-            f"{shown}is not {'an' if noun[0] in 'aeiou' else 'a'} {noun}",
-            where(file, spot, path),
-            _example(noun, known),
-        )
+            return UserError(f'unknown {noun} "{word}"', where(file, holder.keys_at[word], path), meant(word, known))
+        return UserError(f"{shown}is not {a_noun}", at, _example(noun, known))
     if kind == "value_error" and isinstance(context.get("error"), units.Wrong):
         wrong = context["error"]
-        return UserError(f"{shown}{wrong}", where(file, spot, path), wrong.hint)
+        return UserError(f"{shown}{wrong}", at, wrong.hint)
     if kind == "literal_error":
         known = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
-        return UserError(f"{shown}is not known here", where(file, spot, path), meant(spot.text, known))
-    predicate, hint = _PREDICATES.get(kind, ("", ""))
-    if not predicate:
-        message = error["msg"]
-        predicate = message.replace("Input should", "should").replace("String should", "should")
-    return UserError(f"{shown}{predicate}", where(file, spot, path), hint)
+        return UserError(f"{shown}is not known here", at, meant(spot.text, known))
+    message = error["msg"].replace("Input should", "should").replace("String should", "should")
+    predicate, hint = _PREDICATES.get(kind, (message, ""))
+    return UserError(f"{shown}{predicate}", at, hint)
 
 
 def _example(key: str, known: list[str] | None = None) -> str:
@@ -130,10 +123,8 @@ def locate(top: Map, loc: tuple[str | int, ...]) -> tuple[Spot, str, Any]:
     holder: Any = top
     for step in loc:
         if isinstance(holder, Map) and isinstance(step, str):
-            key = next(
-                (key for key in holder if step in (key, METRIC_ALIASES.get(key), _OTHER_SPELLINGS.get(key))), None
-            )
-            if key is not None:
+            spellings = (key for key in holder if step in (key, METRIC_ALIASES.get(key), _OTHER_SPELLINGS.get(key)))
+            if (key := next(spellings, None)) is not None:
                 spot, path, holder = holder.values_at[key], child(path, key), holder[key]
         elif isinstance(holder, Seq) and isinstance(step, int) and step < len(holder):
             spot, path, holder = holder.values_at[step], child(path, step), holder[step]

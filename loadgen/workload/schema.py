@@ -123,8 +123,8 @@ class Synthetic(Part):
 
     @model_validator(mode="after")
     def _prefix_fits(self) -> Synthetic:
-        shortest = self.input_tokens.value if isinstance(self.input_tokens, Fixed) else 0
-        shortest = self.input_tokens.min if isinstance(self.input_tokens, Uniform) else shortest
+        length = self.input_tokens
+        shortest = length.value if isinstance(length, Fixed) else length.min if isinstance(length, Uniform) else 0
         if shortest and self.shared_prefix_tokens > shortest:
             problem = f"shares a prefix of {self.shared_prefix_tokens} tokens in prompts of {shortest}"
             raise units.Wrong(problem, "shared_prefix_tokens is a part of input_tokens")
@@ -365,12 +365,8 @@ class WrittenSlo(Part):
         return reference
 
     def checked(self) -> Slo:
-        written = [(name, getattr(self, name)) for name in METRICS]
-        terms = [
-            Term(metric=name, limit_ns=term.limit_ns, quantile=term.quantile or self.at)
-            for name, term in written
-            if term
-        ]
+        written = {name: term for name in METRICS if (term := getattr(self, name))}
+        terms = [Term(metric=m, limit_ns=t.limit_ns, quantile=t.quantile or self.at) for m, t in written.items()]
         if not terms:
             raise units.Wrong("has no term", "slo: {ttft: 2s, tpot: 200ms, at: p99}")
         return Slo(terms=tuple(terms), goodput_share=self.goodput)
@@ -384,7 +380,7 @@ def checked_slo(value: Any, info: ValidationInfo) -> Slo | None:
         return msgspec.convert(value, Slo)
     faults_before = len(info.context.faults)
     written = WrittenSlo.model_validate(value, context=info.context)
-    return written.checked() if len(info.context.faults) == faults_before else None
+    return written.checked() if len(info.context.faults) == faults_before else None  # the fault is in the list already
 
 
 class _SloSchema:
@@ -489,10 +485,9 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
     for name in ("event_error_share", "tpot_error_share"):  # fingerprints from before these limits existed stay equal
         if recipe["limits"][name] == getattr(ValidityLimits(), name):
             del recipe["limits"][name]
-    if isinstance(workload.requests, FromFile):
-        recipe["requests"]["path"] = _file_sha256(workload.requests.path)
-    if isinstance(workload.requests, FromTrace):
-        recipe["requests"]["trace"] = _file_sha256(workload.requests.trace)
+    for name in ("path", "trace"):  # of FromFile, of FromTrace
+        if (file := getattr(workload.requests, name, None)) is not None:
+            recipe["requests"][name] = _file_sha256(file)
     for stage_recipe, stage in zip(recipe["stages"], workload.stages, strict=True):
         stage_recipe["law"] = stage.arrival.tag
         if isinstance(stage.arrival, Replay):
@@ -519,9 +514,7 @@ def _file_sha256(path: Path) -> str:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a workload file, for editors; values with units are strings with a pattern."""
     schema = Written.model_json_schema(by_alias=True)
-    for generated_name, definition in list(
-        schema["$defs"].items()
-    ):  # pydantic names a generic type by the repr of its parameter
+    for generated_name, definition in list(schema["$defs"].items()):  # generic types are named by repr
         title = definition.get("title", generated_name)
         if title != generated_name:
             schema = json.loads(json.dumps(schema).replace(json.dumps(generated_name)[1:-1], title))

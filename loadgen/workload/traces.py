@@ -10,6 +10,7 @@ import csv
 import datetime
 import functools
 import hashlib
+import itertools
 import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +22,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.errors import Faults, UserError
+from loadgen.errors import Fault, Faults, UserError, enough
+from loadgen.format import shortened
+from loadgen.units import Wrong
 from loadgen.workload.flags import MOST_TOKENS
 
-FAULTS_SHOWN = 20
 MOST_ROWS = 20_000_000
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)  # possible tokens per hash, for formats that do not define it
 LOOKED_AT = 2_000  # rows used to infer the tokens per hash
@@ -84,14 +86,6 @@ class TraceRow(NamedTuple):
     turn: int = 0
 
 
-class BadTraceLine(ValueError):
-    """A line is not valid: the message says what is wrong, `hint` what to write."""
-
-    def __init__(self, problem: str, hint: str = "") -> None:
-        super().__init__(problem)
-        self.hint = hint
-
-
 def read_trace(path: str | Path) -> Trace:
     """Read a trace file. Raises Faults with the first FAULTS_SHOWN faults, or UserError for the file as a whole."""
     path = Path(path)
@@ -128,7 +122,7 @@ def _parse_file(path: Path, text: Any, digest: str) -> Trace:
         raise UserError("no requests in the trace", str(path), _KNOWN_FORMATS)
     if first_line[1].lstrip().startswith("{"):
         name, parse = _json_format(first_line[1], path)
-        rows = _parse_lines(path, _prepend(first_line, lines), lambda line: parse(_json_object(line)))
+        rows = _parse_lines(path, itertools.chain([first_line], lines), lambda line: parse(_json_object(line)))
     else:
         name, parse_row, columns = _csv_format(first_line[1], path)
         rows = _parse_lines(path, lines, lambda line: parse_row(_csv_fields(line, columns)))
@@ -202,7 +196,7 @@ def _infer_block_tokens(rows: Sequence[TraceRow]) -> int:
 def _json_format(line: str, path: Path) -> tuple[str, Callable[[dict[str, Any]], TraceRow]]:
     try:
         first = _json_object(line)
-    except BadTraceLine as wrong:
+    except Wrong as wrong:
         raise UserError(str(wrong), f"{path}:1", wrong.hint) from None
     if {"block_size", "input_source"} <= first.keys():
         return "shape trace", _sdk_shape_row
@@ -219,29 +213,26 @@ def _json_format(line: str, path: Path) -> tuple[str, Callable[[dict[str, Any]],
     raise UserError("not a trace that is known here", f"{path}:1", _KNOWN_FORMATS)
 
 
-def _sdk_shape_row(row: dict[str, Any]) -> TraceRow:
-    microseconds = (
-        _time_ns(row, "timestamp", 1e6) + 500
-    ) // 1000  # the precision it was written with; a float cannot hold more
+def _row(row: dict[str, Any], at_ns: int, **more: Any) -> TraceRow:
     return TraceRow(
-        at_ns=microseconds * 1000,
-        input_tokens=_token_count(row, "input_length", 1),
-        output_tokens=_token_count(row, "output_length", 0),
+        at_ns=at_ns,
+        input_tokens=_token_count(row.get("input_length"), "input_length", 1),
+        output_tokens=_token_count(row.get("output_length"), "output_length", 0),
         hashes=_hash_ids(row),
-        block=float(row["block_size"]) if _is_number(row.get("block_size")) else 0.0,
-        session=str(row.get("session_id") or ""),
-        turn=_token_count(row, "turn", 0) if "turn" in row else 0,
+        **more,
     )
+
+
+def _sdk_shape_row(row: dict[str, Any]) -> TraceRow:
+    # The precision it was written with: a float cannot hold more.
+    microseconds = (_time_ns(row.get("timestamp"), 1e6) + 500) // 1000
+    block = float(row["block_size"]) if _is_number(row.get("block_size")) else 0.0
+    turn = _token_count(row["turn"], "turn", 0) if "turn" in row else 0
+    return _row(row, microseconds * 1000, block=block, session=str(row.get("session_id") or ""), turn=turn)
 
 
 def _mooncake_row(scale: float, row: dict[str, Any]) -> TraceRow:
-    return TraceRow(
-        at_ns=_time_ns(row, "timestamp", scale),
-        input_tokens=_token_count(row, "input_length", 1),
-        output_tokens=_token_count(row, "output_length", 0),
-        hashes=_hash_ids(row),
-        session=str(row.get("session_id") or ""),
-    )
+    return _row(row, _time_ns(row.get("timestamp"), scale), session=str(row.get("session_id") or ""))
 
 
 def _bailian_row(chats: dict[str, tuple[str, int]], row: dict[str, Any]) -> TraceRow:
@@ -249,37 +240,28 @@ def _bailian_row(chats: dict[str, tuple[str, int]], row: dict[str, Any]) -> Trac
     own, parent = str(row.get("chat_id")), str(row.get("parent_chat_id"))
     session, turn = chats.get(parent, (own, -1))
     chats[own] = session, turn + 1
-    return TraceRow(
-        at_ns=_time_ns(row, "timestamp", 1e9),
-        input_tokens=_token_count(row, "input_length", 1),
-        output_tokens=_token_count(row, "output_length", 0),
-        hashes=_hash_ids(row),
-        block=float(BAILIAN_BLOCK),
-        session=session,
-        turn=turn + 1,
-    )
+    at_ns = _time_ns(row.get("timestamp"), 1e9)
+    return _row(row, at_ns, block=float(BAILIAN_BLOCK), session=session, turn=turn + 1)
 
 
 def _csv_format(line: str, path: Path) -> tuple[str, Callable[[dict[str, str]], TraceRow], list[str]]:
-    columns = [name.strip() for name in next(csv.reader([line]), [])]
-    column_set = {name.lower() for name in columns}
-    lower_columns = [name.lower() for name in columns]
+    columns = [name.strip().lower() for name in next(csv.reader([line]), [])]
     for name, required, parse_time in (
         ("Azure LLM inference", ("timestamp", "contexttokens", "generatedtokens"), _utc_date_ns),
         ("BurstGPT", ("timestamp", "request tokens", "response tokens"), _seconds_ns),
         ("timestamp,input_length,output_length", ("timestamp", "input_length", "output_length"), _seconds_ns),
     ):
-        if set(required) <= column_set:
-            return name, functools.partial(_csv_row, required, parse_time), lower_columns
+        if set(required) <= set(columns):
+            return name, functools.partial(_csv_row, required, parse_time), columns
     raise UserError("not a trace that is known here", f"{path}:1", _KNOWN_FORMATS)
 
 
 def _csv_row(names: tuple[str, str, str], parse_time: Callable[[str], int], row: dict[str, str]) -> TraceRow:
-    time_text, input_text, output_text = (row[name] for name in names)
+    time_name, input_name, output_name = names
     return TraceRow(
-        at_ns=parse_time(time_text),
-        input_tokens=_token_count_text(input_text, names[1], 1),
-        output_tokens=_token_count_text(output_text, names[2], 0),
+        at_ns=parse_time(row[time_name]),
+        input_tokens=_token_count(_number(row[input_name]), input_name, 1),
+        output_tokens=_token_count(_number(row[output_name]), output_name, 0),
     )
 
 
@@ -294,20 +276,14 @@ def _numbered_lines(text: Any) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _prepend(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    yield first
-    yield from rest
-
-
 def _parse_lines(path: Path, lines: Iterator[tuple[int, str]], parse: Callable[[str], TraceRow]) -> Iterator[TraceRow]:
-    faults = []
+    faults: list[Fault] = []
     for number, line in lines:
         try:
             row = parse(line)
-        except BadTraceLine as wrong:
+        except Wrong as wrong:
             faults.append(UserError(str(wrong), f"{path}:{number}", wrong.hint))
-            if len(faults) == FAULTS_SHOWN:
-                faults.append(UserError(f"checking stopped after {FAULTS_SHOWN} faults", str(path)))
+            if enough(faults, str(path)):
                 break
         else:
             if not faults:
@@ -320,9 +296,9 @@ def _json_object(line: str) -> dict[str, Any]:
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BadTraceLine(f"not JSON: {error}", "one JSON object per line") from None
+        raise Wrong(f"not JSON: {error}", "one JSON object per line") from None
     if not isinstance(row, dict):
-        raise BadTraceLine("not a JSON object", "one JSON object per line")
+        raise Wrong("not a JSON object", "one JSON object per line")
     return row
 
 
@@ -330,9 +306,9 @@ def _csv_fields(line: str, columns: list[str]) -> dict[str, str]:
     try:
         values = next(csv.reader([line]))
     except (csv.Error, StopIteration) as error:
-        raise BadTraceLine(f"not CSV: {error}") from None
+        raise Wrong(f"not CSV: {error}", "") from None
     if len(values) < len(columns):
-        raise BadTraceLine(f"{len(values)} fields, the first line names {len(columns)}")
+        raise Wrong(f"{len(values)} fields, the first line names {len(columns)}", "")
     return dict(zip(columns, (value.strip() for value in values), strict=False))
 
 
@@ -340,69 +316,53 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _time_ns(row: dict[str, Any], name: str, scale: float) -> int:
-    value = row.get(name)
-    if not isinstance(value, int | float) or not _is_number(value) or abs(value) > 1e15:
-        raise BadTraceLine(f"{name} is {_shown(value)}", "a number")
-    return int(value) * int(scale) + round((value - int(value)) * scale)
-
-
-def _token_count(row: dict[str, Any], name: str, least: int) -> int:
-    value = row.get(name)
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not least <= value <= MOST_TOKENS:  # type: ignore[operator]
-        raise BadTraceLine(f"{name} is {_shown(value)}", f"a whole number from {least} to {MOST_TOKENS:,}")
-    return int(value)  # type: ignore[arg-type]
-
-
-def _token_count_text(text: str, name: str, least: int) -> int:
+def _number(text: str) -> int | float | str:
+    """The number that a field of a CSV file holds; a text that is no finite number as it stands."""
     try:
         value = float(text)
     except ValueError:
-        raise BadTraceLine(f"{name} is {text!r}", "a whole number") from None
-    if not value.is_integer() or not least <= value <= MOST_TOKENS:
-        raise BadTraceLine(f"{name} is {text}", f"a whole number from {least} to {MOST_TOKENS:,}")
-    return int(value)
+        return text
+    return text if not math.isfinite(value) else int(value) if value.is_integer() else value
+
+
+def _time_ns(value: Any, scale: float) -> int:
+    if not isinstance(value, int | float) or not _is_number(value) or abs(value) > 1e15:
+        raise Wrong(f"timestamp is {shortened(value)}", "a number")
+    return int(value) * int(scale) + round((value - int(value)) * scale)
+
+
+def _seconds_ns(text: str) -> int:
+    return _time_ns(_number(text), 1e9)
+
+
+def _token_count(value: Any, name: str, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_TOKENS:
+        raise Wrong(f"{name} is {shortened(value)}", f"a whole number from {least} to {MOST_TOKENS:,}")
+    return value
 
 
 def _hash_ids(row: dict[str, Any]) -> list[int]:
     value = row.get("hash_ids") or []
     if not isinstance(value, list):
-        raise BadTraceLine(f"hash_ids is {_shown(value)}", "a list")
+        raise Wrong(f"hash_ids is {shortened(value)}", "a list")
     hash_ids = []
     for item in value:
-        if (
-            not isinstance(item, int) or isinstance(item, bool) or not 0 <= item <= _ID_BITS
-        ):  # a large number or a text: reduced to 48 bits
+        # A large number or a text is reduced to 48 bits.
+        if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item <= _ID_BITS:
             item = int.from_bytes(hashlib.blake2b(str(item).encode(), digest_size=6).digest(), "little")
         hash_ids.append(item)
     return hash_ids
 
 
-def _seconds_ns(text: str) -> int:
-    try:
-        value = float(text)
-    except ValueError:
-        raise BadTraceLine(f"timestamp is {text!r}", "seconds") from None
-    if not math.isfinite(value) or abs(value) > 1e12:
-        raise BadTraceLine(f"timestamp is {text}", "seconds")
-    return int(value) * 10**9 + round((value - int(value)) * 1e9)
-
-
 def _utc_date_ns(text: str) -> int:
-    """ns since 1970 of `2023-11-16 18:15:46.6805900`; UTC unless the text has an offset. Raises BadTraceLine."""
+    """ns since 1970 of `2023-11-16 18:15:46.6805900`; UTC unless the text has an offset. Raises Wrong."""
     to_seconds, _, fraction_and_offset = text.partition(".")
     digits = fraction_and_offset[: len(fraction_and_offset) - len(fraction_and_offset.lstrip("0123456789"))]
     try:
         date = datetime.datetime.fromisoformat(to_seconds + fraction_and_offset[len(digits) :])
     except ValueError:
-        raise BadTraceLine(f"timestamp is {text!r}", "a date like 2023-11-16 18:15:46.6805900") from None
+        raise Wrong(f"timestamp is {text!r}", "a date like 2023-11-16 18:15:46.6805900") from None
     if date.tzinfo is None:
         date = date.replace(tzinfo=datetime.UTC)
     since_epoch = date - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     return (since_epoch.days * 86_400 + since_epoch.seconds) * 10**9 + int((digits + "000000000")[:9])
-
-
-def _shown(value: Any) -> str:
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= 40 else text[:37] + "..."

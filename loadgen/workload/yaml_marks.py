@@ -211,9 +211,8 @@ class _Walk:
         text = node.value
         if "${" in text:
             text = self.expand(node, path)
-            return (
-                text if node.style in ("|", ">") else resolve(text)
-            )  # inside { }, "${N}" needs quotes but still means a number
+            # inside { }, "${N}" needs quotes but still means a number
+            return text if node.style in ("|", ">") else resolve(text)
         if node.style:  # quoted or a block: always text
             return text
         return resolve(text)
@@ -234,8 +233,6 @@ class _Walk:
             return value
 
         if _REFERENCE.sub("", node.value).count("${"):
-            hint = "write ${NAME} or ${NAME:-default}"
-            self.fault(
-                UserError(f'"{node.value}" is not a reference to a variable', where(self.file, spot, path), hint)
-            )
+            problem = f'"{node.value}" is not a reference to a variable'
+            self.fault(UserError(problem, where(self.file, spot, path), "write ${NAME} or ${NAME:-default}"))
         return _REFERENCE.sub(value_of, node.value)

@@ -13,6 +13,7 @@ import signal
 import subprocess
 from time import monotonic_ns
 
+from loadgen.execution import stop_signals
 from loadgen.execution.backends import merge, worker
 from loadgen.execution.backends.single import Share
 from loadgen.execution.events import LoadStarted, RunningLoad, Tell
@@ -31,23 +32,22 @@ async def run(plan: Plan, tell: Tell) -> Share:
     data = pickle.dumps(job)
     processes = [worker.start(data, i, workers) for i in range(workers)]
     counters = SharedCounters(job.folder / "spool" / worker.BOARD, workers)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, _pass_on, processes, number)
-    try:
-        await asyncio.gather(*(asyncio.to_thread(_expect_ready, process) for process in processes))
-        start_ns = monotonic_ns() + worker.HEAD_START_NS
-        tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: _pass_on(processes, signal.SIGINT))))
+
+    def pass_on(number: int) -> None:
         for process in processes:
-            worker.tell(process, f"{start_ns}\n".encode())
-        shares = await asyncio.gather(*(asyncio.to_thread(_report, process, processes) for process in processes))
-        total = merge.NOTHING
-        for i, share in enumerate(shares):
-            total = merge.add(total, share or merge.lost(plan, i, f"worker {i} died"))
-        return total
+            if process.poll() is None:
+                process.send_signal(number)
+
+    try:
+        with stop_signals.calling(pass_on):
+            await asyncio.gather(*(asyncio.to_thread(_expect_ready, process) for process in processes))
+            start_ns = monotonic_ns() + worker.HEAD_START_NS
+            tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: pass_on(signal.SIGINT))))
+            for process in processes:
+                worker.tell(process, f"{start_ns}\n".encode())
+            shares = await asyncio.gather(*(asyncio.to_thread(_report, process, processes) for process in processes))
+            return merge.total(plan, shares, [f"worker {i} died" for i in range(workers)])
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
         for process in processes:
             if process.poll() is None:
                 process.terminate()
@@ -58,29 +58,21 @@ async def run(plan: Plan, tell: Tell) -> Share:
             process.wait()
 
 
-def _pass_on(processes: list[subprocess.Popen[bytes]], number: int) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.send_signal(number)
-
-
 def _expect_ready(process: subprocess.Popen[bytes]) -> None:
     assert process.stdout is not None
     worker.expect_ready(process.stdout.readline())
 
 
 def _report(process: subprocess.Popen[bytes], all_processes: list[subprocess.Popen[bytes]]) -> Share | None:
-    """The Share that a worker reports at its end; None if it died.
+    """The Share that a worker reports at its end; None if it died."""
 
-    If it reports earlier that it stops because a target is down, or if it dies, all other workers are told to stop.
-    """
+    def stop_others() -> None:
+        for other in all_processes:
+            worker.tell(other, worker.STOPPING)
+
     assert process.stdout is not None
     share = None
     for line in process.stdout:
-        if line != worker.STOPPING:
-            share = worker.read_share(line)
-        if share is None or share.stopped:
-            for other in all_processes:
-                worker.tell(other, worker.STOPPING)
+        share = worker.read_share(line, stop_others)
     process.wait()
     return share

@@ -5,7 +5,8 @@ IO: reads and appends to the files of a dead worker. `local.py` and `ray.py` det
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import reduce
 from itertools import islice
 
 import numpy as np
@@ -20,11 +21,20 @@ from loadgen.results.spool import Spool, recorded, segments
 from loadgen.schedule import timetable as schedule
 
 AT_ONCE = 100_000  # slots that are checked in one step
-NOTHING = Share(prompts_total=0, prompts_count=0, late=0, interrupted=False)
 
 
-def add(left: Share, right: Share) -> Share:
-    """The sum of two shares."""
+def total(plan: Plan, shares: Sequence[Share | None], reasons: Sequence[str]) -> Share:
+    """The sum of all workers' shares. Without one, the worker died, and its unfinished slots are recorded as `lost`.
+
+    `reasons`: of each worker, why it would be lost.
+    """
+    for i, (share, why) in enumerate(zip(shares, reasons, strict=True)):
+        if share is None:
+            record_lost(plan, i, why)
+    return reduce(_sum, filter(None, shares), Share(prompts_total=0, prompts_count=0, late=0, interrupted=False))
+
+
+def _sum(left: Share, right: Share) -> Share:
     return Share(
         prompts_total=(left.prompts_total + right.prompts_total) % (1 << 128),
         prompts_count=left.prompts_count + right.prompts_count,
@@ -36,14 +46,13 @@ def add(left: Share, right: Share) -> Share:
             target: min(share.down[target] for share in (left, right) if target in share.down)
             for target in {*left.down, *right.down}
         },
-        notes=(*left.notes, *right.notes),
     )
 
 
-def lost(plan: Plan, i: int, why: str) -> Share:
+def record_lost(plan: Plan, i: int, why: str) -> None:
     """Write a record `lost`, with `why` as its text, for each slot of a dead worker that has no record.
 
-    No process may write the files of that worker any more. Returns an empty Share.
+    No process may write the files of that worker any more.
     """
     job, timetable = plan.job, plan.timetable
     own_schedule = schedule.shard(timetable, i, job.settings.workers)
@@ -60,11 +69,10 @@ def lost(plan: Plan, i: int, why: str) -> Share:
     while numbers := list(islice(expected, AT_ONCE)):
         for number in np.array(numbers)[~slot_ranges.among(ranges, np.array(numbers))].tolist():
             slot = timetable.slot(number)
-            place = RowPlace(number, slot.request, slot.stage, i, 0, slot.session, slot.turn, slot.lane)
+            place = RowPlace(number, number, slot.stage, i, 0, slot.session, slot.turn, slot.lane)
             spool.row(unsent_row(place, slot.due_ns, "worker_died", "lost", UNKNOWN, text))
         spool.flush()
     spool.close()
-    return NOTHING
 
 
 def _in_flight(own_schedule: schedule.Schedule, ranges: NDArray[np.void]) -> Iterator[int]:

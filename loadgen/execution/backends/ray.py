@@ -21,7 +21,7 @@ from time import monotonic, monotonic_ns, sleep
 from typing import Any
 
 from loadgen.errors import Fault, Faults, TargetError, UserError
-from loadgen.execution import resource_limits
+from loadgen.execution import resource_limits, stop_signals
 from loadgen.execution.backends import clock_sync, merge, node_facts, ray_agent, worker
 from loadgen.execution.backends.node_facts import NodeFacts
 from loadgen.execution.backends.ray_agent import Copy, RayAgent
@@ -94,9 +94,8 @@ class _Member:
     node: str
     address: str
     actor: Any
-    facts: NodeFacts | None = None
-    copy: Copy | None = None
-    ready: asyncio.Future[None] | None = None
+    copy: Copy
+    ready: asyncio.Future[None]
     lines: int = 0  # number of lines received
     heard_at: float = 0.0
     lost: str = ""  # why it counts as lost; "": it does not
@@ -158,23 +157,23 @@ class RayCluster:
                 self._placement_group, placement_group_bundle_index=i
             )
             options = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": strategy}
-            self._members.append(_Member(i, node_id, node, address, actor_class.options(**options).remote()))
+            actor = actor_class.options(**options).remote()
+            ready = asyncio.get_running_loop().create_future()
+            self._members.append(_Member(i, node_id, node, address, actor, Copy(job.folder, i), ready))
         files = node_facts.files_of(job)
         local_facts = await asyncio.to_thread(node_facts.own_facts, files)
         faults: list[Fault] = []
-        for result, member in zip(
-            await asyncio.gather(*(self._facts(member, files) for member in self._members)), self._members, strict=True
-        ):
-            if isinstance(result, Fault):
-                faults.append(result)
+        known: list[tuple[_Member, NodeFacts]] = []
+        answers = await asyncio.gather(*(self._facts(member, files) for member in self._members))
+        for member, answer in zip(self._members, answers, strict=True):
+            if isinstance(answer, Fault):
+                faults.append(answer)
             else:
-                member.facts = result
-                faults += node_facts.differences(local_facts, result, member.where)
+                known.append((member, answer))
+                faults += node_facts.differences(local_facts, answer, member.where)
         if not faults:
-            faults += self._limit_faults(plan)
-        remote_nodes = sorted(
-            {other.where for other in self._members if other.facts and other.facts.loopback != local_facts.loopback}
-        )
+            faults += _limit_faults(plan, known)
+        remote_nodes = sorted({member.where for member, facts in known if facts.loopback != local_facts.loopback})
         notes = []
         if remote_nodes and job.simulated:
             what = f"the embedded simulation listens on this machine alone, and workers run on {remote_nodes[0]}"
@@ -230,69 +229,39 @@ class RayCluster:
             hint = f"the same loadgen in the Python that Ray was started with on {member.where}"
             return UserError(f"a node cannot run a worker: {messages[-1].strip()[:300]}", member.where, hint)
 
-    def _limit_faults(self, plan: Plan) -> Iterator[Fault]:
-        """Faults for nodes with too few open files or ports for their workers."""
-        total = resource_limits.connections(plan.timetable, plan.job.workload.max_in_flight)
-        if total is None:
-            return
-        by_network: dict[str, list[_Member]] = {}
-        for member in self._members:
-            assert member.facts is not None
-            by_network.setdefault(member.facts.loopback, []).append(member)
-        for neighbours in by_network.values():
-            assert neighbours[0].facts is not None
-            for fault in resource_limits.faults(
-                total=math.ceil(total * len(neighbours) / len(self._members)),
-                workers=len(neighbours),
-                addresses=[probed.target.address for probed in plan.job.found],
-                sources=0,
-                simulated=False,
-                room=neighbours[0].facts.room,
-            ):
-                yield UserError(f"on {neighbours[0].where}: {fault.what}", fault.where, f"more nodes; {fault.hint}")
-
     # -- while it runs -----------------------------------------------------------------------------------------------
 
     async def run(self, plan: Plan, tell: Tell) -> Share:
         """As `local.run`, on the placed actors."""
-        job, workers = plan.job, len(self._members)
-        (job.folder / "spool").mkdir(exist_ok=True)
-        counters = SharedCounters(job.folder / "spool" / worker.BOARD, workers)
-        loop = asyncio.get_running_loop()
+        job, members = plan.job, self._members
+        counters = SharedCounters(job.folder / "spool" / worker.BOARD, len(members))
         data = pickle.dumps(job)
         pieces = [data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES)]
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._pass_on, number)
         followers: list[asyncio.Task[Share | None]] = []
         try:
-            for member in self._members:
-                member.copy, member.ready = Copy(job.folder, member.i), loop.create_future()
-            await asyncio.gather(*(self._start_worker(member, pieces) for member in self._members))
-            followers = [asyncio.create_task(self._follow(member, counters)) for member in self._members]
-            await asyncio.gather(*(member.ready for member in self._members if member.ready is not None))
-            await asyncio.gather(*(self._compare_clocks(member) for member in self._members))
-            tell(WorkersPlaced(self._header()))
-            start_ns = monotonic_ns() + HEAD_START_NS
-            tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: self._pass_on(signal.SIGINT))))
-            await asyncio.gather(*(
-                self._send_line(member, f"{member.offset.there(start_ns)}\n".encode()) for member in self._members
-            ))  # fmt: skip
-            late_ns = monotonic_ns() - start_ns
-            shares = await asyncio.gather(*followers)
-            total = merge.NOTHING
-            for member, share in zip(self._members, shares, strict=True):
-                why = member.lost or f"worker {member.i} died on {member.where}"
-                total = merge.add(total, share or merge.lost(plan, member.i, why))
-            await asyncio.gather(*(self._measure_drift(member) for member in self._members if not member.lost))
+            with stop_signals.calling(self._pass_on):
+                await asyncio.gather(*(self._start_worker(member, pieces) for member in members))
+                followers = [asyncio.create_task(self._follow(member, counters)) for member in members]
+                await asyncio.gather(*(member.ready for member in members))
+                await asyncio.gather(*(self._compare_clocks(member) for member in members))
+                tell(WorkersPlaced(self._header()))
+                start_ns = monotonic_ns() + HEAD_START_NS
+                tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: self._pass_on(signal.SIGINT))))
+                await asyncio.gather(*(
+                    self._send_line(member, f"{member.offset.there(start_ns)}\n".encode()) for member in members
+                ))  # fmt: skip
+                late_ns = monotonic_ns() - start_ns
+                shares = await asyncio.gather(*followers)
+                reasons = [member.lost or f"worker {member.i} died on {member.where}" for member in members]
+                total = merge.total(plan, shares, reasons)
+                await asyncio.gather(*(self._measure_drift(member) for member in members if not member.lost))
             return replace(total, notes=tuple(self._notes(start_ns, late_ns)), cluster=self._header())
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
             for task in followers:
                 task.cancel()
             await asyncio.gather(*followers, return_exceptions=True)
             with contextlib.suppress(Exception):
-                living = [member.actor.end.remote() for member in self._members if not member.lost]
+                living = [member.actor.end.remote() for member in members if not member.lost]
                 await asyncio.wait_for(asyncio.gather(*living, return_exceptions=True), 5.0)
 
     async def _start_worker(self, member: _Member, pieces: Sequence[bytes]) -> None:
@@ -303,7 +272,6 @@ class RayCluster:
 
     async def _follow(self, member: _Member, counters: SharedCounters) -> Share | None:
         """Copy files and counters of a worker and handle its lines until it ends or is lost. None: no share came."""
-        assert member.copy is not None and member.ready is not None
         share = None
         member.heard_at = monotonic()
         try:
@@ -321,11 +289,7 @@ class RayCluster:
                         worker.expect_ready(line)
                         member.ready.set_result(None)
                     else:
-                        if line != worker.STOPPING:
-                            share = worker.read_share(line)
-                        if share is None or share.stopped:
-                            for other in self._members:
-                                other.actor.tell.remote(worker.STOPPING)
+                        share = worker.read_share(line, self._stop_others)
                 if taken.ended:
                     if not member.ready.done():
                         worker.expect_ready(b"")
@@ -341,7 +305,6 @@ class RayCluster:
         """New data of a worker; None if it is lost."""
         from ray.exceptions import ActorUnavailableError, RayError
 
-        assert member.copy is not None
         while True:
             remaining_s = member.heard_at + LOST_S - monotonic()
             try:
@@ -362,6 +325,10 @@ class RayCluster:
     async def _send_line(self, member: _Member, line: bytes) -> None:
         with contextlib.suppress(Exception):  # it is lost; `_follow` will detect that
             await asyncio.wait_for(member.actor.tell.remote(line), LOST_S)
+
+    def _stop_others(self) -> None:
+        for member in self._members:
+            member.actor.tell.remote(worker.STOPPING)
 
     def _pass_on(self, number: int) -> None:
         for member in self._members:
@@ -446,3 +413,22 @@ class RayCluster:
                 given_up_at = monotonic() + RELEASED_S
                 while self.cores < self._free_before and monotonic() < given_up_at:
                     sleep(0.05)
+
+
+def _limit_faults(plan: Plan, known: Sequence[tuple[_Member, NodeFacts]]) -> Iterator[Fault]:
+    """Faults for nodes with too few open files or ports for their workers. `known`: of all workers."""
+    total = resource_limits.connections(plan.timetable, plan.job.workload.max_in_flight)
+    if total is None:
+        return
+    for loopback in dict.fromkeys(facts.loopback for _, facts in known):
+        neighbours = [(member, facts) for member, facts in known if facts.loopback == loopback]
+        where, room = neighbours[0][0].where, neighbours[0][1].room
+        for fault in resource_limits.faults(
+            total=math.ceil(total * len(neighbours) / len(known)),
+            workers=len(neighbours),
+            addresses=[probed.target.address for probed in plan.job.found],
+            sources=0,
+            simulated=False,
+            room=room,
+        ):
+            yield UserError(f"on {where}: {fault.what}", fault.where, f"more nodes; {fault.hint}")

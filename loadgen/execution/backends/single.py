@@ -15,6 +15,7 @@ from loadgen_sdk.transport.target import header_secrets
 from loadgen_sdk.transport.wire import Wire, raise_file_limit
 
 from loadgen.errors import TargetError
+from loadgen.execution import stop_signals
 from loadgen.execution.bodies import Bodies
 from loadgen.execution.body_prefetch import BodyPrefetch
 from loadgen.execution.driver import AHEAD, HOLD_NS, Driver, no_collector
@@ -117,7 +118,7 @@ async def work(
                 redact=redact,
             )
             begun(driver)
-            with driver.signals():
+            with stop_signals.calling(lambda _: driver.stop()):
                 await driver.run()
         digest = bodies.digest
         return Share(

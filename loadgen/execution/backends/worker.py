@@ -18,6 +18,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from time import monotonic_ns
 
@@ -64,9 +65,17 @@ def expect_ready(line: bytes) -> None:
         raise TargetError(fault["what"], fault.get("where", ""), fault.get("hint", ""))
 
 
-def read_share(line: bytes) -> Share:
-    """Parse the last line of a worker."""
+def read_share(line: bytes, stop_others: Callable[[], None]) -> Share | None:
+    """The share in a line of a worker that works; None for STOPPING, which comes before it.
+
+    `stop_others` is called where the worker ends because a target is down.
+    """
+    if line == STOPPING:
+        stop_others()
+        return None
     fields = json.loads(line)
+    if fields["stopped"]:
+        stop_others()
     return Share(**fields | {"down": {int(target): at_s for target, at_s in fields["down"].items()}, "notes": ()})
 
 

@@ -210,11 +210,8 @@ class Pace:
     def _start(self, stream: _Stream, at_ns: int) -> None:
         stream.started = True
         self.active += 1
-        due = (
-            at_ns
-            + self._ttft.draw(self._seed, 1, stream.number)
-            + round(self._per_input_token_ns * stream.input_tokens)
-        )
+        due = at_ns + self._ttft.draw(self._seed, 1, stream.number)
+        due += round(self._per_input_token_ns * stream.input_tokens)
         if self._tick:
             due = -(-due // self._tick) * self._tick
         heappush(self._heap, (due, stream.number, stream))

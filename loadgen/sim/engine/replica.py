@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 NEVER = 1 << 62
@@ -31,8 +31,7 @@ class Costs:
 
     def at_speed(self, speed: float) -> Costs:
         """The costs of a machine that is `speed` times as fast: every iteration takes 1 / speed of the time."""
-        names = ("overhead_ns", "weights_ns", "kv_token_ns", "token_ns", "attended_ns")
-        return replace(self, **{name: getattr(self, name) / speed for name in names})
+        return Costs(**{name: value / speed for name, value in asdict(self).items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,29 +50,11 @@ class ServerLimits:
     block_reuse: bool = False  # prompts with the same prefix share its blocks
 
 
+WAITING, PREFILLING, DECODING, DONE = range(4)
+
+
 class SimRequest:
     """One sequence in a replica. Callers may read `key`, `cached`, and the iterations `first` and `last`."""
-
-    __slots__ = (
-        "admitted_ns",
-        "asked",
-        "at",
-        "blocks",
-        "cached",
-        "due_ns",
-        "first",
-        "from_iteration",
-        "held",
-        "input_tokens",
-        "key",
-        "last",
-        "left",
-        "output_tokens",
-        "pinned",
-        "state",
-        "todo",
-        "total",
-    )
 
     def __init__(
         self, key: Any, due_ns: int, input_tokens: int, output_tokens: int, blocks: Sequence[Hashable] = ()
@@ -96,9 +77,6 @@ class SimRequest:
         self.state = WAITING
 
 
-WAITING, PREFILLING, DECODING, DONE = range(4)
-
-
 class Replica:
     """One model instance.
 
@@ -109,35 +87,6 @@ class Replica:
     token (the very first, or the first after a pause) in the last `finish`. `paused` holds the sequences paused by the
     last `begin`, as (request, first, last iteration in which it got a token since it was last admitted).
     """
-
-    __slots__ = (
-        "_blocks_used",
-        "_buckets",
-        "_cache",
-        "_costs",
-        "_kv",
-        "_limits",
-        "_partial",
-        "_phase",
-        "_pinned",
-        "_ready",
-        "_running",
-        "_under_way",
-        "active",
-        "context_requests",
-        "context_tokens",
-        "decoded",
-        "decoding",
-        "end_ns",
-        "ends",
-        "hits",
-        "iteration",
-        "misses",
-        "paused",
-        "pauses",
-        "started",
-        "waiting",
-    )
 
     def __init__(self, costs: Costs, limits: ServerLimits) -> None:
         if limits.max_num_tokens < limits.max_batch_size:

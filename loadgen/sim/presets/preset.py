@@ -6,13 +6,12 @@ that convert them into the engine's costs. Reading files is the only IO.
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
-from loadgen.errors import UserError
+from loadgen.errors import UserError, meant
 from loadgen.sim.engine.replica import Costs, ServerLimits
 
 FOLDER = Path(__file__).parent
@@ -21,7 +20,6 @@ BITS = {"nvfp4": 4.5, "fp8": 8.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.0, "int4
 """Bits per number, including shared scales: NVFP4 has one 8-bit scale per 16 numbers of 4 bits."""
 
 Routing = Literal["round_robin", "weighted"]
-ROUTINGS: tuple[Routing, ...] = ("round_robin", "weighted")
 
 
 class SourcedNumber(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -178,10 +176,9 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         costs = self.costs
         sequences = min(max(1.0, lanes / self.replicas), self.server.max_batch_size)
         held_tokens = sequences * (input_tokens + output_tokens / 2)
-        iteration_ns = costs.overhead_ns + max(
-            costs.weights_ns + costs.kv_token_ns * held_tokens,
-            sequences * (costs.token_ns + costs.attended_ns * (input_tokens + output_tokens / 2)),
-        )
+        memory_ns = costs.weights_ns + costs.kv_token_ns * held_tokens
+        compute_ns = sequences * (costs.token_ns + costs.attended_ns * (input_tokens + output_tokens / 2))
+        iteration_ns = costs.overhead_ns + max(memory_ns, compute_ns)
         prompt_ns = input_tokens * (costs.token_ns + costs.attended_ns * input_tokens / 2)
         return output_tokens * iteration_ns + sequences * prompt_ns
 
@@ -224,9 +221,7 @@ def _read(name: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
     if name in seen:
         raise UserError("a preset that extends itself", where, "")
     if not is_user_file and name not in names():
-        near = difflib.get_close_matches(name, names(), 1)
-        known = f"known: {', '.join(names())}; or the path of a YAML file"
-        raise UserError(f'unknown preset "{name}"', where, f'did you mean "{near[0]}"? {known}' if near else known)
+        raise UserError(f'unknown preset "{name}"', where, f"{meant(name, names())}; or the path of a YAML file")
     try:
         value = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except OSError as error:
@@ -243,14 +238,11 @@ def _read(name: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(extends, str):
         raise UserError("extends must be the name of a preset", str(path), f"known: {', '.join(names())}")
     base = _read(extends, f"{path} (extends)", (*seen, name))
-    changed = [
-        f"{part}.{key}" for part in ("model", "hardware") if isinstance(value.get(part), dict) for key in value[part]
-    ]
+    parts = {part: value[part] for part in ("model", "hardware") if isinstance(value.get(part), dict)}
+    changed = ", ".join(f"{part}.{key}" for part, keys in parts.items() for key in keys)
     if is_user_file and changed and "fitted_on" not in value:
-        value["fitted_on"] = (
-            f"nothing: {', '.join(changed)} are the user's own over {extends}, which was fitted on"
-            f" {base.get('fitted_on')}"
-        )
+        fitted_on = f"{extends}, which was fitted on {base.get('fitted_on')}"
+        value["fitted_on"] = f"nothing: {changed} are the user's own over {fitted_on}"
     return _merge(base, value)
 
 
@@ -289,8 +281,7 @@ def _check(value: dict[str, Any], where: str) -> Preset:
         raise UserError(message[:1].lower() + message[1:], place, hint) from None
     except RecursionError:
         raise UserError("nested too deep", where) from None
-    faults = list(_find_faults(preset))
-    if faults:
+    if faults := _find_faults(preset):
         raise UserError("; ".join(faults), where, "see docs/simulation.md")
     return preset
 

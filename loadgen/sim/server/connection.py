@@ -41,43 +41,12 @@ class Owner(Protocol):
         """The connection is closed, by either side."""
 
 
-class Plain:
-    """Sends and receives bytes unchanged. tls.py has the TLS version."""
-
-    __slots__ = ("recv", "send")
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.recv, self.send = sock.recv, sock.send
-
-
 class Connection:
     """See the module docstring. `answer` is the server's state of the request being answered; None: idle."""
 
-    __slots__ = (
-        "_body",
-        "_body_bytes",
-        "_close_after",
-        "_draining",
-        "_header_bytes",
-        "_headers",
-        "_parser",
-        "_partial",
-        "_pending",
-        "_unsent",
-        "_url",
-        "answer",
-        "closed",
-        "fd",
-        "idle_since",
-        "owner",
-        "served",
-        "sock",
-        "wire",
-    )
-
     def __init__(self, sock: socket.socket, owner: Owner, wire: Any = None) -> None:
         self.sock, self.owner, self.fd = sock, owner, sock.fileno()
-        self.wire = wire or Plain(sock)
+        self.wire = wire or sock  # has `recv` and `send`: the socket itself, or TLS over it (tls.py)
         self.answer: Any = None
         self.idle_since = time.monotonic_ns()
         self.served = 0
@@ -264,9 +233,7 @@ class Connection:
             self.closed = True
             self.owner.gone(self)
             self.sock.close()
-            self._parser = (
-                None  # it refers to this connection: break the cycle, so that no garbage collection is needed
-            )
+            self._parser = None  # it refers to this connection: break the cycle, so that no collection is needed
 
     def reset(self) -> None:
         """Close with a TCP reset: the peer loses what it has not read."""

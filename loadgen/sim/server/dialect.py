@@ -68,25 +68,23 @@ def _json(value: Any) -> bytes:
 
 def malformed(dialect: Dialect, text: str) -> Refusal:
     """400 for a body that is not JSON or does not match the schema: trtllm-serve answers with a bare string."""
-    if dialect == "trtllm":
-        return Refusal(400, _json({"error": text}))
-    return refused(dialect, text, "")
+    return Refusal(400, _json({"error": text})) if dialect == "trtllm" else refused(dialect, text)
 
 
-def refused(dialect: Dialect, text: str, param: str, status: int = 400) -> Refusal:
-    """An error of the server itself: trtllm-serve puts it at the top level, the public API inside `error`."""
-    return Refusal(status, error(dialect, text, status, param))
+def refused(dialect: Dialect, text: str, param: str = "", status: int = 400, code: str = "") -> Refusal:
+    """An error of the server itself. `param` and `code` are of the public API."""
+    return Refusal(status, error(dialect, text, status, param, code))
 
 
-def error(dialect: Dialect, text: str, status: int, param: str = "") -> bytes:
-    """The JSON body of an error answer."""
+def error(dialect: Dialect, text: str, status: int, param: str = "", code: str = "") -> bytes:
+    """The JSON body of an error answer: trtllm-serve puts it at the top level, the public API inside `error`."""
     if dialect == "trtllm":
         names = {400: "BadRequestError", 404: "NotFoundError", 429: "RateLimitError"}
         kind = names.get(status, "InternalServerError")
         return _json({"object": "error", "message": text, "type": kind, "param": None, "code": status})
     kind = {429: "rate_limit_error"}.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    code = {401: "invalid_api_key", 429: "rate_limit_exceeded"}.get(status)
-    return _json({"error": {"message": text, "type": kind, "param": param or None, "code": code}})
+    code = code or {401: "invalid_api_key", 429: "rate_limit_exceeded"}.get(status, "")
+    return _json({"error": {"message": text, "type": kind, "param": param or None, "code": code or None}})
 
 
 def no_route(dialect: Dialect, status: int, allowed: str = "") -> Refusal:
@@ -96,47 +94,16 @@ def no_route(dialect: Dialect, status: int, allowed: str = "") -> Refusal:
     return Refusal(status, _json({"detail": text}) if dialect == "trtllm" else error(dialect, text, status), headers)
 
 
-def wrong_key() -> Refusal:
-    """401 of the public API."""
-    return refused(
-        "openai", "Incorrect API key provided. You can obtain a key from whoever runs this endpoint.", "", 401
-    )
-
-
-def unknown_model(model: str) -> Refusal:
-    text = f"The model `{model}` does not exist or you do not have access to it."
-    value = {"message": text, "type": "invalid_request_error", "param": None, "code": "model_not_found"}
-    return Refusal(404, _json({"error": value}))
-
-
-def too_long(context: int, input_tokens: int, limit: int | None) -> Refusal:
-    text = (
-        f"This model's maximum context length is {context} tokens. However, you requested"
-        f" {input_tokens + (limit or 0)} tokens ({input_tokens} in the messages, {limit or 0} in the completion)."
-    )
-    value = {"message": text, "type": "invalid_request_error", "param": "messages", "code": "context_length_exceeded"}
-    return Refusal(400, _json({"error": value}))
-
-
 # Answering ------------------------------------------------------------------------------------------------------------
 
 DONE = b"data: [DONE]\n\n"
 END = b"0\r\n\r\n"
+MARK = "\ue000"  # stands for the text of a token while the bytes around it are made
 
 
 def chunk(event: bytes) -> bytes:
     """`event` as one HTTP chunk."""
     return b"%x\r\n%b\r\n" % (len(event), event)
-
-
-def usage(input_tokens: int, output_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """The usage object. It always contains `cached_tokens`, as in trtllm-serve."""
-    return {
-        "prompt_tokens": input_tokens,
-        "total_tokens": input_tokens + output_tokens,
-        "completion_tokens": output_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
 
 
 class Script:
@@ -146,69 +113,51 @@ class Script:
     than one token, with usage, or with an ending.
     """
 
-    __slots__ = (
-        "_after",
-        "_ask",
-        "_before",
-        "_dialect",
-        "_finish",
-        "_id",
-        "_object",
-        "_separate_finish",
-        "created",
-        "head",
-        "tail",
-        "trtllm",
-    )
-
     def __init__(self, ask: ParsedRequest, dialect: Dialect, number: int, created: int) -> None:
-        self._ask, self._dialect, self.created, self.trtllm = ask, dialect, created, dialect == "trtllm"
-        chat = ask.api == "chat"
-        self._id = f"{'chatcmpl' if chat else 'cmpl'}-{number}"
-        self._object = "chat.completion.chunk" if chat else "text_completion"
+        chat, trtllm = ask.api == "chat", dialect == "trtllm"
+        self._ask, self._dialect, self._chat, self._trtllm = ask, dialect, chat, trtllm
+        self._start = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{number}",
+            "object": "chat.completion.chunk" if chat else "text_completion",
+            "created": created,
+            "model": ask.model,
+        }
+        # The public API announces the usage that comes at the end; trtllm-serve writes the key in completions only.
+        self._no_usage = {"usage": None} if (not chat if trtllm else ask.include_usage) else {}
         # The public API sends the finish reason of a chat in a separate event.
-        self._separate_finish = dialect == "openai" and chat
-        mark = "\ue000"
-        before, after = _split(self._token(mark, None), mark)
-        _, finish = _split(self._token(mark, ask.finish_reason), mark)
+        self._separate_finish = chat and not trtllm
+        before, after = _split(self._token(MARK, None))
         self._before, self._after = b"data: " + before, after + b"\n\n"
-        self._finish = self._after if self._separate_finish else finish + b"\n\n"
+        self._finish = self._after
+        if not self._separate_finish:
+            self._finish = _split(self._token(MARK, ask.finish_reason))[1] + b"\n\n"
         size = len(self._before) + len(WORDS[0]) + len(self._after)
         self.head = b"%x\r\n%b" % (size, self._before)
         self.tail = self._after + b"\r\n"
 
     def _token(self, text: str, finish: str | None) -> dict[str, Any]:
         """A token event as a value, with keys, order and nulls as the dialect writes them."""
-        ask, trtllm = self._ask, self._dialect == "trtllm"
-        value: dict[str, Any] = {"id": self._id, "object": self._object, "created": self.created, "model": ask.model}
-        if ask.api == "chat":
-            if trtllm:  # without nulls
-                choice: dict[str, Any] = {"index": 0, "delta": {"content": text, "reasoning_content": ""}}
-                if finish:
-                    choice["finish_reason"] = finish
-                choice["avg_decoded_tokens_per_iter"] = 1.0
-            else:
-                choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
-        elif trtllm:  # with every key
+        choice: dict[str, Any]
+        if self._chat and self._trtllm:  # without nulls
+            choice = {"index": 0, "delta": {"content": text, "reasoning_content": ""}}
+            choice |= {"finish_reason": finish} if finish else {}
+            choice["avg_decoded_tokens_per_iter"] = 1.0
+        elif self._chat:
+            choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+        elif self._trtllm:  # with every key
             choice = {"index": 0, "text": text, "token_ids": None, "logprobs": None, "finish_reason": finish}
-            if not ask.detokenize:
+            if not self._ask.detokenize:
                 choice["text"], choice["token_ids"] = "", [text]
             choice |= {"stop_reason": None, "avg_decoded_tokens_per_iter": 1.0}
         else:
             choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": finish}
-        value["choices"] = [choice]
-        if ask.api == "completions" and trtllm:
-            value["usage"] = None
-        elif not trtllm and ask.include_usage:
-            value["usage"] = None
-        return value
-
-    def word(self, index: int) -> bytes:
-        """The text of token `index`, five bytes: a function of prompt, server seed and index only."""
-        return WORDS[self._ask.digest[index & 63] ^ (index >> 6 & 255)]
+        return {**self._start, "choices": [choice], **self._no_usage}
 
     def words(self, start: int, stop: int) -> bytes:
-        """The content of tokens `start` to `stop`: text, or token ids if the request has `detokenize` false."""
+        """The content of tokens `start` to `stop`: text, or token ids if the request has `detokenize` false.
+
+        Each word has five bytes and is a function of prompt, server seed and index only.
+        """
         digest = self._ask.digest
         numbers = [digest[i & 63] ^ (i >> 6 & 255) for i in range(start, stop)]
         if self._ask.detokenize:
@@ -221,77 +170,65 @@ class Script:
         `last` adds the finish reason, `filler` additional text.
         """
         event = self._before + self.words(start, stop) + filler + (self._finish if last else self._after)
-        if self._ask.continuous_usage:
-            event = self._with_usage(event, stop)
-        return event
-
-    def _with_usage(self, event: bytes, tokens: int) -> bytes:
-        """`event` with cumulative usage added."""
-        value = b'"usage":' + _json(usage(self._ask.input_tokens, tokens, self._ask.cached_tokens))
+        if not self._ask.continuous_usage:
+            return event
+        value = b'"usage":' + _json(self._usage(stop)) + b"}\n\n"
         if event.endswith(b'"usage":null}\n\n'):
-            return event[: -len(b'"usage":null}\n\n')] + value + b"}\n\n"
-        return event[: -len(b"}\n\n")] + b"," + value + b"}\n\n"
+            return event.removesuffix(b'"usage":null}\n\n') + value
+        return event.removesuffix(b"}\n\n") + b"," + value
+
+    def _usage(self, output_tokens: int) -> dict[str, Any]:
+        """The usage object. It always contains `cached_tokens`, as in trtllm-serve."""
+        input_tokens = self._ask.input_tokens
+        return {
+            "prompt_tokens": input_tokens,
+            "total_tokens": input_tokens + output_tokens,
+            "completion_tokens": output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._ask.cached_tokens},
+        }
 
     def opening(self) -> list[bytes]:
         """Events before the first token event: the role, in chat.
 
         trtllm-serve creates it together with the first token and writes a space before its end.
         """
-        ask = self._ask
-        if ask.api != "chat":
+        if not self._chat:
             return []
-        value: dict[str, Any] = {"id": self._id, "object": self._object, "created": self.created, "model": ask.model}
-        if self._dialect == "trtllm":
-            value["choices"] = [{"index": 0, "delta": {"role": "assistant"}}]
-            if ask.continuous_usage:
-                value["usage"] = usage(ask.input_tokens, 0, ask.cached_tokens)
+        if self._trtllm:
+            usage = {"usage": self._usage(0)} if self._ask.continuous_usage else {}
+            value = {**self._start, "choices": [{"index": 0, "delta": {"role": "assistant"}}], **usage}
             return [b"data: " + _json(value) + b" \n\n"]
         delta = {"role": "assistant", "content": "", "refusal": None}
-        value["choices"] = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]
-        if ask.include_usage:
-            value["usage"] = None
-        return [b"data: " + _json(value) + b"\n\n"]
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+        return [_event({**self._start, "choices": [choice], **self._no_usage})]
 
     def closing(self, output_tokens: int, finish: bool = True) -> list[bytes]:
         """Events after the last token event, without `[DONE]`: a separate finish reason, usage."""
-        ask, events = self._ask, []
-        value: dict[str, Any] = {"id": self._id, "object": self._object, "created": self.created, "model": ask.model}
+        events = []
         if self._separate_finish and finish:
-            choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": ask.finish_reason}
-            ending = value | {"choices": [choice]}
-            events.append(b"data: " + _json(ending | {"usage": None} if ask.include_usage else ending) + b"\n\n")
-        if ask.include_usage:
-            value |= {"choices": [], "usage": usage(ask.input_tokens, output_tokens, ask.cached_tokens)}
-            events.append(b"data: " + _json(value) + b"\n\n")
+            choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": self._ask.finish_reason}
+            events.append(_event({**self._start, "choices": [choice], **self._no_usage}))
+        if self._ask.include_usage:
+            events.append(_event({**self._start, "choices": [], "usage": self._usage(output_tokens)}))
         return events
 
     def whole(self, counted: int, finish: bool = True) -> bytes:
         """The JSON body of a response that is not streamed; its usage reports `counted` output tokens."""
-        ask, trtllm = self._ask, self._dialect == "trtllm"
-        text = self.words(0, ask.output_tokens).decode() if ask.detokenize else ""
-        if ask.api == "chat":
-            message: dict[str, Any] = {"role": "assistant", "content": text}
-            if trtllm:
-                message |= {"reasoning_content": "", "reasoning": None, "tool_calls": []}
-            else:
-                message["refusal"] = None
-            choice: dict[str, Any] = {"index": 0, "message": message}
+        ask, words = self._ask, self.words(0, self._ask.output_tokens)
+        text = words.decode() if ask.detokenize else ""
+        choice: dict[str, Any] = {"index": 0}
+        if self._chat:
+            trtllm: dict[str, Any] = {"reasoning_content": "", "reasoning": None, "tool_calls": []}
+            choice |= {"message": {"role": "assistant", "content": text}}
+            choice["message"] |= trtllm if self._trtllm else {"refusal": None}
         else:
-            choice = {"index": 0, "text": text}
-            if not ask.detokenize:
-                choice["token_ids"] = [int(number) for number in self.words(0, ask.output_tokens).split(b",")]
+            choice["text"] = text
+            choice |= {} if ask.detokenize else {"token_ids": [int(number) for number in words.split(b",")]}
         choice |= {"logprobs": None, "finish_reason": ask.finish_reason if finish else None}
-        if trtllm:
+        if self._trtllm:
             choice |= {"stop_reason": None, "disaggregated_params": None, "avg_decoded_tokens_per_iter": 1.0}
-        value = {
-            "id": self._id,
-            "object": "chat.completion" if ask.api == "chat" else "text_completion",
-            "created": self.created,
-            "model": ask.model,
-            "choices": [choice],
-            "usage": usage(ask.input_tokens, counted, ask.cached_tokens),
-        }
-        return _json(value)
+        value = {**self._start, "choices": [choice], "usage": self._usage(counted)}
+        return _json(value | {"object": "chat.completion"} if self._chat else value)
 
     def error(self) -> bytes:
         """The JSON body of the 500 when the engine fails before a whole answer is there."""
@@ -302,23 +239,25 @@ class Script:
 
         trtllm-serve cuts a chat stream. After the error event of a completion it sends `[DONE]` twice.
         """
-        if self._dialect == "trtllm" and self._ask.api == "chat":
+        if self._trtllm and self._chat:
             return [], False
-        return [error_event("the simulated engine failed"), DONE, *([DONE] if self._dialect == "trtllm" else [])], True
+        return [error_event("the simulated engine failed"), *([DONE, DONE] if self._trtllm else [DONE])], True
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + _json(value) + b"\n\n"
 
 
 def error_event(text: str) -> bytes:
     """An error inside a stream, as most servers write it."""
-    value = {"error": {"message": text, "type": "server_error", "code": None, "param": None}}
-    return b"data: " + _json(value) + b"\n\n"
+    return _event({"error": {"message": text, "type": "server_error", "code": None, "param": None}})
 
 
-def _split(value: dict[str, Any], mark: str) -> tuple[bytes, bytes]:
-    """The JSON of `value` before and after `mark`. For a list of token ids the quotes are removed too."""
-    whole = _json(value)
-    quoted = b'["' + mark.encode() + b'"]'
+def _split(value: dict[str, Any]) -> tuple[bytes, bytes]:
+    """The JSON of `value` before and after MARK. For a list of token ids the quotes are removed too."""
+    mark = MARK.encode()
     # search from the right: the model's name comes first and may contain anything
-    before, _, after = whole.replace(quoted, b"[" + mark.encode() + b"]").rpartition(mark.encode())
+    before, _, after = _json(value).replace(b'["' + mark + b'"]', b"[" + mark + b"]").rpartition(mark)
     return before, after
 
 

@@ -11,7 +11,6 @@ import select
 import subprocess
 import threading
 import time
-from types import TracebackType
 
 import msgspec
 
@@ -47,9 +46,7 @@ class Embedded:
     def __enter__(self) -> Embedded:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -66,7 +63,7 @@ def start(options: Options | None = None) -> Embedded:
     )
     assert child.stdin is not None and child.stdout is not None
     try:
-        child.stdin.write((options or Options()).to_json().encode() + b"\n")
+        child.stdin.write(msgspec.json.encode(options or Options()) + b"\n")
         child.stdin.flush()
     except BrokenPipeError:
         pass  # the child has ended; the missing ready line reports it

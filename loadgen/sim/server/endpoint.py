@@ -25,7 +25,7 @@ from loadgen.errors import Fault as Wrong
 from loadgen.errors import TargetError, UserError
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.engine.latency_model import Pace, duration_ns, law
-from loadgen.sim.server import dialect, faults
+from loadgen.sim.server import dialect, faults, tls
 from loadgen.sim.server.connection import Connection
 from loadgen.sim.server.dialect import WORDS, Refusal, Script
 from loadgen.sim.server.message import Incoming, head
@@ -126,22 +126,17 @@ class SimServer:
 
     def _open(self) -> None:
         options = self.options
+        stream, passive = socket.SOCK_STREAM, socket.AI_PASSIVE
         try:
-            family, _, _, _, address = socket.getaddrinfo(
-                options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            self._listener = socket.create_server(
-                address[:2], family=family, backlog=4096, reuse_port=options.cores > 1
-            )
+            found = socket.getaddrinfo(options.host, options.port, type=stream, flags=passive)
+            family, _, _, _, address = found[0]
+            shared = options.cores > 1
+            self._listener = socket.create_server(address[:2], family=family, backlog=4096, reuse_port=shared)
         except OSError as error:
             where = f"{options.host}:{options.port}"
             raise TargetError(f"cannot listen: {error}", where, "another --port, or 0 for any free one") from None
         self._listener.setblocking(False)
-        self._tls: Any = None
-        if options.cert:
-            from loadgen.sim.server.tls import context
-
-            self._tls = context(options.cert, options.key)
+        self._tls = tls.context(options.cert, options.key) if options.cert else None
         host, port = self._listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         self.url = f"{'https' if self._tls else 'http'}://{shown}:{port}"
@@ -155,11 +150,10 @@ class SimServer:
             self._poll.register(self._timer.fileno(), select.POLLIN | _ET)
         except OSError:
             pass  # no timerfd: use the poll timeout, which is less precise
-        self._wake_receiver, bell = socket.socketpair()  # a signal handler writes to it to end the poll
+        self._wake_receiver, self._wake_sender = socket.socketpair()  # a signal handler writes to it to end the poll
         self._wake_receiver.setblocking(False)
-        bell.setblocking(False)
+        self._wake_sender.setblocking(False)
         self._poll.register(self._wake_receiver.fileno(), select.POLLIN)
-        self._wake_sender = bell
 
     # The loop
 
@@ -218,8 +212,7 @@ class SimServer:
                 return
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            wire = self._tls.wrap(sock) if self._tls else None
-            connection = Connection(sock, self, wire)
+            connection = Connection(sock, self, tls.TlsSocket(sock, self._tls) if self._tls else None)
             self._connections[connection.fd] = connection
             self._poll.register(connection.fd, select.POLLIN)
 
@@ -270,8 +263,8 @@ class SimServer:
     def _route(self, connection: Connection, incoming: Incoming) -> None:
         if incoming.refused:
             texts = {413: b"the body is too large", 431: b"the head is too large"}
-            text = texts.get(incoming.refused, b"Invalid HTTP request received.")
-            self._reply(connection, incoming, incoming.refused, text, "text/plain")
+            body = texts.get(incoming.refused, b"Invalid HTTP request received.")
+            self._reply(connection, incoming, incoming.refused, body, "text/plain")
             return
         path = incoming.path.rstrip("/") or "/"
         api = _APIS.get(path)
@@ -281,7 +274,8 @@ class SimServer:
         if incoming.method != allowed and not (incoming.method == "HEAD" and allowed == "GET"):
             raise dialect.no_route(self.rules.dialect, 405, allowed)
         if self._key and path.startswith("/v1/") and incoming.headers.get(b"authorization") != self._key:
-            raise dialect.wrong_key()
+            text = "Incorrect API key provided. You can obtain a key from whoever runs this endpoint."
+            raise dialect.refused("openai", text, status=401)
         if api:
             self._answer_generation(connection, incoming, api)
         else:
@@ -396,12 +390,11 @@ class SimServer:
         if end:
             self._end(answer, end)
         elif not connection.closed:
+            tokens = parsed.input_tokens, parsed.output_tokens
             if self.fleet is not None:
-                answer.served = self.fleet.submit(
-                    at_ns, answer, parsed.input_tokens, parsed.output_tokens, parsed.blocks
-                )
+                answer.served = self.fleet.submit(at_ns, answer, *tokens, parsed.blocks)
             else:
-                self.pace.submit(at_ns, answer, parsed.input_tokens, parsed.output_tokens)
+                self.pace.submit(at_ns, answer, *tokens)
 
     # Answers
 
@@ -436,22 +429,17 @@ class SimServer:
                     connection.write(data[i : i + 1])
                 data = data[-1:]
             if log_all or (log_on and new_events and (not first_event or finished)):
-                first_logged = first_event if log_all else answer.sent - 1
                 sent_ns = clock()
-                for index in range(first_logged, answer.sent):
+                for index in range(first_event if log_all else answer.sent - 1, answer.sent):
                     rows.extend((answer.number, index, due, sent_ns))
             connection.write(data)
+            if end == "answered":
+                self.completed += 1
+                arrival, served = answer.incoming.arrival_ns, answer.served
+                admitted = served.admitted_ns if served is not None else arrival
+                self.tally.finished(answer.number, arrival, admitted, answer.first_ns or due, due, answer.ask)
             if end:
-                if end == "answered":
-                    self.completed += 1
-                    self._count_answered(answer, due)
                 self._end(answer, end)
-
-    def _count_answered(self, answer: SimAnswer, last_ns: int) -> None:
-        """Count an answered request for the metrics pages."""
-        arrival, served = answer.incoming.arrival_ns, answer.served
-        admitted = served.admitted_ns if served is not None else arrival
-        self.tally.finished(answer.number, arrival, admitted, answer.first_ns or last_ns, last_ns, answer.ask)
 
     def _end(self, answer: SimAnswer, end: End) -> None:
         connection = answer.connection

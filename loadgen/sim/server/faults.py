@@ -42,9 +42,7 @@ NAMES: dict[str, str] = {
 TIMED = {"http_429": 1_000_000_000, "slow_first_byte": 1_000_000_000}
 """Faults whose `@` is a duration, with the default in ns."""
 
-PLACED = frozenset(
-    ("reset_after", "truncate", "stall", "malformed", "error_event", "engine_error", "oversized"),
-)
+PLACED = frozenset(("reset_after", "truncate", "stall", "malformed", "error_event", "engine_error", "oversized"))
 """Faults that happen at a token; without `@` the token is drawn."""
 
 
@@ -81,9 +79,8 @@ def placed(fault: PlannedFault, output_tokens: int, seed: int, number: int) -> P
     if fault.name not in PLACED:
         return fault
     last = output_tokens - 1
-    return PlannedFault(
-        fault.name, min(fault.at, last) if fault.at >= 0 else int(uniform(seed, 4, number) * output_tokens)
-    )
+    at = min(fault.at, last) if fault.at >= 0 else int(uniform(seed, 4, number) * output_tokens)
+    return PlannedFault(fault.name, at)
 
 
 def one(text: str, where: str = "") -> PlannedFault:

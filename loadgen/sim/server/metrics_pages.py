@@ -7,7 +7,8 @@ are left out.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from typing import Any
 
 from loadgen.sim.engine.fleet import Fleet, Iteration
@@ -29,8 +30,6 @@ _BUCKETS: dict[str, tuple[float, ...]] = {
 def iteration_stats(iteration: Iteration, fleet: Fleet) -> dict[str, Any]:
     """One row of the JSON at `GET /metrics`, which each read empties."""
     limits = fleet.limits
-    free = limits.kv_blocks - iteration.blocks_used
-    scheduled = iteration.context_requests + iteration.generating
     return {
         "iter": iteration.number,
         "iterLatencyMS": iteration.length_ns / 1e6,
@@ -40,7 +39,7 @@ def iteration_stats(iteration: Iteration, fleet: Fleet) -> dict[str, Any]:
         "maxNumActiveRequests": limits.max_batch_size,
         "kvCacheStats": {
             "maxNumBlocks": limits.kv_blocks,
-            "freeNumBlocks": free,
+            "freeNumBlocks": limits.kv_blocks - iteration.blocks_used,
             "usedNumBlocks": iteration.blocks_used,
             "tokensPerBlock": limits.tokens_per_block,
             "cacheHitRate": fleet.hit_share,
@@ -51,7 +50,7 @@ def iteration_stats(iteration: Iteration, fleet: Fleet) -> dict[str, Any]:
             "numContextRequests": iteration.context_requests,
             "numGenRequests": iteration.generating,
             "numPausedRequests": iteration.paused,
-            "numScheduledRequests": scheduled,
+            "numScheduledRequests": iteration.context_requests + iteration.generating,
             "numCtxTokens": iteration.context_tokens,
             "avgNumDecodedTokensPerIter": 1.0,
         },
@@ -64,8 +63,7 @@ class Tally:
     def __init__(self) -> None:
         self.records: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._prompt = self._cached = self._generated = 0
-        self._reasons: dict[str, int] = {}
-        self._errors: dict[int, int] = {}
+        self._reasons, self._errors = Counter[str](), Counter[int]()
         self._counts = {name: [0] * (len(edges) + 1) for name, edges in _BUCKETS.items()}
         self._sums = dict.fromkeys(_BUCKETS, 0.0)
 
@@ -77,7 +75,7 @@ class Tally:
         self._prompt += request.input_tokens
         self._cached += cached
         self._generated += tokens
-        self._reasons[request.finish_reason] = self._reasons.get(request.finish_reason, 0) + 1
+        self._reasons[request.finish_reason] += 1
         values = {
             "time_to_first_token_seconds": (first_ns - arrival_ns) / 1e9,
             "e2e_request_latency_seconds": (last_ns - arrival_ns) / 1e9,
@@ -100,7 +98,7 @@ class Tally:
 
     def failed(self, status: int) -> None:
         """A request has been refused with this status."""
-        self._errors[status] = self._errors.get(status, 0) + 1
+        self._errors[status] += 1
 
     def drain(self) -> list[dict[str, Any]]:
         """The records since the last call, as `GET /perf_metrics` of older versions returns them."""
@@ -111,33 +109,37 @@ class Tally:
     def prometheus(self, engine: Pace | Fleet, model: str, weights: str = "", kv_cache: str = "") -> str:
         """The text of `GET /prometheus/metrics`. `weights`, `kv_cache`: the precisions of a preset's model."""
         labels = f'model_name="{model}",engine_type="simulated"'
-        lines: list[str] = []
-
-        def add_metric(name: str, kind: str, values: list[tuple[str, float]]) -> None:
-            lines.append(f"# TYPE trtllm_{name} {kind}")
-            lines.extend(f"trtllm_{name}{{{labels}{more}}} {value:.10g}" for more, value in values)
-
-        if weights:
-            add_metric("model_config_info", "gauge", [(f',quantization="{weights}",kv_cache_dtype="{kv_cache}"', 1)])
-        add_metric("num_requests_running", "gauge", [("", engine.active)])
-        add_metric("num_requests_waiting", "gauge", [("", engine.queued)])
+        gauges: dict[str, float] = {"num_requests_running": engine.active, "num_requests_waiting": engine.queued}
         if isinstance(engine, Fleet):
-            add_metric("kv_cache_utilization", "gauge", [("", engine.blocks_used_share)])
-            add_metric("kv_cache_hit_rate", "gauge", [("", engine.hit_share)])
-            add_metric("max_batch_size_runtime", "gauge", [("", engine.limits.max_batch_size)])
+            gauges["kv_cache_utilization"] = engine.blocks_used_share
+            gauges["kv_cache_hit_rate"] = engine.hit_share
+            gauges["max_batch_size_runtime"] = engine.limits.max_batch_size
             if engine.iterations:
                 last = engine.iterations[-1]
-                add_metric("num_context_requests", "gauge", [("", last.context_requests)])
-                add_metric("num_generation_requests", "gauge", [("", last.generating)])
-                add_metric("iteration_latency_seconds", "gauge", [("", last.length_ns / 1e9)])
-                add_metric("avg_decoded_tokens_per_iter", "gauge", [("", 1.0)])
-        add_metric("prompt_tokens_total", "counter", [("", self._prompt)])
-        add_metric("prompt_cached_tokens_total", "counter", [("", self._cached)])
-        add_metric("generation_tokens_total", "counter", [("", self._generated)])
-        add_metric(
-            "request_success_total", "counter", [(f',finished_reason="{r}"', n) for r, n in self._reasons.items()]
-        )
-        add_metric("request_error_total", "counter", [(f',http_code="{s}"', n) for s, n in self._errors.items()])
+                gauges["num_context_requests"] = last.context_requests
+                gauges["num_generation_requests"] = last.generating
+                gauges["iteration_latency_seconds"] = last.length_ns / 1e9
+                gauges["avg_decoded_tokens_per_iter"] = 1.0
+        counters = {
+            "prompt_tokens_total": self._prompt,
+            "prompt_cached_tokens_total": self._cached,
+            "generation_tokens_total": self._generated,
+        }
+        lines: list[str] = []
+
+        def add_metric(name: str, kind: str, values: Mapping[str, float]) -> None:
+            lines.append(f"# TYPE trtllm_{name} {kind}")
+            lines.extend(f"trtllm_{name}{{{labels}{more}}} {value:.10g}" for more, value in values.items())
+
+        if weights:
+            add_metric("model_config_info", "gauge", {f',quantization="{weights}",kv_cache_dtype="{kv_cache}"': 1})
+        for kind, values in (("gauge", gauges), ("counter", counters)):
+            for name, value in values.items():
+                add_metric(name, kind, {"": value})
+        reasons = {f',finished_reason="{reason}"': count for reason, count in self._reasons.items()}
+        add_metric("request_success_total", "counter", reasons)
+        errors = {f',http_code="{status}"': count for status, count in self._errors.items()}
+        add_metric("request_error_total", "counter", errors)
         for name, edges in _BUCKETS.items():
             lines.append(f"# TYPE trtllm_{name} histogram")
             total = 0

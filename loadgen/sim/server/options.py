@@ -48,12 +48,3 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cores: int = 1  # processes that share the port; a preset's replicas are divided among them
     core: int = 0  # index of this process
     buffer_bytes: int = 8 << 20  # response bytes buffered for a slow reader; beyond it, the reader is reset and counted
-
-    def to_json(self) -> str:
-        """This value as JSON, as `from_json` reads it."""
-        return msgspec.json.encode(self).decode()
-
-
-def from_json(text: str | bytes) -> Options:
-    """The inverse of `to_json`; raises msgspec.ValidationError."""
-    return msgspec.json.decode(text, type=Options)

@@ -16,7 +16,7 @@ import msgspec
 
 from loadgen.errors import Fault, Faults, TargetError
 from loadgen.sim.server.endpoint import SimServer
-from loadgen.sim.server.options import Options, from_json
+from loadgen.sim.server.options import Options
 
 if TYPE_CHECKING:
     from loadgen.sim.server.embedded import Embedded
@@ -82,14 +82,12 @@ def main() -> int:
     """The child of `embedded.start`. The first line of stdin has the options; the end of stdin ends the child."""
     if "--die-with-parent" in sys.argv:
         die_with_parent()
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte:
-            return 0
-        line += byte
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        line = stdin.readline()
+    if not line:
+        return 0
     try:
-        return serve(from_json(bytes(line)), 0)
+        return serve(msgspec.json.decode(line, type=Options), 0)
     except (Fault, Faults, OSError) as error:
         print(msgspec.json.encode({"error": str(error)}).decode(), flush=True)
         return 2

@@ -1,8 +1,7 @@
 """Request bodies of the simulated server: validated as the dialect does, and converted to `ParsedRequest`. Pure.
 
-The fields that trtllm-serve accepts are listed one by one, because it answers 400 to any other field. Fields without
-effect on a simulated model are accepted and ignored. The tokenizer: one token per piece that begins at a space, plus
-some for the template.
+The fields that a dialect accepts are listed one by one, because it answers 400 to any other field. The tokenizer: one
+token per piece that begins at a space, plus some for the template.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.sim.server.dialect import Api, Dialect, ParsedRequest, malformed, refused, too_long, unknown_model
+from loadgen.sim.server.dialect import Api, Dialect, ParsedRequest, malformed, refused
 
 TEMPLATE_TOKENS = 8  # tokens that the simulated chat template adds to every prompt
 NATURAL_TOKENS = 256  # typical output length if the request sets no limit
@@ -52,119 +51,96 @@ class _Message(msgspec.Struct):
     content: str | list[_Part] | None = None
 
 
-class _Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields common to both APIs and both dialects."""
+class _Asked(msgspec.Struct, kw_only=True):
+    """The fields with an effect here that both dialects and both APIs have."""
 
     model: str
     max_tokens: int | None = None
     stream: bool | None = False
     n: int | None = 1
-    best_of: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    user: str | None = None
 
 
-class _Trtllm(_Sampling, kw_only=True, forbid_unknown_fields=True):
-    """Fields that trtllm-serve adds to both APIs, from its protocol source; some have no effect here."""
-
+class _Trtllm(_Asked, kw_only=True):
     stream_options: _StreamOptions | None = None
     ignore_eos: bool = False
     min_tokens: int = 0
-    add_special_tokens: bool = True
-    conversation_params: Any = None
-    disaggregated_params: Any = None
-    early_stopping: Any = None
-    include_stop_str_in_output: bool = False
-    length_penalty: float | None = None
-    lora_request: Any = None
-    min_p: float = 0.0
-    priority: float | None = None
-    prompt_ignore_length: int | None = 0
-    repetition_penalty: float = 1.0
-    response_format: Any = None
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    stop_token_ids: list[int] | None = None
-    thinking_token_budget: int | None = None
-    top_k: int = 0
-    top_p_min: float = 0.0
-    truncate_prompt_tokens: int | None = None
-    use_beam_search: bool = False
 
 
-class _TrtllmChat(_Trtllm, kw_only=True, forbid_unknown_fields=True):
+class _TrtllmChat(_Trtllm, kw_only=True):
     messages: list[_Message]
     prompt_token_ids: list[int] | None = None
     max_completion_tokens: int | None = None
-    add_generation_prompt: bool = True
-    agent_hierarchy: Any = None
-    cache_salt: str | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: Any = None
-    documents: Any = None
-    echo: bool = False
-    injected_chat_template_kwargs: Any = None
-    logprobs: bool | None = False
-    media_io_kwargs: Any = None
-    mm_processor_kwargs: Any = None
-    parallel_tool_calls: bool | None = None
-    prompt_token_ids_b64: str | None = None
-    reasoning_effort: str | None = None
-    thinking: Any = None
-    tool_choice: Any = None
-    tools: Any = None
-    top_logprobs: int | None = 0
 
 
-class _TrtllmCompletion(_Trtllm, kw_only=True, forbid_unknown_fields=True):
+class _TrtllmCompletion(_Trtllm, kw_only=True):
     prompt: str | list[int | str | list[int]]
     detokenize: bool = True
-    echo: bool | None = False
-    logprobs: int | None = None
-    return_context_logits: bool = False
-    suffix: str | None = None
 
 
-class _OpenAIChat(_Sampling, kw_only=True, forbid_unknown_fields=True):
+class _OpenAIChat(_Asked, kw_only=True):
     messages: list[_Message]
     stream_options: _OpenAIStreamOptions | None = None
     max_completion_tokens: int | None = None
-    logprobs: bool | None = False
-    metadata: Any = None
-    modalities: Any = None
-    parallel_tool_calls: bool | None = None
-    prediction: Any = None
-    prompt_cache_key: str | None = None
-    reasoning_effort: str | None = None
-    response_format: Any = None
-    safety_identifier: str | None = None
-    service_tier: str | None = None
-    store: bool | None = None
-    tool_choice: Any = None
-    tools: Any = None
-    top_logprobs: int | None = None
-    verbosity: str | None = None
 
 
-class _OpenAICompletion(_Sampling, kw_only=True, forbid_unknown_fields=True):
+class _OpenAICompletion(_Asked, kw_only=True):
     prompt: str | list[int | str | list[int]]
     stream_options: _OpenAIStreamOptions | None = None
-    echo: bool | None = False
-    logprobs: int | None = None
-    suffix: str | None = None
 
 
-_READERS: dict[tuple[str, str], Any] = {
-    ("trtllm", "chat"): msgspec.json.Decoder(_TrtllmChat).decode,
-    ("trtllm", "completions"): msgspec.json.Decoder(_TrtllmCompletion).decode,
-    ("openai", "chat"): msgspec.json.Decoder(_OpenAIChat).decode,
-    ("openai", "completions"): msgspec.json.Decoder(_OpenAICompletion).decode,
+_IGNORED: dict[str, dict[Any, str]] = {
+    "": {
+        float | None: "frequency_penalty presence_penalty temperature top_p",
+        int | None: "best_of seed",
+        dict[str, float] | None: "logit_bias",
+        str | list[str] | None: "stop",
+        str | None: "user",
+    },
+    "trtllm": {
+        bool: "add_special_tokens include_stop_str_in_output skip_special_tokens spaces_between_special_tokens "
+        "use_beam_search",
+        float: "min_p repetition_penalty top_p_min",
+        float | None: "length_penalty priority",
+        int: "top_k",
+        int | None: "prompt_ignore_length thinking_token_budget truncate_prompt_tokens",
+        list[int] | None: "stop_token_ids",
+        Any: "conversation_params disaggregated_params early_stopping lora_request response_format",
+    },
+    "trtllm chat": {
+        bool: "add_generation_prompt echo",
+        bool | None: "logprobs parallel_tool_calls",
+        int | None: "top_logprobs",
+        str | None: "cache_salt chat_template prompt_token_ids_b64 reasoning_effort",
+        Any: "agent_hierarchy chat_template_kwargs documents injected_chat_template_kwargs media_io_kwargs "
+        "mm_processor_kwargs thinking tool_choice tools",
+    },
+    "trtllm completions": {
+        bool: "return_context_logits", bool | None: "echo", int | None: "logprobs", str | None: "suffix",
+    },
+    "openai chat": {
+        bool | None: "logprobs parallel_tool_calls store",
+        int | None: "top_logprobs",
+        str | None: "prompt_cache_key reasoning_effort safety_identifier service_tier verbosity",
+        Any: "metadata modalities prediction response_format tool_choice tools",
+    },
+    "openai completions": {bool | None: "echo", int | None: "logprobs", str | None: "suffix"},
+}  # fmt: skip
+"""The fields that are accepted and have no effect here, by dialect and API, and by type."""
+
+
+def _reader(dialect: Dialect, api: Api, asked: type[_Asked]) -> Any:
+    """The decoder of the bodies of one API: it accepts the fields of `asked` and the ignored ones, and no other."""
+    types = [kinds for key, kinds in _IGNORED.items() if key in ("", dialect, f"{dialect} {api}")]
+    ignored = [(name, kind, None) for kinds in types for kind, names in kinds.items() for name in names.split()]
+    accepted = msgspec.defstruct("Body", ignored, bases=(asked,), kw_only=True, forbid_unknown_fields=True)
+    return msgspec.json.Decoder(accepted).decode
+
+
+_READERS = {
+    ("trtllm", "chat"): _reader("trtllm", "chat", _TrtllmChat),
+    ("trtllm", "completions"): _reader("trtllm", "completions", _TrtllmCompletion),
+    ("openai", "chat"): _reader("openai", "chat", _OpenAIChat),
+    ("openai", "completions"): _reader("openai", "completions", _OpenAICompletion),
 }
 
 
@@ -202,9 +178,14 @@ def parse_request(body: bytes, api: Api, rules: RequestRules) -> ParsedRequest:
         if options is not None and options.continuous_usage_stats is not None:
             raise refused("openai", "Unknown parameter: 'stream_options.continuous_usage_stats'.", "stream_options")
         if request.model != rules.model:
-            raise unknown_model(request.model)
-    input_tokens, digest, blocks = _prompt(request, api, rules)
+            text = f"The model `{request.model}` does not exist or you do not have access to it."
+            raise refused("openai", text, status=404, code="model_not_found")
+    input_tokens, content = _prompt(request, api, rules.dialect)
+    hasher = hashlib.blake2b(rules.seed.to_bytes(8, "little"), digest_size=64)
+    hasher.update(content)
+    digest = hasher.digest()
     output_tokens, finish_reason = _length(request, limit, input_tokens, digest, rules)
+    include_usage = bool(options is not None and options.include_usage)
     return ParsedRequest(
         api=api,
         model=request.model,
@@ -213,20 +194,19 @@ def parse_request(body: bytes, api: Api, rules: RequestRules) -> ParsedRequest:
         output_tokens=output_tokens,
         finish_reason=finish_reason,
         digest=digest,
-        include_usage=bool(options is not None and options.include_usage),
-        continuous_usage=bool(options is not None and options.include_usage and options.continuous_usage_stats),
+        include_usage=include_usage,
+        continuous_usage=bool(include_usage and options.continuous_usage_stats),
         detokenize=getattr(request, "detokenize", True),
-        blocks=blocks,
+        blocks=_blocks(content, input_tokens, rules.tokens_per_block),
     )
 
 
-def _blocks(content: bytes, tokens: int, rules: RequestRules) -> tuple[int, ...]:
-    """One hash per full block of a prompt, covering the prompt up to the block's end.
+def _blocks(content: bytes, tokens: int, per_block: int) -> tuple[int, ...]:
+    """One hash per full block of a prompt, covering the prompt up to the block's end. None with `per_block` 0.
 
     Blocks are cut by bytes (BLOCK_BYTES per token). This needs no splitting into tokens, and prompts with equal
     prefixes get equal blocks.
     """
-    per_block = rules.tokens_per_block
     if not per_block:
         return ()
     size = per_block * BLOCK_BYTES
@@ -237,41 +217,31 @@ def _blocks(content: bytes, tokens: int, rules: RequestRules) -> tuple[int, ...]
     return tuple(hashes)
 
 
-def _prompt(request: Any, api: Api, rules: RequestRules) -> tuple[int, bytes, tuple[int, ...]]:
-    """Token count of the prompt, a 64-byte digest of its content, and its blocks for the prefix cache."""
-    digest = hashlib.blake2b(rules.seed.to_bytes(8, "little"), digest_size=64)
+def _prompt(request: Any, api: Api, dialect: Dialect) -> tuple[int, bytes]:
+    """Token count of the prompt, and its content as bytes."""
     if api == "completions":
         prompt = request.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             if len(prompt) > 1:
-                raise refused(rules.dialect, "several prompts in one request are not simulated", "prompt")
+                raise refused(dialect, "several prompts in one request are not simulated", "prompt")
             prompt = prompt[0]
         if isinstance(prompt, str):
-            content = prompt.encode("utf-8", "surrogatepass")
-            digest.update(content)
-            tokens = max(1, count_tokens(prompt))
-            return tokens, digest.digest(), _blocks(content, tokens, rules)
+            return max(1, count_tokens(prompt)), prompt.encode("utf-8", "surrogatepass")
         if not prompt or not all(isinstance(token, int) for token in prompt):
-            raise malformed(rules.dialect, "prompt must be a text or a list of token ids")
-        content = msgspec.msgpack.encode(prompt)
-        digest.update(content)
-        return len(prompt), digest.digest(), _blocks(content, len(prompt), rules)
+            raise malformed(dialect, "prompt must be a text or a list of token ids")
+        return len(prompt), msgspec.msgpack.encode(prompt)
     if not request.messages:
-        raise malformed(rules.dialect, "messages must not be empty")
-    tokens = TEMPLATE_TOKENS
-    pieces = []
+        raise malformed(dialect, "messages must not be empty")
+    tokens, pieces = TEMPLATE_TOKENS, []
     for message in request.messages:
         content = message.content
         for text in (content,) if isinstance(content, str) else [part.text for part in content or ()]:
             if text:
-                pieces.append(text.encode("utf-8", "surrogatepass"))
+                pieces.append(text)
                 tokens += count_tokens(text)
-        pieces.append(message.role.encode("utf-8", "surrogatepass"))
-    content = b"".join(pieces)
-    digest.update(content)
+        pieces.append(message.role)
     ids = getattr(request, "prompt_token_ids", None)
-    tokens = len(ids) if ids else tokens
-    return tokens, digest.digest(), _blocks(content, tokens, rules)
+    return len(ids) if ids else tokens, "".join(pieces).encode("utf-8", "surrogatepass")
 
 
 def _length(request: Any, limit: int | None, input_tokens: int, digest: bytes, rules: RequestRules) -> tuple[int, str]:
@@ -283,15 +253,16 @@ def _length(request: Any, limit: int | None, input_tokens: int, digest: bytes, r
     room = rules.max_seq_len - input_tokens
     if rules.dialect == "openai":
         if input_tokens + (limit or 1) > rules.max_seq_len:
-            raise too_long(rules.max_seq_len, input_tokens, limit)
+            text = (
+                f"This model's maximum context length is {rules.max_seq_len} tokens. However, you requested "
+                f"{input_tokens + (limit or 0)} tokens ({input_tokens} in the messages, {limit or 0} in the "
+                "completion)."
+            )
+            raise refused("openai", text, "messages", code="context_length_exceeded")
     elif room < 1 or 0 < rules.max_num_tokens < input_tokens:
         longest = rules.max_num_tokens or rules.max_seq_len
-        raise refused(
-            "trtllm",
-            f"The sum of prompt length ({input_tokens}.0), query length (0) should not exceed"
-            f" max_num_tokens ({longest})",
-            "",
-        )
+        text = f"The sum of prompt length ({input_tokens}.0), query length (0) should not exceed max_num_tokens"
+        raise refused("trtllm", f"{text} ({longest})")
     max_tokens = min(room if limit is None else limit, room)  # trtllm-serve clamps without an error
     if getattr(request, "ignore_eos", False):
         if max_tokens > TOO_MANY_TOKENS:

@@ -28,26 +28,6 @@ class SimAnswer:
     `connection` is stored for the server and never used here.
     """
 
-    __slots__ = (
-        "_per_event",
-        "_script",
-        "_timed",
-        "ask",
-        "connection",
-        "digest",
-        "fault",
-        "first_ns",
-        "head",
-        "incoming",
-        "keep_alive",
-        "made",
-        "number",
-        "plain",
-        "sent",
-        "served",
-        "tail",
-    )
-
     def __init__(
         self,
         connection: Any,

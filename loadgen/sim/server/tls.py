@@ -13,35 +13,23 @@ from loadgen.errors import UserError
 _RECORDS_BYTES = 256 << 10
 
 
-class Context:
-    """A server-side context that wraps accepted sockets."""
-
-    def __init__(self, context: ssl.SSLContext) -> None:
-        self._context = context
-
-    def wrap(self, sock: socket.socket) -> TlsSocket:
-        """A TLS socket over `sock`. The handshake takes place while it is read."""
-        return TlsSocket(sock, self._context)
-
-
-def context(cert: str, key: str) -> Context:
+def context(cert: str, key: str) -> ssl.SSLContext:
     """A context with this certificate and key (PEM files). Raises UserError if they cannot be loaded."""
     ssl_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         ssl_context.load_cert_chain(cert, key or None)
     except (OSError, ssl.SSLError) as error:
         raise UserError(f"cannot load the certificate: {error}", f"{cert}, {key}", "two PEM files that match") from None
-    return Context(ssl_context)
+    return ssl_context
 
 
 class TlsSocket:
     """TLS over a non-blocking socket.
 
     `recv` returns decrypted bytes, `b""` at the end, and raises BlockingIOError if there are none. `send` accepts all
-    data and keeps the records that the kernel did not accept; they are sent first next time.
+    data and keeps the records that the kernel did not accept; they are sent first next time. The handshake takes place
+    while it is read.
     """
-
-    __slots__ = ("_in", "_out", "_pending", "_sock", "_tls")
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
         self._sock = sock

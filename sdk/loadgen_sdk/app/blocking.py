@@ -34,7 +34,7 @@ class BlockingClient:
         if asyncio._get_running_loop() is not None:
             message = "a BlockingClient inside a running event loop makes every other task stand still; use Client"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
-        self._loop = asyncio.new_event_loop()
+        self._loop, self._stopped = asyncio.new_event_loop(), asyncio.Event()
         self._thread = threading.Thread(target=self._run_loop, name="loadgen_sdk", daemon=True)
         self._thread.start()
 
@@ -99,17 +99,11 @@ class BlockingClient:
         self.close()
 
     def _run_loop(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # it ends what is left of tasks and generators
+            runner.run(self._stopped.wait())
 
     def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._stopped.set)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

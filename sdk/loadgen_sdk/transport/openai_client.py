@@ -20,15 +20,17 @@ import msgspec
 
 from ..dialects.body import body as make_body
 from ..dialects.quirks import Quirk
-from ..dialects.reader import ERROR_TEXT_CHARS, Flow, Reading, error_text
+from ..dialects.reader import ERROR_TEXT_CHARS, Flow, error_text
 from ..errors import TargetUnusable
-from ..request import NEVER, Completion, Failure, Request
-from .exchange import OnDone
+from ..request import Failure, Request
+from .exchange import Exchange, OnDone
 from .http1 import merged
 from .target import Target, header_secrets
 from .wire import Tls
 
 CONNECT_S = 30.0
+_CANCELLED = Failure("interrupted", "cancelled")
+_NAMED_FIELDS = ("model", "messages", "prompt", "stream")  # parameters that the package requires
 
 
 class OpenAIClient:
@@ -70,8 +72,11 @@ class OpenAIClient:
             continuous_usage=continuous_usage,
         )
         self._api: Any = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.in_flight = 0
+        self._tasks: dict[Exchange, asyncio.Task[None]] = {}
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._tasks)
 
     async def open(self, connections: int = 0) -> None:
         """Import the package and create its client. `connections` has no effect: it connects only on demand."""
@@ -91,7 +96,7 @@ class OpenAIClient:
         async def trace_request(request: Any) -> None:
             for name in unwanted:  # the package adds these from its own settings and environment
                 request.headers.pop(name, None)
-            request.extensions["trace"] = _current.get().trace
+            request.extensions["trace"] = partial(_trace, _current.get())
 
         self._api = openai.AsyncOpenAI(
             base_url=self.target.base_url,
@@ -112,9 +117,10 @@ class OpenAIClient:
 
     async def aclose(self) -> None:
         """End requests in flight as `interrupted`, and close every connection."""
-        for task in self._tasks:
+        tasks = [*self._tasks.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._api is not None:
             await self._api.close()
 
@@ -128,158 +134,110 @@ class OpenAIClient:
         *,
         name: str = "",
         sink: Callable[[str, str, int], None] | None = None,
-    ) -> _Exchange:
+    ) -> Exchange:
         """Send now. `on_done` is called exactly once, with the Completion. The returned object is for `cancel`."""
-        exchange = _Exchange(self, request, body, due, flow, name or (request.id if request else ""), sink)
-        self.in_flight += 1
-        task = exchange.task = asyncio.get_running_loop().create_task(exchange.run())
-        self._tasks.add(task)
+        exchange = Exchange(
+            request, b"", body, due, on_done, flow, stream=self._streaming, keep_text=self._keep_text, sink=sink
+        )
+        run = self._run(exchange, name or (request.id if request else ""))
+        task = self._tasks[exchange] = asyncio.get_running_loop().create_task(run)
 
-        def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            self.in_flight -= 1
-            on_done(exchange.completion())
+        def ended(_: object) -> None:
+            del self._tasks[exchange]
+            if exchange.done < 0:  # cancelled before its first step
+                exchange.done, exchange.failure = monotonic_ns(), exchange.failure or _CANCELLED
+            exchange.tell()
 
-        task.add_done_callback(ended)  # also runs for a task cancelled before its first step
+        task.add_done_callback(ended)
         return exchange
 
     def tick(self, now: int) -> None:
         """Do nothing: the package does its own housekeeping. The driver calls this on every client."""
 
-    def cancel(self, exchange: _Exchange, failure: Failure) -> None:
+    def cancel(self, exchange: Exchange, failure: Failure) -> None:
         """End a request in the loop's next iterations. `on_done` gets the Completion with this failure."""
-        exchange.interruption = failure
-        if exchange.task is not None:
-            exchange.task.cancel()
+        if exchange in self._tasks:
+            exchange.failure = failure
+            self._tasks[exchange].cancel()
 
-
-class _Exchange:
-    """One request through the package, and what was observed of it. Instants are monotonic ns."""
-
-    def __init__(
-        self,
-        client: OpenAIClient,
-        request: Request | None,
-        body: bytes,
-        due: int,
-        flow: Flow,
-        name: str,
-        sink: Callable[[str, str, int], None] | None,
-    ) -> None:
-        self._client, self._request, self._body, self._due, self._name = client, request, body, due, name
-        self._reading = Reading(flow, client._keep_text, sink)
-        self._sent = self._first_byte = self._done = NEVER
-        self._reused = True
-        self._resent = self._status = self._received = 0
-        self.task: asyncio.Task[None] | None = None
-        self.interruption = Failure("interrupted", "cancelled")
-        self._failure: Failure | None = None
-
-    async def run(self) -> None:
-        client = self._client
-        deadline = asyncio.get_running_loop().time() + (self._due + client._timeout_ns - monotonic_ns()) / 1e9
+    async def _run(self, exchange: Exchange, name: str) -> None:
+        deadline = asyncio.get_running_loop().time() + (exchange.due + self._timeout_ns - monotonic_ns()) / 1e9
+        failure: Failure | None
         try:
             async with asyncio.timeout_at(deadline) as limit:
-                _current.set(self)
+                _current.set(exchange)
                 try:
-                    await self._attempt(limit, deadline)
+                    await self._attempt(exchange, name, limit, deadline)
                 except Exception as error:
-                    if not (self._reused and self._sent >= 0 and self._first_byte < 0 and kind_of(error)[0] == "reset"):
+                    unanswered = exchange.reused and exchange.sent >= 0 and exchange.first_byte < 0
+                    if not (unanswered and kind_of(error)[0] == "reset"):
                         raise
-                    self._resent = 1  # the server had closed the idle connection: metrics.md allows one resend
-                    await self._attempt(limit, deadline)
-            self._failure = self._reading.judge(True, False, client._streaming)
+                    exchange.resent = 1  # the server had closed the idle connection: metrics.md allows one resend
+                    await self._attempt(exchange, name, limit, deadline)
+            failure = exchange.reading.judge(True, False, self._streaming)
         except TimeoutError:
             if limit.when() == deadline:
-                text = f"not finished {client._timeout_ns / 1e9:g} s after it was due"
-                self._failure = Failure("timeout_total", text)
+                failure = Failure("timeout_total", f"not finished {self._timeout_ns / 1e9:g} s after it was due")
             else:
-                self._failure = Failure("timeout_stall", f"no event for {client._stall_ns / 1e9:g} s")
+                failure = Failure("timeout_stall", f"no event for {self._stall_ns / 1e9:g} s")
         except asyncio.CancelledError:
-            self._failure = self.interruption
+            failure = exchange.failure or _CANCELLED
         except Exception as error:  # an exception of the package is a failed request; it must not end the run
-            self._failure = self._failure_of(error)
-        self._done = monotonic_ns()
+            failure = self._failure_of(error, exchange)
+        exchange.done, exchange.failure, exchange.ready = monotonic_ns(), failure, exchange.sent
+        exchange.reused = exchange.reused and exchange.sent >= 0
+        exchange.bytes_sent = len(exchange.payload) if exchange.sent >= 0 else 0
 
-    async def trace(self, name: str, _: Any) -> None:
-        """Called by the HTTP library at each of its steps."""
-        if name == "connection.connect_tcp.started":
-            self._reused = False
-        elif name == "http11.send_request_headers.started":
-            self._sent = monotonic_ns()
-        elif name == "http11.receive_response_headers.complete":
-            self._first_byte = monotonic_ns()
-
-    async def _attempt(self, limit: asyncio.Timeout, deadline: float) -> None:
+    async def _attempt(self, exchange: Exchange, name: str, limit: asyncio.Timeout, deadline: float) -> None:
         """Call the package: fields that are required parameters by name, the rest of our body as `extra_body`."""
-        client, loop = self._client, asyncio.get_running_loop()
-        self._reused = True
-        fields: dict[str, Any] = msgspec.json.decode(self._body)
-        chat = client.target.api == "chat"
-        named_fields = {name: fields.pop(name) for name in ("model", "messages", "prompt", "stream") if name in fields}
-        create = client._api.chat.completions.create if chat else client._api.completions.create
-        headers = {"X-Request-Id": self._name} if self._name else None
-        answer = await create(**named_fields, extra_body=fields, extra_headers=headers)
-        if not client._streaming:
-            self._status = 200
-            self._take(answer, monotonic_ns())
-            self._reading.first_event_tokens = self._reading.usage().output or 0  # the whole answer came at once
+        loop, stall_s, reading = asyncio.get_running_loop(), self._stall_ns / 1e9, exchange.reading
+        exchange.reused = True
+        fields: dict[str, Any] = msgspec.json.decode(exchange.payload)
+        named_fields = {field: fields.pop(field) for field in _NAMED_FIELDS if field in fields}
+        api = self._api.chat.completions if self.target.api == "chat" else self._api.completions
+        headers = {"X-Request-Id": name} if name else None
+        answer = await api.create(**named_fields, extra_body=fields, extra_headers=headers)
+        if not self._streaming:
+            at = monotonic_ns()
+            exchange.response.status = 200
+            reading.take([_json(answer)], at)
+            reading.first_event_tokens = reading.usage().output or 0  # the whole answer came at once
             return
-        self._status, stall_s = answer.response.status_code, client._stall_ns / 1e9
+        exchange.response.status = answer.response.status_code
         try:
             async for event in answer:
-                self._take(event, monotonic_ns())
+                at = monotonic_ns()
+                reading.take([_json(event)], at)
                 limit.reschedule(min(deadline, loop.time() + stall_s) if stall_s else deadline)
         finally:
-            self._received = getattr(answer.response, "num_bytes_downloaded", 0)
+            exchange.bytes_received = getattr(answer.response, "num_bytes_downloaded", 0)
 
-    def _take(self, event: Any, at: int) -> None:
-        """Process one event object that came at `at`: as JSON again, so that our own reader applies its rules."""
-        self._reading.take([event.model_dump_json(exclude_unset=True, warnings=False).encode()], at)
-
-    def _failure_of(self, error: Exception) -> Failure:
+    def _failure_of(self, error: Exception, exchange: Exchange) -> Failure:
         """The Failure of an exception of the package; its kind is one of loadgen_sdk.errors.KINDS."""
         kind, text, status = kind_of(error)
-        self._status = status or self._status
-        if kind in ("reset", "truncated") and self._first_byte >= 0:
-            text = f"{text}, after {self._reading.output_events} output events"
-        client = self._client
-        secrets = (client._api_key, *header_secrets(client._headers))
-        return Failure(kind, client.target.redact(text, *secrets)[:ERROR_TEXT_CHARS], self._status)
-
-    def completion(self) -> Completion:
-        reading = self._reading
-        pieces, reasoning_pieces = reading.pieces, reading.reasoning_pieces
-        return Completion(
-            request=self._request,
-            due=self._due,
-            ready=self._sent,
-            sent=self._sent,
-            first_byte=self._first_byte,
-            first_event=reading.first_event,
-            first_token=reading.first_token,
-            first_answer=reading.first_answer,
-            last_token=reading.last_token,
-            end=reading.end,
-            done=self._done if self._done >= 0 else monotonic_ns(),
-            output_events=reading.output_events,
-            first_event_tokens=reading.first_event_tokens,
-            max_gap=reading.max_gap,
-            reused=self._reused and self._sent >= 0,
-            resent=self._resent,
-            http_status=self._status,
-            bytes_sent=len(self._body) if self._sent >= 0 else 0,
-            bytes_received=self._received,
-            finish_reason=reading.finish_reason,
-            usage=reading.usage(),
-            text="".join(pieces) if pieces is not None else None,
-            reasoning_text="".join(reasoning_pieces) if reasoning_pieces is not None else None,
-            server_timing=reading.server_timing,
-            failure=self._failure if self._done >= 0 else self.interruption,  # cancelled before its first step
-        )
+        exchange.response.status = status or exchange.response.status
+        if kind in ("reset", "truncated") and exchange.first_byte >= 0:
+            text = f"{text}, after {exchange.reading.output_events} output events"
+        text = self.target.redact(text, self._api_key, *header_secrets(self._headers))
+        return Failure(kind, text[:ERROR_TEXT_CHARS], exchange.response.status)
 
 
-_current: ContextVar[_Exchange] = ContextVar("_current")
+def _json(event: Any) -> bytes:
+    """An object of the package as JSON again, so that our own reader applies its rules."""
+    return event.model_dump_json(exclude_unset=True, warnings=False).encode()  # type: ignore[no-any-return]
+
+
+async def _trace(exchange: Exchange, name: str, _: Any) -> None:
+    """Called by the HTTP library at each of its steps."""
+    if name == "connection.connect_tcp.started":
+        exchange.reused = False
+    elif name == "http11.send_request_headers.started":
+        exchange.sent = monotonic_ns()
+    elif name == "http11.receive_response_headers.complete":
+        exchange.first_byte = monotonic_ns()
+
+
+_current: ContextVar[Exchange] = ContextVar("_current")
 
 
 def client_classes() -> tuple[type, ...]:

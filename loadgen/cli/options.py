@@ -1,0 +1,147 @@
+"""The table of options (`execution/options.py`) as flags: which command takes which, and what was typed of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from loadgen.errors import UserError
+from loadgen.execution import options
+from loadgen.execution.options import COMMAND_OPTIONS, OPTIONS, Option
+
+if TYPE_CHECKING:
+    from loadgen.execution.plan import Settings
+    from loadgen.metrics.repeats import Repetition
+    from loadgen.workload import Overrides
+
+TARGET = (
+    "url", "model", "server", "api", "tokenizer", "extra_body", "headers", "api_key_file", "cacert", "cert", "key",
+    "insecure", "stream",
+)  # fmt: skip
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+OF_THE_LOAD = {name for name, option in OPTIONS.items() if option.part != "settings"}
+
+OneWorkload = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="workload", help="A workload file, or the name of a packaged one: qa, rag, summarization, agentic."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was typed: the command, the options that it takes from the table, and the whole command line."""
+
+    command: str
+    options: Mapping[str, Any]
+    arguments: Sequence[str]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.options.get(name)
+
+    def settings(self, *, to_store: bool = False) -> Settings:
+        """`options.settings`, with the command line without its secrets. Raises Faults.
+
+        to_store: --out may be an object store.
+        """
+        made = options.settings(self.options)
+        if made.store and not to_store:
+            raise UserError("only loadgen run copies its results to a store", f"--out {made.store}", "give a folder")
+        return replace(made, command=tuple(_without_secrets(self.arguments, made.api_key)))
+
+    def overrides(self) -> Overrides:
+        """`options.overrides`."""
+        return options.overrides(self.options)
+
+    def repetition(self) -> Repetition | None:
+        """What --repeat and its companions ask for; None without them. Raises Faults."""
+        from loadgen.cli.repeats import repetition
+
+        return repetition(*(self[name] for name in ("repeat", "repeat_most", "repeat_within", "repeat_pause")))
+
+
+def takes(
+    *, only: Collection[str] = COMMAND_OPTIONS, without: Collection[str] = (), **changed: str | Mapping[str, Any]
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command the options of the table in the place of its parameter `given`. A parameter whose type is a
+    dataclass stands for the fields of it.
+
+    changed: another help for an option, or {"help": ..., "default": ...}.
+    """
+    table = {name: option for name, option in COMMAND_OPTIONS.items() if option.flags and name in only}
+    for name, change in changed.items():
+        table[name] = table[name]._replace(**({"help": change} if isinstance(change, str) else change))
+    table = {name: option for name, option in table.items() if name not in without}
+
+    def with_options(command: Callable[..., int]) -> Callable[..., int]:
+        def call(context: typer.Context, **values: Any) -> int:
+            typed = {name: values.pop(name) for name in table}
+            typed = {
+                name: not value if table[name].flags.startswith("--no-") else value
+                for name, value in typed.items()
+                if value is not None and value is not False
+            }
+            for name, group in groups.items():
+                values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+            if table:
+                values["given"] = Given(context.info_name or "", typed, context.find_root().obj or ())
+            return command(**values)
+
+        own = inspect.signature(command, eval_str=True).parameters
+        groups: dict[str, Any] = {
+            name: parameter.annotation
+            for name, parameter in own.items()
+            if is_dataclass(parameter.annotation) and name != "given"
+        }
+        parameters = [inspect.Parameter("context", KEYWORD, annotation=typer.Context)]
+        for name, parameter in own.items():
+            if name == "given":
+                parameters += [_parameter(flag, option) for flag, option in table.items()]
+            elif name in groups:
+                parameters += inspect.signature(groups[name], eval_str=True).parameters.values()
+            else:
+                parameters.append(parameter.replace(kind=KEYWORD))
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {}
+        call.__name__, call.__doc__, call.__module__ = command.__name__, command.__doc__, command.__module__
+        return call
+
+    return with_options
+
+
+def _parameter(name: str, option: Option) -> inspect.Parameter:
+    flag = typer.Option(*option.flags.split(), help=option.help)
+    kind = bool if option.type is bool else option.type if option.default else option.type | None
+    default = False if option.type is bool else option.default
+    return inspect.Parameter(name, KEYWORD, default=default, annotation=Annotated[kind, flag])
+
+
+def _without_secrets(arguments: Sequence[str], key: str | None) -> list[str]:
+    from loadgen_sdk.transport.target import redact
+
+    safe: list[str] = ["loadgen", *arguments]
+    for i, argument in enumerate(safe):
+        if safe[i - 1] in ("--header", "-H"):
+            name = argument.partition("=" if "=" in argument and ":" not in argument else ":")[0]
+            safe[i] = f"{name}: ***"
+        elif argument.startswith(("--header=", "-H=")):
+            safe[i] = f"{argument.partition('=')[0]}=***"
+        elif "://" in argument:
+            safe[i] = _redacted_url(argument)
+    return [redact(argument, [key] if key else []) for argument in safe]
+
+
+def _redacted_url(argument: str) -> str:
+    from loadgen_sdk.errors import TargetUnusable
+    from loadgen_sdk.transport.target import Target
+
+    flag, equals, url = argument.rpartition("=") if argument.startswith("--") else ("", "", argument)
+    try:
+        return flag + equals + Target.parse(url).redacted
+    except TargetUnusable:
+        return flag + equals + "***"

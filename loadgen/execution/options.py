@@ -1,0 +1,371 @@
+"""The options of a run, in one table: a field of `RunOptions` is a keyword of `loadgen.run`, and its `Option` is the
+flag of every command that drives load, with the parser that reads the value of both.
+
+The options of the load itself are read by `workload/flags.py`; all others become `Settings` here. IO: reads the files
+that options name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
+
+from loadgen import units
+from loadgen.errors import Fault, Faults, UserError, collecting
+
+if TYPE_CHECKING:
+    from loadgen.execution.plan import Settings
+    from loadgen.workload import Overrides
+
+Text = str | int | float | None
+Texts = str | Sequence[str] | None
+File = str | os.PathLike[str] | None
+
+KEY_VARIABLES = ("AZURE_OPENAI_API_KEY", "OPENAI_API_KEY")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
+
+
+# -- parsers: of what was typed and of what Python gives; they raise units.Wrong, Fault or Faults --------------------
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise units.Wrong(f"a {type(value).__name__} is no text", "")
+    return os.fspath(value)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise units.Wrong(f"{str(value)!r} is no mapping", "a mapping from option to value")
+    return dict(value)
+
+
+def _pairs_or_texts(value: Any) -> Any:
+    return value if isinstance(value, Mapping) else _texts(value)
+
+
+def _as_given(value: Any) -> Any:
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else (str(value),)
+
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise units.Wrong(f"{value!r} is neither True nor False", "True or False")
+    return value
+
+
+def _choice(*known: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in known:
+            raise units.Wrong(f"unknown value {str(value)!r}", f"known: {', '.join(known)}")
+        return str(value)
+
+    return parse
+
+
+def _server(value: Any) -> str:
+    from loadgen_sdk.dialects.quirks import NAMES
+
+    return _choice(*NAMES)(value)
+
+
+def _count(what: str, hint: str) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        if not re.fullmatch("[0-9]{1,9}", str(value)) or int(value) < 1:
+            raise units.Wrong(f"{str(value)!r} is no number of {what}", hint)
+        return int(value)
+
+    return parse
+
+
+def _workers(value: Any) -> int:
+    return 0 if value == "auto" else _count("workers", "a number from 1, or auto")(value)
+
+
+def _pem(value: Any) -> str:
+    if not Path(_text(value)).is_file():
+        raise units.Wrong("no such file", "give a PEM file")
+    return _text(value)
+
+
+def _key_of_file(value: Any) -> str:
+    try:
+        return Path(_text(value)).read_text().strip()
+    except OSError as error:
+        raise units.Wrong(f"cannot read the key: {error.strerror}", "") from None
+
+
+def _extra_body(value: Any) -> dict[str, Any]:
+    try:
+        body = dict(value) if isinstance(value, Mapping) else json.loads(_text(value))
+        if not isinstance(body, dict):
+            raise ValueError("not an object")
+    except ValueError as error:
+        hint = "write --extra-body '{\"temperature\": 0}'"
+        raise UserError(f"not a JSON object: {error}", "--extra-body", hint) from None
+    return body
+
+
+def _headers(value: Any) -> tuple[tuple[str, str], ...]:
+    """The pairs of a mapping, of pairs, or of texts like NAME: VALUE and NAME=VALUE."""
+    given = value.items() if isinstance(value, Mapping) else (value,) if isinstance(value, str) else value
+    pairs, faults = [], list[Fault]()
+    for item in given:
+        name, value = _split_header(item) if isinstance(item, str) else map(str, item)
+        if not name:
+            faults.append(UserError("a header without a value", "--header", "write NAME: VALUE"))
+        elif not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+            shown = f"--header {name}: ***" if _HEADER_NAME.fullmatch(name) else "--header"
+            faults.append(
+                UserError("a header with a character that HTTP cannot carry", shown, "printable Latin-1 only")
+            )
+        elif name.lower() in ("content-length", "transfer-encoding"):
+            problem = "a header that says how long the body is: only the client knows"
+            faults.append(UserError(problem, f"--header {name}", "leave it out"))
+        else:
+            pairs.append((name, value))
+    if faults:
+        raise Faults(faults)
+    return tuple(pairs)
+
+
+def _split_header(text: str) -> tuple[str, str]:
+    separator = min((index for index in (text.find(":"), text.find("=")) if index > 0), default=0)
+    return text[:separator].strip(), text[separator + 1 :].strip()
+
+
+def _metrics_pages(value: Any) -> tuple[str, ...]:
+    from loadgen.server_metrics import scraper
+
+    if (fault := scraper.check(_texts(value))) is not None:
+        raise fault
+    return _texts(value)
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+
+class Option(NamedTuple):
+    """How an option is typed and read.
+
+    `flags`: its names on the command line, of which the first names it in faults; "": only Python has it. `type`: what
+    the command line makes of it; a switch `--no-x` gives False. `default` is shown in the help.
+    """
+
+    flags: str
+    help: str
+    type: Any = str
+    default: str | None = None
+    parse: Callable[[Any], Any] = _text
+    part: Literal["workload", "load", "settings"] = "settings"
+
+
+def _of_load(flags: str, help: str, type: Any = str) -> Option:
+    """An option that `workload/flags.py` reads."""
+    return Option(flags, help, type, parse=_texts if type is not str else _as_given, part="load")
+
+
+class RunOptions(TypedDict, total=False):
+    """What `loadgen.run` takes beside the workload, with the types that Python may give."""
+
+    # fmt: off
+    url: Annotated[Texts, Option("--url -u --base-url --target",
+        "Endpoint, with or without a path prefix and /v1; repeat it for several. sim:PRESET: a simulated one, in "
+        "virtual time. Without it: an embedded simulation of a GB300 VM, in real time.", list[str], parse=_texts)]
+    targets: Annotated[File, Option("--targets",
+        "A YAML list of endpoints: name, url, api_key_env, gpus, shape, region.", Path)]
+    route: Annotated[str, Option("--route",
+        "With several targets: round-robin, least-in-flight, or sticky per conversation; auto chooses.",
+        default="auto", parse=_choice("auto", "round-robin", "least-in-flight", "sticky"))]
+    on_target_failure: Annotated[str, Option("--on-target-failure",
+        "When a target stops answering: continue, or stop the run.",
+        default="continue", parse=_choice("continue", "stop"))]
+    model: Annotated[str | None, Option("--model -m", "Model name; without it the only one that the server lists.")]
+    server: Annotated[str, Option("--server --backend",
+        "auto, trtllm, vllm, sglang, dynamo, llamacpp, transformers, openai, azure or generic.",
+        default="auto", parse=_server)]
+    api: Annotated[str, Option("--api --endpoint-type",
+        "chat or completions.", default="chat", parse=_choice("chat", "completions"))]
+    trace: Annotated[File, Option("--trace --trace-path",
+        "Replay a trace: its arrivals, lengths and shared beginnings, in the place of the workload's.",
+        Path, part="workload")]
+    request_rate: Annotated[Text, _of_load("--request-rate --rate",
+        "Open loop: arrivals per second (10, 600/min, inf).")]
+    burstiness: Annotated[Text, _of_load("--burstiness --arrival-smoothness",
+        "Gamma shape of the gaps; 1 is Poisson, below 1 burstier.")]
+    concurrency: Annotated[Text, _of_load("--concurrency -c --max-concurrency --parallel",
+        "Closed loop: lanes. A list (1,2,4,8) runs one level after the other.")]
+    concurrency_ramp: Annotated[Text, _of_load("--concurrency-ramp --concurrency-ramp-duration",
+        "Closed loop: lanes begin one after the other, evenly over this time; 0: all at once. Without it: over the "
+        "length of an answer.")]
+    max_in_flight: Annotated[Text, _of_load("--max-in-flight",
+        "Open loop: a start above this many in flight is dropped and counted.")]
+    num_requests: Annotated[Text, _of_load("--num-requests --num-prompts --request-count -n", "Stop after this many.")]
+    duration: Annotated[Text, _of_load("--duration --benchmark-duration -d",
+        "Stop after this long (30s, 5m; bare numbers are seconds).")]
+    warmup: Annotated[Text, _of_load("--warmup", "Unmeasured load before: a time (10s), a count (20req), or 0.")]
+    num_warmups: Annotated[Text, _of_load("--num-warmups --warmup-requests --warmup-request-count",
+        "Unmeasured requests before.")]
+    grace: Annotated[Text, _of_load("--grace",
+        "How long requests in flight may go on after the end of the load; default: as long as a request may "
+        "(--timeout). What is left then is unfinished, not failed.")]
+    timeout: Annotated[Text, _of_load("--timeout", "Longest time for one request, from its due instant.")]
+    stall_timeout: Annotated[Text, _of_load("--stall-timeout", "Longest silence within a stream.")]
+    slo: Annotated[Texts, _of_load("--slo", "ttft:2s, tpot:200ms:p95, goodput:99%. Repeatable.", list[str])]
+    goodput: Annotated[Texts, _of_load("--goodput", "ttft:2000 tpot:200, in milliseconds.", list[str])]
+    input_tokens: Annotated[Text, _of_load("--input-tokens --isl --random-input-len",
+        "Prompt length, replacing the file's.")]
+    output_tokens: Annotated[Text, _of_load("--output-tokens --osl --random-output-len",
+        "Output length, replacing the file's.")]
+    seed: Annotated[Text, _of_load("--seed --random-seed",
+        "Of lengths, texts and arrivals; without it a fresh one, printed.")]
+    schedule_seed: Annotated[Text, _of_load("--schedule-seed",
+        "Of Poisson arrivals alone, as MLPerf LoadGen's schedule_rng_seed.")]
+    salt: Annotated[Text, _of_load("--salt",
+        "Changes the texts of prompts, not lengths or arrivals: a word, or fresh for a new one in each run. Without "
+        "it the salt comes from the seed.")]
+    limit: Annotated[Texts, _of_load("--limit",
+        "Change a limit of the verdict: send_lag_share:10%. Stored.", list[str])]
+    workers: Annotated[int | str | None, Option("--workers",
+        "Worker processes on this machine (1 without the flag), or auto: as many as the load can use. With --ray: on "
+        "the nodes of the cluster, auto without the flag.", parse=_workers)]
+    ray: Annotated[str | None, Option("--ray",
+        "Run the workers on a Ray cluster: auto, or HOST:PORT of its head. docs/cluster.md.")]
+    sources: Annotated[Texts, Option("--source",
+        "Local address to send from. Repeatable: each has local ports of its own.", list[str], parse=_texts)]
+    keep: Annotated[str, Option("--keep",
+        "raw: a record of every request. sample, histogram: of some, of none, for runs of hours, with quantiles "
+        "within 0.1 %.", default="raw", parse=_choice("raw", "sample", "histogram"))]
+    tokenizer: Annotated[File, Option("--tokenizer", "A local tokenizer.json (or its folder) of the model.")]
+    extra_body: Annotated[Mapping[str, Any] | str | None, Option("--extra-body --extra-request-body",
+        "JSON merged into every request body, last.", parse=_extra_body)]
+    headers: Annotated[Mapping[str, str] | Sequence[tuple[str, str]] | Texts, Option("--header -H",
+        "NAME: VALUE or NAME=VALUE. Repeatable.", list[str], parse=_headers)]
+    api_key: Annotated[str | None, Option("", "The key itself; else api_key_file, else OPENAI_API_KEY.")]
+    api_key_file: Annotated[File, Option("--api-key-file",
+        "A file with the key; else OPENAI_API_KEY (AZURE_OPENAI_API_KEY).", Path, parse=_key_of_file)]
+    cacert: Annotated[File, Option("--cacert", "PEM file of the authority to trust.", Path, parse=_pem)]
+    cert: Annotated[File, Option("--cert", "PEM file of the client certificate, with its key.", Path, parse=_pem)]
+    key: Annotated[File, Option("--key", "PEM file of its key, where it is apart.", Path, parse=_pem)]
+    insecure: Annotated[bool, Option("--insecure -k", "Do not verify the server's certificate.", bool, parse=_switch)]
+    stream: Annotated[bool, Option("--no-stream",
+        "Ask for whole answers; TTFT is then the whole answer.", bool, parse=_switch)]
+    client: Annotated[str, Option("--client",
+        "wire (this project's), or openai: the openai package, for reference.",
+        default="wire", parse=_choice("wire", "openai"))]
+    server_metrics: Annotated[Texts, Option("--server-metrics",
+        "The servers' own metrics pages, read once a second: auto (where they usually are), off, URLs (repeatable), "
+        "or drain: trtllm-serve's JSON /metrics, which each read empties for everybody.",
+        list[str], parse=_metrics_pages)]
+    gpus: Annotated[int | str | None, Option("--gpus",
+        "GPUs behind the endpoint, for per-GPU and cost figures.", int, parse=_count("GPUs", "a whole number from 1"))]
+    shape: Annotated[str, Option("--shape", "Its machine shape, as in a price list.")]
+    region: Annotated[str, Option("--region", "Its region.")]
+    metadata: Annotated[Mapping[str, object] | Texts, Option("--metadata",
+        "KEY=VALUE, stored with the results and shown. Repeatable. Never a secret.", list[str], parse=_pairs_or_texts)]
+    out: Annotated[File, Option("--out -o --output-artifact-dir --result-dir",
+        "Results folder; without it a new one in results/. s3://, az://, gs://, file://...: copied there at the end.")]
+    embedded: Annotated[Mapping[str, Any] | None, Option("", "Options of the embedded simulation.", parse=_mapping)]
+    # fmt: on
+
+
+class CommandOptions(RunOptions, total=False):
+    """What several commands take and `loadgen.run` does not."""
+
+    # fmt: off
+    repeat: Annotated[str | None, Option("--repeat",
+        "So many runs of the same load, r1, r2, ... in one folder; or auto: until the figures are known well enough. "
+        "Only repeats show what another start does.")]
+    repeat_most: Annotated[int | None, Option("--repeat-most", "With --repeat auto: at most so many runs (10).", int)]
+    repeat_within: Annotated[str | None, Option("--repeat-within",
+        "With --repeat auto: how well, half an interval as a share of its mean (5%).")]
+    repeat_pause: Annotated[str | None, Option("--repeat-pause", "Time between the end of a run and the next: 10m.")]
+    # fmt: on
+
+
+def _table(of: type) -> dict[str, Option]:
+    return {name: hint.__metadata__[0] for name, hint in get_type_hints(of, include_extras=True).items()}
+
+
+OPTIONS = _table(RunOptions)
+COMMAND_OPTIONS = _table(CommandOptions)
+
+
+# -- what they say ---------------------------------------------------------------------------------------------------
+
+
+def overrides(given: Mapping[str, Any]) -> Overrides:
+    """The options of the load, which `workload/flags.py` reads and checks."""
+    from loadgen.workload import Overrides
+
+    names = [name for name, option in OPTIONS.items() if option.part == "load" and given.get(name) is not None]
+    return Overrides(**{name: OPTIONS[name].parse(given[name]) for name in names})
+
+
+def settings(given: Mapping[str, Any]) -> Settings:
+    """All other options, read and checked; those not given have the defaults of `Settings`. Raises Faults."""
+    from loadgen_sdk.transport.wire import Tls
+
+    from loadgen.execution import targets, user_metadata
+    from loadgen.execution.plan import Endpoint, Settings
+    from loadgen.results.object_store import is_url
+
+    faults: list[Fault] = []
+    values: dict[str, Any] = {}
+    for name, option in OPTIONS.items():
+        if option.part == "settings" and given.get(name) is not None:
+            with collecting(faults):
+                try:
+                    values[name] = option.parse(given[name])
+                except units.Wrong as wrong:
+                    shown = "***" if name == "api_key" else given[name]
+                    where = f"{option.flags.split()[0] if option.flags else name} {shown}"
+                    raise UserError(str(wrong), where, wrong.hint) from None
+    urls, file = values.pop("url", ()), values.pop("targets", None)
+    if file is not None and urls:
+        faults.append(UserError("--url and --targets exclude each other", "--targets", "put every url into the file"))
+    if values.get("ray") is not None:
+        values.setdefault("workers", 0)
+        if "sources" in values:
+            hint = "leave out --source or --ray"
+            faults.append(UserError("local addresses differ from node to node", "--source", hint))
+    if "sources" in values and values.get("client") == "openai":
+        faults.append(UserError("the openai package does not choose its local address", "--source", "--client wire"))
+    key_of_file = values.pop("api_key_file", None)
+    key = values.pop("api_key", None) or key_of_file or _key_of_environment(values.get("server"), urls)
+    machine = {"gpus": values.get("gpus"), "shape": values.get("shape", ""), "region": values.get("region", "")}
+    endpoints: tuple[Endpoint, ...] = ()
+    with collecting(faults):
+        if file is not None:
+            endpoints = targets.load_targets(Path(file), common=Endpoint(url="", api_key=key, **machine))
+        elif len(urls) > 1:
+            endpoints = targets.from_urls(urls, key, **machine)
+    keys = [key, *(endpoint.api_key for endpoint in endpoints), *map(os.environ.get, KEY_VARIABLES)]
+    secrets = user_metadata.secrets_of(keys, values.get("headers", ()))
+    values["metadata"], faults_of_metadata = user_metadata.parse(values.get("metadata", ()), secrets)
+    if faults := [*faults, *faults_of_metadata]:
+        raise Faults(faults)
+    tls = {name: values.pop(flag, None) for name, flag in (("ca", "cacert"), ("cert", "cert"), ("key", "key"))}
+    values["tls"] = Tls(verify=not values.pop("insecure", False), **tls)
+    if "out" in values:
+        out = values.pop("out")
+        values |= {"store": out} if is_url(out) else {"out": Path(out)}
+    url = endpoints[0].url if endpoints else urls[0] if urls else None
+    return Settings(url=url, targets=endpoints, api_key=key, **values)
+
+
+def _key_of_environment(server: str | None, urls: Sequence[str]) -> str | None:
+    """The API key of the environment; None for simulated endpoints."""
+    if not urls or urls[0].startswith("sim:"):
+        return None
+    azure = server == "azure" or "azure.com" in urls[0]
+    return next(filter(None, map(os.environ.get, KEY_VARIABLES if azure else KEY_VARIABLES[1:])), None)

@@ -1,0 +1,326 @@
+"""One table of options for the command line and Python: both refuse the same values in the same words.
+
+Every command takes what `run` takes, or a table here says why not."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import loadgen
+from loadgen import cli
+from loadgen.errors import Faults
+from loadgen.execution.options import COMMAND_OPTIONS, OPTIONS, overrides, settings
+from loadgen.execution.plan import Settings
+from loadgen.workload import Overrides
+
+SIM = {"url": "sim:gb300-vm", "concurrency": 2, "num_requests": 20, "input_tokens": 60, "output_tokens": 4, "seed": 1}
+
+
+def ends(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as ending:
+        cli.main(arguments)
+    return int(ending.value.code or 0)
+
+
+BAD: list[tuple[str, Any, str]] = [
+    ("url", ["http://h", "http://h/v1"], "is given twice"),
+    ("url", ["sim:gb300-vm", "http://h"], "beside no other target"),
+    ("targets", "/nowhere.yaml", "cannot read the targets"),
+    ("route", "leastinflight", "unknown value 'leastinflight'"),
+    ("on_target_failure", "stopp", "unknown value 'stopp'"),
+    ("server", "vlm", "unknown value 'vlm'"),
+    ("api", "chats", "unknown value 'chats'"),
+    ("client", "curl", "unknown value 'curl'"),
+    ("keep", "all", "unknown value 'all'"),
+    ("trace", "/nowhere.jsonl", "no such trace"),
+    ("request_rate", "fast", '"fast" is not a rate'),
+    ("burstiness", -1, "not a number above zero"),
+    ("concurrency", 0, "not a number of that kind"),
+    ("concurrency_ramp", "soon", "not a duration"),
+    ("max_in_flight", "0", "not a number of that kind"),
+    ("num_requests", -5, "not a number of that kind"),
+    ("duration", "0s", "no time at all"),
+    ("warmup", "ten", "not a duration"),
+    ("num_warmups", "x", "not a number of that kind"),
+    ("grace", "1 week", "not a duration"),
+    ("timeout", 0, "no time at all"),
+    ("stall_timeout", "-1s", "not a duration"),
+    ("slo", "ttft:2x", "there is no unit"),
+    ("slo", ["ttft", "tpot:1q"], "(?s)not a promise.*there is no unit"),
+    ("goodput", "ttf:2000", 'names no metric: "ttf"'),
+    ("input_tokens", "1.5", "not a number of that kind"),
+    ("output_tokens", 10**9, "too many"),
+    ("seed", "one", "not a seed"),
+    ("seed", 2**64, "not a seed"),
+    ("schedule_seed", -1, "not a seed"),
+    ("salt", "two words", "not a salt"),
+    ("limit", "speed:3%", 'names no limit: "speed"'),
+    ("workers", 0, "'0' is no number of workers"),
+    ("workers", True, "'True' is no number of workers"),
+    ("workers", "many", "'many' is no number of workers"),
+    ("extra_body", "[1]", "not a JSON object"),
+    ("extra_body", "{", "not a JSON object"),
+    ("headers", "no colon here", "a header without a value"),
+    ("headers", "X: a\nY: b", "a character that HTTP cannot carry"),
+    ("headers", "a b: c", "a character that HTTP cannot carry"),
+    ("headers", ["X: 1", "content-length: 5"], "only the client knows"),
+    ("api_key_file", "/nowhere", "cannot read the key"),
+    ("cacert", "/nowhere.pem", "no such file"),
+    ("cert", "/nowhere.pem", "no such file"),
+    ("key", "/nowhere.pem", "no such file"),
+    ("server_metrics", ["auto", "http://h/metrics"], "stands alone"),
+    ("server_metrics", "ftp://h", "no URL of a metrics page"),
+    ("gpus", 0, "'0' is no number of GPUs"),
+    ("gpus", -4, "'-4' is no number of GPUs"),
+    ("metadata", "key", "a key without a value"),
+    ("metadata", ["password=hunter2"], "looks like a secret"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), BAD)
+def test_both_faces_refuse_the_same_in_the_same_words(
+    name: str, value: Any, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = OPTIONS[name].flags.split()[0]
+    typed = [f"{flag}={one}" for one in (value if isinstance(value, list) else [value])]
+    assert ends(["run", "qa", *typed]) == 2
+    said = capsys.readouterr().err
+    with pytest.raises(Faults) as faults:
+        loadgen.run("qa", **{name: value})
+    assert str(faults.value) == said.rstrip("\n")
+    assert re.search(words, said)
+
+
+def test_every_option_has_a_bad_value_here() -> None:
+    no_wrong_text = {"model", "ray", "sources", "tokenizer", "insecure", "stream", "shape", "region", "out", "api_key",
+                     "embedded"}  # fmt: skip
+    assert {name for name, _, _ in BAD} == OPTIONS.keys() - no_wrong_text
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"url": ["http://a", "http://b"], "targets": "t.yaml"},
+        {"ray": "auto", "sources": "127.0.0.1"},
+        {"client": "openai", "sources": ["127.0.0.1"]},
+    ],
+)
+def test_options_that_exclude_each_other(given: dict[str, Any]) -> None:
+    with pytest.raises(Faults):
+        settings(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("insecure", "no", "'no' is neither True nor False"),
+        ("stream", 0, "0 is neither True nor False"),
+        ("model", 7, "a int is no text"),
+        ("api_key", b"sk-secret", "a bytes is no text"),
+        ("headers", {"X": "a\nb"}, "HTTP cannot carry"),
+        ("embedded", "fast", "no mapping"),
+    ],
+)
+def test_what_only_python_can_say(name: str, value: Any, words: str) -> None:
+    with pytest.raises(Faults, match=words) as faults:
+        loadgen.run("qa", **{name: value})
+    assert "secret" not in str(faults.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "python"),
+    [
+        ({"headers": ["X: 1", "Y=2"]}, {"headers": {"X": "1", "Y": "2"}}),
+        ({"headers": ["X: 1"]}, {"headers": [("X", "1")]}),
+        ({"metadata": ["a=1"]}, {"metadata": {"a": 1}}),
+        ({"extra_body": '{"top_k": 1}'}, {"extra_body": {"top_k": 1}}),
+        ({"workers": "3"}, {"workers": 3}),
+        ({"ray": "auto"}, {"ray": "auto", "workers": "auto"}),
+        ({"server_metrics": ["off"]}, {"server_metrics": "off"}),
+        ({"url": ["http://h"], "gpus": 4}, {"url": "http://h", "gpus": "4"}),
+        ({"out": "there"}, {"out": Path("there")}),
+    ],
+)
+def test_both_faces_mean_the_same(typed: dict[str, Any], python: dict[str, Any]) -> None:
+    assert settings(typed) == settings(python)
+
+
+def test_a_key_is_the_one_given_or_of_a_file_or_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key").write_text("k-file\n")
+    monkeypatch.setenv("OPENAI_API_KEY", "k-env")
+    monkeypatch.setenv("AZURE_OPENAI_API_KEY", "k-azure")
+    url = {"url": "http://h"}
+    assert settings(url).api_key == "k-env"
+    assert settings(url | {"server": "azure"}).api_key == "k-azure"
+    assert settings(url | {"api_key_file": tmp_path / "key"}).api_key == "k-file"
+    assert settings(url | {"api_key": "k", "api_key_file": tmp_path / "key"}).api_key == "k"
+    assert settings({"url": "sim:gb300-vm"}).api_key is None
+    assert settings({"url": ["http://a", "http://b"]}).targets[1].api_key == "k-env"
+
+
+def test_the_table_agrees_with_what_it_becomes() -> None:
+    kept = {field.name: field.default for field in fields(Settings)}
+    for name, option in OPTIONS.items():
+        assert option.default is None or option.default == kept[name]
+    of_load = {name for name, option in OPTIONS.items() if option.part == "load"}
+    assert of_load == {field.name for field in fields(Overrides)}
+    assert overrides({"slo": "ttft:2s", "duration": None, "seed": 3}) == Overrides(slo=("ttft:2s",), seed=3)
+
+
+def test_the_signature_names_every_option() -> None:
+    for function in (loadgen.run, loadgen.arun):
+        assert list(inspect.signature(function).parameters) == ["workload", *OPTIONS]
+
+
+# -- which command takes which ---------------------------------------------------------------------------------------
+
+REPEATS = tuple(COMMAND_OPTIONS.keys() - OPTIONS)
+CHOSEN = "the search chooses the load"
+ITS_OWN_SPREAD = "a probe that is in doubt is repeated by the search itself"
+RECORDS = "judged from its records, all of which are kept"
+CONTRACT = "the contract and its workloads say it: both parties have to read it there"
+RULES = "the rules of the round say it"
+WIRE = "its limits are on what the wire saw"
+NOT_TAKEN: dict[str, dict[str, str]] = {
+    "run": {},
+    "sweep": {"keep": RECORDS},
+    "search": {
+        "request_rate": CHOSEN,
+        "concurrency": CHOSEN,
+        "burstiness": "a probe is Poisson or a closed loop: its interval rests on that",
+        "num_requests": "a probe has a length",
+        "warmup": "a probe starts from an empty server, and what it shows at first is part of what is found",
+        "num_warmups": "a probe starts from an empty server, and what it shows at first is part of what is found",
+        "schedule_seed": "every probe has arrivals of its own",
+        "keep": RECORDS,
+        **dict.fromkeys(REPEATS, ITS_OWN_SPREAD),
+    },
+    "validate": {
+        **{name: CONTRACT for name, option in OPTIONS.items() if option.part != "settings"},
+        "keep": RECORDS,
+        "client": WIRE,
+    },
+    "mlperf server": {
+        **{name: RULES for name, option in OPTIONS.items() if option.part != "settings"},
+        "keep": RECORDS,
+        "client": WIRE,
+        "stream": "its limits are on tokens as they arrive",
+        **dict.fromkeys(REPEATS, "the rules ask for one run; --find-peak repeats what is in doubt"),
+    },
+}
+for _name in ("seed", "salt"):
+    del NOT_TAKEN["validate"][_name]
+for _name in ("seed", "salt", "grace"):
+    del NOT_TAKEN["mlperf server"][_name]
+NOT_TAKEN["mlperf interactive"] = NOT_TAKEN["mlperf offline"] = NOT_TAKEN["mlperf server"]
+
+NOT_STRICT = {
+    "search": "its answer is never undecided: a load that is not confirmed exits 1",
+    "validate": "INCONCLUSIVE exits 3 without it",
+    "mlperf server": "VALID or INVALID, nothing between",
+    "compare": "an undecided condition exits 3 without it",
+}
+
+
+@pytest.mark.parametrize("command", NOT_TAKEN)
+def test_a_command_takes_what_run_takes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ends([*command.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    shown = set(re.findall(r"(?<=[ ,])--?[a-z][a-z-]*", text))
+    for name, option in COMMAND_OPTIONS.items():
+        flags = set(option.flags.split())
+        expected = set() if name in NOT_TAKEN[command] else flags
+        if command == "mlperf offline" and name == "concurrency":  # its own: in flight over HTTP
+            expected = {"--concurrency", "-c"}
+        assert {flag for flag in flags & shown if flag.startswith("--")} == {
+            flag for flag in expected if flag.startswith("--")
+        }, name
+
+
+@pytest.mark.parametrize("command", ["run", "sweep", "report", *NOT_STRICT])
+def test_strict_is_where_a_verdict_can_be_undecided(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ends([*command.split(), "--help"]) == 0
+    assert ("--strict" in capsys.readouterr().out) == (command not in NOT_STRICT)
+
+
+# -- what was typed --------------------------------------------------------------------------------------------------
+
+
+def small(**changed: Any) -> list[str]:
+    return [f"{OPTIONS[name].flags.split()[0]}={value}" for name, value in (SIM | changed).items()]
+
+
+def test_the_command_is_what_was_typed_without_its_secrets(tmp_path: Path) -> None:
+    typed = ["run", "qa", *small(), "-H", "X-Key: sesame", "--header=Y=sesame", "--goodput", "ttft:2000", "tpot:200"]
+    assert ends([*typed, "-o", str(tmp_path / "a")]) == 0
+    stored = json.loads((tmp_path / "a" / "run.json").read_bytes())["command"]
+    assert stored[:3] == ["loadgen", "run", "qa"] and stored[-4:-2] == ["ttft:2000", "tpot:200"]
+    assert "X-Key: ***" in stored and "sesame" not in str(stored)
+    result = loadgen.run("qa", **SIM, out=tmp_path / "b")
+    assert result.summary.run.id == "b"
+    assert json.loads((tmp_path / "b" / "run.json").read_bytes())["command"] == ["loadgen.run"]
+
+
+UNDECIDED = {"slo": "tpot:1s", "output_tokens": 1}  # answers of one token have no TPOT
+
+
+@pytest.mark.parametrize(("strict", "code"), [([], 0), (["--strict"], 3)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda folder: ["run", "qa", *small(**UNDECIDED), "-o", folder],
+        lambda folder: ["sweep", "qa", *small(**UNDECIDED, concurrency="1,2"), "-o", folder],
+    ],
+)
+def test_strict_makes_undecided_a_failure(
+    call: Callable[[str], list[str]], strict: list[str], code: int, tmp_path: Path
+) -> None:
+    assert ends([*call(str(tmp_path / "a")), *strict]) == code
+    assert ends(["report", str(tmp_path / "a"), "--no-html", *strict]) == code
+
+
+def test_a_store_is_for_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["sweep", "qa", "-c", "1"], ["search", "qa", "--slo", "ttft:2s"], ["validate", "rag"]):
+        assert ends([*command, "--url", "sim:gb300-vm", "--out", f"file://{tmp_path}/s"]) == 2
+        assert "only loadgen run copies" in capsys.readouterr().err
+
+
+def test_a_search_takes_lengths_traces_and_timeouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text("".join(json.dumps({"timestamp": n * 100, "input_length": 30, "output_length": 3}) + "\n"
+                             for n in range(50)))  # fmt: skip
+    common = [
+        "--url",
+        "sim:gb300-vm",
+        "--slo",
+        "ttft:2s",
+        "--max-probes",
+        "2",
+        "--seed",
+        "1",
+        "-d",
+        "5s",
+        "--start",
+        "2",
+    ]
+    ends(["search", "--trace", str(trace), *common, "--timeout", "9s", "-o", str(tmp_path / "s")])
+    plan = json.loads((tmp_path / "s" / "plan.json").read_bytes())
+    assert plan["workload"] == str(trace) and plan["flags"]["timeout"] == "9s"
+    assert ends(["search", "--trace", str(trace), *common, "--timeout", "8s", "-o", str(tmp_path / "s")]) == 2
+    assert "timeout" in capsys.readouterr().err
+
+
+def test_a_sweep_shows_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["sweep", "qa", *small(concurrency="1,2"), "--stall-timeout", "5s", "-o", str(tmp_path / "s")]
+    assert ends([*call, "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("workload: qa\n") == 2 and not (tmp_path / "s").exists()

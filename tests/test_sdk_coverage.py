@@ -1,0 +1,157 @@
+"""What applications call beside a plain `create`: structured output, streams with helpers, tools, answers cut short."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from canned import CHAT, RESPONSE, RESPONSE_EVENTS, answer, chunk, events, serving
+from loadgen_sdk import Measurement, instrument, measurement_of
+from pydantic import BaseModel
+
+if not hasattr(openai.OpenAI(api_key="k"), "responses"):
+    pytest.skip(f"openai {openai.__version__} has no responses", allow_module_level=True)
+
+
+class City(BaseModel):
+    name: str
+
+
+TEXT = '{"name":"Ulm"}'
+TOOL = {
+    "type": "function_call",
+    "id": "o2",
+    "call_id": "t1",
+    "name": "f",
+    "arguments": '{"a":1}',
+    "status": "completed",
+}
+
+
+def chat_of(text: str) -> dict[str, Any]:
+    message = {"role": "assistant", "content": text}
+    return {**CHAT, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+
+def response_of(text: str, *more: dict[str, Any], **changed: Any) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": []}
+    message = {"type": "message", "id": "o1", "role": "assistant", "status": "completed", "content": [part]}
+    return {**RESPONSE, "output": [message, *more], **changed}
+
+
+def asked(way: str, said: bytes, use: Callable[[Any], Any], **options: Any) -> tuple[Any, list[Measurement]]:
+    """What `use(client)` gives (of an async client: what its coroutine gives), and the measurements."""
+    told: list[Measurement] = []
+    with serving(said) as server:
+        if way == "blocking":
+            with openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as own:
+                return use(instrument(own, told.append, **options)), told
+
+        async def go() -> Any:
+            async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as own:
+                return await use(instrument(own, told.append, **options))
+
+        return asyncio.run(go()), told
+
+
+@pytest.mark.parametrize("way", ["blocking", "async"])
+def test_structured_output_of_chat(way: str) -> None:
+    def use(own: Any) -> Any:
+        return own.chat.completions.parse(model="m", messages=[], response_format=City)
+
+    made, told = asked(way, answer(chat_of(TEXT)), use, keep_content=True)
+    assert made.choices[0].message.parsed == City(name="Ulm")
+    assert [measurement_of(made)] == told and told[0].status == "ok" and told[0].output_tokens == 3
+    assert told[0].content is not None and told[0].content.output == TEXT
+
+
+@pytest.mark.parametrize("way", ["blocking", "async"])
+def test_structured_output_of_responses(way: str) -> None:
+    def use(own: Any) -> Any:
+        return own.responses.parse(model="m", input="Hi", text_format=City)
+
+    made, told = asked(way, answer(response_of(TEXT)), use, keep_content=True)
+    assert made.output_parsed == City(name="Ulm")
+    assert [measurement_of(made)] == told and (told[0].api, told[0].finish_reason) == ("responses", "completed")
+    assert told[0].content is not None and told[0].content.output == TEXT
+
+
+def test_structured_output_of_a_chat_stream() -> None:
+    said = events(chunk("", role="assistant"), chunk('{"name":'), chunk('"Ulm"}'), chunk(finish="stop"))
+
+    def use(own: Any) -> Any:
+        with own.chat.completions.stream(model="m", messages=[], response_format=City) as stream:
+            return stream.get_final_completion()
+
+    made, told = asked("blocking", said, use)
+    assert made.choices[0].message.parsed == City(name="Ulm")
+    assert [(one.status, one.token_source, len(one.instants)) for one in told] == [("ok", "events", 2)]
+
+
+@pytest.mark.parametrize("way", ["blocking", "async"])
+def test_the_stream_helper_of_responses(way: str) -> None:
+    def use(own: Any) -> Any:
+        with own.responses.stream(model="m", input="Hi") as stream:
+            return stream.get_final_response(), stream
+
+    async def use_async(own: Any) -> Any:
+        async with own.responses.stream(model="m", input="Hi") as stream:
+            return await stream.get_final_response(), stream
+
+    part = {"type": "output_text", "text": "", "annotations": []}
+    item = {"type": "message", "id": "o1", "role": "assistant", "status": "in_progress", "content": []}
+    place = {"item_id": "o1", "output_index": 0, "content_index": 0}
+    created, *rest = RESPONSE_EVENTS
+    opened = ({"type": "response.output_item.added", "sequence_number": 1, "output_index": 0, "item": item},
+              {"type": "response.content_part.added", "sequence_number": 1, "part": part, **place})  # fmt: skip
+    created = {**created, "response": {**created["response"], "output": []}}
+    said = events(created, *opened, *rest, done=False)
+    (made, stream), told = asked(way, said, use if way == "blocking" else use_async)
+    assert made.output_text == "Hello there." and [measurement_of(stream)] == told
+    assert (told[0].status, len(told[0].instants), told[0].output_tokens) == ("ok", 3, 3)
+
+
+def test_the_tool_calls_of_a_response() -> None:
+    _, told = asked("blocking", answer(response_of("", TOOL)), lambda own: own.responses.create(model="m", input="Hi"),
+                    keep_content=True)  # fmt: skip
+    assert told[0].content is not None
+    assert told[0].content.choices[0].tool_calls == ({"id": "t1", "name": "f", "arguments": '{"a":1}'},)
+
+
+def test_two_answers_of_one_call() -> None:
+    two = [{"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+           for i, text in enumerate(("a", "b"))]  # fmt: skip
+
+    def use(own: Any) -> Any:
+        return own.chat.completions.create(model="m", messages=[], n=2)
+
+    _, told = asked("blocking", answer({**CHAT, "choices": two}), use, keep_content=True)
+    assert told[0].content is not None and [choice.text for choice in told[0].content.choices] == ["a", "b"]
+    assert told[0].parameters == {"n": 2}
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "finish_reason"),
+    [
+        ({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}, "ok", "max_output_tokens"),
+        ({"status": "failed", "error": {"code": "server_error", "message": "no"}}, "failed", "failed"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_responses_that_end_early(stream: bool, changed: dict[str, Any], status: str, finish_reason: str) -> None:
+    ended = response_of("Hel", **changed)
+    last = {"type": f"response.{changed['status']}", "sequence_number": 4, "response": ended}
+    said = events(*RESPONSE_EVENTS[:-1], last, done=False) if stream else answer(ended)
+
+    def use(own: Any) -> Any:
+        made = own.responses.create(model="m", input="Hi", stream=stream)
+        return list(made) if stream else made
+
+    _, told = asked("blocking", said, use)
+    assert [(one.status, one.finish_reason) for one in told] == [(status, finish_reason)]
+    assert (told[0].failure and told[0].failure.kind) == ("error_event" if status == "failed" else None)
+    assert json.loads(told[0].to_json())["status"] == status
