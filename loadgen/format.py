@@ -1,4 +1,4 @@
-"""Formats numbers and differences as text, for every report.
+"""Formats numbers, differences and names as text, for every report.
 
 Pure: a number in, a short string out. An unknown value (None) becomes a dash, never a zero.
 """
@@ -6,7 +6,8 @@ Pure: a number in, a short string out. An unknown value (None) becomes a dash, n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -107,3 +108,13 @@ def shortened(value: Any) -> str:
     """A value of a file as JSON, at most 40 characters of it."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as many as are needed to make the names unique."""
+    parts = [path.resolve().parts for path in paths]
+    for depth in range(1, 20):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]

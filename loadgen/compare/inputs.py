@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from loadgen import run_folder
+from loadgen import format, run_folder
 from loadgen.compare.comparison import ComparedRun, Side
 from loadgen.errors import Faults, UserError
 from loadgen.metrics.summary import Summary
@@ -45,7 +45,7 @@ def read_sides(paths: list[Path], read_other: Callable[[Path], ForeignFigures]) 
     """
     faults = []
     sides = []
-    for path, name in zip(paths, names(paths), strict=True):
+    for path, name in zip(paths, format.short_names(paths), strict=True):
         try:
             sides.append(_side(path, name, read_other))
         except UserError as fault:
@@ -53,16 +53,6 @@ def read_sides(paths: list[Path], read_other: Callable[[Path], ForeignFigures]) 
     if faults:
         raise Faults(faults)
     return sides
-
-
-def names(paths: list[Path]) -> list[str]:
-    """The last parts of each path, as many as are needed to make the names unique."""
-    parts = [path.resolve().parts for path in paths]
-    for depth in range(1, 12):
-        short_names = ["/".join(part[-depth:]) for part in parts]
-        if len(set(short_names)) == len(short_names):
-            return short_names
-    return [str(path) for path in paths]
 
 
 def _side(path: Path, name: str, read_other: Callable[[Path], ForeignFigures]) -> Side:

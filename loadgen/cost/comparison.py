@@ -186,9 +186,8 @@ def _same_cache(one: Summary, other: Summary) -> bool:
     share_a, share_b = one.tokens.cached_share, other.tokens.cached_share
     if share_a is None or share_b is None:
         return share_a is share_b
-    return (share_a <= CACHED_SHARE and share_b <= CACHED_SHARE) or (
-        min(share_a, share_b) > CACHED_SHARE and abs(share_a - share_b) <= CACHED_SHARE
-    )
+    least, most = sorted((share_a, share_b))
+    return most <= CACHED_SHARE or (least > CACHED_SHARE and most - least <= CACHED_SHARE)
 
 
 def _cache_words(summary: Summary) -> str:

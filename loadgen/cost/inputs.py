@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 
+from loadgen import format
 from loadgen.cost.evidence import Evidence
-from loadgen.errors import UNSOUND, Fault, Faults, UserError
+from loadgen.errors import UNSOUND, Fault, Faults, UserError, collecting
 from loadgen.metrics import summary_json
 from loadgen.metrics.summary import Summary
 from loadgen.results import capacity
@@ -29,30 +30,16 @@ def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tu
     faults: list[Fault] = []
     evidence: list[Evidence] = []
     seen: set[Path] = set()
-    for folder, name in zip(folders, _names(folders), strict=True):
+    for folder, name in zip(folders, format.short_names(folders), strict=True):
         if folder.resolve() in seen:
             faults.append(UserError("the same folder twice", str(folder), "each result counts once"))
             continue
         seen.add(folder.resolve())
-        try:
+        with collecting(faults):
             evidence.append(_read_folder(folder, name, allow_invalid))
-        except Fault as fault:
-            faults.append(fault)
-        except Faults as fault_list:
-            faults.extend(fault_list.faults)
     if faults:
         raise Faults(faults)
     return tuple(evidence)
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many parts as make the names unique."""
-    parts = [folder.resolve().parts for folder in folders]
-    for depth in range(1, 20):
-        names = ["/".join(part[-depth:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [str(folder) for folder in folders]
 
 
 def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:

@@ -12,6 +12,7 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
@@ -21,8 +22,7 @@ from numpy.typing import NDArray
 
 from loadgen import child_process
 from loadgen.metrics.accumulator import Accumulator
-from loadgen.results import manifest, slot_ranges, store
-from loadgen.results.parquet import to_table
+from loadgen.results import manifest, parquet, slot_ranges, store
 from loadgen.results.record import ROW
 from loadgen.results.spool import Segment, segments, worker_texts
 
@@ -91,37 +91,29 @@ class Raw:
         return self._folder / "requests" / f"w{worker}-{start:012d}.parquet"
 
     def _write(self, worker: int, start: int, rows: NDArray[np.void]) -> None:
-        import pyarrow.parquet as pq
-
         path = self._path(worker, start)
-        scratch = path.with_suffix(".new")
-        pq.write_table(to_table(rows, worker_texts(self._folder, worker)), scratch, compression="zstd")
-        scratch.replace(path)
+        parquet.write(path, [parquet.to_table(rows, worker_texts(self._folder, worker))])
         self._parts[path] = start
 
     def end(self) -> None:
         """Merge all parts into one file, one row group at a time, so that they are never all in memory."""
         if not self._parts:
             return
+        parquet.write(self._folder / "requests" / store.MERGED, self._row_groups())
+        for path in self._parts:
+            path.unlink()
+
+    def _row_groups(self) -> Iterator[Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        scratch = self._folder / "requests" / "requests.new"
-        writer = None
         tables: list[Any] = []
-        for part in [*self._parts, None]:
-            if part is not None:
-                tables.append(pq.read_table(part))
-            if tables and (part is None or sum(map(len, tables)) >= MERGE_ROWS):
-                table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+        last = list(self._parts)[-1]
+        for part in self._parts:
+            tables.append(pq.read_table(part))
+            if part == last or sum(map(len, tables)) >= MERGE_ROWS:
+                yield pa.concat_tables(tables).unify_dictionaries().combine_chunks()
                 tables.clear()
-                writer = writer or pq.ParquetWriter(scratch, table.schema, compression="zstd")
-                writer.write_table(table)
-        assert writer is not None
-        writer.close()
-        scratch.replace(self._folder / "requests" / store.MERGED)
-        for path in self._parts:
-            path.unlink()
 
 
 class Fold:
@@ -171,22 +163,14 @@ class Fold:
         if not self._keep_sample:
             return
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        tables = [
-            to_table(
-                np.concatenate(
-                    [sampled_rows for sampled_worker, sampled_rows in self._sample if sampled_worker == worker]
-                ),
-                texts,
-            )
-            for worker in sorted({worker for worker, _ in self._sample})
-            for texts in [worker_texts(self._folder, worker)]
-        ]
+        tables = []
+        for worker in sorted({worker for worker, _ in self._sample}):
+            rows = np.concatenate([sampled_rows for of_worker, sampled_rows in self._sample if of_worker == worker])
+            tables.append(parquet.to_table(rows, worker_texts(self._folder, worker)))
         if tables:
             (self._folder / "sample").mkdir(exist_ok=True)
-            merged = pa.concat_tables(tables).unify_dictionaries()
-            pq.write_table(merged, self._folder / "sample" / store.MERGED, compression="zstd")
+            parquet.write(self._folder / "sample" / store.MERGED, [pa.concat_tables(tables).unify_dictionaries()])
 
 
 def _is_part_of(path: Path, segment: Segment) -> bool:

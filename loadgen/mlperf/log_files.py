@@ -132,9 +132,7 @@ def _summary_lines(result: MlperfResult, test: Test, sut: str) -> Iterator[str]:
     yield "max_duration (ms): 0"
     yield f"min_query_count : {1 if offline else test.min_queries}"
     yield "max_query_count : 0"
-    for key, seed in _seeds(test):
-        yield f"{key} : {seed}"
-    yield from (f"{name} : {value:d}" for name, value in _UNUSED_SETTINGS.items())
+    yield from (f"{name} : {value:d}" for name, value in _seeds_and_unused(test).items())
     yield f"performance_sample_count : {test.samples}"
     yield f"accuracy_sample_count : {test.samples}"
     yield CONCATENATED
@@ -210,12 +208,11 @@ def _recommendations(result: MlperfResult) -> Iterator[str]:
         yield f"{early}\n   See the detailed log for why this may have occurred."
 
 
-def _seeds(test: Test) -> tuple[tuple[str, int], ...]:
-    return (
-        ("qsl_rng_seed", test.seeds.qsl),
-        ("sample_index_rng_seed", test.seeds.sample_index),
-        ("schedule_rng_seed", test.seeds.schedule),
-    )
+def _seeds_and_unused(test: Test) -> dict[str, int | bool]:
+    """The seeds, and the settings that are not used: they stand together in all lists of settings."""
+    seeds = test.seeds
+    used = {"qsl_rng_seed": seeds.qsl, "sample_index_rng_seed": seeds.sample_index}
+    return {**used, "schedule_rng_seed": seeds.schedule, **_UNUSED_SETTINGS}
 
 
 Entry = tuple[str, Any]
@@ -280,8 +277,7 @@ def _requested(result: MlperfResult, test: Test) -> Iterator[Entry]:
     yield "requested_max_duration_ms", 0
     yield "requested_min_query_count", test.min_queries
     yield "requested_max_query_count", 0
-    yield from ((f"requested_{key}", seed) for key, seed in _seeds(test))
-    yield from ((f"requested_{key}", value) for key, value in _UNUSED_SETTINGS.items())
+    yield from ((f"requested_{key}", value) for key, value in _seeds_and_unused(test).items())
     yield "requested_performance_sample_count_override", test.samples
     yield "requested_accuracy_sample_count_override", 0
     yield "requested_sample_concatenate_permutation", True
@@ -307,8 +303,7 @@ def _effective(result: MlperfResult, test: Test) -> Iterator[Entry]:
     yield "effective_min_query_count", 1 if offline else test.min_queries
     yield "effective_max_query_count", 0
     yield "effective_min_sample_count", samples_per_query if offline else test.min_queries
-    yield from ((f"effective_{key}", seed) for key, seed in _seeds(test))
-    yield from ((f"effective_{key}", value) for key, value in _UNUSED_SETTINGS.items())
+    yield from ((f"effective_{key}", value) for key, value in _seeds_and_unused(test).items())
     yield "effective_performance_sample_count", test.samples
     yield "effective_accuracy_sample_count", test.samples
     yield "effective_sample_concatenate_permutation", True
@@ -355,10 +350,8 @@ def _results(result: MlperfResult, test: Test) -> Iterator[Entry]:
     yield from _spread_entries(result.ttft, *ttft_keys)
     # LoadGen divides by nanoseconds here: the second figure is a billionth of what its name says, in its logs as well
     latencies_ns = _of_all(result.latency.mean) * result.latency.count
-    yield (
-        "result_token_throughput_with_loadgen_overhead",
-        result.tokens / result.scheduled_s if result.scheduled_s else 0,
-    )
+    with_overhead = result.tokens / result.scheduled_s if result.scheduled_s else 0
+    yield "result_token_throughput_with_loadgen_overhead", with_overhead
     yield "result_token_throughput", result.tokens / latencies_ns if latencies_ns else 0
     percentiles = _spread_entries(result.tpot, "", "result_time_per_output_token_{:.2f}_percentile_ns")
     yield from list(percentiles)[3:]

@@ -78,35 +78,33 @@ class _Scalar(_Inert):
     """(dtype, bytes)."""
 
 
-def _stand_ins() -> dict[tuple[str, str], type[_Inert]]:
-    """Every name that a pickle may use, as (module, name), and its stand-in class."""
-    stand_ins: dict[tuple[str, str], type[_Inert]] = {
-        ("_codecs", "encode"): _Encoded,
-        ("builtins", "slice"): _Slice,
-        ("__builtin__", "slice"): _Slice,
-        ("numpy", "ndarray"): _Inert,
-        ("numpy", "dtype"): _Dtype,
-        ("pandas._libs.internals", "_unpickle_block"): _Block,
-        ("pandas.core.internals.blocks", "new_block"): _Block,
-        ("pandas.core.internals.managers", "BlockManager"): _Manager,
-        ("pandas.core.internals", "BlockManager"): _Manager,
-        ("pandas.core.frame", "DataFrame"): _Frame,
-        ("pandas", "DataFrame"): _Frame,  # pandas 3 calls itself so
-        ("pandas.core.indexes.base", "_new_Index"): _Index,
-        ("pandas.core.indexes.base", "Index"): _Inert,
-        ("pandas.core.indexes.range", "RangeIndex"): _Inert,
-        ("pandas.core.indexes.numeric", "Int64Index"): _Inert,
-        ("pandas", "Index"): _Inert,
-        ("pandas", "RangeIndex"): _Inert,
-        ("pandas", "StringDtype"): _Inert,
-        ("pandas.arrays", "StringArray"): _Inert,
-        ("pandas._libs.arrays", "__pyx_unpickle_NDArrayBacked"): _Texts,
-    }
-    for name in ("numpy.core", "numpy._core"):
-        stand_ins[f"{name}.multiarray", "_reconstruct"] = _Rebuilt
-        stand_ins[f"{name}.multiarray", "scalar"] = _Scalar
-        stand_ins[f"{name}.numeric", "_frombuffer"] = _Buffer
-    return stand_ins
+STAND_INS: dict[tuple[str, str], type[_Inert]] = {
+    ("_codecs", "encode"): _Encoded,
+    ("builtins", "slice"): _Slice,
+    ("__builtin__", "slice"): _Slice,
+    ("numpy", "ndarray"): _Inert,
+    ("numpy", "dtype"): _Dtype,
+    ("pandas._libs.internals", "_unpickle_block"): _Block,
+    ("pandas.core.internals.blocks", "new_block"): _Block,
+    ("pandas.core.internals.managers", "BlockManager"): _Manager,
+    ("pandas.core.internals", "BlockManager"): _Manager,
+    ("pandas.core.frame", "DataFrame"): _Frame,
+    ("pandas", "DataFrame"): _Frame,  # pandas 3 calls itself so
+    ("pandas.core.indexes.base", "_new_Index"): _Index,
+    ("pandas.core.indexes.base", "Index"): _Inert,
+    ("pandas.core.indexes.range", "RangeIndex"): _Inert,
+    ("pandas.core.indexes.numeric", "Int64Index"): _Inert,
+    ("pandas", "Index"): _Inert,
+    ("pandas", "RangeIndex"): _Inert,
+    ("pandas", "StringDtype"): _Inert,
+    ("pandas.arrays", "StringArray"): _Inert,
+    ("pandas._libs.arrays", "__pyx_unpickle_NDArrayBacked"): _Texts,
+}
+for module in ("numpy.core", "numpy._core"):
+    STAND_INS[f"{module}.multiarray", "_reconstruct"] = _Rebuilt
+    STAND_INS[f"{module}.multiarray", "scalar"] = _Scalar
+    STAND_INS[f"{module}.numeric", "_frombuffer"] = _Buffer
+"""Every name that a pickle may use, as (module, name), and its stand-in class."""
 
 
 class _Reader(pickle._Unpickler):
@@ -118,10 +116,10 @@ class _Reader(pickle._Unpickler):
 
     def __init__(self, file: Any, path: Path) -> None:
         super().__init__(file)
-        self._path, self._names = path, _stand_ins()
+        self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        stand_in = self._names.get((module, name))
+        stand_in = STAND_INS.get((module, name))
         if stand_in is None:
             what = f"the pickle wants to load {module}.{name}: only plain tables are read, no code is ever run"
             raise UserError(what, str(self._path), "convert it: pandas.read_pickle(...).to_parquet(...)")

@@ -21,8 +21,7 @@ from loadgen.metrics import reasons, sustainable
 from loadgen.mlperf import dataset, log_files, rules
 from loadgen.mlperf import result as mlperf
 from loadgen.results import checksums, store
-from loadgen.results.parquet import NAMES
-from loadgen.results.record import ROW, STATUS
+from loadgen.results.record import STATUS
 from loadgen.search import experiment, trials
 from loadgen.search.load_search import Goal, LoadSearch, NextTrial, SearchAnswer
 from loadgen.workload import (
@@ -223,40 +222,8 @@ def read_columns(folder: Path) -> dict[str, NDArray[Any]]:
 
     Raises UserError when the folder holds no records.
     """
-    files = sorted((folder / "requests").glob("*.parquet"))
-    if (folder / "spool").is_dir() or not files:
-        rows = store.read_run(folder).rows
-        return {name: np.ascontiguousarray(rows[name]) for name in COLUMNS}
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sources = [pq.ParquetFile(file) for file in files]
-    total = sum(source.metadata.num_rows for source in sources)
-    columns = {name: np.empty(total, ROW[name]) for name in COLUMNS}
-    offset = 0
-    for source in sources:
-        for group in range(source.num_row_groups):
-            rows = source.metadata.row_group(group).num_rows
-            for name in COLUMNS:  # one column at a time: row groups of a rack's run are large
-                column = source.read_row_group(group, columns=[name], use_threads=False).column(name)
-                columns[name][offset : offset + rows] = _to_codes(name, column)
-            offset += rows
-            pa.default_memory_pool().release_unused()
-    return columns
-
-
-def _to_codes(name: str, column: Any) -> NDArray[Any]:
-    """A Parquet column as the numbers of `record.ROW`: codes for words, -1 for null."""
-    if name in NAMES:
-        import pyarrow.compute as pc
-
-        values = np.zeros(len(column), ROW[name])
-        for word in pc.unique(column).to_pylist():
-            values[pc.equal(column, word).to_numpy(zero_copy_only=False)] = NAMES[name].index(word)
-        return values
-    filled = column.fill_null(-1) if column.null_count else column
-    values = np.asarray(filled.to_numpy(), ROW[name])
-    return values
+    rows = store.read_lightly(folder).rows
+    return {name: np.ascontiguousarray(rows[name]) for name in COLUMNS}
 
 
 def judge(

@@ -119,9 +119,8 @@ async def _handshake(target: Target, context: Any, verify: bool) -> Finding:
     started_ns = monotonic_ns()
     try:
         async with asyncio.timeout(10):
-            _, writer = await asyncio.open_connection(
-                target.host, target.port, ssl=context, server_hostname=target.host
-            )
+            host = target.host
+            _, writer = await asyncio.open_connection(host, target.port, ssl=context, server_hostname=host)
     except (OSError, TimeoutError):  # the next request of the Fetcher fails the same way and reports the reason
         return Finding("tls", target_checks.UNKNOWN, "no handshake", "nothing can be asked over this connection")
     took_ms = (monotonic_ns() - started_ns) / 1e6
@@ -161,9 +160,8 @@ async def _trials(settings: Settings, probe_result: ProbeResult, long_prompt: st
     quirk, tried = probe_result.quirk, ""
     if not quirk.forces and probe_result.server == "generic":
         tried = " and ".join(FORCING)
-        quirk = msgspec.structs.replace(
-            quirk, chat=(*quirk.chat, *FORCING), completions=(*quirk.completions, *FORCING), forces=FORCING
-        )
+        chat, completions = (*quirk.chat, *FORCING), (*quirk.completions, *FORCING)
+        quirk = msgspec.structs.replace(quirk, chat=chat, completions=completions, forces=FORCING)
     [forced] = await _send_trials(settings, probe_result, quirk, [(QUESTION, TRIAL_TOKENS, True)])
     questions = [(QUESTION, TRIAL_TOKENS, False), (long_prompt, 8, False), (QUESTION, 1, False)]
     free = await _send_trials(settings, probe_result, probe_result.quirk, questions)

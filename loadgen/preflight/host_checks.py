@@ -61,11 +61,8 @@ def host(machine: Machine) -> Iterator[Finding]:
         else:
             yield Finding("files", OK, observed, f"room for about {max_in_flight:,} requests in flight to one address")
     if facts.proxies:
-        meaning, advice = (
-            "they are not used: load goes straight to --url",
-            "name the proxy's own address, if it must be",
-        )
-        yield Finding("proxy", NOTE, f"{', '.join(facts.proxies)} set", meaning, advice)
+        words, meaning = f"{', '.join(facts.proxies)} set", "they are not used: load goes straight to --url"
+        yield Finding("proxy", NOTE, words, meaning, "name the proxy's own address, if it must be")
 
 
 def _cpu(facts: Machine) -> Finding:

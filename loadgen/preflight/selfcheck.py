@@ -167,6 +167,7 @@ class SelfcheckResult(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int
     steps: tuple[Step, ...]
     levels: tuple[SoundLevel, ...]
+    hot_path: str = ""  # what read the sockets: "compiled" (C) or "python"
 
     @property
     def sound(self) -> bool:
@@ -256,7 +257,14 @@ def sentence(sound_level: SoundLevel) -> str:
 def render(result: SelfcheckResult) -> str:
     """The results as text for people."""
     lines = [f"One worker on this host ({result.cpus} cores, shared with the endpoint in these steps) can carry:"]
-    return "\n".join([*lines, *(f"  {sentence(sound_level)}" for sound_level in result.levels)])
+    lines += [f"  {sentence(sound_level)}" for sound_level in result.levels]
+    if result.hot_path == "python":
+        lines.append(
+            "Sockets are read by Python: installed with a C compiler, a worker carries more (docs/hot-path.md)."
+        )
+    elif result.hot_path:
+        lines.append("Sockets are read by compiled code.")
+    return "\n".join(lines)
 
 
 def to_json(result: SelfcheckResult) -> str:
@@ -271,6 +279,8 @@ def run(seconds: float = 3.0, say: Callable[[str], None] = print) -> SelfcheckRe
     """Search each kind of level. `say` gets a line per step; every step takes a little more than `seconds`."""
     import os
 
+    from loadgen_sdk import compiled
+
     steps: list[Step] = []
     levels = []
     for kind, first in FIRST.items():
@@ -282,7 +292,7 @@ def run(seconds: float = 3.0, say: Callable[[str], None] = print) -> SelfcheckRe
         steps += steps_of_kind
         levels.append(level(kind, steps_of_kind))
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return SelfcheckResult(seconds=seconds, cpus=cpus, steps=tuple(steps), levels=tuple(levels))
+    return SelfcheckResult(seconds=seconds, cpus=cpus, steps=tuple(steps), levels=tuple(levels), hot_path=compiled.RUNS)
 
 
 def step(kind: Kind, offered: float, seconds: float) -> Step:
@@ -312,7 +322,7 @@ def step(kind: Kind, offered: float, seconds: float) -> Step:
 
     with tempfile.TemporaryDirectory(prefix="loadgen-selfcheck-") as scratch, embedded.start(options) as server:
         folder = Path(scratch)
-        workload = _workload(folder, tokens, rate, seconds - DRAIN_S)
+        workload = _workload(tokens, rate, seconds - DRAIN_S)
         stats_before = json.loads(get("/_stats"))
         driven = _drive(server.url, workload, folder)
         stats_after = json.loads(get("/_stats"))
@@ -359,12 +369,13 @@ class _DrivenRun(NamedTuple):
     end_ns: int
 
 
-def _workload(folder: Path, tokens: int, rate: float, seconds: float) -> Workload:
-    from loadgen.workload import Overrides, load
+def _workload(tokens: int, rate: float, seconds: float) -> Workload:
+    from loadgen.workload import Overrides
+    from loadgen.workload.loading import of_mapping
 
-    file = folder / "selfcheck.yaml"
-    file.write_text(f"name: selfcheck\nrequests: {{input_tokens: 20, output_tokens: {tokens}}}\n")
-    return load(str(file), Overrides(request_rate=rate, duration=seconds, grace=5, timeout=20))
+    requests = {"input_tokens": 20, "output_tokens": tokens}
+    load = Overrides(request_rate=rate, duration=seconds, grace=5, timeout=20)
+    return of_mapping({"name": "selfcheck", "requests": requests}, load)
 
 
 def _drive(url: str, workload: Workload, folder: Path) -> _DrivenRun:
@@ -392,6 +403,4 @@ def _drive(url: str, workload: Workload, folder: Path) -> _DrivenRun:
         runner.run(work(plan, 0, 1, gate, lambda driver: None))
     end_ns = monotonic_ns()
     stored = store.read_run(folder)
-    return _DrivenRun(
-        rows=stored.rows, summary=summarize(*stored), run_id=plan.job.run_id, start_ns=starts[0], end_ns=end_ns
-    )
+    return _DrivenRun(stored.rows, summarize(*stored), plan.job.run_id, starts[0], end_ns)

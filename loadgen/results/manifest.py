@@ -84,6 +84,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     clock: str = ""  # source of the monotonic clock: "tsc"
     versions: dict[str, str] = {}  # of the libraries that affect results
+    hot_path: str = ""  # what read the sockets: "compiled" (C) or "python"; docs/hot-path.md
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from loadgen.errors import UserError
 from loadgen.results.record import FIELDS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 NAMES = {
     "status": STATUSES,
@@ -46,6 +46,20 @@ def to_table(rows: NDArray[np.void], texts: list[str]) -> Any:
         columns[name] = column
     fields = [pa.field(name, columns[name].type, metadata={"meaning": meaning}) for name, _, meaning in FIELDS]
     return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
+
+
+def write(path: Path, tables: Iterable[Any]) -> None:
+    """Write tables (at least one) as one file with a row group each; it is there when it is whole, not before."""
+    import pyarrow.parquet as pq
+
+    scratch = path.with_suffix(".new")
+    writer = None
+    for table in tables:
+        writer = writer or pq.ParquetWriter(scratch, table.schema, compression="zstd")
+        writer.write_table(table)
+    assert writer is not None
+    writer.close()
+    scratch.replace(path)
 
 
 def from_parquet(files: list[Path], only: Sequence[str] | None = None) -> tuple[NDArray[np.void], list[str]]:

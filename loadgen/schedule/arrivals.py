@@ -38,7 +38,9 @@ def constant(rate: float, *, duration_ns: int | None = None, count: int | None =
     With an infinite rate all arrivals are at 0. Raises ValueError if neither a duration nor a count is given.
     """
     if math.isinf(rate):
-        return _all_at_once(count)
+        if count is None:
+            raise ValueError("an infinite rate needs a count")
+        return Arrivals(np.zeros(count, np.int64), 0)
     max_count = math.ceil(duration_ns * rate / _S) + 1 if duration_ns is not None else count
     if max_count is None:
         raise ValueError("arrivals need a duration or a count")
@@ -51,10 +53,8 @@ def constant(rate: float, *, duration_ns: int | None = None, count: int | None =
 def poisson(rate: float, *, seed: int, duration_ns: int | None = None, count: int | None = None) -> Arrivals:
     """MLPerf LoadGen's Poisson schedule for `schedule_rng_seed = seed`: first arrival at 0, exponential gaps.
 
-    The duration or the count ends it, whichever comes first. With an infinite rate all arrivals are at 0.
+    The duration or the count ends it, whichever comes first.
     """
-    if math.isinf(rate):
-        return _all_at_once(count)
     return _truncate(_cumulative_offsets(_loadgen_gaps(rate, seed), rate, duration_ns, count), duration_ns, count)
 
 
@@ -89,8 +89,6 @@ def gamma(
     `burstiness` is vLLM's option of the same name: below 1 the arrivals are burstier than Poisson, at 1 they follow a
     Poisson process, above 1 they are more even. The gaps' coefficient of variation is 1 / sqrt(burstiness).
     """
-    if math.isinf(rate):
-        return _all_at_once(count)
 
     def gaps(n: int) -> Offsets:
         return (rng.gamma(burstiness, 1 / (rate * burstiness), n) * 1e9).astype(np.int64)
@@ -201,9 +199,3 @@ def _truncate(offsets: Offsets, duration_ns: int | None, count: int | None) -> A
         kept = count
     end_ns = int(offsets[kept]) if kept < len(offsets) else int(offsets[-1])
     return Arrivals(offsets[:kept].copy(), end_ns if duration_ns is None else min(end_ns, duration_ns))
-
-
-def _all_at_once(count: int | None) -> Arrivals:
-    if count is None:
-        raise ValueError("an infinite rate needs a count")
-    return Arrivals(np.zeros(count, np.int64), 0)

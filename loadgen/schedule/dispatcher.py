@@ -285,9 +285,8 @@ class Dispatcher:
         """Drop the turns after `start`: without its reply their history would be incomplete."""
         for later in range(1, self._turns - start.turn):
             number, turn = start.number + later, start.turn + later
-            self._dropped.append(
-                start._replace(number=number, turn=turn, due_ns=now_ns, dropped="previous_turn_failed")
-            )
+            dropped = start._replace(number=number, turn=turn, due_ns=now_ns, dropped="previous_turn_failed")
+            self._dropped.append(dropped)
 
     def _interrupt_chain(self, span: StageSpan, chain: int, first_turn: int, lane: int, due_ns: int) -> Iterator[Start]:
         session = chain if self._has_sessions else -1

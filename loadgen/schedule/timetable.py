@@ -264,11 +264,8 @@ def build(workload: Workload, seed: int) -> Schedule:
         spans.append(span)
         start_ns = None if start_ns is None or span.dynamic or length_ns is None else start_ns + length_ns
         first_chain += RESERVED if chains is None else chains
-    return Schedule(
-        stages=tuple(spans),
-        turns=turn_count,
-        pauses=Pauses(seed, turns.tool_time if turns is not None else None, turn_count),
-    )
+    pauses = Pauses(seed, turns.tool_time if turns is not None else None, turn_count)
+    return Schedule(stages=tuple(spans), turns=turn_count, pauses=pauses)
 
 
 def shard(schedule: Schedule, i: int, n: int) -> Schedule:

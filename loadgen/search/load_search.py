@@ -194,10 +194,8 @@ class Watch:
         unresolved = (arrived - done)[:prefix]
         rest = self.planned - int(arrived[:prefix].sum())
         for number, allowed in enumerate(self.allowed):
-            misses_by_batch = (
-                np.bincount(batch_of_row[missed[number] & (batch_of_row < prefix)], minlength=prefix)[:prefix]
-                + unresolved
-            )
+            known_misses = batch_of_row[missed[number] & (batch_of_row < prefix)]
+            misses_by_batch = np.bincount(known_misses, minlength=prefix) + unresolved
             share = intervals.batch_means(
                 misses_by_batch[begin:] / arrived[begin:prefix], batches=self.BATCHES, level=0.98
             )
@@ -221,10 +219,10 @@ class Watch:
         self, rows: NDArray[np.void], batch_of_row: NDArray[np.int64], prefix: int
     ) -> list[NDArray[np.float64]]:
         """Per term, the logarithm of its quantile in each batch of the prefix; 40 where that falls on a failure."""
-        prefix_rows = rows[batch_of_row < prefix]
-        columns = Columns(prefix_rows)
-        order = np.argsort(prefix_rows["due_ns"] // self._width(), kind="stable")
-        bounds = np.searchsorted((prefix_rows["due_ns"] // self._width())[order], np.arange(prefix + 1))
+        in_prefix = batch_of_row < prefix
+        columns, batch_of_row = Columns(rows[in_prefix]), batch_of_row[in_prefix]
+        order = np.argsort(batch_of_row, kind="stable")
+        bounds = np.searchsorted(batch_of_row[order], np.arange(prefix + 1))
         not_ok = ~columns.where(metrics.OK)
         all_series = []
         for term in self.goal.slo.terms:
@@ -474,9 +472,9 @@ class LoadSearch:
         """
         middle = belief.quantile(0.5)
         near = max(self.precision * middle, 1.5 if self.whole else 0.0)
-        if self._extreme_load("over") is None and middle + near >= self.high:
+        if self._missed is None and middle + near >= self.high:
             return self.high
-        if self._extreme_load("under") is None and middle - near <= self.low:
+        if self._held is None and middle - near <= self.low:
             return self.low
         return None
 
@@ -485,8 +483,8 @@ class LoadSearch:
         if self.whole:
             load = float(round(load))
             if kind == "probe" and any(result.ask.load == load for result in self._valid_results):
-                load += 1 if self._extreme_load("under") == load else -1
-        over = min((result.ask.load for result in self._valid_results if result.outcome == "over"), default=math.inf)
+                load += 1 if self._held == load else -1
+        over = math.inf if self._missed is None else self._missed
         # within the precision of a load known to be over, only a full-length run can tell the outcome
         early = kind not in ("confirm", "sustain") and load * (1 + self.precision) <= over
         lengths = self.longer if kind == "sustain" else 1.0
@@ -541,20 +539,26 @@ class LoadSearch:
     @property
     def _top(self) -> float:
         """The load that the rules allow: the highest confirmed one, or the highest that held."""
-        return self._confirmed or self._extreme_load("under") or self.low
+        return self._confirmed or self._held or self.low
 
-    def _extreme_load(self, outcome: Outcome) -> float | None:
-        """The highest load with the outcome under, or the lowest with the outcome over; None without one."""
-        loads = [result.ask.load for result in self._valid_results if result.outcome == outcome]
-        if not loads:
-            return None
-        return max(loads) if outcome == "under" else min(loads)
+    def _loads(self, outcome: Outcome) -> list[float]:
+        return [result.ask.load for result in self._valid_results if result.outcome == outcome]
+
+    @property
+    def _held(self) -> float | None:
+        """The highest load with the outcome under."""
+        return max(self._loads("under"), default=None)
+
+    @property
+    def _missed(self) -> float | None:
+        """The lowest load with the outcome over."""
+        return min(self._loads("over"), default=None)
 
     def _bracket(self) -> tuple[float, float] | float:
         """Bounds for theta, or the load to try while there are no bounds."""
         if self.start is None:
             return self.low, self.high
-        held, missed = self._extreme_load("under"), self._extreme_load("over")
+        held, missed = self._held, self._missed
         if held is None and missed is None:
             return self.start
         if missed is None:
@@ -586,19 +590,13 @@ class LoadSearch:
 
     @property
     def _confirmed(self) -> float | None:
-        return max(
-            (
-                result.ask.load
-                for result in self._valid_results
-                if result.ask.kind == "confirm" and result.outcome == "under"
-            ),
-            default=None,
-        )
+        passed = [result.ask for result in self._valid_results if result.outcome == "under"]
+        return max((ask.load for ask in passed if ask.kind == "confirm"), default=None)
 
     def _stop_reason(self) -> str:
         if self.stopped:
             return self.stopped
-        held, missed = self._extreme_load("under"), self._extreme_load("over")
+        held, missed = self._held, self._missed
         confirmations = [result for result in self._valid_results if result.ask.kind == "confirm"]
         if missed is not None and missed <= self.low and held is None:
             return "none"
@@ -619,7 +617,7 @@ class LoadSearch:
     @property
     def answer(self) -> SearchAnswer:
         """The best answer known now."""
-        held, missed = self._extreme_load("under"), self._extreme_load("over")
+        held, missed = self._held, self._missed
         reason = self._stop_reason()
         interval, spread = None, self.run_spread
         load = held

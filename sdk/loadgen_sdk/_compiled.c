@@ -1,5 +1,5 @@
 /* The parts of the client that run once per event, in C: the twins of `Inbox` and `Receiver` in transport/receiver.py
-   and of the two functions in transport/plain.py, which say what they do. tests/test_compiled.py holds the two against
+   and of the function in transport/plain.py, which say what they do. tests/test_compiled.py holds the two against
    each other. Built where a C compiler is found; `compiled.py` chooses. Only the limited API of Python 3.11 is used,
    so that one build serves every later version. */
 
@@ -26,6 +26,7 @@ enum {
     BUSY_READS = 4,
     READ_FIRST = 32,
     KEPT_READS = 64,
+    RUN_READS = 512,
     FEW_BYTES = 4,
     MANY_BYTES = 2048,
     MOST_SIZE_DIGITS = 8,
@@ -42,11 +43,83 @@ static int64_t clock_ns(clockid_t clock)
     return (int64_t)at.tv_sec * 1000000000 + at.tv_nsec;
 }
 
+/* -- plain events -------------------------------------------------------------------------------------------------- */
+
+/* The bytes `data: BEFORE` and `AFTER\n\n` around the text of a plain event; AFTER begins with the closing quote. */
+typedef struct {
+    const char *before, *after;
+    Py_ssize_t before_size, after_size;
+} Template;
+
+/* A plain event at `at`, before `end`: where it ends, else NULL. */
+static const char *plain_event(const char *at, const char *end, const Template *template)
+{
+    if (end - at < 6 + template->before_size || memcmp(at, "data: ", 6) != 0 ||
+        memcmp(at + 6, template->before, (size_t)template->before_size) != 0)
+        return NULL;
+    const char *text = at + 6 + template->before_size, *stop = text;
+    int ascii = 1;
+    for (; stop < end && *stop != '"'; stop++) {
+        unsigned char byte = (unsigned char)*stop;
+        if (byte < 0x20 || byte == '\\')
+            return NULL;
+        if (byte >= 0x80)
+            ascii = 0;
+    }
+    if (stop == text || end - stop < template->after_size + 2 ||
+        memcmp(stop, template->after, (size_t)template->after_size) != 0 ||
+        memcmp(stop + template->after_size, "\n\n", 2) != 0)
+        return NULL;
+    if (!ascii) {
+        PyObject *decoded = PyUnicode_DecodeUTF8(text, stop - text, "strict");
+        if (decoded == NULL) {
+            PyErr_Clear();
+            return NULL;
+        }
+        Py_DECREF(decoded);
+    }
+    return stop + template->after_size + 2;
+}
+
+/* A chunk at `at` that holds nothing but plain events: where it ends, and how many events it holds; else NULL. */
+static const char *plain_chunk(const char *at, const char *end, const Template *template, Py_ssize_t *events)
+{
+    Py_ssize_t length = 0;
+    const char *digits = at;
+    for (; at < end && at - digits <= MOST_SIZE_DIGITS; at++) {
+        int digit = *at >= '0' && *at <= '9'   ? *at - '0'
+                    : *at >= 'a' && *at <= 'f' ? *at - 'a' + 10
+                    : *at >= 'A' && *at <= 'F' ? *at - 'A' + 10
+                                               : -1;
+        if (digit < 0)
+            break;
+        length = length * 16 + digit;
+    }
+    if (at == digits || at - digits > MOST_SIZE_DIGITS || length == 0 || end - at < 4 || memcmp(at, "\r\n", 2) != 0)
+        return NULL;
+    at += 2;
+    if (end - at < length + 2 || memcmp(at + length, "\r\n", 2) != 0)
+        return NULL;
+    const char *close = at + length;
+    *events = 0;
+    while (at < close) {
+        at = plain_event(at, close, template);
+        if (at == NULL)
+            return NULL;
+        ++*events;
+    }
+    return close + 2;
+}
+
 /* -- Inbox --------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     PyObject_HEAD
-    PyObject *reads; /* list of (bytes, stamp, read_at, empty_at, from_kernel) */
+    PyObject *reads;    /* list of (bytes, stamp, read_at, empty_at, from_kernel) and (stamps, bytes, read_at) */
+    PyObject *template; /* (before, after), or None */
+    long long *run;     /* stamps of plain reads */
+    long long run_bytes, run_read_at;
+    int run_count, run_size;
     long long emptied_at;
     long long ended_at;
     int fd;
@@ -66,13 +139,19 @@ static int inbox_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywor
         return -1;
     Py_XDECREF(inbox->reads);
     inbox->reads = reads;
+    Py_INCREF(Py_None);
+    Py_XDECREF(inbox->template);
+    inbox->template = Py_None;
     return 0;
 }
 
 static void inbox_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    Py_XDECREF(((Inbox *)self)->reads);
+    Inbox *inbox = (Inbox *)self;
+    Py_XDECREF(inbox->reads);
+    Py_XDECREF(inbox->template);
+    PyMem_Free(inbox->run);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -80,6 +159,7 @@ static void inbox_dealloc(PyObject *self)
 
 static PyMemberDef inbox_members[] = {
     {"reads", T_OBJECT_EX, offsetof(Inbox, reads), 0, NULL},
+    {"template", T_OBJECT_EX, offsetof(Inbox, template), 0, NULL},
     {"emptied_at", T_LONGLONG, offsetof(Inbox, emptied_at), 0, NULL},
     {"ended_at", T_LONGLONG, offsetof(Inbox, ended_at), 0, NULL},
     {"fd", T_INT, offsetof(Inbox, fd), READONLY, NULL},
@@ -104,6 +184,60 @@ static PyType_Spec inbox_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .slots = inbox_slots,
 };
+
+/* Put the run behind the reads. -1 with an exception. */
+static int end_run(Inbox *inbox)
+{
+    if (inbox->run_count == 0)
+        return 0;
+    PyObject *stamps = PyList_New(inbox->run_count);
+    if (stamps == NULL)
+        return -1;
+    for (int i = 0; i < inbox->run_count; i++) {
+        PyObject *stamp = PyLong_FromLongLong(inbox->run[i]);
+        if (stamp == NULL) {
+            Py_DECREF(stamps);
+            return -1;
+        }
+        PyList_SetItem(stamps, i, stamp);
+    }
+    PyObject *run = Py_BuildValue("NLL", stamps, inbox->run_bytes, inbox->run_read_at);
+    if (run == NULL)
+        return -1;
+    int failed = PyList_Append(inbox->reads, run) < 0;
+    Py_DECREF(run);
+    inbox->run_count = 0;
+    inbox->run_bytes = 0;
+    return failed ? -1 : 0;
+}
+
+/* Whether a read is one plain event of this inbox, which is then counted in its run; -1 with an exception. */
+static int count_plain(Inbox *inbox, const char *data, Py_ssize_t size, int64_t stamp, int64_t read_at)
+{
+    Template template;
+    PyObject *before = PyTuple_GetItem(inbox->template, 0), *after = PyTuple_GetItem(inbox->template, 1);
+    if (before == NULL || after == NULL ||
+        PyBytes_AsStringAndSize(before, (char **)&template.before, &template.before_size) < 0 ||
+        PyBytes_AsStringAndSize(after, (char **)&template.after, &template.after_size) < 0)
+        return -1;
+    Py_ssize_t events = 0;
+    if (plain_chunk(data, data + size, &template, &events) != data + size || events != 1)
+        return 0;
+    if (inbox->run_count == inbox->run_size) {
+        int larger = inbox->run_size ? inbox->run_size * 2 : 32;
+        long long *run = PyMem_Realloc(inbox->run, (size_t)larger * sizeof *run);
+        if (run == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        inbox->run = run;
+        inbox->run_size = larger;
+    }
+    inbox->run[inbox->run_count++] = stamp;
+    inbox->run_bytes += size;
+    inbox->run_read_at = read_at;
+    return 1;
+}
 
 /* -- Receiver ------------------------------------------------------------------------------------------------------ */
 
@@ -234,13 +368,17 @@ static PyObject *receiver_take(PyObject *self, PyObject *value)
     if (!is_inbox(value))
         return NULL;
     Inbox *inbox = (Inbox *)value;
-    PyObject *empty = PyList_New(0);
-    if (empty == NULL)
+    if (inbox->reads == NULL || !PyList_Check(inbox->reads)) {
+        PyErr_SetString(PyExc_TypeError, "the reads of an inbox are a list");
         return NULL;
+    }
+    PyObject *empty = PyList_New(0);
+    if (empty == NULL || end_run(inbox) < 0) {
+        Py_XDECREF(empty);
+        return NULL;
+    }
     PyObject *reads = inbox->reads;
-    if (reads == NULL)
-        return empty;
-    if (inbox->queued && PyList_Check(reads))
+    if (inbox->queued)
         ((Receiver *)self)->waiting -= PyList_Size(reads);
     inbox->reads = empty;
     return reads;
@@ -250,6 +388,8 @@ static int enqueue(Receiver *receiver, Inbox *inbox)
 {
     if (inbox->queued)
         return 0;
+    if (end_run(inbox) < 0)
+        return -1;
     inbox->queued = 1;
     receiver->waiting += PyList_Size(inbox->reads);
     PyObject *done = PyObject_CallFunctionObjArgs(receiver->queue_append, (PyObject *)inbox, NULL);
@@ -339,6 +479,16 @@ static int64_t read_socket(Receiver *receiver, Inbox *inbox, int64_t previous_po
         else if (stamp < empty_at)
             stamp = empty_at;
     }
+    int templated = inbox->template != NULL && PyTuple_Check(inbox->template);
+    if (templated && PyList_Size(inbox->reads) == 0) {
+        int plain = count_plain(inbox, receiver->buffer, size, stamp, read_at);
+        if (plain < 0 || (plain && inbox->run_count >= RUN_READS && enqueue(receiver, inbox) < 0))
+            return -1;
+        if (plain)
+            return read_at;
+        if (end_run(inbox) < 0)
+            return -1;
+    }
     PyObject *read = read_tuple(receiver->buffer, size, stamp, read_at, empty_at, wall != 0);
     if (read == NULL)
         return -1;
@@ -348,7 +498,7 @@ static int64_t read_socket(Receiver *receiver, Inbox *inbox, int64_t previous_po
         return -1;
     if (inbox->queued)
         receiver->waiting++;
-    else if (!inbox->patient || PyList_Size(inbox->reads) >= KEPT_READS || size <= FEW_BYTES || size >= MANY_BYTES ||
+    else if (!inbox->patient || templated || PyList_Size(inbox->reads) >= KEPT_READS || size <= FEW_BYTES || size >= MANY_BYTES ||
              memcmp(receiver->buffer + size - 4, "\r\n\r\n", 4) == 0)
         if (enqueue(receiver, inbox) < 0)
             return -1;
@@ -478,73 +628,7 @@ static PyType_Spec receiver_spec = {
     .slots = receiver_slots,
 };
 
-/* -- plain events -------------------------------------------------------------------------------------------------- */
-
-/* The bytes `data: BEFORE` and `AFTER\n\n` around the text of a plain event; AFTER begins with the closing quote. */
-typedef struct {
-    const char *before, *after;
-    Py_ssize_t before_size, after_size;
-} Template;
-
-/* A plain event at `at`, before `end`: where it ends, else NULL. */
-static const char *plain_event(const char *at, const char *end, const Template *template)
-{
-    if (end - at < 6 + template->before_size || memcmp(at, "data: ", 6) != 0 ||
-        memcmp(at + 6, template->before, (size_t)template->before_size) != 0)
-        return NULL;
-    const char *text = at + 6 + template->before_size, *stop = text;
-    int ascii = 1;
-    for (; stop < end && *stop != '"'; stop++) {
-        unsigned char byte = (unsigned char)*stop;
-        if (byte < 0x20 || byte == '\\')
-            return NULL;
-        if (byte >= 0x80)
-            ascii = 0;
-    }
-    if (stop == text || end - stop < template->after_size + 2 ||
-        memcmp(stop, template->after, (size_t)template->after_size) != 0 ||
-        memcmp(stop + template->after_size, "\n\n", 2) != 0)
-        return NULL;
-    if (!ascii) {
-        PyObject *decoded = PyUnicode_DecodeUTF8(text, stop - text, "strict");
-        if (decoded == NULL) {
-            PyErr_Clear();
-            return NULL;
-        }
-        Py_DECREF(decoded);
-    }
-    return stop + template->after_size + 2;
-}
-
-/* A chunk at `at` that holds nothing but plain events: where it ends, and how many events it holds; else NULL. */
-static const char *plain_chunk(const char *at, const char *end, const Template *template, Py_ssize_t *events)
-{
-    Py_ssize_t length = 0;
-    const char *digits = at;
-    for (; at < end && at - digits <= MOST_SIZE_DIGITS; at++) {
-        int digit = *at >= '0' && *at <= '9'   ? *at - '0'
-                    : *at >= 'a' && *at <= 'f' ? *at - 'a' + 10
-                    : *at >= 'A' && *at <= 'F' ? *at - 'A' + 10
-                                               : -1;
-        if (digit < 0)
-            break;
-        length = length * 16 + digit;
-    }
-    if (at == digits || at - digits > MOST_SIZE_DIGITS || length == 0 || end - at < 4 || memcmp(at, "\r\n", 2) != 0)
-        return NULL;
-    at += 2;
-    if (end - at < length + 2 || memcmp(at + length, "\r\n", 2) != 0)
-        return NULL;
-    const char *close = at + length;
-    *events = 0;
-    while (at < close) {
-        at = plain_event(at, close, template);
-        if (at == NULL)
-            return NULL;
-        ++*events;
-    }
-    return close + 2;
-}
+/* -- plain events for Python -------------------------------------------------------------------------------------- */
 
 static PyObject *plain_chunks(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -564,40 +648,10 @@ static PyObject *plain_chunks(PyObject *Py_UNUSED(module), PyObject *args)
     return Py_BuildValue("nnn", chunks, events, (Py_ssize_t)(at - data));
 }
 
-static PyObject *plain_reads(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    PyObject *reads;
-    Py_ssize_t first;
-    Template template;
-    if (!PyArg_ParseTuple(args, "Ony#y#", &reads, &first, &template.before, &template.before_size, &template.after,
-                          &template.after_size))
-        return NULL;
-    if (!PyList_Check(reads)) {
-        PyErr_SetString(PyExc_TypeError, "the reads are a list");
-        return NULL;
-    }
-    Py_ssize_t count = PyList_Size(reads), number = first;
-    for (; number < count; number++) {
-        PyObject *read = PyList_GetItem(reads, number);
-        PyObject *data = read != NULL && PyTuple_Check(read) ? PyTuple_GetItem(read, 0) : NULL;
-        char *bytes;
-        Py_ssize_t size, events = 0;
-        if (data == NULL || PyBytes_AsStringAndSize(data, &bytes, &size) < 0) {
-            if (!PyErr_Occurred())
-                PyErr_SetString(PyExc_TypeError, "a read is a tuple that begins with bytes");
-            return NULL;
-        }
-        if (plain_chunk(bytes, bytes + size, &template, &events) != bytes + size || events != 1)
-            break;
-    }
-    return PyLong_FromSsize_t(number - first);
-}
-
 /* -- the module ---------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef functions[] = {
     {"plain_chunks", plain_chunks, METH_VARARGS, NULL},
-    {"plain_reads", plain_reads, METH_VARARGS, NULL},
     {NULL},
 };
 

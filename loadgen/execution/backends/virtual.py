@@ -29,7 +29,7 @@ from loadgen.execution.plan import SCHEME, Settings, prepare
 from loadgen.metrics import reasons, summary_json
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.requests import prompts, resonance
-from loadgen.results import checksums, manifest, store
+from loadgen.results import checksums, manifest, parquet, store
 from loadgen.results.manifest import Header, Second
 from loadgen.results.record import KIND, STATUS, WITH_UNFINISHED
 from loadgen.results.spool import STAMPS
@@ -349,10 +349,6 @@ def _no_errors(results: VirtualRows) -> list[Histogram]:
 
 def _write_folder(folder: Path, header: Header, results: VirtualRows, seconds: list[Any]) -> None:
     """Write the files of a run as they are after a clean end (see `results/store.py`)."""
-    import pyarrow.parquet as pq
-
-    from loadgen.results.parquet import to_table
-
     store.replace(folder / "run.json", manifest.encode(header))
     store.replace(folder / "seconds.jsonl", b"".join(msgspec.json.encode(second) + b"\n" for second in seconds))
     (folder / "flows").mkdir(exist_ok=True)
@@ -363,12 +359,6 @@ def _write_folder(folder: Path, header: Header, results: VirtualRows, seconds: l
         store.replace(folder / "flows" / f"w0.gaps.{stage}", gaps.to_bytes())
         store.replace(folder / "flows" / f"w0.timeline.{stage}", timeline.astype("<i8").tobytes())
     (folder / "requests").mkdir(exist_ok=True)
-    scratch = folder / "requests" / "requests.new"
-    writer = None
-    for start in range(0, max(len(results.rows), 1), ROWS_PER_GROUP):
-        table = to_table(results.rows[start : start + ROWS_PER_GROUP], list(TEXTS))
-        writer = writer or pq.ParquetWriter(scratch, table.schema, compression="zstd")
-        writer.write_table(table)
-    assert writer is not None
-    writer.close()
-    scratch.replace(folder / "requests" / "requests.parquet")
+    starts = range(0, max(len(results.rows), 1), ROWS_PER_GROUP)
+    tables = (parquet.to_table(results.rows[start : start + ROWS_PER_GROUP], list(TEXTS)) for start in starts)
+    parquet.write(folder / "requests" / store.MERGED, tables)

@@ -362,9 +362,9 @@ class SimServer:
             return
         number = self._number
         script = Script(parsed, self.rules.dialect, number, int(time.time()))
-        connection.answer = answer = SimAnswer(
-            connection, incoming, parsed, script, number, self._per_event, fault, timed=self._timed
-        )
+        per_event, timed = self._per_event, self._timed
+        answer = SimAnswer(connection, incoming, parsed, script, number, per_event, fault, timed=timed)
+        connection.answer = answer
         self._log_request(incoming, 200, parsed, fault_name)
         if fault and fault_name == "slow_first_byte":
             heapq.heappush(self._later, (incoming.arrival_ns + fault.at, number, answer))

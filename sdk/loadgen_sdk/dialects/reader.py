@@ -8,6 +8,7 @@ was no error event.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from operator import sub
 from typing import Any
 
@@ -66,7 +67,42 @@ _decode_id = msgspec.json.Decoder(_Id).decode
 _decode_any = msgspec.json.decode
 _has_output_count = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*[1-9]').search  # above zero
 _NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_PLAIN_BYTES = bytes(byte for byte in range(0x20, 0x100) if byte not in b'"\\')  # in a JSON string without escapes
 _EMPTY = (b"null", b"[]", b"{}", b'""')
+
+
+def is_plain_text(text: bytes) -> bool:
+    """Whether these bytes in a JSON string are a text that is not empty, without escapes."""
+    if not text or text.translate(None, _PLAIN_BYTES):
+        return False
+    if not text.isascii():
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
+Events = bytes | Named | int
+"""What a read brings: an event, or a number, which stands for so many plain events (`Reading._learn`)."""
+
+
+def events_in(events: Sequence[Events]) -> int:
+    """How many events these are."""
+    return sum([event if isinstance(event, int) else 1 for event in events])
+
+
+def _split(events: Sequence[Events], count: int) -> tuple[list[Events], list[Events]]:
+    """The first `count` events, and the others."""
+    first: list[Events] = []
+    for position, event in enumerate(events):
+        size = event if isinstance(event, int) else 1
+        if size > count:
+            others = [size - count if isinstance(event, int) else event, *events[position + 1 :]]
+            return ([*first, count] if count else first), others
+        first.append(event)
+        count -= size
+    return first, []
 
 
 class Flow:
@@ -147,18 +183,9 @@ class Reading:
         return self.unsure_error if self.unsure_at == self.last_token else 0
 
     def take_unsure(
-        self,
-        events: list[bytes | Named],
-        stamp: int,
-        error: int,
-        unsure: int,
-        *,
-        plain: int = 0,
-        one_write: bool = False,
+        self, events: Sequence[Events], stamp: int, error: int, unsure: int, *, one_write: bool = False
     ) -> None:
         """Process the events of one read. The first `unsure` of them may have come earlier, by at most `error` ns.
-
-        `plain`: so many plain events come before `events`, and count among the unsure ones.
 
         The end of an answer (finish, usage, `[DONE]`) is sent right after its last output. Where only that follows an
         output event in its read, the first and the last token keep the error, but `Flow.errors` and the largest gap
@@ -166,13 +193,10 @@ class Reading:
         came in one write.
         """
         before, largest = self.output_events, self.max_gap
-        unsure_plain = min(plain, unsure)
-        unsure -= unsure_plain
-        self.take_plain(unsure_plain, stamp, error)
-        self.take(events[:unsure], stamp, error)
+        unsure_events, sure_events = _split(events, unsure)
+        self.take(unsure_events, stamp, error)
         outputs = self.output_events - before
-        self.take_plain(plain - unsure_plain, stamp)
-        self.take(events[unsure:], stamp)
+        self.take(sure_events, stamp)
         if self.output_events > before + outputs:
             self.unsure_at = NEVER
         elif outputs:
@@ -236,13 +260,29 @@ class Reading:
             self.learned += 1
             self.template = payload[: at + 1], payload[at + len(string) - 1 :]
 
-    def take(self, events: list[bytes | Named], stamp: int, error: int = 0) -> None:
+    def take(self, events: Sequence[Events], stamp: int, error: int = 0) -> None:
         """Process events that came at `stamp`, or earlier by at most `error` ns."""
         if events and self.first_event < 0:
             self.first_event = stamp
         flow = self.flow
         pieces = self.pieces
+        before, after = self.template or (b"", b"")
+        plain = 0
         for payload in events:
+            if isinstance(payload, int):
+                plain += payload
+                continue
+            if (
+                before
+                and payload[: len(before)] == before
+                and payload[-len(after) :] == after
+                and is_plain_text(payload[len(before) : -len(after)])  # type: ignore[arg-type]  # a Named is not equal
+            ):
+                plain += 1
+                continue
+            if plain:
+                self.take_plain(plain, stamp, error)
+                plain = 0
             try:
                 event = _decode(payload)  # type: ignore[arg-type]  # a Named raises TypeError: cheaper than a test per event
                 usual = pieces is None and self.sink is None
@@ -297,12 +337,14 @@ class Reading:
                     # A stream whose events differ in more (a time, a usage) is not tried for ever.
                     if usual and self.learned <= 3 + self.plain_events // 4:
                         self._learn(event, payload)  # type: ignore[arg-type]
+                        before, after = self.template or (b"", b"")
             if event.usage is not ABSENT and _is_set(event.usage):
                 self._read_usage(event.usage)
             if event.error is not ABSENT or event.message is not ABSENT or event.detail is not ABSENT:
                 self._read_error(event, payload)
             if event.timings is not ABSENT or event.nvext is not ABSENT or event.metrics is not ABSENT:
                 self._read_timing(event)
+        self.take_plain(plain, stamp, error)
 
     def _classify_without_text(self, choice: _Choice, delta: _Delta | None, output: bool) -> tuple[bool, bool]:
         """Whether a choice without content text is output, and whether that output is answer (not reasoning).

@@ -5,13 +5,13 @@ This module uses no socket and no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from ..dialects.reader import ERROR_TEXT_CHARS, Flow, Reading, error_text
-from ..dialects.sse import Decoder, EventTooLarge, Named
+from ..dialects.reader import ERROR_TEXT_CHARS, Events, Flow, Reading, error_text, events_in
+from ..dialects.sse import Decoder, EventTooLarge
 from ..request import NEVER, Completion, Failure, Request
 from .http1 import Malformed, Response
-from .plain import plain_chunks, plain_reads
+from .plain import plain_chunks
 
 MAX_WHOLE_BYTES = 64 << 20  # an answer that is not a stream is kept until it is complete
 MAX_ERROR_BYTES = 64 << 10
@@ -20,6 +20,8 @@ OnDone = Callable[[Completion], None]
 Read = tuple[bytes, int, int, int, bool]
 """One read: its bytes; when they arrived (`stamp`); when they were read (`read_at`); the last instant at which the
 socket was known to be empty (`empty_at`); whether the kernel made the stamp (`from_kernel`)."""
+Run = tuple[list[int], int, int]
+"""Reads in a row that were a plain event each: their stamps, the bytes of them all, when the last one was read."""
 
 
 class Exchange:
@@ -61,6 +63,7 @@ class Exchange:
         "sent",
         "sink",
         "stream",
+        "template",
         "tries",
     )
 
@@ -106,102 +109,119 @@ class Exchange:
         self.client_lag = 0
         self.kernel_stamp = False
         self.progress = 0
-        self.patient = False  # the reads that follow may be kept for a while: see `Inbox`
+        self.patient = False  # the reads that follow may be kept for a while, and plain events counted: see `Inbox`
+        self.template: tuple[bytes, bytes] | None = None
         self.is_event_stream = False
         self.response = Response()
         self.decoder = Decoder()
         self.reading = Reading(self.flow, self.keep_text, self.sink)
         self.body_parts: list[bytes] = []
 
-    def arrived(self, reads: list[Read]) -> bool:
+    def arrived(self, reads: Sequence[Read | Run]) -> bool:
         """Process what was read, in order. Returns True when the answer is over."""
-        first, count = 0, len(reads)
-        reading = self.reading
-        while first < count:
-            template = reading.template
-            if template is not None and count - first > 1 and self._at_chunk_start():
-                run = plain_reads(reads, first, *template)
-                if run:
-                    self._take_run(reads[first : first + run])
-                    first += run
-                    continue
-            if self._take_read(*reads[first]):
-                if first + 1 < count:  # bytes after the end
+        left = len(reads)
+        for read in reads:
+            left -= 1
+            if len(read) == 3:
+                self._take_run(*read)
+            elif self._take_read(*read):
+                if left:  # bytes after the end
                     self.response.reusable = False
                 return True
-            first += 1
+        reading = self.reading
         self.patient = self.is_event_stream and self.response.chunked and reading.first_token >= 0 and self.sink is None
+        self.template = reading.template if self._at_chunk_start() else None
         return False
 
     def _at_chunk_start(self) -> bool:
         """Whether the next byte is the first one of a chunk, and of an event."""
         return self.response.chunked and self.response.between_chunks and self.decoder.between_events
 
-    def _take_run(self, reads: list[Read]) -> None:
-        """Reads that are one plain event each."""
-        self.bytes_received += sum([len(read[0]) for read in reads])
-        self.reading.take_run([read[1] for read in reads])
-        self.progress = reads[-1][2]
+    def _take_run(self, stamps: list[int], size: int, read_at: int) -> None:
+        self.bytes_received += size
+        self.reading.take_run(stamps)
+        self.progress = read_at
 
     def _take_read(self, data: bytes, stamp: int, read_at: int, empty_at: int, from_kernel: bool) -> bool:
         """Process one read. Returns True when the answer is over."""
         response, reading = self.response, self.reading
         self.bytes_received += len(data)
-        chunks = plain = 0
         try:
-            if reading.template is not None and self._at_chunk_start():
-                chunks, plain, used = plain_chunks(data, *reading.template)
-                data = data[used:]
-            body_parts = response.feed(data) if data else []
-            if self.first_byte < 0 and response.status:
-                self.first_byte = stamp
-                self.kernel_stamp = from_kernel
-                content_type = response.headers.get("content-type", "")
-                self.is_event_stream = response.status < 300 and content_type.startswith("text/event-stream")
-            if body_parts or plain:
-                chunks += len(body_parts)
-                if self.is_event_stream:
-                    events: list[bytes | Named] = []
-                    if body_parts:
-                        events = self.decoder.feed(body_parts[0] if len(body_parts) == 1 else b"".join(body_parts))
-                    if events or plain:
-                        if reading.first_token < 0:
-                            earliest = empty_at if empty_at > self.sent else self.sent  # not before it was sent
-                            self._take_carefully(plain, events, stamp, earliest, chunks == 1)
-                            if reading.first_token >= 0:
-                                self.client_lag = read_at - stamp
-                        elif chunks == 1 and (response.chunked or len(events) == 1):  # one write of the server
-                            reading.take_plain(plain, stamp)
-                            reading.take(events, stamp)
-                        else:
-                            self._take_carefully(plain, events, stamp, empty_at, chunks == 1)
-                        self.progress = read_at
-                else:
-                    self._keep_body(b"".join(body_parts))
+            if reading.template is not None:
+                chunks, events = self._skip_plain(data, reading.template)
+            else:
+                chunks, events = self._decode(data, stamp, from_kernel)
         except (Malformed, EventTooLarge) as error:
             self._close(stamp, Failure("malformed", str(error), response.status))
             return True
+        if events:
+            if reading.first_token < 0:
+                earliest = empty_at if empty_at > self.sent else self.sent  # not before it was sent
+                self._take_carefully(events, stamp, earliest, chunks == 1)
+                if reading.first_token >= 0:
+                    self.client_lag = read_at - stamp
+            elif chunks == 1 and (response.chunked or events_in(events) == 1):  # one write of the server
+                reading.take(events, stamp)
+            else:
+                self._take_carefully(events, stamp, empty_at, chunks == 1)
+            self.progress = read_at
         if response.complete:
             self._complete(stamp, read_at)
             return True
         return False
 
-    def _take_carefully(self, plain: int, events: list[bytes | Named], stamp: int, earliest: int, single: bool) -> None:
+    def _decode(self, data: bytes, stamp: int, from_kernel: bool) -> tuple[int, list[Events]]:
+        """How many chunks (or parts of one) and which events there are in `data`. Keeps a body that is no stream."""
+        response = self.response
+        body_parts = response.feed(data)
+        if self.first_byte < 0 and response.status:
+            self.first_byte = stamp
+            self.kernel_stamp = from_kernel
+            content_type = response.headers.get("content-type", "")
+            self.is_event_stream = response.status < 300 and content_type.startswith("text/event-stream")
+        if not body_parts:
+            return 0, []
+        body_part = body_parts[0] if len(body_parts) == 1 else b"".join(body_parts)
+        if self.is_event_stream:
+            return len(body_parts), [*self.decoder.feed(body_part)]
+        self._keep_body(body_part)
+        return len(body_parts), []
+
+    def _skip_plain(self, data: bytes, template: tuple[bytes, bytes]) -> tuple[int, list[Events]]:
+        """The same for a stream with plain events, which are found without decoding: a number stands for so many."""
+        chunks = 0
+        events: list[Events] = []
+        missing = self.response.missing
+        if missing and missing < len(data):  # the rest of a chunk that began in an earlier read
+            chunks, events = self._decode(data[:missing], 0, False)
+            data = data[missing:]
+        if self._at_chunk_start():
+            plain_chunks_found, plain, used = plain_chunks(data, *template)
+            if plain:
+                chunks += plain_chunks_found
+                events.append(plain)
+                data = data[used:]
+        if data:
+            more, tail = self._decode(data, 0, False)
+            chunks += more
+            events += tail
+        return chunks, events
+
+    def _take_carefully(self, events: list[Events], stamp: int, earliest: int, single: bool) -> None:
         """Pass on the events of a read with the number of those whose stamp, the newest packet's, may be too late.
 
-        The read holds `plain` plain events, then `events`. One chunk of the body (`single`) is taken as one write of
-        the server, whatever it holds. With several chunks, or in a body without chunks, only the last event is certain
-        to have come with the last packet; if bytes of a further event follow it, none is. `earliest`: before that
-        instant, none of them can have arrived.
+        One chunk of the body (`single`) is taken as one write of the server, whatever it holds. With several chunks, or
+        in a body without chunks, only the last event is certain to have come with the last packet; if bytes of a
+        further event follow it, none is. `earliest`: before that instant, none of them can have arrived.
         """
-        unsure = plain + len(events) - 1
+        unsure = events_in(events) - 1
         one_write = single and self.response.chunked
         if self.decoder.pending or not self.response.between_chunks:
             unsure += 1
             one_write = one_write and self.response.complete
         elif one_write:
             unsure = 0
-        self.reading.take_unsure(events, stamp, stamp - earliest, unsure, plain=plain, one_write=one_write)
+        self.reading.take_unsure(events, stamp, stamp - earliest, unsure, one_write=one_write)
 
     def ended(self, stamp: int, reset: str) -> None:
         """The connection ended, and so does the request. `reset`: the error's text, "" after a regular close."""

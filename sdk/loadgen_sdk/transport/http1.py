@@ -125,6 +125,11 @@ class Response:
         """Whether the bytes so far end with a whole chunk and the body goes on. True for bodies without chunks."""
         return not (self._bytes_left or self._unparsed or self.complete) or self._mode in ("length", "close")
 
+    @property
+    def missing(self) -> int:
+        """How many bytes of the current chunk, with its line end, are still to come; 0 if that is not known."""
+        return self._bytes_left - len(self._unparsed) if self._bytes_left and self._mode == "chunked" else 0
+
     def _finish(self, surplus: bytes) -> None:
         self._mode = "end"
         self.complete = True

@@ -2,29 +2,16 @@
 
 Of a long stream nearly all events are plain (see `Reading._learn`), and comparing bytes is several times cheaper than
 decoding. What is not recognised here is left to `http1`, `sse` and `reader`, which define what an answer means. The
-two functions are written twice: here, and in `_compiled.c`, which is used where it was built (`compiled.py`).
+function is written twice: here, and in `_compiled.c`, which is used where it was built (`compiled.py`).
 """
 
 from __future__ import annotations
 
 from ..compiled import module as _compiled
+from ..dialects.reader import is_plain_text
 from .http1 import CHUNK_SIZES
 
-Read = tuple[bytes, int, int, int, bool]
-
-_PLAIN_BYTES = bytes(byte for byte in range(0x20, 0x100) if byte not in b'"\\')  # in a JSON string without escapes
 _MOST_SIZE_DIGITS = 8
-
-
-def _is_plain(text: bytes) -> bool:
-    if not text or text.translate(None, _PLAIN_BYTES):
-        return False
-    if not text.isascii():
-        try:
-            text.decode()
-        except UnicodeDecodeError:
-            return False
-    return True
 
 
 def plain_chunks(data: bytes, before: bytes, after: bytes) -> tuple[int, int, int]:
@@ -48,7 +35,11 @@ def plain_chunks(data: bytes, before: bytes, after: bytes) -> tuple[int, int, in
         found = 0
         while at < close and data.startswith(start, at):
             text_end = data.find(b'"', at + start_bytes, close)
-            if text_end < 0 or not data.startswith(end, text_end) or not _is_plain(data[at + start_bytes : text_end]):
+            if (
+                text_end < 0
+                or not data.startswith(end, text_end)
+                or not is_plain_text(data[at + start_bytes : text_end])
+            ):
                 break
             at = text_end + end_bytes
             found += 1
@@ -60,25 +51,6 @@ def plain_chunks(data: bytes, before: bytes, after: bytes) -> tuple[int, int, in
     return chunks, events, position
 
 
-def plain_reads(reads: list[Read], first: int, before: bytes, after: bytes) -> int:
-    """How many reads in a row, from number `first` on, are one chunk with one plain event, and nothing else."""
-    start, end = b"data: " + before, after + b"\n\n\r\n"
-    start_bytes, end_bytes = len(start), len(end)
-    sizes = CHUNK_SIZES
-    number = first
-    for number in range(first, len(reads)):
-        data = reads[number][0]
-        line_end = data.find(b"\r\n")
-        if (
-            sizes.get(data[:line_end]) != len(data) - line_end - 4
-            or not data.startswith(start, line_end + 2)
-            or not data.endswith(end)
-            or not _is_plain(data[line_end + 2 + start_bytes : -end_bytes])
-        ):
-            return number - first
-    return len(reads) - first
-
-
-pure_plain_chunks, pure_plain_reads = plain_chunks, plain_reads
+pure_plain_chunks = plain_chunks
 if _compiled is not None:
-    plain_chunks, plain_reads = _compiled.plain_chunks, _compiled.plain_reads
+    plain_chunks = _compiled.plain_chunks

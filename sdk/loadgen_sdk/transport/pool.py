@@ -18,7 +18,7 @@ from ..dialects.quirks import Quirk
 from ..dialects.reader import Flow
 from ..errors import TargetUnusable, WrongUse
 from ..request import Failure, Request
-from .exchange import Exchange, OnDone, Read
+from .exchange import Exchange, OnDone, Read, Run
 from .http1 import head, merged
 from .target import Target
 from .wire import TICK_NS, ClientConnection, Tls, Wire, raise_file_limit, resolve
@@ -27,7 +27,7 @@ SPARE = 2  # idle connections kept open ahead of need
 OPEN_PER_TICK = 32  # most connections opened ahead of need per tick
 CONNECT_NS = 10_000_000_000  # limit for one address; then the next address is tried
 BEING_MADE = ("connecting", "handshake")
-LOOK_NS = 1_000_000_000  # what a stream has kept is looked at this often
+LOOK_NS = 2_000_000_000  # what a stream has kept is looked at this often
 KEEP_ALIVE_MARGIN_S = 1.0  # a connection is reused until this long before the server's own idle limit
 TIMEOUT_NS = 600 * 1_000_000_000
 STALL_TIMEOUT_NS = 120 * 1_000_000_000
@@ -271,7 +271,7 @@ class Pool:
 
     def _write(self, connection: ClientConnection, exchange: Exchange) -> None:
         connection.busy = exchange
-        connection.patient = False
+        connection.patient, connection.template = False, None
         exchange.connection = connection
         exchange.reused = connection.served > 0
         self.wire.awaited.add(exchange)
@@ -344,18 +344,25 @@ class Pool:
                 TargetUnusable(f"cannot connect to {self.target.redacted}: {text}", "is it up?")
             )
 
-    def arrived(self, connection: ClientConnection, reads: list[Read]) -> None:
+    def arrived(self, connection: ClientConnection, reads: list[Read | Run]) -> None:
         exchange = connection.busy
         if not isinstance(exchange, Exchange):  # bytes without a request
             self.wire.close(connection)
             return
-        if exchange.first_byte < 0 and reads[0][1] < exchange.sent and reads[0][0].startswith(TIMED_OUT_IDLE):
+        first = reads[0]
+        if (
+            exchange.first_byte < 0
+            and len(first) == 5
+            and first[1] < exchange.sent
+            and first[0].startswith(TIMED_OUT_IDLE)
+        ):
             self.wire.close(connection)  # the server gave up the idle connection before it saw this request
             connection.busy = None
             self._resend(exchange)
             return
         if not exchange.arrived(reads):
-            connection.patient = exchange.patient and connection.tls is None
+            if connection.tls is None:
+                connection.patient, connection.template = exchange.patient, exchange.template
             return
         response = exchange.response
         if response.complete and response.reusable and not connection.unsent:
@@ -404,7 +411,7 @@ class Pool:
             self._by_due = deque(exchange for exchange in by_due if not exchange.over)
         if len(self._by_silence) > 2 * self.in_flight + 1000:  # finished ones would stay for long
             self._by_silence = deque(exchange for exchange in self._by_silence if not exchange.over)
-        by_silence = self._by_silence  # a few in each tick: all of them once a second, or once per half stall timeout
+        by_silence = self._by_silence  # a few in each tick: all of them within LOOK_NS, or once per half stall timeout
         for _ in range(len(by_silence) * TICK_NS // min(LOOK_NS, self._stall_ns // 2 + 1) + 1 if by_silence else 0):
             exchange = by_silence.popleft()
             connection = exchange.connection

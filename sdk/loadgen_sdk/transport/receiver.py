@@ -1,9 +1,10 @@
 """Reads the ready sockets of one epoll, with the kernel's time stamps, and keeps what it read. Decodes nothing.
 
 What is kept waits in the `reads` of its `Inbox` until the inbox is queued for its owner. Most reads of a stream need no
-owner at once: a `patient` inbox is queued only when a read may be the end of an answer, or when enough has come. This
-is the part of the client that runs once per event, so it is written twice: here, and in `_compiled.c` with the same
-names and rules, which is used where it was built (`compiled.py`).
+owner at once: a `patient` inbox is queued only when a read may be the end of an answer, or when enough has come. Of
+reads that are one plain event each (plain.py), which are nearly all of a long stream, only the stamps are kept. This is
+the part of the client that runs once per event, so it is written twice: here, and in `_compiled.c` with the same names
+and rules, which is used where it was built (`compiled.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 
 from ..compiled import module as _compiled
 from .clock import Timer
-from .exchange import Read
+from .exchange import Read, Run
+from .plain import pure_plain_chunks as plain_chunks
 
 READ_BYTES = 32 << 10
 MOST_READY = 1024  # most sockets that one poll reports
@@ -32,6 +34,7 @@ READ_FIRST = 32  # with more sockets ready than this, a request that is due is s
 # A patient inbox keeps this many reads, each of more than FEW_BYTES and less than MANY_BYTES. A read that ends with
 # END, or with a part of it, may be the end of a chunked body.
 KEPT_READS = 64
+RUN_READS = 512  # most plain reads that are counted before the owner is called
 FEW_BYTES = 4
 MANY_BYTES = 2048
 END = b"\r\n\r\n"
@@ -44,17 +47,36 @@ _ANCILLARY = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
 class Inbox:
     """What was read from one socket and not taken yet. The base of a connection.
 
-    `open`: it may be read. `patient`: its owner need not see each read at once. `ended_at`: when the end of the
+    `open`: it may be read. `patient`: its owner need not see each read at once. `template`: what stands before and
+    after the text of a plain event, set by the owner when the next byte is the first one of a chunk; a read that is one
+    plain event is counted in `run`, and any other is handed over at once. `ended_at`: when the end of the
     connection was read, 0 before; `error` is then the number of the system's error, 0 for a regular end. `queued`: it
     waits in the receiver's queue.
     """
 
-    __slots__ = ("emptied_at", "ended_at", "error", "fd", "filled", "open", "patient", "queued", "reads")
+    __slots__ = (
+        "emptied_at",
+        "ended_at",
+        "error",
+        "fd",
+        "filled",
+        "open",
+        "patient",
+        "queued",
+        "reads",
+        "run",
+        "run_bytes",
+        "run_read_at",
+        "template",
+    )
     sock: socket.socket  # the subclass has it
 
     def __init__(self, fd: int, now: int) -> None:
         self.fd = fd
-        self.reads: list[Read] = []
+        self.reads: list[Read | Run] = []
+        self.run: list[int] = []
+        self.run_bytes = self.run_read_at = 0
+        self.template: tuple[bytes, bytes] | None = None
         self.emptied_at = now
         self.filled = False  # the last read filled its buffer, so the socket may hold more
         self.open = self.patient = self.queued = False
@@ -88,8 +110,9 @@ class Receiver:
         """Read it no more."""
         self._inboxes.pop(inbox.fd, None)
 
-    def take(self, inbox: Inbox) -> list[Read]:
+    def take(self, inbox: Inbox) -> list[Read | Run]:
         """The reads of an inbox, which is empty afterwards. If it is queued, it stays in the queue."""
+        _end_run(inbox)
         reads = inbox.reads
         if reads:
             inbox.reads = []
@@ -176,11 +199,22 @@ class Receiver:
                 elif stamp < empty_at:
                     stamp = empty_at
         reads = inbox.reads
+        if inbox.template is not None and not reads:
+            chunks, events, used = plain_chunks(data, *inbox.template)
+            if chunks == events == 1 and used == len(data):
+                inbox.run.append(stamp)
+                inbox.run_bytes += used
+                inbox.run_read_at = read_at
+                if len(inbox.run) >= RUN_READS:
+                    self._enqueue(inbox)
+                return read_at
+            _end_run(inbox)
         reads.append((data, stamp, read_at, empty_at, from_kernel))
         if inbox.queued:
             self.waiting += 1
         elif (
             not inbox.patient
+            or inbox.template is not None
             or len(reads) >= KEPT_READS
             or not FEW_BYTES < len(data) < MANY_BYTES
             or data.endswith(END)
@@ -190,9 +224,18 @@ class Receiver:
 
     def _enqueue(self, inbox: Inbox) -> None:
         if not inbox.queued:
+            _end_run(inbox)
             inbox.queued = True
             self.waiting += len(inbox.reads)
             self._queue.append(inbox)
+
+
+def _end_run(inbox: Inbox) -> None:
+    """Put the run behind the reads."""
+    if inbox.run:
+        inbox.reads.append((inbox.run, inbox.run_bytes, inbox.run_read_at))
+        inbox.run = []
+        inbox.run_bytes = 0
 
 
 def error_text(number: int) -> str:

@@ -30,7 +30,7 @@ import msgspec
 
 from ..errors import TargetUnusable
 from .clock import Timer, timer
-from .exchange import Read
+from .exchange import Read, Run
 from .receiver import Inbox, Receiver, error_text
 
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it
@@ -83,7 +83,7 @@ class Peer(Protocol):
 
     def connected(self, connection: ClientConnection, at: int) -> None: ...
     def failed(self, connection: ClientConnection, kind: str, text: str) -> None: ...
-    def arrived(self, connection: ClientConnection, reads: list[Read]) -> None: ...
+    def arrived(self, connection: ClientConnection, reads: list[Read | Run]) -> None: ...
     def closed(self, connection: ClientConnection, stamp: int, reset: str) -> None: ...
 
 
@@ -336,8 +336,8 @@ class Wire:
 
     def hand_over(self, connection: ClientConnection) -> None:
         """Give the peer now what a patient connection has kept."""
-        if connection.reads and connection.tls is None and not connection.closed:
-            connection.peer.arrived(connection, self._receiver.take(connection))
+        if connection.tls is None and not connection.closed and (reads := self._receiver.take(connection)):
+            connection.peer.arrived(connection, reads)
 
     def _hand_over_queued(self) -> int:
         """Hand over what waits, connection by connection, for at most SLICE_NS; returns the time (ns)."""
@@ -446,13 +446,15 @@ class Wire:
         self._flush_tls(connection)
         self._connection_made(connection)
 
-    def _decrypt(self, connection: ClientConnection, reads: list[Read]) -> None:
+    def _decrypt(self, connection: ClientConnection, reads: list[Read | Run]) -> None:
         """Decrypt what was read, hand over the plain reads, and see to the end of the connection."""
         assert connection.tls is not None and connection.tls_in is not None
-        plain: list[Read] = []
+        plain: list[Read | Run] = []
         ended_at, error = connection.ended_at, error_text(connection.error)
         failed: ssl.SSLError | None = None
-        for data, stamp, read_at, empty_at, from_kernel in reads:
+        for read in reads:
+            assert len(read) == 5  # there is no template for what is encrypted
+            data, stamp, read_at, empty_at, from_kernel = read
             connection.tls_in.write(data)
             if connection.state == "handshake":
                 self._handshake(connection)
