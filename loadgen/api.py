@@ -182,7 +182,12 @@ async def arun(
 
 
 _KEYWORDS = [
-    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+    inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default={"insecure": False, "stream": True}.get(name, OPTIONS[name].default),
+        annotation=hint,
+    )
     for name, hint in get_type_hints(RunOptions).items()
 ]
 for _function in (run, arun):  # what `help` and notebooks show and complete; type checkers read RunOptions

@@ -179,7 +179,11 @@ def test_the_table_agrees_with_what_it_becomes() -> None:
 
 def test_the_signature_names_every_option() -> None:
     for function in (loadgen.run, loadgen.arun):
-        assert list(inspect.signature(function).parameters) == ["workload", *OPTIONS]
+        parameters = inspect.signature(function).parameters
+        assert list(parameters) == ["workload", *OPTIONS]
+        assert (parameters["route"].default, parameters["stream"].default, parameters["url"].default) == (
+            "auto", True, None,
+        )  # fmt: skip
 
 
 # -- which command takes which ---------------------------------------------------------------------------------------
@@ -324,3 +328,11 @@ def test_a_sweep_shows_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[st
     call = ["sweep", "qa", *small(concurrency="1,2"), "--stall-timeout", "5s", "-o", str(tmp_path / "s")]
     assert ends([*call, "--dry-run"]) == 0
     assert capsys.readouterr().out.count("workload: qa\n") == 2 and not (tmp_path / "s").exists()
+
+
+def test_the_drain_of_mlperf_offline_can_be_bounded(tmp_path: Path) -> None:
+    small_set = ["--target-qps", "20", "--min-duration", "1", "--mean-output", "8", "--seed", "1"]
+    call = ["mlperf", "offline", "-b", "llama2-70b", "--url", "sim:gb300-vm", *small_set]
+    ends([*call, "--grace", "5s", "-o", str(tmp_path / "m")])
+    assert json.loads((tmp_path / "m" / "run.json").read_bytes())["grace_s"] == 5
+    assert ends([*call, "--grace", "soon"]) == 2

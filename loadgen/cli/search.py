@@ -104,7 +104,9 @@ def search(
         checked = load(workload, given["trace"], replace(overrides, slo=terms, warmup=0, **at_first_load))
         slo_of_workload = _slo(checked)
         if slo_of_workload is None:
-            raise UserError("no SLO to search under", workload or "", "give --slo ttft:2s --slo tpot:200ms")
+            raise UserError(
+                "no SLO to search under", workload or f"--trace {given['trace']}", "give --slo ttft:2s --slo tpot:200ms"
+            )
     try:
         trial_ns = units.duration_ns(given["duration"], bare="s")
         longest_s = units.duration_ns(max_time, bare="s") / 1e9 if max_time else math.inf

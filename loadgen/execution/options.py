@@ -268,8 +268,8 @@ class RunOptions(TypedDict, total=False):
         list[str], parse=_metrics_pages)]
     gpus: Annotated[int | str | None, Option("--gpus",
         "GPUs behind the endpoint, for per-GPU and cost figures.", int, parse=_count("GPUs", "a whole number from 1"))]
-    shape: Annotated[str, Option("--shape", "Its machine shape, as in a price list.")]
-    region: Annotated[str, Option("--region", "Its region.")]
+    shape: Annotated[str | None, Option("--shape", "Its machine shape, as in a price list.")]
+    region: Annotated[str | None, Option("--region", "Its region.")]
     metadata: Annotated[Mapping[str, object] | Texts, Option("--metadata",
         "KEY=VALUE, stored with the results and shown. Repeatable. Never a secret.", list[str], parse=_pairs_or_texts)]
     out: Annotated[File, Option("--out -o --output-artifact-dir --result-dir",
