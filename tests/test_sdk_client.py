@@ -66,6 +66,18 @@ def test_a_url_is_enough() -> None:
         asyncio.run(go(endpoint.url))
 
 
+def test_calls_that_start_together_wait_for_one_probe() -> None:
+    async def go(url: str) -> None:
+        client = Client(url, model="m", stream=False)
+        for completion in await asyncio.gather(*(client.complete("Hi") for _ in range(3))):
+            assert completion.failure is None and completion.text == "Hello there."
+        client.close()
+
+    with serving(answer(CHAT)) as server:
+        asyncio.run(go(server.url))
+        assert [heard.path for heard in server.heard].count("/v1/models") == 1
+
+
 def test_a_stream_is_measured_by_the_kernels_clock() -> None:
     async def use(client: Client) -> list[str]:
         return [event.text async for event in client.stream([{"role": "user", "content": "Hi"}])]

@@ -8,38 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import pairwise, permutations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen import format
-from loadgen.contracts import schema
-from loadgen.contracts.schema import tag
-from loadgen.contracts.steady_samples import (
-    QUEUED,
-    Missing,
-    RecordedRun,
-    SteadySample,
-    Timed,
-    counted,
-    figures,
-    independent_looks,
-    latencies,
-    load_length_s,
-    looks,
-    ordered,
-    settle,
-    size,
-    supported,
-    tail,
-    together,
-    too_short,
-    unsettled,
-    waits,
-)
+from loadgen.contracts import steady_samples as steady
+from loadgen.contracts.schema import KINDS, LATENCIES, POOLED, Promise
+from loadgen.contracts.steady_samples import QUEUED, Missing, RecordedRun, SteadySample, Timed
 from loadgen.errors import Fault, Faults
 from loadgen.metrics import columns as metrics
 from loadgen.metrics import outcomes, windows
@@ -66,18 +44,14 @@ its currency. Raises Fault or Faults where no price fits."""
 
 
 class Held(NamedTuple):
-    """The evaluated figure of a term, beside the promised limit.
+    """The evaluated figure of a term: `found`, with its interval, in the unit of the term's limit.
 
-    `found` is the figure with its interval, in `unit`. The promise is "at most `limit`" where `at_most` is true, else
-    "at least `limit`". `sample` is the number of requests behind the figure. `caveat` says why the sample bounds the
-    figure on one side only ("" when it bounds both). `of` names the part of the load that was used ("" for all of it).
-    `length_s` and `looks`: how long a load, and how many independent looks at the server, the figure rests on.
+    `sample` is the number of requests behind the figure. `caveat` says why the sample bounds the figure on one side
+    only ("" when it bounds both). `of` names the part of the load that was used ("" for all of it). `length_s` and
+    `looks`: how long a load, and how many independent looks at the server, the figure rests on.
     """
 
     found: Bounds
-    limit: float
-    at_most: bool
-    unit: str
     sample: int
     caveat: str = ""
     of: str = ""
@@ -103,76 +77,52 @@ class Evaluator:
         self.horizon_s = horizon_s
         self._columns = [run.columns() for run in level.runs]
 
-    def held(self, term: Any) -> Held:
-        """The figure of a term beside its limit. Raises Missing where the records cannot give the figure."""
+    def held(self, term: Promise) -> Held:
+        """The figure of a term. Raises Missing where the records cannot give it."""
         self._refuse_withheld(term)
-        evaluated = self._held(term)
+        evaluated = FIGURES[term.kind](self, term)
+        evaluated = evaluated._replace(found=Bounds(*map(KINDS[term.kind].limit.in_unit, evaluated.found)))
         if evaluated.length_s:
             return evaluated
-        timed = [figures(columns, "e2e") for columns in self._columns]
-        length_s = load_length_s([due for due, _ in timed])
-        return evaluated._replace(length_s=length_s, looks=independent_looks(self.runs, timed))
+        timed = [steady.figures(columns, "e2e") for columns in self._columns]
+        length_s = steady.load_length_s([due for due, _ in timed])
+        return evaluated._replace(length_s=length_s, looks=steady.independent_looks(self.runs, timed))
 
-    def _held(self, term: Any) -> Held:
-        if isinstance(term, schema.Itl | schema.InterChunk):
-            return self._pooled_gaps(term)
-        if isinstance(term, schema.Latency):
-            bounds, sample = self._latency(self.runs, self._columns, tag(term), term.quantile, term.limit_ns)
-            return Held(
-                _scaled(bounds, 1e-6), term.limit_ns / 1e6, True, "ms", sample.total, sample.caveat, sample.of,
-                sample.length_s, sample.looks,
-            )  # fmt: skip
-        match term:
-            case schema.Errors():
-                marks = [(columns["status"] != OK)[counted(columns)].astype(np.float64) for columns in self._columns]
-                return self._share(marks, term.limit, True)
-            case schema.GoodputTerm():
-                asked_share = f"a share of {format.percent(term.share)}"
-                misses = [_slo_misses(run, columns) for run, columns in self._runs_and_columns()]
-                sample = settle(self.runs, misses, QUEUED[0], term.share, self.confidence, asked_share, self.horizon_s)
-                kept_share = self._share([1 - missed for missed in sample.values], term.share, False)
-                low = 0.0 if sample.caveat else kept_share.found.low
-                return kept_share._replace(
-                    found=kept_share.found._replace(low=low), caveat=sample.caveat, of=sample.of,
-                    length_s=sample.length_s, looks=sample.looks,
-                )  # fmt: skip
-            case schema.DriftTerm():
-                return self._drift(term)
-            case schema.Sustained():
-                first_windows, last_windows = self._first_and_last_windows(term.window_ns)
-                ratio = intervals.ratio(
-                    self._batch_rates(last_windows, _ok_in_span),
-                    self._batch_rates(first_windows, _ok_in_span),
-                    level=self.confidence,
-                )
-                return Held(
-                    _scaled(quantile_interval.plain(ratio), 100), term.share * 100, False, "%", self._ok_requests()
-                )
-            case schema.BetweenNodes():
-                return self._between_nodes(term)
-            case schema.Against():
-                return self._against(term)
-            case schema.CostTerm():
-                return self._cost(term)
-        count_in_span = {"requests": _ok_in_span, "good_requests": _good_in_span}.get(tag(term)) or _tokens_counter(
-            tag(term) == "tokens_per_gpu"
+    def own_latency(self, term: Promise) -> Held:
+        bounds, sample = self._latency(self.runs, self._columns, term.kind, term.quantile, term.limit)
+        return Held(bounds, sample.total, sample.caveat, sample.of, sample.length_s, sample.looks)
+
+    def errors(self, term: Promise) -> Held:
+        return self._share(
+            [(columns["status"] != OK)[steady.counted(columns)].astype(float) for columns in self._columns]
         )
-        bounds, caveat = self._rate(count_in_span)
-        if isinstance(term, schema.OutputPerGpu | schema.TokensPerGpu):
-            bounds = _scaled(bounds, 1 / self._gpus())
-        return Held(bounds, term.rate, False, "/s", self._ok_requests(), caveat)
 
-    def _refuse_withheld(self, term: Any) -> None:
+    def goodput(self, term: Promise) -> Held:
+        misses = [_slo_misses(run, columns) for run, columns in self._runs_and_columns()]
+        what = f"a share of {format.percent(term.limit)}"
+        sample = steady.settle(self.runs, misses, QUEUED[0], term.limit, self.confidence, what, self.horizon_s)
+        kept = self._share([1 - missed for missed in sample.values])
+        found = kept.found._replace(low=0.0) if sample.caveat else kept.found
+        return Held(found, kept.sample, sample.caveat, sample.of, sample.length_s, sample.looks)
+
+    def sustained(self, term: Promise) -> Held:
+        first, last = self._first_and_last_windows(term.window_ns)
+        rates = self._batch_rates(last, _ok_in_span), self._batch_rates(first, _ok_in_span)
+        ratio = intervals.ratio(*rates, level=self.confidence)
+        return Held(quantile_interval.plain(ratio), self._ok_requests())
+
+    def steady_rate(self, term: Promise) -> Held:
+        per_gpu = "gpus" in KINDS[term.kind].needs
+        bounds, caveat = self._rate(_COUNTED[term.kind])
+        return Held(_scaled(bounds, 1 / self._gpus()) if per_gpu else bounds, self._ok_requests(), caveat)
+
+    def _refuse_withheld(self, term: Promise) -> None:
         """Raise Missing where the term rests on figures that a run withholds because its arrival times are unsure."""
-        metric = getattr(term, "of", tag(term))
-        on_slo = isinstance(term, schema.GoodputTerm | schema.GoodRequests | schema.CostTerm)
-        other = self.measured.get(getattr(term, "level", ""), MeasuredLevel())
+        other = self.measured.get(term.level, MeasuredLevel())
         for run in (*self.runs, *other.runs):
             summary = run.summary
-            names = (
-                [one.metric for one in summary.goodput.slo if one.metric not in metrics.POOLED] if on_slo else [metric]
-            )
-            for name in names:
+            of_slo = [one.metric for one in summary.goodput.slo if one.metric not in metrics.POOLED]
+            for name in of_slo if "slo" in KINDS[term.kind].needs else [term.of or term.kind]:
                 if name in summary.unsound:
                     raise Missing(f"arrival times in {run.folder} are unsure: {summary.unsound[name]}")
 
@@ -197,14 +147,14 @@ class Evaluator:
 
         The upper end is infinite, or at least the sample's `bound`, where the runs cannot bound the latency from above.
         """
-        samples = [figures(run_columns, metric, limit_ns=limit_ns) for run_columns in columns]
-        supported([values for _, values in samples], p, metric)
-        sample = settle(runs, samples, metric, p, self.confidence, f"{metric} p{p * 100:g}", self.horizon_s)
+        samples = [steady.figures(run_columns, metric, limit_ns=limit_ns) for run_columns in columns]
+        steady.supported([values for _, values in samples], p, metric)
+        sample = steady.settle(runs, samples, metric, p, self.confidence, f"{metric} p{p * 100:g}", self.horizon_s)
         if sample.caveat:
             bounds = self._between_runs(quantile_interval.quantile(sample.values, p, self.confidence), sample.values, p)
             return bounds._replace(high=max(bounds.high, sample.bound)), sample
         length_s = sum(float(due[-1] - due[0]) / 1e9 for due, _ in samples if len(due))
-        bounds, caveat = _bounded(sample.values, p, self.confidence, length_s, waits(runs, metric))
+        bounds, caveat = _bounded(sample.values, p, self.confidence, length_s, steady.waits(runs, metric))
         if caveat and math.isfinite(bounds.high):
             sample = sample._replace(of=", ".join(filter(None, (sample.of, "upper end from the spread of its swings"))))
         return self._between_runs(bounds, sample.values, p), sample._replace(caveat=caveat)
@@ -216,36 +166,35 @@ class Evaluator:
 
     def _quantile(self, values: Series, p: float, what: str, length_s: float, confidence: float) -> tuple[Bounds, str]:
         """A percentile of values that were already selected from `length_s` of load; and why it has no upper end."""
-        supported(values, p, what)
-        queued = waits(self.runs, what)
-        if queued and (stays := looks(self.runs)):
+        steady.supported(values, p, what)
+        queued = steady.waits(self.runs, what)
+        if queued and (stays := steady.looks(self.runs)):
             looks_in_part = stays[0] * length_s / stays[1]
-            if caveat := tail(looks_in_part, (looks_in_part, length_s), p, confidence, f"p{p * 100:g}"):
+            if caveat := steady.tail(looks_in_part, (looks_in_part, length_s), p, confidence, f"p{p * 100:g}"):
                 return quantile_interval.quantile(values, p, confidence)._replace(high=math.inf), caveat
         return _bounded(values, p, confidence, length_s, queued)
 
-    def _share(self, marks: Series, limit: float, at_most: bool) -> Held:
-        n = size(marks)
+    def _share(self, marks: Series) -> Held:
+        n = steady.size(marks)
         if n == 0:
             raise Missing("no request was counted")
         per_run = [float(run.mean()) for run in marks if len(run)]
         found = intervals.with_replications(quantile_interval.share(marks, self.confidence), per_run, self.confidence)
         value, low, high = found
-        return Held(_scaled(Bounds(value, max(low, 0.0), min(high, 1.0)), 100), limit * 100, at_most, "%", n)
+        return Held(Bounds(value, max(low, 0.0), min(high, 1.0)), n)
 
-    def _pooled_gaps(self, term: Any) -> Held:
+    def pooled_gaps(self, term: Promise) -> Held:
         for run in self.runs:
-            if tag(term) == "itl" and run.summary.itl_ms is None:
+            if term.kind == "itl" and run.summary.itl_ms is None:
                 raise Missing(f"there is no ITL: {run.summary.itl_absent}")
             if not run.gaps.count:
                 raise Missing("no answer had two events, so there are no gaps")
-        per_run = [run.gaps.quantile(term.quantile) for run in self.runs]
+        p = term.quantile
+        per_run = [run.gaps.quantile(p) for run in self.runs]
         bounds = quantile_interval.plain(intervals.replications(per_run, self.confidence))
-        length_s = load_length_s([figures(columns, "e2e")[0] for columns in self._columns])
-        what = f"{tag(term)} p{term.quantile * 100:g}"
-        caveat = too_short(length_s, term.quantile, self.confidence, self.horizon_s, what)
-        bounds = bounds._replace(high=math.inf) if caveat else bounds
-        return Held(_scaled(bounds, 1e-6), term.limit_ns / 1e6, True, "ms", self._ok_requests(), caveat)
+        length_s = steady.load_length_s([steady.figures(columns, "e2e")[0] for columns in self._columns])
+        caveat = steady.too_short(length_s, p, self.confidence, self.horizon_s, f"{term.kind} p{p * 100:g}")
+        return Held(bounds._replace(high=math.inf) if caveat else bounds, self._ok_requests(), caveat)
 
     def _rate(self, count_in_span: _CountInSpan) -> tuple[Bounds, str]:
         """The rate per second after the start-up. Where the start-up did not end: no upper end, and the caveat.
@@ -258,7 +207,7 @@ class Evaluator:
             pieces = _pieces(span, steady_state.BATCHES)
             first_settled = steady_state.rising(np.array([count_in_span(run, columns, piece) for piece in pieces]))
             if first_settled is None:
-                caveat = unsettled(span.duration_s or 0.0)
+                caveat = steady.unsettled(span.duration_s or 0.0)
             settled_spans.append(
                 span
                 if not first_settled
@@ -287,9 +236,9 @@ class Evaluator:
         """The first and the last window of each run, by due instants. Raises Missing for a load of less than two."""
         first, last = [], []
         for run, columns in self._runs_and_columns():
-            steady = _steady_span(run, columns)
-            assert steady.start_s is not None and steady.end_s is not None
-            start, end = round(steady.start_s * 1e9), round(steady.end_s * 1e9)
+            span = _steady_span(run, columns)
+            assert span.start_s is not None and span.end_s is not None
+            start, end = round(span.start_s * 1e9), round(span.end_s * 1e9)
             if end - start < 2 * window_ns * 0.99:
                 length, window = format.duration((end - start) / 1e9), format.duration(window_ns / 1e9)
                 raise Missing(f"a load of {length} has no two windows of {window}")
@@ -297,21 +246,21 @@ class Evaluator:
             last.append(windows.span(end - window_ns, end))
         return first, last
 
-    def _drift(self, term: Any) -> Held:
+    def drift(self, term: Promise) -> Held:
         halves = []
         for spans in self._first_and_last_windows(term.window_ns):
             values = [
-                latencies(columns, term.of, windows.within(columns["due_ns"], span))
+                steady.latencies(columns, term.of, windows.within(columns["due_ns"], span))
                 for columns, span in zip(self._columns, spans, strict=True)
             ]
             length_s = len(self.runs) * term.window_ns / 1e9
             bounds, caveat = self._quantile(values, term.quantile, term.of, length_s, self.confidence)
-            halves.append((bounds, caveat and f"in a window {caveat} in each", size(values)))
+            halves.append((bounds, caveat and f"in a window {caveat} in each", steady.size(values)))
         ratio = _ratio(halves[1][0], halves[0][0], "the first window")
         caveat = halves[0][1] or halves[1][1]
-        return Held(_percent_change(ratio), term.limit * 100, True, "%", min(size for *_, size in halves), caveat)
+        return Held(_change(ratio), min(size for *_, size in halves), caveat)
 
-    def _between_nodes(self, term: Any) -> Held:
+    def between_nodes(self, term: Promise) -> Held:
         count = len(self.runs[0].header.targets)
         if count < 2:
             raise Missing("there was one target: nothing to compare between nodes")
@@ -320,31 +269,31 @@ class Evaluator:
         nodes, sizes, caveats = [], [], []
         length_s = sum(run.summary.window.steady.duration_s or 0.0 for run in self.runs)
         for node in range(count):
-            values = [latencies(columns, term.of, columns["target"] == node) for columns in self._columns]
+            values = [steady.latencies(columns, term.of, columns["target"] == node) for columns in self._columns]
             bounds, caveat = self._quantile(values, term.quantile, term.of, length_s, confidence)
             nodes.append(bounds)
             caveats.append(caveat and f"node {node + 1}: {caveat}")
-            sizes.append(size(values))
+            sizes.append(steady.size(values))
         if failed := [f"node {node + 1}" for node, bounds in enumerate(nodes) if math.isinf(bounds.value)]:
-            raise Missing(f"too many requests failed at {', '.join(failed)}: no p{term.quantile * 100:g} to compare")
+            raise Missing(f"too many requests failed at {', '.join(failed)}: no {term.at} to compare")
         ratios = [quantile_interval.ratio(a, b) for a, b in permutations(nodes, 2)]
         largest_ratio = Bounds(*(max(ratio[i] for ratio in ratios) for i in range(3)))
         caveat = next(filter(None, caveats), "")
-        return Held(_percent_change(largest_ratio), term.limit * 100, True, "%", min(sizes), caveat)
+        return Held(_change(largest_ratio), min(sizes), caveat)
 
-    def _against(self, term: Any) -> Held:
+    def against(self, term: Promise) -> Held:
         other = self.measured.get(term.level, MeasuredLevel())
         if not other.runs or other.trouble:
             raise Missing(f"there is no run of {term.level}: {other.trouble or 'it was not run'}")
         other_columns = [run.columns() for run in other.runs]
-        own_latency, own_sample = self._latency(self.runs, self._columns, term.of, term.quantile)
-        other_latency, other_sample = self._latency(other.runs, other_columns, term.of, term.quantile)
-        bounds = _scaled(_ratio(own_latency, other_latency, term.level), 100)
+        p = term.quantile
+        own_latency, own_sample = self._latency(self.runs, self._columns, term.of, p)
+        other_latency, other_sample = self._latency(other.runs, other_columns, term.of, p)
         caveat = own_sample.caveat or (other_sample.caveat and f"{term.level}: {other_sample.caveat}")
-        return Held(bounds, term.limit * 100, True, "%", min(own_sample.total, other_sample.total), caveat)
+        bounds = _ratio(own_latency, other_latency, term.level)
+        return Held(bounds, min(own_sample.total, other_sample.total), caveat)
 
-    def _cost(self, term: Any) -> Held:
-        limit, currency = term.limit
+    def cost(self, term: Promise) -> Held:
         if self.money is None:
             raise Missing("there are no prices")
         good_rate, caveat = self._rate(_good_in_span)
@@ -358,9 +307,9 @@ class Evaluator:
             raise Missing(f"no cost: {fault.what}") from None
         except Faults as faults:
             raise Missing(f"no cost: {'; '.join(fault.what for fault in faults.faults)}") from None
-        if price_currency != currency:
-            raise Missing(f"the promise is in {currency}, the prices are in {price_currency}")
-        return Held(bounds, float(Decimal(limit)), True, currency, self._ok_requests())
+        if price_currency != term.currency:
+            raise Missing(f"the promise is in {term.currency}, the prices are in {price_currency}")
+        return Held(bounds, self._ok_requests())
 
 
 _CountInSpan = Callable[[RecordedRun, Columns, Span], float]
@@ -373,7 +322,7 @@ def _bounded(values: Series, p: float, confidence: float, length_s: float, queue
     gets none: it is either near zero or long, so the spread of batches says nothing about it.
     """
     bounds = quantile_interval.quantile(values, p, confidence)
-    caveat = together(values, p, confidence, length_s)
+    caveat = steady.together(values, p, confidence, length_s)
     from_spread = (
         caveat or quantile_interval.known(values, p, confidence) < quantile_interval.LEAST_WORTH
     )  # its range may hold a failed request
@@ -401,9 +350,9 @@ def _scaled(bounds: Bounds, factor: float) -> Bounds:
     return Bounds(bounds.value * factor, bounds.low * factor, bounds.high * factor)
 
 
-def _percent_change(ratio: Bounds) -> Bounds:
-    """A ratio as a relative change in percent: 1.2 becomes 20."""
-    return Bounds(*((end - 1) * 100 for end in ratio))
+def _change(ratio: Bounds) -> Bounds:
+    """A ratio as a relative change: 1.2 becomes 0.2."""
+    return Bounds(*(end - 1 for end in ratio))
 
 
 def _nothing_ended(columns: Sequence[Columns], spans: Sequence[Span]) -> str:
@@ -428,7 +377,9 @@ def _nothing_ended(columns: Sequence[Columns], spans: Sequence[Span]) -> str:
 
 def _slo_misses(run: RecordedRun, columns: Columns) -> Timed:
     """1.0 for each request that misses the run's SLO and 0.0 for each that meets it, in order of due instants."""
-    return ordered(columns, counted(columns, run.header.slo), (~_meets_slo(run, columns)).astype(np.float64))
+    return steady.ordered(
+        columns, steady.counted(columns, run.header.slo), (~_meets_slo(run, columns)).astype(np.float64)
+    )
 
 
 def _meets_slo(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
@@ -438,10 +389,10 @@ def _meets_slo(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
 
 
 def _steady_span(run: RecordedRun, columns: Columns) -> Span:
-    steady = run.summary.window.steady
-    if steady.duration_s is None:
+    span = run.summary.window.steady
+    if span.duration_s is None:
         raise Missing("fewer than two requests were due: no rate")
-    return steady
+    return span
 
 
 def _pieces(span: Span, n: int) -> list[Span]:
@@ -477,3 +428,24 @@ def _tokens_counter(with_input: bool) -> _CountInSpan:
         return total
 
     return tokens_in_span
+
+
+_COUNTED: dict[str, _CountInSpan] = {
+    "requests": _ok_in_span,
+    "good_requests": _good_in_span,
+    "output_per_gpu": _tokens_counter(with_input=False),
+    "tokens_per_gpu": _tokens_counter(with_input=True),
+}
+FIGURES: dict[str, Callable[[Evaluator, Promise], Held]] = {
+    **dict.fromkeys(LATENCIES, Evaluator.own_latency),
+    **dict.fromkeys(POOLED, Evaluator.pooled_gaps),
+    **dict.fromkeys(_COUNTED, Evaluator.steady_rate),
+    "errors": Evaluator.errors,
+    "goodput": Evaluator.goodput,
+    "cost": Evaluator.cost,
+    "drift": Evaluator.drift,
+    "sustained": Evaluator.sustained,
+    "between_nodes": Evaluator.between_nodes,
+    "against": Evaluator.against,
+}
+"""Keyword -> how its figure is computed."""

@@ -9,17 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from loadgen import format
-from loadgen.contracts import schema
-from loadgen.contracts.schema import ContractLevel, Draft, Planned, tag
+from loadgen.contracts.schema import (
+    KINDS,
+    LATENCIES,
+    POOLED,
+    Contract,
+    ContractLevel,
+    Draft,
+    Planned,
+    Promise,
+    time_words,
+    words,
+)
 from loadgen.contracts.steady_samples import NEARLY, horizon_s
 from loadgen.errors import Fault, Faults, UserError, meant
 from loadgen.stats import intervals
-from loadgen.stats.quantiles import name as percentile
 from loadgen.stats.quantiles import support
-from loadgen.units import Wrong, duration_ns
 from loadgen.workload import Closed, Poisson, Ramp, Replay, Slo, Synthetic, Workload
 from loadgen.workload import load as load_workload
 from loadgen.workload.flags import Overrides
@@ -27,7 +34,6 @@ from loadgen.workload.loading import packaged
 from loadgen.workload.messages import locate
 from loadgen.workload.yaml_marks import Map, where
 
-CONFIDENCE = 0.95
 RATES_NEED = 30  # least number of requests for a rate with an interval
 POOLED_REPEATS = 3  # pooled gaps are correlated within a run, so each repeat counts as one sample
 WINDOWS = 2  # a drift compares the first window with the last
@@ -49,6 +55,7 @@ class _FaultReport:
 
 
 def check(
+    contract: Contract,
     drafts: Sequence[Draft],
     top: Map,
     file: str,
@@ -60,7 +67,7 @@ def check(
 ) -> tuple[list[Planned], list[Fault], list[Fault]]:
     """The plans of all levels that are correct enough; the faults in the contract; the faults in the files it names.
 
-    `load_prices` reads a price file, or raises Fault or Faults.
+    `contract`: without levels. `load_prices` reads a price file, or raises Fault or Faults.
     """
     report = _FaultReport(top, file)
     names: dict[str, int] = {}
@@ -68,37 +75,20 @@ def check(
         if draft.name and draft.name in names:
             report.fault(("levels", draft.index, "name"), f'two levels are called "{draft.name}"', "give each its own")
         names.setdefault(draft.name, draft.index)
-    _check_prices(report, folder, load_prices)
+    _check_prices(contract.prices, report, folder, load_prices)
     planned = []
     for draft in drafts:
-        planned_level = _planned_level(draft, folder, report, env)
+        planned_level = _planned_level(draft, contract.slo, folder, report, env)
         has_slo = planned_level is None or planned_level.workload.slo is not None
         _check_contradictions(draft, planned_level, report)
         _check_missing(draft, report, has_slo=has_slo, has_gpus=gpus is not None or "gpus" in top, others=list(names))
         if planned_level is not None:
-            _check_samples(draft, planned_level, _confidence(top), _asked_horizon_s(top), report)
+            _check_samples(draft, planned_level, contract, report)
             planned.append(planned_level)
     return planned, report.here, report.elsewhere
 
 
-def _confidence(top: Map) -> float:
-    text = str(top.get("confidence", "95%")).rstrip(" %")
-    try:
-        return min(max(float(text) / 100, 0.5), 0.999)
-    except ValueError:  # the check of its shape reports this
-        return CONFIDENCE
-
-
-def _asked_horizon_s(top: Map) -> float | None:
-    text = schema.plain(top.get("horizon"))
-    try:
-        return None if text is None else duration_ns(text) / 1e9
-    except Wrong:  # the check of its shape reports this
-        return None
-
-
-def _check_prices(report: _FaultReport, folder: Path, load_prices: Callable[[Path], object]) -> None:
-    name = schema.plain(report.top.get("prices"))
+def _check_prices(name: str | None, report: _FaultReport, folder: Path, load_prices: Callable[[Path], object]) -> None:
     if name is None:
         return
     try:
@@ -112,7 +102,9 @@ def _check_prices(report: _FaultReport, folder: Path, load_prices: Callable[[Pat
 # -- the load ----------------------------------------------------------------------------------------------------
 
 
-def _planned_level(draft: Draft, folder: Path, report: _FaultReport, env: Mapping[str, str]) -> Planned | None:
+def _planned_level(
+    draft: Draft, slo: Slo | None, folder: Path, report: _FaultReport, env: Mapping[str, str]
+) -> Planned | None:
     """The level's workload under the level's own load. None, with the faults reported, where one of them is wrong."""
     level_loc: Where = ("levels", draft.index)
     path = None
@@ -142,28 +134,11 @@ def _planned_level(draft: Draft, folder: Path, report: _FaultReport, env: Mappin
             elif problem not in report.elsewhere and str(problem) not in map(str, report.elsewhere):
                 report.elsewhere.append(problem)
         return None
-    slo = level.slo or _contract_slo(report.top, report) or workload.slo
+    slo = level.slo or slo or workload.slo
     limits = workload.limits.model_copy(update={"failure_share": 1.0})  # the contract judges failures itself
     workload = workload.model_copy(update={"slo": slo, "limits": limits})
     request_count, rate, duration_ns = expected(workload)
     return Planned(level=level, workload=workload, requests=request_count, rate=rate, duration_ns=duration_ns)
-
-
-def _contract_slo(top: Map, report: _FaultReport) -> Slo | None:
-    written = top.get("slo")
-    if written is None:
-        return None
-    from pydantic import ValidationError
-
-    from loadgen.workload.fields import Source
-    from loadgen.workload.schema import WrittenSlo
-
-    source = Source(file=report.file, folder=Path())
-    try:
-        checked = WrittenSlo.model_validate(written, context=source).checked()
-    except (ValidationError, ValueError):
-        return None
-    return None if source.faults else checked
 
 
 def _workload_path(name: str, folder: Path) -> str | None:
@@ -213,105 +188,82 @@ def expected(workload: Workload) -> tuple[int | None, float | None, int | None]:
 # -- contradictions ----------------------------------------------------------------------------------------------
 
 
-def _latencies(draft: Draft, kind: str) -> list[tuple[int, Any]]:
-    return [
-        (place, term)
-        for term_kind, place, term in draft.terms
-        if term_kind == kind and isinstance(term, schema.Latency)
-    ]
-
-
-def _subject(term: Any) -> tuple[Any, ...]:
-    """What a term is about: its kind and parameters, without the limit."""
-    return (tag(term), *(getattr(term, part, None) for part in ("quantile", "of", "level", "window_ns")))
-
-
-def _strictness(term: Any) -> float:
+def _strictness(term: Promise) -> float:
     """How strict a term is. Comparable between terms of the same subject; larger is stricter."""
-    if isinstance(term, schema.Latency):
-        return -float(term.limit_ns)
-    if isinstance(term, schema.AtLeast):
-        return term.rate
-    if isinstance(term, schema.CostTerm):
-        return -float(term.limit[0])
-    limit = getattr(term, "limit", None)
-    return float(term.share) if limit is None else -float(limit)
+    return -float(term.limit) if term.is_at_most else float(term.limit)
 
 
 def _check_contradictions(draft: Draft, plan: Planned | None, report: _FaultReport) -> None:
-    must_terms: dict[tuple[Any, ...], Any] = {}
-    places: dict[tuple[Any, ...], int] = {}
+    must_terms: dict[Promise, Promise] = {}
+    places: dict[tuple[str, Promise], int] = {}
     for kind, place, term in draft.terms:
-        loc, key = ("levels", draft.index, kind, place), _subject(term)
-        if (kind, *key) in places:
+        loc, key = ("levels", draft.index, kind, place), term._replace(limit=None, currency="")  # what it is about
+        if (kind, key) in places:
             what = f"{words(term)}: said twice"
-            report.fault(loc, what, f"item {places[(kind, *key)] + 1} of {kind} says it already; keep one")
+            report.fault(loc, what, f"item {places[kind, key] + 1} of {kind} says it already; keep one")
             continue
-        places[(kind, *key)] = place
+        places[kind, key] = place
         if kind == "must":
             must_terms[key] = term
         elif key in must_terms and _strictness(term) <= _strictness(must_terms[key]):
             what = f"{words(term)}: this should asks for no more than the must"
             report.fault(loc, what, "a should is stricter than its must; leave it out, or swap the two")
-        if plan is not None and isinstance(term, schema.RequestsTerm | schema.GoodRequests):
+        if plan is not None and term.kind in ("requests", "good_requests"):
             _check_offered_rate(term, loc, plan, report)
-    for kind in ("must", "should"):
-        latency_terms = _latencies(draft, kind)
-        for place, term in latency_terms:
-            for _, other in latency_terms:
-                same = tag(other) == tag(term)
-                if same and other.quantile > term.quantile and other.limit_ns < term.limit_ns:
-                    what = f"{words(term)}: a looser limit than at {_at(other)} ({_time(other.limit_ns)})"
-                    hint = "a lower percentile cannot be the larger one: one of the two is a slip"
-                    report.fault(("levels", draft.index, kind, place), what, hint)
-                    break
-                contained = tag(term) in ("ttft", "first_answer") and tag(other) == "e2e"
-                if contained and other.quantile == term.quantile and other.limit_ns < term.limit_ns:
-                    what = f"{words(term)}: longer than the whole answer may take ({_time(other.limit_ns)})"
-                    report.fault(("levels", draft.index, kind, place), what, "E2E holds it: one of the two is a slip")
-                    break
+    latencies = [one for one in draft.terms if one[2].kind in LATENCIES]
+    for kind, place, term in latencies:
+        for other in (other for other_kind, _, other in latencies if other_kind == kind and other.limit < term.limit):
+            what = ""
+            if other.kind == term.kind and other.quantile > term.quantile:
+                what = f"a looser limit than at {other.at} ({time_words(other.limit)})"
+                hint = "a lower percentile cannot be the larger one: one of the two is a slip"
+            elif other.kind == "e2e" and term.kind in ("ttft", "first_answer") and other.quantile == term.quantile:
+                what = f"longer than the whole answer may take ({time_words(other.limit)})"
+                hint = "E2E holds it: one of the two is a slip"
+            if what:
+                report.fault(("levels", draft.index, kind, place), f"{words(term)}: {what}", hint)
+                break
 
 
-def _check_offered_rate(term: Any, loc: Where, plan: Planned, report: _FaultReport) -> None:
+def _check_offered_rate(term: Promise, loc: Where, plan: Planned, report: _FaultReport) -> None:
     closed = any(isinstance(stage.arrival, Closed) for stage in plan.workload.stages if stage.measured)
-    if not closed and plan.rate is not None and term.rate > plan.rate * (1 + 1e-9):
+    if not closed and plan.rate is not None and term.limit > plan.rate * (1 + 1e-9):
         what = f"{words(term)}: more than the {format.quantity(plan.rate)}/s that this level offers"
         report.fault(loc, what, "no server can answer more than it is asked: raise the level's rate")
 
 
 def _check_missing(draft: Draft, report: _FaultReport, *, has_slo: bool, has_gpus: bool, others: list[str]) -> None:
     """Report terms that need something the contract does not give: an SLO, GPUs, prices, another level."""
+    missing = {
+        "slo": (not has_slo, "nothing says when a request is good", "slo: {ttft: 2s, tpot: 100ms}"),
+        "gpus": (not has_gpus, "nobody says how many GPUs there are", "gpus: 8 in the contract, or --gpus 8"),
+        "prices": (
+            "prices" not in report.top, "there are no prices",
+            "prices: prices.yaml, relative to the contract (docs/prices.example.yaml)",
+        ),
+    }  # fmt: skip
     for kind, place, term in draft.terms:
         loc: Where = ("levels", draft.index, kind, place)
-        if isinstance(term, schema.GoodputTerm | schema.GoodRequests | schema.CostTerm) and not has_slo:
-            report.fault(loc, f"{words(term)}: nothing says when a request is good", "slo: {ttft: 2s, tpot: 100ms}")
-        if isinstance(term, schema.OutputPerGpu | schema.TokensPerGpu) and not has_gpus:
-            report.fault(
-                loc, f"{words(term)}: nobody says how many GPUs there are", "gpus: 8 in the contract, or --gpus 8"
-            )
-        if isinstance(term, schema.CostTerm) and "prices" not in report.top:
-            hint = "prices: prices.yaml, relative to the contract (docs/prices.example.yaml)"
-            report.fault(loc, f"{words(term)}: there are no prices", hint)
-        if isinstance(term, schema.Against):
-            known = [name for name in others if name != draft.name]
-            if term.level not in known:
-                report.fault(loc, f'there is no other level "{term.level}"', meant(term.level, known))
+        for need in KINDS[term.kind].needs:
+            is_missing, what, hint = missing.get(need, (False, "", ""))
+            if is_missing:
+                report.fault(loc, f"{words(term)}: {what}", hint)
+        known = [name for name in others if name != draft.name]
+        if term.level and term.level not in known:
+            report.fault(loc, f'there is no other level "{term.level}"', meant(term.level, known))
 
 
 # -- samples -----------------------------------------------------------------------------------------------------
 
 
-def needed(term: Any, confidence: float) -> int:
+def needed(term: Promise, confidence: float) -> int:
     """The least number of requests with which a term can pass.
 
     For a percentile: LoadGen's early-stopping minimum. For a share: as many as show it when no request misses.
     """
-    if isinstance(term, schema.Errors):
-        return intervals.faultless(term.limit, confidence)
-    if isinstance(term, schema.GoodputTerm):
-        return intervals.faultless(1 - term.share, confidence)
-    quantile = getattr(term, "quantile", None)
-    return support(quantile) if quantile is not None else RATES_NEED
+    if term.kind in ("errors", "goodput"):
+        return intervals.faultless(term.limit if term.kind == "errors" else 1 - term.limit, confidence)
+    return support(term.quantile) if term.quantile else RATES_NEED
 
 
 def alike(share: float, confidence: float) -> int:
@@ -326,27 +278,25 @@ def _all_poisson(workload: Workload) -> bool:
     return all(isinstance(stage.arrival, Poisson) for stage in workload.stages if stage.measured)
 
 
-def _check_samples(
-    draft: Draft, plan: Planned, confidence: float, asked_horizon_s: float | None, report: _FaultReport
-) -> None:
+def _check_samples(draft: Draft, plan: Planned, contract: Contract, report: _FaultReport) -> None:
     """Report terms whose load is too short, or has too few requests, for them to pass; and `apart` of one run."""
-    level = plan.level
+    level, confidence = plan.level, contract.confidence
     if level.apart_ns is not None and level.repeats < 2:
         what = "runs are to be apart in time, and there is one"
         report.fault(("levels", draft.index, "apart"), what, "repeats: 2 or more")
     for kind, place, term in draft.terms:
         loc: Where = ("levels", draft.index, kind, place)
-        pooled = tag(term) in ("itl", "inter_chunk")
+        pooled = term.kind in POOLED
         if pooled and level.repeats < POOLED_REPEATS:
             what = f"{words(term)}: gaps within an answer hang together, so one run has no interval for them"
             report.fault(loc, what, f"repeats: {POOLED_REPEATS} or more; or promise tpot, which is per request")
             continue
-        if too_short := _too_short(term, plan, confidence, asked_horizon_s, needed(term, confidence)):
+        if too_short := _too_short(term, plan, contract):
             report.fault(loc, *too_short)
             continue
         if pooled:
             continue
-        windowed = isinstance(term, schema.DriftTerm | schema.Sustained)
+        windowed = bool(term.window_ns)
         if windowed and plan.duration_ns is not None and plan.duration_ns < WINDOWS * term.window_ns:
             length = format.duration(plan.duration_ns / 1e9)
             what = f"{words(term)}: a load of {length} has no two windows of {format.duration(term.window_ns / 1e9)}"
@@ -358,8 +308,8 @@ def _check_samples(
         if windowed and plan.rate is not None:
             available = int(plan.rate * term.window_ns / 1e9)
         least = needed(term, confidence)
-        if isinstance(term, schema.Sustained) and _all_poisson(plan.workload):
-            least = max(least, alike(term.share, confidence))
+        if term.kind == "sustained" and _all_poisson(plan.workload):
+            least = max(least, alike(term.limit, confidence))
         if available < least:
             scope = (
                 "each window has" if windowed else f"{level.repeats} runs have" if level.repeats > 1 else "there are"
@@ -368,14 +318,13 @@ def _check_samples(
             report.fault(loc, what, _sample_hint(least, plan, windowed))
 
 
-def _too_short(
-    term: Any, plan: Planned, confidence: float, asked_horizon_s: float | None, least: int
-) -> tuple[str, str] | None:
+def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str] | None:
     """What is wrong, and the hint, where the load over all repeats is too short for what comes back rarely."""
-    if plan.duration_ns is None or not isinstance(term, schema.Latency | schema.GoodputTerm):
+    if plan.duration_ns is None or term.kind not in (*LATENCIES, "goodput"):
         return None  # of a closed loop by count, how long it takes is known only after the run
     length_s, repeats = plan.duration_ns / 1e9 * plan.level.repeats, plan.level.repeats
-    horizon = horizon_s(term.share if isinstance(term, schema.GoodputTerm) else term.quantile, asked_horizon_s)
+    confidence, asked_ns = contract.confidence, contract.horizon_ns
+    horizon = horizon_s(term.quantile or term.limit, None if asked_ns is None else asked_ns / 1e9)
     needed_s = intervals.length_for(horizon, confidence)
     if length_s >= NEARLY * needed_s:
         return None
@@ -384,7 +333,7 @@ def _too_short(
         f"{format.duration(horizon)}; there are {format.duration(length_s)}"
         + (f" in {repeats} runs" if repeats > 1 else "")
     )
-    each_s = math.ceil(max(needed_s, least / plan.rate if plan.rate else 0.0) / repeats)
+    each_s = math.ceil(max(needed_s, needed(term, confidence) / plan.rate if plan.rate else 0.0) / repeats)
     seen_s = math.floor(intervals.recurrence(length_s, confidence) * 10) / 10
     hint = f"duration: {each_s}s or more; or a lower percentile; or, to promise less, horizon: {seen_s:g}s"
     return what, hint
@@ -400,40 +349,7 @@ def _sample_hint(least: int, plan: Planned, windowed: bool) -> str:
     return f"requests: {each}" + (f", or duration: {duration}" if duration else "") + " or more; or a lower percentile"
 
 
-# -- words -------------------------------------------------------------------------------------------------------
-
-
-def _at(term: Any) -> str:
-    return percentile(term.quantile).replace("_", ".")
-
-
-def _time(ns: int) -> str:
-    return format.duration(ns / 1e9) if ns >= 1e9 else f"{format.quantity(ns / 1e6)} ms"
-
-
-def words(term: Any) -> str:
-    """A term in words: `ttft at p99 within 2.0 s`."""
-    match term:
-        case schema.Errors():
-            return f"errors at most {format.percent(term.limit)}"
-        case schema.GoodputTerm():
-            return f"goodput at least {format.percent(term.share)}"
-        case schema.CostTerm():
-            return f"cost per thousand good requests at most {term.limit[0]} {term.limit[1]}"
-        case schema.DriftTerm():
-            window = format.duration(term.window_ns / 1e9)
-            what = f"{term.of} at {_at(term)} in the last {window}"
-            return f"{what} at most {format.percent(term.limit)} above the first"
-        case schema.Sustained():
-            window = format.duration(term.window_ns / 1e9)
-            return f"throughput of the last {window} at least {format.percent(term.share)} of the first"
-        case schema.BetweenNodes():
-            return f"{term.of} at {_at(term)} differs between nodes by at most {format.percent(term.limit)}"
-        case schema.Against():
-            return f"{term.of} at {_at(term)} at most {format.percent(term.limit)} of that of {term.level}"
-    if isinstance(term, schema.AtLeast):
-        return f"{tag(term)} at least {format.quantity(term.rate)}/s"
-    return f"{tag(term)} at {_at(term)} within {_time(term.limit_ns)}"
+# -- words ------------------------------------------------------------------------------------------------------
 
 
 def planned_words(planned: Planned) -> list[str]:

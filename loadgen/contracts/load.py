@@ -11,11 +11,22 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from loadgen.contracts import lint
-from loadgen.contracts.schema import Checked, Contract, ContractLevel, Draft, Term, find, plain, read_text, text_of
+from loadgen.contracts.schema import (
+    Checked,
+    Contract,
+    ContractLevel,
+    Draft,
+    WrittenPromise,
+    find,
+    plain,
+    read_text,
+    text_of,
+    validated,
+)
 from loadgen.cost import price_file
 from loadgen.errors import Faults
 from loadgen.workload.fields import Source
-from loadgen.workload.messages import fault, in_order
+from loadgen.workload.messages import in_order
 from loadgen.workload.yaml_marks import Map
 
 
@@ -33,57 +44,59 @@ def load_contract(
     label = str(path) if file == path else str(file)
     text = text_of(file, str(path))
     document, yaml_faults = read_text(text, label, env)
-    levels = document.get("levels") if repeats is not None else None
-    for level in levels if isinstance(levels, list) else ():
-        if isinstance(level, Map):
+    levels = document.get("levels")
+    written = [
+        (i, level) for i, level in enumerate(levels if isinstance(levels, list) else ()) if isinstance(level, Map)
+    ]
+    if repeats is not None:
+        for _, level in written:
             level["repeats"] = repeats
     source = Source(file=label, folder=file.parent, faults=yaml_faults)
-    contract = None
-    try:
-        contract = Contract.model_validate(document, context=source)
-    except ValidationError as error:
-        source.faults.extend(fault(detail, document, label) for detail in error.errors(include_url=False))
-    drafts = _drafts(document, Source(file=label, folder=file.parent))
+    contract = validated(document, source)
+    scratch = Source(file=label, folder=file.parent)
+    drafts = [_draft(i, level, scratch) for i, level in written]
+    top, prices = _top(document, scratch), price_file.load_prices
     planned, contract_faults, other_faults = lint.check(
-        drafts, document, label, file.parent, gpus=gpus, env=env, load_prices=price_file.load_prices
+        top, drafts, document, label, file.parent, gpus=gpus, env=env, load_prices=prices
     )
     faults = in_order([*source.faults, *contract_faults]) + other_faults
     if faults or contract is None:
         raise Faults(faults)
-    levels = tuple(replace(plan, level=level) for plan, level in zip(planned, contract.levels, strict=True))
-    return Checked(contract=contract, levels=levels, text=text, file=label, folder=file.parent)
+    plans = tuple(replace(plan, level=level) for plan, level in zip(planned, contract.levels, strict=True))
+    return Checked(contract=contract, levels=plans, text=text, file=label, folder=file.parent)
 
 
-def _drafts(document: Map, source: Source) -> list[Draft]:
-    """The parts of each level that can be parsed, so that one mistake does not hide other faults."""
-    levels = document.get("levels")
-    return [_draft(i, written, source) for i, written in enumerate(levels or ()) if isinstance(written, Map)]
+def _top(document: Map, source: Source) -> Contract:
+    """What can be parsed of the contract without its levels."""
+    known = Contract.keys()
+    written = {key: value for key, value in document.items() if key in known} | {"name": "c", "levels": ()}
+    try:
+        return Contract.model_validate(written, context=source)
+    except ValidationError as error:
+        wrong = {detail["loc"][0] for detail in error.errors(include_url=False)}
+        return Contract.model_validate({k: v for k, v in written.items() if k not in wrong}, context=source)
 
 
-def _draft(index: int, written_level: Map, source: Source) -> Draft:
-    without_terms = Map(written_level.at)
-    without_terms.path, without_terms.keys_at, without_terms.values_at = (
-        written_level.path,
-        written_level.keys_at,
-        written_level.values_at,
+def _draft(index: int, written: Map, source: Source) -> Draft:
+    """What can be parsed of a level, so that one mistake does not hide other faults."""
+    name, workload = (plain(written.get(key)) for key in ("name", "workload"))
+    terms = tuple(
+        (kind, place, term)
+        for kind in ("must", "should")
+        for place, promise in enumerate(written[kind] if isinstance(written.get(kind), list) else ())
+        if (term := _sound(_TERM, promise, source)) is not None
     )
     known = set(ContractLevel.keys()) - {"must", "should"}
-    without_terms.update((key, value) for key, value in written_level.items() if key in known)
-    level = None
+    own = {key: value for key, value in written.items() if key in known}
+    return Draft(index=index, name=name or "", workload=workload, level=_sound(_LEVEL, own, source), terms=terms)
+
+
+def _sound(kind: TypeAdapter[Any], written: Any, source: Source) -> Any:
     try:
-        level = ContractLevel.model_validate(without_terms, context=source)
+        return kind.validate_python(written, context=source)
     except ValidationError:
-        pass
-    terms = []
-    for kind in ("must", "should"):
-        written_terms = written_level.get(kind)
-        for place, written in enumerate(written_terms if isinstance(written_terms, list) else ()):
-            try:
-                terms.append((kind, place, _ANY_TERM.validate_python(written, context=source)))
-            except ValidationError:
-                continue
-    name, workload = (plain(written_level.get(key)) for key in ("name", "workload"))
-    return Draft(index=index, name=name or "", workload=workload, level=level, terms=tuple(terms))
+        return None
 
 
-_ANY_TERM: TypeAdapter[Any] = TypeAdapter(Term)
+_TERM: TypeAdapter[Any] = TypeAdapter(WrittenPromise)
+_LEVEL: TypeAdapter[Any] = TypeAdapter(ContractLevel)

@@ -37,6 +37,7 @@ from loadgen.report import junit
 from loadgen.report import validation as verdict_page
 from loadgen.report.validation import cases
 from loadgen.results import checksums, store
+from loadgen.results.manifest import TargetFacts
 from loadgen.stats.quantile_interval import Bounds
 from loadgen.stats.quantiles import Histogram
 from loadgen.workload import placed
@@ -177,8 +178,7 @@ def _verdict(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
     measured = {level.name: _level_runs(folder, level.name, facts.trouble) for level in contract.levels}
     prices = _prices(folder, contract)
     level_verdicts = verdict.levels(contract, measured, None if prices is None else money(prices))
-    first_run = next((level.runs[0] for level in measured.values() if level.runs), None)
-    target = first_run.summary.target if first_run is not None else None
+    target = next((level.runs[0].summary.target for level in measured.values() if level.runs), TargetFacts())
     return Validation(
         contract=contract.name,
         contract_sha256=hashlib.sha256((folder / CONTRACT).read_bytes()).hexdigest(),
@@ -186,11 +186,11 @@ def _verdict(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
         sentence=verdict.sentence(level_verdicts),
         confidence=contract.confidence,
         target=facts.target,
-        model=target.model if target is not None else "",
-        server=target.server if target is not None else "",
-        region=target.region if target is not None else "",
+        model=target.model,
+        server=target.server,
+        region=target.region,
         metadata=facts.metadata,
-        simulated=target.simulated if target is not None else False,
+        simulated=target.simulated,
         started=facts.started,
         ended=facts.ended,
         version=version(),
@@ -235,21 +235,15 @@ def _preflight(settings: Settings, folder: Path, say: Callable[[str], None]) -> 
         title, findings = doctor.run(settings if not endpoint.url else settings.of(endpoint))
         reports.append({"title": title, "findings": findings})
         if len(settings.endpoints) > 1:  # name the endpoint in its findings; keep the findings about this host once
-            host_findings = (
-                [] if all_findings else [finding for finding in findings if finding.check in host_checks.HOST]
-            )
-            target_findings = [finding for finding in findings if finding.check not in host_checks.HOST]
+            of_host = [finding for finding in findings if finding.check in host_checks.HOST and not all_findings]
             findings = [
                 msgspec.structs.replace(finding, check=f"{finding.check} of {endpoint.shown}")
-                for finding in target_findings
-            ] + host_findings
+                for finding in findings
+                if finding.check not in host_checks.HOST
+            ] + of_host
         all_findings += findings
-        if any(finding.state in (FAULT, WARNING) for finding in findings):
-            say(
-                target_checks.render(
-                    title, [finding for finding in findings if finding.state in (FAULT, WARNING)]
-                ).rstrip()
-            )
+        if bad := [finding for finding in findings if finding.state in (FAULT, WARNING)]:
+            say(target_checks.render(title, bad).rstrip())
     (folder / DOCTOR).write_bytes(msgspec.json.format(msgspec.json.encode(reports)) + b"\n")
     return all_findings
 

@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Union
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, Tag, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    Strict,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+)
 
+from loadgen import format
 from loadgen.errors import Fault, Faults, UserError
+from loadgen.stats.quantiles import name as percentile
 from loadgen.units import Wrong
 from loadgen.workload import Workload
 from loadgen.workload.fields import Duration, FiniteRate, Part, Quantile, Share, Source, Tagged, Whole, choice
@@ -24,8 +35,6 @@ from loadgen.workload.messages import fault, in_order
 from loadgen.workload.schema import Slo, WrittenSlo
 from loadgen.workload.yaml_marks import Map, read_yaml
 
-EXAMPLES = ("chatbot", "rag", "summarization", "agentic", "mlperf-server", "mlperf-interactive")
-LATENCIES = ("ttft", "ttft_from_sent", "first_answer", "tpot", "itl", "inter_chunk", "e2e", "max_gap")
 Of = Literal["ttft", "ttft_from_sent", "first_answer", "tpot", "e2e", "max_gap"]
 _EXAMPLE = (
     "the smallest contract: name, and levels: [{name: load, workload: qa, rate: 10/s, requests: 700, must: [...]}]"
@@ -34,44 +43,59 @@ _EXAMPLE = (
 # --------------------------------------------------------------------------------------------------------------- terms
 
 
-class _Latency(Tagged):
-    """A time is at most `limit_ns` at `quantile` (0.99 is p99). Failed and dropped requests are over every limit."""
+class Promise(NamedTuple):
+    """One promise: its keyword, and the parameters that this keyword takes."""
 
-    short = "limit"
-    limit_ns: Annotated[Duration, Field(gt=0)] = Field(validation_alias="limit")
-    quantile: Quantile = Field(0.99, validation_alias="at")
+    kind: str
+    limit: Any  # ns, a share, a rate per second, or an amount of money: as KINDS says
+    quantile: float = 0.0  # 0.99 is p99; 0: the keyword takes none
+    of: str = ""  # the latency that is compared
+    window_ns: int = 0
+    level: str = ""
+    currency: str = ""
 
+    @property
+    def at(self) -> str:
+        """The percentile in words: p99.9."""
+        return percentile(self.quantile).replace("_", ".")
 
-class Ttft(_Latency):
-    tag = "ttft"
+    @property
+    def unit(self) -> str:
+        return self.currency or KINDS[self.kind].limit.unit
 
+    @property
+    def limit_in_unit(self) -> float:
+        return KINDS[self.kind].limit.in_unit(self.limit)
 
-class TtftFromSent(_Latency):
-    tag = "ttft_from_sent"
-
-
-class FirstAnswer(_Latency):
-    tag = "first_answer"
-
-
-class Tpot(_Latency):
-    tag = "tpot"
-
-
-class Itl(_Latency):
-    tag = "itl"
-
-
-class InterChunk(_Latency):
-    tag = "inter_chunk"
+    @property
+    def is_at_most(self) -> bool:
+        return KINDS[self.kind].limit.at_most
 
 
-class E2e(_Latency):
-    tag = "e2e"
+class Limit(NamedTuple):
+    """A kind of limit: its key in the file, its type, how it is compared, and how it is written."""
+
+    key: str
+    type: Any
+    at_most: bool
+    unit: str
+    in_unit: Callable[[Any], float]
+    words: Callable[[Any], str]
 
 
-class MaxGap(_Latency):
-    tag = "max_gap"
+class Kind(NamedTuple):
+    """What a keyword means: its limit, its words, the default of `at`, and what it takes and needs beside them."""
+
+    limit: Limit
+    words: str
+    at: float | None = None
+    takes: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # slo, gpus, prices, level
+
+    @property
+    def short(self) -> str | None:
+        """The key that may stand alone: `ttft: 2s`."""
+        return None if self.takes else self.limit.key
 
 
 def _above_zero(value: float) -> float:
@@ -88,143 +112,90 @@ def _between_zero_and_one(value: float) -> float:
     return value
 
 
-class Errors(Tagged):
-    """At most this share of requests is not ok (failed, dropped at the in-flight cap, lost)."""
-
-    tag = "errors"
-    short = "limit"
-    limit: Annotated[Share, AfterValidator(_above_zero)]
-
-
-class GoodputTerm(Tagged):
-    """At least this share of requests meets every limit of the `slo`."""
-
-    tag = "goodput"
-    short = "share"
-    share: Annotated[Share, AfterValidator(_between_zero_and_one)]
-
-
-class _AtLeast(Tagged):
-    """A rate is at least so much."""
-
-    short = "rate"
-    rate: FiniteRate
-
-
-class RequestsTerm(_AtLeast):
-    """Ok requests per second, steady (metrics.md)."""
-
-    tag = "requests"
-
-
-class GoodRequests(_AtLeast):
-    """Requests per second that meet every limit of the `slo`, steady."""
-
-    tag = "good_requests"
-
-
-class OutputPerGpu(_AtLeast):
-    """Output tokens per second and GPU, steady."""
-
-    tag = "output_per_gpu"
-
-
-class TokensPerGpu(_AtLeast):
-    """Input and output tokens per second and GPU, steady."""
-
-    tag = "tokens_per_gpu"
-
-
 def _amount_and_currency(value: Any) -> Any:
-    match = (
-        re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([A-Z]{3})", value.strip()) if isinstance(value, str) else None
-    )
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([A-Z]{3})", value.strip() if isinstance(value, str) else "")
     if match is None or not Decimal(match[1]):
         raise Wrong("is not an amount of money", "a number above zero and a currency, like 0.45 USD")
     return Decimal(match[1]), match[2]
 
 
-class CostTerm(Tagged):
-    """A thousand good requests cost at most so much, by the contract's `prices`."""
-
-    tag = "cost"
-    short = "limit"
-    limit: Annotated[tuple[Decimal, str], BeforeValidator(_amount_and_currency)]
+def time_words(ns: float) -> str:
+    return format.duration(ns / 1e9) if ns >= 1e9 else f"{format.quantity(ns / 1e6)} ms"
 
 
-class _Windowed(Tagged):
-    """The last `window` of the measured load against the first."""
+_Time = Annotated[Duration, Field(gt=0)]
+_Money = Annotated[tuple[Decimal, str], BeforeValidator(_amount_and_currency)]
+_AtMost, _AtLeast = (Annotated[Share, AfterValidator(check)] for check in (_above_zero, _between_zero_and_one))
+_TIME = Limit("limit", _Time, True, "ms", lambda ns: ns / 1e6, time_words)
+_AT_MOST = Limit("limit", _AtMost, True, "%", lambda share: share * 100, format.percent)
+_AT_LEAST = Limit("share", _AtLeast, False, "%", lambda share: share * 100, format.percent)
+_RATE = Limit("rate", FiniteRate, False, "/s", float, format.quantity)
+_MONEY = Limit("limit", _Money, True, "", float, str)
 
-    window_ns: Annotated[Duration, Field(gt=0)] = Field(validation_alias="window")
+POOLED = ("itl", "inter_chunk")  # gaps between events, of all requests together
+LATENCIES = ("ttft", "ttft_from_sent", "first_answer", "tpot", *POOLED, "e2e", "max_gap")
 
-
-class DriftTerm(_Windowed):
-    """A latency at a percentile is at most this share higher in the last window than in the first."""
-
-    tag = "drift"
-    of: Of
-    quantile: Quantile = Field(0.99, validation_alias="at")
-    limit: Annotated[Share, AfterValidator(_above_zero)]
-
-
-class Sustained(_Windowed):
-    """Ok requests per second in the last window are at least this share of those in the first."""
-
-    tag = "sustained"
-    share: Annotated[Share, AfterValidator(_between_zero_and_one)]
-
-
-class BetweenNodes(Tagged):
-    """A latency at a percentile differs between any two nodes by at most this share of the smaller."""
-
-    tag = "between_nodes"
-    of: Of
-    quantile: Quantile = Field(0.5, validation_alias="at")
-    limit: Annotated[Share, AfterValidator(_above_zero)]
-
-
-class Against(Tagged):
-    """A latency at a percentile is at most this share of the same at another level: a warm cache against a cold one."""
-
-    tag = "against"
-    level: str
-    of: Of
-    quantile: Quantile = Field(0.5, validation_alias="at")
-    limit: Annotated[Share, AfterValidator(_above_zero)]
+KINDS = {
+    # a time is at most `limit` at a percentile; failed and dropped requests are over every limit
+    **{name: Kind(_TIME, "{kind} at {at} within {limit}", at=0.99) for name in LATENCIES},
+    # share of requests that are not ok (failed, dropped at the in-flight cap, lost)
+    "errors": Kind(_AT_MOST, "{kind} at most {limit}"),
+    # share of requests that meet every limit of the `slo`
+    "goodput": Kind(_AT_LEAST, "{kind} at least {limit}", needs=("slo",)),
+    # per second, steady (metrics.md): ok requests; good ones; output tokens and all tokens of each GPU
+    "requests": Kind(_RATE, "{kind} at least {limit}/s"),
+    "good_requests": Kind(_RATE, "{kind} at least {limit}/s", needs=("slo",)),
+    "output_per_gpu": Kind(_RATE, "{kind} at least {limit}/s", needs=("gpus",)),
+    "tokens_per_gpu": Kind(_RATE, "{kind} at least {limit}/s", needs=("gpus",)),
+    # of a thousand good requests, by the contract's `prices`
+    "cost": Kind(_MONEY, "cost per thousand good requests at most {limit} {currency}", needs=("slo", "prices")),
+    # the last `window` of the measured load against the first: a latency, and ok requests per second
+    "drift": Kind(
+        _AT_MOST, "{of} at {at} in the last {window} at most {limit} above the first", 0.99, ("window_ns", "of")
+    ),
+    "sustained": Kind(_AT_LEAST, "throughput of the last {window} at least {limit} of the first", None, ("window_ns",)),
+    # a latency of any two nodes, as a share of the smaller
+    "between_nodes": Kind(_AT_MOST, "{of} at {at} differs between nodes by at most {limit}", 0.5, ("of",)),
+    # a latency as a share of that at another level: a warm cache against a cold one
+    "against": Kind(_AT_MOST, "{of} at {at} at most {limit} of that of {level}", 0.5, ("level", "of"), ("level",)),
+}
+"""Keyword -> what it means. How its figure is computed: `evaluate.FIGURES`."""
 
 
-_TERMS: dict[str, type[Tagged]] = {
-    kind.tag: kind
-    for kind in (
-        Ttft, TtftFromSent, FirstAnswer, Tpot, Itl, InterChunk, E2e, MaxGap, Errors, GoodputTerm, RequestsTerm,
-        GoodRequests, OutputPerGpu, TokensPerGpu, CostTerm, DriftTerm, Sustained, BetweenNodes, Against,
-    )
-}  # fmt: skip
-Latency = Ttft | TtftFromSent | FirstAnswer | Tpot | Itl | InterChunk | E2e | MaxGap
-AtLeast = RequestsTerm | GoodRequests | OutputPerGpu | TokensPerGpu
-Term = Annotated[
-    Annotated[Ttft, Tag("ttft")]
-    | Annotated[TtftFromSent, Tag("ttft_from_sent")]
-    | Annotated[FirstAnswer, Tag("first_answer")]
-    | Annotated[Tpot, Tag("tpot")]
-    | Annotated[Itl, Tag("itl")]
-    | Annotated[InterChunk, Tag("inter_chunk")]
-    | Annotated[E2e, Tag("e2e")]
-    | Annotated[MaxGap, Tag("max_gap")]
-    | Annotated[Errors, Tag("errors")]
-    | Annotated[GoodputTerm, Tag("goodput")]
-    | Annotated[RequestsTerm, Tag("requests")]
-    | Annotated[GoodRequests, Tag("good_requests")]
-    | Annotated[OutputPerGpu, Tag("output_per_gpu")]
-    | Annotated[TokensPerGpu, Tag("tokens_per_gpu")]
-    | Annotated[CostTerm, Tag("cost")]
-    | Annotated[DriftTerm, Tag("drift")]
-    | Annotated[Sustained, Tag("sustained")]
-    | Annotated[BetweenNodes, Tag("between_nodes")]
-    | Annotated[Against, Tag("against")],
-    choice("term", _TERMS),
-]
-"""One promise, written as a mapping with one key."""
+def words(term: Promise) -> str:
+    """A term in words: `ttft at p99 within 2.0 s`."""
+    kind = KINDS[term.kind]
+    written = {"limit": kind.limit.words(term.limit), "window": format.duration(term.window_ns / 1e9), "at": term.at}
+    return kind.words.format(**term._asdict() | written)
+
+
+def _model(name: str, kind: Kind) -> type[Tagged]:
+    """The shape of a term in the file."""
+    parts: dict[str, Any] = {
+        "of": (Of, ...), "level": (str, ...), "window_ns": (_Time, Field(validation_alias="window")),
+        "quantile": (Quantile, Field(kind.at, validation_alias="at")),
+        "limit": (kind.limit.type, Field(validation_alias=kind.limit.key)),
+    }  # fmt: skip
+    at = () if kind.at is None else ("quantile",)
+    order = (*kind.takes, *at, "limit") if kind.takes else ("limit", *at)
+    model = create_model(name, __base__=Tagged, **{part: parts[part] for part in order})
+    model.tag, model.short = name, kind.short
+    return model
+
+
+def _term(written: Any) -> Any:
+    values = dict(vars(written))
+    if written.tag == "cost":
+        values["limit"], values["currency"] = values["limit"]
+    return Promise(kind=written.tag, **values)
+
+
+_MODELS = {name: _model(name, kind) for name, kind in KINDS.items()}
+if TYPE_CHECKING:
+    WrittenPromise = Promise
+else:
+    _members = tuple(Annotated[model, Tag(name)] for name, model in _MODELS.items())
+    WrittenPromise = Annotated[Annotated[Union[_members], choice("term", _MODELS)], AfterValidator(_term)]  # noqa: UP007
 
 # -------------------------------------------------------------------------------------------------------------- levels
 
@@ -264,8 +235,8 @@ class ContractLevel(Part):
     apart_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="apart")
     cache: Literal["cold", "warm"] | None = None
     slo: _Slo = None
-    must: tuple[Term, ...] = ()
-    should: tuple[Term, ...] = ()
+    must: tuple[WrittenPromise, ...] = ()
+    should: tuple[WrittenPromise, ...] = ()
 
 
 def _levels(value: Any) -> Any:
@@ -322,21 +293,26 @@ class Draft:
     name: str
     workload: str | None
     level: ContractLevel | None
-    terms: tuple[tuple[str, int, Any], ...]
+    terms: tuple[tuple[str, int, Promise], ...]
 
 
 def parse(text: str, label: str, env: Mapping[str, str] = os.environ) -> Contract:
     """Parse the text of a contract that was checked before its runs. Checks shape and units only. Raises Faults."""
     document, faults = read_text(text, label, env)
     source = Source(file=label, folder=Path(), faults=faults)
-    try:
-        contract = Contract.model_validate(document, context=source)
-    except ValidationError as invalid:
-        source.faults.extend(fault(detail, document, label) for detail in invalid.errors(include_url=False))
-        raise Faults(in_order(source.faults)) from None
-    if source.faults:
+    contract = validated(document, source)
+    if contract is None or source.faults:
         raise Faults(in_order(source.faults))
     return contract
+
+
+def validated(document: Map, source: Source) -> Contract | None:
+    """The contract, or None; its faults are in `source` then."""
+    try:
+        return Contract.model_validate(document, context=source)
+    except ValidationError as invalid:
+        source.faults.extend(fault(detail, document, source.file) for detail in invalid.errors(include_url=False))
+        return None
 
 
 def plain(value: Any) -> str | None:
@@ -371,9 +347,3 @@ def text_of(file: Path, as_given: str) -> str:
     except OSError as error:
         what = "no such contract" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
         raise Faults([UserError(what, as_given, hint)]) from None
-
-
-def tag(term: Any) -> str:
-    """The keyword of a term in the contract file: `ttft`, `errors`."""
-    word: str = type(term).tag
-    return word

@@ -237,11 +237,14 @@ def independent_looks(runs: Sequence[RecordedRun], timed: Sequence[Timed]) -> fl
 
 
 def _too_few_states(seen: float, length_s: float) -> str:
-    load_needed = f"about {format.duration(length_s * LEAST_LOOKS / seen)} of load" if seen else "a much longer load"
     return (
         f"a server that changes slowly: this load is worth some {math.floor(seen)} independent looks at it; "
-        f"{LEAST_LOOKS} needed: {load_needed}"
+        f"{LEAST_LOOKS} needed: {_longer(length_s, LEAST_LOOKS, seen)}"
     )
+
+
+def _longer(length_s: float, needed: float, seen: float) -> str:
+    return f"about {format.duration(length_s * needed / seen)} of load" if seen else "a much longer load"
 
 
 def unsettled(length_s: float) -> str:
@@ -255,10 +258,9 @@ def _too_few_looks(seen: float, needed: int, length_s: float) -> str:
     """Why batches do not represent a load that continues: successive queue states are correlated. "" when they do."""
     if seen >= needed:
         return ""
-    load_needed = f"about {format.duration(length_s * needed / seen)} of load" if seen else "a much longer load"
     return (
         f"a queue that lasts: requests that came one after another fared alike, so this load is worth some {seen:.0f} "
-        f"looks at it; {needed} needed: {load_needed}"
+        f"looks at it; {needed} needed: {_longer(length_s, needed, seen)}"
     )
 
 
@@ -272,10 +274,9 @@ def tail(seen: float, stays: tuple[float, float], p: float, confidence: float, w
     if seen >= needed:
         return ""
     count, length_s = stays
-    load_needed = f"about {format.duration(needed * length_s / seen)} of load" if seen else "a much longer load"
     return (
         f"requests stay {format.duration(length_s / count)} on average, so this load saw the queue some {seen:.0f} "
-        f"times; {what} needs {needed}: {load_needed}"
+        f"times; {what} needs {needed}: {_longer(length_s, needed, seen)}"
     )
 
 
@@ -287,10 +288,10 @@ def together(values: Series, p: float, confidence: float, length_s: float) -> st
     worth, needed = quantile_interval.known(values, p, confidence), intervals.unseen(p, confidence)
     if worth >= needed or needed <= quantile_interval.LEAST_WORTH:
         return ""
-    load_needed = f"about {format.duration(length_s * needed / worth)} of load" if worth > 0 else "a much longer load"
     return (
         f"the slowest came together, in a few stretches of {format.duration(length_s)}: {size(values):,} requests are "
-        f"worth some {worth:.0f} that do not share their fate; p{p * 100:g} needs {needed}: {load_needed}"
+        f"worth some {worth:.0f} that do not share their fate; p{p * 100:g} needs {needed}: "
+        f"{_longer(length_s, needed, worth)}"
     )
 
 

@@ -17,8 +17,7 @@ import msgspec
 from loadgen import errors as codes
 from loadgen import format
 from loadgen.contracts.evaluate import Evaluator, Held, MeasuredLevel, Money
-from loadgen.contracts.lint import words
-from loadgen.contracts.schema import Contract, ContractLevel
+from loadgen.contracts.schema import Contract, ContractLevel, Promise, words
 from loadgen.contracts.steady_samples import Missing, RecordedRun
 from loadgen.metrics import columns, reasons
 from loadgen.stats import intervals
@@ -42,6 +41,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["must", "should"]
     verdict: Verdict
     reason: str
+    code: str = ""  # of the reason: kept, broken, held_by_interval, one_sided, no_figure, not_judged
     value: float | None = None
     low: float | None = None
     high: float | None = None
@@ -221,24 +221,25 @@ def _cache_trouble(level: ContractLevel, run: RecordedRun) -> str:
     return ""
 
 
-def _judge_term(evaluator: Evaluator, term: Any, level: str, kind: Any, blocked: str) -> Judgement:
+def _judge_term(evaluator: Evaluator, term: Promise, level: str, kind: Any, blocked: str) -> Judgement:
     fields = {"term": words(term), "level": level, "kind": kind}
     if blocked:
-        return Judgement(**fields, verdict="INCONCLUSIVE", reason=blocked)
+        return Judgement(**fields, verdict="INCONCLUSIVE", code="not_judged", reason=blocked)
     try:
         evaluated = evaluator.held(term)
     except Missing as missing:
-        return Judgement(**fields, verdict="INCONCLUSIVE", reason=str(missing))
-    verdict, reason = _compare_with_limit(evaluated, evaluator.confidence)
+        return Judgement(**fields, verdict="INCONCLUSIVE", code="no_figure", reason=str(missing))
+    verdict, code, reason = _compare_with_limit(term, evaluated, evaluator.confidence)
     return Judgement(
         **fields,
         verdict=verdict,
+        code=code,
         reason=reason,
         value=_finite(evaluated.found.value),
         low=_finite(evaluated.found.low),
         high=_finite(evaluated.found.high),
-        limit=evaluated.limit,
-        unit=evaluated.unit,
+        limit=term.limit_in_unit,
+        unit=term.unit,
         sample=evaluated.sample,
         horizon_s=round(intervals.recurrence(evaluated.length_s, evaluator.confidence), 3) or None,
         looks=None if evaluated.looks is None else round(evaluated.looks),
@@ -249,37 +250,32 @@ def _finite(value: float) -> float | None:
     return round(float(f"{value:.9g}"), 12) if math.isfinite(value) else None
 
 
-def _compare_with_limit(evaluated: Held, confidence: float) -> tuple[Verdict, str]:
-    bounds, limit = evaluated.found, evaluated.limit
+def _compare_with_limit(term: Promise, evaluated: Held, confidence: float) -> tuple[Verdict, str, str]:
+    """The verdict, and the reason as a code and in words."""
+    bounds, limit, unit = evaluated.found, term.limit_in_unit, term.unit
     part = f", {evaluated.of}" if evaluated.of else ""
-    span = f"{_interval_words(bounds, evaluated.unit)} at {confidence * 100:g} %{part}"
-    value = "a failed request" if math.isinf(bounds.value) else figure(bounds.value, evaluated.unit)
-    is_kept, is_broken = (
-        (bounds.high <= limit, bounds.low > limit) if evaluated.at_most else (bounds.low >= limit, bounds.high < limit)
-    )
-    promise = f"the promise of {'at most' if evaluated.at_most else 'at least'} {figure(limit, evaluated.unit)}"
-    if is_kept:
-        return "PASS", f"{value} ({span}) keeps {promise}{_horizon_words(evaluated, confidence)}"
-    if is_broken:
-        return "FAIL", f"{value} ({span}) breaks {promise}"
+    value = "a failed request" if math.isinf(bounds.value) else figure(bounds.value, unit)
+    measured = f"{value} ({_interval_words(bounds, unit)} at {confidence * 100:g} %{part})"
+    promise = f"the promise of {'at most' if term.is_at_most else 'at least'} {figure(limit, unit)}"
+    if bounds.high <= limit if term.is_at_most else bounds.low >= limit:
+        return "PASS", "kept", f"{measured} keeps {promise}{_horizon_words(evaluated, confidence)}"
+    if bounds.low > limit if term.is_at_most else bounds.high < limit:
+        return "FAIL", "broken", f"{measured} breaks {promise}"
     if evaluated.caveat:
-        return "INCONCLUSIVE", f"{value} in this sample; {evaluated.caveat}"
-    return "INCONCLUSIVE", f"{value} ({span}): the interval holds {promise}; {_sample_needed(evaluated)}"
+        return "INCONCLUSIVE", "one_sided", f"{value} in this sample; {evaluated.caveat}"
+    needed = _sample_needed(bounds, limit, evaluated.sample)
+    return "INCONCLUSIVE", "held_by_interval", f"{measured}: the interval holds {promise}; {needed}"
 
 
-def _sample_needed(evaluated: Held) -> str:
+def _sample_needed(bounds: Bounds, limit: float, sample: int) -> str:
     """The sample size that would decide, if the value stays the same: intervals shrink with the square root of n."""
-    value, low, high = evaluated.found
-    half_width, distance = (high - value if evaluated.at_most else value - low), abs(evaluated.limit - value)
-    if (value > evaluated.limit) == evaluated.at_most:
-        half_width = value - low if evaluated.at_most else high - value
-    if not math.isfinite(half_width) or not distance or half_width / distance > 100:
-        return (
-            "the two are too close for any sample of reasonable size"
-            if math.isfinite(half_width)
-            else "more are needed"
-        )
-    return f"about {math.ceil(evaluated.sample * (half_width / distance) ** 2 * 1.1):,} requests would decide it"
+    value, low, high = bounds
+    half_width, distance = (value - low if value > limit else high - value), abs(limit - value)
+    if not math.isfinite(half_width):
+        return "more are needed"
+    if not distance or half_width / distance > 100:
+        return "the two are too close for any sample of reasonable size"
+    return f"about {math.ceil(sample * (half_width / distance) ** 2 * 1.1):,} requests would decide it"
 
 
 def figure(value: float, unit: str) -> str:

@@ -160,8 +160,7 @@ async def _trials(settings: Settings, probe_result: ProbeResult, long_prompt: st
     quirk, tried = probe_result.quirk, ""
     if not quirk.forces and probe_result.server == "generic":
         tried = " and ".join(FORCING)
-        chat, completions = (*quirk.chat, *FORCING), (*quirk.completions, *FORCING)
-        quirk = msgspec.structs.replace(quirk, chat=chat, completions=completions, forces=FORCING)
+        quirk = msgspec.structs.replace(quirk, forces=FORCING)
     [forced] = await _send_trials(settings, probe_result, quirk, [(QUESTION, TRIAL_TOKENS, True)])
     questions = [(QUESTION, TRIAL_TOKENS, False), (long_prompt, 8, False), (QUESTION, 1, False)]
     free = await _send_trials(settings, probe_result, probe_result.quirk, questions)

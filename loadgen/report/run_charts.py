@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from math import log10
+from typing import TYPE_CHECKING, Any
 
 from loadgen import format
 from loadgen.report.page import COLORS, Axis, Band, Chart, Mark, Series
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from loadgen.metrics.summary import Summary
-    from loadgen.report.run_data import Bins, Cloud, Figures
+    from loadgen.report.run_data import Bins, Cloud, Figures, Heat
 
 QUANTILE_COLORS = {"p50": "c1", "p90": "c3", "p99": "c2", "max": "c6"}
 
@@ -98,6 +99,12 @@ def _time_axis(figures: Figures) -> Axis:
     return Axis(label="since the start of the run", format="time", min=0, max=figures.length_s)
 
 
+def _lines_over_time(figures: Figures, title: str, y: Axis, series: tuple[Series, ...], **more: Any) -> Chart:
+    """A chart of lines over the time of the run, with its stages as bands."""
+    x, stages = _time_axis(figures), bands(figures)
+    return Chart(kind="lines", title=title, x=x, y=y, series=series, bands=stages, **more)
+
+
 def _centres(bins: Bins, length_s: float) -> tuple[float, ...]:
     """The middle of each bin, in seconds. The last bin counts only as far as the run lasted."""
     count = max((len(values) for values in bins.series.values()), default=0)
@@ -124,7 +131,6 @@ def bands(figures: Figures) -> tuple[Band, ...]:
 
 def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
     """Load, output tokens, requests in flight, TTFT, TPOT and gaps between events over time, with the stages marked."""
-    x, stages = _time_axis(figures), bands(figures)
 
     def lines(title: str, bins: Bins, y: Axis, note: str = "", marks: tuple[Mark, ...] = ()) -> Chart:
         centres = _centres(bins, figures.length_s)
@@ -132,7 +138,7 @@ def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
             Series(name=name if len(bins.series) > 1 else "", x=centres, y=values, color=color, dash=dash)
             for (name, values), (color, dash) in zip(bins.series.items(), _styles(bins), strict=False)
         )
-        return Chart(kind="lines", title=title, note=note, x=x, y=y, series=series, bands=stages, marks=marks)
+        return _lines_over_time(figures, title, y, series, note=note, marks=marks)
 
     load = figures.load
     yield lines(
@@ -158,12 +164,11 @@ def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
         )
         yield lines(title, bins, _value_axis(values), f"per {bins.width_s:g} s, {basis}", limits)
     if figures.gaps is not None and "inter_chunk" not in summary.unsound:
-        yield _gap_heat_chart(figures, x)
+        yield _gap_heat_chart(figures, figures.gaps)
 
 
 def server(figures: Figures, curves_by_metric: Mapping[str, served.MetricCurve]) -> Iterator[Chart]:
     """The servers' own metrics over time, with the client's view of the same quantity where it has one."""
-    x, stages = _time_axis(figures), bands(figures)
 
     def line(name: str, metric: str, color: str) -> tuple[Series, ...]:
         curve = curves_by_metric.get(metric)
@@ -191,7 +196,7 @@ def server(figures: Figures, curves_by_metric: Mapping[str, served.MetricCurve])
         if series:
             client_lines = [client_series(figures.in_flight, "in flight, by the client")] if series is requests else []
             client_lines += [client_series(figures.output, "by the client")] if series is tokens else []
-            yield Chart(kind="lines", title=title, x=x, y=y, series=(*series, *client_lines), bands=stages)
+            yield _lines_over_time(figures, title, y, (*series, *client_lines))
 
 
 def _at_most_bins(curve: served.MetricCurve) -> tuple[Sequence[float], Sequence[float]]:
@@ -219,9 +224,7 @@ def _styles(bins: Bins) -> Iterator[tuple[str, str]]:
         )
 
 
-def _gap_heat_chart(figures: Figures, x: Axis) -> Chart:
-    heat = figures.gaps
-    assert heat is not None
+def _gap_heat_chart(figures: Figures, heat: Heat) -> Chart:
     cells = tuple(
         (
             time_bin * heat.width_s,
@@ -236,7 +239,7 @@ def _gap_heat_chart(figures: Figures, x: Axis) -> Chart:
         kind="cells",
         title="Gaps between output events",
         note="how many gaps of which length at which time: darker is more (log); stalls stand out at the top",
-        x=x,
+        x=_time_axis(figures),
         y=Axis(
             label="ms, log",
             unit="ms",
@@ -263,16 +266,9 @@ def lengths(figures: Figures) -> Iterator[Chart]:
             "Output length: asked against received", figures.asked_by_output, asked, "tokens received"
         )
     if figures.cached is not None and any(figures.cached.series["cached"]):
-        yield Chart(
-            kind="lines",
-            title="Prompt tokens from the prefix cache",
-            x=_time_axis(figures),
-            y=Axis(label="share", format="percent", min=0, max=1),
-            series=(
-                Series(x=_centres(figures.cached, figures.length_s), y=figures.cached.series["cached"], color="c3"),
-            ),
-            bands=bands(figures),
-        )
+        centres, share = _centres(figures.cached, figures.length_s), Axis(label="share", format="percent", min=0, max=1)
+        series = (Series(x=centres, y=figures.cached.series["cached"], color="c3"),)
+        yield _lines_over_time(figures, "Prompt tokens from the prefix cache", share, series)
 
 
 def _cloud_chart(title: str, cloud: Cloud, x: Axis, unit: str) -> Iterator[Chart]:
@@ -288,7 +284,7 @@ def _cloud_chart(title: str, cloud: Cloud, x: Axis, unit: str) -> Iterator[Chart
     from loadgen.report.run_data import CELLS
 
     cell_width = (cloud.x[1] - cloud.x[0]) / CELLS[0]
-    low, high = (_log10(cloud.y[0]), _log10(cloud.y[1])) if cloud.log_y else cloud.y
+    low, high = (log10(cloud.y[0]), log10(cloud.y[1])) if cloud.log_y else cloud.y
     cell_height = (high - low) / CELLS[1] or 1.0
 
     def y_value(value: float) -> float:
@@ -308,12 +304,6 @@ def _cloud_chart(title: str, cloud: Cloud, x: Axis, unit: str) -> Iterator[Chart
     axis_y = Axis(label=y.label, unit=unit, log=cloud.log_y, min=y_value(low), max=y_value(high))
     note = f"{format.count(cloud.count)} requests, counted in cells: darker is more (log)"
     yield Chart(kind="cells", title=title, note=note, x=axis_x, y=axis_y, cells=cells)
-
-
-def _log10(value: float) -> float:
-    from math import log10
-
-    return log10(value)
 
 
 def errors(figures: Figures) -> Iterator[Chart]:
@@ -345,22 +335,10 @@ def client(figures: Figures, summary: Summary) -> Iterator[Chart]:
     centres = _centres(bins, figures.length_s)
     cpu, lag = bins.series["cpu"], bins.series["send lag, largest"]
     if any(value is not None for value in cpu):
-        yield Chart(
-            kind="lines",
-            title="CPU of the busiest worker",
-            x=_time_axis(figures),
-            y=Axis(label="of one core", format="percent", min=0, max=max(1.0, *(v or 0 for v in cpu))),
-            series=(Series(x=centres, y=cpu, color="c1"),),
-            bands=bands(figures),
-            marks=(Mark(y=summary.verdict.limits.cpu_share, label="limit of the verdict", color="bad"),),
-        )
+        share = Axis(label="of one core", format="percent", min=0, max=max(1.0, *(v or 0 for v in cpu)))
+        marks = (Mark(y=summary.verdict.limits.cpu_share, label="limit of the verdict", color="bad"),)
+        line = Series(x=centres, y=cpu, color="c1")
+        yield _lines_over_time(figures, "CPU of the busiest worker", share, (line,), marks=marks)
     if any(value is not None for value in lag):
-        yield Chart(
-            kind="lines",
-            title="Largest send lag",
-            note=f"per {bins.width_s:g} s",
-            x=_time_axis(figures),
-            y=_value_axis(lag),
-            series=(Series(x=centres, y=lag, color="c2"),),
-            bands=bands(figures),
-        )
+        line = Series(x=centres, y=lag, color="c2")
+        yield _lines_over_time(figures, "Largest send lag", _value_axis(lag), (line,), note=f"per {bins.width_s:g} s")

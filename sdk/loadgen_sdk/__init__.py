@@ -44,44 +44,25 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"  # of sdk/pyproject.toml and of the generator: one version for both
 
-_MODULE_BY_NAME = {
-    "Attempt": "app.measurement",
-    "BlockingClient": "app.blocking",
-    "Choice": "app.measurement",
-    "Client": "app.client",
-    "ClientError": "errors",
-    "Completion": "request",
-    "Content": "app.measurement",
-    "Event": "app.client",
-    "Failure": "request",
-    "Measurement": "app.measurement",
-    "OpenTelemetry": "app.telemetry",
-    "Permit": "app.throttle",
-    "Prometheus": "app.telemetry",
-    "Request": "request",
-    "RequestFailed": "errors",
-    "Retry": "app.retry",
-    "ShapeRecorder": "app.trace_recorder",
-    "Target": "transport.target",
-    "TargetUnusable": "errors",
-    "Throttle": "app.throttle",
-    "ThrottleTimeout": "errors",
-    "Tls": "transport.wire",
-    "TokenPrice": "app.measurement",
-    "Usage": "request",
-    "WrongUse": "errors",
-    "auto": "app.auto",
-    "instrument": "app.instrumentation",
-    "labelled": "app.labels",
-    "latest_measurement": "app.measurement",
-    "measurement_of": "app.measurement",
-    "priority": "app.throttle",
-    "record_shape": "app.trace_recorder",
+_NAMES_BY_MODULE = {
+    "app.auto": "auto",
+    "app.blocking": "BlockingClient",
+    "app.client": "Client Event",
+    "app.instrumentation": "instrument",
+    "app.labels": "labelled",
+    "app.measurement": "Attempt Choice Content Measurement TokenPrice latest_measurement measurement_of",
+    "app.retry": "Retry",
+    "app.telemetry": "OpenTelemetry Prometheus",
+    "app.throttle": "Permit Throttle priority",
+    "app.trace_recorder": "ShapeRecorder record_shape",
+    "errors": "ClientError RequestFailed TargetUnusable ThrottleTimeout WrongUse",
+    "request": "Completion Failure Request Usage",
+    "transport.target": "Target",
+    "transport.wire": "Tls",
 }
+_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
-__all__ = [  # noqa: PLE0604 - the keys of the table, which is sorted
-    *_MODULE_BY_NAME
-]
+__all__ = sorted(_MODULE_BY_NAME)  # noqa: PLE0605 - the names of the table
 
 
 def __getattr__(name: str) -> Any:

@@ -98,7 +98,6 @@ class ShapeRecorder:
         self._session_prefix, self._sessions = secrets.token_hex(3), 0
         self._turns: OrderedDict[bytes, _Turn] = OrderedDict()
         self._rows: deque[bytes] = deque()
-        self._unwritten, self._rows_joined = b"", 0  # the end of the joined rows that is not written yet; their count
         self._flushed = self._retry_at = 0
         self._warned = False
         self._lock = threading.RLock()
@@ -247,14 +246,10 @@ class ShapeRecorder:
         rows = self._rows
         try:
             while rows:
-                if not self._unwritten:
-                    self._unwritten = rows[0] if len(rows) == 1 else b"".join(rows)
-                    self._rows_joined = len(rows)
-                self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
-                if not self._unwritten:
-                    for _ in range(self._rows_joined):
-                        rows.popleft()
-                    self.written += self._rows_joined
+                rows[0] = rows[0][os.write(self._fd, rows[0]) :]
+                if not rows[0]:
+                    rows.popleft()
+                    self.written += 1
         except OSError as error:
             self._retry_at = now + WRITE_RETRY_NS
             if not self._warned:

@@ -1,7 +1,7 @@
 """Makes the body of a request as bytes, by the table of quirks. Pure. Bodies are made before their requests are due.
 
-A body has only the fields that the server's row lists, and those that the user names. No code here depends on the name
-of a server: a rule that needs an `if name ==` belongs in `quirks.py`, as a column.
+A body has only the common fields, those that the server's row lists, and those that the user names. No code here
+depends on the name of a server: a rule that needs an `if name ==` belongs in `quirks.py`, as a column.
 """
 
 from __future__ import annotations
@@ -42,28 +42,20 @@ def body(
     user_limit_fields = [field for field in MAX_FIELDS if field in extra] if extra else []
     if user_limit_fields:
         max_tokens = extra[user_limit_fields[0]]
-    fields: dict[str, Any] = {}
-    for field in quirk.fields(api):
-        if field == "model":
-            fields[field] = model
-        elif field == "messages":
-            fields[field] = _messages(request)
-        elif field == "prompt":
-            fields[field] = _prompt(request, quirk)
-        elif field == "stream":
-            fields[field] = stream
-        elif field == "stream_options":
-            if stream:  # several servers reject it without `stream: true`
-                options = dict(quirk.stream_options)
-                if continuous_usage and quirk.continuous_usage:
-                    options["continuous_usage_stats"] = True
-                fields[field] = options
-        elif max_tokens is None:
-            continue  # no limit requested: forcing a length would generate up to the server's own limit
-        elif field == "max_tokens":
-            if not user_limit_fields:
-                fields[quirk.limit_field(api, model)] = max_tokens
-        elif request.exact_output:
+    fields: dict[str, Any] = {"model": model}
+    if api == "chat":
+        fields["messages"] = _messages(request)
+    else:
+        fields["prompt"] = _prompt(request, quirk)
+    fields["stream"] = stream
+    if stream:  # several servers reject the options without `stream: true`
+        fields["stream_options"] = dict(quirk.stream_options)
+        if continuous_usage and quirk.continuous_usage:
+            fields["stream_options"]["continuous_usage_stats"] = True
+    if max_tokens is not None:  # without a limit, forcing a length would generate up to the server's own limit
+        if not user_limit_fields:
+            fields[quirk.limit_field(api, model)] = max_tokens
+        for field in quirk.forces if request.exact_output else ():
             fields[field] = max_tokens if field == "min_tokens" else True
     return _encode(merge(fields, extra) if extra else fields)
 
