@@ -31,7 +31,7 @@ from loadgen.execution.plan import Settings
 from loadgen.report import validation as verdict_page
 from loadgen.slo import Slo, Term
 from loadgen.stats import intervals, quantile_interval
-from loadgen.stats.quantile_interval import Bounds
+from loadgen.stats.intervals import Bounds
 
 ALL_WRONG = """\
 name: bad
@@ -520,8 +520,8 @@ def test_intervals_of_samples() -> None:
     assert wide.high - wide.low > 5 * (median.high - median.low)
     assert quantile_interval.share([np.zeros(1000)], 0.95).high == pytest.approx(0.0038, abs=1e-4)
     assert intervals.faultless(0.0038, 0.95) == pytest.approx(1007, abs=5)
-    assert quantile_interval.ratio(Bounds(2, 1.9, 2.1), Bounds(1, 0.9, 1.1)).low == pytest.approx(1.79, abs=0.01)
-    assert quantile_interval.ratio(Bounds(2, 1.9, 2.1), Bounds(1, -np.inf, 1.1)).high == np.inf
+    assert intervals.quotient(Bounds(2, 1.9, 2.1), Bounds(1, 0.9, 1.1)).low == pytest.approx(1.79, abs=0.01)
+    assert intervals.quotient(Bounds(2, 1.9, 2.1), Bounds(1, -np.inf, 1.1)).high == np.inf
 
 
 # -- carried out -------------------------------------------------------------------------------------------------

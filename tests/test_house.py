@@ -32,9 +32,7 @@ ONLY = {  # heavy module -> the one that may import it
 }
 
 TWICE = {  # class -> why two modules have one of this name
-    "Slo": "`workload/schema.py`: checked, as a file writes it; `slo.py`: the promise that a run stores",
     "StageSpan": "`schedule/timetable.py`: a stage in slots; `report/run_data.py`: the same on the axis of a chart",
-    "Term": "as Slo",
 }
 
 
@@ -189,9 +187,13 @@ def test_the_drawing_of_rooms_is_that_of_the_layers() -> None:
     assert drawn == [{name.partition("/")[0] for name in line} if "compare" in line else line for line in layers]
 
 
-def test_the_stops_from_the_command_line_to_the_socket_exist() -> None:
-    rows = re.findall(r"^\| \d+ \| `(\w+)`(?: \((.*?)\))? \| `([\w/.]+)` \|", README.read_text("utf-8"), re.M)
-    assert (len(rows), len({file for *_, file in rows})) == (18, 16)
+@pytest.mark.parametrize(
+    ("heading", "stops"), [("From --request-rate to the socket", (18, 16)), ("From a token event to", (20, 16))]
+)
+def test_the_stops_of_a_way_exist(heading: str, stops: tuple[int, int]) -> None:
+    section = README.read_text("utf-8").split(f"## {heading}")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| \d+ \| `(\w+)`(?: \((.*?)\))? \| `([\w/.]+)` \|", section, re.M)
+    assert (len(rows), len({file for *_, file in rows})) == stops
     for stop, handing_on, file in rows:
         text = (ROOT / file).read_text("utf-8")
         for name in (stop, *re.findall(r"\w+", handing_on)):

@@ -10,6 +10,7 @@ import pytest
 
 from loadgen import seeds
 from loadgen.stats import intervals
+from loadgen.stats.intervals import Bounds
 
 
 @pytest.mark.parametrize(
@@ -150,11 +151,11 @@ def test_a_quotient_of_intervals_covers_the_truth() -> None:
     for _ in range(200):
         over = intervals.replications(rng.exponential(2.0, 40))
         under = intervals.replications(rng.exponential(1.0, 40))
-        _, low, high = intervals.quotient((over.value, over.low, over.high), (under.value, under.low, under.high))
+        _, low, high = intervals.quotient(over.bounds, under.bounds)
         covered += low <= 2.0 <= high
     assert 184 <= covered <= 198
-    assert intervals.quotient((1.0, 0.9, math.inf), (1.0, 0.9, 1.1))[2] == math.inf
-    assert math.isnan(intervals.quotient((0.0, 0.0, 1.0), (1.0, 0.9, 1.1))[0])
+    assert intervals.quotient(Bounds(1.0, 0.9, math.inf), Bounds(1.0, 0.9, 1.1)).high == math.inf
+    assert math.isnan(intervals.quotient(Bounds(0.0, 0.0, 1.0), Bounds(1.0, 0.9, 1.1)).value)
 
 
 def test_transient() -> None:

@@ -79,7 +79,6 @@ def search(
     from loadgen import units
     from loadgen.errors import Fault, Faults, UserError, collecting
     from loadgen.execution.folder_names import run_id
-    from loadgen.execution.run_header import _slo
     from loadgen.search import experiment, trials
     from loadgen.search.load_search import Goal, LoadSearch
     from loadgen.workload import Closed
@@ -102,7 +101,7 @@ def search(
         faults.append(UserError(f"nothing to search over: {over!r}", "--over", "known: rate, concurrency"))
     with collecting(faults):
         checked = load(workload, given["trace"], replace(overrides, slo=terms, warmup=0, **at_first_load))
-        slo_of_workload = _slo(checked)
+        slo_of_workload = checked.slo
         if slo_of_workload is None:
             raise UserError(
                 "no SLO to search under", workload or f"--trace {given['trace']}", "give --slo ttft:2s --slo tpot:200ms"

@@ -180,7 +180,6 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
 
     from loadgen import run_folder
     from loadgen.cli.show import Show, say
-    from loadgen.execution.run_header import _slo
     from loadgen.report import sweep as sweep_report
     from loadgen.results import checksums, store
     from loadgen.search import experiment, trials
@@ -209,7 +208,7 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
         say(f"going on with {parent}: {count} of {len(grid)} levels are done")
     trial_runner = trials.Trials(
         folder=parent,
-        goal=Goal(slo=_slo(first_workload) or Slo(terms=())),
+        goal=Goal(slo=first_workload.slo or Slo(terms=())),
         make=lambda ask: grid[ask.load],
         settings=asked.settings,
         seed=seed,

@@ -24,7 +24,8 @@ from loadgen.metrics import outcomes, windows
 from loadgen.metrics.columns import OK, Columns
 from loadgen.metrics.windows import Span
 from loadgen.stats import intervals, quantile_interval, steady_state
-from loadgen.stats.quantile_interval import Bounds, Series
+from loadgen.stats.intervals import Bounds
+from loadgen.stats.quantile_interval import Series
 from loadgen.stats.quantiles import index
 
 RATE_BATCHES = intervals.BATCHES  # for the batch means of a rate, over all runs together
@@ -109,7 +110,7 @@ class Evaluator:
         first, last = self._first_and_last_windows(term.window_ns)
         rates = self._batch_rates(last, _ok_in_span), self._batch_rates(first, _ok_in_span)
         ratio = intervals.ratio(*rates, level=self.confidence)
-        return Held(quantile_interval.plain(ratio), self._ok_requests())
+        return Held(ratio.bounds, self._ok_requests())
 
     def steady_rate(self, term: Promise) -> Held:
         per_gpu = "gpus" in KINDS[term.kind].needs
@@ -162,7 +163,7 @@ class Evaluator:
     def _between_runs(self, bounds: Bounds, values: Series, p: float) -> Bounds:
         """The interval of a percentile, at least as wide as the percentiles of the single runs differ."""
         per_run = [float(np.sort(run)[index(len(run), p)]) for run in values if len(run)]
-        return Bounds(*intervals.with_replications(bounds, per_run, self.confidence, log=True))
+        return intervals.with_replications(bounds, per_run, self.confidence, log=True)
 
     def _quantile(self, values: Series, p: float, what: str, length_s: float, confidence: float) -> tuple[Bounds, str]:
         """A percentile of values that were already selected from `length_s` of load; and why it has no upper end."""
@@ -191,7 +192,7 @@ class Evaluator:
                 raise Missing("no answer had two events, so there are no gaps")
         p = term.quantile
         per_run = [run.gaps.quantile(p) for run in self.runs]
-        bounds = quantile_interval.plain(intervals.replications(per_run, self.confidence))
+        bounds = intervals.replications(per_run, self.confidence).bounds
         length_s = steady.load_length_s([steady.figures(columns, "e2e")[0] for columns in self._columns])
         caveat = steady.too_short(length_s, p, self.confidence, self.horizon_s, f"{term.kind} p{p * 100:g}")
         return Held(bounds._replace(high=math.inf) if caveat else bounds, self._ok_requests(), caveat)
@@ -217,7 +218,7 @@ class Evaluator:
         batch_rates = self._batch_rates(settled_spans, count_in_span)
         within = intervals.batch_means(batch_rates, batches=len(batch_rates), level=self.confidence)
         per_run = [float(np.mean(run_rates)) for run_rates in np.split(np.array(batch_rates), len(spans))]
-        bounds = Bounds(*intervals.with_replications(quantile_interval.plain(within), per_run, self.confidence))
+        bounds = intervals.with_replications(within.bounds, per_run, self.confidence)
         return (bounds._replace(high=math.inf) if caveat else bounds), caveat
 
     def _runs_and_columns(self) -> Iterator[tuple[RecordedRun, Columns]]:
@@ -276,7 +277,7 @@ class Evaluator:
             sizes.append(steady.size(values))
         if failed := [f"node {node + 1}" for node, bounds in enumerate(nodes) if math.isinf(bounds.value)]:
             raise Missing(f"too many requests failed at {', '.join(failed)}: no {term.at} to compare")
-        ratios = [quantile_interval.ratio(a, b) for a, b in permutations(nodes, 2)]
+        ratios = [intervals.quotient(a, b) for a, b in permutations(nodes, 2)]
         largest_ratio = Bounds(*(max(ratio[i] for ratio in ratios) for i in range(3)))
         caveat = next(filter(None, caveats), "")
         return Held(_change(largest_ratio), min(sizes), caveat)
@@ -343,7 +344,7 @@ def _ratio(numerator: Bounds, denominator: Bounds, what: str) -> Bounds:
     ):  # the log-scale interval needs finite values: divide the ends, each at its own confidence
         low = max(numerator.low, 0.0) / denominator.high if math.isfinite(denominator.high) else 0.0
         return Bounds(math.inf, low, math.inf)
-    return quantile_interval.ratio(numerator, denominator)
+    return intervals.quotient(numerator, denominator)
 
 
 def _scaled(bounds: Bounds, factor: float) -> Bounds:

@@ -38,7 +38,7 @@ from loadgen.report import validation as verdict_page
 from loadgen.report.validation import cases
 from loadgen.results import checksums, store
 from loadgen.results.manifest import TargetFacts
-from loadgen.stats.quantile_interval import Bounds
+from loadgen.stats.intervals import Bounds
 from loadgen.stats.quantiles import Histogram
 from loadgen.workload import placed
 

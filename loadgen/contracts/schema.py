@@ -18,21 +18,22 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    PlainValidator,
     Strict,
     Tag,
     ValidationError,
-    ValidationInfo,
     create_model,
 )
 
 from loadgen import format
 from loadgen.errors import Fault, Faults, UserError
+from loadgen.slo import Slo
 from loadgen.stats.quantiles import name as percentile
 from loadgen.units import Wrong
 from loadgen.workload import Workload
 from loadgen.workload.fields import Duration, FiniteRate, Part, Quantile, Share, Source, Tagged, Whole, choice
 from loadgen.workload.messages import fault, in_order
-from loadgen.workload.schema import Slo, WrittenSlo
+from loadgen.workload.schema import checked_slo
 from loadgen.workload.yaml_marks import Map, read_yaml
 
 Of = Literal["ttft", "ttft_from_sent", "first_answer", "tpot", "e2e", "max_gap"]
@@ -200,15 +201,7 @@ else:
 # -------------------------------------------------------------------------------------------------------------- levels
 
 
-def _slo(value: Any, info: ValidationInfo) -> Any:
-    if not isinstance(info.context, Source) or value is None or isinstance(value, Slo):
-        return value
-    faults_before = len(info.context.faults)
-    written = WrittenSlo.model_validate(value, context=info.context)
-    return written.checked() if len(info.context.faults) == faults_before else None
-
-
-_Slo = Annotated[Slo | None, BeforeValidator(_slo)]
+ContractSlo = Annotated[Slo | None, PlainValidator(checked_slo)]
 Name = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
@@ -234,7 +227,7 @@ class ContractLevel(Part):
     repeats: Annotated[int, Strict(), Field(ge=1, le=100)] = 1
     apart_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="apart")
     cache: Literal["cold", "warm"] | None = None
-    slo: _Slo = None
+    slo: ContractSlo = None
     must: tuple[WrittenPromise, ...] = ()
     should: tuple[WrittenPromise, ...] = ()
 
@@ -255,7 +248,7 @@ class Contract(Part):
     horizon_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="horizon")
     gpus: Whole | None = None
     prices: str | None = None
-    slo: _Slo = None
+    slo: ContractSlo = None
     levels: Annotated[tuple[ContractLevel, ...], BeforeValidator(_levels)]
 
 

@@ -21,7 +21,7 @@ from loadgen.contracts.schema import Contract, ContractLevel, Promise, words
 from loadgen.contracts.steady_samples import Missing, RecordedRun
 from loadgen.metrics import columns, reasons
 from loadgen.stats import intervals
-from loadgen.stats.quantile_interval import Bounds
+from loadgen.stats.intervals import Bounds
 
 SCHEMA = 1
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"

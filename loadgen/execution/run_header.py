@@ -28,7 +28,7 @@ from loadgen.results import manifest
 from loadgen.results.record import SCHEMA_MINOR
 from loadgen.schedule import timetable as schedule
 from loadgen.schedule.timetable import Schedule
-from loadgen.slo import Slo, Term
+from loadgen.slo import Slo
 from loadgen.workload import Closed, Gamma, Ramp, Replay, Workload, recipe_fingerprint
 
 
@@ -36,7 +36,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
     """The header of a run before it starts. `asked`, `begins`: the workload as it was given, and how lanes begin."""
     job, timetable, tokenizer = plan.job, plan.timetable, plan.tokenizer
     settings, workload, found = job.settings, job.workload, job.found
-    slo, unjudged = _judged_slo(_slo(workload), settings.stream)
+    slo, unjudged = _judged_slo(workload.slo, settings.stream)
     source = "server" if all(result.usage for result in found) else tokenizer.tag
     # how lanes begin by default is the target's doing: fingerprints are of what was asked
     asked_timetable = timetable if asked.stages == workload.stages else schedule.build(asked, job.seed)
@@ -167,14 +167,6 @@ def _host() -> manifest.Host:
         clock=clock,
         versions={name: metadata.version(name) for name in names},
     )
-
-
-def _slo(workload: Workload) -> Slo | None:
-    slo = workload.slo
-    if slo is None:
-        return None
-    terms = tuple(Term(metric=t.metric, limit_ns=t.limit_ns, quantile=t.quantile) for t in slo.terms)
-    return Slo(terms=terms, goodput_share=slo.goodput_share)
 
 
 def _judged_slo(slo: Slo | None, stream: bool) -> tuple[Slo | None, list[str]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen import format, slo
+from loadgen import format
 from loadgen.errors import UserError
 from loadgen.metrics import reasons, sustainable
 from loadgen.mlperf import dataset, log_files, rules
@@ -156,8 +156,8 @@ def peak(
     """
     assert test.ttft_ns is not None and test.tpot_ns is not None
     terms = (
-        slo.Term(metric="ttft", limit_ns=test.ttft_ns, quantile=test.percentile),
-        slo.Term(metric="tpot_mlperf", limit_ns=test.tpot_ns, quantile=test.percentile),
+        Term(metric="ttft", limit_ns=test.ttft_ns, quantile=test.percentile),
+        Term(metric="tpot_mlperf", limit_ns=test.tpot_ns, quantile=test.percentile),
     )
 
     seed = experiment.seed_of(folder, data.seed)
@@ -169,7 +169,7 @@ def peak(
 
     runs = trials.Trials(
         folder=folder,
-        goal=Goal(slo=slo.Slo(terms=terms), mlperf=True),
+        goal=Goal(slo=Slo(terms=terms), mlperf=True),
         make=make,
         settings=settings,
         seed=seed,

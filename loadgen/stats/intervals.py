@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,7 +24,13 @@ LEVEL = 0.95
 BATCHES = 20  # with more, batches are short against the correlation; with fewer, t is large (Schmeiser 1982)
 RESAMPLES = 2000
 
-Ends = tuple[float, float, float]  # a value, the low end and the high end of its interval
+
+class Bounds(NamedTuple):
+    """`low` and `high` enclose the true value with the given confidence; infinite where the sample has no bound."""
+
+    value: float
+    low: float
+    high: float
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +42,10 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     level: float = LEVEL
     count: int = 0
     method: str = ""
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.value, self.low, self.high)
 
     @property
     def half_width(self) -> float:
@@ -251,14 +261,14 @@ def ratio(above: ArrayLike, below: ArrayLike, *, paired: bool = False, level: fl
     return Interval(value=value, low=low, high=high, level=level, count=min(n, m), method="ratio")
 
 
-def quotient(over: Ends, under: Ends) -> Ends:
+def quotient(over: Bounds, under: Bounds) -> Bounds:
     """`over / under` of two independent positive figures, from the interval of each, which need not be symmetric.
 
     MOVER on the logarithms (Zou and Donner 2008).
     """
     (value, low, high), (base, base_low, base_high) = over, under
     if not (0 < base < math.inf and 0 < value < math.inf):
-        return math.nan, 0.0, math.inf
+        return Bounds(math.nan, 0.0, math.inf)
 
     def log(x: float) -> float:
         return math.log(x) if x > 0 else -math.inf
@@ -266,7 +276,8 @@ def quotient(over: Ends, under: Ends) -> Ends:
     log_ratio = math.log(value / base)
     below = math.hypot(log(value) - log(low), log(base_high) - log(base))
     above = math.hypot(log(high) - log(value), log(base) - log(base_low))
-    return math.exp(log_ratio), math.exp(log_ratio - below), math.exp(log_ratio + above) if above < 700 else math.inf
+    high_end = math.exp(log_ratio + above) if above < 700 else math.inf
+    return Bounds(math.exp(log_ratio), math.exp(log_ratio - below), high_end)
 
 
 # -- shares ------------------------------------------------------------------------------------------------------------
@@ -351,7 +362,7 @@ def length_for(recurrence_s: float, level: float = LEVEL) -> float:
     return recurrence_s * math.log(2 / (1 - level))
 
 
-def with_replications(interval: Ends, per_run: Sequence[float], level: float = LEVEL, *, log: bool = False) -> Ends:
+def with_replications(interval: Bounds, per_run: Sequence[float], level: float = LEVEL, *, log: bool = False) -> Bounds:
     """An interval by the times within runs, widened to at least the interval of the runs among each other.
 
     `per_run`: the figure of each run. By Student's t around `interval`'s value, on logarithms where `log`. Unchanged
@@ -363,8 +374,8 @@ def with_replications(interval: Ends, per_run: Sequence[float], level: float = L
         return interval
     half = replications(np.log(data) if log else data, level).half_width
     if log:
-        return value, min(low, value * math.exp(-half)), max(high, value * math.exp(min(half, 700.0)))
-    return value, min(low, value - half), max(high, value + half)
+        return Bounds(value, min(low, value * math.exp(-half)), max(high, value * math.exp(min(half, 700.0))))
+    return Bounds(value, min(low, value - half), max(high, value + half))
 
 
 # -- the start-up transient --------------------------------------------------------------------------------------------

@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.stats import intervals
+from loadgen.stats.intervals import Bounds
 from loadgen.stats.quantiles import index
 
 LEAST_WORTH = 20  # effective sample size below which the range of the sample is its interval
 OUTLYING = 5.0  # standard deviations by which a batch of time is another state of the server
 Series = Sequence[NDArray[np.float64]]  # one array per run, in order of time
-
-
-class Bounds(NamedTuple):
-    """`low` and `high` enclose the true value with the given confidence; infinite where the sample has no bound."""
-
-    value: float
-    low: float
-    high: float
 
 
 def share(marks: Series, confidence: float) -> Bounds:
@@ -102,13 +94,3 @@ def other_state(values: Series, p: float) -> float:
     spread = float(np.median(np.abs(finite - middle))) * 1.4826  # the standard deviation, if they are normal
     worst = float(finite.max())
     return math.exp(worst) if worst - middle > OUTLYING * spread else 0.0
-
-
-def ratio(over: Bounds, under: Bounds) -> Bounds:
-    """`over / under` of two independent positive figures, with its interval."""
-    return Bounds(*intervals.quotient(over, under))
-
-
-def plain(found: intervals.Interval) -> Bounds:
-    """An `intervals.Interval` as Bounds."""
-    return Bounds(found.value, found.low, found.high)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from loadgen.stats import early_stopping
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 QUANTILES: tuple[tuple[str, float], ...] = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p99_9", 0.999))
 
-CONFIDENCE = 0.99  # confidence of the early stopping of MLPerf LoadGen
 SUPPORT: dict[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99_9": 6636}
 """Number of samples from which a quantile is *supported*: there LoadGen's early stopping allows one over the limit."""
 
@@ -63,23 +64,12 @@ def index(n: int, p: float) -> int:
 
 
 def support(p: float) -> int:
-    """The number of samples that supports quantile `p`: the smallest n with P(Binomial(n, 1 - p) <= 1) <= 1 %.
+    """The number of samples that supports quantile `p`: early stopping allows one of them over the limit.
 
     From there, one sample over the limit still shows, at LoadGen's confidence of 99 %, that a share of at least `p` is
     under it. `SUPPORT` holds the common values.
     """
-
-    def chance(n: int) -> float:
-        return p**n + n * (1 - p) * p ** (n - 1)
-
-    high = 2
-    while chance(high) > 1 - CONFIDENCE:
-        high *= 2
-    low = high // 2
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if chance(middle) > 1 - CONFIDENCE else (low, middle)
-    return high
+    return early_stopping.needed(1, p)
 
 
 def name(p: float) -> str:

@@ -4,6 +4,7 @@
 What the words mean is in docs/workloads.md.
 """
 
+from loadgen.slo import Slo, Term
 from loadgen.workload.fields import Empirical, Fixed, Listed, LogNormal, Normal, Uniform
 from loadgen.workload.flags import Overrides, levels
 from loadgen.workload.loading import load, of_trace, packaged
@@ -21,10 +22,8 @@ from loadgen.workload.schema import (
     Poisson,
     Ramp,
     Replay,
-    Slo,
     Stage,
     Synthetic,
-    Term,
     Turns,
     Workload,
     json_schema,

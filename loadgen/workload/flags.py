@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from loadgen import units
-from loadgen.errors import Fault, Faults, UserError
+from loadgen.errors import Fault, Faults, UserError, closest
 
 MOST_TOKENS = 10_000_000  # of a prompt or an answer: ten times the longest known context
 MOST_LANES = 1_000_000
@@ -221,10 +221,8 @@ def _term(text: str, default_unit: str) -> tuple[str, Any, float | None]:
     if metric == "goodput":
         return metric, units.share(limit_text), None
     if metric not in METRICS:
-        import difflib
-
-        similar = difflib.get_close_matches(name, (*METRICS, *METRIC_ALIASES, "goodput"), 1)
-        raise units.Wrong(f'names no metric: "{name}"', (f'did you mean "{similar[0]}"? ' if similar else "") + known)
+        similar = closest(name, (*METRICS, *METRIC_ALIASES, "goodput"), {})
+        raise units.Wrong(f'names no metric: "{name}"', (f'did you mean "{similar}"? ' if similar else "") + known)
     limit, colon, quantile_text = limit_text.partition(":")
     quantile = units.quantile(quantile_text) if colon else None
     ns = units.duration_ns(limit, bare=default_unit)

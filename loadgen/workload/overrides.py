@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen import seeds
 from loadgen.errors import Fault, Faults, UserError
+from loadgen.slo import Slo, Term
 from loadgen.workload.fields import Fixed
 from loadgen.workload.flags import METRICS, Flags
 from loadgen.workload.messages import locate
@@ -25,10 +26,8 @@ from loadgen.workload.schema import (
     Poisson,
     Ramp,
     Replay,
-    Slo,
     Stage,
     Synthetic,
-    Term,
     Workload,
     Written,
 )

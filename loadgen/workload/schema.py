@@ -10,17 +10,23 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BeforeValidator, Discriminator, Field, Strict, Tag, ValidationInfo, model_validator
+import msgspec
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    Strict,
+    Tag,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
 
 from loadgen import units
-from loadgen.limits import (
-    CPU_SHARE,
-    EVENT_ERROR_SHARE,
-    FAILURE_SHARE,
-    SEND_LAG_SHARE,
-    STAMP_ERROR_SHARE,
-    TPOT_ERROR_SHARE,
-)
+from loadgen.limits import ValidityLimits
+from loadgen.slo import Slo, Term
 from loadgen.workload.fields import (
     Amount,
     Duration,
@@ -305,21 +311,6 @@ class Stage(Part):
 # ---------------------------------------------------------------------------------------------------------------- slo
 
 
-class Term(Part):
-    """`metric` is at most `limit_ns` at `quantile` (0.99 is p99)."""
-
-    metric: str
-    limit_ns: int
-    quantile: float = 0.99
-
-
-class Slo(Part):
-    """What was promised: every term at its own quantile and, if asked for, the share of requests that meet them all."""
-
-    terms: tuple[Term, ...] = ()
-    goodput_share: float | None = None
-
-
 class WrittenTerm(Part):
     """`2s`, or `{limit: 2s, at: p95}`."""
 
@@ -381,9 +372,12 @@ class WrittenSlo(Part):
         return Slo(terms=tuple(terms), goodput_share=self.goodput)
 
 
-def _checked_slo(value: Any, info: ValidationInfo) -> Any:
-    if not isinstance(info.context, Source) or value is None:
+def checked_slo(value: Any, info: ValidationInfo) -> Slo | None:
+    """An SLO from what a file says; None where that is wrong, as the faults of the source say then."""
+    if value is None or isinstance(value, Slo):
         return value
+    if not isinstance(info.context, Source):  # of a checked workload, dumped
+        return msgspec.convert(value, Slo)
     faults_before = len(info.context.faults)
     written = WrittenSlo.model_validate(value, context=info.context)
     return written.checked() if len(info.context.faults) == faults_before else None  # the fault is in the list already
@@ -397,15 +391,15 @@ class _SloSchema:
         return {"anyOf": [handler(WrittenSlo.__pydantic_core_schema__), {"type": "null"}]}
 
 
-class Limits(Part):
-    """The limits of the verdict (metrics.md), as shares."""
+WorkloadSlo = Annotated[Slo | None, PlainValidator(checked_slo), PlainSerializer(msgspec.to_builtins), _SloSchema()]
 
-    send_lag_share: Share = SEND_LAG_SHARE
-    stamp_error_share: Share = STAMP_ERROR_SHARE
-    event_error_share: Share = EVENT_ERROR_SHARE
-    tpot_error_share: Share = TPOT_ERROR_SHARE
-    cpu_share: Share = CPU_SHARE
-    failure_share: Share = FAILURE_SHARE
+Limits: Any = create_model(
+    "Limits",
+    __base__=Part,
+    __module__=__name__,
+    __doc__="The limits of the verdict (metrics.md), as shares.",
+    **cast(Any, {limit.name: (Share, limit.default) for limit in msgspec.structs.fields(ValidityLimits)}),
+)
 
 
 # ----------------------------------------------------------------------------------------------------------- workload
@@ -436,7 +430,7 @@ class Written(Part):
         Discriminator(_request_kind),
     ]
     stages: tuple[Stage, ...] = ()
-    slo: Annotated[Slo | None, BeforeValidator(_checked_slo), _SloSchema()] = None
+    slo: WorkloadSlo = None
     grace_ns: Grace = Field(cast(Any, None), validation_alias="grace")
     timeout_ns: Annotated[Duration, Field(gt=0)] = Field(TIMEOUT_NS, validation_alias="timeout")
     stall_timeout_ns: Annotated[Duration, Field(gt=0)] = Field(STALL_TIMEOUT_NS, validation_alias="stall_timeout")
@@ -488,8 +482,8 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
         del stage["name"]
         if stage["at_least"] is None:  # so that fingerprints from before `at_least` existed stay equal
             del stage["at_least"]
-    for name, default in (("event_error_share", EVENT_ERROR_SHARE), ("tpot_error_share", TPOT_ERROR_SHARE)):
-        if recipe["limits"][name] == default:  # so that fingerprints from before these limits existed stay equal
+    for name in ("event_error_share", "tpot_error_share"):  # fingerprints from before these limits existed stay equal
+        if recipe["limits"][name] == getattr(ValidityLimits(), name):
             del recipe["limits"][name]
     for name in ("path", "trace"):  # of FromFile, of FromTrace
         if (file := getattr(workload.requests, name, None)) is not None:
@@ -525,6 +519,7 @@ def json_schema() -> dict[str, Any]:
         if title != generated_name:
             schema = json.loads(json.dumps(schema).replace(json.dumps(generated_name)[1:-1], title))
     _remove_defaults(schema)
+    del schema["properties"]["slo"]["title"]  # pydantic gives one to types that are not its own
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A workload of loadgen"}
 
 
