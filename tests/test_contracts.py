@@ -464,11 +464,13 @@ def test_a_rate_of_which_nothing_ended_under_load_is_undecided() -> None:
     assert judged("{requests: 5/s}", gone).verdict == FAIL, "a server that answers nothing has a rate"
 
 
-def repeated(term: str, *found: NDArray[np.void], level: str = "", horizon: str = "5s", **header: Any) -> Judgement:
+def repeated(
+    term: str, *found: NDArray[np.void], level: str = "", horizon: str = "5s", nodes: int = 1, **header: Any
+) -> Judgement:
     text = f"name: c\nhorizon: {horizon}\nlevels:\n  - {{name: load, workload: qa, {level} must: [{term}]}}\n"
     recorded = []
     for i, one in enumerate(found):
-        this = run(one, slo=SLO, folder=f"load/r{i + 1}")
+        this = run(one, slo=SLO, nodes=nodes, folder=f"load/r{i + 1}")
         times = {name: value[i] for name, value in header.items()}
         recorded.append(replace(this, header=msgspec.structs.replace(this.header, **times)))
     (judged_level,) = judge.levels(parse(text, "c.yaml", {}), {"load": MeasuredLevel(runs=tuple(recorded))})
@@ -484,6 +486,27 @@ def test_repeats_widen_the_interval_by_what_differs_between_them() -> None:
     alike, unlike = (repeated("{tpot: {limit: 12ms, at: p50}}", *these) for these in (same, apart))
     assert (alike.verdict, unlike.verdict) == (PASS, INCONCLUSIVE)
     assert unlike.high is not None and unlike.high > 11 * np.exp(2 * 0.1), "Student's t with two degrees of freedom"
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        "{drift: {of: tpot, at: p50, limit: 12%, window: 2m}}",
+        "{between_nodes: {of: tpot, at: p50, limit: 12%}}",
+    ],
+)
+def test_ratios_within_runs_are_as_wide_as_the_runs_differ(term: str) -> None:
+    """Each run knows its own ratio of two windows, or of two nodes, to a percent; the next run has another one."""
+    same = [rows(seed, 3000, 8.0) for seed in (1, 2, 3)]
+    for one in same:
+        one["target"] = np.arange(len(one)) % 2
+    apart = [one.copy() for one in same]
+    for one, by in zip(apart, (0.9, 1.0, 1.1), strict=True):
+        late = one["due_ns"] > one["due_ns"][-1] // 2 if "drift" in term else one["target"] == 1
+        took = (one["last_token_ns"] - one["first_token_ns"])[late]
+        one["last_token_ns"][late] = one["first_token_ns"][late] + (took * by).astype(np.int64)
+    alike, unlike = (repeated(term, *these, nodes=2) for these in (same, apart))
+    assert (alike.verdict, unlike.verdict) == (PASS, INCONCLUSIVE)
 
 
 @pytest.mark.parametrize(("second", "verdict"), [("12:40:00", PASS), ("12:11:00", INCONCLUSIVE)])

@@ -110,7 +110,8 @@ class Evaluator:
         first, last = self._first_and_last_windows(term.window_ns)
         rates = self._batch_rates(last, _ok_in_span), self._batch_rates(first, _ok_in_span)
         ratio = intervals.ratio(*rates, level=self.confidence)
-        return Held(ratio.bounds, self._ok_requests())
+        of_runs = [np.array(each).reshape(len(self.runs), -1).mean(axis=1) for each in rates]
+        return Held(self._differing_runs(ratio.bounds, *of_runs), self._ok_requests())
 
     def steady_rate(self, term: Promise) -> Held:
         per_gpu = "gpus" in KINDS[term.kind].needs
@@ -162,8 +163,14 @@ class Evaluator:
 
     def _between_runs(self, bounds: Bounds, values: Series, p: float) -> Bounds:
         """The interval of a percentile, at least as wide as the percentiles of the single runs differ."""
-        per_run = [float(np.sort(run)[index(len(run), p)]) for run in values if len(run)]
-        return intervals.with_replications(bounds, per_run, self.confidence, log=True)
+        return intervals.with_replications(bounds, _of_runs(values, p), self.confidence, log=True)
+
+    def _differing_runs(self, ratio: Bounds, above: Sequence[float], below: Sequence[float]) -> Bounds:
+        """The interval of `above / below`, at least as wide as that ratio differs between the single runs."""
+        if len(above) != len(below) or not all(below):
+            return ratio
+        per_run = [a / b for a, b in zip(above, below, strict=True)]
+        return intervals.with_replications(ratio, per_run, self.confidence, log=True)
 
     def _quantile(self, values: Series, p: float, what: str, length_s: float, confidence: float) -> tuple[Bounds, str]:
         """A percentile of values that were already selected from `length_s` of load; and why it has no upper end."""
@@ -248,7 +255,7 @@ class Evaluator:
         return first, last
 
     def drift(self, term: Promise) -> Held:
-        halves = []
+        halves, of_runs = [], []
         for spans in self._first_and_last_windows(term.window_ns):
             values = [
                 steady.latencies(columns, term.of, windows.within(columns["due_ns"], span))
@@ -257,7 +264,8 @@ class Evaluator:
             length_s = len(self.runs) * term.window_ns / 1e9
             bounds, caveat = self._quantile(values, term.quantile, term.of, length_s, self.confidence)
             halves.append((bounds, caveat and f"in a window {caveat} in each", steady.size(values)))
-        ratio = _ratio(halves[1][0], halves[0][0], "the first window")
+            of_runs.append(_of_runs(values, term.quantile))
+        ratio = self._differing_runs(_ratio(halves[1][0], halves[0][0], "the first window"), of_runs[1], of_runs[0])
         caveat = halves[0][1] or halves[1][1]
         return Held(_change(ratio), min(size for *_, size in halves), caveat)
 
@@ -267,17 +275,21 @@ class Evaluator:
             raise Missing("there was one target: nothing to compare between nodes")
         pairs = count * (count - 1) / 2
         confidence = 1 - (1 - self.confidence) / pairs  # Bonferroni: all pairs together keep the confidence
-        nodes, sizes, caveats = [], [], []
+        nodes, of_runs, sizes, caveats = [], [], [], []
         length_s = sum(run.summary.window.steady.duration_s or 0.0 for run in self.runs)
         for node in range(count):
             values = [steady.latencies(columns, term.of, columns["target"] == node) for columns in self._columns]
             bounds, caveat = self._quantile(values, term.quantile, term.of, length_s, confidence)
             nodes.append(bounds)
+            of_runs.append(_of_runs(values, term.quantile))
             caveats.append(caveat and f"node {node + 1}: {caveat}")
             sizes.append(steady.size(values))
         if failed := [f"node {node + 1}" for node, bounds in enumerate(nodes) if math.isinf(bounds.value)]:
             raise Missing(f"too many requests failed at {', '.join(failed)}: no {term.at} to compare")
-        ratios = [intervals.quotient(a, b) for a, b in permutations(nodes, 2)]
+        ratios = [
+            self._differing_runs(intervals.quotient(nodes[a], nodes[b]), of_runs[a], of_runs[b])
+            for a, b in permutations(range(count), 2)
+        ]
         largest_ratio = Bounds(*(max(ratio[i] for ratio in ratios) for i in range(3)))
         caveat = next(filter(None, caveats), "")
         return Held(_change(largest_ratio), min(sizes), caveat)
@@ -345,6 +357,11 @@ def _ratio(numerator: Bounds, denominator: Bounds, what: str) -> Bounds:
         low = max(numerator.low, 0.0) / denominator.high if math.isfinite(denominator.high) else 0.0
         return Bounds(math.inf, low, math.inf)
     return intervals.quotient(numerator, denominator)
+
+
+def _of_runs(values: Series, p: float) -> list[float]:
+    """The percentile of each run that has values."""
+    return [float(np.sort(run)[index(len(run), p)]) for run in values if len(run)]
 
 
 def _scaled(bounds: Bounds, factor: float) -> Bounds:
