@@ -222,11 +222,15 @@ def steady_rows(into: Path) -> list[str]:
     return rows
 
 
+def length(found: dict[str, Any]) -> str:
+    return f"{found['scheduled_s']:,.0f}" if found["scheduled_s"] else "all at once"
+
+
 def page(results: dict[str, dict[str, Any]], into: Path) -> str:
     """README.md of the folder."""
     clock = published.rack(published.nodes().rows).single_clock
     rates = [
-        f"| {name} | {found['target_qps']:,.6g} | {f'{found['scheduled_s']:,.0f}' if found['scheduled_s'] else 'all at once'} | {found['queries']:,} | {rounded(found['whole_tokens_per_s'])} | "
+        f"| {name} | {found['target_qps']:,.6g} | {length(found)} | {found['queries']:,} | {rounded(found['whole_tokens_per_s'])} | "
         f"{rounded(found['whole_tokens_per_s'] / 72)} | {rounded(found['completed_tokens_per_s'])} | "
         f"{standing(found, name, into)} |"
         for name, found in results.items()
