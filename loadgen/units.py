@@ -22,6 +22,7 @@ UNIT_NS = {
     "h": 3_600 * NS_PER_S,
 }
 PER_S = {"s": 1, "min": 60, "m": 60, "h": 3_600}
+MOST_TOKENS = 10_000_000  # of a prompt or an answer: ten times the longest known context
 LONGEST_NS = 366 * 24 * UNIT_NS["h"]  # one year, so that sums of durations fit easily into 64 bits
 
 NUMBER = r"[0-9]{1,18}(\.[0-9]{1,18})?"

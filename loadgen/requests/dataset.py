@@ -21,8 +21,7 @@ from msgspec import Meta
 
 from loadgen.errors import Fault, Faults, UserError, enough
 from loadgen.format import shortened
-from loadgen.units import Wrong
-from loadgen.workload.flags import MOST_TOKENS
+from loadgen.units import MOST_TOKENS, Wrong
 
 PROMPT_HINT = "a text that is not empty, or a list of token ids"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.workload.flags import MOST_TOKENS
+from loadgen.units import MOST_TOKENS
 
 _LOW_64_BITS = (1 << 64) - 1
 REDRAWS = 100  # attempts to draw a value inside [min, max] before it is clamped

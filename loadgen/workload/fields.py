@@ -26,7 +26,7 @@ from pydantic import (
 
 from loadgen import units
 from loadgen.errors import Fault, UserError, closest, meant
-from loadgen.workload.flags import MOST_TOKENS, SALT_PATTERN
+from loadgen.workload.flags import SALT_PATTERN
 from loadgen.workload.yaml_marks import Map, child, where
 
 
@@ -212,9 +212,9 @@ Quantile = Annotated[
     _value_with_unit(units.quantile, (float, int), units.QUANTILE_HINT),
     _text_schema(units.QUANTILE_PATTERN, "p99"),
 ]
-Tokens = Annotated[int, Called("Tokens"), Strict(), Field(ge=0, le=MOST_TOKENS)]
+Tokens = Annotated[int, Called("Tokens"), Strict(), Field(ge=0, le=units.MOST_TOKENS)]
 # Mean or standard deviation of a token count.
-Amount = Annotated[float, Strict(), Field(ge=0, le=MOST_TOKENS, allow_inf_nan=False)]
+Amount = Annotated[float, Strict(), Field(ge=0, le=units.MOST_TOKENS, allow_inf_nan=False)]
 Whole = Annotated[int, Strict(), Field(ge=1, le=2**40)]  # a count
 Positive = Annotated[float, Strict(), Field(gt=0, le=1e6)]
 Seed = Annotated[int, Strict(), Field(ge=0, lt=2**64)]

@@ -15,7 +15,6 @@ from typing import Any
 from loadgen import units
 from loadgen.errors import Fault, Faults, UserError, closest
 
-MOST_TOKENS = 10_000_000  # of a prompt or an answer: ten times the longest known context
 MOST_LANES = 1_000_000
 
 METRICS = (
@@ -264,6 +263,6 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "seed": _seed,
     "schedule_seed": _seed,
     "salt": _salt,
-    "input_tokens": _count(1, MOST_TOKENS),
-    "output_tokens": _count(1, MOST_TOKENS),
+    "input_tokens": _count(1, units.MOST_TOKENS),
+    "output_tokens": _count(1, units.MOST_TOKENS),
 }

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from loadgen.errors import Fault, Faults, UserError, enough
 from loadgen.format import shortened
-from loadgen.units import Wrong
-from loadgen.workload.flags import MOST_TOKENS
+from loadgen.units import MOST_TOKENS, Wrong
 
 MOST_ROWS = 20_000_000
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)  # possible tokens per hash, for formats that do not define it
