@@ -36,6 +36,7 @@ from loadgen.workload import (
     json_schema,
     levels,
     load,
+    loading,
     packaged,
     recipe_fingerprint,
     request_fingerprint,
@@ -741,3 +742,12 @@ def test_a_request_is_the_same_at_any_load() -> None:
     assert slow[0] != fast[0] and slow[1] == fast[1]
     assert of("qa", concurrency="4")[1] != slow[1]  # another law
     assert of("rag", request_rate="5")[1] != slow[1]
+
+
+def test_two_lengths_are_a_workload() -> None:
+    """`loadgen run --url U --isl 1000 --osl 200 -c 16` needs no file."""
+    workload = loading.given(None, None, Overrides(input_tokens="1000", output_tokens="200", concurrency="16"))
+    assert workload.name == "1000 in, 200 out"
+    assert (workload.requests.input_tokens.value, workload.requests.output_tokens.value) == (1000, 200)
+    with pytest.raises(Faults, match="no workload"):
+        loading.given(None, None, Overrides(input_tokens="1000"))

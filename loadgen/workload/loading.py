@@ -71,11 +71,15 @@ def of_mapping(workload: Mapping[str, Any], overrides: Overrides | None = None) 
 
 
 def given(path_or_name: str | None, trace: str | Path | None, overrides: Overrides | None = None) -> Workload:
-    """The workload of a command line: a file or a name, a trace, or both. Raises `Faults`."""
+    """The workload of a command line: a file or a name, a trace, or both; or two lengths. Raises `Faults`."""
     if trace is not None:
         return of_trace(trace, overrides, path_or_name)
     if path_or_name is None:
-        hint = f"give a file, one of {', '.join(packaged())}, or --trace FILE"
+        if overrides is not None and overrides.input_tokens is not None and overrides.output_tokens is not None:
+            lengths = {"input_tokens": 1, "output_tokens": 1}  # the flags stand over them
+            name = f"{overrides.input_tokens} in, {overrides.output_tokens} out"
+            return of_mapping({"name": name, "requests": lengths}, overrides)
+        hint = f"give a file, one of {', '.join(packaged())}, --trace FILE, or --input-tokens and --output-tokens"
         raise Faults([UserError("no workload", "loadgen run", hint)])
     return load(path_or_name, overrides)
 
