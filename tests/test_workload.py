@@ -150,6 +150,7 @@ stages: [{arrival: {poisson: "${RATE:-10/s}"}, duration: 30s}]
 """
     workload = of(text, tmp_path, ISL="77", RATE="5/s", EMPTY="")
     assert workload.name == "nobody-x" and workload.source_text == text
+    assert workload.stages[0].duration_ns == 60 * S
     assert (workload.requests.input_tokens.value, workload.requests.output_tokens.value) == (77, 200)
     assert workload.stages[0].arrival == Poisson(rate=5)
     found = faults(text.replace("nobody", "n").replace("30s", "'${SECRET}'"), tmp_path, ISL="1", SECRET="sk-hush")

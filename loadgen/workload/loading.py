@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,9 @@ def of_mapping(workload: Mapping[str, Any], overrides: Overrides | None = None) 
     return _checked(text, "(mapping)", Path.cwd(), overrides or Overrides(), {})
 
 
+DURATION = "1m"  # of a load of two lengths, where nothing else says when it ends
+
+
 def given(path_or_name: str | None, trace: str | Path | None, overrides: Overrides | None = None) -> Workload:
     """The workload of a command line: a file or a name, a trace, or both; or two lengths. Raises `Faults`."""
     if trace is not None:
@@ -78,6 +82,8 @@ def given(path_or_name: str | None, trace: str | Path | None, overrides: Overrid
         if overrides is not None and overrides.input_tokens is not None and overrides.output_tokens is not None:
             lengths = {"input_tokens": 1, "output_tokens": 1}  # the flags stand over them
             name = f"{overrides.input_tokens} in, {overrides.output_tokens} out"
+            if overrides.duration is None and overrides.num_requests is None:
+                overrides = replace(overrides, duration=DURATION)
             return of_mapping({"name": name, "requests": lengths}, overrides)
         hint = f"give a file, one of {', '.join(packaged())}, --trace FILE, or --input-tokens and --output-tokens"
         raise Faults([UserError("no workload", "loadgen run", hint)])
