@@ -355,11 +355,12 @@ def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
     assert (stored.sustained, stored.sustained_why) == (False, summary.sustainable.why)
 
 
+@pytest.mark.parametrize(("seed", "lower"), [("1", False), ("3", True)])  # whether the confirmed load is not sustained
 def test_the_search_finds_the_steady_knee_and_the_capacity_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    seed: str, lower: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--slo", "ttft:2s", "--slo", "tpot:60ms:p95", "--low", "20", "--high", "40", "--duration", "200s"]
-    flags += ["--precision", "0.05", "--seed", "1", "--url", "sim:gb300-vm", "--out", str(tmp_path / "s")]
+    flags += ["--precision", "0.05", "--seed", seed, "--url", "sim:gb300-vm", "--out", str(tmp_path / "s")]
     assert _exit(["search", "rag", *flags]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "Confirmed" in out and "Steady" in out and "2 times the length" in out
@@ -369,6 +370,9 @@ def test_the_search_finds_the_steady_knee_and_the_capacity_says_so(
     assert found.sustained is answer["sustained"] and found.sustained_why
     assert found.evidence.endswith("-sustain")
     assert answer["steady"] is not None and answer["steady"] <= answer["confirmed"]
+    assert (answer["not_steady"] is not None) is lower
+    if lower:
+        assert found.rate_per_s < answer["not_steady"] == found.high_per_s, "no higher than what was seen to grow"
 
 
 def test_a_run_without_a_time_of_its_own_is_not_called_one_instant(tmp_path: Path) -> None:

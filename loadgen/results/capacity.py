@@ -27,16 +27,17 @@ STILL_KEPT = (
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """The highest rate at which every term of the SLO was seen to hold; documented in docs/cost.md.
 
-    `rate_per_s` is the offered rate of what `unit` says, by everything behind the endpoint together, that the run named
-    as `evidence` held at full length: never one that no run was offered. `confirmed`: a search ran it as its
+    `rate_per_s` is the offered rate of what `unit` says, by everything behind the endpoint together, that the run
+    named as `evidence` held at full length: never one that no run was offered. `confirmed`: a search ran it as its
     confirmation. `output_tokens_per_s` and `total_tokens_per_s` (with the prompts) are the steady ones of that run.
     In files without tokens (of an earlier version) `rate_per_s` may be the rate at which half of the runs fail:
-    `as_shown` turns it into what their run showed. `low_per_s` and `high_per_s` are the interval of the highest rate,
-    widened to the seen one, at `confidence`; null when there is none. `evidence` is a folder, relative to this file.
-    `recipe` is the fingerprint of what was asked, without the rate: equal for two searches for the same thing.
-    `lower_bound`: the capacity is at least this, for the reason in `bound_why`: no load that was tried was too high, or
-    the next one that was tried is a step away. `sustained`: whether a longer run showed that
-    nothing grows at this rate, with the reason; false: something grows; null: not known, "rules only".
+    `as_shown` turns it into what their run showed. `low_per_s` and `high_per_s` are the interval of the highest
+    rate, widened to the seen one and below a load that was not sustained, at `confidence`; null when there is none.
+    `evidence` is a folder, relative to this file. `recipe` is the fingerprint of what was asked, without the rate:
+    equal for two searches for the same thing. `lower_bound`: the capacity is at least this, for the reason in
+    `bound_why`: no load that was tried was too high, or the next one that was tried is a step away. `sustained`:
+    whether a longer run showed that nothing grows at this rate, with the reason; false: something grows; null: not
+    known, "rules only".
     """
 
     schema: int = SCHEMA

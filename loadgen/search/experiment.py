@@ -212,8 +212,9 @@ def highest(
     passed. It is a lower bound when no run was over. The evidence is the highest confirmed run, or else the highest run
     that held to its end. Rate and tokens are those of that run: its load and its steady tokens; never the load of the
     answer, at which half of the runs fail.
-    The interval is that of the answer, widened to the rate. In a closed loop, the rate is the rate that the run
-    completed, without an interval, because the interval of the answer is in lanes.
+    The interval is that of the answer, widened to the rate, and below the load that was seen not to be sustained. In a
+    closed loop, the rate is the rate that the run completed, without an interval, because the interval of the answer is
+    in lanes.
     """
     full_length = [result for result in told if result.outcome == "under" and not result.early]
     best = _evidence(full_length)
@@ -227,10 +228,13 @@ def highest(
     if not rate:
         return None
     ends = None if closed else answer.interval
+    high = max(ends.high, rate) if ends else None
+    if high is not None and answer.not_steady is not None:  # what was seen not to be sustained bounds what is
+        high = max(min(high, answer.not_steady), rate)
     return capacity.Capacity(
         rate_per_s=rate,
         low_per_s=min(ends.low, rate) if ends else None,
-        high_per_s=max(ends.high, rate) if ends else None,
+        high_per_s=high,
         lower_bound=answer.missed is None,
         unit="conversations" if summary.sessions is not None and not closed else "requests",
         method="sweep" if best.ask.kind == "level" else "search",
