@@ -150,7 +150,6 @@ stages: [{arrival: {poisson: "${RATE:-10/s}"}, duration: 30s}]
 """
     workload = of(text, tmp_path, ISL="77", RATE="5/s", EMPTY="")
     assert workload.name == "nobody-x" and workload.source_text == text
-    assert workload.stages[0].duration_ns == 60 * S
     assert (workload.requests.input_tokens.value, workload.requests.output_tokens.value) == (77, 200)
     assert workload.stages[0].arrival == Poisson(rate=5)
     found = faults(text.replace("nobody", "n").replace("30s", "'${SECRET}'"), tmp_path, ISL="1", SECRET="sk-hush")
@@ -748,6 +747,7 @@ def test_a_request_is_the_same_at_any_load() -> None:
 def test_two_lengths_are_a_workload() -> None:
     """`loadgen run --url U --isl 1000 --osl 200 -c 16` needs no file."""
     workload = loading.given(None, None, Overrides(input_tokens="1000", output_tokens="200", concurrency="16"))
+    assert workload.stages[0].duration_ns == 60 * S
     assert workload.name == "1000 in, 200 out"
     assert (workload.requests.input_tokens.value, workload.requests.output_tokens.value) == (1000, 200)
     with pytest.raises(Faults, match="no workload"):
