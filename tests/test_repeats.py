@@ -21,6 +21,7 @@ from loadgen.execution.plan import Settings
 from loadgen.metrics.repeats import RepeatSummary, Repetition, summarize_repeats
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.report import repeats as table
+from loadgen.results import checksums
 from loadgen.stats import intervals
 
 SIM = ("--url", "sim:gb300-vm", "--request-rate", "20", "--duration", "30s")
@@ -78,6 +79,7 @@ def test_repeats_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     told = capsys.readouterr()
     assert "3 runs of one load (SIMULATED)" in told.out and "nothing to wait for" in told.err
     made = msgspec.json.decode((out / "repeats.json").read_bytes(), type=RepeatSummary)
+    assert "repeats.json" in (checksums.read(out) or {}) and not checksums.changed(out) and not checksums.unlisted(out)
     assert made.runs == ("r1", "r2", "r3") and made.seeds[0] == 5 and len(set(made.seeds)) == 3
     assert exits("run", "qa", *SIM, "--seed", "5", "-o", str(tmp_path / "alone")) == 0
     first, alone = (json.loads((folder / "summary.json").read_text()) for folder in (out / "r1", tmp_path / "alone"))

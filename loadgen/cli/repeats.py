@@ -89,8 +89,10 @@ def finish(parent: Path, how: Repetition, named: Sequence[tuple[str, Summary]]) 
     import msgspec
 
     from loadgen.metrics import repeats
-    from loadgen.results import store
+    from loadgen.results import checksums, store
 
+    checksums.begin(parent)
     made = repeats.summarize_repeats(named, within=how.within if how.count is None else None)
     store.replace(parent / repeats.FILE, msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n")
+    checksums.write(parent)
     return made
