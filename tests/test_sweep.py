@@ -336,7 +336,11 @@ def test_what_a_search_leaves_is_priced_and_planned(tmp_path: Path, capsys: pyte
         steady = summary.tokens.steady_output_per_s, summary.tokens.steady_total_per_s
         assert (one.output_tokens_per_s, one.total_tokens_per_s) == steady
     assert a.evidence.endswith(("-confirm", "-sustain")) and b.evidence in ("r60", "r120")
-    assert a.low_per_s <= b.high_per_s and b.low_per_s <= a.high_per_s  # type: ignore[operator]  # they overlap
+    rules = answer[
+        "interval"
+    ]  # a sweep asks the same: whether runs of one length pass, and not whether it is sustained
+    assert rules["low"] <= b.high_per_s and b.low_per_s <= rules["high"], "they overlap"  # type: ignore[operator]
+    assert a.high_per_s <= answer["not_steady"] and b.sustained is None  # type: ignore[operator]
     capsys.readouterr()
     assert exits("cost", str(tmp_path / "a"), str(tmp_path / "b"), "--prices", str(prices)) == 0
     told = " ".join(capsys.readouterr().out.split())
