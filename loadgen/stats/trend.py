@@ -55,8 +55,9 @@ class Trend(NamedTuple):
 
 def of(series: Sequence[NDArray[np.float64]], level: float = LEVEL) -> list[Trend | None]:
     """The trend of each series; None for one with fewer than FEWEST blocks. Blocks without a value are NaN."""
-    common = _common_correlation(series) if len(series) >= MANY else None
-    pairs = [_tests(one, common) for one in series]
+    lines = [_line(one) for one in series]
+    common = _common_correlation(lines) if len(series) >= MANY else None
+    pairs = [None if line is None else (_slope(line, common), _steps(line.values)) for line in lines]
     count = sum(pair is not None for pair in pairs)
     chances = sorted((min(1.0, 2 * min(test.chance for test in pair)), i) for i, pair in enumerate(pairs) if pair)
     growing = set()
@@ -99,69 +100,56 @@ def _quantile(p: float, freedom: float) -> float:
     return intervals.t_quantile(p, freedom)
 
 
-def _known(series: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
-    """The places and values of the blocks that have one; None where they are too few."""
-    known = np.flatnonzero(np.isfinite(series))
-    if len(known) < FEWEST:
+class _Line(NamedTuple):
+    """The blocks of a series that have a value, the straight line through them, and the noise, which a curve leaves."""
+
+    values: NDArray[np.float64]
+    slope: float  # from the first block to the last one
+    spread: float  # sum of squares of the places, which go from the first block to the last one in a length of 1
+    square: float  # of the noise, summed
+    correlation: float | None  # of neighbours in the noise; None: there is no noise
+
+
+def _line(series: NDArray[np.float64]) -> _Line | None:
+    """None where too few blocks have a value."""
+    places = np.flatnonzero(np.isfinite(series))
+    n = len(places)
+    if n < FEWEST:
         return None
-    values = series[known].astype(float)
+    values = series[places].astype(float)
     values = np.where(np.abs(values - values.mean()) <= 1e-9 * max(abs(float(values.mean())), 1e-9), values[0], values)
-    return known, values
+    x = (places - places.mean()) / float(places[-1] - places[0])
+    spread = float((x * x).sum())
+    slope = float((x * values).sum()) / spread
+    residuals = values - np.polyval(np.polyfit(x, values, CURVE), x)
+    square = float((residuals * residuals).sum())
+    if square <= (1e-9 * float(np.abs(values).max())) ** 2:
+        return _Line(values, slope, spread, 0.0, None)
+    fitted = CURVE + 1  # parameters, each of which hides some 1 / n of the correlation
+    r = float((residuals[1:] * residuals[:-1]).sum()) / square
+    r = min(max((r * n + fitted) / max(n - 2 * fitted, 1), 0.0), LARGEST_CORRELATION)
+    return _Line(values, slope, spread, square, r)
 
 
-def _tests(series: NDArray[np.float64], common: float | None) -> tuple[_Test, _Test] | None:
-    known = _known(series)
-    return None if known is None else (_slope(*known, common), _steps(known[1]))
-
-
-def _common_correlation(series: Sequence[NDArray[np.float64]]) -> float:
+def _common_correlation(lines: Sequence[_Line | None]) -> float:
     """The mean correlation of neighbours over all series: replicas of one server share their kind of noise.
 
     The least correlated of many series looks so by chance. Its own correlation would call it growing too often.
     """
-    correlations = [
-        r for known in map(_known, series) if known is not None and (r := _residuals(*known).correlation) is not None
-    ]
+    correlations = [line.correlation for line in lines if line is not None and line.correlation is not None]
     return float(np.mean(correlations)) if correlations else 0.0
 
 
-class _Residuals(NamedTuple):
-    """What a curve leaves of a series: the sum of squares, correlation of neighbours (None: nothing is left)."""
-
-    square: float
-    correlation: float | None
-
-
-def _residuals(places: NDArray[np.int64], values: NDArray[np.float64]) -> _Residuals:
-    n = len(values)
-    x = _centred(places)
-    fitted = CURVE + 1  # parameters, each of which hides some 1 / n of the correlation
-    residuals = values - np.polyval(np.polyfit(x, values, CURVE), x)
-    square = float((residuals * residuals).sum())
-    if square <= (1e-9 * float(np.abs(values).max())) ** 2:
-        return _Residuals(0.0, None)
-    r = float((residuals[1:] * residuals[:-1]).sum()) / square
-    return _Residuals(square, min(max((r * n + fitted) / max(n - 2 * fitted, 1), 0.0), LARGEST_CORRELATION))
-
-
-def _centred(places: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.asarray((places - places.mean()) / float(places[-1] - places[0]), np.float64)
-
-
-def _slope(places: NDArray[np.int64], values: NDArray[np.float64], common: float | None) -> _Test:
-    n = len(values)
-    x = _centred(places)
-    spread = float((x * x).sum())
-    slope = float((x * values).sum()) / spread
-    square, r = _residuals(places, values)
+def _slope(line: _Line, common: float | None) -> _Test:
+    n, r = len(line.values), line.correlation
     if r is None:
-        return _Test(slope, 0.0, n - CURVE - 1)
+        return _Test(line.slope, 0.0, n - CURVE - 1)
     r = min(max(math.tanh(math.atanh(r) + ERRORS / math.sqrt(n - 3)), common or 0.0), LARGEST_CORRELATION)
     inflation = (1 + r) / (1 - r)
-    error = math.sqrt(square / (n - CURVE - 1) / spread * inflation)
+    error = math.sqrt(line.square / (n - CURVE - 1) / line.spread * inflation)
     # where the correlation is that of many series, only the size of the noise is guessed from this one
     worth = n / inflation if common is None else n * (1 - r * r) / (1 + r * r)
-    return _Test(slope, error, max(worth - CURVE - 1, FEWEST_FREEDOM))
+    return _Test(line.slope, error, max(worth - CURVE - 1, FEWEST_FREEDOM))
 
 
 def _steps(values: NDArray[np.float64]) -> _Test:
