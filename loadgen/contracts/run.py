@@ -168,8 +168,8 @@ def again(folder: Path) -> Validation:
 def _judge_and_write(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
     validation = _verdict(folder, contract, facts)
     store.replace(folder / VERDICT, msgspec.json.format(msgspec.json.encode(validation)) + b"\n")
-    store.replace(folder / PAGE, verdict_page.render(validation).encode())
-    store.replace(folder / JUNIT, junit.render(contract.name, cases(validation)).encode())
+    store.replace(folder / PAGE, verdict_page.render(validation).encode(), shared=True)
+    store.replace(folder / JUNIT, junit.render(contract.name, cases(validation)).encode(), shared=True)
     checksums.write(folder)
     return validation
 

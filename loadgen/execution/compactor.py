@@ -30,13 +30,20 @@ PART_SECONDS = 1.5  # between two reads of the spool, at the start of a run
 PARTS = 200  # the wait is the run time so far divided by this: the number of small files stays low
 LONGEST_S = 60.0  # longest wait between two reads
 SAVE_SECONDS = 20.0  # between two writes of the accumulator to disk
+FROZEN_S = 20.0  # without CPU time after its input has ended: a process that does not move any more
 MERGE_ROWS = 1_000_000  # rows per row group of the merged file
 SAMPLE_ROWS = 100_000  # most rows of --keep sample; at least half as many once a run has had this many
 _SCATTER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: its multiples are evenly distributed modulo 2^64
 
 
 class Compactor:
-    """Starts the process that compacts rows during a run. `finish` waits until all rows are processed."""
+    """Starts the process that compacts rows during a run. `finish` waits until all rows are processed.
+
+    `died`: why it ended before its work was done; "" so far. Nothing is lost then: what it had not written down is
+    still in the spool, and readers count it.
+    """
+
+    died = ""
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(
@@ -46,10 +53,24 @@ class Compactor:
         )
 
     def finish(self) -> bool:
-        """True when every row is in Parquet or in the accumulator; the caller may then delete the spool."""
+        """True when every row is in Parquet or in the accumulator; the caller may then delete the spool.
+
+        A process that uses no CPU time for FROZEN_S does not move any more: it is ended.
+        """
         assert self._process.stdin is not None
         self._process.stdin.close()
-        return self._process.wait() == 0
+        used_s = -1.0
+        while self._process.returncode is None:
+            try:
+                self._process.wait(FROZEN_S)
+            except subprocess.TimeoutExpired:
+                before_s, used_s = used_s, child_process.cpu_s(self._process.pid)
+                if used_s == before_s:
+                    self._process.kill()
+                    self.died = f"did not move for {FROZEN_S:g} s and was ended"
+        if code := self._process.returncode:
+            self.died = self.died or (f"was ended by signal {-code}" if code < 0 else f"failed with code {code}")
+        return not self.died
 
 
 class Keeping(Protocol):
@@ -129,6 +150,7 @@ class Fold:
 
     def take(self, segment: Segment, start: int, rows: NDArray[np.void]) -> None:
         self._accumulator.add(rows, worker_texts(self._folder, segment.worker))
+        self._accumulator.taken[segment.worker] = start + len(rows)
         self._mark_recorded(segment.worker, rows)
         if self._keep_sample:
             self._sample.append((segment.worker, self._in_sample(rows)))

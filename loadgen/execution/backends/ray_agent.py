@@ -30,6 +30,7 @@ from loadgen.execution.plan import Job
 from loadgen.execution.shared_counters import SharedCounters
 from loadgen.execution.timeline import GROWING_BINS
 from loadgen.results import store
+from loadgen.results.files import PRIVATE
 from loadgen.results.spool import Spool, segments
 
 TAKE_BYTES = 4 << 20  # rows in one answer
@@ -202,7 +203,7 @@ class Copy:
                 store.replace(path, data)
                 self.have[name] = version
                 continue
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
             try:
                 os.pwrite(descriptor, data, start)
             finally:
