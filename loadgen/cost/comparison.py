@@ -14,7 +14,7 @@ from typing import Any
 
 from loadgen.cost.prices import Energy, Owned, PerToken, Price, Prices, Rented
 from loadgen.cost.unit_cost import GOOD, HOUR_S, REQUEST, TASK, Offer, cost
-from loadgen.metrics.columns import CACHED_SHARE
+from loadgen.limits import CACHED_SHARE
 from loadgen.metrics.summary import Summary
 
 SWING = Decimal("0.1")  # relative change of inputs whose uncertainty is not known
