@@ -197,7 +197,7 @@ def _tokenizer(summary: Summary) -> str:
 
 
 def _promises(summary: Summary) -> str:
-    return ", ".join(f"{t.metric} {t.limit_ms:g} ms at p{t.quantile * 100:g}" for t in summary.goodput.slo)
+    return ", ".join(term.promise for term in summary.goodput.slo)
 
 
 _ENDINGS = {"interrupted": "was interrupted", "cut_off": "has no clean end", "decided": "was ended by a search"}
