@@ -20,7 +20,7 @@ Does IO. `record.py` defines the rows, `manifest.py` defines `run.json`, and `sp
     summary.json
 
 A worker only appends to files and renames them, so everything it wrote is readable after `kill -9`. Parquet files are
-written at the end or, while a long run goes, by a process of its own (`execution/compactor_process.py`), since converting
+written at the end or, while a long run goes, by a process (`execution/compactor_process.py`), since to convert
 rows blocks the interpreter for tens of ms.
 """
 
