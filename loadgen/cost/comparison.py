@@ -14,7 +14,7 @@ from typing import Any
 
 from loadgen.cost.prices import Energy, Owned, PerToken, Price, Prices, Rented
 from loadgen.cost.unit_cost import GOOD, HOUR_S, REQUEST, TASK, Offer, cost
-from loadgen.metrics.columns import CACHED_SHARE
+from loadgen.limits import CACHED_SHARE
 from loadgen.metrics.summary import Summary
 
 SWING = Decimal("0.1")  # relative change of inputs whose uncertainty is not known
@@ -169,8 +169,8 @@ def _slo_key(summary: Summary) -> tuple[object, ...]:
 
 
 def slo_words(summary: Summary) -> str:
-    """The SLO in words: "ttft p99 2000 ms, tpot p99 200 ms"; "none" without an SLO."""
-    terms = [f"{term.metric} p{term.quantile * 100:g} {term.limit_ms:g} ms" for term in summary.goodput.slo]
+    """The SLO in words: "TTFT p99 at most 2,000 ms, TPOT p99 at most 200 ms"; "none" without an SLO."""
+    terms = [term.promise for term in summary.goodput.slo]
     if summary.goodput.share_limit is not None:
         terms.append(f"{summary.goodput.share_limit * 100:g} % of requests within all")
     return ", ".join(terms) or "none"

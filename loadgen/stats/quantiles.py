@@ -7,7 +7,7 @@ and for JSON, is in milliseconds.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -61,6 +61,12 @@ def deciding(distribution: Distribution, most: str = "p99") -> tuple[str, float]
 def index(n: int, p: float) -> int:
     """The index of quantile `p` in `n` >= 1 sorted samples: floor(n * p), as MLPerf LoadGen's `GetPercentile`."""
     return min(int(n * p), n - 1)
+
+
+def element(values: NDArray[Any], p: float) -> float:
+    """Quantile `p` of at least one value in any order: `sorted[floor(n * p)]`, an element of the sample."""
+    place = index(len(values), p)
+    return float(np.partition(values, place)[place])
 
 
 def support(p: float) -> int:
