@@ -193,7 +193,7 @@ def test_a_trace_under_flags_and_in_a_file(tmp_path: Path) -> None:
     assert poisson.stages[0].arrival.tag == "poisson" and poisson.stages[0].count == 11
     warm = of_trace(tmp_path / "t.jsonl", read_flags(warmup="1s"))
     assert [stage.arrival.tag for stage in warm.stages] == ["poisson", "trace"]
-    promised = of_trace(tmp_path / "t.jsonl", None, "qa")
+    promised = of_trace(tmp_path / "t.jsonl", read_flags(), "qa")
     assert promised.slo is not None and promised.name == "qa" and promised.stages[0].count == 11
     with pytest.raises(Faults) as found:
         of_trace(tmp_path / "t.jsonl", read_flags(input_tokens=5))
