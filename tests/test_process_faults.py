@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loadgen.workload.flags import Overrides
 from runs import when_started
 from test_run import children, cli, ended, gone, outcomes, rows_written
 
 from loadgen import run_folder
-from loadgen.execution import compactor, run
+from loadgen.execution import compactor_process, run
 from loadgen.execution.backends import local
 from loadgen.execution.plan import Settings
 from loadgen.results import manifest, store
 from loadgen.sim.server.embedded import Embedded, start
 from loadgen.sim.server.options import Options
 from loadgen.workload import load
-from loadgen.workload.flags import Overrides
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
@@ -43,13 +43,13 @@ def of(module: str, parent: int) -> int:
 @pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
 def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> None:
     process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "700", "--keep", keep)
-    rows_written(tmp_path, 400)  # it has read twice
-    os.kill(of("execution.compactor", process.pid), signal.SIGKILL)
+    rows_written(tmp_path, 400)
+    os.kill(of("execution.compactor_process", process.pid), signal.SIGKILL)
     code, out, err = ended(process)
     assert code in (0, 3), err
     summary = run_folder.kept_summary(tmp_path / "out")
     assert (summary.requests.scheduled, summary.requests.ok, summary.requests.lost) == (700, 700, 0)
-    assert any("was ended by signal 9" in words for words in summary.verdict.warnings), out
+    assert any("was killed by signal 9" in words for words in summary.verdict.warnings), out
     again = run_folder.summary(tmp_path / "out")
     assert (again.requests, again.ttft_ms) == (summary.requests, summary.ttft_ms)
 
@@ -97,11 +97,11 @@ def test_a_frozen_worker_is_ended_and_named(
 def test_a_frozen_compactor_is_ended_and_said(
     tmp_path: Path, endpoint: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compactor, "FROZEN_S", 0.5)
+    monkeypatch.setattr(compactor_process, "FROZEN_S", 0.5)
     (tmp_path / "w.yaml").write_text("name: t\nrequests: {input_tokens: 20, output_tokens: 8}\n")
     made = load(str(tmp_path / "w.yaml"), Overrides(seed="7", warmup="0", request_rate="200", num_requests="100"))
     settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", keep="histogram")
-    freeze = when_started(lambda _: os.kill(of("execution.compactor", os.getpid()), signal.SIGSTOP))
+    freeze = when_started(lambda _: os.kill(of("execution.compactor_process", os.getpid()), signal.SIGSTOP))
     summary, _ = run.execute(made, settings, freeze)
     assert summary.requests.ok == 100
     assert any("did not move for 0.5 s" in words for words in summary.verdict.warnings)

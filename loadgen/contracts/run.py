@@ -160,7 +160,7 @@ def again(folder: Path) -> Validation:
     contract = schema.parse(schema.text_of(folder / CONTRACT, str(folder / CONTRACT)), str(folder / CONTRACT))
     try:
         facts = msgspec.json.decode((folder / PLACE).read_bytes(), type=_RunFacts)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"not a file of a validation: {error}", str(folder / PLACE), _USE_ORIGINAL) from None
     return _verdict(folder, contract, facts)
 

@@ -443,7 +443,7 @@ class Accumulator:
         """The inverse of `to_bytes`, for an accumulator of the same run. Raises ValueError for anything else."""
         try:
             packed = msgspec.msgpack.decode(data, type=_Packed)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"no ledger: {error}") from None
         accumulator = cls(header)
         cells = list(accumulator._cells())

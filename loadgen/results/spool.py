@@ -231,7 +231,7 @@ def worker_texts(folder: Path, worker: int) -> list[str]:
     for line in (folder / "spool" / f"w{worker}.texts").read_bytes().splitlines():
         try:
             texts.append(msgspec.json.decode(line, type=str))
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError):
             texts.append("")
     return texts
 

@@ -54,7 +54,7 @@ async def run(plan: Plan, tell: Tell) -> Share:
                 for i, process in enumerate(processes):
                     moved_ns = max(counters.updated_ns(i), start_ns)
                     if process.poll() is None and monotonic_ns() > moved_ns + FROZEN_NS:
-                        reasons[i] = f"worker {i} did not move for {FROZEN_NS / 1e9:g} s and was ended"
+                        reasons[i] = f"worker {i} did not move for {FROZEN_NS / 1e9:g} s and was killed"
                         process.kill()
             return merge.total(plan, reports.result(), reasons)
     finally:

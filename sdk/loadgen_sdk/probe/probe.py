@@ -390,7 +390,7 @@ def _models(answer: HttpAnswer) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(ids of all listed models, ids of those that are no adapters). An adapter names a listed parent."""
     try:
         rows = msgspec.json.decode(answer.body)["data"] if answer.status == 200 else []
-    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         rows = []
     rows = rows if isinstance(rows, list) else []
     rows = [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
