@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loadgen.workload.flags import Overrides
 from runs import when_started
 from test_run import children, cli, ended, gone, outcomes, rows_written
 
@@ -23,7 +22,7 @@ from loadgen.execution.plan import Settings
 from loadgen.results import manifest, store
 from loadgen.sim.server.embedded import Embedded, start
 from loadgen.sim.server.options import Options
-from loadgen.workload import load
+from loadgen.workload import load, read_flags
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
@@ -85,7 +84,7 @@ def test_a_frozen_worker_is_ended_and_named(
         holds = (os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
         return line if any(name.endswith(f"w{number}.rows") for name in holds) else b""
 
-    made = load(str(tmp_path / "w.yaml"), Overrides(seed="7", warmup="0", request_rate="200", num_requests="300"))
+    made = load(str(tmp_path / "w.yaml"), read_flags(seed="7", warmup="0", request_rate="200", num_requests="300"))
     settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", workers=2)
     summary, out = run.execute(made, settings, when_started(freeze))
     found = outcomes(store.read_run(out).rows)
@@ -99,7 +98,7 @@ def test_a_frozen_compactor_is_ended_and_said(
 ) -> None:
     monkeypatch.setattr(compactor_process, "FROZEN_S", 0.5)
     (tmp_path / "w.yaml").write_text("name: t\nrequests: {input_tokens: 20, output_tokens: 8}\n")
-    made = load(str(tmp_path / "w.yaml"), Overrides(seed="7", warmup="0", request_rate="200", num_requests="100"))
+    made = load(str(tmp_path / "w.yaml"), read_flags(seed="7", warmup="0", request_rate="200", num_requests="100"))
     settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", keep="histogram")
     freeze = when_started(lambda _: os.kill(of("execution.compactor_process", os.getpid()), signal.SIGSTOP))
     summary, _ = run.execute(made, settings, freeze)
