@@ -6,7 +6,6 @@ Like `cli/`, a thin layer: it converts keyword arguments and calls `execution.ru
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 import os
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_type_hints
 
-from loadgen.errors import Fault, Faults, UserError, collecting
+from loadgen.errors import Fault, Faults, UserError, closest, collecting
 from loadgen.execution import options as table
 from loadgen.execution.options import OPTIONS, RunOptions
 
@@ -154,8 +153,8 @@ def run(
         hint = "in async code and in notebooks: await loadgen.arun(...), with the same arguments"
         raise UserError("loadgen.run blocks, and an event loop is running here", "loadgen.run", hint)
     for name in options.keys() - OPTIONS:
-        similar = difflib.get_close_matches(name, sorted(OPTIONS), 1)
-        hint = f"; did you mean {similar[0]!r}?" if similar else ""
+        similar = closest(name, sorted(OPTIONS))
+        hint = f"; did you mean {similar!r}?" if similar else ""
         raise TypeError(f"loadgen.run has no flag {name!r}{hint}")
     trace, overrides = options.get("trace"), table.overrides(options)
     _refuse_misuse(workload, trace, overrides)

@@ -220,7 +220,7 @@ def _term(text: str, default_unit: str) -> tuple[str, Any, float | None]:
     if metric == "goodput":
         return metric, units.share(limit_text), None
     if metric not in METRICS:
-        similar = closest(name, (*METRICS, *METRIC_ALIASES, "goodput"), {})
+        similar = closest(name, (*METRICS, *METRIC_ALIASES, "goodput"))
         raise units.Wrong(f'names no metric: "{name}"', (f'did you mean "{similar}"? ' if similar else "") + known)
     limit, colon, quantile_text = limit_text.partition(":")
     quantile = units.quantile(quantile_text) if colon else None
