@@ -198,7 +198,7 @@ def _perform(
         return asyncio.run_coroutine_threadsafe(steps, loop).result()
 
     try:
-        probe_result: ProbeResult = result_of(find(settings))
+        probe_result: ProbeResult = result_of(find(settings, workload.timeout_ns / 1e9))
         tokenizer, template_tokens = load_tokenizer(settings.tokenizer), probe_result.template_tokens or 0
         requests = build_prompts.build(workload, seed, seeds.salt_number(salt), tokenizer, template_tokens)
         carrier = Carrier(lg, test, requests, (lanes or run.LANES) if offline else None, loop)
