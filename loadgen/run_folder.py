@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from loadgen.errors import UserError
-from loadgen.metrics import summary_json, validity
+from loadgen.metrics import validity
 from loadgen.metrics.accumulator import Accumulator
-from loadgen.metrics.summary import Summary, build, summarize
+from loadgen.metrics.summary import Summary, build, load_summary, summarize
 from loadgen.results import store
 from loadgen.server_metrics import series
 
@@ -48,7 +48,7 @@ def kept_summary(folder: Path) -> Summary:
     path = folder / SUMMARY
     if not path.is_file():
         raise UserError(f"no {SUMMARY} here", str(folder), "give the folder of the run itself, as loadgen has named it")
-    return summary_json.load_summary(path.read_bytes(), str(path))
+    return load_summary(path.read_bytes(), str(path))
 
 
 def summary(folder: Path) -> Summary:

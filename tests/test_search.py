@@ -175,7 +175,7 @@ def test_the_interval_covers_the_truth_and_the_answer_is_near() -> None:
         theta = 100 * 2 ** float(seeds.stream(seed, "theta").uniform(-0.8, 0.8))
         answer = psychometric(LoadSearch(low=50, high=200, precision=0.01), theta, 0.004, seed).answer
         assert answer.interval is not None and answer.load is not None
-        covered += not answer.interval.excludes(theta)
+        covered += answer.interval.low <= theta <= answer.interval.high
         near += abs(answer.load / theta - 1) <= 0.01
         assert answer.reason in ("found", "unconfirmed")
         assert answer.probes < 25

@@ -17,7 +17,7 @@ from queueing import rows
 from loadgen.cli import main
 from loadgen.compare import inputs
 from loadgen.errors import UserError
-from loadgen.metrics import summary_json
+from loadgen.metrics.summary import load_summary
 from loadgen.report import sweep as shown
 from loadgen.results import capacity, store
 from loadgen.results.manifest import Fingerprints, StagePlan
@@ -332,7 +332,7 @@ def test_what_a_search_leaves_is_priced_and_planned(tmp_path: Path, capsys: pyte
     assert b.rate_per_s <= float(b.evidence.removeprefix("r"))  # nor one between two levels
     for name, one in (("a", a), ("b", b)):
         file = tmp_path / name / one.evidence / "summary.json"
-        summary = summary_json.load_summary(file.read_bytes())
+        summary = load_summary(file.read_bytes())
         steady = summary.tokens.steady_output_per_s, summary.tokens.steady_total_per_s
         assert (one.output_tokens_per_s, one.total_tokens_per_s) == steady
     assert a.evidence.endswith(("-confirm", "-sustain")) and b.evidence in ("r60", "r120")

@@ -18,13 +18,12 @@ from loadgen import run_folder
 from loadgen.execution import run_header
 from loadgen.execution.backends import local, single
 from loadgen.execution.backends.single import Share, large
-from loadgen.execution.compactor import Compactor
+from loadgen.execution.compactor_process import Compactor
 from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned, Tell, WorkersPlaced, silent
 from loadgen.execution.folder_names import unused
 from loadgen.execution.plan import Plan, Settings, prepare
 from loadgen.execution.probing import Known, find_all, serving
-from loadgen.metrics import summary_json
-from loadgen.metrics.summary import Summary
+from loadgen.metrics.summary import Summary, dump_summary
 from loadgen.requests import prompts
 from loadgen.results import checksums, manifest, object_store, store
 from loadgen.results.record import WITH_UNFINISHED
@@ -100,7 +99,7 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
             try:
                 share = runner.run(carry_out(plan, hear))
             except BaseException:
-                compactor.finish()
+                compactor.close()
                 raise
         scraper.close()
         return finish(plan, header, share, compactor, decided=load is not None and load.decided)
@@ -143,7 +142,7 @@ def finish(
     summary = run_folder.summary(folder)
     if summary.requests.unfinished or summary.warmup.unfinished:
         _write(folder, msgspec.structs.replace(header, schema=WITH_UNFINISHED))
-    store.replace(folder / "summary.json", summary_json.dump_summary(summary))
+    store.replace(folder / "summary.json", dump_summary(summary))
     if compactor.finish() if compacted is None else compacted:
         store.drop_spool(folder)
     checksums.write(folder)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from loadgen.limits import STALL_NS
 from loadgen.metrics import columns as by_column
 from loadgen.metrics import outcomes
 from loadgen.metrics.columns import CANCELLED, FAILED, OK, UNDEFINED, UNFINISHED, Columns, defined
@@ -165,7 +166,7 @@ class Cell:
         self._add_tokens(columns, ok)
         self._add_errors(columns, texts)
         self.count("tpot_undefined", (columns.measure("tpot")[ok] == UNDEFINED).sum())
-        self.count("stalled", (columns.measure("max_gap")[ok] > by_column.STALL_NS).sum())
+        self.count("stalled", (columns.measure("max_gap")[ok] > STALL_NS).sum())
         if self.slo is not None:
             self._add_outcomes(columns, ok, self.slo)
 
@@ -285,9 +286,8 @@ class Accumulator:
         several = len(header.targets) if len(header.targets) > 1 else 0
         self.stages = [Cell(self._slo, exact=exact) for _ in self._plans]
         self.targets = [Cell(self._slo, exact=exact) for _ in range(several)]
-        self.other_targets = [
-            Cell(self._slo, exact=exact) for _ in range(several)
-        ]  # rows of stages that are not measured
+        # rows of stages that are not measured
+        self.other_targets = [Cell(self._slo, exact=exact) for _ in range(several)]
         self.blocks: list[BlockSamples] = []
         self.block_ns = FIRST_NS
         # number of a conversation -> due instant of its first turn; 0 or 1: all turns ok so far, cancelled, unfinished;
@@ -376,9 +376,8 @@ class Accumulator:
 
         A conversation with a turn that the user cancelled counts in the second number only.
         """
-        measured = [
-            state for state in self._open_conversations.values() if all(self._plans[i].measured for i in state[4:])
-        ]
+        states = self._open_conversations.values()
+        measured = [state for state in states if all(self._plans[i].measured for i in state[4:])]
         cancelled = sum(state[2] for state in measured)
         return len(measured) - cancelled, cancelled
 

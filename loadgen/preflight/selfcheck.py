@@ -21,7 +21,7 @@ import numpy as np
 
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.results.manifest import ReasonCode
-from loadgen.stats.quantiles import index
+from loadgen.stats.quantiles import element
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -110,7 +110,7 @@ def truth(rows: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int)
         ttft_p99_ms=_quantile_ms(true_first - due, 0.99),
         ttft_p50_error_ms=_quantile_ms(reported - due, 0.5) - _quantile_ms(true_first - due, 0.5),
         ttft_p99_error_ms=_quantile_ms(reported - due, 0.99) - _quantile_ms(true_first - due, 0.99),
-        tpot_p50_error_share=_quantile(tpot, 0.5) / _quantile(true_tpot, 0.5) - 1 if len(gaps) else None,
+        tpot_p50_error_share=element(tpot, 0.5) / element(true_tpot, 0.5) - 1 if len(gaps) else None,
         error_p50_ms=_quantile_ms(np.abs(error), 0.5),
         error_p99_ms=_quantile_ms(np.abs(error), 0.99),
         error_max_ms=_quantile_ms(np.abs(error), 1.0),
@@ -121,12 +121,8 @@ def truth(rows: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int)
     )
 
 
-def _quantile(values: NDArray[np.generic], p: float) -> float:
-    return float(np.sort(values)[index(len(values), p)])
-
-
 def _quantile_ms(values_ns: NDArray[np.generic], p: float) -> float:
-    return round(_quantile(values_ns, p) / 1e6, 4)
+    return round(element(values_ns, p) / 1e6, 4)
 
 
 # -- the search ---------------------------------------------------------------------------------------------------
@@ -370,11 +366,11 @@ class _DrivenRun(NamedTuple):
 
 
 def _workload(tokens: int, rate: float, seconds: float) -> Workload:
-    from loadgen.workload import Overrides
+    from loadgen.workload import read_flags
     from loadgen.workload.loading import of_mapping
 
     requests = {"input_tokens": 20, "output_tokens": tokens}
-    load = Overrides(request_rate=rate, duration=seconds, grace=5, timeout=20)
+    load = read_flags(request_rate=rate, duration=seconds, grace=5, timeout=20)
     return of_mapping({"name": "selfcheck", "requests": requests}, load)
 
 

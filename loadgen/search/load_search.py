@@ -25,7 +25,7 @@ from loadgen.metrics import outcomes, sustainable
 from loadgen.metrics.columns import Columns
 from loadgen.slo import Slo
 from loadgen.stats import early_stopping, intervals, trend
-from loadgen.stats.quantiles import support
+from loadgen.stats.quantiles import element, support
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -233,8 +233,7 @@ class Watch:
                 batch = values[bounds[k] : bounds[k + 1]]
                 batch = batch[batch != metrics.UNDEFINED]
                 if len(batch):
-                    at = min(int(len(batch) * term.quantile), len(batch) - 1)
-                    value = int(np.partition(batch, at)[at])
+                    value = element(batch, term.quantile)
                     series[k] = math.log(max(value, 1)) if value < np.iinfo(np.int64).max else 40.0
             all_series.append(series)
         return all_series
