@@ -17,11 +17,11 @@ from loadgen.cost.prices import Energy, PerToken, Rented
 from loadgen.cost.sizing import Need, published_rate, size
 from loadgen.cost.unit_cost import REQUEST, basis, cost, offer
 from loadgen.errors import Faults, UserError
-from loadgen.metrics import summary_json
+from loadgen.metrics.summary import load_summary
 from loadgen.results.capacity import Capacity, RateInterval, dump
 
 DATA = Path(__file__).parent / "data"
-RAG = summary_json.load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
+RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
 CAPACITY = Capacity(rate_per_s=20.0, low_per_s=19.0, high_per_s=21.5, method="search", recipe="r")
 EVIDENCE = Evidence(name="vm", folder="vm", summaries=(RAG,), capacity=CAPACITY)
 SOURCE = MeasuredRate(
