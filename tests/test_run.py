@@ -62,7 +62,7 @@ def go(
     **flags: str,
 ) -> tuple[Summary, Stored]:
     flags = {"seed": "7", "warmup": "0"} | flags
-    made = load(file(folder, more), read_flags(**flags))
+    made = load(file(folder, more), read_flags(**{name: value for name, value in flags.items() if value is not None}))
     told = Settings(**({"url": url, "model": "sim", "server": "trtllm", "out": folder / "out"} | (settings or {})))
     summary, out = run.execute(made, told, when_started(begun or (lambda _: None)))
     stored = store.read_run(out)
