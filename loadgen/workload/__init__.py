@@ -19,6 +19,7 @@ from loadgen.workload.schema import (
     FromTrace,
     Gamma,
     Length,
+    Mix,
     Poisson,
     Ramp,
     Replay,
