@@ -25,8 +25,7 @@ from loadgen.schedule import timetable as schedule
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.engine.replica import Costs, ServerLimits
 from loadgen.stats.quantiles import Histogram, bucket
-from loadgen.workload import Workload, load
-from loadgen.workload.flags import Overrides
+from loadgen.workload import Workload, load, read_flags
 
 MS = 1_000_000
 COSTS = Costs(overhead_ns=10 * MS, weights_ns=5 * MS, kv_token_ns=20.0, token_ns=30_000.0, attended_ns=0.5)
@@ -118,7 +117,7 @@ def ran(one: Workload, tmp_path: Path, target: str = TARGET) -> tuple[Summary, P
 
 
 def test_a_run_leaves_the_folder_of_a_run_that_says_it_is_simulated(tmp_path: Path) -> None:
-    one = load("qa", Overrides(num_requests="400", request_rate="200", seed="5"))
+    one = load("qa", read_flags(num_requests="400", request_rate="200", seed="5"))
     summary, folder = ran(one, tmp_path)
     header = json.loads((folder / "run.json").read_bytes())
     assert header["targets"][0]["simulated"] is True
@@ -135,7 +134,7 @@ def test_a_run_leaves_the_folder_of_a_run_that_says_it_is_simulated(tmp_path: Pa
 
 
 def test_the_same_seed_gives_the_same_rows(tmp_path: Path) -> None:
-    one = load("agentic", Overrides(seed="5"))
+    one = load("agentic", read_flags(seed="5"))
     first, second = ran(one, tmp_path / "a")[1], ran(one, tmp_path / "b")[1]
     assert (store.read_run(first).rows == store.read_run(second).rows).all()
 

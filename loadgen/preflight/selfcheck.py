@@ -366,11 +366,11 @@ class _DrivenRun(NamedTuple):
 
 
 def _workload(tokens: int, rate: float, seconds: float) -> Workload:
-    from loadgen.workload import Overrides
+    from loadgen.workload import read_flags
     from loadgen.workload.loading import of_mapping
 
     requests = {"input_tokens": 20, "output_tokens": tokens}
-    load = Overrides(request_rate=rate, duration=seconds, grace=5, timeout=20)
+    load = read_flags(request_rate=rate, duration=seconds, grace=5, timeout=20)
     return of_mapping({"name": "selfcheck", "requests": requests}, load)
 
 
@@ -393,7 +393,7 @@ def _drive(url: str, workload: Workload, folder: Path) -> _DrivenRun:
 
     settings = Settings(url=url)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        probe_result = runner.run(find(settings))
+        probe_result = runner.run(find(settings, workload.timeout_ns / 1e9))
         plan, begins = prepare(workload, settings, (probe_result,), simulated=True, folder=folder)
         store.replace(folder / "run.json", manifest.encode(run_header.header(plan, workload, begins)))
         runner.run(work(plan, 0, 1, gate, lambda driver: None))

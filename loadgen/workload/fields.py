@@ -27,7 +27,6 @@ from pydantic import (
 
 from loadgen import units
 from loadgen.errors import Fault, UserError, closest, meant
-from loadgen.workload.flags import SALT_PATTERN
 from loadgen.workload.yaml_marks import Map, child, where
 
 
@@ -228,6 +227,7 @@ Amount = Annotated[float, Strict(), Field(ge=0, le=units.MOST_TOKENS, allow_inf_
 Whole = Annotated[int, Strict(), Field(ge=1, le=2**40)]  # a count
 Positive = Annotated[float, Strict(), Field(gt=0, le=1e6)]
 Seed = Annotated[int, Strict(), Field(ge=0, lt=2**64)]
+SALT_PATTERN = "[A-Za-z0-9._-]{1,200}"
 Salt = Annotated[str, Strict(), Field(pattern=f"^{SALT_PATTERN}$")]  # a word, or fresh
 
 Q = TypeVar("Q")  # the quantity: Tokens, Duration

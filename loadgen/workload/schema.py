@@ -28,7 +28,7 @@ from pydantic import (
 
 from loadgen import units
 from loadgen.limits import ValidityLimits
-from loadgen.slo import Slo, Term
+from loadgen.slo import METRIC_ALIASES, METRICS, Slo, Term
 from loadgen.workload.fields import (
     Amount,
     Duration,
@@ -53,10 +53,10 @@ from loadgen.workload.fields import (
     Whole,
     one_of,
 )
-from loadgen.workload.flags import METRIC_ALIASES, METRICS, MOST_LANES
 from loadgen.workload.yaml_marks import Map
 
 TIMEOUT_NS = 600 * units.NS_PER_S  # the default of the openai client
+MOST_LANES = 1_000_000
 STALL_TIMEOUT_NS = 120 * units.NS_PER_S  # longest silence in a stream: a cold prefill of a long prompt takes a minute
 
 # ------------------------------------------------------------------------------------------------- lengths and delays
