@@ -24,8 +24,7 @@ from loadgen.requests.tokenizer import load_tokenizer
 from loadgen.results import store
 from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
-from loadgen.workload import Workload, load, recipe_fingerprint
-from loadgen.workload.flags import Overrides
+from loadgen.workload import Workload, load, read_flags, recipe_fingerprint
 
 SHARES = {"qa": 0.6, "rag": 0.25, "summary": 0.1, "bystander": 0.05}
 LENGTHS = {"qa": (150, 20), "rag": (1302, 120), "summary": (3000, 40), "bystander": (16, 4)}
@@ -42,7 +41,7 @@ STAGES = "stages: [{name: load, arrival: {poisson: 50/s}, count: 1500}]\n"
 def workload(folder: Path, classes: str = CLASSES, more: str = STAGES, **flags: str) -> Workload:
     file = folder / "mix.yaml"
     file.write_text(f"name: mix\n{classes}\n{more}")
-    return load(str(file), Overrides(**flags))
+    return load(str(file), read_flags(**flags))
 
 
 def prompts(one: Workload, seed: int = 7, salt: int = 1) -> MixPrompts:
