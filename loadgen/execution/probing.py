@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import Fetcher
@@ -53,6 +54,19 @@ async def ask(
         extra_body=settings.extra_body,
         samples=samples,
     )
+
+
+def client_options(settings: Settings, probed: ProbeResult) -> dict[str, Any]:
+    """How a client asks this target: what the settings say, and what the probe found out."""
+    return {
+        "model": probed.model,
+        "quirk": probed.quirk,
+        "stream": settings.stream,
+        "api_key": settings.api_key,
+        "headers": settings.headers,
+        "extra_body": settings.extra_body,
+        "tls": settings.tls,
+    }
 
 
 async def find(settings: Settings, timeout_s: float) -> ProbeResult:
