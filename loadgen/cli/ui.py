@@ -6,7 +6,6 @@ in the same browser can neither guess the one nor forge the other.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import sys
 from collections.abc import Callable
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from loadgen.cost.prices import Prices
 
 REFRESH_S = 2
-LATEST_ROWS = 2_000_000  # of a run that goes on: a page shows so many at most
 
 
 def ui(
@@ -174,22 +172,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _live(self, query: dict[str, list[str]]) -> str:
         """A run that goes on, drawn as on its terminal."""
-        from io import StringIO
+        from loadgen.report.dashboard import snapshot
 
-        from rich.console import Console
-
-        from loadgen.report.dashboard import View, draw
-        from loadgen.results import manifest
-        from loadgen.results.spool import Tail
-
-        (path,) = self._chosen(query)[:1] or [self.server.folder]
-        if not (path / "spool").is_dir():
-            return self._plain(path.name, "This run has ended: go back to the list.")
-        view = View(manifest.decode((path / "run.json").read_bytes()))
-        with contextlib.closing(Tail(path)) as tail:
-            view.add(tail.rows()[-LATEST_ROWS:])
-            view.sample(tail.seconds())
-        text = StringIO()
-        Console(file=text, width=100, color_system=None).print(draw(view.picture(view.latest_s), 100, 100))
+        paths = self._chosen(query)
+        if len(paths) != 1 or not (paths[0] / "spool").is_dir():
+            return self._plain("Not going on", "This run has ended: go back to the list.")
         note = "Since the start: of the requests that are not yet in Parquet files."
-        return self._plain(path.name, f"{text.getvalue()}\n{note}", refresh_s=REFRESH_S)
+        return self._plain(paths[0].name, f"{snapshot(paths[0])}\n{note}", refresh_s=REFRESH_S)

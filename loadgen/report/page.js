@@ -134,7 +134,7 @@
     save() {
       const {spec, figure} = this;
       const link = document.createElement("a");
-      link.className = "save"; link.textContent = "csv"; link.href = "#"; link.title = "save the data of this chart";
+      link.className = "save"; link.textContent = "csv"; link.href = "data:,"; link.title = "save the data of this chart";
       link.download = spec.title.toLowerCase().replace(/[^a-z0-9]+/g, "-") + ".csv";
       link.onclick = () => {
         const cell = value => value === null || value === undefined ? "" : /[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value);
