@@ -49,6 +49,7 @@ async def ask(
         api_key=settings.api_key,
         headers=settings.headers,
         extra_body=settings.extra_body,
+        server_timing=settings.server_timing,
         samples=samples,
     )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
 
+from loadgen_sdk.dialects.body import asking_for_timing
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import header_secrets
@@ -165,13 +166,16 @@ def _client(job: Job, index: int, keep_text: bool, wire: Wire) -> Any:
     probed = job.found[index]
     settings = job.settings.of(job.settings.endpoints[index])
     keep_text = keep_text or probed.usage is False
+    headers, extra_body = settings.headers, settings.extra_body
+    if settings.server_timing:
+        headers, extra_body = asking_for_timing(probed.quirk, headers, extra_body)
     options: dict[str, Any] = {
         "model": probed.model,
         "quirk": probed.quirk,
         "stream": settings.stream,
         "api_key": settings.api_key,
-        "headers": settings.headers,
-        "extra_body": settings.extra_body,
+        "headers": headers,
+        "extra_body": extra_body,
         "timeout_ns": job.workload.timeout_ns,
         "stall_timeout_ns": job.workload.stall_timeout_ns,
         "tls": settings.tls,
