@@ -35,8 +35,7 @@ from loadgen.sim.server.options import Options
 from loadgen.slo import Slo, Term
 from loadgen.stats.amounts import BINS, TimeCurve
 from loadgen.stats.quantiles import Histogram
-from loadgen.workload import load
-from loadgen.workload.flags import Overrides
+from loadgen.workload import load, read_flags
 
 MS, S = 1_000_000, 1_000_000_000
 UNTOLD = {"gap_variation", "gap_variation_planned", "in_flight_max", "warnings", "kept"}  # needs all rows at once
@@ -233,7 +232,7 @@ def go(folder: Path, server: embedded.Embedded, keep: str, workers: int = 1, **f
     file.write_text(
         "name: long\nrequests: {input_tokens: 8, output_tokens: 4, turns: {count: 2, tool_result_tokens: 3}}\n"
     )
-    made = load(str(file), Overrides(**({"seed": "7", "warmup": "20req", "slo": ("ttft:60s",)} | flags)))
+    made = load(str(file), read_flags(**({"seed": "7", "warmup": "20req", "slo": ("ttft:60s",)} | flags)))
     told = Settings(
         url=server.url, model="sim", server="trtllm", out=folder / "out", keep=keep, workers=workers, route="sticky"
     )
@@ -330,7 +329,7 @@ def test_a_worker_that_dies_without_rows_kept(tmp_path: Path) -> None:
         folder.mkdir()
         file = folder / "w.yaml"
         file.write_text("name: long\nrequests: {input_tokens: 8, output_tokens: 4}\n")
-        made = load(str(file), Overrides(seed="7", warmup="0", request_rate="100", num_requests="300"))
+        made = load(str(file), read_flags(seed="7", warmup="0", request_rate="100", num_requests="300"))
         told = Settings(url=server.url, model="sim", server="trtllm", out=folder / "out", keep="histogram", workers=2)
         summary, _ = run.execute(made, told, when_started(kill))
     requests = summary.requests

@@ -37,8 +37,7 @@ from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import exact
-from loadgen.workload import Workload, load
-from loadgen.workload.flags import Overrides
+from loadgen.workload import Workload, load, read_flags
 
 SECRET = "sk-never-written-4711"
 QUICK = Options(ttft="5ms", itl="0.2ms", log_bodies=True)
@@ -47,7 +46,7 @@ QUICK = Options(ttft="5ms", itl="0.2ms", log_bodies=True)
 def workload(folder: Path, **flags: str) -> Workload:
     file = folder / "w.yaml"
     file.write_text("name: many\nrequests: {input_tokens: 8, output_tokens: 4}\n")
-    return load(str(file), Overrides(**({"seed": "7", "warmup": "0"} | flags)))
+    return load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
 
 
 # -- clocks --------------------------------------------------------------------------------------------------------

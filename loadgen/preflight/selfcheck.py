@@ -366,11 +366,11 @@ class _DrivenRun(NamedTuple):
 
 
 def _workload(tokens: int, rate: float, seconds: float) -> Workload:
-    from loadgen.workload import Overrides
+    from loadgen.workload import read_flags
     from loadgen.workload.loading import of_mapping
 
     requests = {"input_tokens": 20, "output_tokens": tokens}
-    load = Overrides(request_rate=rate, duration=seconds, grace=5, timeout=20)
+    load = read_flags(request_rate=rate, duration=seconds, grace=5, timeout=20)
     return of_mapping({"name": "selfcheck", "requests": requests}, load)
 
 
