@@ -267,7 +267,8 @@ class RunOptions(TypedDict, total=False):
         "or drain: trtllm-serve's JSON /metrics, which each read empties for everybody.",
         list[str], parse=_metrics_pages)]
     server_timing: Annotated[bool, Option("--server-timing",
-        "Ask the server for its own account of each request (queue, prefill, decode); what comes unasked is read anyway.",
+        "Ask the server for its own account of each request (queue, prefill, decode). One that comes unasked is always "
+        "read.",
         bool, parse=_switch)]
     gpus: Annotated[int | str | None, Option("--gpus",
         "GPUs behind the endpoint, for per-GPU and cost figures.", int, parse=_count("GPUs", "a whole number from 1"))]

@@ -1,7 +1,7 @@
 """What a server says of its own time for one request: waiting, prefill, transfer of the KV cache, decoding. Pure.
 
-Each kind of server has its own form; all of them are read to the same few durations. Only durations on the server's own
-clock are used, never its instants: the two clocks do not agree. A form that is damaged says nothing, and raises nothing.
+Each kind of server has its own form; all are read to the same few durations. Only durations on the server's own clock
+are used, never its instants: the two clocks do not agree. A damaged form says nothing, and raises nothing.
 """
 
 from __future__ import annotations
