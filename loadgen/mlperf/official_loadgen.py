@@ -172,10 +172,10 @@ def _perform(
     folder = settings.out
     assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
-    loop = asyncio.new_event_loop()
-    probe_result = loop.run_until_complete(find(settings))
-    tokenizer = load_tokenizer(settings.tokenizer)
     workload = run.workload(test, data, qps=qps, lanes=lanes)
+    loop = asyncio.new_event_loop()
+    probe_result = loop.run_until_complete(find(settings, workload.timeout_ns / 1e9))
+    tokenizer = load_tokenizer(settings.tokenizer)
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     salt = seeds.salt_of(seed, workload.salt)
     template_tokens = probe_result.template_tokens or 0

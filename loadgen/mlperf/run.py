@@ -361,7 +361,7 @@ def read(folder: Path) -> mlperf.MlperfResult:
         raise UserError(
             f"no MLPerf-style result there: {error.strerror}", str(path), "a folder of loadgen mlperf"
         ) from None
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"a damaged result: {error}", str(path)) from None
 
 

@@ -393,7 +393,7 @@ def _drive(url: str, workload: Workload, folder: Path) -> _DrivenRun:
 
     settings = Settings(url=url)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        probe_result = runner.run(find(settings))
+        probe_result = runner.run(find(settings, workload.timeout_ns / 1e9))
         plan, begins = prepare(workload, settings, (probe_result,), simulated=True, folder=folder)
         store.replace(folder / "run.json", manifest.encode(run_header.header(plan, workload, begins)))
         runner.run(work(plan, 0, 1, gate, lambda driver: None))
