@@ -126,7 +126,7 @@ def of_rows(measured: Sequence[Columns], header: Header) -> Splits:
     ttft, e2e = requests.measure("ttft"), requests.measure("e2e")
     if not len(e2e):
         return Splits(why="no request ended ok")
-    has_account = requests["server_prefill_ns"] >= 0
+    due, has_account = requests["due_ns"], requests["server_prefill_ns"] >= 0
     groups = []
     for by, name, mask in _groups(requests, header):
         own = np.flatnonzero(mask)
@@ -136,8 +136,8 @@ def of_rows(measured: Sequence[Columns], header: Header) -> Splits:
                 by=by,
                 name=name,
                 requests=len(own),
-                ttft=tuple(_ttft(requests, ttft, at, near) for at, near in _near(ttft, of_ttft)),
-                e2e=tuple(_e2e(requests, ttft, e2e, at, near) for at, near in _near(e2e, own)),
+                ttft=tuple(_ttft(requests, ttft, at, near) for at, near in _near(ttft, due, of_ttft)),
+                e2e=tuple(_e2e(requests, ttft, e2e, at, near) for at, near in _near(e2e, due, own)),
             )
         )
     queue_known = bool((requests["server_queue_ns"] >= 0).any())
@@ -172,9 +172,11 @@ def _groups(requests: _Requests, header: Header) -> Iterator[tuple[str, str, NDA
         low = high or low
 
 
-def _near(values: NDArray[np.int64], own: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """The requests near each quantile, of the requests `own`."""
-    ordered = own[np.argsort(values[own], kind="stable")]
+def _near(
+    values: NDArray[np.int64], due: NDArray[np.int64], own: NDArray[np.int64]
+) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """The requests near each quantile, of the requests `own`; equal values in the order in which they were due."""
+    ordered = own[np.lexsort((due[own], values[own]))]
     n = len(ordered)
     for at, (low, high, fewest) in BANDS.items():
         if n >= fewest:
@@ -215,7 +217,7 @@ def slowest(measured: Sequence[Columns], others: Sequence[Columns], header: Head
     for by in ("ttft", "e2e"):
         values = requests.measure(by)
         known = np.flatnonzero(values != UNDEFINED)
-        places = known[np.argsort(-values[known], kind="stable")][:SHOWN]
+        places = known[np.lexsort((requests["due_ns"][known], -values[known]))][:SHOWN]
         made += [_slow(by, place, requests, everything, header) for place in places.tolist()]
     return tuple(made)
 
