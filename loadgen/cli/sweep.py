@@ -186,7 +186,8 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
     from loadgen.results import checksums, store
     from loadgen.search import experiment, trials
     from loadgen.search import sweep as levels
-    from loadgen.search.load_search import Goal, LoadSearch, NextTrial, resume
+    from loadgen.search.load_search import LoadSearch, NextTrial, resume
+    from loadgen.search.watch import Goal
     from loadgen.slo import Slo
 
     grid, parent = asked.grid, asked.folder

@@ -23,7 +23,8 @@ from loadgen.mlperf import result as mlperf
 from loadgen.results import checksums, store
 from loadgen.results.record import STATUS
 from loadgen.search import experiment, trials
-from loadgen.search.load_search import Goal, LoadSearch, NextTrial, SearchAnswer
+from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer
+from loadgen.search.watch import Goal
 from loadgen.workload import (
     AtLeast,
     Closed,

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
 
-from loadgen_sdk.dialects.body import asking_for_timing
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import header_secrets
@@ -22,6 +21,7 @@ from loadgen.execution.body_prefetch import BodyPrefetch
 from loadgen.execution.driver import AHEAD, HOLD_NS, Driver, no_collector
 from loadgen.execution.events import LoadStarted, RunningLoad, Tell
 from loadgen.execution.plan import Job, Plan, cap
+from loadgen.execution.probing import client_options
 from loadgen.results.manifest import Cluster
 from loadgen.results.spool import Spool
 from loadgen.schedule import timetable as schedule
@@ -166,19 +166,10 @@ def _client(job: Job, index: int, keep_text: bool, wire: Wire) -> Any:
     probed = job.found[index]
     settings = job.settings.of(job.settings.endpoints[index])
     keep_text = keep_text or probed.usage is False
-    headers, extra_body = settings.headers, settings.extra_body
-    if settings.server_timing:
-        headers, extra_body = asking_for_timing(probed.quirk, headers, extra_body)
     options: dict[str, Any] = {
-        "model": probed.model,
-        "quirk": probed.quirk,
-        "stream": settings.stream,
-        "api_key": settings.api_key,
-        "headers": headers,
-        "extra_body": extra_body,
+        **client_options(settings, probed),
         "timeout_ns": job.workload.timeout_ns,
         "stall_timeout_ns": job.workload.stall_timeout_ns,
-        "tls": settings.tls,
         "keep_text": keep_text,
     }
     if settings.client == "openai":
