@@ -74,6 +74,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         tokenizer_sha256=tokenizer.file_sha256,
         template_tokens=found[0].template_tokens,
         usage_asked=True,
+        server_timing=settings.server_timing,
         shares_prompts=_shares_prompts(workload.requests),
         max_in_flight=workload.max_in_flight,
         grace_s=workload.drain_ns / 1e9,
