@@ -12,7 +12,7 @@ GREEDY = {"temperature": 0, "seed": 1}
 OUTPUT_TOKENS = 256  # where neither the row nor --max-tokens says
 
 
-class Endpoint(NamedTuple):
+class AskTarget(NamedTuple):
     """Where to ask. `model`: None: the only one that the server lists."""
 
     url: str
@@ -35,7 +35,7 @@ class Asked(NamedTuple):
 
 
 def ask(
-    endpoint: Endpoint,
+    endpoint: AskTarget,
     questions: Sequence[Question],
     *,
     lanes: int,
@@ -47,7 +47,7 @@ def ask(
 
 
 async def _ask(
-    endpoint: Endpoint, questions: Sequence[Question], lanes: int, max_tokens: int | None, tell: Callable[[int], None]
+    endpoint: AskTarget, questions: Sequence[Question], lanes: int, max_tokens: int | None, tell: Callable[[int], None]
 ) -> Asked:
     from loadgen_sdk import Client, Request, Retry
 

@@ -46,7 +46,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     within: bool | None = None
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The scores of all prompts (`group` ""), or of one class of them."""
 
     group: str
@@ -70,7 +70,7 @@ class AnswersResult(msgspec.Struct, frozen=True, kw_only=True):
     failed_against: int = 0
     loss: float | None = None  # that is allowed, as a share
     simulated: bool = False
-    parts: tuple[Part, ...]
+    parts: tuple[ScoredGroup, ...]
 
     @property
     def verdict(self) -> bool | None:
@@ -86,7 +86,7 @@ def judge(
     answers: Sequence[str | None],
     others: Sequence[str | None] | None,
     loss: float | None,
-) -> tuple[Part, ...]:
+) -> tuple[ScoredGroup, ...]:
     """The part of all prompts, then those of their classes by name. None in `answers`: no answer came."""
     groups = sorted({question.group for question in questions} - {""})
     rows = range(len(questions))
@@ -107,7 +107,7 @@ def judge(
         scores = {metric: _values(of_answers, indexes, metric) for metric in AGAINST_REFERENCE}
         other = {metric: _values(of_others or {}, indexes, metric) for metric in AGAINST_REFERENCE}
         parts.append(
-            Part(
+            ScoredGroup(
                 group=group,
                 scores=tuple(_score(metric, list(found.values())) for metric, found in scores.items() if found),
                 other=tuple(_score(metric, list(found.values())) for metric, found in other.items() if found),

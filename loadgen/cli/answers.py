@@ -11,7 +11,7 @@ import typer
 from loadgen.cli.options import TARGET, Given, takes
 
 if TYPE_CHECKING:
-    from loadgen.answers.ask import Asked, Endpoint
+    from loadgen.answers.ask import Asked, AskTarget
     from loadgen.answers.questions import Question
     from loadgen.execution.plan import Settings
 
@@ -109,10 +109,10 @@ def answers(
     return OK if loss is None or result.verdict else UNSOUND if result.verdict is None else SLO_MISSED
 
 
-def _endpoint(settings: Settings, url: str) -> Endpoint:
-    from loadgen.answers.ask import Endpoint
+def _endpoint(settings: Settings, url: str) -> AskTarget:
+    from loadgen.answers.ask import AskTarget
 
-    return Endpoint(
+    return AskTarget(
         url=url,
         model=settings.model,
         api=settings.api,
@@ -124,7 +124,7 @@ def _endpoint(settings: Settings, url: str) -> Endpoint:
     )
 
 
-def _ask(endpoint: Endpoint, asked: list[Question], lanes: int, max_tokens: int | None, name: str) -> Asked:
+def _ask(endpoint: AskTarget, asked: list[Question], lanes: int, max_tokens: int | None, name: str) -> Asked:
     from loadgen.answers.ask import ask
 
     def tell(done: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loadgen import format
-from loadgen.answers.comparison import AnswersResult, Change, Part, Score, known
+from loadgen.answers.comparison import AnswersResult, Change, ScoredGroup, Score, known
 from loadgen.report import table
 
 WORDS = {True: "yes", False: "no", None: "undecided"}
@@ -31,7 +31,7 @@ def render(result: AnswersResult, reasons: Sequence[str] = ()) -> str:
     )
 
 
-def _part(part: Part, result: AnswersResult) -> Iterator[str]:
+def _part(part: ScoredGroup, result: AnswersResult) -> Iterator[str]:
     if len(result.parts) > 1:
         yield f"class {part.group}" if part.group else "all prompts"
     other = {score.metric: score for score in part.other}
