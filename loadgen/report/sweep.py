@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 
 from loadgen import format
 from loadgen.report import page, table
 from loadgen.report.page import Axis, Chart, Mark, Series
+from loadgen.report.run_headline import met_word
 from loadgen.search import sweep
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from loadgen.search.sweep import SweepCurve, SweepLevel
 
 _HEAD: tuple[str, ...] = (
-    *("load", "ok", "req/s", "tokens/s", "per GPU", "per user"),
+    *("load", "verdict", "ok", "req/s", "tokens/s", "per GPU", "per user"),
     *("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p50", "within SLO", ""),
 )
 
@@ -28,6 +28,7 @@ def _row(curve: SweepCurve, level: SweepLevel) -> tuple[str, ...]:
 
     return (
         level.load or level.name,
+        _verdict(level),
         format.count(level.ok),
         format.quantity(level.requests_per_s),
         format.quantity(level.output_per_s),
@@ -39,19 +40,20 @@ def _row(curve: SweepCurve, level: SweepLevel) -> tuple[str, ...]:
     )
 
 
-def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
+def _verdict(level: SweepLevel) -> str:
+    """Whether the level is a sound measurement, and of a sound one whether it met the SLO, if there is one."""
     if not level.valid:
-        yield "INVALID"
+        return "INVALID"
+    if level.slo_met is None:
+        return "UNDECIDED" if level.slo_undecided else "valid"
+    return met_word(level.slo_met)
+
+
+def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
     if level.state != "finished":
-        yield {"interrupted": "interrupted", "cut_off": "cut off", "decided": "ended early"}.get(
-            level.state, level.state
-        )
+        yield {"cut_off": "cut off", "decided": "ended early"}.get(level.state, level.state)
     if not level.full:
         yield "too short for its lanes"
-    if level.slo_met is False:
-        yield "SLO missed"
-    if level.slo_undecided:
-        yield "SLO undecided"
     if level.name == curve.best:
         yield "highest within the SLO"
     if level.name == curve.knee:
@@ -63,9 +65,7 @@ def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
 def sentences(curve: SweepCurve) -> Iterator[str]:
     """The result of the sweep in sentences: the highest level within the SLO, and the knee."""
     by_name = {level.name: level for level in curve.levels}
-    if curve.answer:
-        yield curve.answer
-    elif curve.slo:
+    if curve.slo:
         if curve.best:
             best = by_name[curve.best]
             rates = f"{format.rate(best.requests_per_s)}, {format.rate(best.output_per_s)} output tokens"
@@ -121,7 +121,7 @@ _UNITS = "Latencies in ms. tokens/s: output, while load was offered; per user: 1
 def render_text(curve: SweepCurve) -> str:
     """The table and the result, for a terminal, ending in a newline."""
     head, rows = _table(curve)
-    lines = table.text(head, rows, remarks=head[-1] == "")
+    lines = table.text(head, rows, left=2, remarks=head[-1] == "")
     mark = ["SIMULATED, not a real server: " + curve.target] if any(level.simulated for level in curve.levels) else []
     return "\n".join([*mark, *_said(curve), *lines, _UNITS, "", *sentences(curve)]).rstrip() + "\n"
 
@@ -140,7 +140,7 @@ def render_markdown(curve: SweepCurve) -> str:
     said = "".join(f", {words}" for words in _said(curve))
     made_by = f"loadgen {curve.version}, {curve.started[:10]}"
     title = f"**{mark}{curve.workload}**, {curve.model} at {curve.target}{gpus}{said}, {made_by}\n"
-    levels = table.markdown(head, rows, remarks=head[-1] == "")
+    levels = table.markdown(head, rows, left=2, remarks=head[-1] == "")
     return "\n".join([title, levels, _UNITS, "", *(f"- {sentence}" for sentence in sentences(curve))]) + "\n"
 
 
@@ -148,27 +148,32 @@ def render_html(curve: SweepCurve) -> str:
     """The HTML page: the result, the charts (with the Pareto front), the table of levels."""
     sheet = page.Page(f"{curve.workload}: {len(curve.levels)} levels", f"loadgen {curve.version} report of a sweep")
     if any(level.simulated for level in curve.levels):
-        sheet.add(page.mark("SIMULATED", "a model of a server answered: nothing here was measured on hardware", "warn"))
+        sheet.mark("SIMULATED", "a model of a server answered: nothing here was measured on hardware")
     invalid = [level.load or level.name for level in curve.levels if not level.valid]
     if invalid:
-        sheet.add(page.mark("INVALID", f"do not rely on: {', '.join(invalid)}", "bad"))
-    sheet.add(
-        f"<h1>{escape(' · '.join(filter(None, (curve.workload, curve.model, f'{len(curve.levels)} levels'))))}</h1>"
-    )
-    sheet.add(*(f'<p class="sentence">{escape(sentence)}</p>' for sentence in sentences(curve)))
-    facts = (("Target", curve.target), ("Model", curve.model), ("GPUs", str(curve.gpus or "")), ("SLO", curve.slo))
-    said = (("Region", curve.region), ("Metadata", format.pairs(curve.metadata)))
-    sheet.add(
-        page.facts((*facts, *said, ("When", curve.started.replace("T", " ")), ("Made by", f"loadgen {curve.version}")))
+        sheet.mark("INVALID", f"do not rely on: {', '.join(invalid)}", "bad")
+    sheet.heading(" · ".join(filter(None, (curve.workload, curve.model, f"{len(curve.levels)} levels"))))
+    for sentence in sentences(curve):
+        sheet.say(sentence, "sentence")
+    sheet.facts(
+        Target=curve.target,
+        Model=curve.model,
+        GPUs=str(curve.gpus or ""),
+        SLO=curve.slo,
+        Region=curve.region,
+        Metadata=format.pairs(curve.metadata),
+        When=curve.started.replace("T", " "),
+        Made_by=f"loadgen {curve.version}",
     )
     sheet.section("Throughput and latency")
     sheet.charts(charts(curve))
     sheet.section("Levels")
-    head, rows = _table(curve)
-    sheet.add(page.table(head, rows), f'<p class="soft">{escape(_UNITS)}</p>')
-    sheet.add(
-        '<p class="soft">Knee: the largest output tokens/s divided by E2E p50 (Kleinrock\'s power). Pareto: no other '
-        "level gives both more tokens/s per GPU and more tokens/s per user.</p>"
+    sheet.table(*_table(curve))
+    sheet.say(_UNITS, "soft")
+    sheet.say(
+        "Knee: the largest output tokens/s divided by E2E p50 (Kleinrock's power). Pareto: no other level gives both "
+        "more tokens/s per GPU and more tokens/s per user.",
+        "soft",
     )
     return sheet.render()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from html import escape
 from typing import Literal
 
 from loadgen import format
@@ -32,7 +31,6 @@ TERMS = {
     "goodput": "share of requests that meet every limit of the contract's slo",
     "good_requests": "requests per second that meet every limit of the contract's slo",
 }
-_UNITS = re.compile(r"([0-9]) (ms|s|min|h|%)(?![\w])")
 WIDTH = 110  # columns of the text
 KIND = {PASS: "good", FAIL: "bad", INCONCLUSIVE: "warn"}
 
@@ -41,54 +39,40 @@ def render(validation: Validation) -> str:
     """The HTML page."""
     sheet = page.Page(f"{validation.verdict}: {validation.contract}", f"loadgen {validation.version} validation")
     if validation.simulated:
-        sheet.add(
-            page.mark("SIMULATED", "a model of a server answered, no real one: this verdict is an exercise", "warn")
-        )
+        sheet.mark("SIMULATED", "a model of a server answered, no real one: this verdict is an exercise")
     if validation.interrupted:
-        sheet.add(page.mark("INTERRUPTED", "the user broke it off: what was not run is not known", "warn"))
-    sheet.add(f"<h1>{escape(validation.contract)}</h1>")
-    sheet.add(
-        f'<p class="sentence {KIND[validation.verdict]}">{escape(validation.verdict)}: '
-        f"{escape(validation.sentence)}.</p>",
-        f"<p>{escape(validation.verdict)} means: {escape(MEANING[validation.verdict])}.</p>",
-        page.facts(
-            (
-                ("Target", validation.target),
-                ("Model", validation.model),
-                ("Server", validation.server),
-                ("Region", validation.region),
-                ("Metadata", format.pairs(validation.metadata)),
-                ("When", f"{validation.started.replace('T', ' ')} to {validation.ended.replace('T', ' ')}"),
-                ("Confidence", f"{validation.confidence * 100:g} %, two-sided, of every interval"),
-                ("Contract", f"SHA-256 {validation.contract_sha256}"),
-            )
-        ),
+        sheet.mark("INTERRUPTED", "the user broke it off: what was not run is not known")
+    sheet.heading(validation.contract)
+    sheet.say(f"{validation.verdict}: {validation.sentence}.", f"sentence {KIND[validation.verdict]}")
+    sheet.say(f"{validation.verdict} means: {MEANING[validation.verdict]}.")
+    sheet.facts(
+        Target=validation.target,
+        Model=validation.model,
+        Server=validation.server,
+        Region=validation.region,
+        Metadata=format.pairs(validation.metadata),
+        When=f"{validation.started} to {validation.ended}".replace("T", " "),
+        Confidence=f"{validation.confidence * 100:g} %, two-sided, of every interval",
+        Contract=f"SHA-256 {validation.contract_sha256}",
     )
     shared_notes = _shared(validation)
     for level in validation.levels:
         sheet.section(f"{level.name}: {level.verdict}")
-        sheet.add(f'<p class="soft">{escape(_load(level))}</p>')
+        sheet.say(_load(level), "soft")
         if level.trouble:
-            sheet.add(page.mark("NOTHING SHOWN", level.trouble, "warn"))
+            sheet.mark("NOTHING SHOWN", level.trouble)
         rows = [_row(term, level.trouble) for term in level.terms]
-        sheet.add(_coloured(page.table(("verdict", "", "promise", "measured"), rows, words=True)))
-        sheet.add(page.listed([note for note in level.notes if note not in shared_notes], "warn"))
+        sheet.table(("verdict", "", "promise", "measured"), rows, "words")
+        sheet.listed((note for note in level.notes if note not in shared_notes), "warn")
     if shared_notes:
         sheet.section("Said of every level")
-        sheet.add(page.listed(shared_notes, "warn"))
+        sheet.listed(shared_notes, "warn")
     if validation.preflight:
         sheet.section("Seen before the first request")
-        sheet.add(page.listed(validation.preflight))
+        sheet.listed(validation.preflight)
     sheet.section("What the words mean")
-    sheet.add(page.listed((f"{word}: {meaning}" for word, meaning in _glossary(validation))))
+    sheet.listed(f"{word}: {meaning}" for word, meaning in _glossary(validation))
     return sheet.render()
-
-
-def _coloured(table: str) -> str:
-    """The table with its verdicts coloured, and with no line break between a number and its unit."""
-    for word, css_class in KIND.items():
-        table = table.replace(f"<td>{word}</td>", f'<td class="{css_class}"><b>{word}</b></td>')
-    return _UNITS.sub("\\1\u00a0\\2", table)
 
 
 def _glossary(validation: Validation) -> Iterator[tuple[str, str]]:
