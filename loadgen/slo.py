@@ -6,6 +6,15 @@ from __future__ import annotations
 
 import msgspec
 
+METRICS = ("ttft", "ttft_from_sent", "first_answer", "tpot", "e2e")  # of a term: one value per request each
+METRIC_ALIASES = {
+    "time_to_first_token": "ttft",
+    "time_per_output_token": "tpot",
+    "inter_token_latency": "tpot",  # AIPerf defines it per request as (e2e - ttft) / (n - 1)
+    "e2el": "e2e",
+    "request_latency": "e2e",
+    "end_to_end_latency": "e2e",
+}
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "tpot_mlperf": "TPOT (MLPerf)", "e2e": "E2E", "itl": "ITL"}
 NAMES |= {"ttft_from_sent": "TTFT from sent", "first_answer": "First answer", "inter_chunk": "Gap between events"}
 NAMES |= {"max_gap": "Largest gap"}
@@ -13,7 +22,7 @@ NAMES |= {"max_gap": "Largest gap"}
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """One SLO term: `metric` (a key of TERMS) is at most `limit_ns` at `quantile` (0.99 is p99)."""
+    """One SLO term: `metric` (one of METRICS) is at most `limit_ns` at `quantile` (0.99 is p99)."""
 
     metric: str
     limit_ns: int
