@@ -112,7 +112,6 @@ def _break_even_chart(one: BreakEven, comparison: OfferComparison) -> Chart:
     fixed = sum(rent.hourly.values()) * 24
     marginal = sum(amount for part, amount in rent_cost.parts.items() if part != "machines")
     return Chart(
-        kind="lines",
         title=f"{one.rent} against {one.by_token}",
         x=Axis(label=f"{PER[comparison.unit][1].removeprefix('1,000 ')} a day", min=0, max=float(most)),
         y=Axis(label=f"{comparison.prices.currency} a day", min=0),

@@ -171,7 +171,7 @@
       draw("line", {x1: left, x2: right, y1: bottom, y2: bottom, class: "axis"}, svg);
       draw("text", {x: left - 6, y: 9, "text-anchor": "start", dx: 6 - left + 4}, svg, spec.y.label || "");
       draw("text", {x: right, y: height - 4, "text-anchor": "end"}, svg, spec.x.label || "");
-      this["paint_" + spec.kind]();
+      this["paint_" + (spec.kind || "lines")]();
       for (const mark of spec.marks || []) this.mark(mark);
       this.cross = draw("line", {y1: top, y2: bottom, class: "cross", visibility: "hidden"}, svg);
     }
@@ -270,7 +270,7 @@
       const scale = this.width / box.width;
       const x = (event.clientX - box.left) * scale, y = (event.clientY - box.top) * scale;
       if (x < this.left - 8 || x > this.right + 8 || y > this.bottom + 8) return this.leave();
-      const found = this["under_" + this.spec.kind](x, y);
+      const found = this["under_" + (this.spec.kind || "lines")](x, y);
       if (!found) return this.leave();
       this.cross.setAttribute("x1", found.at); this.cross.setAttribute("x2", found.at);
       this.cross.setAttribute("visibility", "visible");

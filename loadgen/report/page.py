@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from loadgen import format
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 COLORS = ("c1", "c2", "c3", "c4", "c5", "c6")  # CSS variables of page.css, as are "good", "bad", "warn", "soft"
 
@@ -75,10 +77,10 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Chart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One chart: lines, bars (`step` wide, stacked), a scatter plot, or cells of (left, right, low, high, count)."""
 
-    kind: Literal["lines", "bars", "cloud", "cells"]
     title: str
     x: Axis
     y: Axis
+    kind: Literal["lines", "bars", "cloud", "cells"] = "lines"
     note: str = ""
     series: tuple[Series, ...] = ()
     bands: tuple[Band, ...] = ()
@@ -177,34 +179,41 @@ class Page:
         self.add("</details>")
 
     def bars(
-        self, rows: Sequence[Bar], *, line: float | None = None, low: float | None = None, high: float | None = None
+        self,
+        rows: Sequence[Bar],
+        *,
+        unit: str = "",
+        line: float | None = None,
+        low: float | None = None,
+        number: Callable[[float], str] = format.quantity,
     ) -> None:
         """Append horizontal bars on one scale, which covers all of them; `line`: a value marked in every row.
 
-        They need no script: names and figures are text that wraps, at every width.
+        They need no script: names and figures are text that wraps. `number` writes the ends of the scale.
         """
+        if not rows:
+            return
         ends = [end for row in rows for start, stop, *_ in row.segments for end in (start, stop)]
         ends += [end for row in rows for end in row.whisker or ()]
-        ends += [value for value in (line, low, high) if value is not None]
+        ends += [value for value in (line, low) if value is not None]
         least, most = min(ends, default=0.0), max(ends, default=1.0)
         scale = 100 / ((most - least) or 1.0)
 
         def span(start: float, end: float) -> str:
             return f"left:{(start - least) * scale:.2f}%;width:{(end - start) * scale:.2f}%"
 
-        def row_html(row: Bar) -> str:
+        self.add('<div class="bars">')
+        for row in rows:
             marks = [
                 f'<i style="{span(start, end)};background:var(--{color})" title="{escape(meaning)}"></i>'
                 for start, end, color, meaning in row.segments
             ]
             marks += [f'<b style="{span(*row.whisker)}"></b>'] if row.whisker is not None else []
             marks += [f'<u style="{span(line, line)}"></u>'] if line is not None else []
-            return (
-                f"<div><span>{escape(row.name)}</span><div>{''.join(marks)}</div><span>{escape(row.text)}</span></div>"
-            )
-
-        if rows:
-            self.add(f'<div class="bars">{"".join(map(row_html, rows))}</div>')
+            name, text = escape(row.name), escape(row.text)
+            self.add(f"<div><span>{name}</span><div>{''.join(marks)}</div><span>{text}</span></div>")
+        ends_html = f"<em>{escape(number(least))}</em><em>{escape(number(most) + unit)}</em>"
+        self.add(f"<div><span></span><div>{ends_html}</div><span></span></div></div>")
 
     def section(self, title: str, *, id: str = "") -> None:
         id_attribute = f' id="{escape(id)}"' if id else ""
@@ -250,15 +259,12 @@ def asset(name: str) -> str:
     return resources.files("loadgen.report").joinpath(name).read_text("utf-8")
 
 
-_KINDS = {"PASS": "good", "met": "good", "VALID": "good", "better": "good"}
-_KINDS |= {
-    "FAIL": "bad",
-    "MISSED": "bad",
-    "INVALID": "bad",
-    "worse": "bad",
-    "INCONCLUSIVE": "warn",
-    "UNDECIDED": "warn",
+_WORDS = {
+    "good": ("PASS", "met", "VALID", "better", "passed", "held"),
+    "bad": ("FAIL", "FAILED", "MISSED", "INVALID", "worse", "missed", "fault"),
+    "warn": ("INCONCLUSIVE", "UNDECIDED", "undecided", "not valid", "warning"),
 }
+_KINDS = {word: kind for kind, words in _WORDS.items() for word in words}
 """A verdict in a cell -> its colour."""
 _UNITS = re.compile(r"([0-9]) (ms|s|min|h|%)(?![\w])")
 
@@ -266,6 +272,6 @@ _UNITS = re.compile(r"([0-9]) (ms|s|min|h|%)(?![\w])")
 def _cell(text: str) -> str:
     """A cell; one that starts with ~ is uncertain, one that is a verdict has its colour."""
     html = escape(text)
-    if kind := _KINDS.get(text.partition(":")[0]):
+    if kind := _KINDS.get(re.split("[:,]", text)[0]):
         return f'<td class="{kind}"><b>{html}</b></td>'
     return f'<td class="unsure">{html}</td>' if text.startswith("~") else f"<td>{html}</td>"

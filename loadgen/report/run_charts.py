@@ -53,7 +53,6 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
         main = named_curves[0][1]
         note = f"{format.count(main.count)} samples carry it up to p{_percent(main.carried)}"
         yield Chart(
-            kind="lines",
             title=title,
             note=f"{note}; dashed beyond" if main.carried < main.nines[-1] else note,
             x=Axis(label="percentile", format="nines", min=0, max=last_place),
@@ -97,7 +96,7 @@ def _time_axis(figures: Figures) -> Axis:
 
 def _lines_over_time(figures: Figures, title: str, y: Axis, series: tuple[Series, ...], **more: Any) -> Chart:
     """A chart of lines over the time of the run, with its stages as bands."""
-    return Chart(kind="lines", title=title, x=_time_axis(figures), y=y, series=series, bands=bands(figures), **more)
+    return Chart(title=title, x=_time_axis(figures), y=y, series=series, bands=bands(figures), **more)
 
 
 def _centres(bins: Bins, length_s: float) -> tuple[float, ...]:

@@ -142,7 +142,6 @@ def _over_time(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -
     interval = answer.interval
     across = (Band(start=interval.low, end=interval.high, color="good", across=True),) if interval is not None else ()
     return Chart(
-        kind="lines",
         title="Trials over time",
         note="each at its end, by outcome; shaded: the 95 % interval of the answer" if across else "each at its end",
         x=Axis(label="spent so far", format="time", min=0),
@@ -165,7 +164,6 @@ def _terms(trials: Sequence[TrialResult], summaries: Mapping[str, Summary], unit
         if known:
             is_log = max(*known, term.limit_ms) > 20 * min(known)
             yield Chart(
-                kind="lines",
                 title=term.promise,
                 note="of each trial; one that ended early shows the part it saw",
                 x=Axis(label=f"load,{unit if unit[0] == ' ' else f' {unit}'}", pad=True),

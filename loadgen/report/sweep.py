@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from loadgen import format
 from loadgen.report import page, table
 from loadgen.report.page import Axis, Chart, Mark, Series
@@ -193,67 +195,46 @@ def charts(curve: SweepCurve) -> Iterator[Chart]:
     )
 
     def line(field: str, name: str, color: str, dash: str = "") -> Series:
-        values = [getattr(level, field) for level in levels]
-        labels = names if not dash else ()
+        values, labels = [getattr(level, field) for level in levels], names if not dash else ()
         return Series(name=name, x=output, y=values, color=color, dots=True, labels=labels, dash=dash)
 
     tokens = Axis(label="output tokens/s", unit="tokens/s", min=0)
     ms = Axis(label="ms, log", unit="ms", log=True)
-    yield Chart(
-        kind="lines", title="Throughput against time to first token", x=tokens, y=ms, marks=marks,
-        series=(line("ttft_p50", "p50", "c1"), line("ttft_p99", "p99", "c2", "5 4")),
-    )  # fmt: skip
-    yield Chart(
-        kind="lines", title="Throughput against E2E", x=tokens, y=ms, marks=marks,
-        series=(line("e2e_p50", "", "c1"),),
-    )  # fmt: skip
+    ttft = (line("ttft_p50", "p50", "c1"), line("ttft_p99", "p99", "c2", "5 4"))
+    yield Chart(title="Throughput against time to first token", x=tokens, y=ms, marks=marks, series=ttft)
+    yield Chart(title="Throughput against E2E", x=tokens, y=ms, marks=marks, series=(line("e2e_p50", "", "c1"),))
     yield from _pareto(levels)
-    amounts = [level.amount for level in levels]
-    if all(amount is not None for amount in amounts) and len(levels) > 1:
-        loads = [amount or 0.0 for amount in amounts]
-        is_closed_loop = levels[0].name.startswith("c")
-        load = Axis(label="requests in flight, log" if is_closed_loop else "requests/s offered, log", log=True)
-        yield Chart(
-            kind="lines",
-            title="Output tokens per second against load",
-            x=load,
-            y=Axis(label="tokens/s", unit="tokens/s", min=0),
-            series=(Series(x=loads, y=output, color="c3", dots=True),),
-        )
-        if any(level.goodput is not None for level in levels):
-            yield Chart(
-                kind="lines",
-                title="Requests within the SLO against load",
-                x=load,
-                y=Axis(label="share", format="percent", min=0, max=1),
-                series=(Series(x=loads, y=[level.goodput for level in levels], color="good", dots=True),),
-            )
+    loads = [level.amount for level in levels if level.amount is not None]
+    if len(loads) < len(levels) or len(levels) == 1:
+        return
+    load = Axis(label="requests in flight, log" if names[0].startswith("c") else "requests/s offered, log", log=True)
+    tokens = Axis(label="tokens/s", unit="tokens/s", min=0)
+    series = (Series(x=loads, y=output, color="c3", dots=True),)
+    yield Chart(title="Output tokens per second against load", x=load, y=tokens, series=series)
+    if any(level.goodput is not None for level in levels):
+        share = Axis(label="share", format="percent", min=0, max=1)
+        series = (Series(x=loads, y=[level.goodput for level in levels], color="good", dots=True),)
+        yield Chart(title="Requests within the SLO against load", x=load, y=share, series=series)
 
 
 def _pareto(levels: list[SweepLevel]) -> Iterator[Chart]:
-    known_levels = [level for level in levels if level.per_user is not None and level.output_per_s is not None]
+    known_levels = sorted(
+        (level for level in levels if level.per_user is not None), key=lambda level: level.per_user or 0
+    )
     if not known_levels:
         return
     per_gpu = all(level.per_gpu is not None for level in known_levels)
     unit = "tokens/s per GPU" if per_gpu else "tokens/s in all"
 
-    def series(chosen: list[SweepLevel], name: str, color: str, dash: str = "") -> Series:
-        ordered = sorted(chosen, key=lambda level: level.per_user or 0)
-        return Series(
-            name=name,
-            x=[level.per_user or 0.0 for level in ordered],
-            y=[level.per_gpu if per_gpu else level.output_per_s for level in ordered],
-            color=color,
-            dots=True,
-            dash=dash,
-            labels=tuple(level.name for level in ordered),
-        )
+    def series(chosen: list[SweepLevel], name: str, color: str) -> Series:
+        x = [level.per_user or 0.0 for level in chosen]
+        y = [level.per_gpu if per_gpu else level.output_per_s for level in chosen]
+        return Series(name=name, x=x, y=y, color=color, dots=True, labels=tuple(level.name for level in chosen))
 
     front, rest = [level for level in known_levels if level.front], [level for level in known_levels if not level.front]
     all_series = [series(front, "Pareto front", "c4")] if front else []
-    all_series += [series([level], "dominated" if i == 0 else "", "c6") for i, level in enumerate(rest)]
+    all_series += [msgspec.structs.replace(series(rest, "dominated", "c6"), width=0)] if rest else []
     yield Chart(
-        kind="lines",
         title=f"{unit[0].upper()}{unit[1:]} against tokens/s per user",
         note="" if per_gpu else "of all GPUs together: --gpus was not given",
         x=Axis(label="tokens/s per user (1 / TPOT p50)", unit="tokens/s per user", min=0),
