@@ -266,6 +266,10 @@ class RunOptions(TypedDict, total=False):
         "The servers' own metrics pages, read once a second: auto (where they usually are), off, URLs (repeatable), "
         "or drain: trtllm-serve's JSON /metrics, which each read empties for everybody.",
         list[str], parse=_metrics_pages)]
+    server_timing: Annotated[bool, Option("--server-timing",
+        "Ask the server for its own account of each request (queue, prefill, decode). One that comes unasked is always "
+        "read.",
+        bool, parse=_switch)]
     gpus: Annotated[int | str | None, Option("--gpus",
         "GPUs behind the endpoint, for per-GPU and cost figures.", int, parse=_count("GPUs", "a whole number from 1"))]
     shape: Annotated[str | None, Option("--shape", "Its machine shape, as in a price list.")]

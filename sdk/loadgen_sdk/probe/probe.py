@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from ..dialects.body import body
+from ..dialects.body import asking_for_timing, body
 from ..dialects.quirks import MAX_FIELDS, QUIRKS, Quirk
 from ..dialects.reader import Flow, Reading, error_text
+from ..dialects.server_account import HEADER, NO_ACCOUNT, server_account
 from ..dialects.sse import Decoder, EventTooLarge
 from ..errors import TargetUnusable
 from ..request import Request, Usage
@@ -72,6 +73,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = ""  # of weights and KV cache, as it says; "": not reported
     first_ms: float | None = None  # time of an answer of one token, without load and with a short prompt
     token_ms: float | None = None  # time of each further token; None: not to be told from the two answers
+    account: bool = False  # its answers carry its own account of their time (dialects/server_account.py)
 
 
 class Sign(NamedTuple):
@@ -123,11 +125,13 @@ async def probe(
     api_key: str | None = None,
     headers: Headers = (),
     extra_body: Mapping[str, Any] | None = None,
+    server_timing: bool = False,
     samples: Sequence[tuple[str, int]] = SAMPLES,
 ) -> ProbeResult:
     """Examine `target`. Two generations (1 and ASKED_TOKENS tokens) show token counts and bundling of tokens.
 
-    `samples`: a short and a longer prompt with their content tokens. Raises TargetUnusable, with a hint for the user,
+    `samples`: a short and a longer prompt with their content tokens. `server_timing`: ask for the server's own account
+    of each request, in the way of its kind. Raises TargetUnusable, with a hint for the user,
     for everything that would make each request of the load fail. Its text has neither key nor password.
     """
     asker = _Asker(target, exchange, headers, api_key, stream, extra_body)
@@ -140,6 +144,8 @@ async def probe(
         asker.refuse(models_answer, model or "")
     name, evidence = await _identify(asker, server, host, models_answer, version)
     quirk, warnings = QUIRKS[name], []
+    if server_timing:
+        asker.ask_for_timing(quirk)
     models, base_models = _models(models_answer)
     asker.models = models
     chosen_model = (
@@ -192,6 +198,7 @@ async def probe(
         simulated=models_answer.headers.get("server", "").startswith(SIMULATION),
         first_ms=asker.took_ns[1] / 1e6 if asker.took_ns.get(1) else None,
         token_ms=_token_ms(asker.took_ns, usage.output),
+        account=asker.account,
     )
 
 
@@ -222,6 +229,11 @@ class _Asker:
         self.models: tuple[str, ...] = ()  # that the server lists
         self.failures: list[str] = []  # errors of generations that were tried again
         self.took_ns: dict[int, int] = {}  # tokens asked of a generation -> its time
+        self.account = False  # whether some answer had the server's own account of its time
+
+    def ask_for_timing(self, quirk: Quirk) -> None:
+        """Ask for the server's own account of each request from now on."""
+        self._headers, self._extra_body = asking_for_timing(quirk, self._headers, self._extra_body)
 
     async def get(self, path: str) -> HttpAnswer:
         for _ in range(TRIES - 1):
@@ -302,6 +314,8 @@ class _Asker:
             reading.take([*decoder.feed(answer.body), *decoder.end()] if streamed else [answer.body], 0)
         except EventTooLarge as error:
             raise TargetUnusable(f"{self.target.path} streams {error}", "check that this is the API's URL") from None
+        timing = {HEADER: answer.headers.get(HEADER), **(reading.server_timing or {})}
+        self.account = self.account or server_account(timing) != NO_ACCOUNT
         if failure := reading.judge(True, False, streamed):
             what = f"a probe of {tokens} tokens failed: {failure.kind}: {self._clean(failure.text)}"
             raise FailedOnce(what, "see the server's log")
