@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loadgen import format
-from loadgen.answers.comparison import AnswersResult, Change, ScoredGroup, Score, known
+from loadgen.answers.comparison import AnswersResult, Change, Score, ScoredGroup, known
 from loadgen.report import table
 
 WORDS = {True: "yes", False: "no", None: "undecided"}
