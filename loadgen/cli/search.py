@@ -79,7 +79,8 @@ def search(
     from loadgen.errors import Fault, Faults, UserError, collecting
     from loadgen.execution.folder_names import run_id
     from loadgen.search import experiment, trials
-    from loadgen.search.load_search import Goal, LoadSearch
+    from loadgen.search.load_search import LoadSearch
+    from loadgen.search.watch import Goal
     from loadgen.workload import Closed
     from loadgen.workload.loading import given as load
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen import format, seeds
 from loadgen.execution import lane_start, run
-from loadgen.execution.events import LoadStarted, RunEvent, RunPlanned, Tell, WorkersPlaced, silent
+from loadgen.execution.events import LoadStarted, ProbeWaits, RunEvent, RunPlanned, Tell, WorkersPlaced, silent
 from loadgen.execution.folder_names import new_folder
 from loadgen.execution.plan import Settings
 from loadgen.execution.run_header import describe
@@ -176,6 +176,8 @@ class Show:
 
     def _hear(self, event: RunEvent) -> None:
         match event:
+            case ProbeWaits(targets, timeout_s):
+                say(f"waiting for the first answer of {targets}; it may take {timeout_s:g} s (--timeout)")
             case RunPlanned():
                 self._announce(event)
             case WorkersPlaced(cluster):

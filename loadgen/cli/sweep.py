@@ -186,7 +186,8 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
     from loadgen.results import checksums, store
     from loadgen.search import experiment, trials
     from loadgen.search import sweep as levels
-    from loadgen.search.load_search import Goal, LoadSearch, NextTrial, resume
+    from loadgen.search.load_search import LoadSearch, NextTrial, resume
+    from loadgen.search.watch import Goal
     from loadgen.slo import Slo
 
     grid, parent = asked.grid, asked.folder
@@ -247,8 +248,8 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
         [trial for trial in judged if trial.outcome != "invalid"],
     ).answer
     experiment.finish(parent, judged, answer, workload=first_workload, bound_why=levels.bound_why(curve))
-    store.replace(parent / "sweep.md", sweep_report.render_markdown(curve).encode())
-    store.replace(parent / "report.html", sweep_report.render_html(curve).encode())
+    store.replace(parent / "sweep.md", sweep_report.render_markdown(curve).encode(), shared=True)
+    store.replace(parent / "report.html", sweep_report.render_html(curve).encode(), shared=True)
     checksums.write(parent)
     return curve, interrupted
 
