@@ -247,9 +247,11 @@ class Reading:
         servers, not this client. `one_write`: the same for all events, which came in one write.
         """
         before, largest = self.output_events, self.max_gap
-        self.take(unsure, stamp, error)
+        if unsure:
+            self.take(unsure, stamp, error)
         outputs = self.output_events - before
-        self.take(sure, stamp)
+        if sure:
+            self.take(sure, stamp)
         if self.output_events > before + outputs:
             self.unsure_at = NEVER
         elif outputs:

@@ -165,6 +165,9 @@ class Response:
                 length = CHUNK_SIZES.get(data[:line_end])
                 if length and len(data) == line_end + length + 4 and data.endswith(b"\r\n"):
                     return [data[line_end + 2 : -2]]
+                if data == b"0\r\n\r\n":
+                    self._finish(b"")
+                    return []
             return self._chunked_body(data)
         if mode == "length":
             return self._length_body(data)
