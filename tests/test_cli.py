@@ -1,12 +1,19 @@
 """The command line: wrong usage is an error and never a bug; flags are spread as the field writes them."""
 
+import asyncio
+import io
+import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from loadgen import cli
 from loadgen.errors import OK, USAGE
+from loadgen.execution.events import Counters
+from loadgen.report.progress import Progress, Steps, step_words, words
 
 
 def ends(arguments: list[str]) -> int:
@@ -80,3 +87,53 @@ def test_dry_run_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert ends(["run", "rag", "--dry-run", "--url", "http://127.0.0.1:9", "--seed", "1"]) == OK
     text = capsys.readouterr().out
     assert "220 requests" in text and "1,302" in text
+
+
+def test_progress_as_json_says_which_step_of_how_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "sweep",
+        "qa",
+        "--url",
+        "sim:gb300-vm",
+        "--request-rate",
+        "10,20",
+        "-d",
+        "20s",
+        "-o",
+        str(tmp_path / "s"),
+    ]
+    assert ends([*command, "--progress", "json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    assert [list(line) for line in lines] == [["step"], ["finished"], ["step"], ["finished"]]
+    assert [(line["step"]["name"], line["step"]["step"], line["step"]["of"]) for line in lines[::2]] == [
+        ("level r10", 1, 2), ("level r20", 2, 2),
+    ]  # fmt: skip
+    assert lines[1]["finished"]["valid"] and lines[1]["finished"]["ttft_p50_ms"] > 0
+    assert ends(["search", "qa", "--url", "sim:gb300-vm", "-d", "60s", "-o", str(tmp_path / "p")]) == 0
+    told = capsys.readouterr().err
+    assert re.search(r"probe 1: .*: 2 of at most 40", told)
+    assert ends([*command[:-1], str(tmp_path / "off"), "--progress", "off"]) == 0
+    assert "1 of 2" not in capsys.readouterr().err
+
+
+def test_how_much_is_left() -> None:
+    steps = Steps(4)
+    steps._began_ns -= 30_000_000_000
+    first, second = steps.next(), steps.next()
+    assert first["left_s"] is None and second["left_s"] == pytest.approx(90, abs=1)
+    assert re.fullmatch(r"c2: 2 of 4, about 1 min 30 s left, until \d\d:\d\d", step_words("c2", second))
+
+
+def test_a_progress_line_where_no_terminal_is() -> None:
+    out = io.StringIO()
+    progress = Progress(10, None, out)
+    counters = Counters()
+    counters.ok, counters.in_flight = 3, 2
+    assert words(progress.facts(counters, progress._began_ns + 10**9)) == "3/10 done · 2 in flight · 0 events/s"
+
+    async def follow() -> None:
+        progress.follow(lambda: counters)
+        assert progress._handle is not None, "without being asked for"
+        progress.clear()
+
+    asyncio.run(follow())

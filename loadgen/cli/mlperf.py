@@ -108,7 +108,7 @@ def limited(
     spread = spread_of_runs(run_spread, settings)
     folder = resume or _unused_folder(settings, test)
     with store.nothing_left(folder):
-        load = _prepared(common, test, settings, overrides, folder)
+        load = _prepared(given, common, test, settings, overrides, folder)
         if find_peak:
             return _find_peak(load, folder, target_qps, longer(sustain, settings), spread)
         assert target_qps is not None
@@ -142,7 +142,7 @@ def offline(
     test, settings, overrides = _checked(given, common, "offline")
     folder = _unused_folder(settings, test)
     with store.nothing_left(folder):
-        load = _prepared(common, test, settings, overrides, folder)
+        load = _prepared(given, common, test, settings, overrides, folder)
         lanes = concurrency or (None if settings.virtual else mlperf_run.LANES)
         lanes = lanes and lanes * len(settings.endpoints)
         qps = target_qps or _measured_rate(load, folder, lanes)
@@ -186,6 +186,7 @@ class _Load:
     data: Data
     settings: Settings
     drain_ns: int
+    given: Given
     official: bool  # the official LoadGen issues the queries
     as_json: bool
 
@@ -259,7 +260,9 @@ def _unused_folder(settings: Settings, test: Test) -> Path:
     return unused(settings.out, f"mlperf-{test.benchmark}-{test.scenario}", datetime.now().astimezone())
 
 
-def _prepared(common: Common, test: Test, settings: Settings, overrides: Overrides, folder: Path) -> _Load:
+def _prepared(
+    given: Given, common: Common, test: Test, settings: Settings, overrides: Overrides, folder: Path
+) -> _Load:
     """The test with its data: the user's own, whose requests are written into the folder, or synthetic ones."""
     from loadgen.mlperf import run as mlperf_run
 
@@ -273,6 +276,7 @@ def _prepared(common: Common, test: Test, settings: Settings, overrides: Overrid
         data=data,
         settings=mlperf_run.settings_for(data, settings),
         drain_ns=mlperf_run.WAIT_NS if overrides.grace is None else overrides.grace,
+        given=given,
         official=common.harness == "loadgen",
         as_json=common.as_json,
     )
@@ -284,7 +288,7 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
     Runs one pass of the data set, and up to two longer trials while a trial takes less than a tenth of the minimum
     duration.
     """
-    from loadgen.cli.show import Show, say
+    from loadgen.cli.show import say
     from loadgen.errors import UserError
     from loadgen.mlperf import run as mlperf_run
     from loadgen.workload import placed
@@ -292,11 +296,11 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
     say("no --target-qps: one pass of the data set first, to size the query by")
     length_ns = load.test.min_duration_ns
     trial_load = replace(load, test=replace(load.test, min_duration_ns=length_ns // 5), drain_ns=mlperf_run.WAIT_NS)
-    qps, show = 1e-9, Show(as_json=False)
+    qps, execute = 1e-9, load.given.execute(load.given.show())
     for trial in range(1, 4):
         out = _unused_beside(folder, f"trial-{trial}")
         workload = placed(trial_load.workload(qps, lanes), f"trial-{trial}")
-        summary, trial_folder = show.perform(workload, replace(load.settings, out=out))
+        summary, trial_folder = execute(workload, replace(load.settings, out=out))
         if summary.run.state == "interrupted":
             return None
         rate_and_length = mlperf_run.offline_rate(trial_folder)
@@ -319,7 +323,7 @@ def _unused_beside(folder: Path, name: str) -> Path:
 
 def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -> int:
     """Perform one run, print its MLPerf result and return the exit code."""
-    from loadgen.cli.show import Show, say
+    from loadgen.cli.show import say
     from loadgen.mlperf import run as mlperf_run
 
     say(f"MLPerf-style, unofficial; data: {load.data.name}")
@@ -329,7 +333,7 @@ def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -
 
         result, gpus = official_loadgen.perform(load.test, load.data, settings, qps=qps, lanes=lanes)
         return _print(result, folder, gpus, load.as_json)
-    summary, folder = Show(as_json=False).perform(load.workload(qps, lanes), settings)
+    summary, folder = load.given.execute(load.given.show())(load.workload(qps, lanes), settings)
     result = mlperf_run.judge(folder, load.test, summary, data_name=load.data.name, qps=qps)
     return _print(result, folder, summary.target.gpus, load.as_json, mlperf_run.sound(summary), summary)
 
@@ -354,7 +358,9 @@ def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_
         )
     search, trial_runner, plan = mlperf_run.peak(test, data, load.settings, folder, rate, load.drain_ns)
     search.longer, search.run_spread = longer, run_spread
-    code = perform(search, trial_runner, plan, unit=" queries/s", as_json=False, silent=load.as_json)
+    code = perform(
+        search, trial_runner, plan, load.given.show(quiet=True), unit=" queries/s", as_json=False, silent=load.as_json
+    )
     answer = search.answer
     kind = "confirm" if answer.steady is None or answer.lengths == 1 else "sustain"
     confirmed = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,9 @@ from loadgen.execution import options
 from loadgen.execution.options import COMMAND_OPTIONS, OPTIONS, Option
 
 if TYPE_CHECKING:
+    from loadgen.cli.show import Show
     from loadgen.execution.plan import Settings
+    from loadgen.execution.run import Execute
     from loadgen.metrics.repeats import Repetition
     from loadgen.workload import Overrides
 
@@ -31,6 +34,12 @@ OneWorkload = Annotated[
         metavar="workload", help="A workload file, or the name of a packaged one: qa, rag, summarization, agentic."
     ),
 ]
+
+
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Exit 3 where a run cannot decide the SLO; without it that exits 0.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, show the plan, send nothing.")]
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,18 @@ class Given:
     def overrides(self, **changed: Any) -> Overrides:
         """`options.overrides`, with other values for some."""
         return options.overrides({**self.options, **changed})
+
+    def show(self, *, quiet: bool = False) -> Show:
+        """Shows the runs of this command on stderr. `quiet`: without their first lines."""
+        from loadgen.cli.show import Show
+
+        return Show("plain" if self["plain"] else self["progress"], quiet=quiet)
+
+    def execute(self, show: Show) -> Execute:
+        """Carries out the runs of this command, which `show` shows, and asks every target once."""
+        from loadgen.execution import run
+
+        return partial(run.execute, tell=show.hear, known={})
 
     def repetition(self) -> Repetition | None:
         """What --repeat and its companions ask for; None without them. Raises Faults."""

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadgen.cli.options import Given, OneWorkload, takes
+from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, takes
+
+if TYPE_CHECKING:
+    from loadgen.execution.plan import Settings
+    from loadgen.metrics.repeats import Repetition
+    from loadgen.metrics.summary import Summary
+    from loadgen.workload import Workload
 
 
 @takes()
@@ -14,13 +22,8 @@ def run(
     given: Given,
     workload: OneWorkload = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of the table.")] = False,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="A progress line instead of the live view; also where no terminal is.")
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 3 where the run cannot decide the SLO; without it that exits 0.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the plan, send nothing.")] = False,
+    strict: Strict = False,
+    dry_run: DryRun = False,
 ) -> int:
     """Drive a workload at an endpoint; print latencies, throughput, goodput and a verdict.
 
@@ -38,21 +41,96 @@ def run(
         settings = given.settings(to_store=True)
     with collecting(faults):
         steps = levels(given["concurrency"]) if given["concurrency"] else [None]
-        workloads = [load(workload, given["trace"], given.overrides(concurrency=level)) for level in steps]
+        workloads = {f"c{level}": load(workload, given["trace"], given.overrides(concurrency=level)) for level in steps}
         if len(steps) > 1:  # levels of one seed must not send each other's prompts
-            workloads = [placed(one, f"c{level}") for one, level in zip(workloads, steps, strict=True)]
+            workloads = {name: placed(level, name) for name, level in workloads.items()}
         if len(workloads) > 1 and given["repeat"] is not None:
             hint = "loadgen sweep ... --repeat runs several levels again and again; or give one level"
             raise UserError("several levels, each to be repeated", f"--repeat {given['repeat']}", hint)
     if faults:
         raise Faults(faults)
-    from loadgen.cli.show import Show, say
+    from loadgen.cli.show import in_color, print_plans, say
+    from loadgen.execution.run import execute
+    from loadgen.metrics.summary import dump_summary, exit_code
+    from loadgen.report import text
 
-    show = Show(as_json=as_json, plain=plain, strict=strict)
     if dry_run:
         if how is not None:
             say(f"runs: {how.words}")
-        return show.plans(workloads, settings)
-    if how is not None:
-        return show.repeats(workloads[0], settings, how)
-    return show.levels(workloads, settings) if len(workloads) > 1 else show.one(workloads[0], settings)
+        return print_plans(workloads.values(), settings)
+    if how is not None or len(workloads) > 1:
+        return _several(given, workloads, settings, how, as_json=as_json, strict=strict)
+    summary, folder = execute(next(iter(workloads.values())), settings, given.show().hear)
+    if as_json:
+        sys.stdout.buffer.write(dump_summary(summary))
+    else:
+        print(text.render(summary, color=in_color()))
+        say(f"results in {folder}")
+    return exit_code(summary, strict=strict)
+
+
+def _several(
+    given: Given,
+    workloads: dict[str, Workload],
+    settings: Settings,
+    how: Repetition | None,
+    *,
+    as_json: bool,
+    strict: bool,
+) -> int:
+    """Levels of concurrency, or repeats of one load, each in a folder of its own in one folder; a table of all."""
+    from datetime import datetime
+
+    from loadgen.cli.repeats import finish, refuse_used
+    from loadgen.cli.show import in_color, print_json, say
+    from loadgen.errors import INTERRUPTED
+    from loadgen.execution.folder_names import new_folder
+    from loadgen.execution.repeats import repeat, seeded
+    from loadgen.metrics.summary import dump_summary, exit_code
+    from loadgen.report import repeats as repeats_table
+    from loadgen.report import sweep, text
+    from loadgen.results import checksums
+    from loadgen.search.sweep import curve
+
+    first = next(iter(workloads.values()))
+    parent = new_folder(settings.out, first.name, datetime.now().astimezone())
+    named: list[tuple[str, Summary]] = []
+    show = given.show()
+    execute = given.execute(show)
+    show.begin(len(workloads) if how is None else how.at_most, at_most=how is not None and how.count is None)
+
+    def one(name: str, workload: Workload) -> bool:
+        store = settings.store and f"{settings.store}/{name}"
+        show.step(name)
+        summary, _ = execute(workload, replace(settings, out=parent / name, store=store))
+        show.finished(summary)
+        named.append((name, summary))
+        return summary.run.state != "interrupted"
+
+    if how is None:
+        whole = all(one(name, workload) for name, workload in workloads.items())
+        checksums.write(parent)
+        if as_json:
+            documents = [dump_summary(summary).strip() for _, summary in named]
+            sys.stdout.buffer.write(b"[" + b",\n".join(documents) + b"]\n")
+        else:  # the same table as `loadgen report` of the folder
+            print(sweep.render_text(curve(named)), end="", flush=True)
+            say(f"results in {parent}")
+    else:
+        refuse_used(parent)
+        whole = repeat(
+            how,
+            lambda: how.enough([summary for _, summary in named]),
+            lambda number: one(f"r{number}", seeded(first, number)),
+            virtual=settings.virtual,
+            say=say,
+        )
+        made = finish(parent, how, named)
+        if as_json:
+            print_json(made)
+        else:
+            print(text.render_levels([summary for _, summary in named], color=in_color()), end="")
+            print("\n" + repeats_table.render_text(made), end="", flush=True)
+        say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {parent} OTHER")
+    codes = [exit_code(summary, strict=strict) for _, summary in named]
+    return max(codes) if whole else max(*codes, INTERRUPTED)

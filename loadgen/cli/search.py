@@ -11,6 +11,7 @@ import typer
 from loadgen.cli.options import Given, OneWorkload, takes
 
 if TYPE_CHECKING:
+    from loadgen.cli.show import Show
     from loadgen.execution.plan import Settings
     from loadgen.search.experiment import ExperimentPlan
     from loadgen.search.load_search import LoadSearch, SearchAnswer
@@ -152,7 +153,8 @@ def search(
         flags=flags,
         seed=trial_runner.seed,
     )
-    return perform(load_search, trial_runner, plan, unit=" in flight" if closed else "/s", as_json=as_json)
+    show = given.show(quiet=True)
+    return perform(load_search, trial_runner, plan, show, unit=" in flight" if closed else "/s", as_json=as_json)
 
 
 def longer(sustain: bool | None, settings: Settings) -> float:
@@ -191,6 +193,7 @@ def perform(
     load_search: LoadSearch,
     trial_runner: Trials,
     plan: ExperimentPlan,
+    show: Show,
     *,
     unit: str,
     as_json: bool,
@@ -222,9 +225,11 @@ def perform(
             say(f"load over {target_count} targets: every rate is that of all of them together")
         say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.names)}")
         say(f"seed: {trial_runner.seed}")
+        trial_runner.tell = show.hear
+        show.begin(load_search.most_probes - len(earlier_trials), at_most=True)
         try:
             while (ask := load_search.ask()) is not None:
-                say(report.asking(ask, unit))
+                show.step(report.asking(ask, unit))
                 trial = trial_runner.run(ask)
                 load_search.tell(trial)
                 say(report.told(trial))

@@ -57,7 +57,13 @@ class LoadStarted(NamedTuple):
     load: RunningLoad
 
 
-RunEvent = RunPlanned | WorkersPlaced | LoadStarted
+class RunEnded(NamedTuple):
+    """The run is over, finished or not. `stored`: where its folder was copied to."""
+
+    stored: str | None = None
+
+
+RunEvent = RunPlanned | WorkersPlaced | LoadStarted | RunEnded
 Tell = Callable[[RunEvent], None]
 
 

@@ -288,6 +288,10 @@ class CommandOptions(RunOptions, total=False):
     repeat_most: Annotated[int | None, Option("--repeat-most", "With --repeat auto: at most so many runs (10).", int)]
     repeat_within: Annotated[str | None, Option("--repeat-within",
         "With --repeat auto: how well, half an interval as a share of its mean (5%).")]
+    plain: Annotated[bool, Option("--plain", "As --progress plain.", bool)]
+    progress: Annotated[str, Option("--progress",
+        "On stderr: auto (a live view on a terminal, else a line every 10 s), plain (a line), json (a line of JSON "
+        "every 10 s), or off.", Literal["auto", "plain", "json", "off"], default="auto")]
     repeat_pause: Annotated[str | None, Option("--repeat-pause", "Time between the end of a run and the next: 10m.")]
     # fmt: on
 

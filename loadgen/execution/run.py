@@ -19,7 +19,16 @@ from loadgen.execution import run_header
 from loadgen.execution.backends import local, single
 from loadgen.execution.backends.single import Share, large
 from loadgen.execution.compactor import Compactor
-from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned, Tell, WorkersPlaced, silent
+from loadgen.execution.events import (
+    LoadStarted,
+    RunEnded,
+    RunEvent,
+    RunningLoad,
+    RunPlanned,
+    Tell,
+    WorkersPlaced,
+    silent,
+)
 from loadgen.execution.folder_names import unused
 from loadgen.execution.plan import Plan, Settings, prepare
 from loadgen.execution.probing import Known, find_all, serving
@@ -45,16 +54,21 @@ def execute(
     """
     remote = None if settings.store is None else object_store.open(settings.store)
     folder = unused(settings.out, workload.name, datetime.datetime.now().astimezone())
-    with store.nothing_left(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        if settings.virtual:
-            from loadgen.execution.backends import virtual
+    stored = None
+    try:
+        with store.nothing_left(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            if settings.virtual:
+                from loadgen.execution.backends import virtual
 
-            summary = virtual.run(workload, settings, folder, tell)
-        else:
-            summary = _over_http(workload, settings, folder, tell, {} if known is None else known)
-    if remote is not None:
-        remote.put(folder)
+                summary = virtual.run(workload, settings, folder, tell)
+            else:
+                summary = _over_http(workload, settings, folder, tell, {} if known is None else known)
+        if remote is not None:
+            remote.put(folder)
+            stored = settings.store
+    finally:
+        tell(RunEnded(stored))
     return summary, folder
 
 

@@ -13,7 +13,6 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,8 +22,8 @@ import numpy as np
 from loadgen import seeds
 from loadgen.errors import UserError
 from loadgen.execution import run
-from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned
-from loadgen.execution.run import Execute
+from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned, Tell, silent
+from loadgen.execution.probing import Known
 from loadgen.metrics import columns, outcomes, reasons
 from loadgen.results import checksums, store
 from loadgen.results.record import KIND, ROW
@@ -71,7 +70,7 @@ class Trials:
     """The folder of an experiment, and how its trials are made.
 
     `make(ask)`: the workload of a trial. `seeded`: each trial gets its own seed. `watched`: a trial may end before its
-    full length. `name(ask)`: the name of its folder.
+    full length. `name(ask)`: the name of its folder. `tell` hears the events of its runs.
     """
 
     folder: Path
@@ -82,7 +81,8 @@ class Trials:
     seeded: bool = True
     watched: bool = True
     name: Callable[[NextTrial], str] = called
-    execute: Execute = field(default_factory=lambda: partial(run.execute, known={}))
+    tell: Tell = silent
+    known: Known = field(default_factory=dict)
 
     def run(self, ask: NextTrial) -> TrialResult:
         """Run one trial and store its result. Raises Interrupted if the user stopped it, UserError if it cannot run."""
@@ -112,6 +112,7 @@ class Trials:
 
         def hear(event: RunEvent) -> None:
             nonlocal planned, watch, following
+            self.tell(event)
             if isinstance(event, RunPlanned):
                 planned, watch = event, self._watch(event.plan.timetable, ask)
             elif isinstance(event, LoadStarted) and planned is not None and watch is not None:
@@ -119,7 +120,7 @@ class Trials:
                 following = asyncio.get_running_loop().create_task(task)
 
         try:
-            summary, folder = self.execute(workload, settings, hear)
+            summary, folder = run.execute(workload, settings, hear, known=self.known)
         finally:
             if following is not None:
                 following.cancel()
@@ -128,7 +129,7 @@ class Trials:
             decision = _first_decision(watch, _finished(rows[np.argsort(rows["done_ns"], kind="stable")]))
             if decision is not None and decision.at_ns < int(watch.due_ns[-1]):
                 shutil.rmtree(folder)
-                summary, folder = self.execute(_shortened(workload, decision.at_ns), settings)
+                summary, folder = run.execute(_shortened(workload, decision.at_ns), settings)
         if summary.run.state == "interrupted" and decision is None:
             raise Interrupted
         return self._result(ask, workload, summary, folder, decision)
