@@ -21,7 +21,7 @@ import uvloop
 
 from loadgen.execution import run, run_header
 from loadgen.execution.backends.single import SETTLE_NS, work
-from loadgen.execution.compactor import Compactor
+from loadgen.execution.compactor_process import Compactor
 from loadgen.execution.driver import Driver
 from loadgen.execution.plan import Settings, prepare
 from loadgen.execution.probing import find

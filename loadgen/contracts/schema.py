@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
     AfterValidator,
@@ -20,7 +20,6 @@ from pydantic import (
     Field,
     PlainValidator,
     Strict,
-    Tag,
     ValidationError,
     create_model,
 )
@@ -31,7 +30,7 @@ from loadgen.slo import Slo
 from loadgen.stats.quantiles import name as percentile
 from loadgen.units import Wrong
 from loadgen.workload import Workload
-from loadgen.workload.fields import Duration, FiniteRate, Part, Quantile, Share, Source, Tagged, Whole, choice
+from loadgen.workload.fields import Duration, FiniteRate, Part, Quantile, Share, Source, Tagged, Whole, one_of
 from loadgen.workload.messages import fault, in_order
 from loadgen.workload.schema import checked_slo
 from loadgen.workload.yaml_marks import Map, read_yaml
@@ -195,8 +194,7 @@ _MODELS = {name: _model(name, kind) for name, kind in KINDS.items()}
 if TYPE_CHECKING:
     WrittenPromise = Promise
 else:
-    _members = tuple(Annotated[model, Tag(name)] for name, model in _MODELS.items())
-    WrittenPromise = Annotated[Annotated[Union[_members], choice("term", _MODELS)], AfterValidator(_term)]  # noqa: UP007
+    WrittenPromise = Annotated[one_of("term", *_MODELS.values()), AfterValidator(_term)]
 
 # -------------------------------------------------------------------------------------------------------------- levels
 

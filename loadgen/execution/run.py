@@ -18,7 +18,7 @@ from loadgen import run_folder
 from loadgen.execution import run_header
 from loadgen.execution.backends import local, single
 from loadgen.execution.backends.single import Share, large
-from loadgen.execution.compactor import Compactor
+from loadgen.execution.compactor_process import Compactor
 from loadgen.execution.events import (
     LoadStarted,
     RunEnded,
@@ -113,7 +113,7 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
             try:
                 share = runner.run(carry_out(plan, hear))
             except BaseException:
-                compactor.finish()
+                compactor.close()
                 raise
         scraper.close()
         return finish(plan, header, share, compactor, decided=load is not None and load.decided)

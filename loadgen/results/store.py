@@ -19,8 +19,9 @@ Does IO. `record.py` defines the rows, `manifest.py` defines `run.json`, and `sp
                                   for each change of a value
     summary.json
 
-A worker only appends to files and renames them, so everything it wrote is readable after `kill -9`. A separate process
-(`execution/compactor.py`) writes the Parquet files, because converting rows blocks the interpreter for tens of ms.
+A worker only appends to files and renames them, so everything it wrote is readable after `kill -9`. Parquet files are
+written at the end or, while a long run goes, by a process (`execution/compactor_process.py`), since to convert
+rows blocks the interpreter for tens of ms.
 """
 
 from __future__ import annotations
