@@ -20,6 +20,7 @@ from loadgen.cli.cost import cost
 from loadgen.cli.doctor import doctor
 from loadgen.cli.ending import ending
 from loadgen.cli.export import export
+from loadgen.cli.help import Command, in_order
 from loadgen.cli.mlperf import app as mlperf
 from loadgen.cli.reference import reference
 from loadgen.cli.report import report
@@ -34,11 +35,17 @@ from loadgen.errors import OK, USAGE
 
 COLLECT_AFTER = 50_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
 
+COMMANDS = (
+    doctor, run, report, sweep, search, compare, validate, mlperf, cost, capacity, export, sim, reference, selfcheck,
+    schema,
+)  # fmt: skip
+"""In the order in which people meet them."""
+
 app = typer.Typer(
     name="loadgen",
     help="Measure what users of an LLM endpoint feel: TTFT, TPOT, ITL, E2E, throughput and goodput under load.",
     rich_markup_mode=None,
-    add_completion=False,
+    cls=in_order(getattr(command, "__name__", "mlperf") for command in COMMANDS),
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -61,11 +68,11 @@ def _all(
     pass
 
 
-app.add_typer(mlperf)
-for command in (
-    run, capacity, cost, reference, sweep, search, report, compare, export, sim, selfcheck, schema, doctor, validate
-):  # fmt: skip
-    app.command()(command)
+for command in COMMANDS:
+    if isinstance(command, typer.Typer):
+        app.add_typer(command)
+    else:
+        app.command(cls=Command)(command)
 
 WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What the parser raises: typer's own copy of click or, before it had one, the package's."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loadgen.cli.help import Command, in_order
 from loadgen.cli.options import OF_THE_LOAD, Given, takes
 from loadgen.cli.search import RunSpread, Sustain
 
@@ -27,13 +28,15 @@ class Common:
     """The options that the tests share."""
 
     benchmark: Annotated[
-        str, typer.Option("--benchmark", "-b", help="llama2-70b, llama3.1-8b, ... (see docs/mlperf.md).")
+        str,
+        typer.Option("--benchmark", "-b", help="llama2-70b, llama3.1-8b, ... (see docs/mlperf.md)."),
     ]
     round_name: Annotated[
         str | None, typer.Option("--round", help="Of the rules: its limits and seeds. v5.1, v6.1.")
     ] = None
     dataset: Annotated[
-        Path | None, typer.Option("--dataset", help="The official data set (.pkl, .jsonl, .parquet), when you have it.")
+        Path | None,
+        typer.Option("--dataset", help="The official data set (.pkl, .jsonl, .parquet), when you have it."),
     ] = None
     mean_output: Annotated[
         float | None,
@@ -45,7 +48,8 @@ class Common:
         typer.Option("--min-duration", min=1, help="Seconds, instead of the rules' 600. Named in the result."),
     ] = None
     harness: Annotated[
-        str, typer.Option("--harness", help="own, or loadgen: the official LoadGen issues the queries.")
+        str,
+        typer.Option("--harness", help="own, or loadgen: the official LoadGen issues the queries."),
     ] = "own"
     as_json: AsJson = False
 
@@ -54,6 +58,7 @@ app = typer.Typer(
     name="mlperf",
     help="MLPerf-style tests, unofficial: LoadGen's schedule, arithmetic and verdict against any endpoint.",
     rich_markup_mode=None,
+    cls=in_order(("server", "interactive", "offline", "verdict")),
     no_args_is_help=True,
 )
 
@@ -70,8 +75,10 @@ with_options = takes(
 )  # fmt: skip
 
 
-@app.command("interactive", help="As server, with Interactive's tighter limits: LoadGen knows no other difference.")
-@app.command("server")
+@app.command(
+    "interactive", cls=Command, help="As server, with Interactive's tighter limits: LoadGen knows no other difference."
+)
+@app.command("server", cls=Command)
 @with_options
 def limited(
     given: Given,
@@ -83,7 +90,8 @@ def limited(
         bool, typer.Option("--find-peak", help="Search the highest rate whose official run is VALID, then run it.")
     ] = False,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Folder of a --find-peak that was interrupted: go on with it.")
+        Path | None,
+        typer.Option("--resume", help="Folder of a --find-peak that was interrupted: go on with it."),
     ] = None,
     sustain: Sustain = None,
     run_spread: RunSpread = None,
@@ -115,7 +123,7 @@ def limited(
         return _run_once(load, folder, target_qps)
 
 
-@app.command()
+@app.command(cls=Command)
 @with_options
 def offline(
     given: Given,
@@ -123,11 +131,16 @@ def offline(
     target_qps: Annotated[
         float | None,
         typer.Option(
-            "--target-qps", "--expected-qps", min=0.001, help="Expected samples/s: sizes the query for 600 s."
+            "--target-qps",
+            "--expected-qps",
+            metavar="RATE",
+            min=0.001,
+            help="Expected samples/s: sizes the query for 600 s.",
         ),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", "-c", min=1, help="In flight over HTTP, per target (default 1024).")
+        int | None,
+        typer.Option("--concurrency", "-c", min=1, help="In flight over HTTP, per target (default 1024)."),
     ] = None,
 ) -> int:
     """The Offline scenario: one query of all samples, tokens per second until the last one is done.
@@ -149,7 +162,7 @@ def offline(
         return INTERRUPTED if qps is None else _run_once(load, folder, qps, lanes)
 
 
-@app.command()
+@app.command(cls=Command)
 def verdict(
     folder: Annotated[Path, typer.Argument(help="Of a run of loadgen mlperf; of a search, that of its confirmation.")],
     as_json: AsJson = False,

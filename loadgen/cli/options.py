@@ -12,7 +12,7 @@ import typer
 
 from loadgen.errors import UserError
 from loadgen.execution import options
-from loadgen.execution.options import COMMAND_OPTIONS, OPTIONS, Option
+from loadgen.execution.options import COMMAND_OPTIONS, OPTIONS, PANELS, Option
 
 if TYPE_CHECKING:
     from loadgen.cli.show import Show
@@ -136,7 +136,14 @@ def takes(
 
 
 def _parameter(name: str, option: Option) -> inspect.Parameter:
-    flag = typer.Option(*option.flags.split(), help=option.help)
+    flag = typer.Option(
+        *option.names,
+        help=option.help,
+        metavar=option.metavar,
+        rich_help_panel=next((panel for panel, names in PANELS.items() if name in names), "Advanced"),
+        show_default=option.shown or True,
+        autocompletion=option.choices and (lambda: list(option.choices)),
+    )
     kind = bool if option.type is bool else option.type if option.default else option.type | None
     default = False if option.type is bool else option.default
     return inspect.Parameter(name, KEYWORD, default=default, annotation=Annotated[kind, flag])
