@@ -52,12 +52,18 @@ def kept_summary(folder: Path) -> Summary:
 
 
 def summary(folder: Path) -> Summary:
-    """The summary, from the rows of a run or from its accumulator file. Raises UserError as `store.read_run` does."""
+    """The summary, from the rows of a run, or from its accumulator file and the rows that are not in it.
+
+    Raises UserError as `store.read_run` does.
+    """
     stored = store.read_lightly(folder)
     path = folder / "flows" / store.LEDGER
     if stored.header.keep == "raw" or not path.exists():
         return with_server(folder, summarize(*stored))
     accumulator = Accumulator.from_bytes(path.read_bytes(), stored.header)
+    if accumulator.taken:
+        for rows, texts in store.rows_after(folder, accumulator.taken):  # after a kill, or after the compactor died
+            accumulator.add(rows, texts)
     header, _, gaps, timeline, seconds, _, event_errors = stored
     return with_server(folder, build(header, accumulator, gaps, timeline, seconds, event_errors))
 

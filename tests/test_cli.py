@@ -1,11 +1,14 @@
 """The command line: wrong usage is an error and never a bug; flags are spread as the field writes them."""
 
 import asyncio
+import contextlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 from loadgen import cli
 from loadgen.errors import OK, USAGE
 from loadgen.execution.events import Counters
+from loadgen.execution.options import COMMAND_OPTIONS, PANELS
 from loadgen.report.progress import Progress, Steps, step_words, words
 
 
@@ -137,3 +141,58 @@ def test_a_progress_line_where_no_terminal_is() -> None:
         progress.clear()
 
     asyncio.run(follow())
+
+
+def helps(path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The help of every command at 60 columns."""
+    command = [*path, "--help"]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "60")
+        assert ends(command) == OK
+    text = out.getvalue()
+    yield path, text
+    for name in re.findall(r"^  ([a-z]+)\b", text.partition("\nCommands:\n")[2], re.M):
+        yield from helps((*path, name))
+
+
+def test_every_help_fits_60_columns_and_has_an_example_that_its_command_takes() -> None:
+    found = dict(helps())
+    assert list(found)[1:4] == [("doctor",), ("run",), ("report",)], "in the order in which people meet them"
+    assert len(found) > 15
+    for path, text in found.items():
+        assert max(map(len, text.splitlines())) <= 60, path
+        if "\nCommands:" in text:
+            continue
+        example = " ".join(text.partition("Example: ")[2].partition("\n\n")[0].split())
+        assert example.startswith(" ".join(("loadgen", *path))), path
+        flags = set(re.findall(r"(?<= )--?[a-z][a-z-]*", example))
+        assert flags <= set(re.findall(r"(?<=[ \[])--?[a-z][a-z-]*", text.replace(example, ""))), path
+
+
+def test_a_help_has_panels_defaults_and_what_an_option_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    ends(["run", "--help"])
+    text = capsys.readouterr().out
+    at = [text.index(f"\n{panel}:\n") for panel in ("Options", "Load", "Target", "SLO", "Output", "TLS", "Advanced")]
+    assert at == sorted(at)
+    assert "  -c, --concurrency N " in text and "  --timeout TIME " in text and "[default: 600s]" in text
+    assert "<" not in text.partition("Options:")[2]
+
+
+def test_every_option_of_the_table_takes_something_named() -> None:
+    assert {name for panel in PANELS.values() for name in panel} <= set(COMMAND_OPTIONS)
+    for name, option in COMMAND_OPTIONS.items():
+        if option.flags:
+            assert (option.metavar is None) == (option.type is bool), name
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"), [("loadgen run --ro", "--route"), ("loadgen run --route st", "sticky")]
+)
+def test_the_shell_completes(typed: str, completed: str) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_LOADGEN_COMPLETE": "complete_bash"}
+    code = "import sys; sys.argv = ['loadgen']; from loadgen.cli import main; main()"
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | words, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split() == [completed], run.stderr

@@ -31,7 +31,8 @@ from loadgen.results import manifest, store
 from loadgen.results.manifest import Header
 from loadgen.results.spool import Spool, complete_rows, recorded, segments, worker_texts
 from loadgen.search import trials
-from loadgen.search.load_search import Goal, NextTrial
+from loadgen.search.load_search import NextTrial
+from loadgen.search.watch import Goal
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log

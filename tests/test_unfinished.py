@@ -29,7 +29,7 @@ from loadgen.results import manifest, store
 from loadgen.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.results.parquet import from_parquet, to_table
 from loadgen.results.record import KINDS, SOURCES, STATUSES
-from loadgen.search.load_search import Goal
+from loadgen.search.watch import Goal
 from loadgen.slo import Slo, Term
 
 MS, S = 1_000_000, 1_000_000_000

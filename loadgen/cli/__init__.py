@@ -29,6 +29,7 @@ from loadgen.cli.schema import schema
 from loadgen.cli.search import search
 from loadgen.cli.selfcheck import selfcheck
 from loadgen.cli.sim import sim
+from loadgen.cli.size import size
 from loadgen.cli.sweep import sweep
 from loadgen.cli.validate import validate
 from loadgen.errors import OK, USAGE
@@ -36,8 +37,8 @@ from loadgen.errors import OK, USAGE
 COLLECT_AFTER = 50_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
 
 COMMANDS = (
-    doctor, run, report, sweep, search, compare, validate, mlperf, cost, capacity, export, sim, reference, selfcheck,
-    schema,
+    doctor, run, report, sweep, search, compare, validate, mlperf, size, cost, capacity, export, sim, reference,
+    selfcheck, schema,
 )  # fmt: skip
 """In the order in which people meet them."""
 

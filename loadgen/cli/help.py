@@ -63,7 +63,10 @@ def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
     yield from textwrap.wrap(usage, width, subsequent_indent="  ", break_on_hyphens=False)
     for paragraph in (command.help or "").split("\n\n"):
         yield ""
-        yield from textwrap.wrap(" ".join(paragraph.split()), width, initial_indent="  ", subsequent_indent="  ")
+        more = "      " if paragraph.strip().startswith("Example:") else "  "
+        yield from textwrap.wrap(
+            " ".join(paragraph.split()), width, initial_indent="  ", subsequent_indent=more, break_on_hyphens=False
+        )
     panels: dict[str, list[Any]] = {"Options": []} | {panel: [] for panel in (*PANELS, "Advanced")}
     for param in command.get_params(ctx):
         if param.param_type_name == "option" and not param.hidden:

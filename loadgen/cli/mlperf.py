@@ -68,15 +68,21 @@ with_options = takes(
         *(OF_THE_LOAD - {"grace", "seed", "salt"}), "keep", "stream", "client",
         "repeat", "repeat_most", "repeat_within", "repeat_pause",
     ),
-    grace="How long queries may go on after the last one is issued; default: without a limit, as LoadGen. What it "
-    "cuts did not complete, so the result is INVALID.",
-    seed="Of the synthetic set's texts (lengths and arrivals are those of the rules); without it a fresh one, printed.",
+    grace={
+        "help": "How long queries may go on after the last one is issued. What it cuts did not complete, so the result "
+        "is INVALID.",
+        "shown": "without a limit, as LoadGen",
+    },
+    seed="Of the synthetic set's texts; lengths and arrivals are those of the rules.",
     out="Results folder.",
 )  # fmt: skip
 
 
 @app.command(
-    "interactive", cls=Command, help="As server, with Interactive's tighter limits: LoadGen knows no other difference."
+    "interactive",
+    cls=Command,
+    help="As server, with Interactive's tighter limits: LoadGen knows no other difference.\n\n"
+    "Example: loadgen mlperf interactive -b llama2-70b --url http://HOST:8000 --target-qps 20",
 )
 @app.command("server", cls=Command)
 @with_options
@@ -99,6 +105,8 @@ def limited(
     """The Server scenario: Poisson arrivals at a target rate, p99 limits on TTFT and TPOT, at least 600 s.
 
     Exit: 0 VALID, 1 a limit missed, 3 too short, too few, incomplete or not a sound measurement.
+
+    Example: loadgen mlperf server -b llama2-70b --url http://HOST:8000 --find-peak
     """
     from loadgen.cli.search import longer, spread_of_runs
     from loadgen.errors import UserError
@@ -147,6 +155,8 @@ def offline(
 
     Without --target-qps one pass of the data set is run first, to size the query so that it lasts 600 s.
     Exit: 0 VALID, 3 too short or incomplete.
+
+    Example: loadgen mlperf offline -b llama2-70b --url http://HOST:8000
     """
     from loadgen.errors import INTERRUPTED
     from loadgen.mlperf import run as mlperf_run
@@ -170,6 +180,8 @@ def verdict(
     """The verdict of a stored run again, from its records. Nothing is written.
 
     Exit: as of the run; 3 when it differs from the stored one.
+
+    Example: loadgen mlperf verdict results/mlperf-llama2-70b-server
     """
     from loadgen.cli.show import print_json, say
     from loadgen.errors import UNSOUND

@@ -142,7 +142,7 @@ def _parameter(name: str, option: Option) -> inspect.Parameter:
         metavar=option.metavar,
         rich_help_panel=next((panel for panel, names in PANELS.items() if name in names), "Advanced"),
         show_default=option.shown or True,
-        autocompletion=option.choices and (lambda: list(option.choices)),
+        autocompletion=(lambda: list(option.choices)) if option.choices else None,
     )
     kind = bool if option.type is bool else option.type if option.default else option.type | None
     default = False if option.type is bool else option.default

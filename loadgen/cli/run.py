@@ -29,6 +29,8 @@ def run(
 
     Exit: 0 done and SLO met (or undecided: see --strict), 1 SLO missed, 2 wrong usage, 3 unreachable or not valid,
     70 bug, 130 interrupted.
+
+    Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
     """
     from loadgen.errors import Fault, Faults, UserError, collecting
     from loadgen.workload import levels, placed

@@ -23,7 +23,8 @@ Sustain = Annotated[
     typer.Option(
         "--sustain/--no-sustain",
         help="Also confirm the load in a run twice as long, in which nothing may grow: else the peak is by the rules "
-        "only. Default: in virtual time.",
+        "only.",
+        show_default="--sustain in virtual time",
     ),
 ]
 RunSpread = Annotated[
@@ -41,8 +42,8 @@ OF_A_PROBE = (
         "request_rate", "concurrency", "burstiness", "num_requests", "warmup", "num_warmups", "schedule_seed", "keep",
         "repeat", "repeat_most", "repeat_within", "repeat_pause",
     ),
-    duration={"help": "Full length of a probe.", "default": "600s"},
-    seed="Of the search; every probe derives its own. Without it a fresh one, printed.",
+    duration={"help": "Full length of a probe.", "default": "600s", "shown": ""},
+    seed="Of the search; every probe derives its own.",
     out="Folder of the search.",
 )  # fmt: skip
 def search(
@@ -72,6 +73,8 @@ def search(
     """Find the highest rate (or concurrency) at which every SLO term holds at its percentile, with an interval.
 
     Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 a probe was not valid, 130 interrupted.
+
+    Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
     """
     import math
     from datetime import datetime
@@ -80,7 +83,8 @@ def search(
     from loadgen.errors import Fault, Faults, UserError, collecting
     from loadgen.execution.folder_names import run_id
     from loadgen.search import experiment, trials
-    from loadgen.search.load_search import Goal, LoadSearch
+    from loadgen.search.load_search import LoadSearch
+    from loadgen.search.watch import Goal
     from loadgen.workload import Closed
     from loadgen.workload.loading import given as load
 

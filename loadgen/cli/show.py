@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen import format, seeds
 from loadgen.execution import lane_start
-from loadgen.execution.events import LoadStarted, RunEnded, RunEvent, RunPlanned, WorkersPlaced
+from loadgen.execution.events import LoadStarted, ProbeWaits, RunEnded, RunEvent, RunPlanned, WorkersPlaced
 from loadgen.report import text
 from loadgen.report.progress import SHORTEST_S, Progress, Steps, step_words
 from loadgen.search.experiment import figures
@@ -114,6 +114,8 @@ class Show:
 
     def hear(self, event: RunEvent) -> None:
         match event:
+            case ProbeWaits(targets, timeout_s):
+                say(f"waiting for the first answer of {targets}; it may take {timeout_s:g} s (--timeout)")
             case RunPlanned():
                 self._announce(event)
                 self._begin(event)

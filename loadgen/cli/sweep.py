@@ -27,11 +27,10 @@ PER_LANE = 5  # minimum requests per lane of a closed-loop level
     without=("keep",),
     concurrency="Closed loop: 1,2,4,8 or 1,2,4,...,512.",
     request_rate="Open loop: 1,2,5,10 or 2,4,...,20 per second.",
-    num_requests="Of each level; else as the workload says, and at least 5 for each lane.",
+    num_requests={"help": "Of each level.", "shown": "as the workload says, at least 5 for each lane"},
     duration="Of each level: 30s, 5m.",
     warmup="Unmeasured load before each level: 10s, 20req.",
-    seed="Of lengths and arrivals, the same for every level; each has texts of its own. Without it a fresh one, "
-    "printed.",
+    seed="Of lengths and arrivals, the same for every level; each has texts of its own.",
     out="Its folder; the same one again goes on where it stopped.",
 )
 def sweep(
@@ -45,6 +44,8 @@ def sweep(
     """Run a workload at several loads: the throughput-latency curve, its knee, tokens/s per GPU against per user.
 
     Exit: 0, 2 wrong usage, 3 unreachable or no level is valid, 130 interrupted.
+
+    Example: loadgen sweep rag --url http://HOST:8000 --concurrency 1,2,4,...,64 -d 1m -o sweep
     """
     from datetime import datetime
 
@@ -185,7 +186,8 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
     from loadgen.results import checksums, store
     from loadgen.search import experiment, trials
     from loadgen.search import sweep as levels
-    from loadgen.search.load_search import Goal, LoadSearch, NextTrial, resume
+    from loadgen.search.load_search import LoadSearch, NextTrial, resume
+    from loadgen.search.watch import Goal
     from loadgen.slo import Slo
 
     grid, parent = asked.grid, asked.folder
@@ -247,8 +249,8 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
         [trial for trial in judged if trial.outcome != "invalid"],
     ).answer
     experiment.finish(parent, judged, answer, workload=first_workload, bound_why=levels.bound_why(curve))
-    store.replace(parent / "sweep.md", sweep_report.render_markdown(curve).encode())
-    store.replace(parent / "report.html", sweep_report.render_html(curve).encode())
+    store.replace(parent / "sweep.md", sweep_report.render_markdown(curve).encode(), shared=True)
+    store.replace(parent / "report.html", sweep_report.render_html(curve).encode(), shared=True)
     checksums.write(parent)
     return curve, interrupted
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @takes(
     without=(*(OF_THE_LOAD - {"seed", "salt"}), "keep", "client"),
-    out="A new folder for all of it; without it one in results/.",
+    out="A new folder for all of it.",
 )
 def validate(
     given: Given,
@@ -32,6 +32,8 @@ def validate(
     """Measure what a contract promises and say PASS, FAIL or INCONCLUSIVE, with reasons, in one folder with hashes.
 
     Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 INCONCLUSIVE, 70 bug, 130 interrupted.
+
+    Example: loadgen validate contract.yaml --url http://HOST:8000 --repeat 3
     """
     from loadgen.contracts import run, verdict
     from loadgen.contracts.load import load_contract

@@ -111,7 +111,7 @@ def _at_once(folder: Path, summary: Summary) -> bool:
     if file.is_file():
         try:
             return msgspec.json.decode(_bytes(file), type=_Scenario).scenario == "offline"
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"a damaged result: {error}", str(file), "loadgen mlperf writes it") from None
     return not summary.window.steady.duration_s and summary.load.offered_rps is None
 

@@ -110,6 +110,7 @@ class Fold:
 
     def take(self, segment: Segment, start: int, rows: NDArray[np.void]) -> None:
         self._accumulator.add(rows, worker_texts(self._folder, segment.worker))
+        self._accumulator.taken[segment.worker] = start + len(rows)
         self._mark_recorded(segment.worker, rows)
         if self._keep_sample:
             self._sample.append((segment.worker, self._in_sample(rows)))

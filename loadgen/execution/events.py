@@ -37,6 +37,13 @@ class RunningLoad:
     decided: bool = False
 
 
+class ProbeWaits(NamedTuple):
+    """The targets have not answered the probe yet. An answer may take `timeout_s`."""
+
+    targets: str
+    timeout_s: float
+
+
 class RunPlanned(NamedTuple):
     """The header is written, and nothing was sent yet."""
 
@@ -63,7 +70,7 @@ class RunEnded(NamedTuple):
     stored: str | None = None
 
 
-RunEvent = RunPlanned | WorkersPlaced | LoadStarted | RunEnded
+RunEvent = ProbeWaits | RunPlanned | WorkersPlaced | LoadStarted | RunEnded
 Tell = Callable[[RunEvent], None]
 
 

@@ -29,7 +29,7 @@ from loadgen.execution.events import (
     WorkersPlaced,
     silent,
 )
-from loadgen.execution.folder_names import unused
+from loadgen.execution.folder_names import taken
 from loadgen.execution.plan import Plan, Settings, prepare
 from loadgen.execution.probing import Known, find_all, serving
 from loadgen.metrics.summary import Summary, dump_summary
@@ -53,11 +53,9 @@ def execute(
     which adds to it and asks no target again.
     """
     remote = None if settings.store is None else object_store.open(settings.store)
-    folder = unused(settings.out, workload.name, datetime.datetime.now().astimezone())
     stored = None
     try:
-        with store.nothing_left(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        with taken(settings.out, workload.name, datetime.datetime.now().astimezone()) as folder:
             if settings.virtual:
                 from loadgen.execution.backends import virtual
 
@@ -84,7 +82,7 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
 
             cluster = cleanup.enter_context(ray.connected(settings.ray))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            found = runner.run(find_all(settings, known))
+            found = runner.run(find_all(settings, known, workload.timeout_ns / 1e9, tell))
             scraper = cleanup.enter_context(contextlib.closing(Scraper(folder, settings.pages, found)))
             cores = None if cluster is None else cluster.cores
             plan, begins = prepare(workload, settings, found, folder=folder, simulated=simulated, cores=cores)
@@ -154,10 +152,15 @@ def finish(
     compactor_deletes_rows = header.keep != "raw" or any(segment.first for segment in segments(folder))
     compacted = compactor.finish() if compactor_deletes_rows else None
     summary = run_folder.summary(folder)
+    if not (compactor.finish() if compacted is None else compacted):
+        note = f"the process that stores the records {compactor.died}; all records are counted, and kept in spool/"
+        header = msgspec.structs.replace(header, notes=(*header.notes, note))
+        _write(folder, header)
+        summary = run_folder.summary(folder)
     if summary.requests.unfinished or summary.warmup.unfinished:
         _write(folder, msgspec.structs.replace(header, schema=WITH_UNFINISHED))
     store.replace(folder / "summary.json", dump_summary(summary))
-    if compactor.finish() if compacted is None else compacted:
+    if not compactor.died:
         store.drop_spool(folder)
     checksums.write(folder)
     return summary

@@ -293,6 +293,7 @@ class Accumulator:
         # number of a conversation -> due instant of its first turn; 0 or 1: all turns ok so far, cancelled, unfinished;
         # stage (not in older files)
         self._open_conversations: dict[int, list[int]] = {}
+        self.taken: dict[int, int] = {}  # worker -> how many of its rows, from the first on, are in here; by the caller
 
     def add(self, rows: NDArray[np.void], texts: Sequence[str]) -> None:
         """Add some rows. `texts`: error texts, indexed by `rows["text"]`."""
@@ -433,6 +434,7 @@ class Accumulator:
             blocks=[(block.requests, _packed(block.of)) for block in self.blocks],
             block_ns=self.block_ns,
             open=self._open_conversations,
+            taken=self.taken,
         )
         return msgspec.msgpack.encode(packed)
 
@@ -441,7 +443,7 @@ class Accumulator:
         """The inverse of `to_bytes`, for an accumulator of the same run. Raises ValueError for anything else."""
         try:
             packed = msgspec.msgpack.decode(data, type=_Packed)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"no ledger: {error}") from None
         accumulator = cls(header)
         cells = list(accumulator._cells())
@@ -456,6 +458,7 @@ class Accumulator:
             block.requests, block.of = requests, _unpacked(encoded)
             accumulator.blocks.append(block)
         accumulator.block_ns, accumulator._open_conversations = packed.block_ns, packed.open
+        accumulator.taken = packed.taken
         return accumulator
 
 
@@ -473,6 +476,7 @@ class _Packed(msgspec.Struct):
     blocks: list[tuple[int, dict[str, bytes]]]
     block_ns: int
     open: dict[int, list[int]]
+    taken: dict[int, int] = {}  # not in older files
     format: int = _FORMAT
 
 

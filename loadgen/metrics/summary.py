@@ -459,7 +459,7 @@ def load_summary(data: bytes, where: str = "summary.json") -> Summary:
     refuse_newer(data, SCHEMA, where)
     try:
         summary = msgspec.json.decode(data, type=Summary)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"not a summary of a run: {error}", where, "`loadgen report DIR` makes it again") from None
     verdict = validity.with_codes(summary.verdict)
     state = validity.state_reasons(summary.run.state)

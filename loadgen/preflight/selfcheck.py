@@ -273,9 +273,9 @@ def to_json(result: SelfcheckResult) -> str:
 
 def run(seconds: float = 3.0, say: Callable[[str], None] = print) -> SelfcheckResult:
     """Search each kind of level. `say` gets a line per step; every step takes a little more than `seconds`."""
-    import os
-
     from loadgen_sdk import compiled
+
+    from loadgen.execution import resource_limits
 
     steps: list[Step] = []
     levels = []
@@ -287,8 +287,9 @@ def run(seconds: float = 3.0, say: Callable[[str], None] = print) -> SelfcheckRe
             say(line(steps_of_kind[-1]))
         steps += steps_of_kind
         levels.append(level(kind, steps_of_kind))
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return SelfcheckResult(seconds=seconds, cpus=cpus, steps=tuple(steps), levels=tuple(levels), hot_path=compiled.RUNS)
+    return SelfcheckResult(
+        seconds=seconds, cpus=resource_limits.cpus(), steps=tuple(steps), levels=tuple(levels), hot_path=compiled.RUNS
+    )
 
 
 def step(kind: Kind, offered: float, seconds: float) -> Step:
@@ -393,7 +394,7 @@ def _drive(url: str, workload: Workload, folder: Path) -> _DrivenRun:
 
     settings = Settings(url=url)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        probe_result = runner.run(find(settings))
+        probe_result = runner.run(find(settings, workload.timeout_ns / 1e9))
         plan, begins = prepare(workload, settings, (probe_result,), simulated=True, folder=folder)
         store.replace(folder / "run.json", manifest.encode(run_header.header(plan, workload, begins)))
         runner.run(work(plan, 0, 1, gate, lambda driver: None))

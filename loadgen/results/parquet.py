@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import UserError
+from loadgen.results.files import private
 from loadgen.results.record import FIELDS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 
 if TYPE_CHECKING:
@@ -88,12 +89,13 @@ def write(path: Path, tables: Iterable[Any]) -> None:
     import pyarrow.parquet as pq
 
     scratch = path.with_suffix(".new")
-    writer = None
-    for table in tables:
-        writer = writer or pq.ParquetWriter(scratch, table.schema, compression="zstd")
-        writer.write_table(table)
-    assert writer is not None
-    writer.close()
+    with open(scratch, "wb", opener=private) as file:
+        writer = None
+        for table in tables:
+            writer = writer or pq.ParquetWriter(file, table.schema, compression="zstd")
+            writer.write_table(table)
+        assert writer is not None
+        writer.close()
     scratch.replace(path)
 
 

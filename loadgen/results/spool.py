@@ -18,6 +18,7 @@ from loadgen_sdk.dialects.reader import Flow
 from numpy.typing import NDArray
 
 from loadgen.results import manifest, slot_ranges
+from loadgen.results.files import PRIVATE, private, replace
 from loadgen.results.parquet import from_parquet
 from loadgen.results.record import BIN_NS, ROW
 from loadgen.stats.quantiles import Histogram, bucket
@@ -101,7 +102,7 @@ class Spool:
 
     def _open(self, name: str) -> int:
         path = self._folder / "spool" / f"w{self._worker}.{name}"
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, PRIVATE)
 
     def _count_texts(self, descriptor: int) -> int:
         """Number of error texts already in the file. Ends a last line that a killed worker left unfinished."""
@@ -159,7 +160,7 @@ class Spool:
         replace(Path(f"{stem}.gaps.{stage}"), gaps.to_bytes())
         if errors is not None:
             replace(Path(f"{stem}.{STAMPS}{stage}"), errors.to_bytes())
-        descriptor = os.open(f"{stem}.timeline.{stage}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(f"{stem}.timeline.{stage}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
         os.pwrite(descriptor, timeline.astype("<i8").tobytes(), first * 8)
         os.close(descriptor)
         counts = np.add.reduceat(gaps.counts, _HEAT_STARTS)
@@ -167,7 +168,7 @@ class Spool:
         self._heat_totals[stage] = counts
         if new_counts.any():
             record = np.array(((first + len(timeline)) * BIN_NS, new_counts), HEAT)
-            with Path(f"{stem}.heat").open("ab") as file:
+            with open(f"{stem}.heat", "ab", opener=private) as file:
                 file.write(record.tobytes())
 
     def close(self) -> None:
@@ -180,13 +181,6 @@ def _write(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def replace(path: Path, data: bytes) -> None:
-    """Replace a file atomically: a reader sees the old content or the new content, never a part of either."""
-    scratch = path.with_name(path.name + ".new")
-    scratch.write_bytes(data)
-    scratch.replace(path)
 
 
 class Segment(NamedTuple):
@@ -237,7 +231,7 @@ def worker_texts(folder: Path, worker: int) -> list[str]:
     for line in (folder / "spool" / f"w{worker}.texts").read_bytes().splitlines():
         try:
             texts.append(msgspec.json.decode(line, type=str))
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError):
             texts.append("")
     return texts
 

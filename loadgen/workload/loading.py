@@ -116,11 +116,11 @@ def _checked(
     return workload
 
 
-def packaged() -> dict[str, Path]:
-    """The packaged workloads: name → path."""
+def packaged(kind: str = "workloads") -> dict[str, Path]:
+    """The packaged workloads, or contracts: name → path."""
     package = Path(__file__).parent.parent
-    inside = package / "data" / "workloads"  # exists in a wheel; in a checkout the folder is beside the package
-    folder = inside if inside.is_dir() else package.parent / "workloads"
+    inside = package / "data" / kind  # exists in a wheel; in a checkout the folder is beside the package
+    folder = inside if inside.is_dir() else package.parent / kind
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 

@@ -29,6 +29,7 @@ from loadgen.execution.backends.node_facts import own_facts
 from loadgen.execution.plan import Job
 from loadgen.execution.shared_counters import SharedCounters
 from loadgen.results import store
+from loadgen.results.files import PRIVATE
 from loadgen.results.spool import GROWING_BINS, Spool, segments
 
 TAKE_BYTES = 4 << 20  # rows in one answer
@@ -201,7 +202,7 @@ class Copy:
                 store.replace(path, data)
                 self.have[name] = version
                 continue
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
             try:
                 os.pwrite(descriptor, data, start)
             finally:
