@@ -195,4 +195,4 @@ def test_the_shell_completes(typed: str, completed: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | words, capture_output=True, text=True, check=True
     )
-    assert run.stdout.split() == [completed], run.stderr
+    assert run.stdout.split() == [completed]
