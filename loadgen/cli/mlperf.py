@@ -119,8 +119,8 @@ def limited(
         raise UserError("no rate", "--target-qps", "give --target-qps 182, or --find-peak")
     if resume is not None and not find_peak:
         raise UserError("only a search can be resumed", "--resume", "give --find-peak as well")
-    if resume is not None and not (resume / experiment.PLAN).is_file():
-        raise UserError("no search to go on with", f"--resume {resume}", f"a folder with {experiment.PLAN}")
+    if resume is not None:
+        experiment.plan_of(resume)
     spread = spread_of_runs(run_spread, settings)
     folder = resume or _unused_folder(settings, test)
     with store.nothing_left(folder):

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -44,11 +45,15 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, show 
 
 @dataclass(frozen=True)
 class Given:
-    """What was typed: the command, the options that it takes from the table, and the whole command line."""
+    """What was typed: the command, the options that it takes from the table, and the whole command line.
+
+    `call` carries out another command line.
+    """
 
     command: str
     options: Mapping[str, Any]
     arguments: Sequence[str]
+    call: Callable[[list[str]], int]
 
     def __getitem__(self, name: str) -> Any:
         return self.options.get(name)
@@ -110,7 +115,13 @@ def takes(
             for name, group in groups.items():
                 values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
             if table:
-                values["given"] = Given(context.info_name or "", typed, context.find_root().obj or ())
+                root = context.find_root()
+                values["given"] = Given(
+                    context.info_name or "",
+                    typed,
+                    root.obj or (),
+                    lambda arguments: root.command.main(arguments, standalone_mode=False, obj=arguments),
+                )
             return command(**values)
 
         own = inspect.signature(command, eval_str=True).parameters
@@ -133,6 +144,27 @@ def takes(
         return call
 
     return with_options
+
+
+def typed_again(before: Sequence[str], now: Sequence[str]) -> list[str]:
+    """A command line of before with what is typed now: an option that is given again stands in the place of its own.
+
+    Raises UserError for a secret, which was not stored.
+    """
+    typed = {word.partition("=")[0] for word in now}
+    replaced = {name for option in COMMAND_OPTIONS.values() if typed & set(option.names) for name in option.names}
+    switches = {name for option in COMMAND_OPTIONS.values() if option.type is bool for name in option.names}
+    command, *words = before
+    kept, rest = [command], iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name not in replaced:
+            kept.append(word)
+        elif not equals and name not in switches:
+            next(rest)
+    if hidden := next((flag for flag, word in pairwise(kept) if "***" in word), None):
+        raise UserError("the command that is gone on with had a secret, which is not stored", hidden, "give it again")
+    return [*kept, *now[1:]]
 
 
 def _parameter(name: str, option: Option) -> inspect.Parameter:

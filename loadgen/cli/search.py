@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loadgen.cli.options import Given, OneWorkload, takes
+from loadgen.cli.options import Given, OneWorkload, takes, typed_again
 
 if TYPE_CHECKING:
     from loadgen.cli.show import Show
@@ -64,7 +64,7 @@ def search(
         str | None, typer.Option("--max-time", help="Time of all probes together, at most: 2h, 90m.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Folder of a search that was interrupted: go on with it.")
+        Path | None, typer.Option("--resume", help="Folder of a search that is not finished: go on, without its flags.")
     ] = None,
     sustain: Sustain = None,
     run_spread: RunSpread = None,
@@ -88,6 +88,9 @@ def search(
     from loadgen.workload import Closed
     from loadgen.workload.loading import given as load
 
+    own_workload = (workload, given["trace"], given["input_tokens"]) != (None, None, None)
+    if resume is not None and not own_workload and (command := experiment.plan_of(resume).command):
+        return given.call(typed_again(command[1:], given.arguments))
     faults: list[Fault] = []
     trial_ns, longest_s = 0, math.inf
     closed = over == "concurrency"
@@ -107,7 +110,7 @@ def search(
         slo_of_workload = checked.slo
         if slo_of_workload is None:
             raise UserError(
-                "no SLO to search under", workload or f"--trace {given['trace']}", "give --slo ttft:2s --slo tpot:200ms"
+                "no SLO to search under", workload or "loadgen search", "give --slo ttft:2s --slo tpot:200ms"
             )
     try:
         trial_ns = units.duration_ns(given["duration"], bare="s")
@@ -116,8 +119,9 @@ def search(
         faults.append(UserError(f"it {wrong}", "--duration, --max-time", wrong.hint))
     if low and high and low >= high:
         faults.append(UserError("the lowest load is not below the highest", f"--low {low:g} --high {high:g}", ""))
-    if resume is not None and not (resume / experiment.PLAN).is_file():
-        faults.append(UserError("no search to go on with", f"--resume {resume}", f"a folder with {experiment.PLAN}"))
+    if resume is not None:
+        with collecting(faults):
+            experiment.plan_of(resume)
     if faults:
         raise Faults(faults)
     trial_workload = trials.probing(checked, trial_ns)
@@ -150,12 +154,13 @@ def search(
     plan = experiment.ExperimentPlan(
         by="search",
         kind="concurrency" if closed else "request_rate",
-        workload=workload or str(given["trace"]),
+        workload=workload or str(given["trace"] or checked.name),
         source_text=checked.source_text,
         target=settings.shown,
         metadata=dict(settings.metadata),
         flags=flags,
         seed=trial_runner.seed,
+        command=settings.command,
     )
     show = given.show(quiet=True)
     return perform(load_search, trial_runner, plan, show, unit=" in flight" if closed else "/s", as_json=as_json)
@@ -254,8 +259,17 @@ def perform(
             if plan.metadata:
                 print(f"metadata: {format.pairs(plan.metadata)}")
             print(report.render(answer, load_search.told, trial_runner.goal, unit=unit, simulated=simulated), end="")
-            say(f"results in {trial_runner.folder}; go on with --resume {trial_runner.folder}")
+            say(f"results in {trial_runner.folder}{_go_on(answer, trial_runner.folder, plan)}")
         return code(answer)
+
+
+def _go_on(answer: SearchAnswer, folder: Path, plan: ExperimentPlan) -> str:
+    """How to go on, where something is left to be done."""
+    more = {"interrupted": "", "gone": "", "invalid": "", "probes": " --max-probes N", "time": " --max-time TIME"}
+    if answer.reason not in more:
+        return ""
+    begun_with = "loadgen search" if plan.command[1:2] == ("search",) else "the same command and"
+    return f"; go on with: {begun_with} --resume {folder}{more[answer.reason]}"
 
 
 def code(answer: SearchAnswer) -> int:
