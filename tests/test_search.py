@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from loadgen import seeds
 from loadgen.cli import main
 from loadgen.cli.options import typed_again
+from loadgen.cli.show import Show
 from loadgen.errors import UserError
 from loadgen.execution import run
 from loadgen.execution.plan import Settings
@@ -413,7 +414,7 @@ def test_an_endpoint_that_is_gone_between_probes_leaves_what_is_known(
     plan = experiment.ExperimentPlan(
         by="search", kind="request_rate", workload="x", source_text="", target="t", flags={}
     )
-    assert perform(asking, _probes(tmp_path, execute=once), plan, unit="/s", as_json=False) == 3
+    assert perform(asking, _probes(tmp_path, execute=once), plan, Show(quiet=True), unit="/s", as_json=False) == 3
     told = capsys.readouterr()
     assert "could not be reached any more" in told.out and "at least 20" in told.out and "nothing listens" in told.err
 

@@ -17,6 +17,7 @@ from loadgen.execution.options import COMMAND_OPTIONS, OPTIONS, PANELS, Option
 
 if TYPE_CHECKING:
     from loadgen.cli.show import Show
+    from loadgen.cost.budget import Budget
     from loadgen.execution.plan import Settings
     from loadgen.execution.run import Execute
     from loadgen.metrics.repeats import Repetition
@@ -76,7 +77,22 @@ class Given:
         """Shows the runs of this command on stderr. `quiet`: without their first lines."""
         from loadgen.cli.show import Show
 
-        return Show("plain" if self["plain"] else self["progress"], quiet=quiet)
+        return Show("plain" if self["plain"] else self["progress"], quiet=quiet, budget=self.budget())
+
+    def budget(self) -> Budget | None:
+        """What --prices and --max-cost say; None without them. Raises Fault or Faults."""
+        if self["prices"] is None:
+            if self["max_cost"] is not None:
+                where = f"--max-cost {self['max_cost']:g}"
+                raise UserError("a limit of money, and no prices", where, "add --prices FILE")
+            return None
+        from decimal import Decimal
+
+        from loadgen.cost.budget import Budget
+        from loadgen.cost.price_file import load_prices
+
+        limit = None if self["max_cost"] is None else Decimal(repr(self["max_cost"]))
+        return Budget(load_prices(self["prices"], accept_sample=True), limit)
 
     def execute(self, show: Show) -> Execute:
         """Carries out the runs of this command, which `show` shows, and asks every target once."""

@@ -59,7 +59,7 @@ def run(
     if dry_run:
         if how is not None:
             say(f"runs: {how.words}")
-        return print_plans(workloads.values(), settings)
+        return print_plans(workloads.values(), settings, given.budget())
     if how is not None or len(workloads) > 1:
         return _several(given, workloads, settings, how, as_json=as_json, strict=strict)
     summary, folder = execute(next(iter(workloads.values())), settings, given.show().hear)

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from decimal import Decimal
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from loadgen import format, seeds
 from loadgen.execution import lane_start
-from loadgen.execution.events import LoadStarted, ProbeWaits, RunEnded, RunEvent, RunPlanned, WorkersPlaced
+from loadgen.execution.events import LoadStarted, ProbeWaits, RunEnded, RunEvent, RunningLoad, RunPlanned, WorkersPlaced
+from loadgen.execution.forecast import forecast
 from loadgen.report import text
 from loadgen.report.progress import SHORTEST_S, Progress, Steps, step_words
 from loadgen.search.experiment import figures
 
 if TYPE_CHECKING:
+    from loadgen.cost.budget import Budget
     from loadgen.execution.plan import Settings
     from loadgen.metrics.summary import Summary
     from loadgen.report.dashboard import Dashboard
     from loadgen.results.manifest import Cluster
     from loadgen.workload import Workload
+
+LONG_S = 60.0  # of a run: from here on it is said before what it will send
 
 
 def say(line: str) -> None:
@@ -46,12 +53,28 @@ def write_file(path: Path, data: str | bytes, flag: str) -> None:
         raise UserError(f"cannot be written: {error.strerror}", f"{flag} {path}") from None
 
 
-def print_plans(workloads: Iterable[Workload], settings: Settings) -> int:
-    """Print what would be sent, for --dry-run."""
+def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budget | None) -> int:
+    """Print what would be sent and, where there are prices, what it would cost; for --dry-run."""
     from loadgen.execution.run_header import describe
+    from loadgen.results.manifest import TargetFacts
 
     for workload in workloads:
-        print(describe(workload, settings))
+        text, load = describe(workload, settings)
+        print(text)
+        if budget is not None:
+            targets = [
+                TargetFacts(
+                    url=one.url,
+                    server="",
+                    model=settings.model or "",
+                    gpus=one.gpus,
+                    shape=one.shape,
+                    region=one.region,
+                )
+                for one in settings.endpoints
+            ]
+            cost = budget.cost(load, targets)
+            print("cost: known once the target was probed" if cost is None else f"cost: about {budget.words(cost)}")
     return 0
 
 
@@ -84,8 +107,10 @@ class Show:
     runs of a search, no first lines.
     """
 
-    def __init__(self, progress: str = "auto", *, quiet: bool = False) -> None:
+    def __init__(self, progress: str = "auto", *, quiet: bool = False, budget: Budget | None = None) -> None:
         self._form, self._quiet = progress, quiet
+        self._budget = budget
+        self._cost_so_far: Callable[[], Decimal] = Decimal
         self._steps: Steps | None = None
         self._done: list[Summary] = []
         self._progress: Progress | None = None
@@ -118,13 +143,19 @@ class Show:
                 say(f"waiting for the first answer of {targets}; it may take {timeout_s:g} s (--timeout)")
             case RunPlanned():
                 self._announce(event)
+                self._forecast(event)
                 self._begin(event)
             case WorkersPlaced(cluster):
                 self._announce_cluster(cluster)
             case LoadStarted():
                 if self._progress is not None:
                     self._progress.follow(event.load.counters)
+                if self._budget is not None:
+                    self._follow_cost(event.load, self._budget)
             case RunEnded(stored):
+                if self._budget is not None:
+                    self._budget.spent += self._cost_so_far()
+                    self._cost_so_far = Decimal
                 if self._progress is not None:
                     self._progress.clear()
                 if self._dashboard is not None:
@@ -132,6 +163,43 @@ class Show:
                 self._progress = self._dashboard = None
                 if stored:
                     say(f"stored in {stored}")
+
+    def _forecast(self, planned: RunPlanned) -> None:
+        """Say what a run will send and cost, where it is long or paid. Raises UserError over the limit of money."""
+        plan, header = planned
+        if plan.job.settings.virtual:
+            return
+        load = forecast(plan)
+        cost = None
+        if self._budget is not None:
+            self._planned = load, header.targets
+            cost = self._budget.cost(load, header.targets)
+            self._budget.admit(cost or Decimal())
+        if self._budget is not None or (not self._quiet and (load.seconds or LONG_S) >= LONG_S):
+            money = f", {self._budget.words(cost)}" if self._budget is not None and cost is not None else ""
+            say(f"expected: about {load.words}{money}")
+
+    def _follow_cost(self, load: RunningLoad, budget: Budget) -> None:
+        """Count what a load has cost so far, and stop it where the limit is reached."""
+        planned, targets = self._planned
+        loop = asyncio.get_running_loop()
+        began_s = monotonic()
+
+        def so_far() -> Decimal:
+            counters, seconds = load.counters(), monotonic() - began_s
+            tokens = counters.events / max(counters.sent, 1)
+            sent = planned._replace(requests=float(counters.sent), seconds=seconds, output_tokens=tokens)
+            return budget.cost(sent, targets) or Decimal()
+
+        def look() -> None:
+            if budget.limit is not None and budget.spent + so_far() >= budget.limit:
+                say(f"stopped: the load has cost {budget.words(budget.spent + so_far())} (--max-cost)")
+                load.stop()
+            else:
+                loop.call_later(1.0, look)
+
+        self._cost_so_far = so_far
+        loop.call_soon(look)
 
     def _begin(self, planned: RunPlanned) -> None:
         """Open what shows the progress of a run."""

@@ -73,7 +73,7 @@ def sweep(
     if faults:
         raise Faults(faults)
     if dry_run:
-        return print_plans(grid.values(), settings)
+        return print_plans(grid.values(), settings, given.budget())
     parent = settings.out or Path("results") / run_id(
         f"sweep-{next(iter(grid.values())).name}", datetime.now().astimezone()
     )

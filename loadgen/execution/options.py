@@ -314,6 +314,11 @@ class CommandOptions(RunOptions, total=False):
         shown="10")]
     repeat_within: Annotated[str | None, Option("--repeat-within SHARE",
         "With --repeat auto: how well, half an interval as a share of its mean.", shown="5%")]
+    prices: Annotated[File, Option("--prices FILE",
+        "Your prices (docs/prices.example.yaml): what a run will cost is said before it starts.", Path)]
+    max_cost: Annotated[float | None, Option("--max-cost AMOUNT",
+        "With --prices: no run that will cost more, all of the command together; and one that does is stopped.", float,
+        shown="no limit")]
     plain: Annotated[bool, Option("--plain", "As --progress plain.", bool)]
     progress: Annotated[str, Option("--progress HOW",
         "On stderr: auto (a live view on a terminal, else a line every 10 s), plain (a line), json (a line of JSON "
@@ -338,6 +343,7 @@ PANELS = {
     "Target": ("url", "targets", "model", "server", "api", "api_key_file", "tokenizer", "gpus", "shape", "region"),
     "SLO": ("slo", "goodput", "limit"),
     "Output": ("out", "metadata", "keep", "plain", "progress"),
+    "Cost": ("prices", "max_cost"),
     "TLS": ("cacert", "cert", "key", "insecure"),
 }  # fmt: skip
 """Which options stand together in a help; all others are `Advanced`."""

@@ -24,7 +24,6 @@ from loadgen.execution.events import (
     RunEnded,
     RunEvent,
     RunningLoad,
-    RunPlanned,
     Tell,
     WorkersPlaced,
     silent,
@@ -91,8 +90,7 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
                 notes = runner.run(cluster.place(plan))
                 header = msgspec.structs.replace(header, notes=(*header.notes, *notes))
             header = msgspec.structs.replace(header, server_pages=scraper.pages())
-            _write(folder, header)
-            tell(RunPlanned(plan, header))
+            run_header.announce(plan, header, tell)
             load: RunningLoad | None = None
 
             def hear(event: RunEvent) -> None:

@@ -13,6 +13,7 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from loadgen import seeds
 from loadgen.errors import UserError
 from loadgen.execution import run
 from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned, Tell, silent
-from loadgen.execution.probing import Known
+from loadgen.execution.run import Execute
 from loadgen.metrics import columns, outcomes, reasons
 from loadgen.results import checksums, store
 from loadgen.results.record import KIND, ROW
@@ -75,7 +76,7 @@ class Trials:
     watched: bool = True
     name: Callable[[NextTrial], str] = called
     tell: Tell = silent
-    known: Known = field(default_factory=dict)
+    execute: Execute = field(default_factory=lambda: partial(run.execute, known={}))
 
     def run(self, ask: NextTrial) -> TrialResult:
         """Run one trial and store its result. Raises Interrupted if the user stopped it, UserError if it cannot run."""
@@ -113,7 +114,7 @@ class Trials:
                 following = asyncio.get_running_loop().create_task(task)
 
         try:
-            summary, folder = run.execute(workload, settings, hear, known=self.known)
+            summary, folder = self.execute(workload, settings, hear)
         finally:
             if following is not None:
                 following.cancel()
@@ -122,7 +123,7 @@ class Trials:
             decision = _first_decision(watch, _finished(rows[np.argsort(rows["done_ns"], kind="stable")]))
             if decision is not None and decision.at_ns < int(watch.due_ns[-1]):
                 shutil.rmtree(folder)
-                summary, folder = run.execute(_shortened(workload, decision.at_ns), settings)
+                summary, folder = self.execute(_shortened(workload, decision.at_ns), settings)
         if summary.run.state == "interrupted" and decision is None:
             raise Interrupted
         return self._result(ask, workload, summary, folder, decision)

@@ -23,7 +23,7 @@ from loadgen_sdk.transport.target import Target
 
 from loadgen.errors import UserError
 from loadgen.execution import run_header
-from loadgen.execution.events import RunPlanned, Tell
+from loadgen.execution.events import Tell
 from loadgen.execution.lane_start import AnswerTime
 from loadgen.execution.plan import SCHEME, Settings, prepare
 from loadgen.metrics import reasons
@@ -224,8 +224,7 @@ def run(workload: Workload, settings: Settings, folder: Path, tell: Tell) -> Sum
     plan, begins = prepare(workload, settings, found, folder=folder, simulated=True, answer=answer)
     requests, timetable = plan.requests, plan.timetable
     header = _with_target(run_header.header(plan, workload, begins), preset, settings)
-    store.replace(folder / "run.json", manifest.encode(header))
-    tell(RunPlanned(plan, header))
+    run_header.announce(plan, header, tell)
     results, course = simulate(
         timetable,
         _sizes(workload, requests, preset.server.tokens_per_block if preset.server.block_reuse else 0),
