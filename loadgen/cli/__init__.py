@@ -31,13 +31,14 @@ from loadgen.cli.selfcheck import selfcheck
 from loadgen.cli.sim import sim
 from loadgen.cli.size import size
 from loadgen.cli.sweep import sweep
+from loadgen.cli.ui import ui
 from loadgen.cli.validate import validate
 from loadgen.errors import OK, USAGE
 
 COLLECT_AFTER = 50_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
 
 COMMANDS = (
-    doctor, run, report, sweep, search, compare, validate, mlperf, size, cost, capacity, export, sim, reference,
+    doctor, run, report, sweep, search, compare, validate, mlperf, ui, size, cost, capacity, export, sim, reference,
     selfcheck, schema,
 )  # fmt: skip
 """In the order in which people meet them."""

@@ -92,7 +92,7 @@ class Given:
         from loadgen.cost.price_file import load_prices
 
         limit = None if self["max_cost"] is None else Decimal(repr(self["max_cost"]))
-        return Budget(load_prices(self["prices"], accept_sample=True), limit)
+        return Budget(load_prices(self["prices"]), limit)
 
     def execute(self, show: Show) -> Execute:
         """Carries out the runs of this command, which `show` shows, and asks every target once."""
