@@ -14,11 +14,12 @@ from loadgen.cost.budget import Budget
 from loadgen.cost.price_file import load_prices
 from loadgen.errors import UserError
 from loadgen.execution.events import Counters, RunningLoad
-from loadgen.execution.forecast import Forecast, of_timetable
+from loadgen.execution.lane_start import mean_lengths
 from loadgen.requests.build import build
 from loadgen.requests.tokenizer import load_tokenizer
 from loadgen.results.manifest import TargetFacts
 from loadgen.schedule import timetable
+from loadgen.schedule.forecast import Forecast, forecast
 from loadgen.workload import read_flags
 from loadgen.workload.loading import given
 
@@ -63,7 +64,7 @@ def test_the_forecast_of_a_load(
 ) -> None:
     workload = given(None, None, read_flags(input_tokens=1000, output_tokens=200, seed=1, **flags))
     prompts = build(workload, 1, 2, load_tokenizer(None))
-    load = of_timetable(timetable.build(workload, 1), prompts, answer_s)
+    load = forecast(timetable.build(workload, 1), mean_lengths(prompts), answer_s)
     assert load.requests == (requests if requests != 600 else pytest.approx(600, rel=0.15))
     assert load.seconds == seconds and load.output_tokens == 200 and load.input_tokens == pytest.approx(1000, rel=0.05)
 

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from loadgen import cli
+from loadgen.cli.run import next_step
 from loadgen.errors import OK, USAGE
 from loadgen.execution.events import Counters
 from loadgen.execution.options import COMMAND_OPTIONS, PANELS
+from loadgen.execution.plan import Settings
 from loadgen.report.progress import Progress, Steps, step_words, words
 
 
@@ -196,3 +198,16 @@ def test_the_shell_completes(typed: str, completed: str) -> None:
         [sys.executable, "-c", code], env=os.environ | words, capture_output=True, text=True, check=True
     )
     assert run.stdout.split() == [completed]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Settings(), "  loadgen run qa -c 4 --url sim:gb300-vm"),
+        (Settings(out=Path("a b")), "  loadgen run qa -c 4 --url sim:gb300-vm -o 'a b-virtual'"),
+        (Settings(url="http://h"), "loadgen doctor"),
+    ],
+)
+def test_the_next_command_after_a_busy_host(settings: Settings, words: str) -> None:
+    typed = ["run", "qa", "-c", "4", *(["--out", str(settings.out)] if settings.out else [])]
+    assert words in next_step(typed, settings)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, takes
+from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, takes, typed_again
 
 if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
@@ -54,6 +55,7 @@ def run(
     from loadgen.cli.show import in_color, print_plans, say
     from loadgen.execution.run import execute
     from loadgen.metrics.summary import dump_summary, exit_code
+    from loadgen.metrics.validity import is_host_busy
     from loadgen.report import text
 
     if dry_run:
@@ -68,7 +70,20 @@ def run(
     else:
         print(text.render(summary, color=in_color()))
         say(f"results in {folder}")
+        if is_host_busy(summary.verdict):
+            say(next_step(given.arguments, settings))
     return exit_code(summary, strict=strict)
+
+
+def next_step(typed: Sequence[str], settings: Settings) -> str:
+    """What to do after a run on a host that was too busy: for a simulation the same load in virtual time."""
+    import shlex
+
+    if settings.url is not None:
+        return "next: the same from a host of its own; loadgen doctor --url ... says what disturbs this one"
+    target = ["run", "--url", f"sim:{settings.embedded['preset']}"]
+    again = typed_again(typed, target if settings.out is None else [*target, "-o", f"{settings.out}-virtual"])
+    return f"next: the same load in virtual time, which no other work disturbs:\n  loadgen {shlex.join(again)}"
 
 
 def _several(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from loadgen import format, seeds
 from loadgen.execution import lane_start
 from loadgen.execution.events import LoadStarted, ProbeWaits, RunEnded, RunEvent, RunningLoad, RunPlanned, WorkersPlaced
-from loadgen.execution.forecast import forecast
+from loadgen.execution.run_header import forecast_of
 from loadgen.report import text
 from loadgen.report.progress import SHORTEST_S, Progress, Steps, step_words
 from loadgen.search.experiment import figures
@@ -169,7 +169,7 @@ class Show:
         plan, header = planned
         if plan.job.settings.virtual:
             return
-        load = forecast(plan)
+        load = forecast_of(plan)
         cost = None
         if self._budget is not None:
             self._planned = load, header.targets

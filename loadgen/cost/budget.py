@@ -10,8 +10,8 @@ from loadgen.cost import unit_cost
 from loadgen.cost.prices import Prices, find
 from loadgen.cost.unit_cost import REQUEST, Basis
 from loadgen.errors import UserError
-from loadgen.execution.forecast import Forecast
 from loadgen.results.manifest import TargetFacts
+from loadgen.schedule.forecast import Forecast
 
 NOTHING = Decimal(0)
 

@@ -369,7 +369,7 @@ PANELS = {
         "repeat_pause",
     ),
     "Target": ("url", "targets", "model", "server", "api", "api_key_file", "tokenizer", "gpus", "shape", "region"),
-    "SLO": ("slo", "goodput", "limit"),
+    "SLO": ("slo", "goodput", "stop_when", "limit"),
     "Output": ("out", "metadata", "keep", "plain", "progress"),
     "Cost": ("prices", "max_cost"),
     "TLS": ("cacert", "cert", "key", "insecure"),

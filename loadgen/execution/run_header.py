@@ -20,8 +20,7 @@ from loadgen import seeds
 from loadgen.errors import Fault
 from loadgen.execution import resource_limits
 from loadgen.execution.events import RunPlanned, Tell
-from loadgen.execution.forecast import Forecast, of_timetable
-from loadgen.execution.lane_start import Begin
+from loadgen.execution.lane_start import Begin, by_probe, mean_lengths
 from loadgen.execution.plan import Plan, Settings
 from loadgen.limits import ValidityLimits
 from loadgen.metrics import columns, reasons
@@ -31,6 +30,7 @@ from loadgen.requests.build import build
 from loadgen.results import manifest, store
 from loadgen.results.record import SCHEMA_MINOR
 from loadgen.schedule import timetable as schedule
+from loadgen.schedule.forecast import Forecast, forecast
 from loadgen.schedule.timetable import Schedule
 from loadgen.slo import Slo
 from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Workload, recipe_fingerprint
@@ -101,6 +101,12 @@ def announce(plan: Plan, header: manifest.Header, tell: Tell) -> None:
     except Fault:
         path.unlink()
         raise
+
+
+def forecast_of(plan: Plan) -> Forecast:
+    """What a run whose target was probed will send, and how long it will take."""
+    found, tokens = plan.job.found[0], mean_lengths(plan.requests)
+    return forecast(plan.timetable, tokens, by_probe(found.first_ms, found.token_ms).ns(1, *tokens) / 1e9)
 
 
 def now() -> str:
@@ -279,7 +285,7 @@ def describe(workload: Workload, settings: Settings) -> tuple[str, Forecast]:
     prompt_range = f"{input_tokens[0]:,} to {input_tokens[-1]:,} prompt tokens"
     output_range = f"{output_tokens[0]:,} to {output_tokens[-1]:,} asked for"
     lines.append(f"first {len(sample)} requests: {prompt_range}, {output_range}")
-    load = of_timetable(timetable, requests)
+    load = forecast(timetable, mean_lengths(requests))
     lines.append(f"expected: about {load.words}")
     recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
     lines.append(f"recipe: {recipe}  timetable: {schedule.fingerprint(timetable)}")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from loadgen import format
-from loadgen.execution.lane_start import by_probe, mean_lengths
-from loadgen.execution.plan import Plan
 from loadgen.schedule.timetable import Schedule
 
 NS_PER_S = 1e9
@@ -36,15 +34,8 @@ class Forecast(NamedTuple):
         return ", ".join([*parts, *([] if self.seconds is None else [format.duration(self.seconds)])])
 
 
-def forecast(plan: Plan) -> Forecast:
-    """The forecast of a plan whose target was probed."""
-    found = plan.job.found[0]
-    answer_ns = by_probe(found.first_ms, found.token_ms).ns(1, *mean_lengths(plan.requests))
-    return of_timetable(plan.timetable, plan.requests, answer_ns / NS_PER_S)
-
-
-def of_timetable(timetable: Schedule, prompts: Any, answer_s: float = 0.0) -> Forecast:
-    """The same of its parts. `answer_s`: how long an answer takes; 0: not known."""
+def forecast(timetable: Schedule, tokens: tuple[float, float], answer_s: float = 0.0) -> Forecast:
+    """The forecast of a timetable. `tokens`: mean prompt and answer; `answer_s`: how long one takes, 0: not known."""
     requests: float | None = 0.0
     seconds: float | None = 0.0
     for span in timetable.stages:
@@ -59,4 +50,4 @@ def of_timetable(timetable: Schedule, prompts: Any, answer_s: float = 0.0) -> Fo
             length_s = count / max(span.lanes, 1) * answer_s
         requests = None if requests is None or count is None else requests + count
         seconds = None if seconds is None or length_s is None else seconds + length_s
-    return Forecast(requests, seconds, *mean_lengths(prompts))
+    return Forecast(requests, seconds, *tokens)
