@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from loadgen.cli import streams
+from loadgen.cli.answers import answers
 from loadgen.cli.capacity import capacity
 from loadgen.cli.compare import compare
 from loadgen.cli.cost import cost
@@ -38,8 +39,8 @@ from loadgen.errors import OK, USAGE
 COLLECT_AFTER = 200_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
 
 COMMANDS = (
-    doctor, run, report, sweep, search, compare, validate, mlperf, ui, size, cost, capacity, export, sim, reference,
-    selfcheck, schema,
+    doctor, run, report, sweep, search, compare, validate, mlperf, ui, size, cost, capacity, answers, export, sim,
+    reference, selfcheck, schema,
 )  # fmt: skip
 """In the order in which people meet them."""
 
