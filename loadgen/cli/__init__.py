@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from loadgen.cli import streams
+from loadgen.cli.bundle import bundle
 from loadgen.cli.capacity import capacity
 from loadgen.cli.compare import compare
 from loadgen.cli.cost import cost
@@ -31,6 +32,7 @@ from loadgen.cli.sim import sim
 from loadgen.cli.size import size
 from loadgen.cli.sweep import sweep
 from loadgen.cli.validate import validate
+from loadgen.cli.verify import verify
 from loadgen.errors import OK, USAGE
 
 COLLECT_AFTER = 50_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
@@ -65,7 +67,7 @@ def _all(
 app.add_typer(mlperf)
 for command in (
     run, sweep, search, size, capacity, cost, reference, report, compare, export, sim, selfcheck, schema, doctor,
-    validate,
+    validate, bundle, verify,
 ):  # fmt: skip
     app.command()(command)
 

@@ -1,7 +1,8 @@
 """Runs a contract: preflight, load runs, verdict. Everything goes into one folder, with the hash of every file.
 
-IO. The folder holds `contract.yaml`, `prices.yaml` if it names one, `doctor.json`, `target.json`, a folder per level
-with its runs, `verdict.json`, `verdict.html`, `junit.xml`, and `SHA256SUMS` in the format of `sha256sum -c`.
+IO. The folder holds `contract.yaml` (and `contract.resolved.yaml`), `prices.yaml` if it names one, `doctor.json`,
+`target.json`, a folder per level with its runs, `verdict.json`, `verdict.html`, `junit.xml`, and `SHA256SUMS` in the
+format of `sha256sum -c`.
 `again` recomputes the verdict from the records.
 """
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from loadgen.workload import Workload
 
 CONTRACT, PRICES, DOCTOR, VERDICT = "contract.yaml", "prices.yaml", "doctor.json", "verdict.json"
+RESOLVED = "contract.resolved.yaml"  # where the contract names environment variables: with their values
 PAGE, JUNIT, PLACE = "verdict.html", "junit.xml", "target.json"
 
 _USE_ORIGINAL = "take the folder as it was handed over; whoever holds SHA256SUMS can tell which file is the true one"
@@ -88,6 +90,8 @@ def run(
     started = _now()
     folder = _folder(out, checked.contract.name)
     (folder / CONTRACT).write_text(checked.text, encoding="utf-8")
+    if checked.resolved:
+        (folder / RESOLVED).write_text(checked.resolved, encoding="utf-8")
     if checked.contract.prices:
         (folder / PRICES).write_bytes((checked.folder / checked.contract.prices).read_bytes())
     say(f"folder: {folder}")
@@ -147,17 +151,24 @@ def _repetition(level: ContractLevel, asked: Repetition | None) -> Repetition:
 
 
 def again(folder: Path) -> Validation:
-    """The verdict on the folder of an earlier validation, recomputed from its records. Writes nothing.
-
-    Raises UserError for a folder without a validation, Faults for files that differ from its hashes.
-    """
+    """`judged`, of a folder that is as it was written: raises Faults for files that differ from its hashes."""
     if not (folder / PLACE).is_file():
         what = "no validation in this folder" if folder.is_dir() else "no such folder"
         raise UserError(what, str(folder), "give the folder that `loadgen validate` named")
     changed = verify(folder)
     if changed:
         raise Faults([UserError(what, str(folder / name), _USE_ORIGINAL) for name, what in changed.items()])
-    contract = schema.parse(schema.text_of(folder / CONTRACT, str(folder / CONTRACT)), str(folder / CONTRACT))
+    return judged(folder)
+
+
+def judged(folder: Path) -> Validation:
+    """The verdict on the folder of a validation, recomputed from its records. Writes nothing.
+
+    Raises UserError or Faults for files that are none of a validation.
+    """
+    resolved = folder / RESOLVED
+    file = resolved if resolved.is_file() else folder / CONTRACT
+    contract = schema.parse(schema.text_of(file, str(file)), str(file))
     try:
         facts = msgspec.json.decode((folder / PLACE).read_bytes(), type=_RunFacts)
     except (ValueError, RecursionError) as error:
@@ -167,11 +178,19 @@ def again(folder: Path) -> Validation:
 
 def _judge_and_write(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
     validation = _verdict(folder, contract, facts)
-    store.replace(folder / VERDICT, msgspec.json.format(msgspec.json.encode(validation)) + b"\n")
-    store.replace(folder / PAGE, verdict_page.render(validation).encode(), shared=True)
-    store.replace(folder / JUNIT, junit.render(contract.name, cases(validation)).encode(), shared=True)
+    for name, data in outputs(validation).items():
+        store.replace(folder / name, data, shared=name != VERDICT)
     checksums.write(folder)
     return validation
+
+
+def outputs(validation: Validation) -> dict[str, bytes]:
+    """The files that say the verdict: JSON, the page for people, JUnit."""
+    return {
+        VERDICT: msgspec.json.format(msgspec.json.encode(validation)) + b"\n",
+        PAGE: verdict_page.render(validation).encode(),
+        JUNIT: junit.render(validation.contract, cases(validation)).encode(),
+    }
 
 
 def _verdict(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
