@@ -13,7 +13,7 @@ TOLERANCE = 1e-9  # relative: sums may differ in their last digits between two k
 SHOWN = 200  # characters of a value in a message
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
     """One place of a file where the stored content is not what comes out again. "" where there is none."""
 
     file: str
@@ -32,7 +32,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one file: the number of values (or lines) that are the same, and the others."""
 
     same: int
-    differences: tuple[Difference, ...]
+    differences: tuple[Mismatch, ...]
     left: tuple[str, ...] = ()  # places that were not compared
 
 
@@ -47,7 +47,7 @@ def compare(file: str, stored: bytes, again: bytes, *, leave: tuple[str, ...] = 
     try:
         pairs = list(zip(_documents(file, stored), _documents(file, again), strict=True))
     except ValueError:
-        return Compared(same=0, differences=(Difference(file=file, what="is no JSON, or of another length"),))
+        return Compared(same=0, differences=(Mismatch(file=file, what="is no JSON, or of another length"),))
     walk = _Walk(file, leave, older)
     for number, (one, other) in enumerate(pairs, 1):
         walk.value(f"line {number}" if file.endswith(".jsonl") else "", one, other)
@@ -68,7 +68,7 @@ def _lines(file: str, stored: bytes, again: bytes) -> Compared:
             continue
         place = _first_change(one or "", other or "")
         found.append(
-            Difference(file=file, at=f"line {number + 1}", stored=_shown(one, place), again=_shown(other, place))
+            Mismatch(file=file, at=f"line {number + 1}", stored=_shown(one, place), again=_shown(other, place))
         )
     return Compared(same=same, differences=tuple(found))
 
@@ -91,7 +91,7 @@ class _Walk:
     def __init__(self, file: str, leave: tuple[str, ...], older: bool) -> None:
         self.file, self.leave, self.older = file, leave, older
         self.same = 0
-        self.found: list[Difference] = []
+        self.found: list[Mismatch] = []
         self.left: list[str] = []
 
     def value(self, at: str, stored: Any, again: Any) -> None:
@@ -108,15 +108,15 @@ class _Walk:
         elif self.older and _is_sentence(stored) and _is_sentence(again):
             self.left.append(at)
         else:
-            self.found.append(Difference(file=self.file, at=at, stored=_shown(stored), again=_shown(again)))
+            self.found.append(Mismatch(file=self.file, at=at, stored=_shown(stored), again=_shown(again)))
 
     def _key(self, at: str, is_stored: bool, is_made: bool, stored: Any, again: Any) -> None:
         if is_stored and is_made:
             self.value(at, stored, again)
         elif is_stored:
-            self.found.append(Difference(file=self.file, at=at, what="is a field that nothing gives"))
+            self.found.append(Mismatch(file=self.file, at=at, what="is a field that nothing gives"))
         elif not self.older:
-            self.found.append(Difference(file=self.file, at=at, what="is missing"))
+            self.found.append(Mismatch(file=self.file, at=at, what="is missing"))
 
 
 def _is_sentence(value: Any) -> bool:

@@ -18,7 +18,7 @@ import msgspec
 
 from loadgen.bundle import archive, remake, signature
 from loadgen.bundle.archive import MANIFEST, RESULT, SIGNATURE, SUMS, Manifest
-from loadgen.bundle.differences import Difference, compare
+from loadgen.bundle.differences import Mismatch, compare
 from loadgen.errors import UserError
 from loadgen.execution.run_header import version
 from loadgen.mlperf import run as mlperf
@@ -72,7 +72,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     files: int
     made: tuple[Made, ...]
     not_made: dict[str, str]
-    differences: tuple[Difference, ...]
+    differences: tuple[Mismatch, ...]
     signature: Literal["none", "broken", "other key", "some key", "given key"]
     signed_by: str = ""
 
@@ -164,7 +164,7 @@ def verify(path: Path, *, signed_by: Path | None = None) -> Verification:
         folder = root / RESULT
         for name, again in (("kind", remake.kind_of(folder)), ("definitions", _definitions(folder))):
             if (stored := getattr(manifest, name)) != again:
-                differences.append(Difference(file=MANIFEST, at=name, stored=str(stored), again=str(again)))
+                differences.append(Mismatch(file=MANIFEST, at=name, stored=str(stored), again=str(again)))
         made, not_made, found = _again(folder, manifest)
         files = sum(1 for file in root.rglob("*") if file.is_file())
     wrong = differences or found or state in ("broken", "other key")
@@ -181,15 +181,15 @@ def verify(path: Path, *, signed_by: Path | None = None) -> Verification:
     )
 
 
-def _hashes(root: Path) -> list[Difference]:
+def _hashes(root: Path) -> list[Mismatch]:
     """The files that are not as SHA256SUMS says, that it does not list, and those that it lists and are not there."""
     listed = checksums.read(root)
     if listed is None:
-        return [Difference(file=SUMS, what="is missing: nothing vouches for any file")]
+        return [Mismatch(file=SUMS, what="is missing: nothing vouches for any file")]
     found = checksums.changed(root) | dict.fromkeys(checksums.unlisted(root), "is not in the list of hashes")
     found.pop(SIGNATURE, None)
     words = {"changed": "is changed: its hash is another one", "gone": "is gone"}
-    return [Difference(file=name, what=words.get(what, what)) for name, what in found.items()]
+    return [Mismatch(file=name, what=words.get(what, what)) for name, what in found.items()]
 
 
 def _signature(
@@ -210,23 +210,23 @@ def _signature(
     return ("given key" if signature.is_by(signed_by, signed, data) else "other key"), key
 
 
-def _again(folder: Path, manifest: Manifest) -> tuple[list[Made], dict[str, str], list[Difference]]:
+def _again(folder: Path, manifest: Manifest) -> tuple[list[Made], dict[str, str], list[Mismatch]]:
     older = manifest.definitions < SCHEMA_MINOR or manifest.version != version()
     newer_definitions = [places for minor, places in CHANGED.items() if minor > manifest.definitions]
     made: list[Made] = []
     not_made: dict[str, str] = {}
-    found: list[Difference] = []
+    found: list[Mismatch] = []
     for one in remake.remade(folder):
         stored = folder / one.name
         name = f"{RESULT}/{one.name}"
         if one.damaged:
-            found.append(Difference(file=name, what=f"cannot be made again: {one.basis}"))
+            found.append(Mismatch(file=name, what=f"cannot be made again: {one.basis}"))
         elif one.data is None:
             not_made[one.name] = one.basis
         elif older and not one.name.endswith((".json", ".jsonl")):
             not_made[one.name] = f"another version of loadgen ({manifest.version}) has worded it"
         elif not stored.is_file():
-            found.append(Difference(file=name, what="is missing"))
+            found.append(Mismatch(file=name, what="is missing"))
         else:
             changed = tuple(place for places in newer_definitions for place in places.get(stored.name, ()))
             came = compare(name, stored.read_bytes(), one.data, leave=(*changed, *one.leave), older=older)
