@@ -169,6 +169,5 @@ def _given(told: Sequence[TrialResult], place: str, first: int = 1) -> tuple[str
 
 def _validation(folder: Path) -> Iterator[Remade]:
     stored = msgspec.json.decode((folder / contracts.VERDICT).read_bytes())
-    validation = msgspec.structs.replace(contracts.judged(folder), version=str(stored["version"]))
-    for name, data in contracts.outputs(validation).items():
+    for name, data in contracts.outputs_again(folder, str(stored["version"])).items():
         yield Remade(name, data, RECORDS)

@@ -64,6 +64,7 @@ class _RunFacts(msgspec.Struct, frozen=True):
     trouble: dict[str, str]  # level -> why it could not be run
     preflight: tuple[str, ...]
     metadata: dict[str, str] = {}
+    findings: tuple[Finding, ...] = ()  # of the preflight, for the page
 
 
 def run(
@@ -133,7 +134,8 @@ def run(
         if interrupted and not trouble.get(name) and not how.enough(summaries):
             trouble[name] = f"the user broke it off after {len(summaries)} of {how.words} runs"
     warnings = tuple(f"{finding.check}: {finding.found}" for finding in findings if finding.state in (FAULT, WARNING))
-    facts = _RunFacts(settings.shown, started, _now(), interrupted, trouble, warnings, dict(settings.metadata))
+    metadata = dict(settings.metadata)
+    facts = _RunFacts(settings.shown, started, _now(), interrupted, trouble, warnings, metadata, tuple(findings))
     (folder / PLACE).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
     return _judge_and_write(folder, checked.contract, facts), folder
 
@@ -151,45 +153,53 @@ def _repetition(level: ContractLevel, asked: Repetition | None) -> Repetition:
 
 
 def again(folder: Path) -> Validation:
-    """`judged`, of a folder that is as it was written: raises Faults for files that differ from its hashes."""
+    """The verdict on the folder of an earlier validation, recomputed from its records. Writes nothing.
+
+    Raises UserError for a folder without a validation, Faults for files that differ from its hashes.
+    """
     if not (folder / PLACE).is_file():
         what = "no validation in this folder" if folder.is_dir() else "no such folder"
         raise UserError(what, str(folder), "give the folder that `loadgen validate` named")
     changed = verify(folder)
     if changed:
         raise Faults([UserError(what, str(folder / name), _USE_ORIGINAL) for name, what in changed.items()])
-    return judged(folder)
+    return _verdict(folder, *_read(folder))
 
 
-def judged(folder: Path) -> Validation:
-    """The verdict on the folder of a validation, recomputed from its records. Writes nothing.
-
-    Raises UserError or Faults for files that are none of a validation.
-    """
+def _read(folder: Path) -> tuple[Contract, _RunFacts]:
+    """What a validation keeps beside its runs. Raises UserError or Faults for files that are none of one."""
     resolved = folder / RESOLVED
     file = resolved if resolved.is_file() else folder / CONTRACT
     contract = schema.parse(schema.text_of(file, str(file)), str(file))
     try:
-        facts = msgspec.json.decode((folder / PLACE).read_bytes(), type=_RunFacts)
+        return contract, msgspec.json.decode((folder / PLACE).read_bytes(), type=_RunFacts)
     except (ValueError, RecursionError) as error:
         raise UserError(f"not a file of a validation: {error}", str(folder / PLACE), _USE_ORIGINAL) from None
-    return _verdict(folder, contract, facts)
 
 
 def _judge_and_write(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
     validation = _verdict(folder, contract, facts)
-    for name, data in outputs(validation).items():
+    for name, data in _outputs(folder, validation, contract, facts).items():
         store.replace(folder / name, data, shared=name != VERDICT)
     checksums.write(folder)
     return validation
 
 
-def outputs(validation: Validation) -> dict[str, bytes]:
-    """The files that say the verdict: JSON, the page for people, JUnit."""
+def outputs_again(folder: Path, version: str) -> dict[str, bytes]:
+    """`verdict.json`, the page and JUnit of a stored validation, made again. `version`: of the loadgen that judged."""
+    contract, facts = _read(folder)
+    return _outputs(
+        folder, msgspec.structs.replace(_verdict(folder, contract, facts), version=version), contract, facts
+    )
+
+
+def _outputs(folder: Path, validation: Validation, contract: Contract, facts: _RunFacts) -> dict[str, bytes]:
+    runs = {run: run_folder.kept_summary(folder / run) for level in validation.levels for run in level.runs}
+    text = (folder / CONTRACT).read_text("utf-8")
     return {
         VERDICT: msgspec.json.format(msgspec.json.encode(validation)) + b"\n",
-        PAGE: verdict_page.render(validation).encode(),
-        JUNIT: junit.render(validation.contract, cases(validation)).encode(),
+        PAGE: verdict_page.render(validation, contract, text, runs, facts.findings).encode(),
+        JUNIT: junit.render(contract.name, cases(validation)).encode(),
     }
 
 
