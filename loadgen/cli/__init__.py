@@ -15,6 +15,7 @@ import typer
 
 from loadgen.cli import streams
 from loadgen.cli.answers import answers
+from loadgen.cli.bundle import bundle
 from loadgen.cli.capacity import capacity
 from loadgen.cli.compare import compare
 from loadgen.cli.cost import cost
