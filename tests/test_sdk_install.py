@@ -29,7 +29,7 @@ async def main():
     loadgen_sdk.Client("http://127.0.0.1:9", model="m", server="vllm").close()
     for make, words in ((loadgen_sdk.OpenTelemetry, "opentelemetry-api"), (loadgen_sdk.Prometheus, "prometheus-client"),
                         (lambda: loadgen_sdk.Throttle(requests=1, shared="x"), "filelock"),
-                        (loadgen_sdk.auto, "openai"), (lambda: loadgen_sdk.instrument(object()), "no OpenAI client")):
+                        (loadgen_sdk.auto, "none of them is installed"), (lambda: loadgen_sdk.instrument(object()), "no OpenAI client")):
         try:
             make()
         except loadgen_sdk.WrongUse as error:
@@ -83,6 +83,7 @@ def test_the_wheels_hold_the_same_package(tmp_path: Path, monkeypatch: pytest.Mo
         wheel = zipfile.ZipFile(tmp_path / name / build.build_wheel(str(tmp_path / name)))
         wheel.extractall(tmp_path / name / "installed")
         contents.append({file: wheel.read(file) for file in wheel.namelist() if file.startswith("loadgen_sdk/")})
+        assert "loadgen_sdk_auto.pth" in wheel.namelist()
     assert contents[0] == contents[1] and "loadgen_sdk/py.typed" in contents[0]
     only_what_it_needs(tmp_path)
     alone, whole = tmp_path / "sdk" / "installed", tmp_path / "root" / "installed"
