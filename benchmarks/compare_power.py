@@ -23,8 +23,7 @@ from loadgen.metrics.summary import summarize
 from loadgen.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
 from loadgen.schedule import timetable
 from loadgen.sim.presets.preset import load_preset as preset
-from loadgen.workload import load
-from loadgen.workload.flags import Overrides
+from loadgen.workload import load, read_flags
 
 BATCH = 64  # sequences at once: small, so that 2,000 requests are several minutes of load
 INSTANTS = (
@@ -44,7 +43,7 @@ def rows(rate: str, seed: int, n: int) -> NDArray[np.void]:
     draw = np.random.default_rng(seed)
     prompts = np.clip(draw.lognormal(np.log(200), 0.6, n), 1, 2000).astype(int).tolist()
     answers = np.clip(draw.lognormal(np.log(250), 0.5, n), 2, 1000).astype(int).tolist()
-    workload = load("qa", Overrides(request_rate=rate, num_requests=str(n), warmup="0"))
+    workload = load("qa", read_flags(request_rate=rate, num_requests=str(n), warmup="0"))
     made, _ = simulate(
         timetable.build(workload, seed),
         lambda number: (prompts[number], answers[number], ()),

@@ -36,8 +36,7 @@ from loadgen.execution.plan import SCHEME, Settings
 from loadgen.execution.run import execute
 from loadgen.metrics.columns import Columns
 from loadgen.stats.quantiles import index
-from loadgen.workload import load
-from loadgen.workload.flags import Overrides
+from loadgen.workload import load, read_flags
 
 TERMS = (("tpot", 50), ("e2e", 50), ("ttft", 50), ("tpot", 95), ("e2e", 95), ("tpot", 99), ("e2e", 99), ("ttft", 99))
 LONG = 400_000
@@ -50,7 +49,7 @@ Key = tuple[str, int]
 
 def physical(seed: int, rate: float, minutes: float, warmup: str = "0") -> RecordedRun:
     """A run of the simulated VM, chatbot lengths, from an empty server or after a warm-up."""
-    workload = load("qa", Overrides(request_rate=f"{rate}/s", duration=f"{minutes * 60:g}s", warmup=warmup), {})
+    workload = load("qa", read_flags(request_rate=f"{rate}/s", duration=f"{minutes * 60:g}s", warmup=warmup), {})
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(url=f"{SCHEME}{PRESET}", out=Path(folder) / "run")
         _, kept = execute(workload.model_copy(update={"seed": seed}), settings)

@@ -21,12 +21,12 @@ import uvloop
 
 from loadgen.execution import run, run_header
 from loadgen.execution.backends.single import SETTLE_NS, work
-from loadgen.execution.compactor import Compactor
+from loadgen.execution.compactor_process import Compactor
 from loadgen.execution.driver import Driver
 from loadgen.execution.plan import Settings, prepare
 from loadgen.execution.probing import find
 from loadgen.results import manifest, store
-from loadgen.workload import Overrides, load
+from loadgen.workload import load, read_flags
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -50,7 +50,7 @@ def drive(url: str, *, folder: str = "", requests: dict[str, Any], **flags: Any)
 def _drive(url: str, folder: Path, requests: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     file = folder / "bench.yaml"
     file.write_text(f"name: bench\nrequests: {requests}\n".replace("'", ""))
-    workload = load(str(file), Overrides(**flags))
+    workload = load(str(file), read_flags(**flags))
     settings = Settings(url=url)
     window = rig.Window()
     seen: list[Driver] = []

@@ -42,8 +42,7 @@ from loadgen.results.parquet import to_table
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.stats.quantiles import Histogram
-from loadgen.workload import load
-from loadgen.workload.flags import Overrides
+from loadgen.workload import load, read_flags
 
 TOKENS_PER_S = 1_000_000
 OPENED_PER_S = 1_000  # streams that begin in a second, until all are open
@@ -73,7 +72,7 @@ def drive(
         if "request_rate" not in flags:
             given["concurrency"] = str(streams)
         before = [rig.stats(url) for url in urls]
-        summary, _ = run.execute(load(str(file), Overrides(**given)), settings, on_drive or silent)
+        summary, _ = run.execute(load(str(file), read_flags(**given)), settings, on_drive or silent)
         after = [rig.stats(url) for url in urls]
         found = {
             "events": sum(b["events"] - a["events"] for a, b in zip(before, after, strict=True)),

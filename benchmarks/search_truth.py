@@ -28,7 +28,7 @@ from loadgen import seeds
 from loadgen.execution.backends import virtual
 from loadgen.mlperf import dataset, rules
 from loadgen.schedule import timetable
-from loadgen.search import load_search
+from loadgen.search import belief, load_search, watch
 from loadgen.sim.presets import preset as presets
 from loadgen.slo import Slo, Term
 from loadgen.stats import intervals
@@ -45,7 +45,7 @@ class World(NamedTuple):
     """A preset under a benchmark's limits."""
 
     preset: Any
-    goal: load_search.Goal
+    goal: watch.Goal
     lengths: dataset.Lengths
     precision: float
 
@@ -58,7 +58,7 @@ def world(name: str, scenario: Any) -> World:
         Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns),
     )
     lengths = dataset.synthetic(rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
-    return World(presets.load_preset(name), load_search.Goal(slo=Slo(terms=terms)), lengths, PRECISION[scenario])
+    return World(presets.load_preset(name), watch.Goal(slo=Slo(terms=terms)), lengths, PRECISION[scenario])
 
 
 def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any]:
@@ -89,13 +89,12 @@ def passes(where: World, due: Any, rows: Any) -> bool:
 def probe(where: World, ask: load_search.NextTrial, seed: int) -> load_search.TrialResult:
     """One probe, watched every LOOK_S seconds, with the drain of what it had in flight when it was decided."""
     due, rows = run(where, ask.load, seed, FULL_S)
-    watch = load_search.Watch(where.goal, due, early_under=ask.early_under)
+    trial_watch = watch.Watch(where.goal, due, early_under=ask.early_under)
     outcome, why, early, spent_s, now = None, "", False, 0.0, 0
     full_ns = int(rows["done_ns"].max())
     for now in range(LOOK_S * S, full_ns, LOOK_S * S):
-        look = watch.look(now, rows[: np.searchsorted(rows["done_ns"], now, "right")])
-        if look.outcome is not None:
-            outcome, why, early = look.outcome, look.why, True
+        if decision := trial_watch.look(now, rows[: np.searchsorted(rows["done_ns"], now, "right")]):
+            outcome, why, early = decision.outcome, decision.why, True
             stop_s = min(now / S, FULL_S)
             _, cut = run(where, ask.load, seed, stop_s)
             spent_s = max(now, int(cut["done_ns"].max())) / S
@@ -159,7 +158,7 @@ def truth(where: World, guess: float, count: int) -> tuple[float, float, list[tu
     best, at = -math.inf, (0.0, 0.0)
     for sigma in np.geomspace(5e-4, 0.05, 60):
         for theta in np.linspace(rates.min(), rates.max(), 1200):
-            p = np.clip(load_search._phi((theta - rates) / sigma), 1e-9, 1 - 1e-9)
+            p = np.clip(belief.phi((theta - rates) / sigma), 1e-9, 1 - 1e-9)
             likelihood = float((hits * np.log(p) + (count - hits) * np.log(1 - p)).sum())
             if likelihood > best:
                 best, at = likelihood, (math.exp(theta), float(sigma))

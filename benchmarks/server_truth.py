@@ -29,7 +29,7 @@ from loadgen.execution.plan import Settings
 from loadgen.execution.probing import find
 from loadgen.requests import tokenizer
 from loadgen.requests.build import build
-from loadgen.workload import Overrides, load
+from loadgen.workload import load, read_flags
 
 
 def said(event: dict[str, Any]) -> tuple[float, float] | None:
@@ -70,7 +70,7 @@ def bare(host: str, port: int, path: str, body: bytes) -> Row:
 async def measure(url: str, server: str, count: int) -> tuple[list[tuple[float, float]], list[Row], list[Row]]:
     """What the server says (TTFT and E2E in ms), ours less that, the witness's less that; a row for each request."""
     found = await find(Settings(url=url, server=server))
-    workload = load("qa", Overrides(num_requests=str(2 * count), output_tokens="100"))
+    workload = load("qa", read_flags(num_requests=str(2 * count), output_tokens="100"))
     requests = build(workload, seeds.fresh(), seeds.fresh(), tokenizer.load_tokenizer(None))
     extra = {"nvext": {"extra_fields": ["timing"]}} if found.server == "dynamo" else None
     theirs, ours, witness = [], [], []

@@ -75,6 +75,9 @@ def _below(pid: int) -> list[int]:
     return found
 
 
+NAMES = {b"loadgen.execution.compactor_process": "compactor", b"loadgen.execution.backends.worker": "worker"}
+
+
 def _look(pid: int, seen: dict[int, int], peaks: dict[str, int], *, memory: bool) -> None:
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
@@ -84,8 +87,7 @@ def _look(pid: int, seen: dict[int, int], peaks: dict[str, int], *, memory: bool
             status = Path(f"/proc/{pid}/status").read_text()
             peak = next((int(row.split()[1]) for row in status.splitlines() if row.startswith("VmHWM")), 0) * 1024
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            modules = {b"loadgen.execution.compactor": "compactor", b"loadgen.execution.backends.worker": "worker"}
-            name = next((modules[word] for word in words if word in modules), "run")
+            name = next((name for word, name in NAMES.items() if word in words), "run")
             peaks[name] = max(peaks.get(name, 0), peak)
     except (OSError, IndexError, ValueError):
         return  # it has just ended

@@ -6,7 +6,6 @@ Like `cli/`, a thin layer: it converts keyword arguments and calls `execution.ru
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 import os
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_type_hints
 
-from loadgen.errors import Fault, Faults, UserError, collecting
+from loadgen.errors import Fault, Faults, UserError, closest, collecting
 from loadgen.execution import options as table
 from loadgen.execution.options import OPTIONS, RunOptions
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from loadgen.metrics.summary import Summary
     from loadgen.metrics.validity import Verdict
     from loadgen.stats.quantiles import Distribution
-    from loadgen.workload import Overrides, Workload
+    from loadgen.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -154,16 +153,15 @@ def run(
         hint = "in async code and in notebooks: await loadgen.arun(...), with the same arguments"
         raise UserError("loadgen.run blocks, and an event loop is running here", "loadgen.run", hint)
     for name in options.keys() - OPTIONS:
-        similar = difflib.get_close_matches(name, sorted(OPTIONS), 1)
-        hint = f"; did you mean {similar[0]!r}?" if similar else ""
+        similar = closest(name, sorted(OPTIONS))
+        hint = f"; did you mean {similar!r}?" if similar else ""
         raise TypeError(f"loadgen.run has no flag {name!r}{hint}")
-    trace, overrides = options.get("trace"), table.overrides(options)
-    _refuse_misuse(workload, trace, overrides)
+    _refuse_misuse(workload, options)
     faults: list[Fault] = []
     with collecting(faults):
         settings = replace(table.settings(options), command=("loadgen.run",))
     with collecting(faults):
-        checked = _checked(workload, trace, overrides)
+        checked = _checked(workload, options)
     if faults:
         raise Faults(faults)
     summary, folder = execute(checked, settings)
@@ -203,13 +201,13 @@ def load(folder: str | os.PathLike[str]) -> Result:
     return Result(run_folder.open_run(path).summary, path)
 
 
-def _refuse_misuse(workload: Any, trace: Any, overrides: Overrides) -> None:
+def _refuse_misuse(workload: Any, options: RunOptions) -> None:
     """Raises UserError for what is no workload, or cannot be changed."""
     from loadgen.workload import Workload
-    from loadgen.workload.flags import given
 
-    if isinstance(workload, Workload) and (trace is not None or given(overrides)):
-        change = "a trace" if trace is not None else ", ".join(given(overrides))
+    trace, changes = options.get("trace"), table.of_the_load(options)
+    if isinstance(workload, Workload) and (trace is not None or changes):
+        change = "a trace" if trace is not None else ", ".join(OPTIONS[name].flags.split()[0] for name in changes)
         hint = "give the file or a mapping, or change the Workload with model_copy"
         raise UserError(f"a checked Workload is not changed by {change}", "loadgen.run", hint)
     if isinstance(workload, Mapping) and trace is not None:
@@ -219,11 +217,12 @@ def _refuse_misuse(workload: Any, trace: Any, overrides: Overrides) -> None:
         raise UserError(f"a {type(workload).__name__} is no workload", "loadgen.run", hint)
 
 
-def _checked(workload: Any, trace: Any, overrides: Overrides) -> Workload:
+def _checked(workload: Any, options: RunOptions) -> Workload:
     from loadgen.workload import Workload, loading
 
     if isinstance(workload, Workload):
         return workload
+    trace, overrides = options.get("trace"), table.overrides(options)
     if isinstance(workload, Mapping):
         return loading.of_mapping(workload, overrides)
     return loading.given(

@@ -97,13 +97,13 @@ def enough(faults: list[Fault], file: str) -> bool:
 
 def meant(word: str, known: Sequence[str], synonyms: Mapping[str, str] | None = None) -> str:
     """The hint for a word that is not in `known`: the closest known word, if one is similar, and the list of all."""
-    similar = closest(word, known, synonyms or {})
+    similar = closest(word, known, synonyms)
     suggestion = f'did you mean "{similar}"? ' if similar else ""
     return f"{suggestion}known: {', '.join(known)}"
 
 
-def closest(word: str, known: Sequence[str], synonyms: Mapping[str, str]) -> str:
-    """The known word that is probably meant; "" when none is similar."""
+def closest(word: str, known: Sequence[str], synonyms: Mapping[str, str] | None = None, cutoff: float = 0.6) -> str:
+    """The known word that is probably meant, at least `cutoff` of it the same; "" when none is similar."""
     import difflib
 
-    return synonyms.get(word) or next(iter(difflib.get_close_matches(word, known, 1)), "")
+    return (synonyms or {}).get(word) or next(iter(difflib.get_close_matches(word, known, 1, cutoff)), "")

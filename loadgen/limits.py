@@ -1,4 +1,4 @@
-"""The validity limits of a measurement. Pure.
+"""The limits of a measurement: of its validity, and of its warnings. Pure.
 
 A run that exceeds one of them is INVALID. The limits of one family of figures (`event_error_share`, `tpot_error_share`)
 withhold that family instead, and the run may stay VALID.
@@ -17,6 +17,17 @@ CPU_SHARE = 0.90  # of one core, per worker, in any full second of the measured 
 FAILURE_SHARE = 0.01  # failed + lost, as a share of all scheduled requests
 
 UNFINISHED_SHARE = 0.01  # of the requests that count: above it, what the drain cut leaves every SLO term undecided
+
+
+# Limits of the warnings. A run beyond one of them stays valid, and its summary carries a warning.
+COUNT_DISAGREEMENT = 0.02  # between two counts of the same tokens
+LENGTH_MISMATCH = 0.02  # of requests whose output is not as long as asked
+SHORTENED = 0.05  # of the output tokens asked for, missing in the answers: beyond it, it is another load
+CACHED_SHARE = 0.05  # of prompt tokens, when the workload declares no sharing
+GAP_VARIATION = 0.10  # between the planned and the real coefficient of variation of send gaps
+GAPS_NEEDED = 30  # fewer send gaps than this say nothing about their variation
+ITL_TOKENS_PER_EVENT = 0.01  # share of events with a second token, above which inter-chunk gaps are not ITL
+STALL_NS = 1_000_000_000  # a gap between output events that a reader of the answer notices as a stall
 
 
 class ValidityLimits(msgspec.Struct, frozen=True, kw_only=True):

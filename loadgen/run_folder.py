@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from loadgen.errors import UserError
-from loadgen.metrics import summary_json, validity
+from loadgen.metrics import validity
 from loadgen.metrics.accumulator import Accumulator
-from loadgen.metrics.summary import Summary, build, summarize
+from loadgen.metrics.summary import Summary, build, load_summary, summarize
 from loadgen.results import store
 from loadgen.server_metrics import series
 
@@ -48,16 +48,22 @@ def kept_summary(folder: Path) -> Summary:
     path = folder / SUMMARY
     if not path.is_file():
         raise UserError(f"no {SUMMARY} here", str(folder), "give the folder of the run itself, as loadgen has named it")
-    return summary_json.load_summary(path.read_bytes(), str(path))
+    return load_summary(path.read_bytes(), str(path))
 
 
 def summary(folder: Path) -> Summary:
-    """The summary, from the rows of a run or from its accumulator file. Raises UserError as `store.read_run` does."""
+    """The summary, from the rows of a run, or from its accumulator file and the rows that are not in it.
+
+    Raises UserError as `store.read_run` does.
+    """
     stored = store.read_lightly(folder)
     path = folder / "flows" / store.LEDGER
     if stored.header.keep == "raw" or not path.exists():
         return with_server(folder, summarize(*stored))
     accumulator = Accumulator.from_bytes(path.read_bytes(), stored.header)
+    if accumulator.taken:
+        for rows, texts in store.rows_after(folder, accumulator.taken):  # after a kill, or after the compactor died
+            accumulator.add(rows, texts)
     header, _, gaps, timeline, seconds, _, event_errors = stored
     return with_server(folder, build(header, accumulator, gaps, timeline, seconds, event_errors))
 

@@ -1,12 +1,28 @@
-"""Service level objectives (SLO): latency limits at quantiles, and the share of requests that meet all. Pure."""
+"""Service level objectives (SLO): latency limits at quantiles, the share of requests that meet all, and the words for
+them. Pure.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
+METRICS = ("ttft", "ttft_from_sent", "first_answer", "tpot", "e2e")  # of a term: one value per request each
+METRIC_ALIASES = {
+    "time_to_first_token": "ttft",
+    "time_per_output_token": "tpot",
+    "inter_token_latency": "tpot",  # AIPerf defines it per request as (e2e - ttft) / (n - 1)
+    "e2el": "e2e",
+    "request_latency": "e2e",
+    "end_to_end_latency": "e2e",
+}
+NAMES = {"ttft": "TTFT", "tpot": "TPOT", "tpot_mlperf": "TPOT (MLPerf)", "e2e": "E2E", "itl": "ITL"}
+NAMES |= {"ttft_from_sent": "TTFT from sent", "first_answer": "First answer", "inter_chunk": "Gap between events"}
+NAMES |= {"max_gap": "Largest gap"}
+"""Latency -> its name for readers."""
+
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """One SLO term: `metric` (a key of TERMS) is at most `limit_ns` at `quantile` (0.99 is p99)."""
+    """One SLO term: `metric` (one of METRICS) is at most `limit_ns` at `quantile` (0.99 is p99)."""
 
     metric: str
     limit_ns: int
@@ -18,3 +34,13 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
     terms: tuple[Term, ...] = ()
     goodput_share: float | None = None
+
+
+def name(metric: str, quantile: float) -> str:
+    """What a term limits, for readers: `TTFT p99`."""
+    return f"{NAMES.get(metric, metric)} p{quantile * 100:g}"
+
+
+def promise(metric: str, quantile: float, limit_ms: float) -> str:
+    """A term in words: `TTFT p99 at most 2,000 ms`, the limit as it was written."""
+    return f"{name(metric, quantile)} at most {limit_ms:,.10g} ms"

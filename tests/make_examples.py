@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.metrics import summary_json
-from loadgen.metrics.summary import Summary, summarize
+from loadgen.metrics.summary import Summary, dump_summary, summarize
 from loadgen.results.manifest import Fingerprints, Header, Host, Second, StagePlan, TargetFacts
 from loadgen.results.record import BIN_NS, DURATIONS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 from loadgen.slo import Slo, Term
@@ -237,4 +236,4 @@ EXAMPLES = {"summary_example_rag_gpus.json": rented_gpus, "summary_example_qa_ap
 if __name__ == "__main__":
     DATA.mkdir(exist_ok=True)
     for name, make in EXAMPLES.items():
-        (DATA / name).write_bytes(summary_json.dump_summary(make()))
+        (DATA / name).write_bytes(dump_summary(make()))

@@ -19,8 +19,7 @@ from loadgen.results import store
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
-from loadgen.workload import load
-from loadgen.workload.flags import Overrides
+from loadgen.workload import load, read_flags
 
 
 def go(folder: Path, turns: str = "", begun: Any = None, **flags: str) -> tuple[Any, Counter[str], store.Stored]:
@@ -28,7 +27,7 @@ def go(folder: Path, turns: str = "", begun: Any = None, **flags: str) -> tuple[
     file = folder / "w.yaml"
     length = "{uniform: {min: 8, max: 40}}"
     file.write_text(f"name: many\nrequests: {{input_tokens: {length}, output_tokens: 4{turns}}}\n")
-    made = load(str(file), Overrides(**({"seed": "7", "warmup": "0"} | flags)))
+    made = load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
     with embedded.start(Options(ttft="8ms", itl="0.2ms", log_bodies=True)) as server:
         told = Settings(url=server.url, model="sim", server="trtllm", out=folder / "out")
         summary, out = run.execute(made, told, when_started(begun or (lambda _: None)))

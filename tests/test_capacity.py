@@ -15,11 +15,11 @@ from loadgen.cli.capacity import capacity as command
 from loadgen.cost.capacity_planning import fleet, measured, plan
 from loadgen.cost.evidence import Evidence
 from loadgen.errors import Faults, UserError
-from loadgen.metrics import summary_json
+from loadgen.metrics.summary import dump_summary, load_summary
 from loadgen.results.capacity import Capacity, RateInterval, dump, load_capacity, replications
 
 DATA = Path(__file__).parent / "data"
-RAG = summary_json.load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
+RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
 GOOD = {"schema": 1, "rate_per_s": 20.0, "low_per_s": 19.0, "high_per_s": 21.5, "method": "search", "recipe": "r"}
 SHOWN = GOOD | {"confirmed": True, "output_tokens_per_s": 24_000.0, "total_tokens_per_s": 50_000.0}
 
@@ -112,7 +112,7 @@ def test_a_single_run_counts_its_good_requests_at_its_load_and_a_capacity_its_ra
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "summary.json").write_bytes(summary_json.dump_summary(RAG))
+    (tmp_path / "summary.json").write_bytes(dump_summary(RAG))
     (tmp_path / "capacity.json").write_bytes(json.dumps(SHOWN).encode())
     return tmp_path
 
@@ -151,7 +151,7 @@ def test_a_run_under_the_slo_stands_beside_it(folder: Path, capsys: pytest.Captu
 
 def test_a_simulated_run_is_called_so_first(folder: Path, capsys: pytest.CaptureFixture[str]):
     simulated = msgspec.structs.replace(RAG, target=msgspec.structs.replace(RAG.target, simulated=True))
-    (folder / "summary.json").write_bytes(summary_json.dump_summary(simulated))
+    (folder / "summary.json").write_bytes(dump_summary(simulated))
     assert command("rag", results=folder, think="30s", gpus_per_vm=4, vms_per_rack=18) == 0
     assert "From a run under the SLO: SIMULATED, " in capsys.readouterr().out
 

@@ -20,9 +20,8 @@ from loadgen.cli import main
 from loadgen.execution import lane_start
 from loadgen.metrics import columns as metrics
 from loadgen.metrics import summary as summaries_of
-from loadgen.metrics import summary_json
 from loadgen.metrics.load import in_flight as flying
-from loadgen.metrics.summary import Summary, summarize
+from loadgen.metrics.summary import Summary, load_summary, summarize
 from loadgen.results import capacity, store
 from loadgen.results.manifest import Header, StagePlan
 from loadgen.results.record import SOURCES
@@ -261,7 +260,7 @@ def test_a_closed_and_an_open_loop_of_one_server_agree(tmp_path: Path) -> None:
     def figures(name: str, *load: str) -> tuple[float, float, float]:
         assert exits("run", "rag", *VM, "--output-tokens", "128", "--plain", *load, "-o", str(tmp_path / name)) == 0
         run = store.read_run(tmp_path / name)
-        summary = summary_json.load_summary((tmp_path / name / "summary.json").read_bytes())
+        summary = load_summary((tmp_path / name / "summary.json").read_bytes())
         everything = [metrics.Columns(run.rows)]
         in_flight, _ = flying(everything, summary.window.steady)
         return in_flight or 0, summary.load.steady_completed_rps or 0, (summary.e2e_ms.mean or 0) / 1e3
@@ -285,7 +284,7 @@ def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
     search = ("search", *common, "-d", "40s", "--low", "20", "--high", "400", "--precision", "0.1")
     assert exits(*search, "-o", str(tmp_path / "search")) == 0
     found = capacity.load_capacity((tmp_path / "search" / capacity.FILE).read_bytes())
-    evidence = summary_json.load_summary((tmp_path / "search" / found.evidence / "summary.json").read_bytes())
+    evidence = load_summary((tmp_path / "search" / found.evidence / "summary.json").read_bytes())
     lanes = round(found.rate_per_s * (evidence.e2e_ms.mean or 0) / 1e3)  # in flight at that rate
     levels = f"{lanes // 2},{round(lanes * 0.9)},{lanes * 3}"
     assert exits("sweep", *common, "-c", levels, "-n", str(lanes * 6), "-o", str(tmp_path / "sweep")) == 0

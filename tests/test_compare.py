@@ -21,8 +21,8 @@ from loadgen.compare import block_errors, comparison, thresholds
 from loadgen.compare.block_errors import Known
 from loadgen.compare.comparison import ComparedRun, Difference, Side
 from loadgen.errors import Faults
-from loadgen.metrics import registry, summary_json
-from loadgen.metrics.summary import summarize
+from loadgen.metrics import registry
+from loadgen.metrics.summary import load_summary, summarize
 from loadgen.report import compare as compared
 from loadgen.report import junit, table
 from loadgen.results.manifest import Fingerprints
@@ -193,7 +193,7 @@ def test_repeats_speak_as_whole_runs() -> None:
 
 
 def test_a_summary_alone_has_no_interval() -> None:
-    summary = summary_json.load_summary(EXAMPLE.read_bytes())
+    summary = load_summary(EXAMPLE.read_bytes())
     kept = Side(name="kept", runs=(ComparedRun(name="kept", summary=summary),))
     found = comparison.compare([kept, kept])
     assert {one.word for one in found.differences} == {"cannot tell"}
@@ -264,7 +264,7 @@ def test_what_hangs_together_has_a_larger_error() -> None:
 
 
 def test_every_path_names_a_number_of_the_summary() -> None:
-    summary = summary_json.load_summary(EXAMPLE.read_bytes())
+    summary = load_summary(EXAMPLE.read_bytes())
     for path in registry.paths():
         assert registry.metric(path) is not None
         value = registry.figure(summary, path)

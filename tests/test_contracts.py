@@ -23,7 +23,7 @@ from loadgen.contracts import run as validation
 from loadgen.contracts import verdict as judge
 from loadgen.contracts.evaluate import MeasuredLevel
 from loadgen.contracts.load import load_contract
-from loadgen.contracts.schema import parse, shipped
+from loadgen.contracts.schema import parse
 from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Judgement, Validation
 from loadgen.errors import Faults, UserError
 from loadgen.execution import run as runs
@@ -32,6 +32,7 @@ from loadgen.report import validation as verdict_page
 from loadgen.slo import Slo, Term
 from loadgen.stats import intervals, quantile_interval
 from loadgen.stats.intervals import Bounds
+from loadgen.workload.loading import packaged
 
 ALL_WRONG = """\
 name: bad
@@ -166,8 +167,10 @@ def test_a_file_that_is_no_contract(tmp_path: Path) -> None:
 
 
 def test_the_shipped_contracts_hold_together() -> None:
-    assert {"chatbot", "rag", "summarization", "agentic", "mlperf-server", "mlperf-interactive"} <= set(shipped())
-    for name in shipped():
+    assert {"chatbot", "rag", "summarization", "agentic", "mlperf-server", "mlperf-interactive"} <= set(
+        packaged("contracts")
+    )
+    for name in packaged("contracts"):
         checked = load_contract(Path(name))
         assert [level.level.name for level in checked.levels] == [level.name for level in checked.contract.levels]
 

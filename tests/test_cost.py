@@ -25,17 +25,16 @@ from loadgen.cost.comparison import OfferComparison, compare_offers, differences
 from loadgen.cost.evidence import Evidence
 from loadgen.cost.unit_cost import GOOD, OUTPUT, REQUEST, TASK, TOTAL, UNITS, Cost, Offer, offer
 from loadgen.errors import Faults, UserError
-from loadgen.metrics import summary_json
 from loadgen.metrics.blocks import Sessions
-from loadgen.metrics.summary import Summary
+from loadgen.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.report import cost as report
 from loadgen.results.capacity import Capacity
 from loadgen.results.capacity import dump as dump_capacity
 from loadgen.stats.quantiles import Distribution
 
 DATA = Path(__file__).parent / "data"
-GPUS = summary_json.load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
-API = summary_json.load_summary((DATA / "summary_example_qa_api.json").read_bytes())
+GPUS = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
+API = load_summary((DATA / "summary_example_qa_api.json").read_bytes())
 TODAY = date(2026, 11, 21)
 PARTS_ROUNDED = Decimal("3e-12")  # each of up to three parts, to 1e-12
 
@@ -238,7 +237,7 @@ def test_tokens_of_a_capacity_are_those_that_its_run_showed():
 def test_a_capacity_of_the_version_before_is_priced_at_what_its_run_was_offered(tmp_path: Path):
     """It has the rate at which half of the runs fail; the run was offered 19.9/s and streamed 24,342 tokens/s."""
     (tmp_path / "p1-confirm").mkdir()
-    (tmp_path / "p1-confirm" / "summary.json").write_bytes(summary_json.dump_summary(GPUS))
+    (tmp_path / "p1-confirm" / "summary.json").write_bytes(dump_summary(GPUS))
     old = {"schema": 1, "rate_per_s": 21.4, "low_per_s": 20.9, "high_per_s": 21.9, "method": "search"}
     (tmp_path / "capacity.json").write_text(json.dumps(old | {"evidence": "p1-confirm"}))
     (found,) = inputs.read_evidence([tmp_path])
@@ -264,7 +263,7 @@ def offline(*, lanes: bool = False) -> Summary:
 
 @pytest.mark.parametrize("lanes", [False, True])
 def test_an_offline_run_is_priced_over_the_whole_run(tmp_path: Path, lanes: bool):
-    (tmp_path / "summary.json").write_bytes(summary_json.dump_summary(offline(lanes=lanes)))
+    (tmp_path / "summary.json").write_bytes(dump_summary(offline(lanes=lanes)))
     if lanes:
         (tmp_path / "mlperf.json").write_text('{"scenario": "offline", "valid": true}')
     (found,) = inputs.read_evidence([tmp_path])
@@ -282,7 +281,7 @@ def test_an_offline_run_is_priced_over_the_whole_run(tmp_path: Path, lanes: bool
 def test_gpus_that_contradict_the_run_are_refused(results: Path):
     """A result of 72 GPUs is not shown as one of 4."""
     rack = changed(GPUS, target={"gpus": 72})
-    (results / "azure" / "summary.json").write_bytes(summary_json.dump_summary(rack))
+    (results / "azure" / "summary.json").write_bytes(dump_summary(rack))
     how: dict[str, Any] = {"prices": results / "prices.yaml", "utilization": "1"}
     with pytest.raises(Faults, match="the run recorded 72 GPUs, and 4 are given") as caught:
         command([results / "azure"], gpus=["azure=4"], **how)
@@ -464,7 +463,7 @@ def test_repeats_give_the_rate_its_interval(tmp_path: Path):
     for i, per_s in enumerate((19.0, 20.0, 21.0)):
         (tmp_path / "r" / str(i)).mkdir(parents=True)
         run = changed(GPUS, load={"steady_completed_rps": per_s}, goodput={"steady_rps": per_s})
-        (tmp_path / "r" / str(i) / "summary.json").write_bytes(summary_json.dump_summary(run))
+        (tmp_path / "r" / str(i) / "summary.json").write_bytes(dump_summary(run))
     (found,) = inputs.read_evidence([tmp_path / "r"])
     one = offer(found, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1))
     cost = one.costs[GOOD]
@@ -517,7 +516,7 @@ def results(tmp_path: Path) -> Path:
     }
     for name, (summary, capacity) in summaries.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "summary.json").write_bytes(summary_json.dump_summary(summary))
+        (tmp_path / name / "summary.json").write_bytes(dump_summary(summary))
         if capacity is not None:
             (tmp_path / name / "capacity.json").write_bytes(dump_capacity(capacity))
     (tmp_path / "prices.yaml").write_text(
@@ -588,7 +587,7 @@ def test_an_invalid_result_is_refused_with_its_line_and_marked_when_allowed(
 
 def test_a_result_that_counted_no_tokens_is_refused_with_its_line(results: Path):
     bare = changed(GPUS, tokens={"output": None})
-    (results / "azure" / "summary.json").write_bytes(summary_json.dump_summary(bare))
+    (results / "azure" / "summary.json").write_bytes(dump_summary(bare))
     with pytest.raises(Faults, match="output tokens were counted for") as caught:
         inputs.read_evidence([results / "azure"])
     assert "summary.json:" in caught.value.faults[0].where

@@ -30,8 +30,7 @@ from loadgen.results.record import KINDS, STATUSES
 from loadgen.results.spool import Spool
 from loadgen.results.store import Stored, read_run
 from loadgen.schedule import timetable as schedule
-from loadgen.workload import Workload, load
-from loadgen.workload.flags import Overrides
+from loadgen.workload import Workload, load, read_flags
 
 SECOND_NS = 1_000_000_000
 OneShot = Callable[["Paper", "Sheet"], None]
@@ -104,7 +103,7 @@ def never(_: Paper, sheet: Sheet) -> None:
 def workload(tmp_path: Path, more: str = "", **flags: str) -> Workload:
     file = tmp_path / "w.yaml"
     file.write_text(f"name: t\nrequests:\n  input_tokens: 20\n  output_tokens: 8\n{more}")
-    return load(str(file), Overrides(**({"seed": "7", "warmup": "0"} | flags)))
+    return load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
 
 
 def run(

@@ -35,8 +35,7 @@ from loadgen.sim.server.options import Options
 from loadgen.slo import Slo, Term
 from loadgen.stats.amounts import BINS, TimeCurve
 from loadgen.stats.quantiles import Histogram
-from loadgen.workload import load
-from loadgen.workload.flags import Overrides
+from loadgen.workload import load, read_flags
 
 MS, S = 1_000_000, 1_000_000_000
 UNTOLD = {"gap_variation", "gap_variation_planned", "in_flight_max", "warnings", "kept"}  # needs all rows at once
@@ -233,7 +232,7 @@ def go(folder: Path, server: embedded.Embedded, keep: str, workers: int = 1, **f
     file.write_text(
         "name: long\nrequests: {input_tokens: 8, output_tokens: 4, turns: {count: 2, tool_result_tokens: 3}}\n"
     )
-    made = load(str(file), Overrides(**({"seed": "7", "warmup": "20req", "slo": ("ttft:60s",)} | flags)))
+    made = load(str(file), read_flags(**({"seed": "7", "warmup": "20req", "slo": ("ttft:60s",)} | flags)))
     told = Settings(
         url=server.url, model="sim", server="trtllm", out=folder / "out", keep=keep, workers=workers, route="sticky"
     )
@@ -296,6 +295,37 @@ def test_segments_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert sorted(recorded(tmp_path, 3, Header())["first"].tolist()) == list(range(29))
 
 
+def test_rows_that_the_compactor_had_not_saved_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dies between two writes of its sums: what it took after the first, and what came later, is in the spool."""
+    monkeypatch.setattr("loadgen.results.spool.SEGMENT_ROWS", 100)
+    header = Header(keep="histogram", stages=(StagePlan(),))
+    (tmp_path / "run.json").write_bytes(encode(header))
+    spool = Spool(tmp_path, 0)
+    fold = compactor.Fold(tmp_path, header)
+    taken = 0
+    for part in range(9):
+        rows = blank(30)
+        rows["slot"] += 30 * part
+        rows["due_ns"] = rows["slot"] * MS
+        for row in rows:
+            spool.row(row.tobytes())
+        spool.flush()
+        first, *more = segments(tmp_path)
+        if part in {1, 3, 4}:  # it reads the second part (and saves), the fourth (a file is full), the fifth
+            for segment in (first, *more):
+                new = np.fromfile(segment.path, ROW)[max(0, taken - segment.first) :]
+                fold.take(segment, taken, new)
+                taken += len(new)
+                if more and segment is first:
+                    fold.done(segment)
+                    segment.path.unlink()
+            if part == 1:
+                fold._save()
+        assert run_folder.summary(tmp_path).requests.scheduled == 30 * (part + 1)
+    assert taken == 150
+    assert len(segments(tmp_path)) == 2
+
+
 def test_a_sample_is_of_all_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compactor, "SAMPLE_ROWS", 1000)
     header = Header(keep="sample", stages=(StagePlan(),))
@@ -330,7 +360,7 @@ def test_a_worker_that_dies_without_rows_kept(tmp_path: Path) -> None:
         folder.mkdir()
         file = folder / "w.yaml"
         file.write_text("name: long\nrequests: {input_tokens: 8, output_tokens: 4}\n")
-        made = load(str(file), Overrides(seed="7", warmup="0", request_rate="100", num_requests="300"))
+        made = load(str(file), read_flags(seed="7", warmup="0", request_rate="100", num_requests="300"))
         told = Settings(url=server.url, model="sim", server="trtllm", out=folder / "out", keep="histogram", workers=2)
         summary, _ = run.execute(made, told, when_started(kill))
     requests = summary.requests

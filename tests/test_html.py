@@ -14,7 +14,7 @@ from browser import Browser, find
 from queueing import fail, rows
 
 from loadgen.cli import main
-from loadgen.execution.compactor import Compactor
+from loadgen.execution.compactor_process import Compactor
 from loadgen.interop.other_definitions import reported
 from loadgen.metrics.columns import UNDEFINED, Columns
 from loadgen.metrics.summary import Summary, summarize

@@ -10,7 +10,7 @@ from loadgen.errors import Faults
 from loadgen.requests import tokenizer
 from loadgen.requests.build import build
 from loadgen.schedule import arrivals, timetable
-from loadgen.workload import Overrides, load, recipe_fingerprint
+from loadgen.workload import Overrides, load, read_flags, recipe_fingerprint
 
 TEXT = """
 name: shape
@@ -47,11 +47,11 @@ def test_listed_lengths_come_in_order_as_pairs_and_again(file: Path) -> None:
 
 
 def test_flags_change_minimums(file: Path) -> None:
-    faster = load(str(file), Overrides(request_rate=200))
+    faster = load(str(file), read_flags(request_rate=200))
     assert faster.stages[0].at_least is not None
-    bounded = load(str(file), Overrides(num_requests=5))
+    bounded = load(str(file), read_flags(num_requests=5))
     assert (bounded.stages[0].count, bounded.stages[0].at_least) == (5, None)
-    assert load(str(file), Overrides(concurrency=2, num_requests=5)).stages[0].at_least is None
+    assert load(str(file), read_flags(concurrency=2, num_requests=5)).stages[0].at_least is None
     assert recipe_fingerprint(bounded, "server") != recipe_fingerprint(load(str(file)), "server")
 
 
@@ -72,7 +72,7 @@ def test_what_minimums_cannot_be(file: Path, old: str, new: str, what: str) -> N
     assert "shape.yaml" in str(caught.value)
 
 
-@pytest.mark.parametrize("flags", [Overrides(burstiness=2), Overrides(concurrency=4)])
+@pytest.mark.parametrize("flags", [read_flags(burstiness=2), read_flags(concurrency=4)])
 def test_flags_that_minimums_cannot_follow(file: Path, flags: Overrides) -> None:
     with pytest.raises(Faults):
         load(str(file), flags)

@@ -14,7 +14,7 @@ import loadgen
 from loadgen.cli import main
 from loadgen.errors import Faults
 from loadgen.execution.user_metadata import parse, secrets_of
-from loadgen.metrics import summary_json
+from loadgen.metrics.summary import load_summary
 from loadgen.report import html, text
 from loadgen.results import checksums, manifest
 
@@ -113,7 +113,7 @@ def test_metadata_are_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFix
     assert ends("run", *FLAGS, "-c", "2", "-n", "20", *pairs, "-o", str(tmp_path / "a")) == 0
     expected = {"driver": "580.65", "note": "two words, and = too"}
     assert manifest.decode((tmp_path / "a" / "run.json").read_bytes()).metadata == expected
-    summary = summary_json.load_summary((tmp_path / "a" / "summary.json").read_bytes(), "")
+    summary = load_summary((tmp_path / "a" / "summary.json").read_bytes(), "")
     assert summary.run.metadata == expected
     said = capsys.readouterr()
     assert "driver=580.65" in said.out and "metadata: driver=580.65" in said.err

@@ -31,14 +31,14 @@ from loadgen.results import manifest, store
 from loadgen.results.manifest import Header
 from loadgen.results.spool import Spool, complete_rows, recorded, segments, worker_texts
 from loadgen.search import trials
-from loadgen.search.load_search import Goal, NextTrial
+from loadgen.search.load_search import NextTrial
+from loadgen.search.watch import Goal
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import exact
-from loadgen.workload import Workload, load
-from loadgen.workload.flags import Overrides
+from loadgen.workload import Workload, load, read_flags
 
 SECRET = "sk-never-written-4711"
 QUICK = Options(ttft="5ms", itl="0.2ms", log_bodies=True)
@@ -47,7 +47,7 @@ QUICK = Options(ttft="5ms", itl="0.2ms", log_bodies=True)
 def workload(folder: Path, **flags: str) -> Workload:
     file = folder / "w.yaml"
     file.write_text("name: many\nrequests: {input_tokens: 8, output_tokens: 4}\n")
-    return load(str(file), Overrides(**({"seed": "7", "warmup": "0"} | flags)))
+    return load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
 
 
 # -- clocks --------------------------------------------------------------------------------------------------------

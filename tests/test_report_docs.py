@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import runs
 
-from loadgen.execution.compactor import Compactor
+from loadgen.execution.compactor_process import Compactor
 from loadgen.results import store
 from loadgen.server_metrics.series import FILE
 

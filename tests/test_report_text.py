@@ -8,14 +8,11 @@ from make_examples import DATA
 from rich.cells import cell_len
 
 from loadgen import format
-from loadgen.metrics import summary_json
-from loadgen.metrics.summary import Summary
+from loadgen.metrics.summary import Summary, load_summary
 from loadgen.report import text
 from loadgen.report.table import WIDTH
 
-RAG, API = (
-    summary_json.load_summary((DATA / f"summary_example_{name}.json").read_bytes()) for name in ("rag_gpus", "qa_api")
-)
+RAG, API = (load_summary((DATA / f"summary_example_{name}.json").read_bytes()) for name in ("rag_gpus", "qa_api"))
 replace = msgspec.structs.replace
 
 

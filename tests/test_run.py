@@ -33,8 +33,7 @@ from loadgen.sim.server.embedded import Embedded, start
 from loadgen.sim.server.faults import NAMES, parse
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import SentRequests, parse_log
-from loadgen.workload import load
-from loadgen.workload.flags import Overrides
+from loadgen.workload import load, read_flags
 
 FAST = {"ttft": "5ms", "itl": "0.2ms"}
 
@@ -61,7 +60,7 @@ def go(
     **flags: str,
 ) -> tuple[Summary, Stored]:
     flags = {"seed": "7", "warmup": "0"} | flags
-    made = load(file(folder, more), Overrides(**flags))
+    made = load(file(folder, more), read_flags(**flags))
     told = Settings(**({"url": url, "model": "sim", "server": "trtllm", "out": folder / "out"} | (settings or {})))
     summary, out = run.execute(made, told, when_started(begun or (lambda _: None)))
     stored = store.read_run(out)

@@ -36,8 +36,7 @@ from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
 from loadgen.stats.quantiles import Histogram, exact
-from loadgen.workload import Workload, load
-from loadgen.workload.flags import Overrides
+from loadgen.workload import Workload, load, read_flags
 
 QUICK = Options(ttft="5ms", itl="0.2ms", log_bodies=True)
 
@@ -46,7 +45,7 @@ def workload(folder: Path, turns: int = 0, **flags: str) -> Workload:
     file = folder / "w.yaml"
     more = f", turns: {{count: {turns}, tool_result_tokens: 3}}" if turns else ""
     file.write_text(f"name: many\nrequests: {{input_tokens: 8, output_tokens: 4{more}}}\n")
-    return load(str(file), Overrides(**({"seed": "7", "warmup": "0"} | flags)))
+    return load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
 
 
 # -- the same load, however it is split --------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from loadgen.mlperf import rules
 from loadgen.mlperf import run as mlperf
 from loadgen.results import manifest
 from loadgen.search import experiment
-from loadgen.workload import Overrides, load
+from loadgen.workload import load, read_flags
 
 SIM = "sim:gb300-vm"
 SMALL = {"url": SIM, "num_requests": 20, "input_tokens": 60, "output_tokens": 4, "concurrency": 2, "warmup": "0"}
@@ -131,7 +131,7 @@ def test_a_search_prints_and_stores_the_seed_that_it_drew(tmp_path: Path, capsys
 
 
 def test_runs_of_a_contract_and_of_a_peak_have_prompts_of_their_own(tmp_path: Path) -> None:
-    workload = load("qa", overrides=Overrides(seed=3))
+    workload = load("qa", overrides=read_flags(seed=3))
     runs = [_of_run(workload, level, repeat, None, None) for level in ("a", "b") for repeat in (1, 2)]
     assert len({(one.seed, one.salt) for one in runs}) == 4
     assert runs[0].seed == 3 != runs[1].seed
@@ -149,9 +149,9 @@ def test_a_salt_that_changes_nothing_or_is_no_word_is_refused(tmp_path: Path) ->
     file = tmp_path / "w.yaml"
     file.write_text("name: t\nrequests: {from: rows.jsonl, output_tokens: 4}\n")
     with pytest.raises(Faults, match="sent as they stand"):
-        load(str(file), Overrides(request_rate=1, num_requests=1, salt="blue"))
+        load(str(file), read_flags(request_rate=1, num_requests=1, salt="blue"))
     with pytest.raises(Faults, match="is not a salt"):
-        load("qa", Overrides(salt="two words"))
+        load("qa", read_flags(salt="two words"))
     assert ends("mlperf", "server", "-b", "llama2-70b", "--target-qps", "1", "--salt", "two words") == 2
     assert ends("validate", "chatbot", "--seed", "-1") == 2
 
@@ -159,5 +159,5 @@ def test_a_salt_that_changes_nothing_or_is_no_word_is_refused(tmp_path: Path) ->
 def test_a_dry_run_says_the_salt_that_is_not_of_the_seed() -> None:
     from loadgen.execution.plan import Settings
 
-    assert "seed: 3\n" in describe(load("qa", overrides=Overrides(seed=3)), Settings())
-    assert "seed: 3  salt: blue\n" in describe(load("qa", overrides=Overrides(seed=3, salt="blue")), Settings())
+    assert "seed: 3\n" in describe(load("qa", overrides=read_flags(seed=3)), Settings())
+    assert "seed: 3  salt: blue\n" in describe(load("qa", overrides=read_flags(seed=3, salt="blue")), Settings())

@@ -1,5 +1,7 @@
 """The files of a run: what was appended is read back the same from the spool and from Parquet, also when cut short."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from loadgen_sdk.request import Completion, Failure, Usage
 
 from loadgen.errors import UserError
-from loadgen.execution.compactor import Compactor
+from loadgen.execution.compactor_process import Compactor
 from loadgen.results import manifest, store
 from loadgen.results.parquet import from_parquet
 from loadgen.results.record import FIELDS, ROW, Built, RowPlace, row, unsent_row
@@ -56,10 +58,12 @@ def words(stored: store.Stored) -> list[str]:
     return [stored.texts[i] if i >= 0 else "" for i in rows["text"].tolist()]
 
 
-def test_spool_and_parquet_hold_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("long_s", [0.0, 20.0])
+def test_spool_and_parquet_hold_the_same(tmp_path: Path, long_s: float) -> None:
+    """Made by the process beside a long run, and by the command itself after a short one."""
     written(tmp_path)
     spooled = store.read_run(tmp_path)
-    recorder = Compactor(tmp_path)
+    recorder = Compactor(tmp_path, long_s)
     assert recorder.finish()
     store.drop_spool(tmp_path)
     assert [file.name for file in (tmp_path / "requests").iterdir()] == ["requests.parquet"]
@@ -74,6 +78,17 @@ def test_spool_and_parquet_hold_the_same(tmp_path: Path) -> None:
     assert spooled.gaps[1].count == kept.gaps[1].count == 20
     assert kept.timeline[1].tolist() == [0, 2, 2]
     assert [second.worker for second in kept.seconds] == [0, 1]
+
+
+def test_rows_are_written_without_pandas(tmp_path: Path) -> None:
+    """pyarrow imports it, where it is installed, for arrays that it could make without."""
+    written(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from loadgen.execution.compactor import record;"
+        "from loadgen.results.store import read_run; folder = Path(sys.argv[1]); record(folder);"
+        "assert len(read_run(folder).rows) == 102; assert not {'pandas', 'pyarrow.compute'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 
 
 def test_a_row_holds_what_the_wire_saw() -> None:

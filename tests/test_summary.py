@@ -17,14 +17,14 @@ from make_examples import DATA, EXAMPLES, blank
 from numpy.typing import NDArray
 
 from loadgen.errors import UserError
-from loadgen.execution.timeline import Timeline
 from loadgen.limits import ValidityLimits
-from loadgen.metrics import reasons, summary_json, validity
-from loadgen.metrics.summary import Summary, exit_code, summarize
+from loadgen.metrics import reasons, validity
+from loadgen.metrics.summary import Summary, dump_summary, exit_code, load_summary, summarize
 from loadgen.report import text
 from loadgen.results import record
 from loadgen.results.manifest import Header, Second, StagePlan, TargetFacts, decode, decode_seconds, encode
 from loadgen.results.record import KINDS, SOURCES, STATUSES, Built, RowPlace
+from loadgen.results.spool import Timeline
 from loadgen.slo import Slo, Term
 from loadgen.stats.quantiles import Histogram
 
@@ -232,7 +232,7 @@ def test_nothing_measured_is_not_valid(n: int) -> None:
     rows["status"] = LOST
     s = summarize(Header(slo=HEADER.slo), rows)
     assert not s.verdict.valid
-    assert summary_json.load_summary(summary_json.dump_summary(s)) == s
+    assert load_summary(dump_summary(s)) == s
 
 
 # -- the verdict ---------------------------------------------------------------------------------------------------
@@ -412,8 +412,8 @@ def test_a_client_that_stands_still_prints_no_gaps_as_sound() -> None:
     page = " ".join(text.render(s).split())
     assert "VALID, with a reservation:" in page and "withheld, arrival times are unsure: p99 error of the gaps" in page
     assert "SLO UNDECIDED" in page and "measurement is sound" not in page
-    again = summary_json.load_summary(summary_json.dump_summary(s))
-    assert again == s and json.loads(summary_json.dump_summary(s))["inter_chunk_ms"]["p99"] is None
+    again = load_summary(dump_summary(s))
+    assert again == s and json.loads(dump_summary(s))["inter_chunk_ms"]["p99"] is None
 
 
 def test_a_wrong_stamp_makes_two_gaps_wrong() -> None:
@@ -536,10 +536,10 @@ def test_exit_codes_in_their_precedence(interrupted: bool, valid: bool, met: boo
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_are_what_the_script_writes(name: str) -> None:
-    stored = summary_json.load_summary((DATA / name).read_bytes())
+    stored = load_summary((DATA / name).read_bytes())
     made = EXAMPLES[name]()
     assert msgspec.structs.replace(stored, load=made.load) == made  # a mean may differ in its last bit between machines
-    assert summary_json.dump_summary(stored) == (DATA / name).read_bytes()
+    assert dump_summary(stored) == (DATA / name).read_bytes()
     assert exit_code(stored) == (0 if stored.verdict.valid else 3)
 
 
@@ -549,7 +549,7 @@ def test_a_header_survives_its_file_and_an_older_one_is_filled_up() -> None:
     assert [second.t_s for second in decode_seconds(b'{"t_s": 1.0}\n{"t_s": 2.0}\n{"t_s": 3')] == [1, 2]
 
 
-@pytest.mark.parametrize("read", [summary_json.load_summary, decode])
+@pytest.mark.parametrize("read", [load_summary, decode])
 @pytest.mark.parametrize(
     ("data", "what"),
     [

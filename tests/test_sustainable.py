@@ -29,7 +29,9 @@ from loadgen.requests import resonance
 from loadgen.results.capacity import load_capacity
 from loadgen.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.results.record import ROW
-from loadgen.search.load_search import Belief, Goal, LoadSearch, NextTrial, TrialResult
+from loadgen.search.belief import Belief
+from loadgen.search.load_search import LoadSearch, NextTrial, TrialResult
+from loadgen.search.watch import Goal
 from loadgen.slo import Slo, Term
 from loadgen.stats import trend
 from loadgen.workload import Listed, Synthetic
@@ -232,7 +234,7 @@ def test_no_rate_is_sustained_when_every_one_grows() -> None:
 
 
 def test_the_watch_sees_one_replica_that_grows() -> None:
-    from loadgen.search.load_search import any_part_grows
+    from loadgen.search.watch import any_part_grows
 
     instants = np.arange(100, 400, 10) * S
     assert any_part_grows(queues([0.6, 1.1]), instants)
@@ -287,7 +289,7 @@ def searched_interval(run_spread: float) -> float:
     belief = Belief(50, 200, sigma=0.003, run_spread=run_spread)
     for load, passed in ((90, True), (110, False), (99, True), (101, False)):
         belief.tell(load, passed, 0.01)
-    interval = belief.interval()
+    interval = belief.interval(0.95)
     return interval.high - interval.low
 
 

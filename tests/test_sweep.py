@@ -17,7 +17,7 @@ from queueing import rows
 from loadgen.cli import main
 from loadgen.compare import inputs
 from loadgen.errors import UserError
-from loadgen.metrics import summary_json
+from loadgen.metrics.summary import load_summary
 from loadgen.report import sweep as shown
 from loadgen.results import capacity, store
 from loadgen.results.manifest import Fingerprints, StagePlan
@@ -151,7 +151,7 @@ def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
 
 def told_of(*levels: SweepLevel) -> str:
     curve = sweep.SweepCurve(
-        workload="w", model="m", target="t", gpus=4, version="0", started="2026-01-01", slo="ttft 2000 ms at p95",
+        workload="w", model="m", target="t", gpus=4, version="0", started="2026-01-01", slo="TTFT p95 at most 2,000 ms",
         levels=levels, knee="", best=([one.name for one in levels if sweep.outcome(one) == "under"] or [""])[-1],
     )  # fmt: skip
     return " ".join(shown.sentences(curve))
@@ -164,7 +164,7 @@ def judged(name: str, met: bool | None, *, valid: bool = True, **changed: object
 def test_what_no_level_shows_is_said_as_it_is() -> None:
     none_valid = told_of(judged("c1", True, valid=False), judged("c2", True, valid=False))
     assert "No level kept the SLO" not in none_valid
-    assert "Nothing is known about the SLO (ttft 2000 ms at p95): no level is a valid measurement" in none_valid
+    assert "Nothing is known about the SLO (TTFT p95 at most 2,000 ms): no level is a valid measurement" in none_valid
     assert "2 of 2 levels are not valid or too short, 2 of them within every limit" in none_valid
     missed = told_of(judged("c1", True, valid=False), judged("c2", False))
     assert "No level kept the SLO" in missed and "c2, the lowest valid level, missed it" in missed
@@ -332,7 +332,7 @@ def test_what_a_search_leaves_is_priced_and_planned(tmp_path: Path, capsys: pyte
     assert b.rate_per_s <= float(b.evidence.removeprefix("r"))  # nor one between two levels
     for name, one in (("a", a), ("b", b)):
         file = tmp_path / name / one.evidence / "summary.json"
-        summary = summary_json.load_summary(file.read_bytes())
+        summary = load_summary(file.read_bytes())
         steady = summary.tokens.steady_output_per_s, summary.tokens.steady_total_per_s
         assert (one.output_tokens_per_s, one.total_tokens_per_s) == steady
     assert a.evidence.endswith(("-confirm", "-sustain")) and b.evidence in ("r60", "r120")

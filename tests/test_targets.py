@@ -20,7 +20,7 @@ from loadgen.results.record import STATUSES
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
-from loadgen.workload import Overrides, load
+from loadgen.workload import load, read_flags
 
 QUICK = Options(ttft="2ms", itl="0.2ms")
 
@@ -29,7 +29,7 @@ def workload(tmp_path: Path, turns: int = 0, **flags: str) -> run.Workload:
     file = tmp_path / "w.yaml"
     more = f", turns: {{count: {turns}, tool_result_tokens: 3}}" if turns else ""
     file.write_text(f"name: many\nrequests: {{input_tokens: 8, output_tokens: 4{more}}}\n")
-    return load(str(file), Overrides(**flags))
+    return load(str(file), read_flags(**flags))
 
 
 def test_a_file_says_all(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from loadgen.requests.build import build
 from loadgen.requests.trace_prompts import TracePrompts
 from loadgen.schedule import arrivals
 from loadgen.schedule import timetable as schedule
-from loadgen.workload import FromTrace, Overrides, Replay, load, of_trace, recipe_fingerprint, traces
+from loadgen.workload import FromTrace, Replay, load, of_trace, read_flags, recipe_fingerprint, traces
 
 MS, S = 1_000_000, 1_000_000_000
 
@@ -185,18 +185,18 @@ def test_a_trace_under_flags_and_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "w.yaml"
     file.write_text("name: w\nrequests: {trace: t.jsonl}\nstages: [{arrival: {trace: {file: t.jsonl, speed: 4}}}]\n")
     assert schedule.build(load(str(file)), 1).columns().due_ns.tolist() == [25 * MS * n for n in range(11)]
-    short = of_trace(tmp_path / "t.jsonl", Overrides(duration="0.45s"))
+    short = of_trace(tmp_path / "t.jsonl", read_flags(duration="0.45s"))
     assert len(schedule.build(short, 1).columns().due_ns) == 5
-    longer = of_trace(tmp_path / "t.jsonl", Overrides(num_requests=25))
+    longer = of_trace(tmp_path / "t.jsonl", read_flags(num_requests=25))
     assert schedule.build(longer, 1).columns().due_ns.tolist()[11:13] == [1100 * MS, 1200 * MS]
-    poisson = of_trace(tmp_path / "t.jsonl", Overrides(request_rate="50"))
+    poisson = of_trace(tmp_path / "t.jsonl", read_flags(request_rate="50"))
     assert poisson.stages[0].arrival.tag == "poisson" and poisson.stages[0].count == 11
-    warm = of_trace(tmp_path / "t.jsonl", Overrides(warmup="1s"))
+    warm = of_trace(tmp_path / "t.jsonl", read_flags(warmup="1s"))
     assert [stage.arrival.tag for stage in warm.stages] == ["poisson", "trace"]
-    promised = of_trace(tmp_path / "t.jsonl", None, "qa")
+    promised = of_trace(tmp_path / "t.jsonl", read_flags(), "qa")
     assert promised.slo is not None and promised.name == "qa" and promised.stages[0].count == 11
     with pytest.raises(Faults) as found:
-        of_trace(tmp_path / "t.jsonl", Overrides(input_tokens=5))
+        of_trace(tmp_path / "t.jsonl", read_flags(input_tokens=5))
     assert "the lengths are those of the trace" in str(found.value)
     with pytest.raises(Faults) as found:
         of_trace(written(tmp_path / "bad.jsonl", mooncake(0, 5, 1), "{"))

@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 from loadgen.cli import main
 from loadgen.errors import INTERRUPTED, OK, SLO_MISSED, UNSOUND
 from loadgen.execution.events import Counters
-from loadgen.metrics import columns, outcomes, summary_json
+from loadgen.metrics import columns, outcomes
 from loadgen.metrics.columns import UNFINISHED, Columns
-from loadgen.metrics.summary import Summary, exit_code, summarize
+from loadgen.metrics.summary import Summary, dump_summary, exit_code, load_summary, summarize
 from loadgen.report import run_headline, text
 from loadgen.report.progress import Progress
 from loadgen.results import manifest, store
 from loadgen.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.results.parquet import from_parquet, to_table
 from loadgen.results.record import KINDS, SOURCES, STATUSES
-from loadgen.search.load_search import Goal
+from loadgen.search.watch import Goal
 from loadgen.slo import Slo, Term
 
 MS, S = 1_000_000, 1_000_000_000
@@ -178,7 +178,7 @@ def test_an_interrupted_run_is_not_valid_and_says_so() -> None:
     assert not summary.verdict.valid and "interrupted" in summary.verdict.reasons[0]
     assert exit_code(summary) == INTERRUPTED  # of the run itself
     older = msgspec.structs.replace(summary, verdict=msgspec.structs.replace(summary.verdict, valid=True, reasons=()))
-    read = summary_json.load_summary(summary_json.dump_summary(older))
+    read = load_summary(dump_summary(older))
     assert not read.verdict.valid and read.verdict.reasons == summary.verdict.reasons
     assert summary_of(1000, 0, state="decided").verdict.valid  # a search ended it: nobody broke it off
 
@@ -237,7 +237,7 @@ def run_rag(folder: Path, *flags: str) -> int:
 def test_a_run_drains_until_its_answers_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Answers of rag take 50 s and longer at this load: a drain of 30 s called them failed."""
     assert run_rag(tmp_path / "whole") == OK
-    whole = summary_json.load_summary((tmp_path / "whole" / "summary.json").read_bytes())
+    whole = load_summary((tmp_path / "whole" / "summary.json").read_bytes())
     assert whole.verdict.valid and whole.requests.ok == whole.requests.scheduled > 1000
     assert whole.goodput.met is True
     assert manifest.decode((tmp_path / "whole" / "run.json").read_bytes()).grace_s == 600.0
@@ -245,7 +245,7 @@ def test_a_run_drains_until_its_answers_are_done(tmp_path: Path, capsys: pytest.
     capsys.readouterr()
     assert run_rag(tmp_path / "cut", "--grace", "10s") == OK
     printed = capsys.readouterr().out
-    cut = summary_json.load_summary((tmp_path / "cut" / "summary.json").read_bytes())
+    cut = load_summary((tmp_path / "cut" / "summary.json").read_bytes())
     assert cut.requests.unfinished > 100 and cut.requests.failed == 0
     assert cut.requests.ok + cut.requests.unfinished == cut.requests.scheduled == whole.requests.scheduled
     assert cut.goodput.met is None and "UNDECIDED" in printed and "--grace" in printed

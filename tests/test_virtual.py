@@ -25,8 +25,7 @@ from loadgen.schedule import timetable as schedule
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.engine.replica import Costs, ServerLimits
 from loadgen.stats.quantiles import Histogram, bucket
-from loadgen.workload import Workload, load
-from loadgen.workload.flags import Overrides
+from loadgen.workload import Workload, load, read_flags
 
 MS = 1_000_000
 COSTS = Costs(overhead_ns=10 * MS, weights_ns=5 * MS, kv_token_ns=20.0, token_ns=30_000.0, attended_ns=0.5)
@@ -100,11 +99,9 @@ def test_columns_are_what_a_visit_to_every_token_finds(
 
 
 def test_the_histogram_is_weighed_as_if_every_value_were_added() -> None:
-    from loadgen.sim.virtual_rows import weigh
-
     values, counts = np.array([3, 10**6, 10**9, 5]), np.array([4, 1, 0, 2])
     one, other = Histogram(), Histogram()
-    weigh(one, values, counts)
+    one.add(values, counts)
     other.add(np.repeat(values, counts))
     assert one.to_bytes() == other.to_bytes()
     assert int(one.counts[bucket(np.array([5]))[0]]) == 2
@@ -120,7 +117,7 @@ def ran(one: Workload, tmp_path: Path, target: str = TARGET) -> tuple[Summary, P
 
 
 def test_a_run_leaves_the_folder_of_a_run_that_says_it_is_simulated(tmp_path: Path) -> None:
-    one = load("qa", Overrides(num_requests="400", request_rate="200", seed="5"))
+    one = load("qa", read_flags(num_requests="400", request_rate="200", seed="5"))
     summary, folder = ran(one, tmp_path)
     header = json.loads((folder / "run.json").read_bytes())
     assert header["targets"][0]["simulated"] is True
@@ -137,7 +134,7 @@ def test_a_run_leaves_the_folder_of_a_run_that_says_it_is_simulated(tmp_path: Pa
 
 
 def test_the_same_seed_gives_the_same_rows(tmp_path: Path) -> None:
-    one = load("agentic", Overrides(seed="5"))
+    one = load("agentic", read_flags(seed="5"))
     first, second = ran(one, tmp_path / "a")[1], ran(one, tmp_path / "b")[1]
     assert (store.read_run(first).rows == store.read_run(second).rows).all()
 

@@ -38,6 +38,7 @@ from loadgen.workload import (
     load,
     loading,
     packaged,
+    read_flags,
     recipe_fingerprint,
     request_fingerprint,
 )
@@ -45,18 +46,17 @@ from loadgen.workload import (
 S = 1_000_000_000
 TWO_LINES = "name: truth\nrequests: {input_tokens: 150, output_tokens: 200}\n"
 STAGES = TWO_LINES + "stages: [{arrival: {poisson: 10/s}, duration: 30s}]\n"
-TEN_S = Overrides(request_rate=10, duration=10)
+NONE = Overrides()
+TEN_S = read_flags(request_rate=10, duration=10)
 
 
-def of(text: str, tmp_path: Path, overrides: Overrides | None = None, **env: str) -> Workload:
+def of(text: str, tmp_path: Path, overrides: Overrides = NONE, **env: str) -> Workload:
     file = tmp_path / "w.yaml"
     file.write_text(text, "utf-8")
     return load(str(file), overrides, env)
 
 
-def faults(
-    text: str | bytes, tmp_path: Path, overrides: Overrides | None = None, **env: str
-) -> list[tuple[str, str, str]]:
+def faults(text: str | bytes, tmp_path: Path, overrides: Overrides = NONE, **env: str) -> list[tuple[str, str, str]]:
     """(place within the file, what, hint) of everything that is wrong."""
     file = tmp_path / "w.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -82,8 +82,8 @@ def test_the_smallest_workload_needs_its_load_from_flags(tmp_path: Path) -> None
 
 def test_the_drain_lasts_as_long_as_a_request_may_unless_a_grace_says_otherwise(tmp_path: Path) -> None:
     assert of(TWO_LINES, tmp_path, TEN_S).drain_ns == 600 * S
-    assert of(TWO_LINES, tmp_path, replace(TEN_S, timeout="90s")).drain_ns == 90 * S
-    assert of(TWO_LINES, tmp_path, replace(TEN_S, timeout="90s", grace="5s")).drain_ns == 5 * S
+    assert of(TWO_LINES, tmp_path, replace(TEN_S, timeout=90 * S)).drain_ns == 90 * S
+    assert of(TWO_LINES, tmp_path, replace(TEN_S, timeout=90 * S, grace=5 * S)).drain_ns == 5 * S
     assert of(TWO_LINES + "grace: 0\n", tmp_path, TEN_S).drain_ns == 0
 
 
@@ -232,7 +232,7 @@ BAD = [  # a line put after name and requests (lines 1 and 2), its place, what i
 
 @pytest.mark.parametrize(("line", "place", "what", "hint"), BAD, ids=[row[0][:40] for row in BAD])
 def test_one_mistake_is_one_message_at_its_place(line: str, place: str, what: str, hint: str, tmp_path: Path) -> None:
-    overrides = None if "stages" in line else TEN_S
+    overrides = NONE if "stages" in line else TEN_S
     ((found_place, found_what, found_hint),) = faults(TWO_LINES + line, tmp_path, overrides)
     assert found_place == place
     assert what in found_what
@@ -284,7 +284,7 @@ def test_all_faults_at_once_in_the_order_of_the_lines_then_the_flags(tmp_path: P
     one_per_key = list(
         {line.partition(":")[0]: line for line in lines if "[[" not in line and "never" not in line}.values()
     )
-    found = faults(TWO_LINES + "\n".join(one_per_key), tmp_path, Overrides(slo=("ttft:2x",), seed="x"))
+    found = faults(TWO_LINES + "\n".join(one_per_key), tmp_path, read_flags(seed="x", slo=("ttft:2x",)))
     places = [int(place.partition(":")[0]) for place, _, _ in found if place[0].isdecimal()]
     assert places == sorted(places) == [3 + index for index in range(len(one_per_key))]
     assert [place for place, _, _ in found if not place[0].isdecimal()] == ["--seed x", "--slo ttft:2x"]
@@ -436,11 +436,11 @@ def short(workload: Workload) -> list[Any]:
     ids=str,
 )
 def test_flags_change_the_stages(flags: dict[str, Any], expected: list[Any], tmp_path: Path) -> None:
-    assert short(of(THREE, tmp_path, Overrides(**flags))) == expected
+    assert short(of(THREE, tmp_path, read_flags(**flags))) == expected
 
 
 def test_flags_change_the_rest_and_nothing_else(tmp_path: Path) -> None:
-    flags = Overrides(
+    flags = read_flags(
         slo=("e2el:30s:p50", "goodput:90%"),
         goodput=("time_to_first_token:1500",),
         input_tokens="7",
@@ -494,12 +494,12 @@ def test_flags_change_the_rest_and_nothing_else(tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_wrong_flag_is_one_fault_that_names_it(flags: dict[str, Any], where: str, tmp_path: Path) -> None:
-    ((place, _, hint),) = faults(TWO_LINES, tmp_path, Overrides(**flags))
+    ((place, _, hint),) = faults(TWO_LINES, tmp_path, read_flags(**flags))
     assert place == where and hint
 
 
 def test_a_load_too_large_to_plan_is_refused_before_anything_is_planned(tmp_path: Path) -> None:
-    flags = Overrides(request_rate="1000000/s", duration="2000s")
+    flags = read_flags(request_rate="1000000/s", duration="2000s")
     ((_, problem, _),) = faults("name: x\nrequests: {input_tokens: 1, output_tokens: 1}\n", tmp_path, flags)
     assert "2,000,000,000 requests to plan" in problem and "16.0 GB" in problem
     stages = "stages:\n" + "- {arrival: {poisson: 1/s}, count: 1}\n" * 1001
@@ -516,10 +516,10 @@ def test_levels() -> None:
 def test_prompts_from_a_file_go_through_it_once(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n\n{"prompt": "b"}\n')
     text = "name: mine\nrequests: {from: p.jsonl}\n"
-    workload = of(text, tmp_path, Overrides(concurrency=2))
+    workload = of(text, tmp_path, read_flags(concurrency=2))
     assert workload.requests.path == tmp_path / "p.jsonl" and workload.stages[0].count == 2
-    assert of(text, tmp_path, Overrides(concurrency=2, duration=3)).stages[0].count is None
-    ((place, what, _),) = faults(text, tmp_path, Overrides(concurrency=2, input_tokens=3))
+    assert of(text, tmp_path, read_flags(concurrency=2, duration=3)).stages[0].count is None
+    ((place, what, _),) = faults(text, tmp_path, read_flags(concurrency=2, input_tokens=3))
     assert place == "--input-tokens 3" and "from a file" in what
 
 
@@ -554,7 +554,7 @@ def test_equal_recipes_have_equal_fingerprints(tmp_path: Path) -> None:
     ]
     lanes = [recipe_fingerprint(of(text, tmp_path), "server") for text in (closed, *spelt)]
     assert lanes[0] == lanes[1] and len(set(lanes)) == 3, "spread over an answer, all at once, spread over 2 s"
-    assert of(closed, tmp_path, Overrides(concurrency_ramp="2s")).stages == of(spelt[2], tmp_path).stages
+    assert of(closed, tmp_path, read_flags(concurrency_ramp="2s")).stages == of(spelt[2], tmp_path).stages
     prints = [recipe_fingerprint(of(text, tmp_path), "server") for text in other]
     assert len({base, recipe_fingerprint(of(STAGES, tmp_path), "events"), *prints}) == len(other) + 2
 
@@ -657,7 +657,7 @@ GOOD = [
 @pytest.mark.parametrize("line", GOOD)
 def test_the_schema_takes_what_load_takes(line: str, tmp_path: Path) -> None:
     schema = json_schema()
-    of(TWO_LINES + line, tmp_path, None if "stages" in line else TEN_S)
+    of(TWO_LINES + line, tmp_path, NONE if "stages" in line else TEN_S)
     assert fits(yaml.safe_load(TWO_LINES + line), schema, schema)
 
 
@@ -735,7 +735,7 @@ def test_reading_a_workload_imports_no_numpy() -> None:
 
 def test_a_request_is_the_same_at_any_load() -> None:
     def of(name: str, **flags: str) -> tuple[str, str]:
-        workload = load(name, Overrides(**flags))
+        workload = load(name, read_flags(**flags))
         return recipe_fingerprint(workload, "server"), request_fingerprint(workload, "server")
 
     slow, fast = of("qa", request_rate="5"), of("qa", request_rate="50")
@@ -746,9 +746,9 @@ def test_a_request_is_the_same_at_any_load() -> None:
 
 def test_two_lengths_are_a_workload() -> None:
     """`loadgen run --url U --isl 1000 --osl 200 -c 16` needs no file."""
-    workload = loading.given(None, None, Overrides(input_tokens="1000", output_tokens="200", concurrency="16"))
+    workload = loading.given(None, None, read_flags(input_tokens="1000", output_tokens="200", concurrency="16"))
     assert workload.stages[0].duration_ns == 60 * S
     assert workload.name == "1000 in, 200 out"
     assert (workload.requests.input_tokens.value, workload.requests.output_tokens.value) == (1000, 200)
     with pytest.raises(Faults, match="no workload"):
-        loading.given(None, None, Overrides(input_tokens="1000"))
+        loading.given(None, None, read_flags(input_tokens="1000"))

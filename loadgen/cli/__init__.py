@@ -28,6 +28,7 @@ from loadgen.cli.schema import schema
 from loadgen.cli.search import search
 from loadgen.cli.selfcheck import selfcheck
 from loadgen.cli.sim import sim
+from loadgen.cli.size import size
 from loadgen.cli.sweep import sweep
 from loadgen.cli.validate import validate
 from loadgen.errors import OK, USAGE
@@ -63,7 +64,8 @@ def _all(
 
 app.add_typer(mlperf)
 for command in (
-    run, capacity, cost, reference, sweep, search, report, compare, export, sim, selfcheck, schema, doctor, validate
+    run, sweep, search, size, capacity, cost, reference, report, compare, export, sim, selfcheck, schema, doctor,
+    validate,
 ):  # fmt: skip
     app.command()(command)
 

@@ -53,7 +53,7 @@ def capacity(
     if results is not None:
         say_changed(results)
     evidence = None if results is None else inputs.read_evidence([results], allow_invalid=allow_invalid)[0]
-    measured = None if evidence is None else _measured_rate(evidence, profile, gpus)
+    measured = None if evidence is None else measured_rate(evidence, profile, gpus)
     plan = None
     if measured is not None:
         plan = capacity_planning.fleet(measured.rate, measured.gpus, gpus_per_vm=gpus_per_vm, vms_per_rack=vms_per_rack)
@@ -63,7 +63,8 @@ def capacity(
     return OK
 
 
-def _measured_rate(evidence: Evidence, profile: str, gpus: int | None) -> MeasuredRate:
+def measured_rate(evidence: Evidence, profile: str, gpus: int | None) -> MeasuredRate:
+    """The rate that a result of this profile was seen to carry. Raises UserError for another workload."""
     from loadgen.cost.capacity_planning import measured
     from loadgen.cost.inputs import gpus_of
 

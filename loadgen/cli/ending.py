@@ -6,8 +6,10 @@ The one handler around `main`. It prints on stderr; nothing else in the package 
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 
@@ -16,6 +18,7 @@ from loadgen.errors import BUG, INTERRUPTED, USAGE, Fault, Faults, UserError
 
 def ending(call: Callable[[], int]) -> int:
     """Run `call` and turn each of the three endings (expected, interrupted, bug) into an exit code."""
+    _interrupt_by("SIGTERM", "SIGHUP")
     try:
         return call()
     except (Fault, Faults) as fault:
@@ -31,6 +34,15 @@ def ending(call: Callable[[], int]) -> int:
         return USAGE
     except Exception as error:
         return _bug(error)
+
+
+def _interrupt_by(*names: str) -> None:
+    """Each of these signals is a Ctrl-C. One that the shell has set to be ignored (`nohup`) stays ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (getattr(signal, name) for name in names if hasattr(signal, name)):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
 
 
 _OF_THE_HOST = {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
     from loadgen.mlperf.rules import Scenario, Test
     from loadgen.mlperf.run import Data
-    from loadgen.workload import Workload
+    from loadgen.workload import Overrides, Workload
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print mlperf.json instead of the report.")]
 
@@ -98,7 +98,7 @@ def limited(
     from loadgen.search import experiment
 
     scenario: Scenario = "interactive" if given.command == "interactive" else "server"
-    test, settings = _checked(given, common, scenario, find_peak=find_peak)
+    test, settings, overrides = _checked(given, common, scenario, find_peak=find_peak)
     if target_qps is None and not find_peak:
         raise UserError("no rate", "--target-qps", "give --target-qps 182, or --find-peak")
     if resume is not None and not find_peak:
@@ -108,7 +108,7 @@ def limited(
     spread = spread_of_runs(run_spread, settings)
     folder = resume or _unused_folder(settings, test)
     with store.nothing_left(folder):
-        load = _prepared(given, common, test, settings, folder)
+        load = _prepared(common, test, settings, overrides, folder)
         if find_peak:
             return _find_peak(load, folder, target_qps, longer(sustain, settings), spread)
         assert target_qps is not None
@@ -139,10 +139,10 @@ def offline(
     from loadgen.mlperf import run as mlperf_run
     from loadgen.results import store
 
-    test, settings = _checked(given, common, "offline")
+    test, settings, overrides = _checked(given, common, "offline")
     folder = _unused_folder(settings, test)
     with store.nothing_left(folder):
-        load = _prepared(given, common, test, settings, folder)
+        load = _prepared(common, test, settings, overrides, folder)
         lanes = concurrency or (None if settings.virtual else mlperf_run.LANES)
         lanes = lanes and lanes * len(settings.endpoints)
         qps = target_qps or _measured_rate(load, folder, lanes)
@@ -195,11 +195,12 @@ class _Load:
         return mlperf_run.workload(self.test, self.data, qps=qps, lanes=lanes, drain_ns=self.drain_ns)
 
 
-def _checked(given: Given, common: Common, scenario: Scenario, *, find_peak: bool = False) -> tuple[Test, Settings]:
-    """The test and the settings. Raises Faults with all faults together."""
+def _checked(
+    given: Given, common: Common, scenario: Scenario, *, find_peak: bool = False
+) -> tuple[Test, Settings, Overrides]:
+    """The test, the settings and the options of the load. Raises Faults with all faults together."""
     from loadgen.errors import Faults, UserError, collecting
     from loadgen.mlperf import rules
-    from loadgen.workload.flags import seed_and_salt
 
     faults: list[Fault] = []
     with collecting(faults):
@@ -212,10 +213,8 @@ def _checked(given: Given, common: Common, scenario: Scenario, *, find_peak: boo
         faults.append(UserError(f"unknown harness {common.harness!r}", "--harness", "known: own, loadgen"))
     if common.dataset is not None and (common.mean_output or common.mean_input):
         faults.append(UserError("the means are of the synthetic set", "--dataset", "leave --mean-output out"))
-    with collecting(faults):
-        seed_and_salt(given["seed"], given["salt"])
-    with collecting(faults):
-        _drain_ns(given["grace"])
+    overrides = given.overrides()
+    faults += overrides.faults
     if common.dataset is not None:
         faults += [
             UserError("the data set is sent as it stands", f"--{name} {given[name]}", f"leave --{name} out")
@@ -224,7 +223,7 @@ def _checked(given: Given, common: Common, scenario: Scenario, *, find_peak: boo
         ]
     if faults:
         raise Faults(faults)
-    return test, settings
+    return test, settings, overrides
 
 
 def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: bool) -> list[Fault]:
@@ -251,20 +250,6 @@ def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: boo
     ]
 
 
-def _drain_ns(grace: str | None) -> int:
-    """How long queries may go on after the last one is issued. Raises UserError for what is not a duration."""
-    from loadgen import units
-    from loadgen.errors import UserError
-    from loadgen.mlperf import run as mlperf_run
-
-    if grace is None:
-        return mlperf_run.WAIT_NS
-    try:
-        return units.duration_ns(grace, bare="s")
-    except units.Wrong as wrong:
-        raise UserError(f"it {wrong}", f"--grace {grace}", wrong.hint) from None
-
-
 def _unused_folder(settings: Settings, test: Test) -> Path:
     """A folder for the results. Does not create it."""
     from datetime import datetime
@@ -274,22 +259,20 @@ def _unused_folder(settings: Settings, test: Test) -> Path:
     return unused(settings.out, f"mlperf-{test.benchmark}-{test.scenario}", datetime.now().astimezone())
 
 
-def _prepared(given: Given, common: Common, test: Test, settings: Settings, folder: Path) -> _Load:
+def _prepared(common: Common, test: Test, settings: Settings, overrides: Overrides, folder: Path) -> _Load:
     """The test with its data: the user's own, whose requests are written into the folder, or synthetic ones."""
     from loadgen.mlperf import run as mlperf_run
-    from loadgen.workload.flags import seed_and_salt
 
     if common.dataset is not None:
         data, test = mlperf_run.official(test, common.dataset, folder)
     else:
         data = mlperf_run.synthetic(test, mean_input=common.mean_input, mean_output=common.mean_output)
-        seed, salt = seed_and_salt(given["seed"], given["salt"])
-        data = data._replace(seed=seed, salt=salt)
+        data = data._replace(seed=overrides.seed, salt=overrides.salt)
     return _Load(
         test=test,
         data=data,
         settings=mlperf_run.settings_for(data, settings),
-        drain_ns=_drain_ns(given["grace"]),
+        drain_ns=mlperf_run.WAIT_NS if overrides.grace is None else overrides.grace,
         official=common.harness == "loadgen",
         as_json=common.as_json,
     )

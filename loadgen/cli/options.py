@@ -54,9 +54,9 @@ class Given:
             raise UserError("only loadgen run copies its results to a store", f"--out {made.store}", "give a folder")
         return replace(made, command=tuple(_without_secrets(self.arguments, made.api_key)))
 
-    def overrides(self) -> Overrides:
-        """`options.overrides`."""
-        return options.overrides(self.options)
+    def overrides(self, **changed: Any) -> Overrides:
+        """`options.overrides`, with other values for some."""
+        return options.overrides({**self.options, **changed})
 
     def repetition(self) -> Repetition | None:
         """What --repeat and its companions ask for; None without them. Raises Faults."""

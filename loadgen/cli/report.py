@@ -42,7 +42,8 @@ def report(
     from loadgen.cli.show import in_color, say_changed
     from loadgen.compare import inputs
     from loadgen.errors import UNSOUND
-    from loadgen.metrics import repeats, summary_json
+    from loadgen.metrics import repeats
+    from loadgen.metrics.summary import dump_summary
     from loadgen.metrics.validity import exit_code
     from loadgen.report import repeats as repeats_table
     from loadgen.report import text
@@ -78,7 +79,7 @@ def report(
         if with_page:
             page = pages.with_mlperf(page or _levels(named, True)[1] or "", result, summaries[0].target.gpus)
     if as_json:
-        documents = [summary_json.dump_summary(summary).decode().rstrip() for summary in summaries]
+        documents = [dump_summary(summary).decode().rstrip() for summary in summaries]
         print("[" + ",\n".join(documents) + "]" if folders else documents[0])
     else:
         print(answer, end="", flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -38,9 +37,8 @@ def run(
     with collecting(faults):
         settings = given.settings(to_store=True)
     with collecting(faults):
-        overrides = given.overrides()
         steps = levels(given["concurrency"]) if given["concurrency"] else [None]
-        workloads = [load(workload, given["trace"], replace(overrides, concurrency=level)) for level in steps]
+        workloads = [load(workload, given["trace"], given.overrides(concurrency=level)) for level in steps]
         if len(steps) > 1:  # levels of one seed must not send each other's prompts
             workloads = [placed(one, f"c{level}") for one, level in zip(workloads, steps, strict=True)]
         if len(workloads) > 1 and given["repeat"] is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,7 +79,8 @@ def search(
     from loadgen.errors import Fault, Faults, UserError, collecting
     from loadgen.execution.folder_names import run_id
     from loadgen.search import experiment, trials
-    from loadgen.search.load_search import Goal, LoadSearch
+    from loadgen.search.load_search import LoadSearch
+    from loadgen.search.watch import Goal
     from loadgen.workload import Closed
     from loadgen.workload.loading import given as load
 
@@ -88,10 +88,9 @@ def search(
     trial_ns, longest_s = 0, math.inf
     closed = over == "concurrency"
     first_load = start or low or 1.0
-    overrides = given.overrides()
     terms = tuple(
         term if percentile is None or term.count(":") != 1 or term.startswith("goodput") else f"{term}:p{percentile}"
-        for term in overrides.slo
+        for term in given["slo"] or ()
     )
     at_first_load: Any = {"concurrency": max(1, round(first_load))} if closed else {"request_rate": first_load}
     with collecting(faults):
@@ -100,7 +99,7 @@ def search(
     if over not in ("rate", "concurrency"):
         faults.append(UserError(f"nothing to search over: {over!r}", "--over", "known: rate, concurrency"))
     with collecting(faults):
-        checked = load(workload, given["trace"], replace(overrides, slo=terms, warmup=0, **at_first_load))
+        checked = load(workload, given["trace"], given.overrides(slo=terms, warmup=0, **at_first_load))
         slo_of_workload = checked.slo
         if slo_of_workload is None:
             raise UserError(
@@ -141,7 +140,7 @@ def search(
     )
     grace_s = f"{checked.grace_ns / 1e9:g} s" if given["grace"] and checked.grace_ns is not None else None
     flags = {"slo": _slo_text(slo_of_workload), "duration": f"{trial_ns / 1e9:g} s"}
-    flags |= {"limit": ", ".join(overrides.limit)} if overrides.limit else {}
+    flags |= {"limit": ", ".join(given["limit"])} if given["limit"] else {}
     flags |= {"grace": grace_s} if grace_s else {}
     flags |= {name: given[name] for name in OF_A_PROBE if given[name] is not None}
     plan = experiment.ExperimentPlan(

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen import format, seeds
 from loadgen.execution import lane_start, run
-from loadgen.execution.events import LoadStarted, RunEvent, RunPlanned, Tell, WorkersPlaced, silent
+from loadgen.execution.events import LoadStarted, ProbeWaits, RunEvent, RunPlanned, Tell, WorkersPlaced, silent
 from loadgen.execution.folder_names import new_folder
 from loadgen.execution.plan import Settings
 from loadgen.execution.run_header import describe
-from loadgen.metrics import summary_json
-from loadgen.metrics.summary import Summary, exit_code
+from loadgen.metrics.summary import Summary, dump_summary, exit_code
 from loadgen.report import text
 from loadgen.report.progress import Progress
 
@@ -87,7 +86,7 @@ class Show:
         """Perform one run and print its summary. Returns the exit code."""
         summary, folder = self.perform(workload, settings)
         if self._as_json:
-            sys.stdout.buffer.write(summary_json.dump_summary(summary))
+            sys.stdout.buffer.write(dump_summary(summary))
         else:
             print(text.render(summary, color=in_color()))
             say(f"results in {folder}")
@@ -113,9 +112,7 @@ class Show:
         checksums.write(parent)
         summaries = [summary for _, summary in named_summaries]
         if self._as_json:
-            sys.stdout.buffer.write(
-                b"[" + b",\n".join(summary_json.dump_summary(summary).strip() for summary in summaries) + b"]\n"
-            )
+            sys.stdout.buffer.write(b"[" + b",\n".join(dump_summary(summary).strip() for summary in summaries) + b"]\n")
         else:
             # The same table as `loadgen report` of the folder.
             print(sweep.render_text(curve(named_summaries)), end="", flush=True)
@@ -179,6 +176,8 @@ class Show:
 
     def _hear(self, event: RunEvent) -> None:
         match event:
+            case ProbeWaits(targets, timeout_s):
+                say(f"waiting for the first answer of {targets}; it may take {timeout_s:g} s (--timeout)")
             case RunPlanned():
                 self._announce(event)
             case WorkersPlaced(cluster):

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from loadgen.cli.options import Given, OneWorkload, takes
+from loadgen.execution.options import of_the_load
 
 if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
     from loadgen.metrics.repeats import RepeatSummary, Repetition
     from loadgen.metrics.summary import Summary
     from loadgen.search.sweep import Kind, SweepCurve
-    from loadgen.workload import Overrides, Workload
+    from loadgen.workload import Workload
 
+KINDS = ("concurrency", "request_rate")
 PER_LANE = 5  # minimum requests per lane of a closed-loop level
 
 
@@ -54,7 +56,6 @@ def sweep(
     from loadgen.results import store
     from loadgen.search import sweep as levels
 
-    overrides = replace(given.overrides(), concurrency=None, request_rate=None)
     concurrency, request_rate = given["concurrency"], given["request_rate"]
     kind: Kind = "concurrency" if concurrency is not None else "request_rate"
     faults: list[Fault] = []
@@ -68,7 +69,7 @@ def sweep(
             hint = "either --concurrency 1,2,4,...,64 or --request-rate 1,2,4,...,64"
             raise UserError("one kind of levels is needed", "loadgen sweep", hint)
         for amount in levels.grid(given[kind], f"--{kind.replace('_', '-')}", kind):
-            grid[amount] = _level(workload, given["trace"], overrides, kind, amount)
+            grid[amount] = _level(given, workload, kind, amount)
     if faults:
         raise Faults(faults)
     if dry_run:
@@ -76,7 +77,7 @@ def sweep(
     parent = settings.out or Path("results") / run_id(
         f"sweep-{next(iter(grid.values())).name}", datetime.now().astimezone()
     )
-    flags = {name: str(value) for name, value in asdict(overrides).items() if value not in (None, ())}
+    flags = {name: str(value) for name, value in of_the_load(given.options).items() if name not in KINDS}
     settings = replace(settings, out=parent, leave_out_first_round=kind == "concurrency")
     asked = _Sweep(workload or str(given["trace"]), grid, kind, flags, settings, parent, plain)
     with store.nothing_left(parent):
@@ -103,22 +104,23 @@ class _Sweep:
     plain: bool
 
 
-def _level(name: str | None, trace: Path | None, overrides: Overrides, kind: Kind, amount: float) -> Workload:
+def _level(given: Given, name: str | None, kind: Kind, amount: float) -> Workload:
     """The workload at one level. A closed loop without a given length gets at least PER_LANE requests per lane."""
     from loadgen.errors import UserError
     from loadgen.workload.loading import given as load
 
-    level: dict[str, Any] = {kind: f"{amount:g}"}
-    at_level = replace(overrides, **level)
-    workload = load(name, trace, at_level)
+    def at_level(**changed: str) -> Workload:
+        return load(name, given["trace"], given.overrides(**dict.fromkeys(KINDS) | {kind: f"{amount:g}"} | changed))
+
+    workload = at_level()
     count = next((stage.count for stage in workload.stages if stage.measured), None)
     if kind == "request_rate" or count is None:
         return workload
-    if overrides.num_requests is not None and count < amount:
+    if given["num_requests"] is not None and count < amount:
         what = f"{count:,} requests are fewer than {amount:,.0f} lanes: so many would never be in flight"
         raise UserError(what, f"--num-requests {count}", f"--num-requests {PER_LANE * amount:g}, or leave it out")
-    if overrides.num_requests is None and overrides.duration is None and count < PER_LANE * amount:
-        return load(name, trace, replace(at_level, num_requests=f"{PER_LANE * amount:g}"))
+    if given["num_requests"] is None and given["duration"] is None and count < PER_LANE * amount:
+        return at_level(num_requests=f"{PER_LANE * amount:g}")
     return workload
 
 
@@ -184,7 +186,8 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
     from loadgen.results import checksums, store
     from loadgen.search import experiment, trials
     from loadgen.search import sweep as levels
-    from loadgen.search.load_search import Goal, LoadSearch, NextTrial, resume
+    from loadgen.search.load_search import LoadSearch, NextTrial, resume
+    from loadgen.search.watch import Goal
     from loadgen.slo import Slo
 
     grid, parent = asked.grid, asked.folder
@@ -245,8 +248,8 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
         [trial for trial in judged if trial.outcome != "invalid"],
     ).answer
     experiment.finish(parent, judged, answer, workload=first_workload, bound_why=levels.bound_why(curve))
-    store.replace(parent / "sweep.md", sweep_report.render_markdown(curve).encode())
-    store.replace(parent / "report.html", sweep_report.render_html(curve).encode())
+    store.replace(parent / "sweep.md", sweep_report.render_markdown(curve).encode(), shared=True)
+    store.replace(parent / "report.html", sweep_report.render_html(curve).encode(), shared=True)
     checksums.write(parent)
     return curve, interrupted
 

@@ -36,7 +36,6 @@ def validate(
     from loadgen.contracts import run, verdict
     from loadgen.contracts.load import load_contract
     from loadgen.errors import OK, Fault, Faults, collecting
-    from loadgen.workload.flags import seed_and_salt
 
     if contract.is_dir():
         result = run.again(contract)
@@ -46,8 +45,8 @@ def validate(
     how = None
     with collecting(faults):
         settings = given.settings()
-    with collecting(faults):
-        seed, salt = seed_and_salt(given["seed"], given["salt"])
+    overrides = given.overrides()
+    faults += overrides.faults
     with collecting(faults):
         how = given.repetition()
     with collecting(faults):
@@ -61,7 +60,14 @@ def validate(
 
     show = Show(as_json=as_json, plain=plain)
     result, folder = run.run(
-        checked_contract, settings, settings.out, perform=show.perform, say=say, seed=seed, salt=salt, repetition=how
+        checked_contract,
+        settings,
+        settings.out,
+        perform=show.perform,
+        say=say,
+        seed=overrides.seed,
+        salt=overrides.salt,
+        repetition=how,
     )
     _print(result, as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")

@@ -7,6 +7,7 @@ module decides which values, in which order, stand for which figure.
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,10 +18,10 @@ from loadgen.metrics import outcomes
 from loadgen.metrics.columns import OK, Columns
 from loadgen.metrics.windows import Span, span, spread_tokens
 from loadgen.stats import intervals
-from loadgen.stats.quantiles import QUANTILES, SUPPORT, index
+from loadgen.stats.quantiles import QUANTILES, SUPPORT, element, index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -100,7 +101,7 @@ def stretches_above(parts: Sequence[Columns], one: Metric, level: float) -> tupl
         for stretch in np.array_split(_samples(part, one), max(BLOCKS[0] // len(parts), 2)):
             if len(stretch):
                 total += 1
-                above += bool(np.sort(stretch)[index(len(stretch), one.p or 0.5)] > level)
+                above += element(stretch, one.p or 0.5) > level
     return above, total
 
 
@@ -116,8 +117,8 @@ def _quantile_error(values: NDArray[np.float64], p: float) -> tuple[float, float
     for blocks in BLOCKS:
         if len(values) <= MANY:
             interval = intervals.block_bootstrap(
-                np.log(positive), _quantile_of(p), np.random.default_rng(blocks), blocks=blocks, resamples=RESAMPLES,
-                level=_ONE_SIGMA,
+                np.log(positive), partial(element, p=p), np.random.default_rng(blocks), blocks=blocks,
+                resamples=RESAMPLES, level=_ONE_SIGMA,
             )  # fmt: skip
             error = interval.half_width
         else:
@@ -131,7 +132,7 @@ def _blocks_beyond(values: NDArray[np.float64], p: float) -> int:
     """In how many of the smaller blocks some value lies beyond the quantile."""
     blocks = max(BLOCKS)
     size = len(values) // blocks
-    beyond = values > np.sort(values)[index(len(values), p)]
+    beyond = values > element(values, p)
     return int(beyond[len(values) - blocks * size :].reshape(blocks, size).any(axis=1).sum())
 
 
@@ -142,14 +143,6 @@ _ONE_SIGMA = math.erf(1 / math.sqrt(2))
 def _bootstrap_correction(blocks: int) -> float:
     """Correction of a standard error: resampled blocks have only (b - 1) / b of the true variance."""
     return math.sqrt(blocks / (blocks - 1))
-
-
-def _quantile_of(p: float) -> Callable[[NDArray[np.float64]], float]:
-    def statistic(values: NDArray[np.float64]) -> float:
-        place = index(len(values), p)
-        return float(np.partition(values, place)[place])
-
-    return statistic
 
 
 def _rank_error(values: NDArray[np.float64], p: float, blocks: int) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 from loadgen import format
 from loadgen.compare import block_errors
 from loadgen.compare.block_errors import Known
-from loadgen.metrics import columns as metrics
+from loadgen.limits import CACHED_SHARE
 from loadgen.metrics import outcomes
 from loadgen.metrics.columns import OK, Columns
 from loadgen.metrics.registry import SHARES, SHOWN, Metric, figure, metric
@@ -197,7 +197,7 @@ def _tokenizer(summary: Summary) -> str:
 
 
 def _promises(summary: Summary) -> str:
-    return ", ".join(f"{t.metric} {t.limit_ms:g} ms at p{t.quantile * 100:g}" for t in summary.goodput.slo)
+    return ", ".join(term.promise for term in summary.goodput.slo)
 
 
 _ENDINGS = {"interrupted": "was interrupted", "cut_off": "has no clean end", "decided": "was ended by a search"}
@@ -238,7 +238,7 @@ def _notes(sides: Sequence[Side]) -> list[str]:
     if len(seeds) > 1:
         notes.append(_seed_note(seeds, [run.summary for side in sides for run in side.runs]))
     cached = [share for side in sides for run in side.runs if (share := run.summary.tokens.cached_share) is not None]
-    if cached and max(cached) - min(cached) > metrics.CACHED_SHARE:
+    if cached and max(cached) - min(cached) > CACHED_SHARE:
         notes.append(f"shares of cached prompt tokens differ: {min(cached) * 100:.1f} % to {max(cached) * 100:.1f} %")
     return notes
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from loadgen import format
-from loadgen.errors import Faults, UserError
+from loadgen.errors import Faults, UserError, closest
 from loadgen.metrics.registry import SHARES, metric, paths
 
 if TYPE_CHECKING:
@@ -88,8 +87,8 @@ def _parse(text: str) -> Condition:
     spellings = (name, name.replace(".", "_ms.", 1), re.sub(r"(?:_ms)?_(p\d[\d_]*|mean|max|min)$", r"_ms.\1", name))
     path = next((spelled for spelled in spellings if metric(spelled) is not None), None)
     if path is None:
-        close = get_close_matches(name, paths(), 3, 0.5)
-        hint = f"did you mean {', '.join(close)}?" if close else "as in summary.json: ttft_ms.p99, goodput.share"
+        similar = closest(name, paths(), cutoff=0.5)
+        hint = f"did you mean {similar}?" if similar else "as in summary.json: ttft_ms.p99, goodput.share"
         raise UserError(f'no metric is called "{name}"', where, hint)
     known_metric = metric(path)
     assert known_metric is not None

@@ -26,7 +26,7 @@ from loadgen.metrics.windows import Span
 from loadgen.stats import intervals, quantile_interval, steady_state
 from loadgen.stats.intervals import Bounds
 from loadgen.stats.quantile_interval import Series
-from loadgen.stats.quantiles import index
+from loadgen.stats.quantiles import element
 
 RATE_BATCHES = intervals.BATCHES  # for the batch means of a rate, over all runs together
 
@@ -361,7 +361,7 @@ def _ratio(numerator: Bounds, denominator: Bounds, what: str) -> Bounds:
 
 def _of_runs(values: Series, p: float) -> list[float]:
     """The percentile of each run that has values."""
-    return [float(np.sort(run)[index(len(run), p)]) for run in values if len(run)]
+    return [element(run, p) for run in values if len(run)]
 
 
 def _scaled(bounds: Bounds, factor: float) -> Bounds:

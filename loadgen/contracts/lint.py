@@ -29,9 +29,9 @@ from loadgen.stats import intervals
 from loadgen.stats.quantiles import support
 from loadgen.workload import Closed, Poisson, Ramp, Replay, Slo, Synthetic, Workload
 from loadgen.workload import load as load_workload
-from loadgen.workload.flags import Overrides
 from loadgen.workload.loading import packaged
 from loadgen.workload.messages import locate
+from loadgen.workload.overrides import Overrides
 from loadgen.workload.yaml_marks import Map, where
 
 RATES_NEED = 30  # least number of requests for a rate with an interval
@@ -150,12 +150,12 @@ def _workload_path(name: str, folder: Path) -> str | None:
 
 def _overrides(level: ContractLevel) -> Overrides:
     return Overrides(
-        request_rate=None if level.rate is None else f"{level.rate:.9f}",
+        request_rate=None if level.rate is None else round(level.rate, 9),
         concurrency=level.concurrency,
-        duration=None if level.duration_ns is None else f"{level.duration_ns}ns",
+        duration=level.duration_ns,
         num_requests=level.requests,
-        grace=None if level.grace_ns is None else f"{level.grace_ns}ns" if level.grace_ns else "0",
-        warmup=None if level.warmup_ns is None else f"{level.warmup_ns}ns" if level.warmup_ns else "0",
+        grace=level.grace_ns,
+        warmup_ns=level.warmup_ns,
     )
 
 

@@ -19,7 +19,7 @@ from loadgen.contracts.schema import (
     WrittenPromise,
     find,
     plain,
-    read_text,
+    read_document,
     text_of,
     validated,
 )
@@ -43,7 +43,7 @@ def load_contract(
     file = find(path)
     label = str(path) if file == path else str(file)
     text = text_of(file, str(path))
-    document, yaml_faults = read_text(text, label, env)
+    document, yaml_faults = read_document(text, label, env)
     levels = document.get("levels")
     written = [
         (i, level) for i, level in enumerate(levels if isinstance(levels, list) else ()) if isinstance(level, Map)

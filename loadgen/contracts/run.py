@@ -160,7 +160,7 @@ def again(folder: Path) -> Validation:
     contract = schema.parse(schema.text_of(folder / CONTRACT, str(folder / CONTRACT)), str(folder / CONTRACT))
     try:
         facts = msgspec.json.decode((folder / PLACE).read_bytes(), type=_RunFacts)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"not a file of a validation: {error}", str(folder / PLACE), _USE_ORIGINAL) from None
     return _verdict(folder, contract, facts)
 
@@ -168,8 +168,8 @@ def again(folder: Path) -> Validation:
 def _judge_and_write(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
     validation = _verdict(folder, contract, facts)
     store.replace(folder / VERDICT, msgspec.json.format(msgspec.json.encode(validation)) + b"\n")
-    store.replace(folder / PAGE, verdict_page.render(validation).encode())
-    store.replace(folder / JUNIT, junit.render(contract.name, cases(validation)).encode())
+    store.replace(folder / PAGE, verdict_page.render(validation).encode(), shared=True)
+    store.replace(folder / JUNIT, junit.render(contract.name, cases(validation)).encode(), shared=True)
     checksums.write(folder)
     return validation
 

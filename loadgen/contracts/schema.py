@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
     AfterValidator,
@@ -20,7 +20,6 @@ from pydantic import (
     Field,
     PlainValidator,
     Strict,
-    Tag,
     ValidationError,
     create_model,
 )
@@ -31,7 +30,8 @@ from loadgen.slo import Slo
 from loadgen.stats.quantiles import name as percentile
 from loadgen.units import Wrong
 from loadgen.workload import Workload
-from loadgen.workload.fields import Duration, FiniteRate, Part, Quantile, Share, Source, Tagged, Whole, choice
+from loadgen.workload.fields import Duration, FiniteRate, Part, Quantile, Share, Source, Tagged, Whole, one_of
+from loadgen.workload.loading import packaged, read_text
 from loadgen.workload.messages import fault, in_order
 from loadgen.workload.schema import checked_slo
 from loadgen.workload.yaml_marks import Map, read_yaml
@@ -195,8 +195,7 @@ _MODELS = {name: _model(name, kind) for name, kind in KINDS.items()}
 if TYPE_CHECKING:
     WrittenPromise = Promise
 else:
-    _members = tuple(Annotated[model, Tag(name)] for name, model in _MODELS.items())
-    WrittenPromise = Annotated[Annotated[Union[_members], choice("term", _MODELS)], AfterValidator(_term)]  # noqa: UP007
+    WrittenPromise = Annotated[one_of("term", *_MODELS.values()), AfterValidator(_term)]
 
 # -------------------------------------------------------------------------------------------------------------- levels
 
@@ -291,7 +290,7 @@ class Draft:
 
 def parse(text: str, label: str, env: Mapping[str, str] = os.environ) -> Contract:
     """Parse the text of a contract that was checked before its runs. Checks shape and units only. Raises Faults."""
-    document, faults = read_text(text, label, env)
+    document, faults = read_document(text, label, env)
     source = Source(file=label, folder=Path(), faults=faults)
     contract = validated(document, source)
     if contract is None or source.faults:
@@ -313,30 +312,18 @@ def plain(value: Any) -> str | None:
     return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
 
 
-def read_text(text: str, label: str, env: Mapping[str, str]) -> tuple[Map, list[Fault]]:
+def read_document(text: str, label: str, env: Mapping[str, str]) -> tuple[Map, list[Fault]]:
     return read_yaml(text, label, env, kind="contract", smallest=_EXAMPLE)
 
 
-def shipped() -> dict[str, Path]:
-    """The packaged contracts: bare name -> path."""
-    package = Path(__file__).parent.parent
-    in_wheel = package / "data" / "contracts"  # in a wheel; in a checkout the folder beside the package
-    folder = in_wheel if in_wheel.is_dir() else package.parent / "contracts"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-
-
 def find(path: Path) -> Path:
-    return path if path.is_file() else shipped().get(str(path), path)
+    return path if path.is_file() else packaged("contracts").get(str(path), path)
 
 
 def text_of(file: Path, as_given: str) -> str:
     """The text of a contract file. Raises Faults for a file that is missing, unreadable, too large or not UTF-8."""
-    hint = f"the path of a YAML file, or one of {', '.join(shipped())}"
+    hint = f"the path of a YAML file, or one of {', '.join(packaged('contracts'))}"
     try:
-        data = file.read_bytes() if file.stat().st_size <= 1 << 20 else b"\xff"
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise Faults([UserError("not a text file (UTF-8) of at most 1 MiB", as_given, hint)]) from None
-    except OSError as error:
-        what = "no such contract" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        raise Faults([UserError(what, as_given, hint)]) from None
+        return read_text(file, as_given, "contract", lambda: hint, hint)
+    except UserError as error:
+        raise Faults([error]) from None

@@ -19,14 +19,15 @@ from loadgen import format
 from loadgen.contracts.evaluate import Evaluator, Held, MeasuredLevel, Money
 from loadgen.contracts.schema import Contract, ContractLevel, Promise, words
 from loadgen.contracts.steady_samples import Missing, RecordedRun
-from loadgen.metrics import columns, reasons
+from loadgen.limits import CACHED_SHARE
+from loadgen.metrics import reasons
 from loadgen.stats import intervals
 from loadgen.stats.intervals import Bounds
 
 SCHEMA = 1
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
-WARM = 0.2  # least cached share of prompt tokens for a warm cache; the limit for cold is columns.CACHED_SHARE
+WARM = 0.2  # least cached share of prompt tokens for a warm cache; the limit for cold is limits.CACHED_SHARE
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +215,7 @@ def _cache_trouble(level: ContractLevel, run: RecordedRun) -> str:
         return ""  # unique prompts are cold, whether the server says so or not
     if cached_share is None:
         return f"the server does not say what came from its cache: whether it was {level.cache} cannot be seen"
-    if level.cache == "cold" and cached_share > columns.CACHED_SHARE:
+    if level.cache == "cold" and cached_share > CACHED_SHARE:
         return f"{format.percent(cached_share)} of the prompt tokens came from cache: it was not cold"
     if level.cache == "warm" and cached_share < WARM:
         return f"only {format.percent(cached_share)} of the prompt tokens came from cache: it was not warm"

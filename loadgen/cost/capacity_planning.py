@@ -68,6 +68,11 @@ def demand(users: int, think_s: float, response_s: float) -> float:
     return users / (think_s + response_s)
 
 
+def needed(demand_per_s: float, each_per_s: float) -> int:
+    """How many whole machines carry a demand, at least one."""
+    return max(math.ceil(demand_per_s / each_per_s - ROUNDING), 1)
+
+
 def fleet(
     rate: RateInterval, gpus: int, *, gpus_per_vm: int = GPUS_PER_VM, vms_per_rack: int = VMS_PER_RACK
 ) -> CapacityPlan:
@@ -90,10 +95,7 @@ def plan(by: CapacityPlan, users: int, think_s: float, response_s: float) -> Cap
     demand_per_s = demand(users, think_s, response_s)
     cycle_s = think_s + response_s
 
-    def vms_needed(vm_rate: float | None) -> int | None:
-        return None if vm_rate is None else max(math.ceil(demand_per_s / vm_rate - ROUNDING), 1)
-
-    vms = vms_needed(by.per_vm.mid) or 1
+    vms = needed(demand_per_s, by.per_vm.mid)
     return replace(
         by,
         users=users,
@@ -101,8 +103,8 @@ def plan(by: CapacityPlan, users: int, think_s: float, response_s: float) -> Cap
         response_s=response_s,
         demand_per_s=demand_per_s,
         vms=vms,
-        vms_low=vms_needed(by.per_vm.high),
-        vms_high=vms_needed(by.per_vm.low),
+        vms_low=None if by.per_vm.high is None else needed(demand_per_s, by.per_vm.high),
+        vms_high=None if by.per_vm.low is None else needed(demand_per_s, by.per_vm.low),
         racks=math.ceil(vms / by.vms_per_rack),
         rack_users=math.floor(by.per_rack.mid * cycle_s + ROUNDING),
         lost=_loss(vms, by.per_vm, by.gpus_per_vm, demand_per_s, cycle_s),

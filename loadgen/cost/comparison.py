@@ -5,17 +5,17 @@ Pure; the costs come from `unit_cost.py`. Where a comparison is not possible, th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import partial
 from itertools import combinations, product
 from typing import Any
 
-from loadgen.cost.prices import Energy, Owned, PerToken, Price, Prices, Rented
+from loadgen.cost.prices import Owned, PerToken, Price, Prices, Rented
 from loadgen.cost.unit_cost import GOOD, HOUR_S, REQUEST, TASK, Offer, cost
-from loadgen.metrics.columns import CACHED_SHARE
+from loadgen.limits import CACHED_SHARE
 from loadgen.metrics.summary import Summary
+from loadgen.workload.fields import Part
 
 SWING = Decimal("0.1")  # relative change of inputs whose uncertainty is not known
 DAY_H = 24
@@ -169,8 +169,8 @@ def _slo_key(summary: Summary) -> tuple[object, ...]:
 
 
 def slo_words(summary: Summary) -> str:
-    """The SLO in words: "ttft p99 2000 ms, tpot p99 200 ms"; "none" without an SLO."""
-    terms = [f"{term.metric} p{term.quantile * 100:g} {term.limit_ms:g} ms" for term in summary.goodput.slo]
+    """The SLO in words: "TTFT p99 at most 2,000 ms, TPOT p99 at most 200 ms"; "none" without an SLO."""
+    terms = [term.promise for term in summary.goodput.slo]
     if summary.goodput.share_limit is not None:
         terms.append(f"{summary.goodput.share_limit * 100:g} % of requests within all")
     return ", ".join(terms) or "none"
@@ -266,57 +266,51 @@ def _swings(offer: Offer, unit: str) -> list[Swing]:
     if not _by_token(offer) and current.low is not None and current.high is not None:
         label = "capacity" if offer.basis.is_capacity else "measured rate"
         swings.append(Swing(offer=offer.name, input=label, change="its interval", down=current.high, up=current.low))
-    for label, move in _movable_inputs(offer):
-        moved = (move(1 - SWING), move(1 + SWING))
+    for label, path in _movable_inputs(offer):
+        moved = (_moved(offer, path, 1 - SWING), _moved(offer, path, 1 + SWING))
         down, up = (cost(o.basis, o.price, o.gpus, unit, o.utilization) for o in moved)
         if down is not None and up is not None:
             swings.append(Swing(offer=offer.name, input=label, change=f"±{SWING:.0%}", down=down.total, up=up.total))
     return sorted((swing for swing in swings if swing.width), key=lambda swing: -swing.width)
 
 
-def _movable_inputs(offer: Offer) -> Iterator[tuple[str, Callable[[Decimal], Offer]]]:
-    """Each input of an offer: its name, and a function from a factor to the offer with that input multiplied."""
+def _movable_inputs(offer: Offer) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each input of an offer: its name, and the fields that lead to it."""
     price = offer.price
     if _by_token(offer):
-        yield from ((label, partial(_count_moved, offer, field)) for field, label in _COUNT_FIELDS.items())
+        yield from ((label, ("basis", field)) for field, label in _COUNT_FIELDS.items())
     elif offer.basis.low is None:
-        yield "measured rate", partial(_rate_moved, offer)
+        yield "measured rate", ("basis", "rates")
     if offer.utilization != 1:
-        yield "utilization", lambda factor: replace(offer, utilization=min(offer.utilization * factor, Decimal(1)))
+        yield "utilization", ("utilization",)
     for field, label in (_PRICE_FIELDS[type(price)] | {"egress_per_gb": "price of egress"}).items():
         if getattr(price, field) is not None:
-            yield label, partial(_price_moved, offer, field)
+            yield label, ("price", field)
     if not isinstance(price, PerToken) and price.energy is not None and price.energy.counted != "included":
         for field, label in _POWER_FIELDS.items():
             if getattr(price.energy, field) is not None:
-                yield label, partial(_power_moved, offer, price.energy, field)
+                yield label, ("price", "energy", field)
 
 
-def _rate_moved(offer: Offer, factor: Decimal) -> Offer:
-    rates = {unit: None if rate is None else rate * factor for unit, rate in offer.basis.rates.items()}
-    return replace(offer, basis=replace(offer.basis, rates=rates))
-
-
-def _count_moved(offer: Offer, field: str, factor: Decimal) -> Offer:
-    changed: Any = {field: getattr(offer.basis, field) * factor}
-    return replace(offer, basis=replace(offer.basis, **changed))
-
-
-def _price_moved(offer: Offer, field: str, factor: Decimal) -> Offer:
-    return replace(offer, price=offer.price.model_copy(update={field: getattr(offer.price, field) * factor}))
-
-
-def _power_moved(offer: Offer, energy: Energy, field: str, factor: Decimal) -> Offer:
-    """Multiply one energy field. PUE stays at least 1, and idle watts at most the watts under load."""
-    value = getattr(energy, field) * factor
-    if field == "pue":
-        value = max(value, Decimal(1))
-    if field == "idle_watts":
-        value = min(value, energy.watts)
-    if field == "watts":
-        value = max(value, energy.idle_watts or Decimal(0))
-    changed = energy.model_copy(update={field: value})
-    return replace(offer, price=offer.price.model_copy(update={"energy": changed}))
+def _moved(value: Any, path: tuple[str, ...], factor: Decimal) -> Any:
+    """A copy with one input multiplied. PUE stays at least 1, utilization at most 1, idle watts at most `watts`."""
+    if isinstance(value, dict):
+        return {unit: rate and rate * factor for unit, rate in value.items()}
+    if not path:
+        return value * factor
+    field = path[0]
+    moved = _moved(getattr(value, field), path[1:], factor)
+    match field:
+        case "pue":
+            moved = max(moved, Decimal(1))
+        case "utilization":
+            moved = min(moved, Decimal(1))
+        case "idle_watts":
+            moved = min(moved, value.watts)
+        case "watts":
+            moved = max(moved, value.idle_watts or Decimal(0))
+    changed = {field: moved}
+    return value.model_copy(update=changed) if isinstance(value, Part) else replace(value, **changed)
 
 
 def _break_evens(offers: Sequence[Offer], unit: str) -> Iterator[BreakEven]:

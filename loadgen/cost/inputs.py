@@ -14,8 +14,7 @@ import msgspec
 from loadgen import format
 from loadgen.cost.evidence import Evidence
 from loadgen.errors import UNSOUND, Fault, Faults, UserError, collecting
-from loadgen.metrics import summary_json
-from loadgen.metrics.summary import Summary
+from loadgen.metrics.summary import Summary, load_summary
 from loadgen.results import capacity
 
 
@@ -112,7 +111,7 @@ def _at_once(folder: Path, summary: Summary) -> bool:
     if file.is_file():
         try:
             return msgspec.json.decode(_bytes(file), type=_Scenario).scenario == "offline"
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"a damaged result: {error}", str(file), "loadgen mlperf writes it") from None
     return not summary.window.steady.duration_s and summary.load.offered_rps is None
 
@@ -142,7 +141,7 @@ def _summary(folder: Path, allow_invalid: bool, why: str = "") -> Summary:
     if not file.is_file():
         raise UserError("no summary.json here", str(folder), why or "give the folder that a run has written")
     data = _bytes(file)
-    summary = summary_json.load_summary(data, str(file))
+    summary = load_summary(data, str(file))
     faults: list[Fault] = []
     if not summary.verdict.valid and not allow_invalid:
         reasons = "; ".join(summary.verdict.reasons)

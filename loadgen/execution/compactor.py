@@ -1,17 +1,13 @@
-"""A process beside a run that reads the spool of the workers: `python -m loadgen.execution.compactor FOLDER`.
+"""Reads the spool of the workers, during a run (`compactor_process.py`) or after it, and makes of it what is kept.
 
 IO. With `--keep raw`, it writes rows to Parquet: small files during the run and one file at the end. Otherwise it adds
 them to a `metrics.accumulator.Accumulator` and may keep a sample of them. In both cases it deletes a complete file of
-the spool after reading it, so neither memory nor the spool grows with the run. The process ends after its standard
-input ends.
+the spool after reading it, so neither memory nor the spool grows with the run.
 """
 
 from __future__ import annotations
 
-import os
 import select
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
@@ -20,7 +16,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen import child_process
 from loadgen.metrics.accumulator import Accumulator
 from loadgen.results import manifest, parquet, slot_ranges, store
 from loadgen.results.record import ROW
@@ -33,23 +28,6 @@ SAVE_SECONDS = 20.0  # between two writes of the accumulator to disk
 MERGE_ROWS = 1_000_000  # rows per row group of the merged file
 SAMPLE_ROWS = 100_000  # most rows of --keep sample; at least half as many once a run has had this many
 _SCATTER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: its multiples are evenly distributed modulo 2^64
-
-
-class Compactor:
-    """Starts the process that compacts rows during a run. `finish` waits until all rows are processed."""
-
-    def __init__(self, folder: Path) -> None:
-        self._process = subprocess.Popen(
-            child_process.command("loadgen.execution.compactor", str(folder)),
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
-
-    def finish(self) -> bool:
-        """True when every row is in Parquet or in the accumulator; the caller may then delete the spool."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        return self._process.wait() == 0
 
 
 class Keeping(Protocol):
@@ -99,6 +77,9 @@ class Raw:
         """Merge all parts into one file, one row group at a time, so that they are never all in memory."""
         if not self._parts:
             return
+        if len(self._parts) == 1:
+            next(iter(self._parts)).replace(self._folder / "requests" / store.MERGED)
+            return
         parquet.write(self._folder / "requests" / store.MERGED, self._row_groups())
         for path in self._parts:
             path.unlink()
@@ -110,7 +91,7 @@ class Raw:
         tables: list[Any] = []
         last = list(self._parts)[-1]
         for part in self._parts:
-            tables.append(pq.read_table(part))
+            tables.append(pq.ParquetFile(part).read())
             if part == last or sum(map(len, tables)) >= MERGE_ROWS:
                 yield pa.concat_tables(tables).unify_dictionaries().combine_chunks()
                 tables.clear()
@@ -129,6 +110,7 @@ class Fold:
 
     def take(self, segment: Segment, start: int, rows: NDArray[np.void]) -> None:
         self._accumulator.add(rows, worker_texts(self._folder, segment.worker))
+        self._accumulator.taken[segment.worker] = start + len(rows)
         self._mark_recorded(segment.worker, rows)
         if self._keep_sample:
             self._sample.append((segment.worker, self._in_sample(rows)))
@@ -180,8 +162,11 @@ def _is_part_of(path: Path, segment: Segment) -> bool:
     return int(worker) == segment.worker and segment.first <= int(first) < segment.first + size
 
 
-def record(folder: Path, ended: Any) -> None:
-    """Take new rows until `ended` (a file) is readable or at its end; then take the remaining rows and finish."""
+def record(folder: Path, ended: Any = None) -> None:
+    """Take new rows until `ended` (a file) is readable or at its end; then take the remaining rows and finish.
+
+    Without `ended`, the run is over.
+    """
     path = folder / "run.json"
     header = manifest.decode(path.read_bytes(), str(path)) if path.exists() else manifest.Header()
     keeping: Keeping = Raw(folder) if header.keep == "raw" else Fold(folder, header)
@@ -190,7 +175,7 @@ def record(folder: Path, ended: Any) -> None:
     last_pass = False
     while not last_pass:
         wait = max(PART_SECONDS, min(LONGEST_S, (monotonic() - started_at) / PARTS))
-        last_pass = bool(select.select([ended], [], [], wait)[0])
+        last_pass = ended is None or bool(select.select([ended], [], [], wait)[0])
         for segment in (spooled := segments(folder)):
             start = taken.get(segment.worker, 0)
             is_open = segment == max(other for other in spooled if other.worker == segment.worker)
@@ -202,8 +187,3 @@ def record(folder: Path, ended: Any) -> None:
             if not is_open and keeping.done(segment):
                 segment.path.unlink()
     keeping.end()
-
-
-if __name__ == "__main__":
-    os.nice(5)  # lower priority than the load, but not the lowest: at its end the run waits for the merged file
-    record(Path(sys.argv[1]), sys.stdin)

@@ -23,9 +23,8 @@ from loadgen.execution.bodies import Bodies
 from loadgen.execution.events import Counters
 from loadgen.execution.self_sampling import SECOND_NS, SelfSampling
 from loadgen.execution.target_selection import TargetSelection
-from loadgen.execution.timeline import Timeline
 from loadgen.results.record import CUTS, RowPlace, row, unsent_row
-from loadgen.results.spool import Spool
+from loadgen.results.spool import Spool, Timeline
 from loadgen.schedule.dispatcher import Dispatcher, Start
 from loadgen.schedule.timetable import Schedule
 

@@ -37,6 +37,13 @@ class RunningLoad:
     decided: bool = False
 
 
+class ProbeWaits(NamedTuple):
+    """The targets have not answered the probe yet. An answer may take `timeout_s`."""
+
+    targets: str
+    timeout_s: float
+
+
 class RunPlanned(NamedTuple):
     """The header is written, and nothing was sent yet."""
 
@@ -57,7 +64,7 @@ class LoadStarted(NamedTuple):
     load: RunningLoad
 
 
-RunEvent = RunPlanned | WorkersPlaced | LoadStarted
+RunEvent = ProbeWaits | RunPlanned | WorkersPlaced | LoadStarted
 Tell = Callable[[RunEvent], None]
 
 

@@ -1,10 +1,16 @@
-"""What the folder of a new run is called, and the folder made. Nothing is written into it here."""
+"""What the folder of a new run is called, and the folder made and taken. Nothing is written into it here."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
+import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from loadgen.results import store
 
 
 def run_id(name: str, now: datetime.datetime) -> str:
@@ -13,12 +19,17 @@ def run_id(name: str, now: datetime.datetime) -> str:
     return f"{plain}-{now:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
 
 
-def unused(out: Path | None, name: str, now: datetime.datetime) -> Path:
-    """`out` itself when given and without a run, else another name beside it or under `results/`. Makes nothing."""
+def _names(out: Path | None, name: str, now: datetime.datetime) -> Iterator[Path]:
+    """`out` itself when given, else a name under `results/`; then names beside it, for where a run is there already."""
     folder = out if out is not None else Path("results") / run_id(name, now)
-    if (folder / "run.json").exists():
-        folder = folder.with_name(f"{folder.name}-{now:%Y%m%d-%H%M%S}")
-    return folder
+    dated = folder.with_name(f"{folder.name}-{now:%Y%m%d-%H%M%S}")
+    yield from (folder, dated)
+    yield from (dated.with_name(f"{dated.name}-{number}") for number in itertools.count(2))
+
+
+def unused(out: Path | None, name: str, now: datetime.datetime) -> Path:
+    """The first of the names that holds no run. Makes nothing."""
+    return next(folder for folder in _names(out, name, now) if not (folder / "run.json").exists())
 
 
 def new_folder(out: Path | None, name: str, now: datetime.datetime) -> Path:
@@ -26,3 +37,39 @@ def new_folder(out: Path | None, name: str, now: datetime.datetime) -> Path:
     folder = unused(out, name, now)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@contextlib.contextmanager
+def taken(out: Path | None, name: str, now: datetime.datetime) -> Iterator[Path]:
+    """The same, made and locked: of two runs with one `--out` at the same time, the second gets another name.
+
+    A Fault before the run has begun removes what was created.
+    """
+    for folder in _names(out, name, now):
+        with store.nothing_left(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with locked(folder) as mine:
+                if mine and not (folder / "run.json").exists():
+                    yield folder
+                    return
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Whether this process has the folder for itself while inside. The lock is on the folder and goes with the process.
+
+    On a file system without locks it always has.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:
+            pass
+        # whoever had it may have removed it in between, and a third may have made it again
+        yield folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())
+    finally:
+        os.close(descriptor)

@@ -1,8 +1,8 @@
 """The options of a run, in one table: a field of `RunOptions` is a keyword of `loadgen.run`, and its `Option` is the
 flag of every command that drives load, with the parser that reads the value of both.
 
-The options of the load itself are read by `workload/flags.py`; all others become `Settings` here. IO: reads the files
-that options name.
+The options of the load itself are read by `workload/overrides.py`; all others become `Settings` here. IO: reads the
+files that options name.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Option(NamedTuple):
 
 
 def _of_load(flags: str, help: str, type: Any = str) -> Option:
-    """An option that `workload/flags.py` reads."""
+    """An option that `workload/overrides.py` reads."""
     return Option(flags, help, type, parse=_texts if type is not str else _as_given, part="load")
 
 
@@ -303,12 +303,17 @@ COMMAND_OPTIONS = _table(CommandOptions)
 # -- what they say ---------------------------------------------------------------------------------------------------
 
 
-def overrides(given: Mapping[str, Any]) -> Overrides:
-    """The options of the load, which `workload/flags.py` reads and checks."""
-    from loadgen.workload import Overrides
-
+def of_the_load(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the load that are given, as texts or numbers."""
     names = [name for name, option in OPTIONS.items() if option.part == "load" and given.get(name) is not None]
-    return Overrides(**{name: OPTIONS[name].parse(given[name]) for name in names})
+    return {name: OPTIONS[name].parse(given[name]) for name in names}
+
+
+def overrides(given: Mapping[str, Any]) -> Overrides:
+    """The options of the load: what they say, with the faults in them."""
+    from loadgen.workload import read_flags
+
+    return read_flags(**of_the_load(given))
 
 
 def settings(given: Mapping[str, Any]) -> Settings:

@@ -6,7 +6,6 @@ Pure, except that it reads the tokenizer, the user's data and the limits of this
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -188,7 +187,7 @@ def prepare(
     if started.stages != workload.stages:
         plan = replace(plan, job=replace(job, workload=started), timetable=schedule.build(started, seed))
     if not settings.workers:
-        own_cores = max(1, _cores() - simulated) if cores is None else cores
+        own_cores = max(1, resource_limits.cpus() - simulated) if cores is None else cores
         most = workers(plan.timetable, plan.requests, workload.max_in_flight, own_cores)
         settings = replace(settings, workers=most)
         plan = replace(plan, job=replace(plan.job, settings=settings))
@@ -215,10 +214,6 @@ def workers(timetable: Schedule, requests: Prompts, max_in_flight: int | None, c
     return max(1, min(cores, useful, max_in_flight or cores))
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def cap(max_in_flight: int | None, share: int, shares: int) -> int | None:
     """A worker's part of the in-flight limit; the parts of all workers add up to the limit."""
     return None if max_in_flight is None else len(range(share, max_in_flight, shares))
@@ -229,8 +224,8 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
     job, timetable = plan.job, plan.timetable
     settings, in_flight_limit = job.settings, job.workload.max_in_flight
     faults: list[Fault] = list(resource_limits.unusable(settings.sources))
-    if here and settings.workers > MOST_PER_CORE * _cores():
-        what = f"{settings.workers:,} worker processes on {_cores()} core(s)"
+    if here and settings.workers > MOST_PER_CORE * resource_limits.cpus():
+        what = f"{settings.workers:,} worker processes on {resource_limits.cpus()} core(s)"
         faults.append(UserError(what, f"--workers {settings.workers}", "--workers auto: a core each, if there is work"))
     is_open = any(not span.lanes for span in timetable.stages)
     if in_flight_limit is not None and in_flight_limit < settings.workers and is_open:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import Fetcher
@@ -13,8 +14,10 @@ from loadgen_sdk.probe.probe import SAMPLES, ProbeResult, probe
 from loadgen_sdk.transport.target import Target
 
 from loadgen.errors import Fault, Faults, TargetError, UserError
+from loadgen.execution.events import ProbeWaits, Tell, silent
 from loadgen.execution.plan import Endpoint, Settings
 
+LONG_S = 5.0  # of a probe: then the user hears what is waited for
 Known = dict[Endpoint, ProbeResult]
 """What was found out about targets."""
 
@@ -53,8 +56,21 @@ async def ask(
     )
 
 
-async def find(settings: Settings) -> ProbeResult:
-    """Probe the target at `settings.url`. Raises TargetError or UserError, each with a hint."""
+def client_options(settings: Settings, probed: ProbeResult) -> dict[str, Any]:
+    """How a client asks this target: what the settings say, and what the probe found out."""
+    return {
+        "model": probed.model,
+        "quirk": probed.quirk,
+        "stream": settings.stream,
+        "api_key": settings.api_key,
+        "headers": settings.headers,
+        "extra_body": settings.extra_body,
+        "tls": settings.tls,
+    }
+
+
+async def find(settings: Settings, timeout_s: float) -> ProbeResult:
+    """Probe the target at `settings.url`; an answer may take `timeout_s`. Raises TargetError or UserError."""
     assert settings.url is not None
     shown = Endpoint(url=settings.url).shown
     server = None if settings.server == "auto" else settings.server
@@ -63,19 +79,23 @@ async def find(settings: Settings) -> ProbeResult:
     except TargetUnusable as error:
         raise UserError(str(error), shown, error.hint) from None
     try:
-        return await ask(settings, target, Fetcher(target, settings.tls.context() if target.tls else None))
+        return await ask(settings, target, Fetcher(target, settings.tls.context() if target.tls else None, timeout_s))
     except TargetUnusable as error:
         raise TargetError(str(error), shown, error.hint) from None
 
 
-async def find_all(settings: Settings, known: Known) -> tuple[ProbeResult, ...]:
+async def find_all(settings: Settings, known: Known, timeout_s: float, tell: Tell = silent) -> tuple[ProbeResult, ...]:
     """Probe every endpoint that is not `known` yet, and add it there; results in the order of the endpoints.
 
-    Raises the faults of all endpoints that cannot be used, or that do not serve the same as the first endpoint.
+    An answer may take `timeout_s`, as in the load; `tell` hears when the wait gets long. Raises the faults of all
+    endpoints that cannot be used, or that do not serve the same as the first endpoint.
     """
     endpoints = settings.endpoints
     asked = [endpoint for endpoint in endpoints if endpoint not in known]
-    answers = await asyncio.gather(*(find(settings.of(endpoint)) for endpoint in asked), return_exceptions=True)
+    waiting = asyncio.get_running_loop().call_later(LONG_S, tell, ProbeWaits(settings.shown, timeout_s))
+    finding = (find(settings.of(endpoint), timeout_s) for endpoint in asked)
+    answers = await asyncio.gather(*finding, return_exceptions=True)
+    waiting.cancel()
     by_endpoint = known | dict(zip(asked, answers, strict=True))
     faults: list[Fault] = []
     first: tuple[Endpoint, ProbeResult] | None = None

@@ -5,6 +5,7 @@ Arithmetic over a timetable and the limits of the system; the only IO is reading
 
 from __future__ import annotations
 
+import os
 import resource
 import socket
 from collections import Counter
@@ -40,6 +41,11 @@ def room() -> Room:
     except (OSError, ValueError):
         pass
     return Room(files=None if hard == resource.RLIM_INFINITY else hard, ports=ports)
+
+
+def cpus() -> int:
+    """The CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _reserved(text: str, low: int, high: int) -> int:

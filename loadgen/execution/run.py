@@ -18,13 +18,12 @@ from loadgen import run_folder
 from loadgen.execution import run_header
 from loadgen.execution.backends import local, single
 from loadgen.execution.backends.single import Share, large
-from loadgen.execution.compactor import Compactor
+from loadgen.execution.compactor_process import Compactor
 from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned, Tell, WorkersPlaced, silent
-from loadgen.execution.folder_names import unused
+from loadgen.execution.folder_names import taken
 from loadgen.execution.plan import Plan, Settings, prepare
 from loadgen.execution.probing import Known, find_all, serving
-from loadgen.metrics import summary_json
-from loadgen.metrics.summary import Summary
+from loadgen.metrics.summary import Summary, dump_summary
 from loadgen.requests import prompts
 from loadgen.results import checksums, manifest, object_store, store
 from loadgen.results.record import WITH_UNFINISHED
@@ -45,9 +44,7 @@ def execute(
     which adds to it and asks no target again.
     """
     remote = None if settings.store is None else object_store.open(settings.store)
-    folder = unused(settings.out, workload.name, datetime.datetime.now().astimezone())
-    with store.nothing_left(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    with taken(settings.out, workload.name, datetime.datetime.now().astimezone()) as folder:
         if settings.virtual:
             from loadgen.execution.backends import virtual
 
@@ -71,7 +68,7 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
 
             cluster = cleanup.enter_context(ray.connected(settings.ray))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            found = runner.run(find_all(settings, known))
+            found = runner.run(find_all(settings, known, workload.timeout_ns / 1e9, tell))
             scraper = cleanup.enter_context(contextlib.closing(Scraper(folder, settings.pages, found)))
             cores = None if cluster is None else cluster.cores
             plan, begins = prepare(workload, settings, found, folder=folder, simulated=simulated, cores=cores)
@@ -100,7 +97,7 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
             try:
                 share = runner.run(carry_out(plan, hear))
             except BaseException:
-                compactor.finish()
+                compactor.close()
                 raise
         scraper.close()
         return finish(plan, header, share, compactor, decided=load is not None and load.decided)
@@ -141,10 +138,15 @@ def finish(
     compactor_deletes_rows = header.keep != "raw" or any(segment.first for segment in segments(folder))
     compacted = compactor.finish() if compactor_deletes_rows else None
     summary = run_folder.summary(folder)
+    if not (compactor.finish() if compacted is None else compacted):
+        note = f"the process that stores the records {compactor.died}; all records are counted, and kept in spool/"
+        header = msgspec.structs.replace(header, notes=(*header.notes, note))
+        _write(folder, header)
+        summary = run_folder.summary(folder)
     if summary.requests.unfinished or summary.warmup.unfinished:
         _write(folder, msgspec.structs.replace(header, schema=WITH_UNFINISHED))
-    store.replace(folder / "summary.json", summary_json.dump_summary(summary))
-    if compactor.finish() if compacted is None else compacted:
+    store.replace(folder / "summary.json", dump_summary(summary))
+    if not compactor.died:
         store.drop_spool(folder)
     checksums.write(folder)
     return summary

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen import seeds
+from loadgen.execution import resource_limits
 from loadgen.execution.lane_start import Begin
 from loadgen.execution.plan import Plan, Settings
 from loadgen.limits import ValidityLimits
@@ -162,7 +163,7 @@ def _host() -> manifest.Host:
         kernel=platform.release(),
         python=platform.python_version(),
         cpu=cpu,
-        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        cpus=resource_limits.cpus(),
         memory_bytes=memory,
         clock=clock,
         versions={name: metadata.version(name) for name in names},

@@ -1,13 +1,14 @@
 """Counters of all workers in a memory-mapped file, for the progress line: each worker updates its block once a second.
 
-IO. This is all that workers share while the clock runs. Only for display: no reported number comes from here, and a
-reader may see an incomplete update.
+IO. This is all that workers share while the clock runs. Only for display, and to see that a worker still moves: no
+reported number comes from here, and a reader may see an incomplete update.
 """
 
 from __future__ import annotations
 
 import mmap
 from pathlib import Path
+from time import monotonic_ns
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from loadgen.execution.events import Counters
 
 NUMBERS = ("sent", "ok", "failed", "dropped", "events", "in_flight")
 LATEST = 256  # number of latest TTFTs stored per worker
-_BLOCK = np.dtype([*((name, "<i8") for name in NUMBERS), ("ttfts", "<i8"), ("ttft_ns", "<i8", (LATEST,))])
+_BLOCK = np.dtype(
+    [*((name, "<i8") for name in NUMBERS), ("at_ns", "<i8"), ("ttfts", "<i8"), ("ttft_ns", "<i8", (LATEST,))]
+)
 
 
 class SharedCounters:
@@ -35,6 +38,7 @@ class SharedCounters:
             block[name] = getattr(counters, name)
         block["ttft_ns"][: len(latest)] = latest
         block["ttfts"] = len(latest)
+        block["at_ns"] = monotonic_ns()
 
     def block(self, worker: int) -> bytes:
         """The block of one worker, to be sent to another machine."""
@@ -44,6 +48,10 @@ class SharedCounters:
     def paste(self, worker: int, block: bytes) -> None:
         """Publish the block of one worker that `block` returned on another machine."""
         self._blocks[worker] = np.frombuffer(block, _BLOCK)[0]
+
+    def updated_ns(self, worker: int) -> int:
+        """When a worker of this machine last published its counters (monotonic ns); 0: not yet."""
+        return int(self._blocks["at_ns"][worker])
 
     def sum(self) -> Counters:
         """Sum over all workers, as of their last update."""

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while a load goes on: they end the load, not the process. IO."""
+"""SIGINT, SIGTERM and SIGHUP while a load goes on: they end the load, not the process. IO."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
@@ -21,10 +21,12 @@ def calling(stop: Callable[[int], object]) -> Iterator[None]:
         yield
         return
     loop = asyncio.get_running_loop()
-    for number in NUMBERS:
+    before = {number: handler for number in NUMBERS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+    for number in before:
         loop.add_signal_handler(number, stop, number)
     try:
         yield
     finally:
-        for number in NUMBERS:
+        for number, handler in before.items():
             loop.remove_signal_handler(number)
+            signal.signal(number, handler)

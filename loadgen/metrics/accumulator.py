@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from loadgen.limits import STALL_NS
 from loadgen.metrics import columns as by_column
 from loadgen.metrics import outcomes
 from loadgen.metrics.columns import CANCELLED, FAILED, OK, UNDEFINED, UNFINISHED, Columns, defined
@@ -165,7 +166,7 @@ class Cell:
         self._add_tokens(columns, ok)
         self._add_errors(columns, texts)
         self.count("tpot_undefined", (columns.measure("tpot")[ok] == UNDEFINED).sum())
-        self.count("stalled", (columns.measure("max_gap")[ok] > by_column.STALL_NS).sum())
+        self.count("stalled", (columns.measure("max_gap")[ok] > STALL_NS).sum())
         if self.slo is not None:
             self._add_outcomes(columns, ok, self.slo)
 
@@ -285,14 +286,14 @@ class Accumulator:
         several = len(header.targets) if len(header.targets) > 1 else 0
         self.stages = [Cell(self._slo, exact=exact) for _ in self._plans]
         self.targets = [Cell(self._slo, exact=exact) for _ in range(several)]
-        self.other_targets = [
-            Cell(self._slo, exact=exact) for _ in range(several)
-        ]  # rows of stages that are not measured
+        # rows of stages that are not measured
+        self.other_targets = [Cell(self._slo, exact=exact) for _ in range(several)]
         self.blocks: list[BlockSamples] = []
         self.block_ns = FIRST_NS
         # number of a conversation -> due instant of its first turn; 0 or 1: all turns ok so far, cancelled, unfinished;
         # stage (not in older files)
         self._open_conversations: dict[int, list[int]] = {}
+        self.taken: dict[int, int] = {}  # worker -> how many of its rows, from the first on, are in here; by the caller
 
     def add(self, rows: NDArray[np.void], texts: Sequence[str]) -> None:
         """Add some rows. `texts`: error texts, indexed by `rows["text"]`."""
@@ -376,9 +377,8 @@ class Accumulator:
 
         A conversation with a turn that the user cancelled counts in the second number only.
         """
-        measured = [
-            state for state in self._open_conversations.values() if all(self._plans[i].measured for i in state[4:])
-        ]
+        states = self._open_conversations.values()
+        measured = [state for state in states if all(self._plans[i].measured for i in state[4:])]
         cancelled = sum(state[2] for state in measured)
         return len(measured) - cancelled, cancelled
 
@@ -434,6 +434,7 @@ class Accumulator:
             blocks=[(block.requests, _packed(block.of)) for block in self.blocks],
             block_ns=self.block_ns,
             open=self._open_conversations,
+            taken=self.taken,
         )
         return msgspec.msgpack.encode(packed)
 
@@ -442,7 +443,7 @@ class Accumulator:
         """The inverse of `to_bytes`, for an accumulator of the same run. Raises ValueError for anything else."""
         try:
             packed = msgspec.msgpack.decode(data, type=_Packed)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"no ledger: {error}") from None
         accumulator = cls(header)
         cells = list(accumulator._cells())
@@ -457,6 +458,7 @@ class Accumulator:
             block.requests, block.of = requests, _unpacked(encoded)
             accumulator.blocks.append(block)
         accumulator.block_ns, accumulator._open_conversations = packed.block_ns, packed.open
+        accumulator.taken = packed.taken
         return accumulator
 
 
@@ -474,6 +476,7 @@ class _Packed(msgspec.Struct):
     blocks: list[tuple[int, dict[str, bytes]]]
     block_ns: int
     open: dict[int, list[int]]
+    taken: dict[int, int] = {}  # not in older files
     format: int = _FORMAT
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from loadgen.limits import ITL_TOKENS_PER_EVENT, STALL_NS
 from loadgen.metrics import validity, windows
 from loadgen.metrics.accumulator import Accumulator, Cell
-from loadgen.metrics.columns import ITL_TOKENS_PER_EVENT, STALL_NS
 from loadgen.metrics.windows import Span, Window, per_second, span
-from loadgen.results.record import SOURCES
+from loadgen.results.record import SOURCES, STATUSES
 from loadgen.stats.quantiles import Distribution, index, milliseconds
 from loadgen.units import LONGEST_NS
 
@@ -140,17 +140,11 @@ def window(cell: Cell, everything: Sequence[Cell], full: tuple[int, int] = (-1, 
     whole = span(0, max(part.latest("done_ns") for part in everything))
     if not cell.sum("due"):
         return Window(whole=whole)
-    first, last, end, issued = (
-        cell.least["due"],
-        cell.most["due"],
-        cell.most["last_token_ns"],
-        cell.latest("issued_end"),
-    )
+    first, last, end = cell.least["due"], cell.most["due"], cell.most["last_token_ns"]
+    issued = cell.latest("issued_end")
     inside = span(first, end if end >= 0 else cell.most["done_ns"])
     return Window(
-        start_s=inside.start_s,
-        end_s=inside.end_s,
-        duration_s=inside.duration_s,
+        **msgspec.structs.asdict(inside),
         steady=span(max(first, full[0]), min(last, full[1])),
         last_issued=span(first, issued if issued >= 0 else cell.latest("issued_done")),
         whole=whole,
@@ -186,15 +180,10 @@ def requests(cell: Cell, unrecorded: int) -> RequestCounts:
     errors = {kind: ErrorKind(count=count, first_text=words) for kind, (count, _, words) in cell.errors.items()}
     if unrecorded:
         errors["no_record"] = ErrorKind(count=unrecorded, first_text="planned, but no record of it was found")
+    counts = {name: cell.sum(name) for name in (*STATUSES, "resent")}
     return RequestCounts(
         scheduled=cell.sum("rows") + unrecorded,
-        ok=cell.sum("ok"),
-        failed=cell.sum("failed"),
-        dropped=cell.sum("dropped"),
-        cancelled=cell.sum("cancelled"),
-        unfinished=cell.sum("unfinished"),
-        lost=cell.sum("lost") + unrecorded,
-        resent=cell.sum("resent"),
+        **counts | {"lost": counts["lost"] + unrecorded},
         by_error=dict(sorted(errors.items(), key=lambda item: (-item[1].count, item[0]))),
     )
 
@@ -218,8 +207,12 @@ def tokens(
     in_steady = amount_in([cell], "output", steady) if events is None else events * cell.sums["billed"] / event_count
     steady_output = per_second(in_steady, steady) if output is not None else None
     steady_input = per_second(amount_in([cell], "input", steady), steady) if prompt is not None else None
-    total_per_s, steady_total = per_second(_plus(output, prompt), inside), _plus(steady_output, steady_input)
-    output_per_s = per_second(output, inside)
+    rates = {
+        "output_per_s": per_second(output, inside),
+        "total_per_s": per_second(_plus(output, prompt), inside),
+        "steady_output_per_s": steady_output,
+        "steady_total_per_s": _plus(steady_output, steady_input),
+    }
     return Tokens(
         input=prompt,
         output=output,
@@ -229,21 +222,15 @@ def tokens(
         cached_share=cached / base if cached is not None and base else None,
         length_mismatch_share=cell.sums["unequal"] / comparable if comparable else None,
         per_event=cell.sums["streamed"] / event_count if event_count else None,
-        output_per_s=output_per_s,
-        total_per_s=total_per_s,
         input_per_s=per_second(prompt, inside),
-        steady_output_per_s=steady_output,
-        steady_total_per_s=steady_total,
         steady_input_per_s=steady_input,
         last_issued_output_per_s=per_second(output, inside.last_issued),
         whole_output_per_s=whole_output_per_s(everything, inside),
         failed_input=cell.sum("failed_input"),
         failed_output=cell.sum("failed_output"),
         sources=Sources(input=_sources(cell, "input"), output=_sources(cell, "output")),
-        output_per_s_per_gpu=per_gpu(output_per_s, gpus),
-        total_per_s_per_gpu=per_gpu(total_per_s, gpus),
-        steady_output_per_s_per_gpu=per_gpu(steady_output, gpus),
-        steady_total_per_s_per_gpu=per_gpu(steady_total, gpus),
+        **rates,
+        **{f"{name}_per_gpu": per_gpu(rate, gpus) for name, rate in rates.items()},
     )
 
 
@@ -295,7 +282,7 @@ def itl_absent(cell: Cell, inter_chunk: Distribution) -> str:
 
 
 def stalls(cell: Cell) -> Stalls:
-    """Ok requests with a gap between output events of more than `columns.STALL_NS`."""
+    """Ok requests with a gap between output events of more than `limits.STALL_NS`."""
     stalled, ok = cell.sum("stalled"), cell.sum("ok")
     return Stalls(over_ms=milliseconds(STALL_NS), requests=stalled, share=stalled / ok if ok else None)
 

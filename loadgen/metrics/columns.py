@@ -1,4 +1,4 @@
-"""The rows of a run by column, and the metrics of each request over them; the limits of warnings.
+"""The rows of a run by column, and the metrics of each request over them.
 
 Pure. It works on whole columns and never loops over rows, since the run of a rack has two million of them. The
 definitions per request are those of `loadgen_sdk.measures`, here over columns; a test compares the two.
@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED = range(len(STATUSES))
-
-
-# Limits of the warnings. A run beyond one of them stays valid, and its summary carries a warning.
-COUNT_DISAGREEMENT = 0.02  # between two counts of the same tokens
-LENGTH_MISMATCH = 0.02  # of requests whose output is not as long as asked
-SHORTENED = 0.05  # of the output tokens asked for, missing in the answers: beyond it, it is another load
-CACHED_SHARE = 0.05  # of prompt tokens, when the workload declares no sharing
-GAP_VARIATION = 0.10  # between the planned and the real coefficient of variation of send gaps
-GAPS_NEEDED = 30  # fewer send gaps than this say nothing about their variation
-ITL_TOKENS_PER_EVENT = 0.01  # share of events with a second token, above which inter-chunk gaps are not ITL
-STALL_NS = 1_000_000_000  # a gap between output events that a reader of the answer notices as a stall
-
 
 _KEPT = (
     "status", "kind", "stage", "turn", "due_ns", "sent_ns", "first_token_ns", "last_token_ns", "end_ns", "input_tokens",

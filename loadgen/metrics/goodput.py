@@ -11,7 +11,7 @@ from loadgen.metrics.blocks import amount_in
 from loadgen.metrics.columns import NEED_TWO_TOKENS, POOLED
 from loadgen.metrics.outcomes import is_undecided
 from loadgen.metrics.windows import Window, per_second
-from loadgen.slo import Slo, Term
+from loadgen.slo import Slo, Term, promise
 from loadgen.stats.quantiles import SUPPORT, Histogram, index, milliseconds, name, support
 
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ class TermResult(msgspec.Struct, frozen=True, kw_only=True):
     supported: bool
     undecided: str = ""
     unfinished: int = 0  # unfinished requests that are not known to be over: not in `count`
+
+    @property
+    def promise(self) -> str:
+        """`TTFT p99 at most 2,000 ms`."""
+        return promise(self.metric, self.quantile, self.limit_ms)
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):

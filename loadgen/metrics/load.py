@@ -100,9 +100,8 @@ def in_flight(everything: Sequence[Columns], stretch: Span | Window) -> tuple[fl
     pairs = []
     for part in everything:
         sent, done = part["sent_ns"], part["done_ns"]
-        overlapping = (
-            (sent >= 0) & (sent <= high) & ((done < 0) | (done >= low))
-        )  # in flight at some time in the interval
+        # in flight at some time in the interval
+        overlapping = (sent >= 0) & (sent <= high) & ((done < 0) | (done >= low))
         pairs.append((sent[overlapping], done[overlapping]))
         del sent, done
     starts, ends = (np.concatenate([pair[i] for pair in pairs]) for i in (0, 1))

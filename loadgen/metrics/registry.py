@@ -10,14 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.metrics import columns
+from loadgen.slo import NAMES
 from loadgen.stats.quantiles import QUANTILES
 
 if TYPE_CHECKING:
     from loadgen.metrics.summary import Summary
-
-NAMES = {"ttft": "TTFT", "tpot": "TPOT", "tpot_mlperf": "TPOT (MLPerf)", "e2e": "E2E", "itl": "ITL"}
-NAMES |= {"ttft_from_sent": "TTFT from sent", "first_answer": "First answer", "inter_chunk": "Gap between events"}
-NAMES |= {"max_gap": "Largest gap"}
 
 
 class Metric(NamedTuple):

@@ -1,4 +1,4 @@
-"""The types of `summary.json`, and `build`, which computes a summary from the accumulator of a run.
+"""The types of `summary.json`, `build`, which computes a summary from the accumulator of a run, and its text.
 
 Pure numpy. `docs/summary.md` defines every field; a test compares that page with these types. `schema` grows when a
 field changes its meaning or is removed, not when a field is added.
@@ -7,11 +7,12 @@ field changes its meaning or is removed, not when a field is added.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from loadgen.errors import UserError
 from loadgen.metrics import blocks, drift, sustainable, validity
 from loadgen.metrics.accumulator import SAMPLES, Accumulator, Cell
 from loadgen.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
@@ -22,7 +23,7 @@ from loadgen.metrics.load import Load, load
 from loadgen.metrics.sustainable import Sustainable
 from loadgen.metrics.validity import Families, Signs, Verdict
 from loadgen.metrics.windows import Window, per_second
-from loadgen.results.manifest import Fingerprints, Host, StagePlan, TargetFacts
+from loadgen.results.manifest import Fingerprints, Host, StagePlan, TargetFacts, refuse_newer
 from loadgen.results.record import SCHEMA_MINOR
 from loadgen.server_metrics.series import Served
 from loadgen.stats.quantiles import Distribution, Histogram, of_gaps
@@ -239,17 +240,8 @@ def build(
             figures = parts.figures(
                 cell, everything, window, stage.arrival, own_events, target.gpus, own_gaps, unrecorded[i]
             )
-        return StageSummary(
-            name=stage.name,
-            arrival=stage.arrival,
-            measured=stage.measured,
-            concurrency=stage.concurrency,
-            ramp_s=stage.ramp_s,
-            ramp_from=stage.ramp_from,
-            window=window,
-            inter_chunk_ms=own_gaps.distribution(),
-            **figures,
-        )
+        facts = _shared(stage, StageSummary)
+        return StageSummary(window=window, inter_chunk_ms=own_gaps.distribution(), **facts, **figures)
 
     targets = tuple(
         parts.of_target(facts, (cell, other), inside)
@@ -390,11 +382,9 @@ def _pooled(histograms: Sequence[Histogram]) -> Histogram:
     return pooled
 
 
-_T = TypeVar("_T")
-
-
-def _common_value(values: Sequence[_T], fallback: _T) -> _T:
-    return values[0] if all(value == values[0] for value in values) else fallback
+def _shared(facts: msgspec.Struct, block: type[msgspec.Struct]) -> dict[str, Any]:
+    """The values of the fields that a block of the summary has from facts of the header, under the same names."""
+    return {name: getattr(facts, name) for name in block.__struct_fields__ if name in facts.__struct_fields__}
 
 
 def whole_target(targets: Sequence[TargetFacts]) -> TargetFacts:
@@ -404,44 +394,22 @@ def whole_target(targets: Sequence[TargetFacts]) -> TargetFacts:
     if len(targets) == 1:
         return targets[0]
     gpus = [target.gpus for target in targets if target.gpus is not None]
-    return TargetFacts(
-        name=f"{len(targets)} targets",
-        gpus=sum(gpus) if len(gpus) == len(targets) else None,
-        simulated=any(target.simulated for target in targets),
-        url=_common_value([target.url for target in targets], ""),
-        server=_common_value([target.server for target in targets], ""),
-        model=_common_value([target.model for target in targets], ""),
-        shape=_common_value([target.shape for target in targets], ""),
-        region=_common_value([target.region for target in targets], ""),
-        version=_common_value([target.version for target in targets], ""),
-        engine=_common_value([target.engine for target in targets], ""),
-        precision=_common_value([target.precision for target in targets], ""),
-    )
+    values = {name: {getattr(target, name) for target in targets} for name in TargetFacts.__struct_fields__}
+    common = {name: found.pop() for name, found in values.items() if len(found) == 1}
+    return TargetFacts(**common | {
+        "name": f"{len(targets)} targets",
+        "gpus": sum(gpus) if len(gpus) == len(targets) else None,
+        "simulated": any(target.simulated for target in targets),
+    })  # fmt: skip
 
 
 def _run_facts(header: Header) -> RunFacts:
     """The block `run` of the summary."""
-    return RunFacts(
-        id=header.run,
-        name=header.name,
-        workload=header.workload,
-        started=header.started,
-        ended=header.ended,
-        state="cut_off" if header.state == "running" else header.state,
-        version=header.version,
-        command=header.command,
-        metadata=header.metadata,
-        seed=header.seed,
-        schedule_seed=header.schedule_seed,
-        salt=header.salt if header.schema_minor else "",  # that of older versions cannot be given again
-        client=header.client,
-        api=header.api,
-        stream=header.stream,
-        tokenizer=header.tokenizer,
-        tokenizer_tag=header.tokenizer_tag,
-        tokenizer_sha256=header.tokenizer_sha256,
-        host=header.host,
-    )
+    own = {
+        "state": "cut_off" if header.state == "running" else header.state,
+        "salt": header.salt if header.schema_minor else "",  # that of older versions cannot be given again
+    }
+    return RunFacts(id=header.run, **_shared(header, RunFacts) | own)
 
 
 def _by_region(targets: Sequence[TargetFacts]) -> list[tuple[TargetFacts, list[int]]]:
@@ -474,3 +442,27 @@ def _rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None)
         max_per_s=max(rates),
         spread=(max(rates) - min(rates)) / median if median else 0.0,
     )
+
+
+def dump_summary(summary: Summary) -> bytes:
+    """The bytes of `summary.json`: UTF-8, indented by two, with a final newline. Unknown values are null, never left
+    out.
+    """
+    return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
+
+
+def load_summary(data: bytes, where: str = "summary.json") -> Summary:
+    """The inverse of `dump_summary`. Fields that this version does not know are ignored.
+
+    Raises UserError for data that is no summary, and for a summary of a newer schema.
+    """
+    refuse_newer(data, SCHEMA, where)
+    try:
+        summary = msgspec.json.decode(data, type=Summary)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"not a summary of a run: {error}", where, "`loadgen report DIR` makes it again") from None
+    verdict = validity.with_codes(summary.verdict)
+    state = validity.state_reasons(summary.run.state)
+    if verdict.valid and state:  # older versions called an interrupted run valid
+        verdict = validity.verdict(verdict.limits, state, verdict.warning_codes, verdict.caveat_codes)
+    return msgspec.structs.replace(summary, verdict=verdict)

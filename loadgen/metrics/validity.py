@@ -1,7 +1,7 @@
 """Whether a measurement can be trusted: the reasons that make it INVALID, what to know beside it, and the exit code.
 
-Pure. Every finding is a code with its values; `reasons.py` has the words. The limits come from `loadgen.limits` and
-`columns`.
+Pure. Every finding is a code with its values; `reasons.py` has the words. The limits come from
+`loadgen.limits`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 import loadgen.errors as codes
-from loadgen.limits import UNFINISHED_SHARE, ValidityLimits
-from loadgen.metrics import columns, outcomes
+from loadgen.limits import (
+    CACHED_SHARE,
+    COUNT_DISAGREEMENT,
+    GAP_VARIATION,
+    GAPS_NEEDED,
+    LENGTH_MISMATCH,
+    SHORTENED,
+    UNFINISHED_SHARE,
+    ValidityLimits,
+)
+from loadgen.metrics import outcomes
 from loadgen.metrics.reasons import sentence
 from loadgen.results.manifest import ReasonCode
 from loadgen.stats.quantiles import SUPPORT, deciding
@@ -248,7 +257,7 @@ def _caveats(summary: Any, signs: Signs) -> Iterator[ReasonCode]:
     for why, metrics in by_reason.items():
         yield _code("withheld", metrics=metrics, why=why)
     asked, got = signs.asked, signs.asked_got
-    if got < asked * (1 - columns.SHORTENED):
+    if got < asked * (1 - SHORTENED):
         yield _code("shortened", asked=asked, got=got, share=got / asked)
 
 
@@ -274,8 +283,8 @@ def _warnings(header: Header, summary: Any, signs: Signs, *, shortened: bool) ->
             values = {"metric": term.metric, "percentile": term.quantile * 100, "samples": term.count}
             yield _code("slo_samples", **values, needed=term.needed)
     variation, planned = summary.load.gap_variation, summary.load.gap_variation_planned
-    enough = signs.sends > columns.GAPS_NEEDED
-    if enough and variation is not None and planned is not None and abs(variation - planned) > columns.GAP_VARIATION:
+    enough = signs.sends > GAPS_NEEDED
+    if enough and variation is not None and planned is not None and abs(variation - planned) > GAP_VARIATION:
         yield _code("gaps_differ", variation=variation, planned=planned)
     yield from _not_steady(header, summary, signs.sends)
 
@@ -311,14 +320,14 @@ def _of_token_counts(header: Header, summary: Any, signs: Signs, *, shortened: b
         yield _code("usage_missing", missing=missing, ok=ok)
     if estimated := max(sources.input.get("estimate", 0), sources.output.get("estimate", 0)):
         yield _code("counts_estimated", estimated=estimated, ok=ok)
-    if signs.disagreement is not None and abs(signs.disagreement) > columns.COUNT_DISAGREEMENT:
-        values = {"share": signs.disagreement, "limit": columns.COUNT_DISAGREEMENT}
+    if signs.disagreement is not None and abs(signs.disagreement) > COUNT_DISAGREEMENT:
+        values = {"share": signs.disagreement, "limit": COUNT_DISAGREEMENT}
         yield _code("prompt_counts_differ", **values, template_known=header.template_tokens is not None)
-    if tokens.cached_share is not None and tokens.cached_share > columns.CACHED_SHARE and not header.shares_prompts:
+    if tokens.cached_share is not None and tokens.cached_share > CACHED_SHARE and not header.shares_prompts:
         yield _code("cached", share=tokens.cached_share)
     differ = None if shortened else tokens.length_mismatch_share
-    if differ is not None and differ > columns.LENGTH_MISMATCH:
-        yield _code("lengths_differ", share=differ, limit=columns.LENGTH_MISMATCH)
+    if differ is not None and differ > LENGTH_MISMATCH:
+        yield _code("lengths_differ", share=differ, limit=LENGTH_MISMATCH)
     bundled = summary.itl_absent and "itl" not in summary.unsound and (tokens.per_event or 0) > 1
     if bundled and signs.unsaid:
         yield _code("first_event_unknown")

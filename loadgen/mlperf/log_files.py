@@ -6,10 +6,13 @@ The detail log has every key of LoadGen 6.0.17, in its order, and no null. Pure 
 
 from __future__ import annotations
 
+import functools
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from loadgen.mlperf import dataset, rules
 from loadgen.mlperf.result import DISCLOSURE, UNRESOLVED, Check, MlperfResult
@@ -22,31 +25,11 @@ if TYPE_CHECKING:
 SUMMARY, DETAIL = "mlperf_log_summary.txt", "mlperf_log_detail.txt"
 MARK = ":::MLLOG "
 RULE = "=" * 48
-_UNUSED_SETTINGS: dict[str, int | bool] = {
-    "accuracy_log_rng_seed": 0,
-    "accuracy_log_probability": 0,
-    "accuracy_log_sampling_target": 0,
-    "print_timestamps": False,
-    "performance_issue_unique": False,
-    "performance_issue_same": False,
-    "performance_issue_same_index": 0,
-}
-_UNUSED_SERVER_SETTINGS: dict[str, int | bool] = {
-    "coalesce_queries": False,
-    "find_peak_qps_decimals_of_precision": 1,
-    "find_peak_qps_boundary_step_size": 1,
-    "max_async_queries": 0,
-    "num_issue_query_threads": 0,
-}
-_LOGGER_COUNTERS = (
-    "logger_swap_request_slots_retry_count",
-    "logger_swap_request_slots_retry_retry_count",
-    "logger_swap_request_slots_retry_reencounter_count",
-    "logger_start_reading_entries_retry_count",
-    "logger_tls_total_log_cas_fail_count",
-    "logger_tls_total_swap_buffers_slot_retry_count",
-)
-NO_BUILD = "unofficial: not a build of LoadGen"
+_ENTRIES = Path(__file__).parent.parent / "data" / "mlperf_log_detail.yaml"
+_UNUSED_SETTINGS = (
+    "accuracy_log_rng_seed", "accuracy_log_probability", "accuracy_log_sampling_target", "print_timestamps",
+    "performance_issue_unique", "performance_issue_same", "performance_issue_same_index",
+)  # fmt: skip
 CONCATENATED = (
     "WARNING: sample_concatenate_permutation was set to true. \n"
     "Generated samples per query might be different as the one in the setting.\n"
@@ -132,7 +115,10 @@ def _summary_lines(result: MlperfResult, test: Test, sut: str) -> Iterator[str]:
     yield "max_duration (ms): 0"
     yield f"min_query_count : {1 if offline else test.min_queries}"
     yield "max_query_count : 0"
-    yield from (f"{name} : {value:d}" for name, value in _seeds_and_unused(test).items())
+    yield f"qsl_rng_seed : {test.seeds.qsl}"
+    yield f"sample_index_rng_seed : {test.seeds.sample_index}"
+    yield f"schedule_rng_seed : {test.seeds.schedule}"
+    yield from (f"{name} : 0" for name in _UNUSED_SETTINGS)
     yield f"performance_sample_count : {test.samples}"
     yield f"accuracy_sample_count : {test.samples}"
     yield CONCATENATED
@@ -208,13 +194,6 @@ def _recommendations(result: MlperfResult) -> Iterator[str]:
         yield f"{early}\n   See the detailed log for why this may have occurred."
 
 
-def _seeds_and_unused(test: Test) -> dict[str, int | bool]:
-    """The seeds, and the settings that are not used: they stand together in all lists of settings."""
-    seeds = test.seeds
-    used = {"qsl_rng_seed": seeds.qsl, "sample_index_rng_seed": seeds.sample_index}
-    return {**used, "schedule_rng_seed": seeds.schedule, **_UNUSED_SETTINGS}
-
-
 Entry = tuple[str, Any]
 
 
@@ -231,117 +210,79 @@ def detail_text(result: MlperfResult, test: Test, *, sut: str, version: str, sta
 
 
 def _detail_entries(result: MlperfResult, test: Test, sut: str, version: str, started: datetime) -> Iterator[Entry]:
-    started = started.astimezone(UTC)
-    yield "loadgen_version", f"unofficial: {version}"
-    for key in ("build_date_local", "build_date_utc", "git_commit_date", "git_log_message"):
-        yield f"loadgen_{key}", NO_BUILD
-    yield "loadgen_git_status_message", ""
-    yield "loadgen_file_sha1", {}
-    yield "generic_message", DISCLOSURE
-    yield "generic_message", f"Dataset: {result.dataset}"
-    yield "generic_message", checker_text(result)
-    yield "test_datetime", f"{started:%Y-%m-%dT%H:%M:%SZ}"
-    yield "sut_name", sut
-    yield "get_sut_name_duration_ns", 0
-    yield "qsl_name", result.dataset.partition(",")[0]
-    yield "qsl_reported_total_count", test.samples
-    yield "qsl_reported_performance_count", test.samples
-    yield from _requested(result, test)
-    yield from _effective(result, test)
-    yield from _issued(result, test)
-    for warning in result.warnings:
-        yield "warning_generic_message", warning
-    for error in result.errors:
-        yield "error_runtime", error
-    if result.resolved < result.queries:
-        yield "generic_message", f"a latency of {UNRESOLVED} ns stands for a query that never completed"
-    ended = started + timedelta(seconds=_whole_run_s(result))
-    for key, instant in (("power_begin", started), ("power_end", ended)):
-        yield key, f"{instant:%m-%d-%Y %H:%M:%S}.{instant.microsecond // 1000:03d}"
-    yield from _results(result, test)
+    table, values = _entries(), _values(result, test, sut, version, started.astimezone(UTC))
+    scenario = "offline" if test.scenario == "offline" else "server"
+
+    def listed(part: str) -> Iterator[Entry]:
+        for key, written, *only in table[part]:
+            value = values[written[1:]] if isinstance(written, str) and written.startswith("$") else written
+            if value is not None and scenario in (only or [scenario]):
+                yield key, value
+
+    yield from listed("begin")
+    yield from (("warning_generic_message", warning) for warning in result.warnings)
+    yield from (("error_runtime", error) for error in result.errors)
+    yield from listed("results")
+    yield from _distributions(result)
     yield "num_errors", len(result.errors)
 
 
-def _requested(result: MlperfResult, test: Test) -> Iterator[Entry]:
+@functools.cache
+def _entries() -> dict[str, list[list[Any]]]:
+    return msgspec.yaml.decode(_ENTRIES.read_bytes(), type=dict[str, list[list[Any]]])
+
+
+def _values(result: MlperfResult, test: Test, sut: str, version: str, started: datetime) -> dict[str, Any]:
+    """The values that the table of entries names."""
     offline = test.scenario == "offline"
-    yield "requested_scenario", "Offline" if offline else "Server"
-    yield "requested_test_mode", "PerformanceOnly"
-    if offline:
-        yield "requested_offline_expected_qps", result.target_qps or 0
-    else:
-        yield "requested_server_target_qps", result.target_qps or 0
-        yield "requested_server_target_latency_ns", 0
-        yield "requested_server_target_latency_percentile", test.percentile
-        yield from ((f"requested_server_{key}", value) for key, value in _UNUSED_SERVER_SETTINGS.items())
-    yield "requested_min_duration_ms", test.min_duration_ns // 1_000_000
-    yield "requested_max_duration_ms", 0
-    yield "requested_min_query_count", test.min_queries
-    yield "requested_max_query_count", 0
-    yield from ((f"requested_{key}", value) for key, value in _seeds_and_unused(test).items())
-    yield "requested_performance_sample_count_override", test.samples
-    yield "requested_accuracy_sample_count_override", 0
-    yield "requested_sample_concatenate_permutation", True
-    yield "requested_use_token_latencies", True
-    if not offline:
-        yield "requested_server_ttft_latency", test.ttft_ns
-        yield "requested_server_tpot_latency", test.tpot_ns
-
-
-def _effective(result: MlperfResult, test: Test) -> Iterator[Entry]:
-    offline = test.scenario == "offline"
-    samples_per_query = _samples_per_query(result, test)
-    yield "effective_scenario", "Offline" if offline else "Server"
-    yield "effective_test_mode", "PerformanceOnly"
-    yield "effective_samples_per_query", samples_per_query
-    yield "effective_target_qps", result.target_qps or 0
-    yield "effective_target_latency_ns", 0  # TTFT and TPOT have limits instead, see mlperf.conf
-    yield "effective_target_latency_percentile", test.percentile
-    yield "effective_max_async_queries", 1 if offline else 0
-    yield "effective_target_duration_ms", 0 if offline else test.min_duration_ns // 1_000_000
-    yield "effective_min_duration_ms", test.min_duration_ns // 1_000_000
-    yield "effective_max_duration_ms", 0
-    yield "effective_min_query_count", 1 if offline else test.min_queries
-    yield "effective_max_query_count", 0
-    yield "effective_min_sample_count", samples_per_query if offline else test.min_queries
-    yield from ((f"effective_{key}", value) for key, value in _seeds_and_unused(test).items())
-    yield "effective_performance_sample_count", test.samples
-    yield "effective_accuracy_sample_count", test.samples
-    yield "effective_sample_concatenate_permutation", True
-
-
-def _issued(result: MlperfResult, test: Test) -> Iterator[Entry]:
-    offline = test.scenario == "offline"
-    yield "generic_message", "Starting performance mode"
-    yield "loaded_qsl_set", dataset.loaded_set(test)
-    yield "generated_query_count", 1 if offline else result.queries
-    yield "generated_samples_per_query", result.queries if offline else 1
     length_ns = round(result.scheduled_s * 1e9)
     if result.target_qps:
         length_ns = int(1e9 / result.target_qps) if offline else rules.schedule(test, result.target_qps).end_ns
-    yield "generated_query_duration", length_ns
-    yield from ((key, 0) for key in _LOGGER_COUNTERS)
+    ended = started + timedelta(seconds=_whole_run_s(result))
+    begun, over = (f"{at:%m-%d-%Y %H:%M:%S}.{at.microsecond // 1000:03d}" for at in (started, ended))
+    stops = {check.metric: early_stopping_text(check).replace("\n", " ") for check in result.checks}
+    unresolved = f"a latency of {UNRESOLVED} ns stands for a query that never completed"
+    return {
+        "version": f"unofficial: {version}",
+        "no_build": "unofficial: not a build of LoadGen",
+        "disclosure": DISCLOSURE,
+        "dataset": f"Dataset: {result.dataset}",
+        "checker": checker_text(result),
+        "started": f"{started:%Y-%m-%dT%H:%M:%SZ}",
+        "sut": sut,
+        "qsl_name": result.dataset.partition(",")[0],
+        "samples": test.samples,
+        "scenario": "Offline" if offline else "Server",
+        "target_qps": result.target_qps or 0,
+        "percentile": test.percentile,
+        "min_duration_ms": test.min_duration_ns // 1_000_000,
+        "min_queries": test.min_queries,
+        "qsl_seed": test.seeds.qsl,
+        "sample_index_seed": test.seeds.sample_index,
+        "schedule_seed": test.seeds.schedule,
+        "ttft_limit": test.ttft_ns,
+        "tpot_limit": test.tpot_ns,
+        "samples_per_query": _samples_per_query(result, test),
+        "loaded_set": dataset.loaded_set(test),
+        "queries": result.queries,
+        "query_duration": length_ns,
+        "unresolved": unresolved if result.resolved < result.queries else None,
+        "power_begin": begun,
+        "power_end": over,
+        "validity": "VALID" if result.valid else "INVALID",
+        "limits_met": all(check.met for check in result.checks),
+        "min_duration_met": result.min_duration_met,
+        "min_queries_met": result.min_queries_met,
+        "early_stopping_met": early_stopping_met(result),
+        "invalid_reason": " ".join(reason.text + "." for reason in result.reasons) or None,
+        "ttft_early_stopping": stops.get("ttft", ""),
+        "tpot_early_stopping": stops.get("tpot", ""),
+        "completed_samples_per_s": _known(result.completed_samples_per_s),
+        "scheduled_samples_per_s": _known(result.scheduled_samples_per_s),
+    }
 
 
-def _results(result: MlperfResult, test: Test) -> Iterator[Entry]:
-    offline = test.scenario == "offline"
-    yield "result_validity", "VALID" if result.valid else "INVALID"
-    if not offline:
-        yield "result_perf_constraints_met", all(check.met for check in result.checks)
-    yield "result_min_duration_met", result.min_duration_met
-    yield "result_min_queries_met", result.min_queries_met
-    yield "early_stopping_met", early_stopping_met(result)
-    if not result.valid:
-        yield "result_invalid_reason", " ".join(reason.text + "." for reason in result.reasons)
-    texts = {check.metric: early_stopping_text(check).replace("\n", " ") for check in result.checks}
-    for metric in ("ttft", "tpot"):
-        yield f"early_stopping_{metric}_result", texts.get(metric, "")
-    yield "result_query_count", 1 if offline else result.queries
-    if offline:
-        yield "result_samples_per_second", _known(result.completed_samples_per_s)
-    else:
-        yield "result_overlatency_query_count", result.queries  # LoadGen's: over a target latency of 0
-        yield "result_scheduled_samples_per_sec", _known(result.scheduled_samples_per_s)
-        yield "result_completed_samples_per_sec", _known(result.completed_samples_per_s)
+def _distributions(result: MlperfResult) -> Iterator[Entry]:
     yield from _spread_entries(result.latency, "result_{}_latency_ns", "result_{:.2f}_percentile_latency_ns")
     if result.ttft is None or result.tpot is None:
         yield "result_tokens_per_second", _known(result.completed_tokens_per_s)

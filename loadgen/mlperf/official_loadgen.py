@@ -11,8 +11,8 @@ import asyncio
 import platform
 import threading
 from collections import deque
+from collections.abc import Coroutine
 from datetime import UTC, datetime
-from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,8 @@ import numpy as np
 
 from loadgen import seeds
 from loadgen.errors import UserError
-from loadgen.execution.probing import find, serving
+from loadgen.execution.probing import client_options, find, serving
+from loadgen.execution.run_header import version
 from loadgen.interop.loadgen_log import LoadGenLog, read_log
 from loadgen.mlperf import dataset, rules, run
 from loadgen.mlperf import result as mlperf
@@ -80,8 +81,10 @@ def test_settings(test: Test, qps: float) -> Any:
 class Carrier:
     """Sends LoadGen's queries and calls its two callbacks. All but `issue` runs in the thread of the event loop."""
 
-    def __init__(self, lg: Any, test: Test, requests: prompts.Prompts, lanes: int | None) -> None:
-        self._lg, self._requests, self._samples = lg, requests, test.samples
+    def __init__(
+        self, lg: Any, test: Test, requests: prompts.Prompts, lanes: int | None, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._lg, self._requests, self._samples, self._loop = lg, requests, test.samples, loop
         self._place_in_pass = {sample: place for place, sample in enumerate(dataset.issue_order(test))}
         self._pass_of_sample = [0] * test.samples
         self._lanes, self._in_flight = lanes, 0
@@ -89,19 +92,29 @@ class Carrier:
         self._bodies: dict[int, bytes] = {}
         self.issued_ns: list[int] = []
         self.done: list[Completion | None] = []
-        self.loop: asyncio.AbstractEventLoop | None = None
         self.client: Any = None
 
-    def build(self, count: int) -> None:
-        """Build the bodies of the first `count` queries (at most BUILD_AHEAD) before they are sent."""
-        for number in range(min(count, BUILD_AHEAD)):
+    async def open(self, settings: Settings, probed: ProbeResult, queries: int) -> None:
+        """Open connections, and build the bodies of the first `queries` (at most BUILD_AHEAD) before they are sent."""
+        from loadgen_sdk.transport.pool import Pool
+
+        self.client = Pool(
+            probed.target,
+            **client_options(settings, probed),
+            timeout_ns=run.WAIT_NS,
+            stall_timeout_ns=run.STALL_NS,
+            sources=settings.sources,
+            keep_text=False,
+            ahead=True,
+        )
+        await self.client.open(32)
+        for number in range(min(queries, BUILD_AHEAD)):
             self._bodies[number] = self.client.prepare(self._requests[number])
 
     def issue(self, queries: Any) -> None:
         """Pass queries to the event loop. Runs in LoadGen's thread, so it must be quick."""
         now = monotonic_ns()
-        assert self.loop is not None
-        self.loop.call_soon_threadsafe(self._take, [(query.id, query.index) for query in queries], now)
+        self._loop.call_soon_threadsafe(self._take, [(query.id, query.index) for query in queries], now)
 
     def _take(self, queries: list[tuple[int, int]], issued_ns: int) -> None:
         for query, sample in queries:
@@ -172,96 +185,52 @@ def _perform(
     folder = settings.out
     assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
-    loop = asyncio.new_event_loop()
-    probe_result = loop.run_until_complete(find(settings))
-    tokenizer = load_tokenizer(settings.tokenizer)
+    offline = test.scenario == "offline"
+    planned = None if offline else rules.schedule(test, qps).offsets
     workload = run.workload(test, data, qps=qps, lanes=lanes)
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     salt = seeds.salt_of(seed, workload.salt)
-    template_tokens = probe_result.template_tokens or 0
-    requests = build_prompts.build(workload, seed, seeds.salt_number(salt), tokenizer, template_tokens)
-    offline = test.scenario == "offline"
-    carrier = Carrier(lg, test, requests, (lanes or run.LANES) if offline else None)
-    client_open = threading.Event()
-    open_errors: list[BaseException] = []
-    planned = None if offline else rules.schedule(test, qps).offsets
-
-    async def serve() -> None:
-        from loadgen_sdk.transport.pool import Pool
-
-        client = Pool(
-            probe_result.target,
-            model=probe_result.model,
-            quirk=probe_result.quirk,
-            stream=settings.stream,
-            api_key=settings.api_key,
-            headers=settings.headers,
-            extra_body=settings.extra_body,
-            timeout_ns=run.WAIT_NS,
-            stall_timeout_ns=run.STALL_NS,
-            tls=settings.tls,
-            sources=settings.sources,
-            keep_text=False,
-            ahead=True,
-        )
-        carrier.client, carrier.loop = client, asyncio.get_running_loop()
-        try:
-            await client.open(32)
-            carrier.build(rules.offline_samples(test, qps) if planned is None else len(planned))
-        except BaseException as error:
-            open_errors.append(error)
-        finally:
-            client_open.set()
-        await closing.wait()
-        client.close()
-
-    closing = asyncio.Event()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="harness", daemon=True)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="harness", daemon=True)
     thread.start()
-    client_open.wait()
+
+    def result_of(steps: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(steps, loop).result()
+
     try:
-        if open_errors:
-            raise open_errors[0]
-        sut = lg.ConstructSUT(carrier.issue, lambda: None)
-        qsl = lg.ConstructQSL(test.samples, test.samples, lambda _: None, lambda _: None)
-        logs, output = lg.LogSettings(), lg.LogOutputSettings()
-        output.outdir = str(folder)
-        logs.log_output = output
-        lg.StartTestWithLogSettings(sut, qsl, test_settings(test, qps), logs)
-        lg.DestroyQSL(qsl)
-        lg.DestroySUT(sut)
+        probe_result: ProbeResult = result_of(find(settings, workload.timeout_ns / 1e9))
+        tokenizer, template_tokens = load_tokenizer(settings.tokenizer), probe_result.template_tokens or 0
+        requests = build_prompts.build(workload, seed, seeds.salt_number(salt), tokenizer, template_tokens)
+        carrier = Carrier(lg, test, requests, (lanes or run.LANES) if offline else None, loop)
+        queries = rules.offline_samples(test, qps) if planned is None else len(planned)
+        result_of(carrier.open(settings, probe_result, queries))
+        try:
+            sut = lg.ConstructSUT(carrier.issue, lambda: None)
+            qsl = lg.ConstructQSL(test.samples, test.samples, lambda _: None, lambda _: None)
+            logs, output = lg.LogSettings(), lg.LogOutputSettings()
+            output.outdir = str(folder)
+            logs.log_output = output
+            lg.StartTestWithLogSettings(sut, qsl, test_settings(test, qps), logs)
+            lg.DestroyQSL(qsl)
+            lg.DestroySUT(sut)
+        finally:
+            loop.call_soon_threadsafe(carrier.client.close)
     finally:
-        loop.call_soon_threadsafe(closing.set)
+        loop.call_soon_threadsafe(loop.stop)
         thread.join(30)
         loop.close()
-    drawn = [] if isinstance(data.requests, FromFile) else [f"prompts: {seeds.words(seed, salt)}"]
-    result = _result(test, data, settings, qps, folder, probe_result, carrier, planned, simulated, drawn)
-    return result, settings.gpus
-
-
-def _result(
-    test: Test,
-    data: Data,
-    settings: Settings,
-    qps: float,
-    folder: Path,
-    probe_result: ProbeResult,
-    carrier: Carrier,
-    planned: Any,
-    simulated: bool,
-    drawn: list[str],
-) -> MlperfResult:
-    """The result by kernel stamps, with LoadGen's own figures in the notes; written to both folders."""
-    from loadgen.execution.run_header import version
-
-    log = read_log(folder)
     trace, late_ns = _trace(carrier, planned)
-    notes = [f"served by {probe_result.target.redacted} ({probe_result.model}); queries issued by the official LoadGen"]
-    notes += drawn
+    shown = probe_result.target.redacted
+    drawn = [] if isinstance(data.requests, FromFile) else [f"prompts: {seeds.words(seed, salt)}"]
     warnings = [*run.cautions(test), *_uncounted(carrier)]
-    notes += warnings
-    notes += _loadgen_notes(log, mlperf.reduce(trace, test))
-    notes.append(f"LoadGen handed a query over {late_ns / 1e6:.3f} ms after its planned instant (p99)")
+    log = read_log(folder)
+    notes = [
+        f"served by {shown} ({probe_result.model}); queries issued by the official LoadGen",
+        *drawn,
+        *warnings,
+        *_loadgen_notes(log, mlperf.reduce(trace, test)),
+        f"LoadGen handed a query over {late_ns / 1e6:.3f} ms after its planned instant (p99)",
+    ]
     name = f"{data.name}; queries by the official LoadGen"
     result = mlperf.reduce(
         trace, test, dataset=name, target_qps=qps, notes=notes, warnings=warnings, simulated=simulated
@@ -269,10 +238,10 @@ def _result(
     own_folder = folder / OWN
     own_folder.mkdir(exist_ok=True)
     started = datetime.strptime(log.detail["test_datetime"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    run.write(own_folder, result, test, sut=probe_result.target.redacted, version=version(), started=started)
+    run.write(own_folder, result, test, sut=shown, version=version(), started=started)
     (folder / run.RESULT).write_bytes((own_folder / run.RESULT).read_bytes())
     checksums.write(folder)
-    return result
+    return result, settings.gpus
 
 
 def _trace(carrier: Carrier, planned: Any) -> tuple[mlperf.QueryTrace, int]:

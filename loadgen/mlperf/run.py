@@ -23,7 +23,8 @@ from loadgen.mlperf import result as mlperf
 from loadgen.results import checksums, store
 from loadgen.results.record import STATUS
 from loadgen.search import experiment, trials
-from loadgen.search.load_search import Goal, LoadSearch, NextTrial, SearchAnswer
+from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer
+from loadgen.search.watch import Goal
 from loadgen.workload import (
     AtLeast,
     Closed,
@@ -361,7 +362,7 @@ def read(folder: Path) -> mlperf.MlperfResult:
         raise UserError(
             f"no MLPerf-style result there: {error.strerror}", str(path), "a folder of loadgen mlperf"
         ) from None
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"a damaged result: {error}", str(path)) from None
 
 

@@ -25,10 +25,9 @@ from loadgen_sdk.request import Completion, Request
 from loadgen_sdk.transport.http1 import merged
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import Target, header_secrets, redact
-from loadgen_sdk.transport.wire import raise_file_limit
 
 from loadgen import seeds
-from loadgen.execution import probing
+from loadgen.execution import probing, resource_limits
 from loadgen.execution.plan import Settings
 from loadgen.preflight import host_checks, target_checks
 from loadgen.preflight.host_checks import Machine
@@ -171,19 +170,9 @@ async def _send_trials(
     settings: Settings, probe_result: ProbeResult, quirk: Quirk, questions: list[tuple[str, int, bool]]
 ) -> list[Trial]:
     """Send questions one after the other with one client. Each is (text, max tokens, whether to force the length)."""
-    client = Pool(
-        probe_result.target,
-        model=probe_result.model,
-        quirk=quirk,
-        stream=settings.stream,
-        api_key=settings.api_key,
-        headers=settings.headers,
-        extra_body=settings.extra_body,
-        timeout_ns=int(REPLY_S * 1e9),
-        stall_timeout_ns=int(REPLY_S * 1e9),
-        tls=settings.tls,
-        keep_headers=True,
-    )
+    options = probing.client_options(settings, probe_result) | {"quirk": quirk, "keep_headers": True}
+    reply_ns = int(REPLY_S * 1e9)
+    client = Pool(probe_result.target, **options, timeout_ns=reply_ns, stall_timeout_ns=reply_ns)
     try:
         await client.open()
         return [await _send_trial(settings, client, *question) for question in questions]
@@ -243,17 +232,18 @@ async def machine() -> Machine:
     for _ in range(10_000):
         monotonic_ns()
     reading_ns = (monotonic_ns() - started_ns) / 10_000
+    limits = resource_limits.room()
     names = ("http_proxy", "https_proxy", "all_proxy")
     return Machine(
         clock=_file_text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         clock_read_ns=reading_ns,
         timer_late_ms=max(0.0, sorted(lateness_ns)[int(len(lateness_ns) * 0.99)] / 1e6),
-        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        cpus=resource_limits.cpus(),
         cpu_quota=_cpu_quota(),
         load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         governor=_file_text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        files=_file_limit(),
-        ports=_local_ports(),
+        files=limits.files,
+        ports=limits.ports,
         proxies=tuple(name for name in (*names, *map(str.upper, names)) if os.environ.get(name)),
     )
 
@@ -269,18 +259,6 @@ def _cpu_quota() -> float | None:
     """The CPU limit of the control group in cores (cgroup v2, at the root visible in a container); None without one."""
     fields = _file_text("/sys/fs/cgroup/cpu.max").split()
     return int(fields[0]) / int(fields[1]) if len(fields) == 2 and fields[0].isdigit() else None
-
-
-def _file_limit() -> int | None:
-    try:
-        return raise_file_limit(0)
-    except ImportError:  # this system has no such limit
-        return None
-
-
-def _local_ports() -> int | None:
-    fields = _file_text("/proc/sys/net/ipv4/ip_local_port_range").split()
-    return int(fields[1]) - int(fields[0]) + 1 if len(fields) == 2 else None
 
 
 def run(settings: Settings) -> tuple[str, list[Finding]]:

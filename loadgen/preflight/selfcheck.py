@@ -21,7 +21,7 @@ import numpy as np
 
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.results.manifest import ReasonCode
-from loadgen.stats.quantiles import index
+from loadgen.stats.quantiles import element
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -110,7 +110,7 @@ def truth(rows: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int)
         ttft_p99_ms=_quantile_ms(true_first - due, 0.99),
         ttft_p50_error_ms=_quantile_ms(reported - due, 0.5) - _quantile_ms(true_first - due, 0.5),
         ttft_p99_error_ms=_quantile_ms(reported - due, 0.99) - _quantile_ms(true_first - due, 0.99),
-        tpot_p50_error_share=_quantile(tpot, 0.5) / _quantile(true_tpot, 0.5) - 1 if len(gaps) else None,
+        tpot_p50_error_share=element(tpot, 0.5) / element(true_tpot, 0.5) - 1 if len(gaps) else None,
         error_p50_ms=_quantile_ms(np.abs(error), 0.5),
         error_p99_ms=_quantile_ms(np.abs(error), 0.99),
         error_max_ms=_quantile_ms(np.abs(error), 1.0),
@@ -121,12 +121,8 @@ def truth(rows: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int)
     )
 
 
-def _quantile(values: NDArray[np.generic], p: float) -> float:
-    return float(np.sort(values)[index(len(values), p)])
-
-
 def _quantile_ms(values_ns: NDArray[np.generic], p: float) -> float:
-    return round(_quantile(values_ns, p) / 1e6, 4)
+    return round(element(values_ns, p) / 1e6, 4)
 
 
 # -- the search ---------------------------------------------------------------------------------------------------
@@ -277,9 +273,9 @@ def to_json(result: SelfcheckResult) -> str:
 
 def run(seconds: float = 3.0, say: Callable[[str], None] = print) -> SelfcheckResult:
     """Search each kind of level. `say` gets a line per step; every step takes a little more than `seconds`."""
-    import os
-
     from loadgen_sdk import compiled
+
+    from loadgen.execution import resource_limits
 
     steps: list[Step] = []
     levels = []
@@ -291,8 +287,9 @@ def run(seconds: float = 3.0, say: Callable[[str], None] = print) -> SelfcheckRe
             say(line(steps_of_kind[-1]))
         steps += steps_of_kind
         levels.append(level(kind, steps_of_kind))
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return SelfcheckResult(seconds=seconds, cpus=cpus, steps=tuple(steps), levels=tuple(levels), hot_path=compiled.RUNS)
+    return SelfcheckResult(
+        seconds=seconds, cpus=resource_limits.cpus(), steps=tuple(steps), levels=tuple(levels), hot_path=compiled.RUNS
+    )
 
 
 def step(kind: Kind, offered: float, seconds: float) -> Step:
@@ -370,11 +367,11 @@ class _DrivenRun(NamedTuple):
 
 
 def _workload(tokens: int, rate: float, seconds: float) -> Workload:
-    from loadgen.workload import Overrides
+    from loadgen.workload import read_flags
     from loadgen.workload.loading import of_mapping
 
     requests = {"input_tokens": 20, "output_tokens": tokens}
-    load = Overrides(request_rate=rate, duration=seconds, grace=5, timeout=20)
+    load = read_flags(request_rate=rate, duration=seconds, grace=5, timeout=20)
     return of_mapping({"name": "selfcheck", "requests": requests}, load)
 
 
@@ -397,7 +394,7 @@ def _drive(url: str, workload: Workload, folder: Path) -> _DrivenRun:
 
     settings = Settings(url=url)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        probe_result = runner.run(find(settings))
+        probe_result = runner.run(find(settings, workload.timeout_ns / 1e9))
         plan, begins = prepare(workload, settings, (probe_result,), simulated=True, folder=folder)
         store.replace(folder / "run.json", manifest.encode(run_header.header(plan, workload, begins)))
         runner.run(work(plan, 0, 1, gate, lambda driver: None))

@@ -1,4 +1,4 @@
-"""Capacity planning: the published capacity table recomputed, what it ignores, and the plan based on a run.
+"""Capacity planning: the plan based on a run, then the published capacity table recomputed and what it ignores.
 
 Pure: takes values, returns a string.
 """
@@ -23,13 +23,13 @@ def render_text(
     profile: str, evidence: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None
 ) -> str:
     """The whole report, ending in a newline. Without a run there is no plan, and the text says so."""
-    blocks = (published.told(published.capacity(profile)), _measured(evidence, measured, plan))
+    blocks = (_measured(evidence, measured, plan), published.told(published.capacity(profile)))
     return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
 
 
 def _measured(evidence: Evidence | None, measured: MeasuredRate | None, plan: CapacityPlan | None) -> Iterator[str]:
     if evidence is None or measured is None:
-        yield "From a run under the SLO: none was given (--results DIR), so none of the above is a capacity."
+        yield "From a run under the SLO: none was given (--results DIR), so nothing below is a capacity."
         return
     mark = "SIMULATED, " if evidence.simulated else ""
     mark += "A LOWER BOUND of the capacity, " if measured.lower_bound else ""

@@ -24,7 +24,7 @@ from loadgen.report.progress import draining
 from loadgen.results import manifest
 from loadgen.results.record import BIN_NS, KINDS, ROW
 from loadgen.results.spool import Tail
-from loadgen.stats.quantiles import Histogram, index
+from loadgen.stats.quantiles import Histogram, element
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -219,10 +219,8 @@ class View:
 
 
 def _p50_p99_ms(values_ns: NDArray[np.int64]) -> tuple[float | None, float | None]:
-    values = np.sort(values_ns[values_ns != UNDEFINED])
-    if not len(values):
-        return None, None
-    return float(values[index(len(values), 0.5)]) / 1e6, float(values[index(len(values), 0.99)]) / 1e6
+    values = values_ns[values_ns != UNDEFINED]
+    return (element(values, 0.5) / 1e6, element(values, 0.99) / 1e6) if len(values) else (None, None)
 
 
 def _histogram_p50_p99_ms(histogram: Histogram) -> tuple[float | None, float | None]:

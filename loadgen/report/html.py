@@ -13,13 +13,13 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from loadgen import format
-from loadgen.metrics.registry import NAMES
 from loadgen.mlperf.log_files import checker_text
 from loadgen.report import mlperf as mlperf_text
 from loadgen.report import page, run_charts, run_headline
 from loadgen.report.definitions import DEFINITIONS
 from loadgen.report.text import server_says
 from loadgen.server_metrics import series
+from loadgen.slo import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -222,7 +222,7 @@ def _latency(sheet: page.Page, summary: Summary, figures: Figures | None) -> Non
         head = ("promise", "came out", "over the limit", "")
         terms = [
             (
-                run_headline.limit(term),
+                term.promise,
                 run_headline.outcome(term),
                 f"{format.count(term.over)} of {format.count(term.count)}"
                 + (f", {format.count(term.unfinished)} unfinished" if term.unfinished else ""),

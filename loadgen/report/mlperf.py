@@ -13,6 +13,7 @@ from loadgen.metrics import blocks
 from loadgen.mlperf.log_files import checker_text
 from loadgen.report import table
 from loadgen.report.table import wrapped
+from loadgen.slo import promise
 from loadgen.stats.loadgen_spread import PERCENTILES
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def limits(result: MlperfResult) -> tuple[tuple[str, ...], list[tuple[str, ...]]
         value = "a query that never completed" if check.value_ns is None else f"{check.value_ns / 1e6:,.3f} ms"
         rows.append(
             (
-                f"{check.metric.upper()} p99 at most {check.limit_ns / 1e6:g} ms",
+                promise(check.metric, 0.99, check.limit_ns / 1e6),
                 value,
                 "passes" if check.met else "fails",
                 "passes" if check.checker_met else "fails",

@@ -76,7 +76,7 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
             marks=tuple(
                 Mark(
                     y=term.limit_ms,
-                    label=f"limit {format.milliseconds(term.limit_ms)} ms at p{term.quantile * 100:g}",
+                    label=f"limit {term.limit_ms:,.10g} ms at p{term.quantile * 100:g}",
                     color=met_color(term.met),
                     fit=term.met is False or term.limit_ms < 3 * max(values),
                 )

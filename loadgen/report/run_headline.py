@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from loadgen import format
-from loadgen.metrics.registry import NAMES
+from loadgen import format, slo
 from loadgen.stats.quantiles import SUPPORT, deciding
 
 if TYPE_CHECKING:
@@ -72,12 +71,6 @@ def marks(summary: Summary) -> Iterator[Note]:
         yield Note("CUT OFF", "this run has no clean end (killed, or still going): reported as far as it got", "warn")
 
 
-def limit(term: TermResult) -> str:
-    """An SLO term in words, such as `TTFT p99 at most 2,000 ms`."""
-    name = NAMES.get(term.metric, term.metric)
-    return f"{name} p{term.quantile * 100:g} at most {format.milliseconds(term.limit_ms)} ms"
-
-
 def outcome(term: TermResult) -> str:
     """The measured value: `174 ms`; `~174 ms` with too few samples; or why there is no value."""
     if term.undecided:
@@ -112,10 +105,10 @@ def sentence(summary: Summary) -> str:
         f"{format.count(goodput.good)} of {format.count(goodput.counted)} requests ({format.percent(goodput.share)})"
     )
     if goodput.met:
-        promises = " and ".join(limit(term) for term in goodput.slo)
+        promises = " and ".join(term.promise for term in goodput.slo)
         return f"SLO met: {promises or 'the promised share'}; {good_requests} were within every limit."
     if goodput.undecided and not goodput.unfinished:
-        reasons = "; ".join(dict.fromkeys(f"{limit(t)}: {t.undecided}" for t in goodput.slo if t.undecided))
+        reasons = "; ".join(dict.fromkeys(f"{t.promise}: {t.undecided}" for t in goodput.slo if t.undecided))
         return f"SLO undecided: no term is missed, and this run cannot decide every term ({reasons})."
     if goodput.met is None:
         return (
@@ -135,7 +128,7 @@ def sentence(summary: Summary) -> str:
 
 
 def _missed_term(term: TermResult) -> str:
-    name = f"{NAMES.get(term.metric, term.metric)} p{term.quantile * 100:g}"
+    name = slo.name(term.metric, term.quantile)
     if term.value_ms is None:
         return f"{name} falls on a failed request" if term.count else f"{name} was not measured"
     return f"{name} is {format.milliseconds(term.value_ms)} ms, the limit {format.milliseconds(term.limit_ms)} ms"

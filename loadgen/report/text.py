@@ -9,13 +9,11 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from loadgen import format
-from loadgen.metrics.registry import NAMES
 from loadgen.metrics.validity import WAITED_SHARE
 from loadgen.report import table
 from loadgen.report.run_headline import (
     about_latency,
     distribution_cells,
-    limit,
     met_word,
     needed,
     part_cells,
@@ -23,6 +21,7 @@ from loadgen.report.run_headline import (
     target_name,
 )
 from loadgen.report.table import WIDTH, wrapped
+from loadgen.slo import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -345,13 +344,13 @@ def _judges_requests(goodput: Goodput) -> bool:
 
 def _term_cells(term: TermResult) -> tuple[str, str, str]:
     if term.undecided:
-        return limit(term), "no figure", f"of {format.count(term.count)}"
+        return term.promise, "no figure", f"of {format.count(term.count)}"
     if term.value_ms is None:
         outcome = "falls on a failed one" if term.count else "nothing measured"
     else:
         outcome = f"{'' if term.supported else '~'}{format.milliseconds(term.value_ms)} ms"
     left_out = f", {format.count(term.unfinished)} unfinished" if term.unfinished else ""
-    return limit(term), outcome, f"{format.count(term.over)} of {format.count(term.count)} over{left_out}"
+    return term.promise, outcome, f"{format.count(term.over)} of {format.count(term.count)} over{left_out}"
 
 
 def _errors(requests: RequestCounts) -> Iterator[str]:

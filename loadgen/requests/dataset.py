@@ -7,7 +7,6 @@ so a file can be larger than memory. A row is read again when its request is bui
 from __future__ import annotations
 
 import codecs
-import difflib
 import hashlib
 import os
 import re
@@ -19,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from loadgen.errors import Fault, Faults, UserError, enough
+from loadgen.errors import Fault, Faults, UserError, closest, enough
 from loadgen.format import shortened
 from loadgen.units import MOST_TOKENS, Wrong
 
@@ -153,9 +152,9 @@ def parse_row(line: bytes) -> DatasetRow:
         raise BadRow("not a JSON object", 'write {"prompt": "..."} or {"messages": [...]}')
     if ("prompt" in row) == ("messages" in row):
         problem = "both `prompt` and `messages`" if "prompt" in row else "neither `prompt` nor `messages`"
-        similar = [match for key in row for match in difflib.get_close_matches(key, ("prompt", "messages"), 1)]
-        mistyped = similar and similar[0] not in row
-        raise BadRow(problem, f'did you mean "{similar[0]}"?' if mistyped else "give exactly one of them")
+        similar = next((word for key in row if (word := closest(key, ("prompt", "messages")))), "")
+        mistyped = similar and similar not in row
+        raise BadRow(problem, f'did you mean "{similar}"?' if mistyped else "give exactly one of them")
     length, exact = _output_length(row)
     return DatasetRow(
         messages=_messages(row["messages"]) if "messages" in row else None,

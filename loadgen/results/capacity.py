@@ -67,7 +67,7 @@ def load_capacity(data: bytes, where: str = FILE) -> Capacity:
     refuse_newer(data, SCHEMA, where)
     try:
         capacity = msgspec.json.decode(data, type=Capacity)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(
             f"not a capacity: {error}", where, "the search or sweep that wrote it can write it again"
         ) from None

@@ -10,7 +10,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from loadgen.results.spool import replace
+from loadgen.results.files import replace
 
 _LINE = re.compile(r"[0-9a-f]{64} [ *].+")
 FILE = "SHA256SUMS"

@@ -199,7 +199,7 @@ def decode(data: bytes, where: str = "run.json") -> Header:
     refuse_newer(data, WITH_UNFINISHED, where)
     try:
         return msgspec.json.decode(data, type=Header)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"not the header of a run: {error}", where, "the file was changed or damaged") from None
 
 
@@ -211,7 +211,7 @@ def refuse_newer(data: bytes, schema: int, where: str) -> None:
     """Raises UserError unless `data` is a JSON object whose `schema` is an integer that this version can read."""
     try:
         found_schema = msgspec.json.decode(data, type=_Version).schema
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"not a file of a run: {error}", where, "give the folder that a run has written") from None
     if found_schema > schema:
         what = f"written by a newer loadgen (schema {found_schema}, this version reads up to {schema})"
@@ -226,6 +226,6 @@ def decode_seconds(lines: bytes) -> list[Second]:
     for line in lines.splitlines():
         try:
             seconds.append(msgspec.json.decode(line, type=Second))
-        except msgspec.DecodeError:  # only the last line can be incomplete
+        except (ValueError, RecursionError):  # only the last line can be incomplete
             break
     return seconds

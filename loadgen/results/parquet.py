@@ -1,4 +1,8 @@
-"""Rows as Parquet: to a pyarrow Table, and back from files, all columns at once or one at a time. Does IO."""
+"""Rows as Parquet: to a pyarrow Table, and back from files, all columns at once or one at a time. Does IO.
+
+Columns are made from the memory of numpy arrays, and read as such. `pa.array`, `to_numpy` and `fill_null` do the same,
+but they import pandas wherever it is installed, which costs more than all that a run of a minute writes.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import UserError
+from loadgen.results.files import private
 from loadgen.results.record import FIELDS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 
 if TYPE_CHECKING:
@@ -34,18 +39,49 @@ def to_table(rows: NDArray[np.void], texts: list[str]) -> Any:
     for name, _, meaning in FIELDS:
         values = np.ascontiguousarray(rows[name])
         if name == "text":
-            column: Any = pa.array([texts[i] if 0 <= i < len(texts) else None for i in values.tolist()], pa.string())
+            column = _strings(texts, values)
         elif name in NAMES:
-            column = pa.DictionaryArray.from_arrays(pa.array(values.view(np.int8)), pa.array(NAMES[name], pa.string()))
+            words = _strings(NAMES[name], np.arange(len(NAMES[name])))
+            column = pa.DictionaryArray.from_arrays(_array(values.view(np.int8)), words)
         elif name in _BOOLEANS:
-            column = pa.array(values.astype(bool))
+            column = pa.Array.from_buffers(pa.bool_(), len(values), [None, _bits(values != 0)])
         elif (name.endswith("_ns") and name != "due_ns") or "-1" in meaning:
-            column = pa.array(values, mask=values < 0)
+            column = _array(values, values >= 0)
         else:
-            column = pa.array(values)
+            column = _array(values)
         columns[name] = column
     fields = [pa.field(name, columns[name].type, metadata={"meaning": meaning}) for name, _, meaning in FIELDS]
     return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
+
+
+def _bits(flags: NDArray[np.bool_]) -> Any:
+    import pyarrow as pa
+
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))
+
+
+def _array(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> Any:
+    """The values as a pyarrow array, null where they are not `valid`."""
+    import pyarrow as pa
+
+    bitmap = None if valid is None or valid.all() else _bits(valid)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [bitmap, pa.py_buffer(values)])
+
+
+def _strings(words: Sequence[str], index: NDArray[Any]) -> Any:
+    """`words[i]` for each i of the index, as a pyarrow array; null where there is no such word."""
+    import pyarrow as pa
+
+    data = [word.encode() for word in words]
+    valid = (index >= 0) & (index < len(data))
+    chosen = index[valid]
+    lengths = np.zeros(len(index), np.int64)
+    lengths[valid] = np.array([len(word) for word in data], np.int64)[chosen]
+    ends = np.zeros(len(index) + 1, np.int32)
+    np.cumsum(lengths, out=ends[1:])
+    text = b"".join([data[i] for i in chosen.tolist()])
+    buffers = (pa.py_buffer(ends), pa.py_buffer(text), None if valid.all() else _bits(valid))
+    return pa.StringArray.from_buffers(len(index), *buffers)
 
 
 def write(path: Path, tables: Iterable[Any]) -> None:
@@ -53,12 +89,13 @@ def write(path: Path, tables: Iterable[Any]) -> None:
     import pyarrow.parquet as pq
 
     scratch = path.with_suffix(".new")
-    writer = None
-    for table in tables:
-        writer = writer or pq.ParquetWriter(scratch, table.schema, compression="zstd")
-        writer.write_table(table)
-    assert writer is not None
-    writer.close()
+    with open(scratch, "wb", opener=private) as file:
+        writer = None
+        for table in tables:
+            writer = writer or pq.ParquetWriter(file, table.schema, compression="zstd")
+            writer.write_table(table)
+        assert writer is not None
+        writer.close()
     scratch.replace(path)
 
 
@@ -86,7 +123,7 @@ class Frame:
 
         self._paths = files
         with self._readable(0):
-            self._files = [pq.ParquetFile(file) for file in files]
+            self._files = [pq.ParquetFile(file, read_dictionary=["text"]) for file in files]
         self._length: int = sum(file.metadata.num_rows for file in self._files)
         self._columns = set(self._files[0].schema_arrow.names if only is None else only)
         self._texts: list[str] | None = None if "text" in self._columns else []
@@ -137,7 +174,6 @@ def _to_row_values(name: str, column: Any, texts: dict[str, int]) -> NDArray[Any
     """A Parquet column as it is in a row: codes instead of strings, -1 for null. Adds new error texts to `texts`."""
     import pyarrow as pa
 
-    numbers: NDArray[Any]
     if name == "text" or name in NAMES:
         if not isinstance(column, pa.DictionaryArray):
             column = column.dictionary_encode()
@@ -147,10 +183,24 @@ def _to_row_values(name: str, column: Any, texts: dict[str, int]) -> NDArray[Any
         codes = [
             texts.setdefault(word, len(texts)) if name == "text" else code_of.get(word, unknown) for word in strings
         ]
-        positions = column.indices.fill_null(len(strings)).to_numpy(zero_copy_only=False)
-        numbers = np.array([*codes, -1 if name == "text" else unknown], np.int64)[positions]
-    elif name in _BOOLEANS:
-        numbers = column.to_numpy(zero_copy_only=False)
-    else:
-        numbers = (column.fill_null(-1) if column.null_count else column).to_numpy(zero_copy_only=False)
-    return numbers
+        positions = np.where(_valid(column), _values(column.indices), len(strings))
+        return np.array([*codes, -1 if name == "text" else unknown], np.int64)[positions]
+    if name in _BOOLEANS:
+        return _unpacked(column.buffers()[1], column)
+    return np.where(_valid(column), _values(column), -1) if column.null_count else _values(column)
+
+
+def _values(column: Any) -> NDArray[Any]:
+    """The numbers of a pyarrow array, whatever stands where it is null."""
+    numbers = np.frombuffer(column.buffers()[1], column.type.to_pandas_dtype())
+    return numbers[column.offset : column.offset + len(column)]
+
+
+def _valid(column: Any) -> NDArray[np.bool_]:
+    bitmap = column.buffers()[0]
+    return np.ones(len(column), bool) if bitmap is None else _unpacked(bitmap, column)
+
+
+def _unpacked(bits: Any, column: Any) -> NDArray[np.bool_]:
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[column.offset :]
+    return flags[: len(column)].astype(bool)

@@ -14,9 +14,11 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
+from loadgen_sdk.dialects.reader import Flow
 from numpy.typing import NDArray
 
 from loadgen.results import manifest, slot_ranges
+from loadgen.results.files import PRIVATE, private, replace
 from loadgen.results.parquet import from_parquet
 from loadgen.results.record import BIN_NS, ROW
 from loadgen.stats.quantiles import Histogram, bucket
@@ -29,8 +31,53 @@ HEAT = np.dtype([("until_ns", "<i8"), ("counts", "<i8", (len(HEAT_EDGES_NS) + 1,
 
 `counts`: below the first edge of HEAT_EDGES_NS, between two edges, above the last edge.
 """
+GROWING_BINS = 1_000  # last bins of a timeline, which may still change: an event is counted within 10 s
 STAMPS = "stamps-"  # with the stage's number: no dot, since readers of schema 1.0 take w0.NAME.S for a timeline
 _HEAT_STARTS = np.concatenate(([0], bucket(HEAT_EDGES_NS)))
+
+
+class Timeline:
+    """Output events of one stage: histograms of the gaps between them and of their stamp errors, counts per BIN_NS."""
+
+    __slots__ = ("_start_ns", "bins", "errors", "first", "flow", "gaps", "used")
+
+    def __init__(self, start_ns: int) -> None:
+        self.flow = Flow()
+        self.gaps = Histogram()
+        self.errors = Histogram()
+        self.bins: NDArray[np.int64] = np.zeros(1024, np.int64)
+        self.first = 0  # number of the bin in `bins[0]`; earlier bins are stored and final
+        self.used = 0
+        self._start_ns = start_ns
+
+    def fold(self) -> None:
+        """Count what `flow` has collected, then clear it."""
+        flow = self.flow
+        if flow.gaps:
+            self.gaps.add(np.array(flow.gaps, np.int64))
+            flow.gaps.clear()
+        if flow.instants:
+            self.errors.add_zeros(len(flow.instants) - len(flow.errors))
+            self.errors.add(np.array(flow.errors, np.int64))
+            flow.errors.clear()
+            bin_numbers = (np.array(flow.instants, np.int64) - self._start_ns) // BIN_NS - self.first
+            flow.instants.clear()
+            counts = np.bincount(np.maximum(bin_numbers, 0))
+            if len(counts) > len(self.bins):
+                larger = np.zeros(len(counts) * 2, np.int64)
+                larger[: len(self.bins)] = self.bins
+                self.bins = larger
+            self.bins[: len(counts)] += counts
+            self.used = max(self.used, len(counts))
+
+    def stored(self) -> None:
+        """Everything so far is on disk: keep only the bins that may still change."""
+        final = self.used - GROWING_BINS
+        if final > GROWING_BINS:
+            self.bins[:GROWING_BINS] = self.bins[final : self.used]
+            self.bins[GROWING_BINS:] = 0
+            self.first += final
+            self.used = GROWING_BINS
 
 
 class Spool:
@@ -55,7 +102,7 @@ class Spool:
 
     def _open(self, name: str) -> int:
         path = self._folder / "spool" / f"w{self._worker}.{name}"
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, PRIVATE)
 
     def _count_texts(self, descriptor: int) -> int:
         """Number of error texts already in the file. Ends a last line that a killed worker left unfinished."""
@@ -113,7 +160,7 @@ class Spool:
         replace(Path(f"{stem}.gaps.{stage}"), gaps.to_bytes())
         if errors is not None:
             replace(Path(f"{stem}.{STAMPS}{stage}"), errors.to_bytes())
-        descriptor = os.open(f"{stem}.timeline.{stage}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(f"{stem}.timeline.{stage}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
         os.pwrite(descriptor, timeline.astype("<i8").tobytes(), first * 8)
         os.close(descriptor)
         counts = np.add.reduceat(gaps.counts, _HEAT_STARTS)
@@ -121,7 +168,7 @@ class Spool:
         self._heat_totals[stage] = counts
         if new_counts.any():
             record = np.array(((first + len(timeline)) * BIN_NS, new_counts), HEAT)
-            with Path(f"{stem}.heat").open("ab") as file:
+            with open(f"{stem}.heat", "ab", opener=private) as file:
                 file.write(record.tobytes())
 
     def close(self) -> None:
@@ -134,13 +181,6 @@ def _write(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def replace(path: Path, data: bytes) -> None:
-    """Replace a file atomically: a reader sees the old content or the new content, never a part of either."""
-    scratch = path.with_name(path.name + ".new")
-    scratch.write_bytes(data)
-    scratch.replace(path)
 
 
 class Segment(NamedTuple):
@@ -191,7 +231,7 @@ def worker_texts(folder: Path, worker: int) -> list[str]:
     for line in (folder / "spool" / f"w{worker}.texts").read_bytes().splitlines():
         try:
             texts.append(msgspec.json.decode(line, type=str))
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError):
             texts.append("")
     return texts
 

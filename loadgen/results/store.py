@@ -13,14 +13,16 @@ Does IO. `record.py` defines the rows, `manifest.py` defines `run.json`, and `sp
     flows/w0.gaps.S               histogram of the gaps between output events of stage S
     flows/w0.stamps-S             histogram of the stamp errors of the output events of stage S; not in older runs
     flows/w0.timeline.S           output events of stage S, counted per 10 ms
-    flows/ledger                  without --keep raw: the sums of the deleted rows (metrics.accumulator.Accumulator)
+    flows/ledger                  without --keep raw: the sums of the rows that were read, and how many of each worker
+                                  they are (metrics.accumulator.Accumulator); the rows after those are in the spool
     flows/w0.heat                 gaps of all stages counted by length, about every 2 s: records of HEAT
     server.jsonl                  values from the servers' metrics pages (server_metrics.series.MetricSample), one line
                                   for each change of a value
     summary.json
 
-A worker only appends to files and renames them, so everything it wrote is readable after `kill -9`. A separate process
-(`execution/compactor.py`) writes the Parquet files, because converting rows blocks the interpreter for tens of ms.
+A worker only appends to files and renames them, so everything it wrote is readable after `kill -9`. Parquet files are
+written at the end or, while a long run goes, by a process (`execution/compactor_process.py`), since to convert
+rows blocks the interpreter for tens of ms.
 """
 
 from __future__ import annotations
@@ -36,15 +38,15 @@ from numpy.typing import NDArray
 
 from loadgen.errors import Fault, Faults, UserError
 from loadgen.results import manifest
+from loadgen.results.files import replace as replace  # noqa: PLC0414 - other rooms call `store.replace`
 from loadgen.results.parquet import Frame, from_parquet
 from loadgen.results.record import ROW
 from loadgen.results.spool import HEAT, STAMPS, complete_rows, segments, worker_texts
-from loadgen.results.spool import replace as replace  # noqa: PLC0414 - other rooms call `store.replace`
 from loadgen.server_metrics import series
 from loadgen.stats.quantiles import Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 MERGED = "requests.parquet"
 LAZY_ROWS = 1_000_000  # above this, a summary is computed from columns on disk instead of rows in memory
@@ -157,7 +159,10 @@ def _read_seconds(folder: Path) -> list[manifest.Second]:
 
 def _read_rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:
     """Rows of all workers and their error texts: of the spool, and of Parquet where segments are deleted."""
-    spooled = [] if (folder / "requests" / MERGED).exists() else segments(folder)
+    merged = folder / "requests" / MERGED
+    if merged.exists():  # it has all rows; beside it may be what a killed process could not remove any more
+        return from_parquet([merged])
+    spooled = segments(folder)
     files = sorted((folder / "requests").glob("*.parquet"))
     if not spooled:
         return from_parquet(files) if files else (np.zeros(0, ROW), [])
@@ -185,6 +190,13 @@ def _read_rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:
                 texts += file_texts
                 end = first + len(rows)
     return (np.concatenate(parts) if len(parts) > 1 else parts[0]), texts
+
+
+def rows_after(folder: Path, taken: Mapping[int, int]) -> Iterator[tuple[NDArray[np.void], list[str]]]:
+    """Rows of the spool, and the error texts they refer to, without the first `taken[worker]` rows of each worker."""
+    for segment in segments(folder):
+        first = max(taken.get(segment.worker, 0) - segment.first, 0)
+        yield complete_rows(segment.path)[first:], worker_texts(folder, segment.worker)
 
 
 def has_rows(folder: Path) -> bool:

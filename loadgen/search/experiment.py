@@ -83,7 +83,7 @@ def stored_search(folder: Path) -> StoredSearch | None:
         return None
     try:
         return msgspec.json.decode(path.read_bytes(), type=StoredSearch)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"not the answer of a search: {error}", str(path), f"--resume {folder} writes it") from None
 
 
@@ -137,7 +137,7 @@ def _read(path: Path) -> ExperimentPlan:
     refuse_newer(data, SCHEMA, str(path))
     try:
         return msgspec.json.decode(data, type=ExperimentPlan)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"not the plan of a search or sweep: {error}", str(path), "it was changed or damaged") from None
 
 
@@ -152,7 +152,7 @@ def told(folder: Path) -> list[TrialResult]:
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
             result = msgspec.json.decode(line, type=TrialResult)
-        except msgspec.DecodeError:
+        except (ValueError, RecursionError):
             break
         results[result.ask.number] = result
     return [

@@ -1,38 +1,26 @@
-"""The highest load at which an SLO holds: which load to try next, and when a trial has shown enough.
+"""The highest load at which an SLO holds: which load to try next.
 
-Sans-IO. `LoadSearch` names the next trial and is told its result. `Watch` examines the records of a running trial and
-says when its outcome is decided. Nothing here runs a load or reads a clock, so a search is resumed by telling it the
-same results again.
+Sans-IO. `LoadSearch` names the next trial and is told its result. Nothing here runs a load or reads a clock, so a
+search is resumed by telling it the same results again.
 
-The search estimates the load at which a full-length run from an empty server passes with probability one half. Near
-that point it is not certain whether a run passes, because the arrivals and lengths of one run differ from their
-distribution. So each outcome is evidence about a psychometric curve P(pass) = Phi((theta - log load) / sigma), held as
-a grid of (theta, sigma). A trial at the median of theta amounts to bisection where outcomes are clear, and stays
+The search estimates the load at which a full-length run from an empty server passes with probability one half
+(`belief.py`). A trial at the median of that estimate amounts to bisection where outcomes are clear, and stays
 calibrated where they are not.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal
 
 import msgspec
-import numpy as np
 
-from loadgen.metrics import columns as metrics
-from loadgen.metrics import outcomes, sustainable
-from loadgen.metrics.columns import Columns
-from loadgen.slo import Slo
-from loadgen.stats import early_stopping, intervals, trend
-from loadgen.stats.quantiles import support
+from loadgen.search.belief import Belief
+from loadgen.search.watch import Outcome
+from loadgen.stats.intervals import Interval
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
-
-Outcome = Literal["over", "under", "invalid"]
 Kind = Literal["bracket", "probe", "confirm", "sustain", "level"]
 """sustain: as confirm, and it must not grow either; level: a load of a grid that the user gave."""
 
@@ -47,307 +35,6 @@ LAPSE = 0.01  # probability that the outcome of a full-length trial says nothing
 LAPSE_EARLY = 0.05  # the same for a trial that ended early as under
 SIGMA_OF_NOISE = 1.5  # expected sigma, in units of 1 / sqrt(n): lengths and their order add to the noise of arrivals
 SUSTAINS = 10  # trials, at most, for the highest load that is sustained
-RUN_SPREAD = 0.015  # of a measured server whose run-to-run variation nobody told: the median of what it may be
-RUN_SPREAD_FACTOR = 2.0  # one standard deviation, as a factor, of that variation around its median
-SIGMA_FACTOR = 1.4  # one standard deviation, as a factor, of sigma around its expected value
-SIGMAS = tuple(float(sigma) for sigma in np.geomspace(1e-3, 0.1, 24))
-
-# -- the goal, and how many misses it allows ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """What must hold: each SLO term at its quantile, and the joint share if one is set.
-
-    `mlperf`: the limits of MLPerf early stopping must hold too.
-    """
-
-    slo: Slo
-    mlperf: bool = False
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        joint = ("goodput",) if self.slo.goodput_share is not None else ()
-        return (*(f"{term.metric} p{term.quantile * 100:g}" for term in self.slo.terms), *joint)
-
-    def allowed(self, n: int) -> tuple[int, ...]:
-        """Per name, the most misses that `n` requests allow; -1 when `n` is too small even without misses."""
-        limits = [n - 1 - min(int(n * term.quantile), n - 1) for term in self.slo.terms]
-        if self.mlperf:
-            limits = [
-                min(limit, early_stopping.allowed(n, term.quantile))
-                for limit, term in zip(limits, self.slo.terms, strict=True)
-            ]
-        if self.slo.goodput_share is not None:
-            limits.append(n - math.ceil(self.slo.goodput_share * n - 1e-9))
-        return tuple(limits)
-
-    def misses(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Which of these finished requests miss which term: a mask of shape (names, rows).
-
-        Failed and dropped requests miss every term; unfinished ones those terms that they were over when cut.
-        """
-        columns = Columns(rows)
-        unfinished = columns.where(metrics.UNFINISHED)
-        not_ok = ~(columns.where(metrics.OK) | unfinished)
-        masks = [
-            not_ok
-            | (~unfinished & (columns.measure(term.metric) > term.limit_ns))
-            | outcomes.is_over_when_cut(columns, term)
-            for term in self.slo.terms
-        ]
-        if self.slo.goodput_share is not None:
-            masks.append(np.logical_or.reduce([not_ok, *masks]))
-        return np.array(masks)
-
-
-# -- a running trial, watched ------------------------------------------------------------------------------------------
-
-
-class Look(NamedTuple):
-    """The state of a running trial. `outcome` None: not decided yet. `misses`: per name of the goal, so far."""
-
-    outcome: Outcome | None
-    why: str
-    misses: tuple[int, ...]
-
-
-class Watch:
-    """Decides the outcome of a trial before its end, where possible.
-
-    *over* is exact: the misses known already are more than the planned number of requests allows, whatever the other
-    requests do. It needs no independence. *under* is possible only with `early_under`: the start-up transient has
-    passed (MSER), the requests in flight do not grow, and by batch means of the arrival-ordered prefix after the
-    transient, with every unresolved request counted as a miss, neither the quantiles of the terms nor the misses will
-    reach their limits by the planned end.
-    """
-
-    LEVEL = 0.99
-    BATCHES = 10  # after the transient
-    MOST = 120  # batches in all; a longer run has longer batches, not more
-    SHORTEST_NS = 5_000_000_000
-    GROWTH = 0.15  # allowed growth of requests in flight up to the planned end
-
-    def __init__(self, goal: Goal, due_ns: NDArray[np.int64], *, early_under: bool = True) -> None:
-        self.goal, self.due_ns = goal, np.sort(due_ns)
-        self.planned = len(due_ns)
-        self.allowed = goal.allowed(self.planned)
-        self.early_under = early_under
-
-    def look(self, now_ns: int, rows: NDArray[np.void]) -> Look:
-        """Examine the trial at `now_ns`. `rows`: all records so far, in any order.
-
-        Instants count from the start of the schedule.
-        """
-        missed = self.goal.misses(rows)
-        known = tuple(int(count) for count in missed.sum(axis=1))
-        for name, count, allowed in zip(self.goal.names, known, self.allowed, strict=True):
-            if count > max(allowed, -1):
-                why = f"{count:,} of {self.planned:,} planned requests miss {name}, {max(allowed, 0):,} allowed"
-                return Look("over", why, known)
-        if self.early_under and self.planned and now_ns < self.due_ns[-1]:
-            why = self._steady(now_ns, rows, missed)
-            if why:
-                return Look("under", why, known)
-        return Look(None, "", known)
-
-    def _steady(self, now_ns: int, rows: NDArray[np.void], missed: NDArray[np.bool_]) -> str:
-        """Why the rest of the run cannot change the outcome "under"; "" when that cannot be said."""
-        width = self._width()
-        last = int(self.due_ns[-1])
-        count = int(now_ns // width)
-        if count < self.BATCHES + 2:
-            return ""
-        arrived = np.bincount(np.minimum(self.due_ns // width, count), minlength=count + 1)[:count]
-        batch_of_row = rows["due_ns"] // width
-        in_batches = batch_of_row < count
-        done = np.bincount(batch_of_row[in_batches], minlength=count)[:count]
-        open_share = (arrived - done) / np.maximum(arrived, 1)
-        (unfinished,) = np.nonzero(open_share > 0.001)  # the prefix ends before the first batch with open requests
-        prefix = int(unfinished[0]) if len(unfinished) else count
-        if prefix < self.BATCHES + 2:
-            return ""
-        edges = np.arange(1, prefix + 1) * width
-        in_flight = np.searchsorted(self.due_ns, edges, "right") - np.searchsorted(
-            np.sort(rows["done_ns"]), edges, "right"
-        )
-        quantiles = self._quantiles(rows, batch_of_row, prefix)
-        begin = 0
-        for series in (in_flight.astype(float), *quantiles):
-            start = intervals.transient(series)
-            if start is None:
-                return ""
-            begin = max(begin, start)
-        if prefix - begin < self.BATCHES:
-            return ""
-        # extrapolate a line no further than the time it was fitted over
-        ahead = min((last - prefix * width) / width, prefix - begin)
-        _, growth = intervals.growth(in_flight[begin:].astype(float), ahead, self.LEVEL)
-        level = float(in_flight[begin:].mean())
-        if growth > self.GROWTH * level + 2:
-            return ""
-        if any_part_grows(rows, edges[begin:]):
-            return ""
-        for term, series in zip(self.goal.slo.terms, quantiles, strict=True):
-            if not self._stays_below(series[begin:], math.log(term.limit_ns), ahead):
-                return ""
-        unresolved = (arrived - done)[:prefix]
-        rest = self.planned - int(arrived[:prefix].sum())
-        for number, allowed in enumerate(self.allowed):
-            known_misses = batch_of_row[missed[number] & (batch_of_row < prefix)]
-            misses_by_batch = np.bincount(known_misses, minlength=prefix) + unresolved
-            share = intervals.batch_means(
-                misses_by_batch[begin:] / arrived[begin:prefix], batches=self.BATCHES, level=0.98
-            )
-            if int(misses_by_batch.sum()) + max(share.high, 1 / self.planned) * rest > allowed:
-                return ""
-        return (
-            f"steady since {begin * width / 1e9:.0f} s: {prefix - begin} batches of {width / 1e9:.0f} s, "
-            f"{level:,.0f} in flight"
-        )
-
-    def _width(self) -> int:
-        """Length of a batch in ns.
-
-        Long enough for the highest quantile of the goal, and for at most MOST batches in the run.
-        """
-        needed = max((support(term.quantile) for term in self.goal.slo.terms), default=100)
-        length = max(1, int(self.due_ns[-1]))
-        return max(self.SHORTEST_NS, math.ceil(length * needed / self.planned), length // self.MOST)
-
-    def _quantiles(
-        self, rows: NDArray[np.void], batch_of_row: NDArray[np.int64], prefix: int
-    ) -> list[NDArray[np.float64]]:
-        """Per term, the logarithm of its quantile in each batch of the prefix; 40 where that falls on a failure."""
-        in_prefix = batch_of_row < prefix
-        columns, batch_of_row = Columns(rows[in_prefix]), batch_of_row[in_prefix]
-        order = np.argsort(batch_of_row, kind="stable")
-        bounds = np.searchsorted(batch_of_row[order], np.arange(prefix + 1))
-        not_ok = ~columns.where(metrics.OK)
-        all_series = []
-        for term in self.goal.slo.terms:
-            values = columns.measure(term.metric)
-            values = np.where(not_ok, np.iinfo(np.int64).max, values)[order]
-            series = np.full(prefix, 40.0)
-            for k in range(prefix):
-                batch = values[bounds[k] : bounds[k + 1]]
-                batch = batch[batch != metrics.UNDEFINED]
-                if len(batch):
-                    at = min(int(len(batch) * term.quantile), len(batch) - 1)
-                    value = int(np.partition(batch, at)[at])
-                    series[k] = math.log(max(value, 1)) if value < np.iinfo(np.int64).max else 40.0
-            all_series.append(series)
-        return all_series
-
-    def _stays_below(self, series: NDArray[np.float64], limit: float, ahead: float) -> bool:
-        """Whether the mean of batches like these, and the line continued through them, stay below a limit at LEVEL."""
-        _, growth = intervals.growth(series, ahead, self.LEVEL)
-        mean = intervals.batch_means(series, batches=len(series), level=2 * self.LEVEL - 1)
-        return max(mean.high, mean.value + growth) < limit
-
-
-def any_part_grows(rows: NDArray[np.void], instants: NDArray[np.int64]) -> bool:
-    """Whether the number in flight of any target or replica grows over these instants, by the finished requests."""
-    keys = sustainable.keys(Columns(rows))
-    names = np.unique(keys)
-    if len(names) < 2:
-        return False  # all together are looked at anyway
-    series = []
-    for name in names:
-        own = rows[keys == name]
-        flying = np.searchsorted(np.sort(own["due_ns"]), instants, "right")
-        series.append((flying - np.searchsorted(np.sort(own["done_ns"]), instants, "right")).astype(float))
-    return any(found and found.grows and found.growth > sustainable.GROWTH * found.level for found in trend.of(series))
-
-
-# -- the posterior of the answer ---------------------------------------------------------------------------------------
-
-
-class Belief:
-    """The posterior of (theta, sigma) on a grid.
-
-    The prior of theta is flat in the logarithm of the load between two bounds. The prior of sigma is lognormal around
-    the value expected from the sampling of one run and from `run_spread`, how much servers differ from run to run
-    (None: not told, so that the outcomes have to show it), with SIGMA_FACTOR as its standard deviation.
-    """
-
-    POINTS = 2000
-
-    def __init__(self, low: float, high: float, *, sigma: float, run_spread: float | None = 0.0) -> None:
-        self.theta = np.linspace(math.log(low), math.log(high), self.POINTS)
-        self.sigma = np.array(SIGMAS)
-        density = np.zeros(len(self.sigma))
-        for weight, spread in _spreads(run_spread):
-            middle = math.log(math.hypot(sigma, spread))
-            density += weight * np.exp(-0.5 * ((np.log(self.sigma) - middle) / math.log(SIGMA_FACTOR)) ** 2)
-        prior = np.log(np.maximum(density, 1e-300))
-        self._log = np.broadcast_to(prior, (self.POINTS, len(self.sigma))).copy()
-
-    @property
-    def spread(self) -> float:
-        """The median of sigma: how much the load that a run just passes differs from run to run, as a share."""
-        mass = np.cumsum(self.weights.sum(axis=0))
-        return float(self.sigma[int(np.searchsorted(mass, 0.5))])
-
-    def tell(self, load: float, passed: bool, lapse: float) -> None:
-        """Update with one outcome at one load. `lapse`: probability that the outcome says nothing about the load."""
-        z = (self.theta[:, None] - math.log(load)) / self.sigma[None, :]
-        below = _phi(z if passed else -z)
-        self._log += np.log(lapse / 2 + (1 - lapse) * below)
-
-    @property
-    def weights(self) -> NDArray[np.float64]:
-        """Posterior mass of every (theta, sigma)."""
-        raw = np.exp(self._log - self._log.max())
-        mass: NDArray[np.float64] = raw / raw.sum()
-        return mass
-
-    def quantile(self, p: float) -> float:
-        """The load below which theta lies with probability p."""
-        mass = np.cumsum(self.weights.sum(axis=1))
-        return math.exp(float(np.interp(p, mass, self.theta)))
-
-    def interval(self, level: float = LEVEL) -> intervals.Interval:
-        """The median of theta and its credible interval, as loads."""
-        return intervals.Interval(
-            value=self.quantile(0.5),
-            low=self.quantile((1 - level) / 2),
-            high=self.quantile((1 + level) / 2),
-            level=level,
-            method="posterior of the load that half of all full-length runs pass",
-        )
-
-    def passing(self, p: float) -> float:
-        """The highest load at which the next full-length run passes with probability p."""
-        weights = self.weights
-        low, high = float(self.theta[0]), float(self.theta[-1])
-        for _ in range(16):
-            x = (low + high) / 2
-            chance = float((weights * _phi((self.theta[:, None] - x) / self.sigma[None, :])).sum())
-            low, high = (x, high) if chance >= p else (low, x)
-        return math.exp(low)
-
-
-def _spreads(run_spread: float | None) -> list[tuple[float, float]]:
-    """The run-to-run variation, as weights and values: the one that was told, or what it may be (None: not told)."""
-    if run_spread is not None:
-        return [(1.0, run_spread)]
-    steps = np.linspace(-2, 2, 9)
-    weights = np.exp(-0.5 * steps**2)
-    values = RUN_SPREAD * RUN_SPREAD_FACTOR**steps
-    return list(zip((weights / weights.sum()).tolist(), values.tolist(), strict=True))
-
-
-def _phi(z: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The standard normal distribution, to 7.5e-8 (Abramowitz and Stegun 26.2.17)."""
-    x = np.abs(z)
-    t = 1 / (1 + 0.2316419 * x)
-    tail = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    tail *= t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
-    return np.where(z >= 0, 1 - tail, tail)
-
-
-# -- the search --------------------------------------------------------------------------------------------------------
 
 
 class NextTrial(msgspec.Struct, frozen=True, kw_only=True):
@@ -364,7 +51,7 @@ class NextTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a trial. `spent_s` includes the drain; `why` is the reason in words.
+    """The result of a trial. `spent_s` includes the drain; `why` is the reason in words, `code` the same for programs.
 
     `offered`: the load that the timetable of the trial really offered until it was decided (arrivals / time). The
     requested load is only a mean, and the real one differs by chance, so the outcome is judged at `offered`. `noise`: 1
@@ -378,6 +65,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     offered: float
     noise: float
     why: str = ""
+    code: str = ""  # of `why`: misses, steady, full_length, unfinished, withheld, server_gone, or that of the verdict
     folder: str = ""
     figures: dict[str, float | None] = {}
     sustained: bool | None = None  # null: not known, as of every trial that ended early
@@ -394,7 +82,7 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     load: float | None
-    interval: intervals.Interval | None
+    interval: Interval | None
     confirmed: float | None  # highest load whose confirmation passed: a full-length run from empty
     held: float | None  # highest load of a trial with the outcome under
     missed: float | None  # lowest load of a trial with the outcome over
@@ -624,7 +312,7 @@ class LoadSearch:
         bounds = self._bracket()
         if isinstance(bounds, tuple) and missed is not None and reason != "none":
             belief = self._belief(bounds)
-            interval = belief.interval()
+            interval = belief.interval(LEVEL)
             load = interval.value
             spread = belief.spread if spread is None else spread
         steady, not_steady = self._steady_bracket()

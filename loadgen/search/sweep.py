@@ -136,7 +136,6 @@ def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
     front = pareto({level.name: (level.output_per_s, level.per_user) for level in levels if level.valid})
     levels = [msgspec.structs.replace(level, front=level.name in front) for level in levels]
     first = named[0][1]
-    promised = [f"{t.metric} {t.limit_ms:g} ms at p{t.quantile * 100:g}" for t in first.goodput.slo]
     met = [level for level in levels if outcome(level) == "under"]
     return SweepCurve(
         workload=first.run.workload,
@@ -145,7 +144,7 @@ def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
         gpus=first.target.gpus,
         version=first.run.version,
         started=first.run.started,
-        slo=", ".join(promised),
+        slo=", ".join(term.promise for term in first.goodput.slo),
         levels=tuple(levels),
         knee=knee(levels),
         best=met[-1].name if met else "",

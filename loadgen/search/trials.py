@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -30,7 +30,8 @@ from loadgen.results import checksums, store
 from loadgen.results.record import KIND, ROW
 from loadgen.results.spool import Tail
 from loadgen.search import experiment
-from loadgen.search.load_search import Goal, LoadSearch, NextTrial, Outcome, SearchAnswer, TrialResult, Watch
+from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
+from loadgen.search.watch import Decision, Goal, Watch
 from loadgen.workload import Closed, Poisson, placed
 
 if TYPE_CHECKING:
@@ -51,14 +52,6 @@ BROKEN = tuple(KIND[name] for name in ("dns", "connect", "tls", "reset", "trunca
 
 class Interrupted(Exception):
     """The user stopped a trial."""
-
-
-class Decision(NamedTuple):
-    """The outcome of a trial that was certain before its end, and when that was."""
-
-    outcome: Outcome
-    why: str
-    at_ns: int
 
 
 def called(ask: NextTrial) -> str:
@@ -105,7 +98,7 @@ class Trials:
                 while decision is None:
                     await asyncio.sleep(LOOK_S)
                     rows = np.concatenate((rows, _finished(tail.rows())))
-                    decision = _decision(watch, int(rows["done_ns"].max(initial=0)), rows)
+                    decision = watch.look(int(rows["done_ns"].max(initial=0)), rows)
             load.decided = True
             if decision.at_ns < int(watch.due_ns[-1]):  # later there is nothing left to start
                 load.stop()
@@ -162,42 +155,50 @@ class Trials:
             float((due < observed_s * S).sum()) / observed_s if observed_s > 0 and not _closed(workload) else ask.load
         )
         full = len(due) if decision is None else offered * _length_s(workload, sent)
-        invalid_reason = _invalid_reason(summary, rows, ended_early=decision is not None)
-        if invalid_reason:
-            outcome, why = "invalid", invalid_reason
-        elif decision is not None:
-            outcome, why = decision.outcome, decision.why
-        else:
-            finished = sent[sent["status"] != columns.CANCELLED]
-            unfinished = finished["status"] == columns.UNFINISHED
-            undecided = outcomes.is_undecided(int(unfinished.sum()), len(finished))
-            misses = self.goal.misses(finished) if self.goal.names else np.zeros((0, len(finished)), bool)
-            missed = misses.sum(axis=1)
-            # where too many are unfinished, only what is missed however they would have ended
-            left_out = np.zeros(len(missed), int) if undecided else (unfinished & ~misses).sum(axis=1)
-            allowed = [self.goal.allowed(len(finished) - int(out))[i] for i, out in enumerate(left_out)]
-            over = [
-                f"{count:,} of {len(finished):,} requests miss {name}, {max(most, 0):,} allowed"
-                for name, count, most in zip(self.goal.names, missed, allowed, strict=True)
-                if count > most
-            ]
-            outcome, why = ("over", "; ".join(over)) if over else ("under", "at full length")
-            if undecided and not over and self.goal.names:
-                outcome, why = "invalid", _undecided(int(unfinished.sum()), len(finished))
+        outcome, code, why, _ = self._outcome(summary, rows, sent, decision)
         return TrialResult(
             ask=ask,
-            outcome=outcome,  # type: ignore[arg-type]
+            outcome=outcome,
             early=decision is not None and outcome != "invalid",
             spent_s=spent,
             # without own seeds all trials share one timetable: there is no difference by chance to correct for
             offered=offered if offered > 0 and self.seeded else ask.load,
             noise=1 / math.sqrt(full) if full > 0 else 0.0,
             why=why,
+            code=code,
             folder=folder.name,
             figures=experiment.figures(summary),
             sustained=summary.sustainable.sustained if decision is None else None,
             sustained_why=summary.sustainable.why if decision is None else "",
         )
+
+    def _outcome(
+        self, summary: Summary, rows: NDArray[np.void], sent: NDArray[np.void], decision: Decision | None
+    ) -> Decision:
+        """What the trial says of its load: nothing where it is not valid, else what was decided, else by its misses."""
+        end_ns = int(rows["done_ns"].max(initial=0))
+        if invalid := _invalid(summary, rows, ended_early=decision is not None):
+            return Decision("invalid", *invalid, end_ns)
+        if decision is not None:
+            return decision
+        finished = sent[sent["status"] != columns.CANCELLED]
+        unfinished = finished["status"] == columns.UNFINISHED
+        undecided = outcomes.is_undecided(int(unfinished.sum()), len(finished))
+        misses = self.goal.misses(finished) if self.goal.names else np.zeros((0, len(finished)), bool)
+        missed = misses.sum(axis=1)
+        # where too many are unfinished, only what is missed however they would have ended
+        left_out = np.zeros(len(missed), int) if undecided else (unfinished & ~misses).sum(axis=1)
+        allowed = [self.goal.allowed(len(finished) - int(out))[i] for i, out in enumerate(left_out)]
+        over = [
+            f"{count:,} of {len(finished):,} requests miss {name}, {max(most, 0):,} allowed"
+            for name, count, most in zip(self.goal.names, missed, allowed, strict=True)
+            if count > most
+        ]
+        if over:
+            return Decision("over", "misses", "; ".join(over), end_ns)
+        if undecided and self.goal.names:
+            return Decision("invalid", "unfinished", _undecided(int(unfinished.sum()), len(finished)), end_ns)
+        return Decision("under", "full_length", "at full length", end_ns)
 
     def finish(self, search: LoadSearch) -> SearchAnswer:
         """The answer of a search; also writes it with its results, the curve and the capacity file."""
@@ -225,16 +226,11 @@ def _finished(rows: NDArray[np.void]) -> NDArray[np.void]:
     return finished
 
 
-def _decision(watch: Watch, now_ns: int, rows: NDArray[np.void]) -> Decision | None:
-    look = watch.look(now_ns, rows)
-    return None if look.outcome is None else Decision(look.outcome, look.why, now_ns)
-
-
 def _first_decision(watch: Watch, rows: NDArray[np.void]) -> Decision | None:
     """When a watch over a run that is finished would have decided. `rows`: in the order in which the requests ended."""
     step = round(LOOK_S * S) * (1 + len(rows) // MANY)
     for now in range(step, int(rows["done_ns"].max(initial=0)), step):
-        if decision := _decision(watch, now, rows[: np.searchsorted(rows["done_ns"], now, "right")]):
+        if decision := watch.look(now, rows[: np.searchsorted(rows["done_ns"], now, "right")]):
             return decision
     return None
 
@@ -267,21 +263,22 @@ def _length_s(workload: Workload, sent: NDArray[np.void]) -> float:
     return max(spread, sum(least))
 
 
-def _invalid_reason(summary: Summary, rows: NDArray[np.void], *, ended_early: bool) -> str:
-    """Why a trial says nothing about the load (late generator, or a server that was gone); "" when it is valid.
+def _invalid(summary: Summary, rows: NDArray[np.void], *, ended_early: bool) -> tuple[str, str] | None:
+    """Why a trial says nothing about the load (late generator, or a server that was gone): the code, and in words.
 
     A trial that `ended_early` counted the misses of what was planned: few requests are enough for that.
     """
     of_the_load = {"failures", "none_ok", *(["too_few"] if ended_early else [])}
     for reason in summary.verdict.codes:
         if reason.code not in of_the_load:
-            return reasons.sentence(reason)
+            return reason.code, reasons.sentence(reason)
     if withheld := [term.undecided for term in summary.goodput.slo if term.metric in summary.unsound]:
-        return f"arrival times are unsure: {withheld[0]}"
+        return "withheld", f"arrival times are unsure: {withheld[0]}"
     broken = int(np.isin(rows["kind"], BROKEN).sum())
     if broken > summary.verdict.limits.failure_share * max(len(rows), 1):
-        return f"{broken:,} of {len(rows):,} requests met a server that was gone or ill (connections, resets, 5xx)"
-    return ""
+        met = f"{broken:,} of {len(rows):,} requests met a server that was gone or ill (connections, resets, 5xx)"
+        return "server_gone", met
+    return None
 
 
 def _undecided(unfinished: int, counted: int) -> str:

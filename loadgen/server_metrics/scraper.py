@@ -253,7 +253,7 @@ def follow(folder: Path, source: RawIOBase, output: IO[bytes]) -> None:
         if not readers or not line:
             return
         start_ns = int(line)
-        with (folder / series.FILE).open("ab") as file:
+        with open(folder / series.FILE, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
 
             def write_samples(began: int, took_s: float, *, every: bool) -> None:
                 t_s = round((began - start_ns) / 1e9, 4)

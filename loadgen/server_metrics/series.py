@@ -177,7 +177,7 @@ class Iterations:
         """
         try:
             rows = msgspec.json.decode(data, type=list[dict[str, Any]])
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"no list of iterations: {error}") from None
         numbers = sorted({int(row["iter"]) for row in rows if isinstance(row.get("iter"), int | float)})
         for previous, number in pairwise([*([] if self._last is None else [self._last]), *numbers]):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from loadgen.results.record import BIN_NS, FINISH, KIND, ROW, SOURCE, STATUS, Built, RowPlace, unsent_row
 from loadgen.schedule.timetable import Schedule
-from loadgen.stats.quantiles import SIZE, Histogram, bucket
+from loadgen.stats.quantiles import Histogram
 
 Ints = NDArray[np.int64]
 
@@ -160,7 +160,7 @@ def _count_events(
             change = change - np.bincount(end[in_stage] + 1, minlength=len(phase_ends) + 1)
             emitted = np.cumsum(change)[: len(phase_ends)]
             started = np.bincount(begin[in_stage], minlength=len(phase_ends))
-            weigh(gaps[stage_index], lengths, (emitted - started)[1:])
+            gaps[stage_index].add(lengths, (emitted - started)[1:])
             in_bins = np.bincount(places[phase::interval], weights=emitted, minlength=len(bins[stage_index]))
             bins[stage_index] += in_bins.astype(np.int64)
         has_gaps = end > begin
@@ -201,18 +201,6 @@ def _add_pause_gaps(
     np.maximum.at(largest, paused, gap)
     for stage_index in np.unique(stage[paused]).tolist():
         gaps[stage_index].add(gap[stage[paused] == stage_index])
-
-
-def weigh(histogram: Histogram, values: Ints, counts: Ints) -> None:
-    """Add each value to the histogram as often as its count says."""
-    used = counts > 0
-    if not used.any():
-        return
-    values, counts = values[used], counts[used]
-    histogram.least_ns = min(histogram.least_ns, int(values.min()))
-    histogram.largest_ns = max(histogram.largest_ns, int(values.max()))
-    histogram.total_ns += int((values * counts).sum())
-    histogram.counts += np.bincount(bucket(values), weights=counts, minlength=SIZE).astype(np.int64)
 
 
 def _range_max(values: Ints, begin: Ints, end: Ints) -> Ints:

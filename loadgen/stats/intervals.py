@@ -56,10 +56,6 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
         """The standard error: half the width divided by Student's quantile at count - 1 degrees of freedom."""
         return self.half_width / t_quantile(0.5 + self.level / 2, self.count - 1)
 
-    def excludes(self, value: float) -> bool:
-        """Whether the whole interval lies on one side of `value`."""
-        return value < self.low or value > self.high
-
 
 # -- Student's t and the normal distribution ---------------------------------------------------------------------------
 
@@ -125,15 +121,19 @@ def _beta(x: float, a: float, b: float) -> float:
 # -- intervals ---------------------------------------------------------------------------------------------------------
 
 
+def _symmetric(value: float, half: float, count: int, method: str, level: float) -> Interval:
+    """`value` with as much on either side; a `half` of inf is no bound, also around a value that is not known."""
+    low, high = (value - half, value + half) if half < math.inf else (-math.inf, math.inf)
+    return Interval(value=value, low=low, high=high, level=level, count=count, method=method)
+
+
 def replications(values: ArrayLike, level: float = LEVEL) -> Interval:
     """The mean over independent runs, with an interval by Student's t. With one run the interval is unbounded."""
     data = np.asarray(values, float)
     n = len(data)
-    if n == 0:
-        return Interval(value=math.nan, low=-math.inf, high=math.inf, level=level, count=0, method="replications")
-    mean = float(data.mean())
+    mean = float(data.mean()) if n else math.nan
     half = math.inf if n < 2 else t_quantile(0.5 + level / 2, n - 1) * float(data.std(ddof=1)) / math.sqrt(n)
-    return Interval(value=mean, low=mean - half, high=mean + half, level=level, count=n, method="replications")
+    return _symmetric(mean, half, n, "replications", level)
 
 
 def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEVEL) -> Interval:
@@ -146,21 +146,12 @@ def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEV
     data = np.asarray(values, float)
     count = min(batches, len(data))
     if count < 2:
-        value = float(data.mean()) if len(data) else math.nan
-        return Interval(value=value, low=-math.inf, high=math.inf, level=level, count=count, method="batch means")
+        return _symmetric(float(data.mean()) if len(data) else math.nan, math.inf, count, "batch means", level)
     size = len(data) // count
     means = data[len(data) - size * count :].reshape(count, size).mean(axis=1)
     unwidened = replications(means, level)
-    widening = math.sqrt(inflation(means))
-    half = unwidened.half_width * widening
-    return Interval(
-        value=unwidened.value,
-        low=unwidened.value - half,
-        high=unwidened.value + half,
-        level=level,
-        count=count,
-        method="batch means",
-    )
+    half = unwidened.half_width * math.sqrt(inflation(means))
+    return _symmetric(unwidened.value, half, count, "batch means", level)
 
 
 def tolerance(values: ArrayLike, p: float, level: float = LEVEL) -> float:
@@ -221,8 +212,7 @@ def block_bootstrap(
     data = np.asarray(values, float)
     n = len(data)
     if n < 2 * blocks:
-        value = statistic(data) if n else math.nan
-        return Interval(value=value, low=-math.inf, high=math.inf, level=level, count=0, method="block bootstrap")
+        return _symmetric(statistic(data) if n else math.nan, math.inf, 0, "block bootstrap", level)
     size = n // blocks
     starts = rng.integers(0, n - size + 1, (resamples, blocks))
     offsets = np.arange(size)
@@ -242,7 +232,7 @@ def ratio(above: ArrayLike, below: ArrayLike, *, paired: bool = False, level: fl
     n, m = len(numerators), len(denominators)
     if n < 2 or m < 2:
         value = float(numerators.mean() / denominators.mean()) if n and m and denominators.mean() else math.nan
-        return Interval(value=value, low=-math.inf, high=math.inf, level=level, count=min(n, m), method="ratio")
+        return _symmetric(value, math.inf, min(n, m), "ratio", level)
     if paired and n != m:
         raise ValueError(f"{n} values cannot be paired with {m}")
     a, b = float(numerators.mean()), float(denominators.mean())
@@ -256,7 +246,7 @@ def ratio(above: ArrayLike, below: ArrayLike, *, paired: bool = False, level: fl
     root = q1 * q1 - q2 * q0
     value = a / b if b else math.nan
     if q2 <= 0 or root < 0:
-        return Interval(value=value, low=-math.inf, high=math.inf, level=level, count=min(n, m), method="ratio")
+        return _symmetric(value, math.inf, min(n, m), "ratio", level)
     low, high = (q1 - math.sqrt(root)) / q2, (q1 + math.sqrt(root)) / q2
     return Interval(value=value, low=low, high=high, level=level, count=min(n, m), method="ratio")
 

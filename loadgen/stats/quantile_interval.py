@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from loadgen.stats import intervals
 from loadgen.stats.intervals import Bounds
-from loadgen.stats.quantiles import index
+from loadgen.stats.quantiles import element, index
 
 LEAST_WORTH = 20  # effective sample size below which the range of the sample is its interval
 OUTLYING = 5.0  # standard deviations by which a batch of time is another state of the server
@@ -29,8 +29,7 @@ def share(marks: Series, confidence: float) -> Bounds:
 
 def above(values: Series, p: float) -> list[NDArray[np.float64]]:
     """Marks of the values: 1 for each value above the p quantile of the whole sample, else 0."""
-    ordered = np.sort(np.concatenate(values))
-    quantile_value = ordered[index(len(ordered), p)]
+    quantile_value = element(np.concatenate(values), p)
     return [(run > quantile_value).astype(np.float64) for run in values]
 
 
@@ -77,7 +76,7 @@ def tolerance(values: Series, p: float, confidence: float) -> float:
 
 def _batch_quantiles(values: Series, p: float) -> NDArray[np.float64]:
     batches = [batch for run in values for batch in np.array_split(run, intervals.BATCHES) if len(batch)]
-    return np.array([np.sort(batch)[index(len(batch), p)] for batch in batches])
+    return np.array([element(batch, p) for batch in batches])
 
 
 def other_state(values: Series, p: float) -> float:

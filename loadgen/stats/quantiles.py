@@ -7,7 +7,7 @@ and for JSON, is in milliseconds.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -61,6 +61,12 @@ def deciding(distribution: Distribution, most: str = "p99") -> tuple[str, float]
 def index(n: int, p: float) -> int:
     """The index of quantile `p` in `n` >= 1 sorted samples: floor(n * p), as MLPerf LoadGen's `GetPercentile`."""
     return min(int(n * p), n - 1)
+
+
+def element(values: NDArray[Any], p: float) -> float:
+    """Quantile `p` of at least one value in any order: `sorted[floor(n * p)]`, an element of the sample."""
+    place = index(len(values), p)
+    return float(np.partition(values, place)[place])
 
 
 def support(p: float) -> int:
@@ -185,14 +191,16 @@ class Histogram:
         self.least_ns = _NONE_YET
         self.largest_ns = -_NONE_YET
 
-    def add(self, values_ns: NDArray[np.int64]) -> None:
-        """Count the values of an int64 array."""
+    def add(self, values_ns: NDArray[np.int64], times: NDArray[np.int64] | None = None) -> None:
+        """Count the values of an int64 array, each once, or as many `times` as said."""
+        if times is not None:
+            values_ns, times = values_ns[times > 0], times[times > 0]
         if len(values_ns) == 0:
             return
         self.least_ns = min(self.least_ns, int(values_ns.min()))
         self.largest_ns = max(self.largest_ns, int(values_ns.max()))
-        self.total_ns += int(values_ns.sum())
-        bucket_counts = np.bincount(bucket(values_ns))
+        self.total_ns += int((values_ns if times is None else values_ns * times).sum())
+        bucket_counts = np.bincount(bucket(values_ns), weights=times).astype(np.int64)
         self.counts[: len(bucket_counts)] += bucket_counts
 
     def add_zeros(self, count: int) -> None:

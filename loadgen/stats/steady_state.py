@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.stats import intervals
-from loadgen.stats.quantiles import index
+from loadgen.stats.quantiles import element
 
 BATCHES = 60  # batches for finding the start-up: 1.7 % of the load each
 FEWEST = 5  # fewest intervals of one stay for which their correlation means anything
@@ -95,7 +95,7 @@ def worst(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float
     """The largest p quantile of any interval of one stay."""
     places = ((due_ns - due_ns[0]) / max(stay_ns, 1.0)).astype(np.int64)
     _, firsts = np.unique(places, return_index=True)
-    return max(float(np.sort(stay_values)[index(len(stay_values), p)]) for stay_values in np.split(values, firsts[1:]))
+    return max(element(stay_values, p) for stay_values in np.split(values, firsts[1:]))
 
 
 def _stretches(
@@ -107,6 +107,3 @@ def _stretches(
     places = ((due_ns - due_ns[0]) / max(width_ns, 1.0)).astype(np.int64)
     _, firsts, sizes = np.unique(places, return_index=True, return_counts=True)
     return np.add.reduceat(ranks, firsts) / sizes, firsts
-
-
-__all__ = ["SteadyPart", "looks", "part", "rising", "slow_looks", "worst"]

@@ -6,9 +6,8 @@ What the words mean is in docs/workloads.md.
 
 from loadgen.slo import Slo, Term
 from loadgen.workload.fields import Empirical, Fixed, Listed, LogNormal, Normal, Uniform
-from loadgen.workload.flags import Overrides, levels
 from loadgen.workload.loading import load, of_trace, packaged
-from loadgen.workload.overrides import placed
+from loadgen.workload.overrides import Overrides, levels, placed, read_flags
 from loadgen.workload.schema import (
     Arrival,
     AtLeast,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, Union
 
 from pydantic import (
     BaseModel,
@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     Strict,
+    Tag,
     ValidationInfo,
     model_serializer,
     model_validator,
@@ -26,7 +27,6 @@ from pydantic import (
 
 from loadgen import units
 from loadgen.errors import Fault, UserError, closest, meant
-from loadgen.workload.flags import SALT_PATTERN
 from loadgen.workload.yaml_marks import Map, child, where
 
 
@@ -83,6 +83,20 @@ class Part(BaseModel):
             source.faults.append(UserError(f'unknown key "{key}"', position, hint, code="unknown_key", key=intended))
         return {key: value for key, value in data.items() if key in known} if unknown else data
 
+    @classmethod
+    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        """The JSON Schema of every accepted spelling, from that of the fields."""
+        return schema
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        reference: dict[str, Any] = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        written = cls.as_written(dict(schema))
+        schema.clear()
+        schema.update(written)
+        return reference
+
 
 class Tagged(Part):
     """One member of a union, written as a mapping with one key: `{tag: value of the field short}` or `{tag: {...}}`."""
@@ -107,22 +121,17 @@ class Tagged(Part):
         return cls.__name__ + "".join(suffixes)
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
-        reference: dict[str, Any] = handler(core_schema)
-        schema = handler.resolve_ref_schema(reference)
-        body = dict(schema)
-        body.pop("title", None)
-        short = [body["properties"][cls.short]] if cls.short else []
-        schema.clear()
-        schema.update(
-            title=cls.__name__,
-            type="object",
-            properties={cls.tag: {"anyOf": [*short, body]}},
-            required=[cls.tag],
-            additionalProperties=False,
-            description=(cls.__pydantic_generic_metadata__["origin"] or cls).__doc__,
-        )
-        return reference
+    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        schema.pop("title", None)
+        short = [schema["properties"][cls.short]] if cls.short else []
+        return {
+            "title": cls.__name__,
+            "type": "object",
+            "properties": {cls.tag: {"anyOf": [*short, schema]}},
+            "required": [cls.tag],
+            "additionalProperties": False,
+            "description": (cls.__pydantic_generic_metadata__["origin"] or cls).__doc__,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,23 +144,23 @@ class Called:
 NOTHING_FITS = "none_of"  # the error type of a union; its message is "noun: known, known"
 
 
-def choice(noun: str, members: dict[str, type[Tagged]], bare: tuple[type, ...] = ()) -> Discriminator:
-    """Return the discriminator of a union: the only key of the mapping selects the member.
+def one_of(noun: str, *members: type[Tagged], bare: tuple[type, ...] = ()) -> Any:
+    """The union of these members: the only key of a mapping selects the member.
 
     A value of one of the types in `bare` has no key and means `fixed`.
     """
+    tags = [member.tag for member in members]
 
     def selected_tag(value: Any) -> str | None:
-        for tag, member in members.items():
-            if isinstance(value, member):
-                return tag
-        if isinstance(value, dict):
-            return next((key for key in value if key in members), None) if len(value) == 1 else None
+        tag = value.tag if isinstance(value, Tagged) else next(iter(value), None) if isinstance(value, dict) else None
+        if tag in tags and not (isinstance(value, dict) and len(value) > 1):
+            return tag
         return "fixed" if isinstance(value, bare) and not isinstance(value, bool) else None
 
-    known = [tag for tag in members if tag != "fixed"]
     # the members are part of the message: pydantic hashes the discriminator, so no dict as custom context
-    return Discriminator(selected_tag, NOTHING_FITS, f"{noun}: {', '.join(known)}")
+    known = f"{noun}: {', '.join(tag for tag in tags if tag != 'fixed')}"
+    union: Any = Union[tuple(Annotated[member, Tag(member.tag)] for member in members)]  # noqa: UP007
+    return Annotated[union, Discriminator(selected_tag, NOTHING_FITS, known)]
 
 
 def _value_with_unit(parse: Callable[[str], Any], kinds: tuple[type, ...], hint: str) -> BeforeValidator:
@@ -218,6 +227,7 @@ Amount = Annotated[float, Strict(), Field(ge=0, le=units.MOST_TOKENS, allow_inf_
 Whole = Annotated[int, Strict(), Field(ge=1, le=2**40)]  # a count
 Positive = Annotated[float, Strict(), Field(gt=0, le=1e6)]
 Seed = Annotated[int, Strict(), Field(ge=0, lt=2**64)]
+SALT_PATTERN = "[A-Za-z0-9._-]{1,200}"
 Salt = Annotated[str, Strict(), Field(pattern=f"^{SALT_PATTERN}$")]  # a word, or fresh
 
 Q = TypeVar("Q")  # the quantity: Tokens, Duration
@@ -236,13 +246,10 @@ class Fixed(Tagged, Generic[Q]):
         return super().unwrap(data) if isinstance(data, dict) else {"value": data}
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
-        reference = super().__get_pydantic_json_schema__(core_schema, handler)
-        schema = handler.resolve_ref_schema(reference)
-        tagged, bare = dict(schema), schema["properties"][cls.tag]["anyOf"][0]
-        schema.clear()
-        schema.update(title=tagged.pop("title"), description=tagged.pop("description"), anyOf=[bare, tagged])
-        return reference
+    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        tagged = super().as_written(schema)
+        bare = tagged["properties"][cls.tag]["anyOf"][0]
+        return {"title": tagged.pop("title"), "description": tagged.pop("description"), "anyOf": [bare, tagged]}
 
 
 class _Range(Tagged):
@@ -313,14 +320,14 @@ class _Values(Tagged, Generic[Q]):
         return data
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
-        reference = super().__get_pydantic_json_schema__(core_schema, handler)
-        choices = handler.resolve_ref_schema(reference)["properties"][cls.tag]["anyOf"]
+    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        tagged = super().as_written(schema)
+        choices = tagged["properties"][cls.tag]["anyOf"]
         file = {"type": "string", "description": "a file with one value per line"}
-        values = choices[1]["properties"]["values"]
-        choices[1]["properties"]["values"] = {"anyOf": [values, file]}
+        properties = choices[1]["properties"]
+        properties["values"] = {"anyOf": [properties["values"], file]}
         choices.append(file)
-        return reference
+        return tagged
 
 
 class Empirical(_Values[Q], Generic[Q]):

@@ -15,20 +15,21 @@ from typing import Any
 from pydantic import ValidationError
 
 from loadgen.errors import Faults, UserError, meant
+from loadgen.units import NS_PER_S
 from loadgen.workload.fields import Source
-from loadgen.workload.flags import Overrides, parse
 from loadgen.workload.messages import fault, in_order
-from loadgen.workload.overrides import apply
+from loadgen.workload.overrides import Overrides, apply
 from loadgen.workload.schema import Workload, Written
 from loadgen.workload.yaml_marks import read_yaml
 
 _SUFFIXES = (".yaml", ".yml")
+NONE = Overrides()
 _PROMPT_SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
 def load(
     path_or_name: str,
-    overrides: Overrides | None = None,
+    overrides: Overrides = NONE,
     env: Mapping[str, str] = os.environ,
     changes: Mapping[str, Any] | None = None,
 ) -> Workload:
@@ -40,10 +41,10 @@ def load(
     file = _workload_path(path_or_name)
     text = _read_text(file, path_or_name)
     label = path_or_name if file == Path(path_or_name) else str(file)
-    return _checked(text, label, file.parent, overrides or Overrides(), env, changes)
+    return _checked(text, label, file.parent, overrides, env, changes)
 
 
-def of_trace(trace: str | Path, overrides: Overrides | None = None, base: str | None = None) -> Workload:
+def of_trace(trace: str | Path, overrides: Overrides = NONE, base: str | None = None) -> Workload:
     """Return the workload that replays a trace (arrivals, lengths, shared prefixes), changed by the flags.
 
     base: a workload file or name that gives the SLO and the limits; the trace replaces its requests and stages.
@@ -57,36 +58,36 @@ def of_trace(trace: str | Path, overrides: Overrides | None = None, base: str | 
     parts = f"requests: {{trace: {quoted_path}}}\nstages: [{{arrival: {{trace: {quoted_path}}}}}]\n"
     if base is None:
         name = path.name.partition(".")[0] or "trace"
-        return _checked(f"name: {json.dumps(name)}\n{parts}", str(trace), path.parent, overrides or Overrides(), {})
-    replayed = _checked(f"name: trace\n{parts}", str(trace), path.parent, Overrides(), {})
+        return _checked(f"name: {json.dumps(name)}\n{parts}", str(trace), path.parent, overrides, {})
+    replayed = _checked(f"name: trace\n{parts}", str(trace), path.parent, NONE, {})
     changes = {"requests": replayed.requests, "stages": replayed.stages}
     return load(base, overrides, changes=changes)
 
 
-def of_mapping(workload: Mapping[str, Any], overrides: Overrides | None = None) -> Workload:
+def of_mapping(workload: Mapping[str, Any], overrides: Overrides = NONE) -> Workload:
     """Like `load`, from a mapping written as in a file; paths are relative to the current folder. Raises `Faults`."""
     import yaml
 
     text = yaml.safe_dump(dict(workload), sort_keys=False)
-    return _checked(text, "(mapping)", Path.cwd(), overrides or Overrides(), {})
+    return _checked(text, "(mapping)", Path.cwd(), overrides, {})
 
 
-DURATION = "1m"  # of a load of two lengths, where nothing else says when it ends
+DURATION_NS = 60 * NS_PER_S  # of a load of two lengths, where nothing else says when it ends
 
 
-def given(path_or_name: str | None, trace: str | Path | None, overrides: Overrides | None = None) -> Workload:
+def given(path_or_name: str | None, trace: str | Path | None, overrides: Overrides) -> Workload:
     """The workload of a command line: a file or a name, a trace, or both; or two lengths. Raises `Faults`."""
     if trace is not None:
         return of_trace(trace, overrides, path_or_name)
     if path_or_name is None:
-        if overrides is not None and overrides.input_tokens is not None and overrides.output_tokens is not None:
+        if overrides.input_tokens is not None and overrides.output_tokens is not None:
             lengths = {"input_tokens": 1, "output_tokens": 1}  # the flags stand over them
             name = f"{overrides.input_tokens} in, {overrides.output_tokens} out"
             if overrides.duration is None and overrides.num_requests is None:
-                overrides = replace(overrides, duration=DURATION)
+                overrides = replace(overrides, duration=DURATION_NS)
             return of_mapping({"name": name, "requests": lengths}, overrides)
         hint = f"give a file, one of {', '.join(packaged())}, --trace FILE, or --input-tokens and --output-tokens"
-        raise Faults([UserError("no workload", "loadgen run", hint)])
+        raise Faults(list(overrides.faults) or [UserError("no workload", "loadgen run", hint)])
     return load(path_or_name, overrides)
 
 
@@ -98,29 +99,28 @@ def _checked(
     env: Mapping[str, str],
     changes: Mapping[str, Any] | None = None,
 ) -> Workload:
-    flags, faults_of_flags = parse(overrides)
     top, faults_of_yaml = read_yaml(text, label, env)
     source = Source(file=label, folder=folder, faults=faults_of_yaml)
     try:
         written = Written.model_validate(top, context=source)
     except ValidationError as error:
         source.faults.extend(fault(item, top, label) for item in error.errors(include_url=False))
-        raise Faults(in_order(source.faults) + faults_of_flags) from None
-    if faults_of_flags:  # a flag may supply what the file lacks, so check that only with valid flags
-        raise Faults(in_order(source.faults) + faults_of_flags)
+        raise Faults(in_order(source.faults) + list(overrides.faults)) from None
+    if overrides.faults:  # a flag may supply what the file lacks, so check that only with valid flags
+        raise Faults(in_order(source.faults) + list(overrides.faults))
     values = {name: getattr(written, name) for name in Written.model_fields} | dict(changes or {})
     workload = Workload.model_construct(**values, source_text=text)
-    workload = apply(workload, flags, source.faults, label, top)
+    workload = apply(workload, overrides, source.faults, label, top)
     if source.faults:
         raise Faults(in_order(source.faults))
     return workload
 
 
-def packaged() -> dict[str, Path]:
-    """The packaged workloads: name → path."""
+def packaged(kind: str = "workloads") -> dict[str, Path]:
+    """The packaged workloads, or contracts: name → path."""
     package = Path(__file__).parent.parent
-    inside = package / "data" / "workloads"  # exists in a wheel; in a checkout the folder is beside the package
-    folder = inside if inside.is_dir() else package.parent / "workloads"
+    inside = package / "data" / kind  # exists in a wheel; in a checkout the folder is beside the package
+    folder = inside if inside.is_dir() else package.parent / kind
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 

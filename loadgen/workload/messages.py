@@ -9,8 +9,8 @@ from typing import Any
 
 from loadgen import units
 from loadgen.errors import Fault, Place, UserError, meant
+from loadgen.slo import METRIC_ALIASES
 from loadgen.workload.fields import NOTHING_FITS
-from loadgen.workload.flags import METRIC_ALIASES
 from loadgen.workload.yaml_marks import Map, Seq, Spot, child, where
 
 

@@ -1,27 +1,32 @@
-"""Apply the flags of the command line to a workload. The rules for users are in docs/workloads.md.
+"""The flags of the command line over a workload file: what they say, and the workload as changed by them.
 
-A load flag replaces the measured stages, a duration or count replaces their bounds, and an SLO term replaces the term
-on the same metric. Works on values only. Conflicts are appended to `faults`, so that all are shown at once.
+The rules for users are in docs/workloads.md: a load flag replaces the measured stages, a duration or count replaces
+their bounds, and an SLO term replaces the term on the same metric. A time without a unit is in seconds (for `--goodput`
+in milliseconds, as in other tools). Works on values only; every fault names its flag, and all faults are collected.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadgen import seeds
-from loadgen.errors import Fault, Faults, UserError
-from loadgen.slo import Slo, Term
-from loadgen.workload.fields import Fixed
-from loadgen.workload.flags import METRICS, Flags
+from loadgen import seeds, units
+from loadgen.errors import Fault, Faults, UserError, closest
+from loadgen.slo import METRIC_ALIASES, METRICS, Slo, Term
+from loadgen.workload.fields import SALT_PATTERN, Fixed
 from loadgen.workload.messages import locate
 from loadgen.workload.schema import (
+    MOST_LANES,
     Closed,
     Constant,
     FromFile,
     FromTrace,
     Gamma,
+    Limits,
     OneTokenOrMore,
     Poisson,
     Ramp,
@@ -42,7 +47,179 @@ MOST_PLANNED = 200_000_000  # starts of an open loop: 1.6 GB, and some more whil
 _BOUND_HINT = "give --duration 30s or --num-requests 200, or write duration: or count: into the stage"
 
 
-def apply(workload: Workload, flags: Flags, faults: list[Fault], file: str, top: Map) -> Workload:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrides:
+    """What flags say: times in ns, rates per second, shares from 0 to 1; None: not given.
+
+    `faults`: of the flags that could not be read, which count as not given.
+    """
+
+    request_rate: float | None = None
+    burstiness: float | None = None
+    concurrency: int | None = None
+    concurrency_ramp: int | None = None
+    max_in_flight: int | None = None
+    num_requests: int | None = None
+    duration: int | None = None
+    warmup_ns: int | None = None
+    warmup_count: int | None = None
+    grace: int | None = None
+    timeout: int | None = None
+    stall_timeout: int | None = None
+    terms: Mapping[str, tuple[int, float | None]] = field(default_factory=dict)  # metric → limit in ns, quantile
+    goodput_share: float | None = None
+    seed: int | None = None
+    schedule_seed: int | None = None
+    salt: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+
+
+def read_flags(**texts: Any) -> Overrides:
+    """The flags as typed, `x_y` for `--x-y` (a sequence of texts where a flag can be repeated), or numbers."""
+    values: dict[str, Any] = {}
+    faults: list[Fault] = []
+    for name, given in texts.items():
+        for text in given if isinstance(given, list | tuple) else (given,):
+            try:
+                values |= _read_flag(name, str(text).strip(), values)
+            except units.Wrong as wrong:
+                flag = f"--{name.replace('_', '-')} {text}"
+                faults.append(UserError(f'"{text}" {wrong}', flag, wrong.hint))
+    return Overrides(**values, faults=tuple(faults))
+
+
+def _read_flag(name: str, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `Overrides` that a flag gives. `values`: those that the flags before it gave."""
+    if name == "warmup":
+        return _warmup(text)
+    if name == "num_warmups":
+        return {"warmup_count": _count(0)(text)}
+    if name in ("slo", "goodput"):
+        metric, limit, quantile = _term(text, "s" if name == "slo" else "ms")
+        if metric == "goodput":
+            return {"goodput_share": limit}
+        return {"terms": {**values.get("terms", {}), metric: (limit, quantile)}}
+    if name == "limit":
+        return {"limits": {**values.get("limits", {}), **_limit(text)}}
+    return {name: _PARSERS[name](text)}
+
+
+def levels(text: str) -> tuple[int, ...]:
+    """The numbers of `--concurrency 1,2,4,8`, in the given order. Raises UserError."""
+    try:
+        return tuple(_count(1)(part.strip()) for part in text.split(","))
+    except units.Wrong as wrong:
+        hint = "one number, or several: 1,2,4,8" if "," in text else wrong.hint
+        raise UserError(f'"{text}" {wrong}', f"--concurrency {text}", hint) from None
+
+
+def _count(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    def parse_count(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,12}", text) or int(text) < minimum:
+            raise units.Wrong("is not a number of that kind", f"a whole number, {minimum} or more")
+        if maximum is not None and int(text) > maximum:
+            raise units.Wrong("is too many", f"a whole number from {minimum} to {maximum:,}")
+        return int(text)
+
+    return parse_count
+
+
+def _seed(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) >= 2**64:
+        raise units.Wrong("is not a seed", "a whole number from 0 to 2^64 - 1")
+    return int(text)
+
+
+def _salt(text: str) -> str:
+    if not re.fullmatch(SALT_PATTERN, text):
+        raise units.Wrong("is not a salt", "a word of letters, digits, . _ -, or fresh: a new one in every run")
+    return text
+
+
+def _positive(text: str) -> float:
+    if not re.fullmatch(units.NUMBER, text) or not 0 < float(text) <= 1e6:
+        raise units.Wrong(
+            "is not a number above zero", "below 1 is burstier than Poisson, 1 is Poisson, above 1 more even"
+        )
+    return float(text)
+
+
+def _seconds(text: str) -> int:
+    return units.duration_ns(text, bare="s")
+
+
+def _seconds_above_zero(text: str) -> int:
+    ns = _seconds(text)
+    if ns == 0:
+        raise units.Wrong("is no time at all", "a duration above zero, like 30s")
+    return ns
+
+
+def _warmup(text: str) -> dict[str, int]:
+    count = re.fullmatch(r"([0-9]{1,12}) ?(req|reqs|requests)", text)
+    if count:
+        return {"warmup_count": int(count[1])}
+    try:
+        return {"warmup_ns": _seconds(text)}
+    except units.Wrong as wrong:
+        raise units.Wrong(str(wrong), "10 or 10s is ten seconds, 10req is ten requests, 0 is none") from None
+
+
+def _term(text: str, default_unit: str) -> tuple[str, Any, float | None]:
+    example = "ttft:2s, ttft:2s:p95, goodput:99%" if default_unit == "s" else "ttft:2000 tpot:200 (milliseconds)"
+    known = f"known: {', '.join((*METRICS, 'goodput'))}; {example}"
+    name, colon, limit_text = text.partition(":")
+    metric = METRIC_ALIASES.get(name, name)
+    if not colon:
+        raise units.Wrong("is not a promise", f"metric:limit, like {example}")
+    if metric == "goodput":
+        return metric, units.share(limit_text), None
+    if metric not in METRICS:
+        similar = closest(name, (*METRICS, *METRIC_ALIASES, "goodput"))
+        raise units.Wrong(f'names no metric: "{name}"', (f'did you mean "{similar}"? ' if similar else "") + known)
+    limit, colon, quantile_text = limit_text.partition(":")
+    quantile = units.quantile(quantile_text) if colon else None
+    ns = units.duration_ns(limit, bare=default_unit)
+    if ns == 0:
+        raise units.Wrong("promises no time at all", known)
+    return metric, ns, quantile
+
+
+def _limit(text: str) -> dict[str, float]:
+    name, _, value = text.partition(":")
+    if name not in Limits.model_fields:
+        known = ", ".join(Limits.model_fields)
+        raise units.Wrong(f'names no limit: "{name}"', f"known: {known}; like send_lag_share:10%")
+    return {name: units.share(value)}
+
+
+def _rate(text: str) -> float:
+    return math.inf if text == "inf" else units.rate_per_s(text, bare=True)
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "request_rate": _rate,
+    "burstiness": _positive,
+    "concurrency": _count(1, MOST_LANES),
+    "concurrency_ramp": _seconds,
+    "max_in_flight": _count(1),
+    "num_requests": _count(1),
+    "duration": _seconds_above_zero,
+    "grace": _seconds,
+    "timeout": _seconds_above_zero,
+    "stall_timeout": _seconds_above_zero,
+    "seed": _seed,
+    "schedule_seed": _seed,
+    "salt": _salt,
+    "input_tokens": _count(1, units.MOST_TOKENS),
+    "output_tokens": _count(1, units.MOST_TOKENS),
+}
+
+
+def apply(workload: Workload, flags: Overrides, faults: list[Fault], file: str, top: Map) -> Workload:
     """Return the workload as changed by the flags. Conflicts are appended to `faults`. Rules: docs/workloads.md."""
     changes: dict[str, Any] = {
         "requests": _requests(workload.requests, flags, faults),
@@ -78,7 +255,7 @@ def placed(workload: Workload, place: str) -> Workload:
 
 
 def _requests(
-    requests: Synthetic | FromFile | FromTrace, flags: Flags, faults: list[Fault]
+    requests: Synthetic | FromFile | FromTrace, flags: Overrides, faults: list[Fault]
 ) -> Synthetic | FromFile | FromTrace:
     changes: dict[str, Any] = {}
     if isinstance(requests, FromTrace):
@@ -97,7 +274,7 @@ def _requests(
     return requests.model_copy(update=changes)
 
 
-def _merged_slo(slo: Slo | None, flags: Flags, faults: list[Fault]) -> Slo | None:
+def _merged_slo(slo: Slo | None, flags: Overrides, faults: list[Fault]) -> Slo | None:
     """Merge SLO terms by metric: a term of a flag replaces the term of the file, the other terms stay."""
     if not flags.terms and flags.goodput_share is None:
         return slo
@@ -113,7 +290,7 @@ def _merged_slo(slo: Slo | None, flags: Flags, faults: list[Fault]) -> Slo | Non
     return Slo(terms=tuple(terms[name] for name in METRICS if name in terms), goodput_share=goodput)
 
 
-def _stages(workload: Written, flags: Flags, faults: list[Fault], file: str, top: Map) -> tuple[Stage, ...]:
+def _stages(workload: Written, flags: Overrides, faults: list[Fault], file: str, top: Map) -> tuple[Stage, ...]:
     law = _arrival_of_flags(flags, faults)
     if faults and not workload.stages:  # the flags ask for a load but are faulty
         return ()
@@ -140,7 +317,7 @@ def _stages(workload: Written, flags: Flags, faults: list[Fault], file: str, top
     return tuple(stages)
 
 
-def _arrival_of_flags(flags: Flags, faults: list[Fault]) -> Constant | Poisson | Gamma | Closed | None:
+def _arrival_of_flags(flags: Overrides, faults: list[Fault]) -> Constant | Poisson | Gamma | Closed | None:
     rate, burstiness, concurrency = flags.request_rate, flags.burstiness, flags.concurrency
     if concurrency is not None and (rate is not None or burstiness is not None):
         other_flag = "--request-rate" if rate is not None else "--burstiness"
@@ -213,7 +390,7 @@ def _with_burstiness(stage: Stage, burstiness: float, faults: list[Fault]) -> St
     return stage
 
 
-def _with_warmup(stages: list[Stage], flags: Flags) -> list[Stage]:
+def _with_warmup(stages: list[Stage], flags: Overrides) -> list[Stage]:
     """Put one warm-up stage of the flag's length before the measured stages and drop the warm-up stages of the file.
 
     Its law is that of the first measured stage; a ramp becomes Poisson at its first rate, a trace Poisson at its mean

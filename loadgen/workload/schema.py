@@ -26,7 +26,7 @@ from pydantic import (
 
 from loadgen import units
 from loadgen.limits import ValidityLimits
-from loadgen.slo import Slo, Term
+from loadgen.slo import METRIC_ALIASES, METRICS, Slo, Term
 from loadgen.workload.fields import (
     Amount,
     Duration,
@@ -48,46 +48,32 @@ from loadgen.workload.fields import (
     Tokens,
     Uniform,
     Whole,
-    choice,
+    one_of,
 )
-from loadgen.workload.flags import METRIC_ALIASES, METRICS, MOST_LANES
 from loadgen.workload.yaml_marks import Map
 
 TIMEOUT_NS = 600 * units.NS_PER_S  # the default of the openai client
+MOST_LANES = 1_000_000
 STALL_TIMEOUT_NS = 120 * units.NS_PER_S  # longest silence in a stream: a cold prefill of a long prompt takes a minute
 
 # ------------------------------------------------------------------------------------------------- lengths and delays
 
 OneTokenOrMore = Annotated[Tokens, Field(ge=1)]  # keeps the name `Tokens` in the schema
-_DISTRIBUTIONS: dict[str, type[Tagged]] = {
-    "fixed": Fixed,
-    "uniform": Uniform,
-    "normal": Normal,
-    "lognormal": LogNormal,
-    "empirical": Empirical,
-}
-_DISTRIBUTIONS_AND_LIST: dict[str, type[Tagged]] = {**_DISTRIBUTIONS, "listed": Listed}
-
-Length = Annotated[
-    Annotated[Fixed[OneTokenOrMore], Tag("fixed")]
-    | Annotated[Uniform[OneTokenOrMore], Tag("uniform")]
-    | Annotated[Normal[OneTokenOrMore, Amount], Tag("normal")]
-    | Annotated[LogNormal[OneTokenOrMore, Amount], Tag("lognormal")]
-    | Annotated[Empirical[OneTokenOrMore], Tag("empirical")]
-    | Annotated[Listed[OneTokenOrMore], Tag("listed")],
-    choice("length", _DISTRIBUTIONS_AND_LIST, bare=(int, float)),
-]
-"""A distribution of token counts, each at least 1. A plain number in YAML is `Fixed`."""
-
-Delay = Annotated[
-    Annotated[Fixed[Duration], Tag("fixed")]
-    | Annotated[Uniform[Duration], Tag("uniform")]
-    | Annotated[Normal[Duration, Duration], Tag("normal")]
-    | Annotated[LogNormal[Duration, Duration], Tag("lognormal")]
-    | Annotated[Empirical[Duration], Tag("empirical")],
-    choice("delay", _DISTRIBUTIONS, bare=(int, float, str)),
-]
-"""A distribution of durations in ns, with the same shapes except `listed`."""
+if TYPE_CHECKING:
+    Length = Fixed[int] | Uniform[int] | Normal[int, float] | LogNormal[int, float] | Empirical[int] | Listed[int]
+    """A distribution of token counts, each at least 1. A plain number in YAML is `Fixed`."""
+    Delay = Fixed[int] | Uniform[int] | Normal[int, int] | LogNormal[int, int] | Empirical[int]
+    """A distribution of durations in ns, with the same shapes except `listed`."""
+else:
+    _N = OneTokenOrMore
+    Length = one_of(
+        "length", Fixed[_N], Uniform[_N], Normal[_N, Amount], LogNormal[_N, Amount], Empirical[_N], Listed[_N],
+        bare=(int, float),
+    )  # fmt: skip
+    _D = Duration
+    Delay = one_of(
+        "delay", Fixed[_D], Uniform[_D], Normal[_D, _D], LogNormal[_D, _D], Empirical[_D], bare=(int, float, str)
+    )
 
 # ----------------------------------------------------------------------------------------------------------- requests
 
@@ -222,23 +208,10 @@ class Replay(Tagged):
     speed: Positive = 1.0
 
 
-_ARRIVALS: dict[str, type[Tagged]] = {
-    "constant": Constant,
-    "poisson": Poisson,
-    "gamma": Gamma,
-    "ramp": Ramp,
-    "closed": Closed,
-    "trace": Replay,
-}
-Arrival = Annotated[
-    Annotated[Constant, Tag("constant")]
-    | Annotated[Poisson, Tag("poisson")]
-    | Annotated[Gamma, Tag("gamma")]
-    | Annotated[Ramp, Tag("ramp")]
-    | Annotated[Closed, Tag("closed")]
-    | Annotated[Replay, Tag("trace")],
-    choice("arrival", _ARRIVALS),
-]
+if TYPE_CHECKING:
+    Arrival = Constant | Poisson | Gamma | Ramp | Closed | Replay
+else:
+    Arrival = one_of("arrival", Constant, Poisson, Gamma, Ramp, Closed, Replay)
 
 
 class AtLeast(Part):
@@ -292,20 +265,15 @@ class Stage(Part):
             return data
         if "measured" in data:
             raise units.Wrong("says both measured and warmup", "keep one: warmup: true is measured: false")
-        stage = Map(data.at)
-        stage.path, stage.keys_at, stage.values_at = data.path, data.keys_at, data.values_at
-        stage.update(data)
-        warmup = stage.pop("warmup")
+        warmup = data["warmup"]
+        stage = data.renamed({"warmup": "measured"})
         stage["measured"] = not warmup if isinstance(warmup, bool) else warmup
         return stage
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
-        reference: dict[str, Any] = handler(core_schema)
-        schema = handler.resolve_ref_schema(reference)
+    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
         schema["properties"]["warmup"] = {"type": "boolean", "description": "true: the same as measured: false"}
-        schema["not"] = {"required": ["measured", "warmup"]}
-        return reference
+        return {**schema, "not": {"required": ["measured", "warmup"]}}
 
 
 # ---------------------------------------------------------------------------------------------------------------- slo
@@ -322,13 +290,8 @@ class WrittenTerm(Part):
         return data if isinstance(data, dict) else {"limit": data}
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
-        reference: dict[str, Any] = handler(core_schema)
-        schema = handler.resolve_ref_schema(reference)
-        body = dict(schema)
-        schema.clear()
-        schema["anyOf"] = [body["properties"]["limit"], body]
-        return reference
+    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        return {"anyOf": [schema["properties"]["limit"], schema]}
 
 
 class WrittenSlo(Part):
@@ -345,24 +308,20 @@ class WrittenSlo(Part):
 
     @classmethod
     def unwrap(cls, data: Any) -> Any:
-        if not isinstance(data, Map) or not METRIC_ALIASES.keys() & data.keys():
+        if not isinstance(data, Map):
             return data
-        slo = Map(data.at)
-        slo.path = data.path
-        for key, value in data.items():
-            name = METRIC_ALIASES.get(key, key)
-            if name in slo:
+        seen = set[str]()
+        for key in data:
+            if (name := METRIC_ALIASES.get(key, key)) in seen:
                 raise units.Wrong(f"has {name} twice", f"{key} is another name of {name}")
-            slo[name] = value
-            slo.keys_at[name], slo.values_at[name] = data.keys_at[key], data.values_at[key]
-        return slo
+            seen.add(name)
+        return data.renamed(METRIC_ALIASES)
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
-        reference: dict[str, Any] = handler(core_schema)
-        terms = handler.resolve_ref_schema(reference)["properties"]
+    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        terms = schema["properties"]
         terms |= {alias: terms[metric] for alias, metric in METRIC_ALIASES.items()}
-        return reference
+        return schema
 
     def checked(self) -> Slo:
         written = {name: term for name in METRICS if (term := getattr(self, name))}

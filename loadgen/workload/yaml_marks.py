@@ -43,6 +43,15 @@ class Map(dict[str, Any]):
         self.values_at: dict[str, Spot] = {}
         self.path = ""
 
+    def renamed(self, names: Mapping[str, str]) -> Map:
+        """A copy in which some keys have other names; their positions stay."""
+        copy = Map(self.at)
+        copy.path = self.path
+        for key, value in self.items():
+            name = names.get(key, key)
+            copy[name], copy.keys_at[name], copy.values_at[name] = value, self.keys_at[key], self.values_at[key]
+        return copy
+
 
 class Seq(list[Any]):
     """A sequence in the file. `at` is its position; `values_at[i]` is that of item i."""

@@ -20,9 +20,12 @@ from loadgen.execution.events import LoadStarted, RunningLoad, Tell
 from loadgen.execution.plan import Plan
 from loadgen.execution.shared_counters import SharedCounters
 
+FROZEN_NS = 30_000_000_000  # a worker publishes its counters once a second
+
 
 async def run(plan: Plan, tell: Tell) -> Share:
-    """Carry out a plan on its worker processes. Unfinished slots of a worker that dies are recorded as `lost`.
+    """Carry out a plan on its worker processes. Unfinished slots of a worker that dies are recorded as `lost`; one that
+    publishes nothing for FROZEN_NS does not move any more, and is ended.
 
     Raises TargetError if a worker could not start. SIGINT and SIGTERM are passed on to all workers: after the first
     they stop and drain, after the second they end at once.
@@ -45,8 +48,15 @@ async def run(plan: Plan, tell: Tell) -> Share:
             tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: pass_on(signal.SIGINT))))
             for process in processes:
                 worker.tell(process, f"{start_ns}\n".encode())
-            shares = await asyncio.gather(*(asyncio.to_thread(_report, process, processes) for process in processes))
-            return merge.total(plan, shares, [f"worker {i} died" for i in range(workers)])
+            reports = asyncio.gather(*(asyncio.to_thread(_report, process, processes) for process in processes))
+            reasons = [f"worker {i} died" for i in range(workers)]
+            while not (await asyncio.wait([reports], timeout=1))[0]:
+                for i, process in enumerate(processes):
+                    moved_ns = max(counters.updated_ns(i), start_ns)
+                    if process.poll() is None and monotonic_ns() > moved_ns + FROZEN_NS:
+                        reasons[i] = f"worker {i} did not move for {FROZEN_NS / 1e9:g} s and was killed"
+                        process.kill()
+            return merge.total(plan, reports.result(), reasons)
     finally:
         for process in processes:
             if process.poll() is None:

@@ -28,9 +28,9 @@ from loadgen.execution.backends import worker
 from loadgen.execution.backends.node_facts import own_facts
 from loadgen.execution.plan import Job
 from loadgen.execution.shared_counters import SharedCounters
-from loadgen.execution.timeline import GROWING_BINS
 from loadgen.results import store
-from loadgen.results.spool import Spool, segments
+from loadgen.results.files import PRIVATE
+from loadgen.results.spool import GROWING_BINS, Spool, segments
 
 TAKE_BYTES = 4 << 20  # rows in one answer
 SILENCE_S = 15.0  # without a call from the driver: it has ended, or this node is disconnected
@@ -202,7 +202,7 @@ class Copy:
                 store.replace(path, data)
                 self.have[name] = version
                 continue
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
             try:
                 os.pwrite(descriptor, data, start)
             finally:

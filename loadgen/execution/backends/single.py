@@ -21,6 +21,7 @@ from loadgen.execution.body_prefetch import BodyPrefetch
 from loadgen.execution.driver import AHEAD, HOLD_NS, Driver, no_collector
 from loadgen.execution.events import LoadStarted, RunningLoad, Tell
 from loadgen.execution.plan import Job, Plan, cap
+from loadgen.execution.probing import client_options
 from loadgen.results.manifest import Cluster
 from loadgen.results.spool import Spool
 from loadgen.schedule import timetable as schedule
@@ -166,15 +167,9 @@ def _client(job: Job, index: int, keep_text: bool, wire: Wire) -> Any:
     settings = job.settings.of(job.settings.endpoints[index])
     keep_text = keep_text or probed.usage is False
     options: dict[str, Any] = {
-        "model": probed.model,
-        "quirk": probed.quirk,
-        "stream": settings.stream,
-        "api_key": settings.api_key,
-        "headers": settings.headers,
-        "extra_body": settings.extra_body,
+        **client_options(settings, probed),
         "timeout_ns": job.workload.timeout_ns,
         "stall_timeout_ns": job.workload.stall_timeout_ns,
-        "tls": settings.tls,
         "keep_text": keep_text,
     }
     if settings.client == "openai":

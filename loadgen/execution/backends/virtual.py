@@ -26,8 +26,8 @@ from loadgen.execution import run_header
 from loadgen.execution.events import RunPlanned, Tell
 from loadgen.execution.lane_start import AnswerTime
 from loadgen.execution.plan import SCHEME, Settings, prepare
-from loadgen.metrics import reasons, summary_json
-from loadgen.metrics.summary import Summary, summarize
+from loadgen.metrics import reasons
+from loadgen.metrics.summary import Summary, dump_summary, summarize
 from loadgen.requests import prompts, resonance
 from loadgen.results import checksums, manifest, parquet, store
 from loadgen.results.manifest import Header, Second
@@ -249,7 +249,7 @@ def run(workload: Workload, settings: Settings, folder: Path, tell: Tell) -> Sum
     if (results.rows["status"] == STATUS["unfinished"]).any():
         header = msgspec.structs.replace(header, schema=WITH_UNFINISHED)
     _write_folder(folder, header, results, seconds)
-    store.replace(folder / "summary.json", summary_json.dump_summary(summary))
+    store.replace(folder / "summary.json", dump_summary(summary))
     checksums.write(folder)
     return summary
 

@@ -236,11 +236,7 @@ class Replica:
             if not limits.guaranteed:
                 self._phase[(k + 1 - request.total) % per_block] += 1
             running[request] = None
-            bucket = buckets.get(last)
-            if bucket is None:
-                buckets[last] = [request]
-            else:
-                bucket.append(request)
+            buckets.setdefault(last, []).append(request)
         self.decoding = len(running)
         return done
 
@@ -250,10 +246,6 @@ class Replica:
         if state == WAITING:
             self.waiting.remove(request)
         elif state == DECODING:
-            bucket = self._buckets[request.last]
-            bucket.remove(request)
-            if not bucket:
-                del self._buckets[request.last]
             self._remove_decoding(request)
         elif state == PREFILLING:
             if request is self._partial:
@@ -275,54 +267,36 @@ class Replica:
 
     def _admit(self, request: SimRequest) -> bool:
         """Take the blocks for a waiting request. Returns False if there are not enough."""
-        limits = self._limits
-        per_block = limits.tokens_per_block
-        tokens = request.total + (request.todo if limits.guaranteed else 0)
-        need = -(-tokens // per_block)
-        free = limits.kv_blocks - self._blocks_used - len(self._pinned)
-        if limits.block_reuse and request.blocks:
-            return self._admit_shared(request, need, free)
-        if need > free:
-            return False
-        self._blocks_used += need
-        if self._cache:
-            self._evict(limits.kv_blocks - self._blocks_used - len(self._pinned))
-        request.held = need
-        if request.cached < 0:
-            request.cached = 0
-        request.state = PREFILLING
-        self.active += 1
-        return True
-
-    def _admit_shared(self, request: SimRequest, need: int, free: int) -> bool:
         limits, pinned, cache = self._limits, self._pinned, self._cache
         per_block = limits.tokens_per_block
-        usable = min(len(request.blocks), (request.total - 1) // per_block)  # at least one token must be computed
+        tokens = request.total + (request.todo if limits.guaranteed else 0)
+        # the blocks of its prompt that others have computed; at least one token must be computed
+        blocks = request.blocks[: (request.total - 1) // per_block] if limits.block_reuse else ()
         matched_blocks = unpinned = 0
-        for block in request.blocks:
-            if matched_blocks == usable:
-                break
+        for block in blocks:
             if block not in pinned:
                 if block not in cache:
                     break
                 unpinned += 1
             matched_blocks += 1
-        own_blocks = need - matched_blocks
-        if own_blocks + unpinned > free:
+        own_blocks = -(-tokens // per_block) - matched_blocks
+        if own_blocks + unpinned > limits.kv_blocks - self._blocks_used - len(pinned):
             return False
-        shared = list(request.blocks[:matched_blocks])
+        shared = blocks[:matched_blocks]
         for block in shared:
             cache.pop(block, None)
             pinned[block] = pinned.get(block, 0) + 1
         request.pinned = shared
         self._blocks_used += own_blocks
-        self._evict(limits.kv_blocks - self._blocks_used - len(pinned))
+        if cache:
+            self._evict(limits.kv_blocks - self._blocks_used - len(pinned))
         request.held = own_blocks
         request.left = request.total - matched_blocks * per_block
         if request.cached < 0:
             request.cached = matched_blocks * per_block
-            self.hits += matched_blocks
-            self.misses += len(request.blocks) - matched_blocks
+            if limits.block_reuse:
+                self.hits += matched_blocks
+                self.misses += len(request.blocks) - matched_blocks
         request.state = PREFILLING
         self.active += 1
         return True
@@ -375,6 +349,10 @@ class Replica:
     def _remove_decoding(self, request: SimRequest) -> None:
         """Remove a decoding sequence from the batch before its end; `iteration` iterations have finished."""
         steps = min(self.iteration - 1, request.last) - request.from_iteration  # tokens decoded after the first one
+        bucket = self._buckets[request.last]
+        bucket.remove(request)
+        if not bucket:
+            del self._buckets[request.last]
         del self._running[request]
         self.decoding -= 1
         self.active -= 1
@@ -416,10 +394,6 @@ class Replica:
                 paused_span = (request, 0, -1)
             else:
                 request = next(reversed(self._running))
-                bucket = self._buckets[request.last]
-                bucket.remove(request)
-                if not bucket:
-                    del self._buckets[request.last]
                 generated = self.generated(request)
                 paused_span = (request, request.from_iteration, self.iteration - 1)
                 self._remove_decoding(request)

@@ -44,9 +44,8 @@ class Owner(Protocol):
 class Connection:
     """See the module docstring. `answer` is the server's state of the request being answered; None: idle."""
 
-    def __init__(self, sock: socket.socket, owner: Owner, wire: Any = None) -> None:
+    def __init__(self, sock: socket.socket, owner: Owner) -> None:
         self.sock, self.owner, self.fd = sock, owner, sock.fileno()
-        self.wire = wire or sock  # has `recv` and `send`: the socket itself, or TLS over it (tls.py)
         self.answer: Any = None
         self.idle_since = time.monotonic_ns()
         self.served = 0
@@ -61,7 +60,7 @@ class Connection:
     def readable(self) -> None:
         """The socket has bytes to read, or the client has closed it."""
         try:
-            data = self.wire.recv(RECV_BYTES)
+            data = self.sock.recv(RECV_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -155,7 +154,7 @@ class Connection:
         buffer = self._unsent
         if buffer is None:
             try:
-                n_accepted = self.wire.send(data)
+                n_accepted = self.sock.send(data)
             except (BlockingIOError, InterruptedError):
                 n_accepted = 0
             except OSError:
@@ -177,7 +176,7 @@ class Connection:
         if buffer is None:
             return
         try:
-            del buffer[: self.wire.send(buffer)]
+            del buffer[: self.sock.send(buffer)]
         except (BlockingIOError, InterruptedError):
             return
         except OSError:

@@ -212,7 +212,9 @@ class SimServer:
                 return
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(sock, self, tls.TlsSocket(sock, self._tls) if self._tls else None)
+            if self._tls:
+                sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            connection = Connection(sock, self)
             self._connections[connection.fd] = connection
             self._poll.register(connection.fd, select.POLLIN)
 

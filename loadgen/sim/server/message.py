@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
+from http import HTTPStatus
 
-REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    413: "Content Too Large",
-    429: "Too Many Requests",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
+import msgspec
 
 
 class Incoming(msgspec.Struct, gc=False):
@@ -39,7 +28,7 @@ def head(
     keep_alive: bool = True,
 ) -> bytes:
     """The head of a response. `length` None: chunked; -1: the body ends when the connection closes."""
-    lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'Unknown')}", "server: loadgen-sim"]
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "server: loadgen-sim"]
     if length is None:
         lines.append("transfer-encoding: chunked")
     elif length >= 0:

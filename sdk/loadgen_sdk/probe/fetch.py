@@ -13,20 +13,24 @@ from time import monotonic_ns
 from ..errors import TargetUnusable
 from ..transport.http1 import Malformed, Response, head, merged
 from ..transport.target import Target
-from .probe import Headers, HttpAnswer
+from .probe import FailedOnce, Headers, HttpAnswer
 
 MAX_BODY_BYTES = 4 << 20
+PAGE_S = 60.0  # longest wait for a page: list of models, version
 _BROKEN_HINT = "the server, or a proxy before it, gave up in the middle of an answer: see their logs"
 _CERTIFICATE_HINT = "give the authority's certificate with --cacert, or --insecure if you know this server"
 
 
 class Fetcher:
-    """The two functions that `probe` needs, over TCP and TLS. They raise TargetUnusable with a text for the user."""
+    """The two functions that `probe` needs, over TCP and TLS. They raise TargetUnusable with a text for the user.
+
+    `timeout_s`: of a generation, as in the load that follows. A page is answered within PAGE_S at most.
+    """
 
     def __init__(
         self, target: Target, tls: ssl.SSLContext | None = None, timeout_s: float = 60, connect_s: float = 10
     ) -> None:
-        self._target, self._timeout_s, self._connect_s = target, timeout_s, connect_s
+        self._target, self._timeout_s, self._connect_s = target, timeout_s, min(connect_s, timeout_s)
         self._tls = (tls or ssl.create_default_context()) if target.tls else None
         self._address: str | None = None
 
@@ -44,12 +48,13 @@ class Fetcher:
         target = self._target
         reader, writer = await self._open(self._address or await self._resolve(), self._tls)
         response, pieces, size = Response(), [], 0
+        timeout_s = self._timeout_s if body else min(self._timeout_s, PAGE_S)
         lines = merged([("Host", target.host_header), ("Connection", "close")], headers)
         if body:
             lines.append(("Content-Length", str(len(body))))
         try:
             started = monotonic_ns()
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(timeout_s):
                 writer.write(head(method, path, lines) + b"\r\n" + body)
                 while not response.complete:
                     data = await reader.read(1 << 16)
@@ -63,25 +68,25 @@ class Fetcher:
                         raise TargetUnusable(f"{target.redacted} sends more than 4 MiB to a probe", "check the URL")
         except Malformed:
             hint = "check the port" if target.tls else "does it want https:// ?"
-            raise TargetUnusable(f"{target.address} does not speak HTTP/1.1", hint) from None
+            raise FailedOnce(f"{target.address} does not speak HTTP/1.1", hint) from None
         except TimeoutError:
-            what = f"{target.redacted} gave no whole answer within {self._timeout_s:g} s"
+            what = f"{target.redacted} gave no whole answer within {timeout_s:g} s"
             raise TargetUnusable(what, "is the server stuck or overloaded?") from None
         except OSError as error:
             reason = error.strerror or "the connection broke"
-            raise TargetUnusable(f"{target.address}: {reason}", _BROKEN_HINT if size else "") from None
+            raise FailedOnce(f"{target.address}: {reason}", _BROKEN_HINT if size else "") from None
         finally:
             writer.transport.abort()
         return HttpAnswer(response.status, response.headers, b"".join(pieces), monotonic_ns() - started)
 
-    def _cut_short(self, method: str, size: int) -> TargetUnusable:
+    def _cut_short(self, method: str, size: int) -> FailedOnce:
         """The server closed the connection after `size` bytes. With 0 bytes, it may expect TLS."""
         target = self._target
         if size:
             what = f"{target.address} closed the connection in the middle of its answer to {method}"
-            return TargetUnusable(what, _BROKEN_HINT)
+            return FailedOnce(what, _BROKEN_HINT)
         hint = "see the server's log" if target.tls else "does it want https:// ?"
-        return TargetUnusable(f"{target.address} closed the connection without an answer to {method}", hint)
+        return FailedOnce(f"{target.address} closed the connection without an answer to {method}", hint)
 
     async def _resolve(self) -> str:
         """The first address of the host that accepts a connection."""

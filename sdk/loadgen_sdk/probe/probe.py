@@ -44,7 +44,8 @@ class HttpAnswer(NamedTuple):
 
 Headers = Sequence[tuple[str, str]]
 Exchange = Callable[[str, str, Headers, bytes], Awaitable[HttpAnswer]]
-"""(method, request target, headers, body) -> HttpAnswer. Raises TargetUnusable when there is no answer."""
+"""(method, request target, headers, body) -> HttpAnswer. Raises TargetUnusable when there is no answer, and its
+subclass FailedOnce where the connection broke: the next request may get one."""
 Connect = Callable[[], Awaitable[int]]
 """() -> the ns that one TCP connect took. Raises TargetUnusable."""
 
@@ -108,7 +109,7 @@ _FURTHER_SOURCES = ("health", "props", "openapi")  # requested only if the other
 _PATHS = {"version": "/version", "health": "/health", "props": "/props", "openapi": "/openapi.json"}
 _HOSTS = (("api.openai.com", "openai"),)
 FACTS_S = 5.0  # longest wait for the page that tells engine and precision
-TRIES = 4  # attempts of a generation: a server that fails half of them is refused by one probe in eight
+TRIES = 4  # attempts of a request: a server that fails one in ten is refused by one probe in some thousands
 
 
 async def probe(
@@ -198,8 +199,8 @@ class _WantsOtherLimitField(Exception):
     """The server requires the other name of the output limit."""
 
 
-class _FailedOnce(TargetUnusable):
-    """A request failed, but the next may succeed: a server that fails sometimes is measured, not refused."""
+class FailedOnce(TargetUnusable):
+    """A request failed as one of a load may fail, and the next may succeed: such a server is measured, not refused."""
 
 
 class _Asker:
@@ -223,13 +224,21 @@ class _Asker:
         self.took_ns: dict[int, int] = {}  # tokens asked of a generation -> its time
 
     async def get(self, path: str) -> HttpAnswer:
+        for _ in range(TRIES - 1):
+            with contextlib.suppress(FailedOnce):
+                answer = await self._get(path)
+                if not _may_pass(answer.status):
+                    return answer
+        return await self._get(path)
+
+    async def _get(self, path: str) -> HttpAnswer:
         return await self._exchange("GET", path, merged([("Accept", "application/json")], self._headers), b"")
 
     async def get_optional(self, path: str) -> HttpAnswer:
         """GET `path`. Returns an empty answer (status 0) if it cannot be had or `path` is ""."""
         if path:
             with contextlib.suppress(TargetUnusable):
-                return await self.get(path)
+                return await self._get(path)
         return HttpAnswer(0, {}, b"")
 
     async def facts(self, server: str, version: str, *, hosted: bool) -> ServerFacts:
@@ -268,7 +277,7 @@ class _Asker:
         for _ in range(TRIES - 1):
             try:
                 return await self._generate_once(quirk, model, text, tokens)
-            except _FailedOnce as error:
+            except FailedOnce as error:
                 self.failures.append(str(error))
         return await self._generate_once(quirk, model, text, tokens)
 
@@ -295,7 +304,7 @@ class _Asker:
             raise TargetUnusable(f"{self.target.path} streams {error}", "check that this is the API's URL") from None
         if failure := reading.judge(True, False, streamed):
             what = f"a probe of {tokens} tokens failed: {failure.kind}: {self._clean(failure.text)}"
-            raise _FailedOnce(what, "see the server's log")
+            raise FailedOnce(what, "see the server's log")
         return reading
 
     def refuse(self, answer: HttpAnswer, model: str) -> NoReturn:
@@ -326,10 +335,15 @@ class _Asker:
             location = self._clean(answer.headers.get("location", "").partition("?")[0])
             message = f"{url} answers {status}, a redirect" + (f" to {location}" if location else "")
             hint = "give the URL it leads to"
-        raise (_FailedOnce if status >= 500 else TargetUnusable)(message, hint)
+        raise (FailedOnce if _may_pass(status) else TargetUnusable)(message, hint)
 
     def _clean(self, text: str) -> str:
         return self.target.redact(text, *self._secrets).strip()
+
+
+def _may_pass(status: int) -> bool:
+    """Whether another request may go well after one with this status."""
+    return status == 429 or status >= 500
 
 
 async def _rtt_ms(connect: Connect) -> float:
@@ -376,7 +390,7 @@ def _models(answer: HttpAnswer) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(ids of all listed models, ids of those that are no adapters). An adapter names a listed parent."""
     try:
         rows = msgspec.json.decode(answer.body)["data"] if answer.status == 200 else []
-    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         rows = []
     rows = rows if isinstance(rows, list) else []
     rows = [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]

@@ -67,7 +67,7 @@ def _labels(page: str) -> dict[str, str]:
 def _json_values(page: str) -> dict[str, str]:
     try:
         value = msgspec.json.decode(page)
-    except (msgspec.MsgspecError, UnicodeError):
+    except (ValueError, RecursionError):
         return {}
     return {name: text for name, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
 

@@ -1,0 +1,223 @@
+"""`loadgen size`: how many machines some users need, one to spare, and what they cost, from one source or several.
+
+Parses flags, reads the sources (or searches a simulated machine), prints; the arithmetic is in `cost.sizing`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loadgen import child_process
+from loadgen.errors import OK, Fault, Faults, UserError, meant
+
+if TYPE_CHECKING:
+    from loadgen.cost.capacity_planning import MeasuredRate
+    from loadgen.cost.evidence import Evidence
+    from loadgen.cost.sizing import Need
+
+SIMULATED, PUBLISHED = "sim:", "published:"
+
+
+def size(
+    profile: Annotated[str, typer.Argument(metavar="workload", help="qa, rag, summarization, agentic, or your own.")],
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="What carries it: a folder of a search, sweep or run; sim:PRESET, which is searched now; "
+            "published:SYSTEM, a row of `loadgen reference mlperf`."
+        ),
+    ],
+    users: Annotated[int | None, typer.Option("--users", min=1, help="Users who work at the same time.")] = None,
+    think: Annotated[str, typer.Option("--think", help="From an answer to the user's next question.")] = "30s",
+    rate: Annotated[
+        str | None,
+        typer.Option("--rate", "--request-rate", help="Instead of users: requests per second (50, 600/min)."),
+    ] = None,
+    slo: Annotated[list[str] | None, typer.Option("--slo", help="For sim:PRESET: ttft:2s:p95. Repeatable.")] = None,
+    spare: Annotated[int, typer.Option("--spare", min=0, help="Machines that may be lost.")] = 1,
+    prices: Annotated[Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")] = None,
+    accept_sample_prices: Annotated[
+        bool, typer.Option("--accept-sample-prices", help="Use list prices that others have copied, for want of yours.")
+    ] = False,
+    price: Annotated[list[str] | None, typer.Option("--price", metavar="SOURCE=NAME", help="Its price.")] = None,
+    currency: Annotated[str, typer.Option("--currency", help="Of the figures.")] = "USD",
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of a source that recorded none.")] = None,
+    gpus_per_machine: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus-per-machine",
+            min=1,
+            help="Of what is rented and lost as one. Default: the price's, else the source's.",
+        ),
+    ] = None,
+    hours_per_day: Annotated[
+        float, typer.Option("--hours-per-day", min=0.1, max=24, help="How long that load is there.")
+    ] = 24.0,
+    answer: Annotated[
+        str | None, typer.Option("--answer", help="How long an answer takes, where the source does not say.")
+    ] = None,
+    allow_invalid: Annotated[
+        bool, typer.Option("--allow-invalid", help="Use a result whose measurement is not valid, marked.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """How many machines for 5,000 users, one to spare, and what they cost a month. The answer comes first.
+
+    Exit: 0 done, 2 wrong flags, prices or results, 3 a result is not a valid measurement.
+
+    \b
+    loadgen size rag vm --users 5000 --prices prices.yaml
+    loadgen size rag sim:gb300-vm sim:h200x8 --users 5000 --slo ttft:2s:p95 --slo tpot:60ms:p95
+    """
+    from loadgen.cost import price_file, sizing
+    from loadgen.cost.prices import find
+    from loadgen.report import size as report
+    from loadgen.results.manifest import TargetFacts
+
+    need = _need(users, think, rate, answer, spare, hours_per_day)
+    wants_money = prices is not None or accept_sample_prices
+    if price and not wants_money:
+        raise UserError("prices are named, and there is no price file", "--price", "--prices prices.yaml")
+    book = None
+    if wants_money:
+        book = price_file.load_prices(prices, accept_sample=accept_sample_prices, currency=currency)
+    chosen = _chosen(price or [], sources)
+    sized: list[tuple[sizing.Size, Evidence | None]] = []
+    faults: list[Fault] = []
+    for source in sources:
+        try:
+            measured, evidence = _source(source, profile, slo or [], gpus, allow_invalid=allow_invalid)
+            at = None
+            if book is not None:
+                if evidence is None and source not in chosen:
+                    hint = f"--price '{source}=NAME', one of: {', '.join(book.at)}"
+                    raise UserError("a published figure has no shape to find its price by", source, hint)
+                target = evidence.summary.target if evidence is not None else TargetFacts()
+                matching = find(book, target, chosen.get(source, ""), source)
+                if len(matching) > 1:
+                    names = " or ".join(f"--price '{source}={found.name}'" for found in matching)
+                    raise UserError(f"{source} has prices of several commitments", "--price", names)
+                at = matching[0]
+            per_machine = gpus_per_machine or getattr(at, "gpus", None) or measured.gpus
+            sized.append(
+                (sizing.size(measured, need, gpus_per_machine=per_machine, price=at, evidence=evidence), evidence)
+            )
+        except Fault as fault:
+            faults.append(fault)
+    if faults:
+        raise Faults(faults)
+    if as_json:
+        print(report.render_json(sized, need, currency=currency), end="")
+    else:
+        remarks = [f"SAMPLE PRICES, nobody's offer. {book.notes}"] if book is not None and book.sample else []
+        if book is not None and book.exchanged:
+            remarks.append(f"exchanged at {'; '.join(book.exchanged)}")
+        print(report.render_text(sized, need, currency=currency, remarks=remarks), end="")
+    return OK
+
+
+def _need(
+    users: int | None, think: str, rate: str | None, answer: str | None, spare: int, hours_per_day: float
+) -> Need:
+    from loadgen import units
+    from loadgen.cost.sizing import Need
+
+    if (users is None) == (rate is None):
+        raise UserError("users or a rate, one of the two", "--users, --rate", "like --users 5000, or --rate 50")
+    read = {}
+    for flag, text in (("--think", think), ("--answer", answer)):
+        try:
+            read[flag] = None if text is None else units.duration_ns(text, "s") / 1e9
+        except units.Wrong as wrong:
+            raise UserError(f'"{text}" {wrong}', flag, wrong.hint) from None
+    try:
+        per_s = None if rate is None else units.rate_per_s(rate, bare=True)
+    except units.Wrong as wrong:
+        raise UserError(f'"{rate}" {wrong}', "--rate", wrong.hint) from None
+    if per_s is not None and not 0 < per_s < float("inf"):
+        raise UserError(f'"{rate}" is not a load to carry', "--rate", "like 50 or 600/min")
+    return Need(
+        users=users,
+        think_s=read["--think"] or 0.0,
+        rate_per_s=per_s,
+        answer_s=read["--answer"],
+        spare=spare,
+        hours_per_day=hours_per_day,
+    )
+
+
+def _chosen(texts: Sequence[str], sources: Sequence[str]) -> dict[str, str]:
+    """--price SOURCE=NAME; the name of a single source may be left out."""
+    chosen = {}
+    for text in texts:
+        source, equals, name = text.rpartition("=")
+        if not equals and len(sources) == 1:
+            source, name = sources[0], text
+        if source not in sources or not name:
+            raise UserError(
+                f'"{text}" is not SOURCE=NAME', "--price", meant(source, sources) or "a source as it was given"
+            )
+        chosen[source] = name
+    return chosen
+
+
+def _source(
+    source: str, profile: str, slo: Sequence[str], gpus: int | None, *, allow_invalid: bool
+) -> tuple[MeasuredRate, Evidence | None]:
+    """What a source was seen to carry, and the evidence; None of a published figure."""
+    from loadgen.cli.capacity import measured_rate
+    from loadgen.cost import inputs
+
+    if source.startswith(PUBLISHED):
+        return _published(source.removeprefix(PUBLISHED), profile), None
+    folder = _searched(source, profile, slo) if source.startswith(SIMULATED) else Path(source)
+    evidence = inputs.read_evidence([folder], allow_invalid=allow_invalid)[0]
+    return replace(measured_rate(evidence, profile, gpus), name=source), evidence
+
+
+def _searched(source: str, profile: str, slo: Sequence[str]) -> Path:
+    """The folder of a search on a simulated machine, which is run now or was run before under the same SLO."""
+    under = hashlib.sha256("\n".join(slo).encode()).hexdigest()[:6]  # another SLO is another search
+    folder = Path("results") / f"size-{Path(profile).stem}-{Path(source.removeprefix(SIMULATED)).stem}-{under}"
+    arguments = ["search", profile, "--url", source, "--out", str(folder), "--seed", "1"]
+    for term in slo:
+        arguments += ["--slo", term]
+    print(f"loadgen {' '.join(arguments)}", file=sys.stderr)
+    if subprocess.run(child_process.command("loadgen", *arguments), stdout=sys.stderr, check=False).returncode != OK:
+        raise UserError("the search found no load that holds", source, "see its lines above; a wider --slo")
+    return folder
+
+
+def _published(name: str, profile: str) -> MeasuredRate:
+    from loadgen.cost.sizing import published_rate
+    from loadgen.mlperf import published
+
+    rows = published.mlperf().rows
+    of_profile = [row for row in published.profiles().rows if row.profile == profile]
+    if not of_profile:
+        known = [row.profile for row in published.profiles().rows]
+        raise UserError(f'no published lengths of "{profile}"', f"{PUBLISHED}{name}", meant(profile, known))
+    wanted = name.lower()
+    found = [row for row in rows if wanted in row.label.lower()]
+    with_rate = [row for row in found if row.server is not None] or found
+    if len(with_rate) != 1:
+        labels = "; ".join(row.label for row in (with_rate or rows) if row.server is not None)
+        what = f'{"several systems are" if with_rate else "no published system is"} called "{name}"'
+        raise UserError(what, f"{PUBLISHED}{name}", f"a part of one of: {labels}")
+    row = with_rate[0]
+    return published_rate(
+        row.label,
+        row.server,
+        gpus=row.gpus,
+        output_tokens=of_profile[0].output,
+        workload=profile,
+        said_by=f"MLPerf Inference {row.round}, {row.quality}",
+    )

@@ -1,0 +1,170 @@
+"""How many machines some users (or requests per second) need, one to spare, and what they cost a month.
+
+Pure. What one machine carries is a `MeasuredRate`; the scaling of rates is `capacity_planning`'s, the hourly price and
+the parts of a cost are `unit_cost`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from decimal import Decimal
+
+from loadgen.cost.capacity_planning import MeasuredRate, demand, fleet, needed
+from loadgen.cost.evidence import Evidence
+from loadgen.cost.prices import PerToken, Price
+from loadgen.cost.unit_cost import (
+    BY_TIME,
+    HOUR_S,
+    REQUEST,
+    TASK,
+    basis,
+    cost,
+    decimal,
+    energy_per_hour,
+    hourly,
+)
+from loadgen.errors import UserError
+from loadgen.results.capacity import RateInterval
+
+HOURS_PER_MONTH = Decimal(730)  # 8,760 / 12
+THOUSAND = Decimal(1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Money:
+    """An amount, with the ends that the interval of the measured rate gives it; None without one."""
+
+    mid: Decimal
+    low: Decimal | None = None
+    high: Decimal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What is to be carried: users who think between their interactions, or a rate of interactions.
+
+    `hours_per_day`: how long this load is there; machines are paid around the clock.
+    """
+
+    users: int | None = None
+    think_s: float = 0.0
+    rate_per_s: float | None = None
+    answer_s: float | None = None  # where the source does not say how long an answer takes
+    spare: int = 1  # machines that may be lost while all is still carried
+    hours_per_day: float = 24.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """The machines of one source under one price. Machines are whole; `machines` has the spare ones in it.
+
+    Of an endpoint that is paid by the token there are no machines: None.
+    """
+
+    source: MeasuredRate
+    price: Price | None
+    gpus_per_machine: int
+    per_machine: RateInterval  # interactions per second
+    demand_per_s: float
+    response_s: float | None
+    carrying: int | None = None  # machines that the load needs
+    machines: int | None = None
+    low: int | None = None  # machines, spare ones too, at the ends of the rate's interval
+    high: int | None = None
+    used: float | None = None  # the demand as a share of what all machines carry
+    per_month: Money | None = None
+    interactions_per_month: Decimal = Decimal(0)
+
+    @property
+    def per_thousand(self) -> Money | None:
+        """What a thousand interactions cost: idle hours and spare machines are paid by them too."""
+        if self.per_month is None:
+            return None
+        mid, low, high = (
+            None if amount is None else amount / self.interactions_per_month * THOUSAND
+            for amount in (self.per_month.mid, self.per_month.low, self.per_month.high)
+        )
+        assert mid is not None
+        return Money(mid=mid, low=low, high=high)
+
+
+def published_rate(
+    name: str, tokens_per_s: float | None, *, gpus: int, output_tokens: float, workload: str, said_by: str
+) -> MeasuredRate:
+    """A published Server rate in output tokens per second, as interactions of a workload by their output tokens.
+
+    An estimate: another mix of lengths, other limits, no interval. Raises UserError where there is no such rate.
+    """
+    if tokens_per_s is None:
+        what = f"{name} has no published Server rate, and an Offline rate says nothing about users"
+        raise UserError(what, "published", "loadgen reference mlperf")
+    return MeasuredRate(
+        name=name,
+        folder=said_by,
+        basis="published Server rate, by output tokens",
+        rate=RateInterval(mid=tokens_per_s / output_tokens),
+        noun="requests",
+        gpus=gpus,
+        response_s=0.0,
+        workload=workload,
+    )
+
+
+def size(
+    source: MeasuredRate, need: Need, *, gpus_per_machine: int, price: Price | None, evidence: Evidence | None
+) -> Size:
+    """The machines for a need. Raises UserError where the length of an answer is not known and users are asked for."""
+    response_s = source.response_s or need.answer_s
+    if need.users is not None and not response_s:
+        what = f"how long an answer takes is not known of {source.name}, and users wait for it"
+        raise UserError(what, "--answer", "--answer 20s, or --rate in the place of --users")
+    demand_per_s = need.rate_per_s or demand(need.users or 0, need.think_s, response_s or 0.0)
+    per_machine = fleet(source.rate, source.gpus, gpus_per_vm=gpus_per_machine).per_vm
+    active = decimal(need.hours_per_day) / 24
+    per_month = decimal(demand_per_s) * HOUR_S * HOURS_PER_MONTH * active  # interactions
+    sized = Size(
+        source=source,
+        price=price,
+        gpus_per_machine=gpus_per_machine,
+        per_machine=per_machine,
+        demand_per_s=demand_per_s,
+        response_s=response_s,
+        interactions_per_month=per_month,
+    )
+    by_count = Decimal(0) if price is None else _by_count(price, evidence, source) * per_month
+    if isinstance(price, PerToken):
+        return replace(sized, per_month=Money(mid=by_count))
+
+    def machines(rate: float | None) -> int | None:
+        return None if rate is None else needed(demand_per_s, rate) + need.spare
+
+    mid, low, high = (machines(rate) for rate in (per_machine.mid, per_machine.high, per_machine.low))
+    assert mid is not None  # the rate is known
+    used = demand_per_s / (mid * per_machine.mid)
+    sized = replace(sized, carrying=mid - need.spare, machines=mid, low=low, high=high, used=used)
+    if price is None:
+        return sized
+    units = 1 if price.gpus is not None else gpus_per_machine  # else the price is one GPU's
+    per_hour, by_load = sum(hourly(price).values(), Decimal(0)) * units, energy_per_hour(price.energy) * units
+
+    def month(count: int | None, rate: float | None) -> Decimal | None:
+        if count is None or rate is None:
+            return None
+        return (count * per_hour + decimal(demand_per_s / rate) * active * by_load) * HOURS_PER_MONTH + by_count
+
+    middle = month(mid, per_machine.mid)
+    assert middle is not None
+    ends = {"low": month(low, per_machine.high), "high": month(high, per_machine.low)}
+    return replace(sized, per_month=Money(mid=middle, **ends))
+
+
+def _by_count(price: Price, evidence: Evidence | None, source: MeasuredRate) -> Decimal:
+    """What an interaction costs whatever the machines do: tokens of an API, egress."""
+    if evidence is None:
+        if isinstance(price, PerToken):
+            what = f"{price.name} is paid by the token, and {source.name} is no run whose tokens could be counted"
+            raise UserError(what, "--price", "a price of machines, or a folder of a run")
+        return Decimal(0)
+    unit = TASK if evidence.summary.sessions is not None else REQUEST
+    found = cost(basis(evidence), price, source.gpus, unit)
+    return Decimal(0) if found is None else sum((found.parts[p] for p in found.parts if p not in BY_TIME), Decimal(0))

@@ -1,0 +1,160 @@
+"""`loadgen size` as text and JSON: the answer first, then the sources side by side, then what each rests on.
+
+Pure: takes values, returns a string.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from loadgen import format
+from loadgen.cost.capacity_planning import needed
+from loadgen.cost.evidence import Evidence, notes
+from loadgen.cost.prices import Price, dated
+from loadgen.cost.sizing import Money, Need, Size
+from loadgen.report import table
+from loadgen.report.search import MODEL_ERROR
+
+MODEL_ERROR_MOST = 0.25  # the worse end of MODEL_ERROR
+
+Sized = Sequence[tuple[Size, Evidence | None]]
+
+
+def render_text(sized: Sized, need: Need, *, currency: str, remarks: Sequence[str] = ()) -> str:
+    """The whole report, ending in a newline. remarks: on the price file as a whole."""
+    lines = [line for size, evidence in sized for line in table.wrapped(_answer(size, evidence, need, currency))]
+    lines += ["", *_columns([size for size, _ in sized], currency), ""]
+    for size, evidence in sized:
+        for number, words in enumerate(_rests_on(size, evidence, need)):
+            lines += table.wrapped(words, "" if number == 0 else "  ", "  " if number == 0 else "    ")
+    lines += [line for remark in remarks for line in table.wrapped(remark)]
+    return "\n".join(lines) + "\n"
+
+
+def _answer(size: Size, evidence: Evidence | None, need: Need, currency: str) -> str:
+    marks = ("SIMULATED, " if evidence is not None and evidence.simulated else "") + (
+        "" if evidence is not None else "AN ESTIMATE from published figures, "
+    )
+    load = f"{need.users:,} users of" if need.users is not None else f"{format.quantity(size.demand_per_s)}/s of"
+    words = f"{marks}{size.source.name}: {load} {size.source.workload} need "
+    if size.machines is None:
+        words += "no machines of yours"
+    else:
+        most = "at most " if size.source.lower_bound else ""
+        spare = f", {need.spare} of them to spare" if need.spare else ", none to spare"
+        words += f"{most}{_machines(size.machines, size.gpus_per_machine)}{spare}"
+        words += (
+            f" ({size.low} to {size.high} by the interval)" if size.low is not None and size.low != size.high else ""
+        )
+    if size.per_month is not None and size.per_thousand is not None:
+        words += f": {currency} {_amount(size.per_month)} a month, {_small(size.per_thousand)} per 1,000 {_noun(size)}"
+    return words
+
+
+def _machines(count: int, gpus: int) -> str:
+    return f"{count:,} machine{'s' if count != 1 else ''} of {gpus} GPU{'s' if gpus != 1 else ''}"
+
+
+def _noun(size: Size) -> str:
+    return size.source.noun.removeprefix("good ").removeprefix("successful ")
+
+
+def _columns(sizes: Sequence[Size], currency: str) -> list[str]:
+    rows: list[tuple[str, Callable[[Size], str]]] = [
+        ("machines, spare ones too", lambda size: _span(size.machines, size.low, size.high, _whole)),
+        ("carrying the load", lambda size: _whole(size.carrying)),
+        ("GPUs", lambda size: _whole(size.machines * size.gpus_per_machine) if size.machines is not None else "-"),
+        ("used of what all carry", lambda size: format.percent(size.used)),
+        ("load, per second", lambda size: format.quantity(size.demand_per_s)),
+        ("one machine carries, per second", _rate),
+        ("an answer takes", lambda size: format.duration(size.response_s) if size.response_s else "-"),
+        (f"{currency} per month", lambda size: _amount(size.per_month)),
+        (f"{currency} per 1,000", lambda size: _small(size.per_thousand)),
+    ]
+    priced = any(size.price is not None for size in sizes)
+    shown = rows if priced else rows[:-2]
+    return table.text(["", *(size.source.name for size in sizes)], [[name, *map(cell, sizes)] for name, cell in shown])
+
+
+def _whole(count: int | None) -> str:
+    return format.count(count)
+
+
+def _rate(size: Size) -> str:
+    least = "at least " if size.source.lower_bound else ""
+    return least + _span(size.per_machine.mid, size.per_machine.low, size.per_machine.high, format.quantity)
+
+
+def _amount(money: Money | None) -> str:
+    return "-" if money is None else _span(money.mid, money.low, money.high, lambda value: f"{value:,.0f}")
+
+
+def _small(money: Money | None) -> str:
+    return (
+        "-" if money is None else _span(money.mid, money.low, money.high, lambda value: format.quantity(float(value)))
+    )
+
+
+def _span(mid: Any, low: Any, high: Any, text: Callable[[Any], str]) -> str:
+    """The middle, and the ends where they print as something else."""
+    if mid is None:
+        return format.NONE
+    if low is None or high is None or text(low) == text(high):
+        return text(mid)
+    return f"{text(mid)} [{text(low)}, {text(high)}]"
+
+
+def _rests_on(size: Size, evidence: Evidence | None, need: Need) -> Iterator[str]:
+    source = size.source
+    yield f"{source.name}: {source.basis}, {format.quantity(source.rate.mid)}/s on {source.gpus} GPUs; {source.folder}"
+    if need.users is not None and size.response_s:
+        yield (
+            f"each user waits {format.duration(size.response_s)} for an answer and thinks {need.think_s:g} s: "
+            f"{need.users:,} / {size.response_s + need.think_s:.3g} s = {format.quantity(size.demand_per_s)} per second"
+        )
+    if size.machines is not None and size.gpus_per_machine != source.gpus:
+        yield (
+            f"rates are scaled from {source.gpus} to {size.gpus_per_machine} GPUs: machines are taken as independent, "
+            "and a router in front of them as free"
+        )
+    if need.spare and size.machines is not None and size.used is not None:
+        up = f"with all up they are used to {format.percent(size.used)}"
+        yield f"with {need.spare} lost the others carry all of it; {up}"
+    if evidence is None:
+        yield (
+            "published tokens per second over the output tokens of this workload: another mix of lengths and other "
+            "limits. Measure before you buy: loadgen search"
+        )
+    else:
+        yield from (f"! {note}" for note in notes(evidence))
+    if evidence is not None and evidence.simulated and size.machines is not None:
+        least = needed(size.demand_per_s, size.per_machine.mid * (1 - MODEL_ERROR_MOST)) + need.spare
+        yield f"! the model is wrong by {MODEL_ERROR}: with so much less a machine it is {least:,} machines"
+    if size.price is not None:
+        yield f"price: {size.price.name}, {dated(size.price)}{_paid(size.price, need)}"
+
+
+def _paid(price: Price, need: Need) -> str:
+    day = "" if need.hours_per_day == 24 else f" The load is there {need.hours_per_day:g} hours a day."
+    return (
+        f". A month has 730 hours, and machines are paid in all of them.{day}" if hasattr(price, "gpu") else f".{day}"
+    )
+
+
+def render_json(sized: Sized, need: Need, *, currency: str) -> str:
+    """The same content as a JSON document, ending in a newline. Amounts are strings of decimal digits."""
+
+    def one(size: Size, evidence: Evidence | None) -> dict[str, Any]:
+        document = asdict(size)
+        document["per_thousand"] = None if size.per_thousand is None else asdict(size.per_thousand)
+        document["price"] = None if size.price is None else {"name": size.price.name, "as_of": size.price.as_of}
+        document["simulated"] = evidence is not None and evidence.simulated
+        document["estimate"] = evidence is None
+        document["notes"] = [] if evidence is None else list(notes(evidence))
+        return document
+
+    document = {"schema": 1, "currency": currency, "need": asdict(need), "sizes": [one(*pair) for pair in sized]}
+    return json.dumps(document, indent=2, ensure_ascii=False, default=str) + "\n"

@@ -1,0 +1,153 @@
+"""Processes of a run that die or freeze, signals, two runs at once: nothing recorded is lost, and all of it is said."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import when_started
+from test_run import children, cli, ended, gone, outcomes, rows_written
+
+from loadgen import run_folder
+from loadgen.execution import compactor_process, run
+from loadgen.execution.backends import local
+from loadgen.execution.plan import Settings
+from loadgen.results import manifest, store
+from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.options import Options
+from loadgen.workload import load, read_flags
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Embedded]:
+    with start(Options(ttft="5ms", itl="0.2ms")) as made:
+        yield made
+
+
+def of(module: str, parent: int) -> int:
+    """The child that runs a module."""
+    (pid,) = (pid for pid in children(parent) if module in Path(f"/proc/{pid}/cmdline").read_text())
+    return pid
+
+
+@pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
+def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> None:
+    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "700", "--keep", keep)
+    rows_written(tmp_path, 400)
+    os.kill(of("execution.compactor_process", process.pid), signal.SIGKILL)
+    code, out, err = ended(process)
+    assert code in (0, 3), err
+    summary = run_folder.kept_summary(tmp_path / "out")
+    assert (summary.requests.scheduled, summary.requests.ok, summary.requests.lost) == (700, 700, 0)
+    assert any("was killed by signal 9" in words for words in summary.verdict.warnings), out
+    again = run_folder.summary(tmp_path / "out")
+    assert (again.requests, again.ttft_ms) == (summary.requests, summary.ttft_ms)
+
+
+@pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
+def test_everything_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> None:
+    flags = ("--request-rate", "300", "-n", "3000", "--workers", "2", "--keep", keep)
+    process = cli(tmp_path, "--url", endpoint.url, *flags)
+    rows_written(tmp_path, 700)
+    for pid in (process.pid, *(others := children(process.pid))):
+        os.kill(pid, signal.SIGKILL)
+    ended(process)
+    for pid in others:
+        gone(pid)
+    written = rows_written(tmp_path, 1)  # no file of the spool is full: all are there
+    requests = run_folder.summary(tmp_path / "out").requests
+    assert (requests.ok, requests.lost) == (written, 3000 - written)
+    assert manifest.decode((tmp_path / "out" / "run.json").read_bytes()).state == "running"
+
+
+def test_a_frozen_worker_is_ended_and_named(
+    tmp_path: Path, endpoint: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "FROZEN_NS", 3_000_000_000)
+    (tmp_path / "w.yaml").write_text("name: t\nrequests: {input_tokens: 20, output_tokens: 8}\n")
+
+    def freeze(_: Any) -> None:
+        (pid,) = (pid for pid in children(os.getpid()) if b"backends.worker\x00" in worker_of(pid, 0))
+        asyncio.get_running_loop().call_later(0.5, os.kill, pid, signal.SIGSTOP)
+
+    def worker_of(pid: int, number: int) -> bytes:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        holds = (os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
+        return line if any(name.endswith(f"w{number}.rows") for name in holds) else b""
+
+    made = load(str(tmp_path / "w.yaml"), read_flags(seed="7", warmup="0", request_rate="200", num_requests="300"))
+    settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", workers=2)
+    summary, out = run.execute(made, settings, when_started(freeze))
+    found = outcomes(store.read_run(out).rows)
+    assert found["ok", ""] + found["lost", "worker_died"] == 300
+    assert found["lost", "worker_died"] > 20
+    assert "worker 0 did not move for 3 s" in summary.requests.by_error["worker_died"].first_text
+
+
+def test_a_frozen_compactor_is_ended_and_said(
+    tmp_path: Path, endpoint: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compactor_process, "FROZEN_S", 0.5)
+    (tmp_path / "w.yaml").write_text("name: t\nrequests: {input_tokens: 20, output_tokens: 8}\n")
+    made = load(str(tmp_path / "w.yaml"), read_flags(seed="7", warmup="0", request_rate="200", num_requests="100"))
+    settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", keep="histogram")
+    freeze = when_started(lambda _: os.kill(of("execution.compactor_process", os.getpid()), signal.SIGSTOP))
+    summary, _ = run.execute(made, settings, freeze)
+    assert summary.requests.ok == 100
+    assert any("did not move for 0.5 s" in words for words in summary.verdict.warnings)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_other_signals_are_one_ctrl_c(tmp_path: Path, endpoint: Embedded, number: int, workers: str) -> None:
+    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "4000", "--workers", workers)
+    rows_written(tmp_path, 20)
+    process.send_signal(number)
+    code, _, err = ended(process)
+    assert (code, "Traceback" in err) == (130, False), err
+    stored = store.read_run(tmp_path / "out")
+    assert stored.header.state == "interrupted"
+    assert set(outcomes(stored.rows)) == {("ok", ""), ("cancelled", "interrupted")}
+    assert (tmp_path / "out" / "summary.json").exists()
+
+
+def test_nohup_stays_nohup(tmp_path: Path, endpoint: Embedded) -> None:
+    words = ["-m", "loadgen", "run", "qa", "--url", endpoint.url, "--request-rate", "100", "-n", "100"]
+    command = ["nohup", sys.executable, *words, "-o", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    rows_written(tmp_path, 10)
+    process.send_signal(signal.SIGHUP)
+    code, out, err = ended(process)
+    assert (code in (0, 1, 3), "100 ok" in out) == (True, True), err  # 1: on a busy machine its SLO is missed
+
+
+def test_two_runs_with_one_folder_get_one_each(tmp_path: Path, endpoint: Embedded) -> None:
+    """The second begins while the first has not even probed its target."""
+    processes = [
+        cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", str(count), "--workers", workers)
+        for count, workers in ((100, "1"), (130, "2"))
+    ]
+    for process in processes:
+        code, _, err = ended(process)
+        assert code in (0, 3), err
+    folders = sorted(path.parent for path in tmp_path.glob("out*/summary.json"))
+    assert len(folders) == 2
+    assert {len(store.read_run(folder).rows) for folder in folders} == {100, 130}
+
+
+@pytest.mark.parametrize("keep", ["raw", "histogram"])
+def test_results_are_for_their_user_alone(tmp_path: Path, endpoint: Embedded, keep: str) -> None:
+    code, _, err = ended(cli(tmp_path, "--url", endpoint.url, "-c", "2", "-n", "20", "--keep", keep))
+    assert code in (0, 3), err
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(files) >= 5
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
