@@ -29,7 +29,9 @@ async def main():
     loadgen_sdk.Client("http://127.0.0.1:9", model="m", server="vllm").close()
     for make, words in ((loadgen_sdk.OpenTelemetry, "opentelemetry-api"), (loadgen_sdk.Prometheus, "prometheus-client"),
                         (lambda: loadgen_sdk.Throttle(requests=1, shared="x"), "filelock"),
-                        (loadgen_sdk.auto, "none of them is installed"), (lambda: loadgen_sdk.instrument(object()), "no OpenAI client")):
+                        (loadgen_sdk.auto, "none of them is installed"),
+                        (lambda: loadgen_sdk.instrument(object()), "no OpenAI client"),
+                        (lambda: loadgen_sdk.Throttle(requests=1, shared="redis://x"), "redis")):
         try:
             make()
         except loadgen_sdk.WrongUse as error:

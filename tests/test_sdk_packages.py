@@ -235,8 +235,8 @@ def test_a_variable_of_the_environment_starts_it(value: str, calls: int, tmp_pat
     with serving(answer(CHAT)) as server:
         environment = {**os.environ, "LOADGEN_SDK_AUTO": value}
         ran = subprocess.run(
-            [sys.executable, "-c", START, server.url, str(SDK)], env=environment, cwd=tmp_path, capture_output=True, text=True,
-            check=True,
+            [sys.executable, "-c", START, server.url, str(SDK)], env=environment, cwd=tmp_path,
+            capture_output=True, text=True, check=True,
         )  # fmt: skip
     file = tmp_path / "calls.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
