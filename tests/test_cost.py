@@ -579,7 +579,7 @@ def test_an_invalid_result_is_refused_with_its_line_and_marked_when_allowed(
         command([results / "broken"], prices=results / "prices.yaml", utilization="1")
     assert caught.value.exit_code == 3
     at = caught.value.faults[0].where
-    line = int(at.removeprefix(str(results / "broken" / "summary.json:")).split(" ")[0])
+    line = int(at.removeprefix(str(results / "broken" / "summary.json:")).split(":")[0])
     assert '"valid": false' in (results / "broken" / "summary.json").read_text().splitlines()[line - 1]
     assert command([results / "broken"], prices=results / "prices.yaml", utilization="1", allow_invalid=True) == 0
     assert "INVALID measurement" in capsys.readouterr().out

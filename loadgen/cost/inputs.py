@@ -5,7 +5,6 @@ Refuses a measurement that is not valid unless the caller allows it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from loadgen.cost.evidence import Evidence
 from loadgen.errors import UNSOUND, Fault, Faults, UserError, collecting
 from loadgen.metrics.summary import Summary, load_summary
 from loadgen.results import capacity
+from loadgen.workload.messages import locate
+from loadgen.workload.yaml_marks import read_yaml, where
 
 
 class UnsoundEvidence(Fault):
@@ -174,19 +175,10 @@ def _uncounted(summary: Summary, data: bytes, file: Path) -> list[Fault]:
 
 
 def place(data: bytes, file: Path, *keys: str) -> str:
-    """The place of a field in an indented JSON file, as "file:line (path)"; without the line where it is not found.
-
-    Relies on an indentation of two spaces.
-    """
-    lines = data.decode(errors="replace").splitlines()
-    first_line = 0
-    for depth, key in enumerate(keys):
-        pattern = re.compile(rf'^ {{{2 * (depth + 1)}}}"{re.escape(key)}":')
-        line_number = next((i for i in range(first_line, len(lines)) if pattern.match(lines[i])), None)
-        if line_number is None:
-            return f"{file} ({'.'.join(keys)})"
-        first_line = line_number
-    return f"{file}:{first_line + 1} ({'.'.join(keys)})"
+    """The place of a field in a JSON file, as "file:line:column (path)"; JSON is YAML."""
+    top, _ = read_yaml(data.decode(errors="replace"), str(file), {})
+    spot, path, _ = locate(top, keys)
+    return str(where(str(file), spot, path))
 
 
 def _bytes(file: Path) -> bytes:

@@ -30,7 +30,7 @@ from loadgen.results.record import SCHEMA_MINOR
 from loadgen.schedule import timetable as schedule
 from loadgen.schedule.timetable import Schedule
 from loadgen.slo import Slo
-from loadgen.workload import Closed, Gamma, Ramp, Replay, Workload, recipe_fingerprint
+from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Workload, recipe_fingerprint
 
 
 def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Header:
@@ -38,6 +38,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
     job, timetable, tokenizer = plan.job, plan.timetable, plan.tokenizer
     settings, workload, found = job.settings, job.workload, job.found
     slo, unjudged = _judged_slo(workload.slo, settings.stream)
+    classes, unjudged_of_classes = _classes(workload, settings.stream)
     source = "server" if all(result.usage for result in found) else tokenizer.tag
     # how lanes begin by default is the target's doing: fingerprints are of what was asked
     asked_timetable = timetable if asked.stages == workload.stages else schedule.build(asked, job.seed)
@@ -59,7 +60,8 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         client=settings.client,
         api=settings.api,
         stream=settings.stream,
-        slo=slo,
+        slo=None if any(one.slo != slo for one in classes) else slo,  # else each class has that, or its own
+        classes=classes,
         limits=ValidityLimits(**workload.limits.model_dump()),
         stages=tuple(_stage_plan(workload, timetable, i, begin) for i, begin in enumerate(begins)),
         fingerprints=manifest.Fingerprints(
@@ -72,7 +74,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         tokenizer_sha256=tokenizer.file_sha256,
         template_tokens=found[0].template_tokens,
         usage_asked=True,
-        shares_prompts=_shares_prompts(workload),
+        shares_prompts=_shares_prompts(workload.requests),
         max_in_flight=workload.max_in_flight,
         grace_s=workload.drain_ns / 1e9,
         timeout_s=workload.timeout_ns / 1e9,
@@ -81,7 +83,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         workers=settings.workers,
         keep=settings.keep,
         host=_host(),
-        notes=(*_notes(plan), *unjudged),
+        notes=(*_notes(plan), *dict.fromkeys((*unjudged, *unjudged_of_classes))),
         note_codes=_resonant(plan),
     )
 
@@ -181,8 +183,21 @@ def _judged_slo(slo: Slo | None, stream: bool) -> tuple[Slo | None, list[str]]:
     return (judged_slo if judged_terms or judged_slo.goodput_share is not None else None), notes
 
 
-def _shares_prompts(workload: Workload) -> bool:
-    requests = workload.requests
+def _classes(workload: Workload, stream: bool) -> tuple[tuple[manifest.ClassPlan, ...], list[str]]:
+    """The classes of the requests with the SLO that each is judged by, and notes."""
+    plans: list[manifest.ClassPlan] = []
+    notes: list[str] = []
+    for name, one in workload.requests.classes.items() if isinstance(workload.requests, Mix) else ():
+        slo, unjudged = _judged_slo(one.slo or workload.slo, stream)
+        notes += unjudged
+        share = float(one.weight)
+        plans.append(manifest.ClassPlan(name=name, share=share, model=one.model, priority=one.priority, slo=slo))
+    return tuple(plans), notes
+
+
+def _shares_prompts(requests: Any) -> bool:
+    if isinstance(requests, Mix):
+        return any(_shares_prompts(one.requests) for one in requests.classes.values())
     if hasattr(requests, "path") or hasattr(requests, "trace"):
         return True
     return any(getattr(requests, name, None) for name in ("turns", "shared_prefix_tokens", "system_tokens"))

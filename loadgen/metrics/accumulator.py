@@ -1,4 +1,4 @@
-"""The rows of a run added up: sums, samples and amounts over time, for each stage and each target.
+"""The rows of a run added up: sums, samples and amounts over time, for each stage, target and class.
 
 Pure numpy. Everything is additive: the accumulators of several workers, or of any split of the rows, merge into that of
 all rows. `exact` keeps every value; otherwise samples are histograms and amounts are curves, so that the memory does
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from loadgen import seeds
 from loadgen.limits import STALL_NS
 from loadgen.metrics import columns as by_column
 from loadgen.metrics import outcomes
@@ -271,7 +272,7 @@ def _amounts(columns: Columns, name: str, slo: Slo | None) -> tuple[NDArray[np.i
 
 
 class Accumulator:
-    """All figures of a run: a cell per stage and per target, and the measured latencies by blocks of time.
+    """All figures of a run: a cell per stage, per target and per class, and the measured latencies by blocks of time.
 
     `add` takes rows in any order, but those of a conversation in the order of its turns.
     """
@@ -281,13 +282,17 @@ class Accumulator:
         self._plans = header.stages or (StagePlan(),)
         self._slo = header.slo
         self._turns = header.turns
-        slo_metrics = [term.metric for term in header.slo.terms if term.metric in LATENCIES] if header.slo else []
-        self._target_metrics = tuple(dict.fromkeys((*SHOWN, *slo_metrics)))
+        slos = [self._slo, *(plan.slo for plan in header.classes)]
+        slo_metrics = [term.metric for slo in slos if slo for term in slo.terms if term.metric in LATENCIES]
+        self._part_metrics = tuple(dict.fromkeys((*SHOWN, *slo_metrics)))
+        self._seed, self._shares = header.seed or 0, [plan.share for plan in header.classes]
         several = len(header.targets) if len(header.targets) > 1 else 0
         self.stages = [Cell(self._slo, exact=exact) for _ in self._plans]
         self.targets = [Cell(self._slo, exact=exact) for _ in range(several)]
+        self.classes = [Cell(plan.slo, exact=exact) for plan in header.classes]
         # rows of stages that are not measured
         self.other_targets = [Cell(self._slo, exact=exact) for _ in range(several)]
+        self.other_classes = [Cell(plan.slo, exact=exact) for plan in header.classes]
         self.blocks: list[BlockSamples] = []
         self.block_ns = FIRST_NS
         # number of a conversation -> due instant of its first turn; 0 or 1: all turns ok so far, cancelled, unfinished;
@@ -298,7 +303,7 @@ class Accumulator:
     def add(self, rows: NDArray[np.void], texts: Sequence[str]) -> None:
         """Add some rows. `texts`: error texts, indexed by `rows["text"]`."""
         for stage, (plan, cell) in enumerate(zip(self._plans, self.stages, strict=True)):
-            columns = Columns(rows, rows["stage"] == stage, keep_all=bool(self.targets))
+            columns = Columns(rows, rows["stage"] == stage, keep_all=bool(self.targets or self.classes))
             cell.add(columns, texts, SAMPLES, not plan.closed)
             if not len(columns):
                 continue
@@ -307,10 +312,22 @@ class Accumulator:
             cell.reach("lane_due", columns["due_ns"][first_round(columns, plan, self._turns)])
             if plan.measured:
                 self._add_by_time(columns)
-            for number, target in enumerate(self.targets if plan.measured else self.other_targets):
-                of_target = Columns(columns, columns["target"] == number)
-                target.add(of_target, texts, self._target_metrics, not plan.closed)
-                of_target.forget()
+            targets, classes = (
+                (self.targets, self.classes) if plan.measured else (self.other_targets, self.other_classes)
+            )
+            self._add_parts(columns, columns["target"], targets, texts, not plan.closed)
+            if classes:
+                drawn = seeds.classes(self._seed, self._shares, columns["request"] // self._turns)
+                self._add_parts(columns, drawn, classes, texts, not plan.closed)
+
+    def _add_parts(
+        self, columns: Columns, part: NDArray[np.int64], cells: Sequence[Cell], texts: Sequence[str], open_loop: bool
+    ) -> None:
+        """Add rows to the cells of targets, or of classes. `part`: which cell each row belongs to."""
+        for number, cell in enumerate(cells):
+            own = Columns(columns, part == number)
+            cell.add(own, texts, self._part_metrics, open_loop)
+            own.forget()
 
     def _add_by_time(self, columns: Columns) -> None:
         ok = columns.where(OK)
@@ -398,6 +415,8 @@ class Accumulator:
         yield from self.stages
         yield from self.targets
         yield from self.other_targets
+        yield from self.classes
+        yield from self.other_classes
 
     def measured(self, measured: bool = True) -> Cell:
         """The cell of all measured stages, or of all others."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -69,6 +69,31 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     def undecided(self) -> bool:
         """Whether there is an SLO that this run can neither call met nor missed."""
         return self.has_slo and self.met is None
+
+
+def of_classes(classes: Sequence[Goodput]) -> Goodput:
+    """That of a run whose classes have SLOs of their own: good is what is good under the SLO of its class.
+
+    The terms stand with the classes; classes without an SLO are left out.
+    """
+    judged = [one for one in classes if one.has_slo]
+    if not judged:
+        return Goodput()
+
+    def total(name: str) -> Any:
+        values = [getattr(one, name) for one in judged]
+        return None if None in values else sum(values)
+
+    good, counted = total("good"), total("counted")
+    return Goodput(
+        rps=total("rps"),
+        steady_rps=total("steady_rps"),
+        share=good / counted if counted and good is not None else None,
+        good=good,
+        counted=counted,
+        unfinished=total("unfinished"),
+        met=together([one.met for one in judged]),
+    )
 
 
 def goodput(

@@ -18,12 +18,12 @@ from loadgen.metrics.accumulator import SAMPLES, Accumulator, Cell
 from loadgen.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
 from loadgen.metrics.columns import POOLED
 from loadgen.metrics.drift import Drift
-from loadgen.metrics.goodput import Goodput, goodput
+from loadgen.metrics.goodput import Goodput, goodput, of_classes
 from loadgen.metrics.load import Load, load
 from loadgen.metrics.sustainable import Sustainable
 from loadgen.metrics.validity import Families, Signs, Verdict
 from loadgen.metrics.windows import Window, per_second
-from loadgen.results.manifest import Fingerprints, Host, StagePlan, TargetFacts, refuse_newer
+from loadgen.results.manifest import ClassPlan, Fingerprints, Host, StagePlan, TargetFacts, refuse_newer
 from loadgen.results.record import SCHEMA_MINOR
 from loadgen.server_metrics.series import Served
 from loadgen.stats.quantiles import Distribution, Histogram, of_gaps
@@ -97,6 +97,23 @@ class TargetSummary(msgspec.Struct, frozen=True, kw_only=True):
     own_output_per_s: float | None = None  # over this target's own window: its first due instant to its last token
 
 
+class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several classes of requests: its measured requests, over the window of the whole run."""
+
+    name: str
+    share: float  # of all requests, as asked
+    model: str | None = None
+    priority: int | None = None
+    requests: RequestCounts
+    bytes: Bytes
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    e2e_ms: Distribution
+    goodput: Goodput  # under the SLO of the class
+
+
 class RackTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Output tokens/s of several targets by two definitions, which differ when the targets do not end together.
 
@@ -161,6 +178,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[TargetSummary, ...]  # empty with a single target
     regions: tuple[TargetSummary, ...] = ()  # one each, where the targets are in several
     rack: RackTokens | None = None  # null with a single target
+    classes: tuple[ClassSummary, ...] = ()  # empty where all requests are of one kind
     drift: Drift = Drift()
     sustainable: Sustainable = Sustainable()
     server: Served | None = None  # what the servers counted; null when no metrics page was read
@@ -250,6 +268,12 @@ def build(
     regions = tuple(
         parts.of_target(facts, accumulator.of_targets(numbers), inside) for facts, numbers in _by_region(header.targets)
     )
+    classes = tuple(
+        parts.of_class(plan, (cell, other), inside)
+        for plan, cell, other in zip(header.classes, accumulator.classes, accumulator.other_classes, strict=True)
+    )
+    if header.slo is None:
+        whole["goodput"] = of_classes([part.goodput for part in classes])
     summary = Summary(
         schema=SCHEMA,
         schema_minor=SCHEMA_MINOR,
@@ -273,6 +297,7 @@ def build(
         targets=targets,
         regions=regions,
         rack=_rack_of(targets, whole["tokens"].output_per_s),
+        classes=classes,
         drift=drift.of_blocks(
             accumulator.blocks, accumulator.block_ns, inside.steady, blocks.tokens_over_time(measured, own_timeline)
         ),
@@ -318,23 +343,29 @@ class _Parts(NamedTuple):
             "requests": blocks.requests(cell, unrecorded),
             "load": load(cell, everything, inside, arrival, self.header.stages, self.seconds),
             "tokens": blocks.tokens(cell, everything, inside, timeline, gpus),
-            "goodput": goodput(cell, self.header.slo, inside, gaps, unrecorded, self.undecided),
+            "goodput": goodput(cell, cell.slo, inside, gaps, unrecorded, self.undecided),
             **{f"{metric}_ms": cell.distribution(metric) for metric in drift.SHOWN},
         }
 
     def of_target(self, target: TargetFacts, everything: tuple[Cell, Cell], inside: Window) -> TargetSummary:
         """One of several targets, or all of a region. `everything`: its cell of measured stages, and of the others."""
         cell = everything[0]
-        parts = self._replace(seconds=(), undecided={**_NO_GAPS_BY_TARGET, **self.undecided})
-        summary = TargetSummary(
-            target=target,
-            bytes=blocks.bytes(cell),
-            own_output_per_s=per_second(cell.sum_known("output_tokens"), blocks.window(cell, everything)),
-            **parts.figures(cell, everything, inside, "", (), target.gpus, Histogram(), 0),
-        )
+        own_output_per_s = per_second(cell.sum_known("output_tokens"), blocks.window(cell, everything))
+        figures = self._of_part(everything, inside, target.gpus)
+        return TargetSummary(target=target, own_output_per_s=own_output_per_s, **figures)
+
+    def of_class(self, plan: ClassPlan, everything: tuple[Cell, Cell], inside: Window) -> ClassSummary:
+        """One of several classes. `everything`: its cell of measured stages, and of the others."""
+        figures = self._of_part(everything, inside, None)
+        return ClassSummary(name=plan.name, share=plan.share, model=plan.model, priority=plan.priority, **figures)
+
+    def _of_part(self, everything: tuple[Cell, Cell], inside: Window, gpus: int | None) -> dict[str, Any]:
+        cell = everything[0]
+        parts = self._replace(seconds=(), undecided={**_NO_GAPS_BY_PART, **self.undecided})
+        figures = parts.figures(cell, everything, inside, "", (), gpus, Histogram(), 0)
         for columns in cell.columns:
             columns.forget()
-        return summary
+        return {"bytes": blocks.bytes(cell), **figures}
 
 
 def exit_code(summary: Summary, *, strict: bool = False) -> int:
@@ -369,7 +400,7 @@ def withhold(summary: Summary) -> Summary:
         changes["stalls"] = msgspec.structs.replace(summary.stalls, requests=None, share=None)
     if "tpot" in unsound:
         changes["drift"] = drift.without_tpot(summary.drift)
-    for name in ("stages", "targets", "regions"):
+    for name in ("stages", "targets", "regions", "classes"):
         changes[name] = tuple(msgspec.structs.replace(part, **without(part)) for part in getattr(summary, name))
     return msgspec.structs.replace(summary, **changes)
 
@@ -422,8 +453,8 @@ def _by_region(targets: Sequence[TargetFacts]) -> list[tuple[TargetFacts, list[i
     return [(whole_target([targets[i] for i in own]), own) for own in numbers.values()]
 
 
-_NO_GAPS_BY_TARGET = dict.fromkeys(POOLED, "gaps are counted for all targets together")
-"""SLO terms that cannot be decided for one of several targets -> why."""
+_NO_GAPS_BY_PART = dict.fromkeys(POOLED, "gaps are counted for all targets together")
+"""SLO terms that cannot be decided for one of several targets or classes -> why."""
 
 
 def _rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None) -> RackTokens | None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from loadgen.interop.other_definitions import ToolFigures
-    from loadgen.metrics.summary import StageSummary, Summary, TargetSummary
+    from loadgen.metrics.summary import ClassSummary, StageSummary, Summary, TargetSummary
     from loadgen.mlperf.result import MlperfResult
     from loadgen.report.run_data import Figures
     from loadgen.results.manifest import Header
@@ -312,10 +312,10 @@ def _errors(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
 
 
 def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
-    """A table of stages when there are several, and tables of targets when there are several."""
+    """Tables of stages and of targets when there are several, and of classes."""
     head = ("ok", "failed", "req/s", "out tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "goodput")
 
-    def rows(title: str, named: Iterable[tuple[str, StageSummary | TargetSummary]]) -> str:
+    def rows(title: str, named: Iterable[tuple[str, StageSummary | TargetSummary | ClassSummary]]) -> str:
         cells = [(name, *run_headline.part_cells(part), format.percent(part.goodput.share)) for name, part in named]
         return page.table((title, *head), cells)
 
@@ -326,6 +326,22 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
             for stage in summary.stages
         )
         sheet.add(rows("stage", zip(names, summary.stages, strict=True)))
+    if summary.classes:
+        sheet.section("Classes", id="classes")
+        sheet.add(rows("class", ((part.name, part) for part in summary.classes)))
+        asked = [
+            (
+                part.name,
+                format.percent(part.share),
+                format.percent(run_headline.class_share(summary, part)),
+                part.model or summary.target.model,
+                format.NONE if part.priority is None else str(part.priority),
+                "; ".join(map(run_headline.class_term, part.goodput.slo)),
+            )
+            for part in summary.classes
+        ]
+        columns = ("class", "share asked", "share", "model", "priority", "SLO: its terms, and what was measured")
+        sheet.add(page.table(columns, asked, words=True))
     if summary.targets:
         sheet.section("Targets", id="targets")
         sheet.add(rows("target", ((run_headline.target_name(part), part) for part in summary.targets)))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from loadgen.metrics.goodput import TermResult
-    from loadgen.metrics.summary import StageSummary, Summary, TargetSummary
+    from loadgen.metrics.summary import ClassSummary, StageSummary, Summary, TargetSummary
     from loadgen.stats.quantiles import Distribution
 
 
@@ -208,7 +208,19 @@ def needed(distributions: Sequence[Distribution], quantiles: Sequence[str]) -> s
     return ", ".join(f"{q.replace('_', '.')} {format.count(SUPPORT[q])}" for q in unsupported)
 
 
-def part_cells(part: StageSummary | TargetSummary) -> tuple[str, ...]:
+def class_share(summary: Summary, part: ClassSummary) -> float | None:
+    """Which share of the measured requests a class had."""
+    total = sum(one.requests.decided for one in summary.classes)
+    return part.requests.decided / total if total else None
+
+
+def class_term(term: TermResult) -> str:
+    """A term of a class and its value: `TTFT p99 at most 2,000 ms: 1,200`."""
+    value = term.undecided or (f"{format.milliseconds(term.value_ms)} ms" if term.value_ms is not None else "no answer")
+    return f"{term.promise}: {value}"
+
+
+def part_cells(part: StageSummary | TargetSummary | ClassSummary) -> tuple[str, ...]:
     """Requests ok and failed, requests/s, output tokens/s, p50 and p99 of TTFT and TPOT."""
     return (
         format.count(part.requests.ok),

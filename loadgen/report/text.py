@@ -13,6 +13,7 @@ from loadgen.metrics.validity import WAITED_SHARE
 from loadgen.report import table
 from loadgen.report.run_headline import (
     about_latency,
+    class_share,
     distribution_cells,
     met_word,
     needed,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from loadgen.metrics.blocks import RequestCounts
     from loadgen.metrics.drift import Drift
     from loadgen.metrics.goodput import Goodput, TermResult
-    from loadgen.metrics.summary import StageSummary, Summary, TargetSummary
+    from loadgen.metrics.summary import ClassSummary, StageSummary, Summary, TargetSummary
     from loadgen.metrics.sustainable import Sustainable
     from loadgen.results.manifest import TargetFacts
     from loadgen.server_metrics.series import Served
@@ -284,16 +285,28 @@ def server_says(server: Served) -> list[str]:
 
 
 def parts(summary: Summary) -> Iterator[str]:
-    """Lines about stages, when several are measured, and about targets with both totals, when there are several."""
+    """Lines about stages, when several are measured, classes, and targets with both totals, when there are several."""
     head = ("ok", "failed", "requests/s", "output tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
 
-    def rows(title: str, named: Sequence[tuple[str, StageSummary | TargetSummary]]) -> list[str]:
+    def rows(title: str, named: Sequence[tuple[str, StageSummary | TargetSummary | ClassSummary]]) -> list[str]:
         cells = [(textwrap.shorten(name, 28, placeholder="..."), *part_cells(part)) for name, part in named]
         return table.text((title, *head), cells)
 
     stages = [stage for stage in summary.stages if stage.measured]
     if len(stages) > 1:
         yield from rows("Stages", [(stage.name or stage.arrival, stage) for stage in stages])
+    if summary.classes:
+        yield from rows("Classes", [(part.name, part) for part in summary.classes])
+        shares = (
+            f"{part.name} {format.percent(class_share(summary, part))} ({format.percent(part.share)} asked)"
+            for part in summary.classes
+        )
+        yield from wrapped(f"of the requests: {', '.join(shares)}", "  ", "  ")
+        if summary.goodput.has_slo and not summary.goodput.slo:
+            terms = [(part.name, term) for part in summary.classes for term in part.goodput.slo]
+            lines = table.text(("", "", "", ""), [(name, *_term_cells(term)) for name, term in terms])[1:]
+            for (_, term), line in zip(terms, lines, strict=True):
+                yield f"  {line}  {met_word(term.met)}"
     if summary.targets:
         yield from rows("Targets", [(target_name(part), part) for part in summary.targets])
     if summary.regions:
@@ -319,6 +332,7 @@ def _slo(goodput: Goodput, paint: Callable[[str, str], str]) -> Iterator[str]:
     result, colour = met_word(goodput.met), colours[goodput.met]
     share_limit = f", promised {format.percent(goodput.share_limit)}" if goodput.share_limit is not None else ""
     limits = "every limit" if all(term.met is not None for term in goodput.slo) else "the limits that can be judged"
+    limits = limits if goodput.slo else "every limit of their class"
     if goodput.good is None or not _judges_requests(goodput):
         text = f"{result}: no term is missed, but not every term can be decided{share_limit}"
         if goodput.met is False:
@@ -338,8 +352,11 @@ def _slo(goodput: Goodput, paint: Callable[[str, str], str]) -> Iterator[str]:
 
 
 def _judges_requests(goodput: Goodput) -> bool:
-    """Whether the count of good requests says something: some term that every request can have is decided."""
-    return goodput.good is not None and any(not term.undecided for term in goodput.slo)
+    """Whether the count of good requests says something: some term that every request can have is decided.
+
+    Where each class has its own SLO, the terms stand with the classes.
+    """
+    return goodput.good is not None and (not goodput.slo or any(not term.undecided for term in goodput.slo))
 
 
 def _term_cells(term: TermResult) -> tuple[str, str, str]:

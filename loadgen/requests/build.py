@@ -1,9 +1,14 @@
-"""Builds the requests of a workload of any kind: synthetic, from a file, or from a trace. Pure except for reading."""
+"""Builds the requests of a workload of any kind: synthetic, from a file, from a trace, or several classes of them.
+
+Pure except for reading.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from loadgen import seeds
+from loadgen.requests.mix import MixPrompts
 from loadgen.requests.prompts import FilePrompts, Prompts, SyntheticPrompts
 from loadgen.requests.tokenizer import Tokenizer
 from loadgen.requests.trace_prompts import TracePrompts
@@ -15,8 +20,15 @@ def build(workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_to
 
     template_tokens: tokens that the server adds to a prompt. Only traces use it, because their lengths include them.
     """
-    if hasattr(workload.requests, "trace"):
-        return TracePrompts(read_trace(workload.requests.trace), seed, salt, tokenizer, template_tokens)
-    if hasattr(workload.requests, "path"):
-        return FilePrompts(workload.requests, seed, tokenizer)
-    return SyntheticPrompts(workload.requests, seed, salt, tokenizer)
+    requests = workload.requests
+    if hasattr(requests, "classes"):
+        parts = [
+            build(one, seed, seeds.derived(salt, "class", index), tokenizer, template_tokens)
+            for index, one in enumerate(requests.classes.values())
+        ]
+        return MixPrompts(requests.classes, seed, parts)
+    if hasattr(requests, "trace"):
+        return TracePrompts(read_trace(requests.trace), seed, salt, tokenizer, template_tokens)
+    if hasattr(requests, "path"):
+        return FilePrompts(requests, seed, tokenizer)
+    return SyntheticPrompts(requests, seed, salt, tokenizer)

@@ -73,6 +73,16 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     ramp_from: str = ""  # where ramp_s is from: asked, probe, preset, stage (it takes lanes over); "": not known
 
 
+class ClassPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One class of the requests of a run. Rows do not name it: seed and number of a request decide its class."""
+
+    name: str = ""
+    share: float = 1.0  # of all requests, as asked
+    model: str | None = None  # null: that of the target
+    priority: int | None = None
+    slo: Slo | None = None  # its own, or that of the workload
+
+
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """The machine that generated the load."""
 
@@ -146,6 +156,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo | None = None
     limits: ValidityLimits = ValidityLimits()
     stages: tuple[StagePlan, ...] = ()
+    classes: tuple[ClassPlan, ...] = ()  # empty: all requests are of one kind
     fingerprints: Fingerprints = Fingerprints()
     rtt_ms: float | None = None  # connect time without load
     tokenizer: str = ""

@@ -16,6 +16,7 @@ from loadgen.requests.prompts import FilePrompts, SyntheticPrompts
 from loadgen.sim.server.request_parser import NATURAL_TOKENS
 
 if TYPE_CHECKING:
+    from loadgen.requests.mix import MixPrompts
     from loadgen.requests.trace_prompts import TracePrompts
 
 Sizes = Callable[[int], tuple[int, int, Sequence[Hashable]]]
@@ -99,6 +100,17 @@ def of_trace(prompts: TracePrompts, per_block: int) -> Sizes:
             end = min(end + trace.tokens_of[trace_hash], tokens)
             blocks += [(cycle, trace_hash, position) for position in range(len(blocks), end // per_block)]
         return tokens, max(1, prompts.asked_output(number)), blocks
+
+    return sizes
+
+
+def of_mix(prompts: MixPrompts, parts: Sequence[Sizes]) -> Sizes:
+    """Lengths of the requests of several classes, of which no two share a block. `parts`: those of each class."""
+
+    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
+        index = prompts.class_of(number)
+        input_tokens, output_tokens, blocks = parts[index](number)
+        return input_tokens, output_tokens, [(index, block) for block in blocks]
 
     return sizes
 

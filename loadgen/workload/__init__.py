@@ -18,6 +18,7 @@ from loadgen.workload.schema import (
     FromTrace,
     Gamma,
     Length,
+    Mix,
     Poisson,
     Ramp,
     Replay,

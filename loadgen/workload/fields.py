@@ -181,7 +181,7 @@ def _value_with_unit(parse: Callable[[str], Any], kinds: tuple[type, ...], hint:
     return BeforeValidator(read)
 
 
-class _JsonSchema:
+class JsonSchema:
     """Sets the JSON Schema of a single value. (`WithJsonSchema` is not hashable; unions on Python 3.11 need that.)"""
 
     def __init__(self, **schema: Any) -> None:
@@ -191,8 +191,8 @@ class _JsonSchema:
         return dict(self.schema)
 
 
-def _text_schema(pattern: str, *examples: str) -> _JsonSchema:
-    return _JsonSchema(type="string", pattern=pattern, examples=list(examples))
+def _text_schema(pattern: str, *examples: str) -> JsonSchema:
+    return JsonSchema(type="string", pattern=pattern, examples=list(examples))
 
 
 Duration = Annotated[
@@ -201,7 +201,7 @@ Duration = Annotated[
     Strict(),
     Field(ge=0),
     _value_with_unit(units.duration_ns, (int, float), units.DURATION_HINT),
-    _JsonSchema(
+    JsonSchema(
         anyOf=[{"type": "string", "pattern": units.DURATION_PATTERN, "examples": ["30s", "250ms"]}, {"const": 0}]
     ),
 ]

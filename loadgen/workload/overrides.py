@@ -27,6 +27,7 @@ from loadgen.workload.schema import (
     FromTrace,
     Gamma,
     Limits,
+    Mix,
     OneTokenOrMore,
     Poisson,
     Ramp,
@@ -255,13 +256,13 @@ def placed(workload: Workload, place: str) -> Workload:
 
 
 def _requests(
-    requests: Synthetic | FromFile | FromTrace, flags: Overrides, faults: list[Fault]
-) -> Synthetic | FromFile | FromTrace:
+    requests: Synthetic | FromFile | FromTrace | Mix, flags: Overrides, faults: list[Fault]
+) -> Synthetic | FromFile | FromTrace | Mix:
     changes: dict[str, Any] = {}
-    if isinstance(requests, FromTrace):
+    if isinstance(requests, FromTrace | Mix):
         for name, tokens in (("input", flags.input_tokens), ("output", flags.output_tokens)):
             if tokens is not None:
-                problem = "the lengths are those of the trace"
+                problem = f"the lengths are those of the {'trace' if isinstance(requests, FromTrace) else 'classes'}"
                 faults.append(UserError(problem, f"--{name}-tokens {tokens}", "leave the flag out"))
         return requests
     if flags.input_tokens is not None:
@@ -409,7 +410,7 @@ def _with_warmup(stages: list[Stage], flags: Overrides) -> list[Stage]:
 
 
 def _with_missing_counts(
-    stages: list[Stage], requests: Synthetic | FromFile | FromTrace, faults: list[Fault]
+    stages: list[Stage], requests: Synthetic | FromFile | FromTrace | Mix, faults: list[Fault]
 ) -> list[Stage]:
     """Set the missing count: the rows of the file for a single measured stage, all of the trace for a replay stage."""
     measured = [stage for stage in stages if stage.measured]

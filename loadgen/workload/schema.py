@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
@@ -21,6 +22,7 @@ from pydantic import (
     Tag,
     ValidationInfo,
     create_model,
+    field_validator,
     model_validator,
 )
 
@@ -33,6 +35,7 @@ from loadgen.workload.fields import (
     Empirical,
     FiniteRate,
     Fixed,
+    JsonSchema,
     Listed,
     LogNormal,
     Normal,
@@ -148,6 +151,8 @@ class FromTrace(Part):
 
 def _request_kind(value: Any) -> str:
     keys = set(value) if isinstance(value, dict) else set()
+    if isinstance(value, Mix) or "classes" in keys:
+        return "Mix"
     if isinstance(value, FromTrace) or "trace" in keys:
         return "FromTrace"
     file_keys = keys & {"from", "order", *FromFile.synonyms}
@@ -352,6 +357,80 @@ class _SloSchema:
 
 WorkloadSlo = Annotated[Slo | None, PlainValidator(checked_slo), PlainSerializer(msgspec.to_builtins), _SloSchema()]
 
+# -------------------------------------------------------------------------------------------------------------- classes
+
+MOST_CLASSES = 100
+Requests = Annotated[
+    Annotated[Synthetic, Tag("Synthetic")]
+    | Annotated[FromFile, Tag("FromFile")]
+    | Annotated[FromTrace, Tag("FromTrace")],
+    Discriminator(_request_kind),
+]
+
+
+def _weight(value: Any) -> float | str:
+    """A relative weight as a number; a percentage stays a text until all of them are seen."""
+    if isinstance(value, str):
+        units.share(value)
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise units.Wrong("is not a weight", "a number above zero, or a percentage: weight: 60%")
+    return float(value)
+
+
+class RequestClass(Part):
+    """One class of the requests of a run: what is sent, and what was promised for it."""
+
+    weight: Annotated[
+        float | str,
+        PlainValidator(_weight),
+        JsonSchema(
+            anyOf=[{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": units.SHARE_PATTERN}]
+        ),
+    ]  # of a checked workload: its share of all requests
+    requests: Requests
+    slo: WorkloadSlo = None  # None: that of the workload
+    model: Annotated[str, Field(min_length=1)] | None = None  # or a LoRA adapter; None: the target's model
+    priority: Annotated[int, Strict()] | None = None  # sent as `priority`
+
+    @model_validator(mode="after")
+    def _stands_alone(self) -> RequestClass:
+        if isinstance(self.requests, FromTrace):
+            raise units.Wrong(
+                "replays a trace", "a trace brings its own instants: classes are synthetic or from a file"
+            )
+        if isinstance(self.requests, Synthetic) and self.requests.turns is not None:
+            raise units.Wrong("has turns", "classes hold single requests; conversations are a workload of their own")
+        return self
+
+
+class Mix(Part):
+    """Several classes of requests in one run. Of which class request n is, is a pure function of the seed and n."""
+
+    classes: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")], RequestClass],
+        Field(min_length=1, max_length=MOST_CLASSES),
+    ]
+
+    @field_validator("classes")
+    @classmethod
+    def _shares(cls, classes: dict[str, RequestClass]) -> dict[str, RequestClass]:
+        """Each class with its share of all requests as its weight."""
+        weights = [one.weight for one in classes.values()]
+        percentages = [units.share(weight) for weight in weights if isinstance(weight, str)]
+        if percentages and len(percentages) < len(weights):
+            raise units.Wrong("mix percentages and relative weights", "weight: 60% in each class, or weight: 6 in each")
+        if percentages and abs(math.fsum(percentages) - 1) > 1e-9:
+            problem = f"have weights that add up to {math.fsum(percentages) * 100:g} %, not 100 %"
+            raise units.Wrong(problem, "or relative weights, without %: weight: 6")
+        numbers = percentages or [float(weight) for weight in weights]
+        shares = [number / math.fsum(numbers) for number in numbers]
+        return {
+            name: one.model_copy(update={"weight": share})
+            for (name, one), share in zip(classes.items(), shares, strict=True)
+        }
+
+
 Limits: Any = create_model(
     "Limits",
     __base__=Part,
@@ -385,9 +464,10 @@ class Written(Part):
     requests: Annotated[
         Annotated[Synthetic, Tag("Synthetic")]
         | Annotated[FromFile, Tag("FromFile")]
-        | Annotated[FromTrace, Tag("FromTrace")],
+        | Annotated[FromTrace, Tag("FromTrace")]
+        | Annotated[Mix, Tag("Mix")],
         Discriminator(_request_kind),
-    ]
+    ]  # several classes are written as `classes`
     stages: tuple[Stage, ...] = ()
     slo: WorkloadSlo = None
     grace_ns: Grace = Field(cast(Any, None), validation_alias="grace")
@@ -398,6 +478,21 @@ class Written(Part):
     schedule_seed: Seed | None = None
     salt: Salt | None = None  # None: derived from the seed; "fresh": a new one in every run
     limits: Limits = Limits()
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        return [*super().keys(), "classes"]
+
+    @classmethod
+    def unwrap(cls, data: Any) -> Any:
+        """Accept `classes: ...` in place of `requests`."""
+        if not isinstance(data, Map) or "classes" not in data:
+            return data
+        if "requests" in data:
+            raise units.Wrong("has both requests and classes", "each class has requests of its own")
+        written = data.renamed({"classes": "requests"})
+        written["requests"] = {"classes": data["classes"]}
+        return written
 
 
 class Workload(Written):
@@ -444,9 +539,9 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
     for name in ("event_error_share", "tpot_error_share"):  # fingerprints from before these limits existed stay equal
         if recipe["limits"][name] == getattr(ValidityLimits(), name):
             del recipe["limits"][name]
-    for name in ("path", "trace"):  # of FromFile, of FromTrace
-        if (file := getattr(workload.requests, name, None)) is not None:
-            recipe["requests"][name] = _file_sha256(file)
+    _hash_file(recipe["requests"])
+    for one in recipe["requests"].get("classes", {}).values():
+        _hash_file(one["requests"])
     for stage_recipe, stage in zip(recipe["stages"], workload.stages, strict=True):
         stage_recipe["law"] = stage.arrival.tag
         if isinstance(stage.arrival, Replay):
@@ -465,6 +560,12 @@ def _recipe_hash(recipe: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def _hash_file(requests: dict[str, Any]) -> None:
+    """Put the hash of a file of prompts, or of a trace, in place of its name."""
+    for name in requests.keys() & {"path", "trace"}:
+        requests[name] = _file_sha256(Path(requests[name]))
+
+
 def _file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -479,6 +580,9 @@ def json_schema() -> dict[str, Any]:
             schema = json.loads(json.dumps(schema).replace(json.dumps(generated_name)[1:-1], title))
     _remove_defaults(schema)
     del schema["properties"]["slo"]["title"]  # pydantic gives one to types that are not its own
+    schema["properties"]["classes"] = {"$ref": "#/$defs/Mix/properties/classes"}
+    schema["required"].remove("requests")
+    schema["oneOf"] = [{"required": ["requests"]}, {"required": ["classes"]}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A workload of loadgen"}
 
 

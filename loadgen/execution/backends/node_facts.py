@@ -18,7 +18,7 @@ import loadgen
 from loadgen.errors import Fault, UserError
 from loadgen.execution import resource_limits, run_header
 from loadgen.execution.plan import Job
-from loadgen.workload import Replay
+from loadgen.workload import Mix, Replay
 
 
 class NodeFacts(NamedTuple):
@@ -89,9 +89,10 @@ def is_loopback(host: str) -> bool:
 
 def files_of(job: Job) -> list[str]:
     """Paths of existing files that every worker reads itself."""
-    settings, requests = job.settings, job.workload.requests
+    settings, mixed = job.settings, job.workload.requests
+    several = [one.requests for one in mixed.classes.values()] if isinstance(mixed, Mix) else [mixed]
     values: list[Any] = [settings.tokenizer, settings.tls.ca, settings.tls.cert, settings.tls.key]
-    values += [getattr(requests, "path", None), getattr(requests, "trace", None)]
+    values += [getattr(requests, name, None) for requests in several for name in ("path", "trace")]
     values += [stage.arrival.file for stage in job.workload.stages if isinstance(stage.arrival, Replay)]
     paths = [os.fspath(path) for path in values if isinstance(path, str | os.PathLike)]
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]

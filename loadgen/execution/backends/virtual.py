@@ -38,7 +38,7 @@ from loadgen.schedule.timetable import Schedule
 from loadgen.sim.engine.replica import DONE, NEVER, Costs, Replica, ServerLimits, SimRequest
 from loadgen.sim.engine.routing import Route, route
 from loadgen.sim.presets.preset import Preset, load_preset
-from loadgen.sim.request_lengths import Sizes, of_file, of_trace, of_workload
+from loadgen.sim.request_lengths import Sizes, of_file, of_mix, of_trace, of_workload
 from loadgen.sim.virtual_rows import Flights, VirtualRows, outcome
 from loadgen.stats.quantiles import Histogram
 from loadgen.workload import Workload
@@ -228,7 +228,7 @@ def run(workload: Workload, settings: Settings, folder: Path, tell: Tell) -> Sum
     tell(RunPlanned(plan, header))
     results, course = simulate(
         timetable,
-        _sizes(workload, requests, preset.server.tokens_per_block if preset.server.block_reuse else 0),
+        _sizes(workload.requests, requests, preset.server.tokens_per_block if preset.server.block_reuse else 0),
         costs=preset.costs,
         limits=preset.limits,
         speeds=preset.speeds,
@@ -316,13 +316,16 @@ def _final_header(header: Header, preset: Preset, course: Course, requests: prom
     )
 
 
-def _sizes(workload: Workload, requests: Any, per_block: int) -> Sizes:
+def _sizes(spec: Any, requests: Any, per_block: int) -> Sizes:
     """The lengths of requests, computed without building their text if possible."""
-    if hasattr(workload.requests, "trace"):
+    if hasattr(spec, "classes"):
+        classes = zip(spec.classes.values(), requests.parts, strict=True)
+        return of_mix(requests, [_sizes(one.requests, part, per_block) for one, part in classes])
+    if hasattr(spec, "trace"):
         return of_trace(requests, per_block)
-    if hasattr(workload.requests, "path"):
+    if hasattr(spec, "path"):
         return of_file(requests, per_block)
-    return of_workload(workload.requests, requests, per_block)
+    return of_workload(spec, requests, per_block)
 
 
 def _own_second(results: VirtualRows, course: Course, cpu_s: float) -> Second:

@@ -7,7 +7,7 @@ that convert them into the engine's costs. Reading files is the only IO.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -20,12 +20,15 @@ BITS = {"nvfp4": 4.5, "fp8": 8.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.0, "int4
 """Bits per number, including shared scales: NVFP4 has one 8-bit scale per 16 numbers of 4 bits."""
 
 Routing = Literal["round_robin", "weighted"]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+AtLeastZero = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class SourcedNumber(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A number and its source. The unit is in the name of its key."""
 
-    value: float
+    value: Positive
     source: str
 
 
@@ -33,11 +36,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A dense decoder with grouped-query attention and a gated MLP; fields as in its `config.json`."""
 
     name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    intermediate: int
+    layers: Count
+    hidden: Count
+    heads: Count
+    kv_heads: Count
+    intermediate: Count
     vocab: int
     weights: Literal["nvfp4", "fp8", "fp16", "bf16", "int8", "int4"]
     kv_cache: Literal["nvfp4", "fp8", "fp16", "bf16"] = "fp8"
@@ -97,17 +100,17 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class PresetServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The server's configuration, in TensorRT-LLM's terms."""
 
-    max_batch_size: int
+    max_batch_size: Count
     max_num_tokens: int
-    max_seq_len: int
-    tokens_per_block: int = 32
+    max_seq_len: Annotated[int, msgspec.Meta(ge=2)]
+    tokens_per_block: Count = 32
     kv_cache_share: float = 0.95  # free_gpu_memory_fraction: share of the memory that weights and reserve leave free
     reserve_gib: float = 6.0  # per GPU: activations, graphs, runtime
     scheduler: Literal["max_utilization", "guaranteed_no_evict"] = "max_utilization"
     chunked_prefill: bool = True
     block_reuse: bool = True
-    stream_interval: int = 1
-    emit_us: float = 0.0  # over HTTP: mean time between the events of one iteration, which are sent one by one
+    stream_interval: Count = 1
+    emit_us: AtLeastZero = 0.0  # over HTTP: mean time between the events of one iteration, sent one by one
     source: str = ""
 
 
@@ -118,16 +121,16 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     title: str
     generation: str  # of the GPU; the overhead is fitted per generation
     gpu: str
-    vms: int
-    gpus_per_vm: int
-    gpus_per_replica: int  # tensor parallel
+    vms: Count
+    gpus_per_vm: Count
+    gpus_per_replica: Count  # tensor parallel
     model: Model
     hardware: Hardware
     server: PresetServer
     assumed_input_tokens: SourcedNumber  # mean prompt length of the runs used for the fit; assumed, not published
     fitted_on: str
     valid_from_sequences: SourcedNumber  # per replica; below it no published number constrains the model
-    vm_speeds: tuple[float, ...] = ()  # of each VM, relative to their mean; empty: all 1
+    vm_speeds: tuple[Positive, ...] = ()  # of each VM, relative to their mean; empty: all 1
     routing: Routing = "round_robin"
     notes: tuple[str, ...] = ()
 
@@ -296,18 +299,8 @@ def _choices(path: str) -> str:
 
 def _find_faults(preset: Preset) -> list[str]:
     """Descriptions of what is impossible in a preset; empty if it is valid."""
-    model, server, hardware = preset.model, preset.server, preset.hardware
+    model, server = preset.model, preset.server
     faults = []
-    counts = {f"model.{n}": getattr(model, n) for n in ("layers", "hidden", "heads", "kv_heads", "intermediate")}
-    counts |= {n: getattr(preset, n) for n in ("vms", "gpus_per_vm", "gpus_per_replica")}
-    counts |= {f"server.{n}": getattr(server, n) for n in ("max_batch_size", "tokens_per_block", "stream_interval")}
-    counts |= {f"hardware.{n}": getattr(hardware, n).value for n in hardware.__struct_fields__}
-    counts["server.emit_us + 1"] = server.emit_us + 1
-    counts["vm_speeds"] = min(preset.vm_speeds, default=1.0)
-    counts["assumed_input_tokens"] = preset.assumed_input_tokens.value
-    faults += [f"{name} must be above 0" for name, value in counts.items() if not value > 0]
-    if faults:
-        return faults
     if model.hidden % model.heads or model.heads % model.kv_heads:
         faults.append("model.heads must divide model.hidden, and model.kv_heads the heads")
     if preset.gpus_per_vm % preset.gpus_per_replica:
@@ -316,8 +309,6 @@ def _find_faults(preset: Preset) -> list[str]:
         faults.append(f"vm_speeds has {len(preset.vm_speeds)} speeds for {preset.vms} VMs")
     if server.max_num_tokens < server.max_batch_size:
         faults.append("server.max_num_tokens must be at least server.max_batch_size")
-    if server.max_seq_len < 2:
-        faults.append("server.max_seq_len must be at least 2")
     limits = preset.limits
     if limits.kv_blocks * limits.tokens_per_block < server.max_seq_len:
         capacity_tokens = limits.kv_blocks * limits.tokens_per_block

@@ -1,0 +1,190 @@
+"""Classes of requests in one run: which request is of which class, what is sent for it, and the figures of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from loadgen import seeds
+from loadgen.errors import Faults
+from loadgen.execution.plan import Settings
+from loadgen.execution.run import execute
+from loadgen.metrics.accumulator import Accumulator
+from loadgen.metrics.summary import build as summary_of
+from loadgen.metrics.summary import exit_code
+from loadgen.report import html, text
+from loadgen.requests.build import build
+from loadgen.requests.mix import MixPrompts
+from loadgen.requests.tokenizer import load_tokenizer
+from loadgen.results import store
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
+from loadgen.workload import Workload, load, read_flags, recipe_fingerprint
+
+SHARES = {"qa": 0.6, "rag": 0.25, "summary": 0.1, "bystander": 0.05}
+LENGTHS = {"qa": (150, 20), "rag": (1302, 120), "summary": (3000, 40), "bystander": (16, 4)}
+CLASSES = """
+classes:
+  qa: {weight: 60%, requests: {input_tokens: 150, output_tokens: 20}, slo: {ttft: 500ms, at: p90}}
+  rag: {weight: 25%, requests: {input_tokens: 1302, output_tokens: 120, shared_prefix_tokens: 64}, model: rag-lora}
+  summary: {weight: 10%, requests: {input_tokens: 3000, output_tokens: 40, shared_prefix_tokens: 64}}
+  bystander: {weight: 5%, requests: {input_tokens: 16, output_tokens: 4}, priority: 3, slo: {e2e: 1ms, at: p90}}
+"""
+STAGES = "stages: [{name: load, arrival: {poisson: 50/s}, count: 1500}]\n"
+
+
+def workload(folder: Path, classes: str = CLASSES, more: str = STAGES, **flags: str) -> Workload:
+    file = folder / "mix.yaml"
+    file.write_text(f"name: mix\n{classes}\n{more}")
+    return load(str(file), read_flags(**flags))
+
+
+def prompts(one: Workload, seed: int = 7, salt: int = 1) -> MixPrompts:
+    made = build(one, seed, salt, load_tokenizer())
+    assert isinstance(made, MixPrompts)
+    return made
+
+
+def test_the_class_of_a_request_follows_from_seed_and_number_and_the_shares_are_those_asked_for(tmp_path: Path) -> None:
+    made = prompts(workload(tmp_path))
+    numbers = np.arange(200_000)
+    drawn = seeds.classes(7, list(SHARES.values()), numbers)
+    assert [made.class_of(number) for number in (0, 1, 5000, 1023, 1024, 199_999)] == [
+        drawn[number] for number in (0, 1, 5000, 1023, 1024, 199_999)
+    ]
+    assert (seeds.classes(7, list(SHARES.values()), numbers[::-1]) == drawn[::-1]).all()
+    assert (seeds.classes(8, list(SHARES.values()), numbers) != drawn).any()
+    for index, share in enumerate(SHARES.values()):
+        spread = math.sqrt(share * (1 - share) * len(numbers))
+        assert abs(int((drawn == index).sum()) - share * len(numbers)) < 4 * spread
+    pairs = np.bincount(4 * drawn[:-1] + drawn[1:], minlength=16).reshape(4, 4) / len(numbers)
+    expected = np.outer(list(SHARES.values()), list(SHARES.values()))
+    assert np.abs(pairs - expected).max() < 0.005  # neighbours are independent
+
+
+def test_a_request_has_the_lengths_model_and_priority_of_its_class_and_shares_a_prefix_with_its_class_only(
+    tmp_path: Path,
+) -> None:
+    made, count = prompts(workload(tmp_path)), load_tokenizer().count
+    texts: dict[str, list[str]] = {name: [] for name in SHARES}
+    for number in range(300):
+        name, request = made.names[made.class_of(number)], made[number]
+        assert isinstance(request.prompt, str)
+        assert (
+            (request.input_tokens, request.max_tokens) == LENGTHS[name] == (count(request.prompt), request.max_tokens)
+        )
+        assert request.extra == {"rag": {"model": "rag-lora"}, "bystander": {"priority": 3}}.get(name, {})
+        texts[name].append(request.prompt)
+    beginnings = {name: {one[:120] for one in of_class} for name, of_class in texts.items()}
+    assert len(beginnings["rag"]) == len(beginnings["summary"]) == 1
+    assert beginnings["rag"] != beginnings["summary"]
+    assert len({one for of_class in texts.values() for one in of_class}) == 300
+
+
+@pytest.mark.parametrize(
+    ("classes", "place", "what"),
+    [
+        (CLASSES.replace("60%", "55%"), "mix.yaml:4:", "add up to 95 %, not 100 %"),
+        (CLASSES.replace("60%", "6"), "mix.yaml:4:", "mix percentages and relative weights"),
+        (CLASSES.replace("60%", "0"), "mix.yaml:4:", "is not a weight"),
+        (CLASSES.replace("60%", "-60%"), "mix.yaml:4:", "is not a percentage"),
+        (CLASSES.replace("60%", ".inf"), "mix.yaml:4:", "is not a weight"),
+        (CLASSES.replace("60%", "true"), "mix.yaml:4:", "is not a weight"),
+        (CLASSES.replace("weight: 60%, ", ""), "mix.yaml:4:", 'missing "weight"'),
+        (CLASSES.replace("weight: 60%", "wieght: 60%"), "mix.yaml:4:", 'did you mean "weight"?'),
+        (CLASSES.replace("priority: 3", "priority: high"), "mix.yaml:7:", "whole number"),
+        (CLASSES.replace("qa:", "a b:"), "mix.yaml:4:", "letters, digits"),
+        (CLASSES.replace("output_tokens: 20", "output_tokens: 0"), "mix.yaml:4:", "greater than or equal to 1"),
+        (CLASSES + "requests: {input_tokens: 1, output_tokens: 1}", "mix.yaml:1:", "has both requests and classes"),
+        ("classes: {}", "mix.yaml:2:", "must not be empty"),
+        (
+            CLASSES.replace(
+                "output_tokens: 20", "output_tokens: 20, turns: {count: 2, tool_result_tokens: 5}"
+            ), "mix.yaml:4:", "has turns",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_classes_is_said_with_its_line(tmp_path: Path, classes: str, place: str, what: str) -> None:
+    with pytest.raises(Faults) as caught:
+        workload(tmp_path, classes)
+    assert place in str(caught.value) and what in str(caught.value)
+
+
+def test_lengths_of_flags_have_no_place_among_classes(tmp_path: Path) -> None:
+    with pytest.raises(Faults, match="the lengths are those of the classes"):
+        workload(tmp_path, input_tokens="100")
+
+
+def test_relative_weights_and_percentages_are_one_recipe_and_another_share_is_another(tmp_path: Path) -> None:
+    relative = CLASSES.replace("60%", "12").replace("25%", "5").replace("10%", "2").replace("5%", "1")
+    one = recipe_fingerprint(workload(tmp_path), "server")
+    assert recipe_fingerprint(workload(tmp_path, relative), "server") == one
+    assert recipe_fingerprint(workload(tmp_path, relative.replace("12", "11")), "server") != one
+
+
+def test_each_class_has_its_figures_and_they_add_up_to_the_total(tmp_path: Path) -> None:
+    one = workload(tmp_path, seed="3")
+    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    header, rows, gaps, timeline, *rest = store.read_run(folder)
+    of_class = seeds.classes(3, list(SHARES.values()), rows["request"])
+    assert [part.name for part in summary.classes] == list(SHARES)
+    for index, (part, (input_tokens, output_tokens)) in enumerate(zip(summary.classes, LENGTHS.values(), strict=True)):
+        own = rows[of_class == index]
+        assert part.requests.ok == len(own) > 50
+        assert (part.tokens.input, part.tokens.output) == (len(own) * input_tokens, len(own) * output_tokens)
+        ttft = np.sort(own["first_token_ns"] - own["due_ns"])
+        assert part.ttft_ms.p50 == ttft[len(own) // 2] / 1e6
+    assert sum(part.requests.ok for part in summary.classes) == summary.requests.ok == 1500
+    qa, rag, _, bystander = (part.goodput for part in summary.classes)
+    assert (qa.met, bystander.met, rag.has_slo) == (True, False, False)
+    total = summary.goodput
+    assert (total.good, total.counted) == (qa.good, (qa.counted or 0) + (bystander.counted or 0))
+    assert total.met is False and exit_code(summary) == 1
+    assert total.rps == pytest.approx((qa.rps or 0) + (bystander.rps or 0))
+
+    accumulator = Accumulator(header)  # the same from histograms, in two parts that are merged
+    other = Accumulator(header)
+    accumulator.add(rows[:700], rest[1])
+    other.add(rows[700:], rest[1])
+    accumulator.merge(Accumulator.from_bytes(other.to_bytes(), header))
+    folded = summary_of(header, accumulator, gaps, timeline)
+    assert [part.requests for part in folded.classes] == [part.requests for part in summary.classes]
+    assert [part.goodput.good for part in folded.classes] == [part.goodput.good for part in summary.classes]
+
+    lines = "\n".join(text.parts(summary))
+    assert "Classes" in lines and "bystander" in lines and "MISSED" in lines
+    assert "25.0 % asked" in lines
+    page = html.render(summary)
+    assert 'id="classes"' in page and "rag-lora" in page and "E2E p90 at most 1 ms" in page
+
+
+def test_one_slo_for_all_classes_is_that_of_the_run(tmp_path: Path) -> None:
+    plain = CLASSES.replace(", slo: {ttft: 500ms, at: p90}", "").replace(", slo: {e2e: 1ms, at: p90}", "")
+    one = workload(tmp_path, plain, STAGES + "slo: {ttft: 500ms, at: p90}\n", seed="3", num_requests="400")
+    summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    assert summary.goodput.met and len(summary.goodput.slo) == 1
+    assert sum(part.goodput.good or 0 for part in summary.classes) == summary.goodput.good == 400
+    mixed = workload(tmp_path, CLASSES, STAGES + "slo: {ttft: 1ms, at: p90}\n", seed="3", num_requests="400")
+    summary, _ = execute(mixed, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    assert [part.goodput.slo[0].limit_ms for part in summary.classes] == [500, 1, 1, 1]
+
+
+def test_over_http_the_server_counts_what_each_class_asked_for(tmp_path: Path) -> None:
+    with start(Options(ttft="5ms", itl="0.1ms")) as endpoint:
+        one = workload(tmp_path, seed="5", num_requests="80", request_rate="400")
+        settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", api="completions")
+        summary, folder = execute(one, dataclasses.replace(settings, workers=2))
+    rows = store.read_run(folder).rows
+    drawn = seeds.classes(5, list(SHARES.values()), rows["request"])
+    lengths = np.array(list(LENGTHS.values()))[drawn]
+    assert len(rows) == summary.requests.ok == 80
+    assert (rows["output_tokens"] == lengths[:, 1]).all()
+    assert (rows["built_tokens"] == lengths[:, 0]).all()
+    header = msgspec.json.decode((folder / "run.json").read_bytes())
+    assert [plan["share"] for plan in header["classes"]] == list(SHARES.values())
+    assert header["shares_prompts"] is True
