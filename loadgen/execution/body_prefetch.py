@@ -24,6 +24,7 @@ from loadgen_sdk.request import Request
 from loadgen import child_process
 from loadgen.execution.bodies import UNKNOWN, Bodies, built_of
 from loadgen.execution.plan import Job, build_plan
+from loadgen.execution.probing import client_options
 from loadgen.results.record import SOURCES, Built
 from loadgen.schedule.timetable import Schedule, StageSpan
 
@@ -209,7 +210,7 @@ def _window(part: Schedule, span: StageSpan) -> Iterator[int]:
 def preparer(job: Job) -> Callable[[Request], bytes]:
     """A function that builds the body of a request of this job: the same bytes as the client's `prepare`."""
     probed, settings = job.found[0], job.settings
-    api, extra_body = probed.target.api, settings.extra_body
+    api, extra_body = probed.target.api, client_options(settings, probed)["extra_body"]
     return lambda request: make_body(request, probed.quirk, api, probed.model, settings.stream, extra_body=extra_body)
 
 

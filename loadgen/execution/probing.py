@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from loadgen_sdk.dialects.body import asking_for_timing
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import Fetcher
 from loadgen_sdk.probe.probe import SAMPLES, ProbeResult, probe
@@ -52,19 +53,23 @@ async def ask(
         api_key=settings.api_key,
         headers=settings.headers,
         extra_body=settings.extra_body,
+        server_timing=settings.server_timing,
         samples=samples,
     )
 
 
 def client_options(settings: Settings, probed: ProbeResult) -> dict[str, Any]:
     """How a client asks this target: what the settings say, and what the probe found out."""
+    headers, extra_body = settings.headers, settings.extra_body
+    if settings.server_timing:
+        headers, extra_body = asking_for_timing(probed.quirk, headers, extra_body)
     return {
         "model": probed.model,
         "quirk": probed.quirk,
         "stream": settings.stream,
         "api_key": settings.api_key,
-        "headers": settings.headers,
-        "extra_body": settings.extra_body,
+        "headers": headers,
+        "extra_body": extra_body,
         "tls": settings.tls,
     }
 

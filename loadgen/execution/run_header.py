@@ -74,6 +74,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         tokenizer_sha256=tokenizer.file_sha256,
         template_tokens=found[0].template_tokens,
         usage_asked=True,
+        server_timing=settings.server_timing,
         shares_prompts=_shares_prompts(workload.requests),
         max_in_flight=workload.max_in_flight,
         grace_s=workload.drain_ns / 1e9,
@@ -127,6 +128,8 @@ def _notes(plan: Plan) -> Iterator[str]:
             f"most; with fewer than {preset.valid_from_sequences.value:,.0f} sequences per replica the model "
             "extrapolates"
         )
+    if not settings.tls.verify and any(result.target.tls for result in job.found):
+        yield "the server's certificate was not verified (--insecure): whoever is on the way can read key and prompts"
     yield from _resonant(plan)
     yield from dict.fromkeys(note for result in job.found for note in result.warnings)
     yield from requests.warnings(timetable.slots or 1000)

@@ -13,13 +13,14 @@ import msgspec
 import numpy as np
 
 from loadgen.errors import UserError
-from loadgen.metrics import blocks, drift, sustainable, validity
+from loadgen.metrics import blocks, drift, splits, sustainable, validity
 from loadgen.metrics.accumulator import SAMPLES, Accumulator, Cell
 from loadgen.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
 from loadgen.metrics.columns import POOLED
 from loadgen.metrics.drift import Drift
 from loadgen.metrics.goodput import Goodput, goodput, of_classes
 from loadgen.metrics.load import Load, load
+from loadgen.metrics.splits import SlowRequest, Splits
 from loadgen.metrics.sustainable import Sustainable
 from loadgen.metrics.validity import Families, Signs, Verdict
 from loadgen.metrics.windows import Window, per_second
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loadgen.metrics.columns import Columns
     from loadgen.results.manifest import Header, Second
 
 SCHEMA = 1
@@ -181,6 +183,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     classes: tuple[ClassSummary, ...] = ()  # empty where all requests are of one kind
     drift: Drift = Drift()
     sustainable: Sustainable = Sustainable()
+    splits: Splits = Splits()
+    slowest: tuple[SlowRequest, ...] = ()
     server: Served | None = None  # what the servers counted; null when no metrics page was read
     kept: str = "raw"  # which rows were kept: raw (all), sample, histogram (none)
 
@@ -301,9 +305,7 @@ def build(
         drift=drift.of_blocks(
             accumulator.blocks, accumulator.block_ns, inside.steady, blocks.tokens_over_time(measured, own_timeline)
         ),
-        sustainable=sustainable.of_rows(measured.columns, warmup.columns, inside, header)
-        if accumulator.exact
-        else Sustainable(why="the records were not kept (--keep): growth of one target cannot be told"),
+        **_of_rows(measured.columns, warmup.columns, inside, header, accumulator.exact),
         kept="raw" if accumulator.exact else header.keep,
         **{**{f"{name}_ms": distribution for name, distribution in samples.items()}, **whole},
     )
@@ -319,6 +321,23 @@ def build(
         asked_got=measured.sum("asked_got"),
     )
     return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds))
+
+
+def _of_rows(
+    measured: Sequence[Columns], others: Sequence[Columns], inside: Window, header: Header, kept: bool
+) -> dict[str, Any]:
+    """The blocks that need all rows at once. `kept`: whether the rows are there."""
+    if not kept:
+        why = "the records were not kept (--keep)"
+        return {
+            "sustainable": Sustainable(why=f"{why}: growth of one target cannot be told"),
+            "splits": Splits(why=why),
+        }
+    return {
+        "sustainable": sustainable.of_rows(measured, others, inside, header),
+        "splits": splits.of_rows(measured, header),
+        "slowest": splits.slowest(measured, others, header),
+    }
 
 
 class _Parts(NamedTuple):

@@ -99,6 +99,7 @@
       this.tip = document.createElement("div");
       this.tip.className = "tip";
       this.legend();
+      this.save();
       figure.append(this.svg, this.tip);
       this.svg.addEventListener("pointermove", event => this.point(event));
       this.svg.addEventListener("pointerdown", event => this.point(event));
@@ -128,6 +129,20 @@
         box.append(button);
       }
       this.figure.append(box);
+    }
+    // A link that saves what the chart shows, one line a point.
+    save() {
+      const {spec, figure} = this;
+      const link = document.createElement("a");
+      link.className = "save"; link.textContent = "csv"; link.href = "data:,"; link.title = "save the data of this chart";
+      link.download = spec.title.toLowerCase().replace(/[^a-z0-9]+/g, "-") + ".csv";
+      link.onclick = () => {
+        const cell = value => value === null || value === undefined ? "" : /[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value);
+        const rows = spec.cells && spec.cells.length ? [["x_from", "x_to", "y_from", "y_to", "count"], ...spec.cells] : [["series", spec.x.label || "x", spec.y.label || "y"]];
+        for (const series of spec.series || []) series.x.forEach((x, i) => rows.push([series.name || "", x, series.y[i]]));
+        link.href = "data:text/csv;charset=utf-8," + encodeURIComponent(rows.map(row => row.map(cell).join(",")).join("\n") + "\n");
+      };
+      figure.querySelector("figcaption").append(link);
     }
     fit() {
       const style = getComputedStyle(this.figure);

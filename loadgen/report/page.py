@@ -79,6 +79,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: float | None = None
     stack: bool = False
     wide: bool = False
+    height: int = 0  # in pixels; 0: the usual one
 
 
 class Page:

@@ -21,6 +21,7 @@ from loadgen.report.run_headline import (
     quantile_ms,
     target_name,
 )
+from loadgen.report.splits import slow_lines, split_lines
 from loadgen.report.table import WIDTH, wrapped
 from loadgen.slo import NAMES
 
@@ -46,6 +47,8 @@ def render(summary: Summary, *, color: bool = False) -> str:
         _heading(summary, paint),
         _counts(summary),
         _latency(summary),
+        split_lines(summary.splits),
+        slow_lines(summary.slowest),
         _tokens(summary),
         parts(summary),
         _slo(summary.goodput, paint),

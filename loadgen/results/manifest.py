@@ -164,6 +164,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_sha256: str = ""  # of the tokenizer file; "": the packaged vocabulary
     template_tokens: int | None = None  # tokens that the chat template adds, by the two-length probe; null: not known
     usage_asked: bool = True
+    server_timing: bool = False  # the server was asked for its own account of each request
     shares_prompts: bool = False  # the workload shares prefixes or sends history again, so cached tokens are expected
     max_in_flight: int | None = None
     grace_s: float | None = None  # how long the drain may last: as asked with `grace`, else as `timeout`

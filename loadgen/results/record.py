@@ -9,6 +9,7 @@ import struct
 from typing import NamedTuple
 
 import numpy as np
+from loadgen_sdk.dialects.server_account import NO_ACCOUNT, server_account
 from loadgen_sdk.errors import KINDS as KINDS  # noqa: PLC0414 - other rooms know it as the kinds of a record
 from loadgen_sdk.request import Completion
 
@@ -67,6 +68,12 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("kernel_stamp", "u1", "1 when arrival instants come from the kernel"),
     ("text", "i4", "index into the run's error texts, -1 none"),
     ("replica", "i2", "index of the simulated replica that served it, -1 unknown"),
+    ("server_queue_ns", "i8", "by the server's account: before it began to work on it; -1 not told, as in those below"),
+    ("server_prefill_ns", "i8", "from there to the first token"),
+    ("server_transfer_ns", "i8", "of the KV cache between servers"),
+    ("server_decode_ns", "i8", "from the first token to the last one"),
+    ("draft_tokens", "i4", "tokens that speculation proposed, -1 not told"),
+    ("accepted_tokens", "i4", "of those, the ones that were right, -1 not told"),
 )
 
 DURATIONS = ("client_lag_ns", "stamp_error_ns", "last_token_error_ns", "max_gap_ns", "max_gap_error_ns")
@@ -104,6 +111,7 @@ def row(place: RowPlace, done: Completion, start_ns: int, *, text: int, built: B
     """
     failure = done.failure
     usage = done.usage
+    account = NO_ACCOUNT if done.server_timing is None else server_account(done.server_timing)
     source = SOURCE["server"]
     output_tokens, output_source = usage.output, source
     if output_tokens is None:
@@ -143,7 +151,7 @@ def row(place: RowPlace, done: Completion, start_ns: int, *, text: int, built: B
         done.max_gap_error,
         input_tokens,
         output_tokens,
-        -1 if usage.cached is None else usage.cached,
+        account.cached if usage.cached is None else usage.cached,
         -1 if usage.reasoning is None else usage.reasoning,
         built.tokens,
         built.asked_output,
@@ -158,6 +166,12 @@ def row(place: RowPlace, done: Completion, start_ns: int, *, text: int, built: B
         done.kernel_stamp,
         text,
         -1,
+        account.queue,
+        account.prefill,
+        account.transfer,
+        account.decode,
+        account.drafted,
+        account.accepted,
     )
 
 
@@ -178,5 +192,6 @@ def unsent_row(place: RowPlace, due_ns: int, kind: str, status: str, built: Buil
     never = (-1,) * 9
     counts = (-1, -1, -1, -1, built.tokens, built.asked_output, 0, 0, 0, 0)
     return pack(
-        *place, STATUS[status], KIND[kind], 0, 0, due_ns, *never, 0, 0, 0, 0, 0, *counts, 0, 0, 0, 0, 0, text, -1
-    )
+        *place, STATUS[status], KIND[kind], 0, 0, due_ns, *never, 0, 0, 0, 0, 0, *counts, 0, 0, 0, 0, 0, text, -1,
+        -1, -1, -1, -1, -1, -1,
+    )  # fmt: skip

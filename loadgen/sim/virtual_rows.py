@@ -21,10 +21,14 @@ from loadgen.stats.quantiles import Histogram
 
 Ints = NDArray[np.int64]
 
-FLIGHT = ("number", "due_ns", "replica", "first", "start", "last", "input", "asked", "got", "cached", "kind", "end_ns")
+FLIGHT = (
+    "number", "due_ns", "replica", "first", "start", "last", "input", "asked", "got", "cached", "kind", "end_ns",
+    "admitted_ns",
+)  # fmt: skip
 """The columns of each request that was sent. `first`, `start` and `last` are iterations: of its first token, of the
 first token since it was last admitted, and of its last token (-1 if there is none). `input`, `asked`, `got` and
-`cached` are tokens. `kind` and `end_ns` are a failure's kind and time (0 and -1 for an ok request)."""
+`cached` are tokens. `kind` and `end_ns` are a failure's kind and time (0 and -1 for an ok request). `admitted_ns` is
+its first admission (-1 if it never was)."""
 
 
 @dataclass(slots=True)
@@ -264,4 +268,10 @@ def _set_sent_rows(
     rows["output_source"] = np.where(columns["got"] > 0, SOURCE["server"], 0)
     rows["reused"] = 1
     rows["replica"] = columns["replica"]
+    admitted = columns["admitted_ns"]
+    rows["server_queue_ns"] = np.where(admitted >= 0, admitted - due, -1)
+    rows["server_prefill_ns"] = np.where((admitted >= 0) & (first >= 0), first - admitted, -1)
+    rows["server_decode_ns"] = np.where(first >= 0, last - first, -1)
+    for name in ("server_transfer_ns", "draft_tokens", "accepted_tokens"):
+        rows[name] = -1
     rows["text"] = np.where(failed, np.where(refused, 1, np.where(cut, 2, 0)), -1)

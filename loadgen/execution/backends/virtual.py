@@ -98,7 +98,7 @@ class Course:
                 number, due_ns = request.key, request.due_ns
                 add_sent(
                     (number, due_ns, index, request.first, request.from_iteration, request.last, request.input_tokens,
-                     request.asked, request.output_tokens, request.cached, 0, -1)
+                     request.asked, request.output_tokens, request.cached, 0, -1, request.admitted_ns)
                 )  # fmt: skip
                 finished(number, end, True)
             while in_flight and (in_flight[0].state == DONE or in_flight[0].due_ns + timeout_ns <= end):
@@ -140,7 +140,7 @@ class Course:
             index = self._next_replica()
             replica = replicas[index]
             if not replica.admissible(input_tokens):
-                refused = (number, due_ns, index, -1, -1, -1, input_tokens, output_tokens, 0, -1, REFUSED, due_ns)
+                refused = (number, due_ns, index, -1, -1, -1, input_tokens, output_tokens, 0, -1, REFUSED, due_ns, -1)
                 self.flights.sent.extend(refused)
                 dispatcher.finished(number, due_ns, False)
                 continue
@@ -166,7 +166,7 @@ class Course:
             start = -1
         self.flights.sent.extend(
             (request.key, request.due_ns, index, request.first, start, last, request.input_tokens, request.asked,
-             generated, request.cached, KIND[kind], now_ns)
+             generated, request.cached, KIND[kind], now_ns, request.admitted_ns)
         )  # fmt: skip
         self._dispatcher.finished(request.key, now_ns, False)
 

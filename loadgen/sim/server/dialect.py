@@ -55,6 +55,7 @@ class ParsedRequest(msgspec.Struct, kw_only=True, gc=False):
     include_usage: bool
     continuous_usage: bool
     detokenize: bool
+    include_metrics: bool = False  # answer with the server's own timing, in vLLM's form
     blocks: tuple[int, ...] = ()  # hashes of the prompt's blocks, for the prefix cache
     cached_tokens: int = 0  # prompt tokens found in the cache; known with the first token
 
@@ -202,17 +203,18 @@ class Script:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
         return [_event({**self._start, "choices": [choice], **self._no_usage})]
 
-    def closing(self, output_tokens: int, finish: bool = True) -> list[bytes]:
-        """Events after the last token event, without `[DONE]`: a separate finish reason, usage."""
+    def closing(self, output_tokens: int, finish: bool = True, metrics: dict[str, float] | None = None) -> list[bytes]:
+        """Events after the last token event, without `[DONE]`: a separate finish reason, usage (with `metrics`)."""
         events = []
         if self._separate_finish and finish:
             choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": self._ask.finish_reason}
             events.append(_event({**self._start, "choices": [choice], **self._no_usage}))
         if self._ask.include_usage:
-            events.append(_event({**self._start, "choices": [], "usage": self._usage(output_tokens)}))
+            timed = {"metrics": metrics} if metrics else {}
+            events.append(_event({**self._start, "choices": [], "usage": self._usage(output_tokens), **timed}))
         return events
 
-    def whole(self, counted: int, finish: bool = True) -> bytes:
+    def whole(self, counted: int, finish: bool = True, metrics: dict[str, float] | None = None) -> bytes:
         """The JSON body of a response that is not streamed; its usage reports `counted` output tokens."""
         ask, words = self._ask, self.words(0, self._ask.output_tokens)
         text = words.decode() if ask.detokenize else ""
@@ -228,6 +230,7 @@ class Script:
         if self._trtllm:
             choice |= {"stop_reason": None, "disaggregated_params": None, "avg_decoded_tokens_per_iter": 1.0}
         value = {**self._start, "choices": [choice], "usage": self._usage(counted)}
+        value |= {"metrics": metrics} if metrics else {}
         return _json(value | {"object": "chat.completion"} if self._chat else value)
 
     def error(self) -> bytes:
@@ -277,6 +280,15 @@ def perf_headers(arrival_ns: int, first_ns: int, done_ns: int, queue_ns: int = 0
         "Server-Timing": f"server_queue;dur={queue_ns / 1e6:.6f}, server_ttft;dur={ms[0]:.6f},"
         f" server_e2e;dur={ms[1]:.6f}",
         "X-TRTLLM-Start-End-Time": f"server-start;ts={arrival_ns / 1e9:.6f}, server-end;ts={done_ns / 1e9:.6f}",
+    }
+
+
+def metrics(queue_ns: int, arrival_ns: int, first_ns: int, done_ns: int) -> dict[str, float]:
+    """The same timing as vLLM writes it beside the usage; its time to first token begins after the queue."""
+    return {
+        "queue_time_ms": queue_ns / 1e6,
+        "time_to_first_token_ms": (first_ns - arrival_ns - queue_ns) / 1e6,
+        "generation_time_ms": (done_ns - first_ns) / 1e6,
     }
 
 

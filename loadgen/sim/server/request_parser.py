@@ -81,11 +81,13 @@ class _OpenAIChat(_Asked, kw_only=True):
     messages: list[_Message]
     stream_options: _OpenAIStreamOptions | None = None
     max_completion_tokens: int | None = None
+    include_metrics: bool = False  # vLLM's field, and its answer: the public API has neither
 
 
 class _OpenAICompletion(_Asked, kw_only=True):
     prompt: str | list[int | str | list[int]]
     stream_options: _OpenAIStreamOptions | None = None
+    include_metrics: bool = False  # as in chat
 
 
 _IGNORED: dict[str, dict[Any, str]] = {
@@ -197,6 +199,7 @@ def parse_request(body: bytes, api: Api, rules: RequestRules) -> ParsedRequest:
         include_usage=include_usage,
         continuous_usage=bool(include_usage and options.continuous_usage_stats),
         detokenize=getattr(request, "detokenize", True),
+        include_metrics=getattr(request, "include_metrics", False),
         blocks=_blocks(content, input_tokens, rules.tokens_per_block),
     )
 

@@ -101,24 +101,30 @@ class SimAnswer:
         if not finished:
             return events, ""
         counted = self.made + (WRONG_COUNT if name == "wrong_count" else 0)
-        events += script.closing(counted, finish=name != "no_finish")
+        events += script.closing(counted, finish=name != "no_finish", metrics=self._metrics(now_ns))
         if name != "no_done":
             events.append(DONE)
         if self._timed:
             events.append(dialect.perf_event(self._timing(now_ns)))
         return events, "answered"
 
+    def _queue_ns(self) -> int:
+        return max(0, self.served.admitted_ns - self.incoming.arrival_ns) if self.served is not None else 0
+
     def _timing(self, now_ns: int) -> dict[str, str]:
-        arrival = self.incoming.arrival_ns
-        queue = max(0, self.served.admitted_ns - arrival) if self.served is not None else 0
-        return dialect.perf_headers(arrival, self.first_ns or now_ns, now_ns, queue)
+        return dialect.perf_headers(self.incoming.arrival_ns, self.first_ns or now_ns, now_ns, self._queue_ns())
+
+    def _metrics(self, now_ns: int) -> dict[str, float] | None:
+        if not self.ask.include_metrics:
+            return None
+        return dialect.metrics(self._queue_ns(), self.incoming.arrival_ns, self.first_ns or now_ns, now_ns)
 
     def _whole(self, now_ns: int) -> tuple[bytes, End]:
         """A response that is not a stream. Faults of streams apply where they have a meaning."""
         name = self.fault.name
         self.made, self.sent = self.ask.output_tokens, 1
         counted = self.made + (WRONG_COUNT if name == "wrong_count" else 0)
-        body = self._script.whole(counted, finish=name != "no_finish")
+        body = self._script.whole(counted, finish=name != "no_finish", metrics=self._metrics(now_ns))
         if name == "malformed":
             body = body[:-5]
         elif name == "oversized":

@@ -6,7 +6,7 @@ depends on the name of a server: a rule that needs an `if name ==` belongs in `q
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -58,6 +58,14 @@ def body(
         for field in quirk.forces if request.exact_output else ():
             fields[field] = max_tokens if field == "min_tokens" else True
     return _encode(merge(fields, extra) if extra else fields)
+
+
+def asking_for_timing(
+    quirk: Quirk, headers: Sequence[tuple[str, str]], extra_body: Mapping[str, Any] | None
+) -> tuple[tuple[tuple[str, str], ...], dict[str, Any] | None]:
+    """The user's headers and body fields, and those that ask this kind of server for its account of each request."""
+    fields = merge(quirk.timing_fields, extra_body)
+    return (*quirk.timing_headers, *headers), fields or None
 
 
 def merge(value: Mapping[str, Any], patch: Mapping[str, Any] | None) -> dict[str, Any]:

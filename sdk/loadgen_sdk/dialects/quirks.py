@@ -8,7 +8,7 @@ finds that the server at hand differs from the table.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -38,6 +38,8 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: bool = False  # accepts stream_options.continuous_usage_stats: cumulative usage on every event
     prompt_ids: bool = True  # completions accept a list of token ids as prompt
     checks_model: bool = True  # an unknown model name is an error; False: any name is served
+    timing_headers: tuple[tuple[str, str], ...] = ()  # ask for its own account of a request (server_account.py)
+    timing_fields: dict[str, Any] = {}  # the same as fields of the body; neither: it gives one unasked, or not at all
     reuse_s: float = 4.0  # reuse no connection that was idle for longer: most of these servers close it after 5 s
 
     def limit_field(self, api: Api, model: str) -> str:
@@ -50,11 +52,20 @@ _EXACT = ("ignore_eos", "min_tokens")
 _COMPLETION = "max_completion_tokens"
 _QUIET = (("include_usage", True), ("include_obfuscation", False))  # else random padding
 
+# fmt: off
 _ROWS = (
-    Quirk(name="trtllm", title="TensorRT-LLM trtllm-serve", forces=_EXACT, continuous_usage=True, checks_model=False),
-    Quirk(name="vllm", title="vLLM", forces=_EXACT, continuous_usage=True),
+    Quirk(  # the header has no effect unless the server runs with return_perf_metrics: true
+        name="trtllm", title="TensorRT-LLM trtllm-serve", forces=_EXACT, continuous_usage=True, checks_model=False,
+        timing_headers=(("X-TRTLLM-return-metrics", "1"),),
+    ),
+    Quirk(  # the field has no effect unless the server runs with --enable-per-request-metrics
+        name="vllm", title="vLLM", forces=_EXACT, continuous_usage=True, timing_fields={"include_metrics": True}
+    ),
     Quirk(name="sglang", title="SGLang", forces=_EXACT, continuous_usage=True, checks_model=False),
-    Quirk(name="dynamo", title="NVIDIA Dynamo", forces=_EXACT, continuous_usage=True),
+    Quirk(
+        name="dynamo", title="NVIDIA Dynamo", forces=_EXACT, continuous_usage=True,
+        timing_fields={"nvext": {"extra_fields": ["timing"]}},
+    ),
     Quirk(  # it has no min_tokens
         name="llamacpp", title="llama.cpp llama-server", forces=("ignore_eos",), checks_model=False
     ),
@@ -66,6 +77,7 @@ _ROWS = (
     ),
 )
 
+# fmt: on
 QUIRKS: dict[str, Quirk] = {row.name: row for row in _ROWS}
 """The rows by server name. `auto` falls back to `generic`, which sends only the common fields."""
 

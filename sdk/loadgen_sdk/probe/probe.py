@@ -15,14 +15,15 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from ..dialects.body import body
+from ..dialects.body import asking_for_timing, body
 from ..dialects.quirks import MAX_FIELDS, QUIRKS, Quirk
 from ..dialects.reader import Flow, Reading, error_text
+from ..dialects.server_account import HEADER, NO_ACCOUNT, server_account
 from ..dialects.sse import Decoder, EventTooLarge
 from ..errors import TargetUnusable
 from ..request import Request, Usage
 from ..transport.http1 import merged
-from ..transport.target import Target, header_secrets
+from ..transport.target import Target, header_secrets, shown
 from .server_facts import PAGES, ServerFacts, server_facts
 
 SIMULATION = "loadgen-sim"  # name of the project's simulated server in its `server` header
@@ -72,6 +73,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = ""  # of weights and KV cache, as it says; "": not reported
     first_ms: float | None = None  # time of an answer of one token, without load and with a short prompt
     token_ms: float | None = None  # time of each further token; None: not to be told from the two answers
+    account: bool = False  # its answers carry its own account of their time (dialects/server_account.py)
 
 
 class Sign(NamedTuple):
@@ -123,11 +125,13 @@ async def probe(
     api_key: str | None = None,
     headers: Headers = (),
     extra_body: Mapping[str, Any] | None = None,
+    server_timing: bool = False,
     samples: Sequence[tuple[str, int]] = SAMPLES,
 ) -> ProbeResult:
     """Examine `target`. Two generations (1 and ASKED_TOKENS tokens) show token counts and bundling of tokens.
 
-    `samples`: a short and a longer prompt with their content tokens. Raises TargetUnusable, with a hint for the user,
+    `samples`: a short and a longer prompt with their content tokens. `server_timing`: ask for the server's own account
+    of each request, in the way of its kind. Raises TargetUnusable, with a hint for the user,
     for everything that would make each request of the load fail. Its text has neither key nor password.
     """
     asker = _Asker(target, exchange, headers, api_key, stream, extra_body)
@@ -140,6 +144,8 @@ async def probe(
         asker.refuse(models_answer, model or "")
     name, evidence = await _identify(asker, server, host, models_answer, version)
     quirk, warnings = QUIRKS[name], []
+    if server_timing:
+        asker.ask_for_timing(quirk)
     models, base_models = _models(models_answer)
     asker.models = models
     chosen_model = (
@@ -192,6 +198,7 @@ async def probe(
         simulated=models_answer.headers.get("server", "").startswith(SIMULATION),
         first_ms=asker.took_ns[1] / 1e6 if asker.took_ns.get(1) else None,
         token_ms=_token_ms(asker.took_ns, usage.output),
+        account=asker.account,
     )
 
 
@@ -222,6 +229,11 @@ class _Asker:
         self.models: tuple[str, ...] = ()  # that the server lists
         self.failures: list[str] = []  # errors of generations that were tried again
         self.took_ns: dict[int, int] = {}  # tokens asked of a generation -> its time
+        self.account = False  # whether some answer had the server's own account of its time
+
+    def ask_for_timing(self, quirk: Quirk) -> None:
+        """Ask for the server's own account of each request from now on."""
+        self._headers, self._extra_body = asking_for_timing(quirk, self._headers, self._extra_body)
 
     async def get(self, path: str) -> HttpAnswer:
         for _ in range(TRIES - 1):
@@ -302,15 +314,17 @@ class _Asker:
             reading.take([*decoder.feed(answer.body), *decoder.end()] if streamed else [answer.body], 0)
         except EventTooLarge as error:
             raise TargetUnusable(f"{self.target.path} streams {error}", "check that this is the API's URL") from None
+        timing = {HEADER: answer.headers.get(HEADER), **(reading.server_timing or {})}
+        self.account = self.account or server_account(timing) != NO_ACCOUNT
         if failure := reading.judge(True, False, streamed):
-            what = f"a probe of {tokens} tokens failed: {failure.kind}: {self._clean(failure.text)}"
+            what = f"a probe of {tokens} tokens failed: {failure.kind}: {self.clean(failure.text)}"
             raise FailedOnce(what, "see the server's log")
         return reading
 
     def refuse(self, answer: HttpAnswer, model: str) -> NoReturn:
         """Raise the error for an answer that makes the target unusable: its cause, and a hint."""
         status, url, models = answer.status, self.target.redacted, self.models
-        error = self._clean(error_text(answer.body)) or "no text"
+        error = self.clean(error_text(answer.body)) or "no text"
         message = f"{url} answers {status}: {error}"
         hint = "see the server's log"
         if status in (401, 403):
@@ -332,12 +346,12 @@ class _Asker:
         elif status == 503:
             hint = "it may still be loading its model: try again when it is ready"
         elif 300 <= status < 400:
-            location = self._clean(answer.headers.get("location", "").partition("?")[0])
+            location = self.clean(answer.headers.get("location", "").partition("?")[0])
             message = f"{url} answers {status}, a redirect" + (f" to {location}" if location else "")
             hint = "give the URL it leads to"
         raise (FailedOnce if _may_pass(status) else TargetUnusable)(message, hint)
 
-    def _clean(self, text: str) -> str:
+    def clean(self, text: str) -> str:
         return self.target.redact(text, *self._secrets).strip()
 
 
@@ -371,7 +385,7 @@ async def _identify(
         match = _match_signs(texts)
     if match:
         sign, text = match
-        return sign.server, [f"{_PATHS.get(sign.where, '/models')} says {asker.target.redact(text)[:80]}"]
+        return sign.server, [f"{_PATHS.get(sign.where, '/models')} says {asker.clean(text)[:80]}"]
     return "generic", ["nothing it says tells its make: only the common fields are sent"]
 
 
@@ -393,7 +407,7 @@ def _models(answer: HttpAnswer) -> tuple[tuple[str, ...], tuple[str, ...]]:
     except (ValueError, KeyError, TypeError, RecursionError):
         rows = []
     rows = rows if isinstance(rows, list) else []
-    rows = [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
+    rows = [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str) and row["id"].isprintable()]
     ids = tuple(row["id"] for row in rows)
     return ids, tuple(row["id"] for row in rows if row.get("parent") not in ids)
 
@@ -424,7 +438,7 @@ def _about_model(error: str, model: str) -> bool:
 
 def _version(answer: HttpAnswer) -> str:
     match = re.search(r'"version"\s*:\s*"([^"]{1,60})"', _text(answer))
-    return match[1] if match else ""
+    return shown(match[1]) if match else ""
 
 
 def _template_overhead(inputs: Sequence[int | None], counts: Sequence[int]) -> tuple[int | None, float | None]:

@@ -6,8 +6,10 @@ This module uses no socket and no clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..dialects.reader import ERROR_TEXT_CHARS, Events, Flow, Reading, error_text, events_in
+from ..dialects.server_account import HEADER
 from ..dialects.sse import Decoder, EventTooLarge
 from ..request import NEVER, Completion, Failure, Request
 from .http1 import Malformed, Response
@@ -271,6 +273,11 @@ class Exchange:
         self.done = stamp
         self.failure = failure
 
+    def _server_timing(self) -> dict[str, Any] | None:
+        """The server's own timing: of its events, else of the head of the answer."""
+        header = self.response.headers.get(HEADER)
+        return self.reading.server_timing or (None if header is None else {HEADER: header})
+
     def tell(self) -> None:
         """Pass the Completion to `on_done`, only once. The caller has freed the connection before."""
         if self.over:
@@ -311,7 +318,7 @@ class Exchange:
                 response_id=reading.response_id,
                 reasoning_text="".join(reasoning_texts) if reasoning_texts is not None else None,
                 headers=response.headers if self.keep_headers else None,
-                server_timing=reading.server_timing,
+                server_timing=self._server_timing(),
                 failure=self.failure,
             )
         )

@@ -1,0 +1,124 @@
+"""What a server says of its own time for one request: waiting, prefill, transfer of the KV cache, decoding. Pure.
+
+Each kind of server has its own form; all are read to the same few durations. Only durations on the server's own clock
+are used, never its instants: the two clocks do not agree. A damaged form says nothing, and raises nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+UNKNOWN = -1
+_MS = 1_000_000
+
+
+class ServerAccount(NamedTuple):
+    """The server's account of one request: durations in ns, and counts of tokens. UNKNOWN: the server does not say."""
+
+    queue: int = UNKNOWN  # from its arrival until the server began to work on it
+    prefill: int = UNKNOWN  # from there to the first token
+    transfer: int = UNKNOWN  # of the KV cache, from the server of the prefill to that of the decoding
+    decode: int = UNKNOWN  # from the first token to the last one
+    cached: int = UNKNOWN  # prompt tokens found in its cache
+    drafted: int = UNKNOWN  # tokens that speculation proposed
+    accepted: int = UNKNOWN  # of those, the ones that were right
+
+
+NO_ACCOUNT = ServerAccount()
+
+
+def server_account(timing: Mapping[str, Any]) -> ServerAccount:
+    """The account in the timing that came with an answer (`Completion.server_timing`); NO_ACCOUNT without one."""
+    for name, read in _FORMS.items():
+        form = timing.get(name)
+        if isinstance(form, Mapping | str) and (account := read(form)) != NO_ACCOUNT:
+            return account
+    return NO_ACCOUNT
+
+
+def _ns(milliseconds: Any) -> int:
+    if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float):
+        return UNKNOWN
+    return round(milliseconds * _MS) if math.isfinite(milliseconds) and milliseconds >= 0 else UNKNOWN
+
+
+def _count(tokens: Any) -> int:
+    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0 else UNKNOWN
+
+
+def _less(whole: int, part: int) -> int:
+    return whole - part if whole >= part >= 0 else UNKNOWN
+
+
+def _first_known(*values: int) -> int:
+    return next((value for value in values if value >= 0), UNKNOWN)
+
+
+def _trtllm(form: Mapping[str, Any] | str) -> ServerAccount:
+    """`Server-Timing` of trtllm-serve, as a header or in its event after `[DONE]`: `server_queue;dur=1.25, ...`.
+
+    A disaggregated server has an entry of each kind per phase: `ctx_` for the prefill, `gen_` for the decoding.
+    """
+    text = form if isinstance(form, str) else form.get("Server-Timing", "")
+    duration: dict[str, int] = {}
+    for item in text.split(",") if isinstance(text, str) else ():
+        name, _, number = item.strip().partition(";dur=")
+        try:
+            duration[name] = _ns(float(number))
+        except ValueError:
+            continue
+
+    def of(kind: str, *phases: str) -> int:
+        return _first_known(*(duration.get(f"{phase}_{kind}", UNKNOWN) for phase in phases))
+
+    queue, first = of("queue", "server", "ctx"), of("ttft", "server", "ctx")
+    return ServerAccount(
+        queue=queue,
+        prefill=_less(first, queue),
+        transfer=of("kv_transfer", "server", "gen"),
+        decode=_less(of("e2e", "server", "gen"), of("ttft", "server", "gen")),
+    )
+
+
+def _vllm(form: Mapping[str, Any] | str) -> ServerAccount:
+    """`metrics` of vLLM, with the usage. Its time to first token begins when the request leaves the queue."""
+    if isinstance(form, str):
+        return NO_ACCOUNT
+    names = ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms")
+    queue, prefill, decode = (_ns(form.get(name)) for name in names)
+    return ServerAccount(queue=queue, prefill=prefill, decode=decode)
+
+
+def _dynamo(form: Mapping[str, Any] | str) -> ServerAccount:
+    """`nvext.timing` of Dynamo, with the finish reason."""
+    timing = form.get("timing") if isinstance(form, Mapping) else None
+    if not isinstance(timing, Mapping):
+        return NO_ACCOUNT
+    names = ("prefill_wait_time_ms", "prefill_time_ms", "ttft_ms", "total_time_ms")
+    queue, prefill, first, total = (_ns(timing.get(name)) for name in names)
+    return ServerAccount(queue=queue, prefill=prefill, decode=_less(total, first))
+
+
+def _llamacpp(form: Mapping[str, Any] | str) -> ServerAccount:
+    """`timings` of llama-server, in every answer. It does not say how long a request waited for a slot."""
+    if isinstance(form, str):
+        return NO_ACCOUNT
+    return ServerAccount(
+        prefill=_ns(form.get("prompt_ms")),
+        decode=_ns(form.get("predicted_ms")),
+        cached=_count(form.get("cache_n")),
+        drafted=_count(form.get("draft_n")),
+        accepted=_count(form.get("draft_n_accepted")),
+    )
+
+
+HEADER = "server-timing"
+_FORMS: dict[str, Callable[[Mapping[str, Any] | str], ServerAccount]] = {
+    "trtllm.perf_metrics": _trtllm,
+    HEADER: _trtllm,
+    "metrics": _vllm,
+    "nvext": _dynamo,
+    "timings": _llamacpp,
+}
