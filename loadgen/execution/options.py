@@ -253,6 +253,9 @@ class RunOptions(TypedDict, total=False):
     salt: Annotated[Text, _of_load("--salt",
         "Changes the texts of prompts, not lengths or arrivals: a word, or fresh for a new one in each run. Without "
         "it the salt comes from the seed.")]
+    stop_when: Annotated[Texts, _of_load("--stop-when",
+        "End the run when the requests that ended last fail or wait too much: errors:20%, ttft:p50:30s. Repeatable.",
+        list[str])]
     limit: Annotated[Texts, _of_load("--limit",
         "Change a limit of the verdict: send_lag_share:10%. Stored.", list[str])]
     workers: Annotated[int | str | None, Option("--workers",

@@ -129,7 +129,7 @@ def _heading(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str
         yield from _labelled("Metadata", [format.pairs({key: value}) for key, value in run.metadata.items()])
     if run.state != "finished":
         state_texts = {"interrupted": "interrupted by the user", "cut_off": "cut off: no clean end was recorded"}
-        state_texts["stopped"] = "ended early: a target stopped answering"
+        state_texts["stopped"] = "ended early: a target stopped answering, or a rule of --stop-when was broken"
         state_texts["decided"] = "ended early by a search: its outcome was certain"
         yield " " * LABEL + paint(state_texts.get(run.state, run.state), "yellow")
 
