@@ -22,6 +22,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ThrottleTimeout, WrongUse
+from ..python310 import timeout
 from .finishing import collecting, later
 from .gate import FOREVER, LONGEST_OBEYED_S, Booking, Gate, Limits, rate
 from .steps import Steps, run_async, run_blocking
@@ -324,7 +325,7 @@ class Throttle:
         queue, loop, event = self._gate_queue(key, model), asyncio.get_running_loop(), asyncio.Event()
         if queue.throttler is not None:
             try:
-                async with asyncio.timeout(limit_s):
+                async with timeout(limit_s):
                     await queue.throttler.acquire()
             except TimeoutError:
                 raise queue.timed_out(limit_s) from None
@@ -335,7 +336,7 @@ class Throttle:
 
         async def wait(seconds: float | None) -> None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
+                async with timeout(seconds):
                     await event.wait()
             event.clear()
 

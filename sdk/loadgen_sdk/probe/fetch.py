@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import sys
 from time import monotonic_ns
 
 from ..errors import TargetUnusable
+from ..python310 import timeout
 from ..transport.http1 import Malformed, Response, head, merged
 from ..transport.proxy import Proxy, refusal
 from ..transport.target import Target
@@ -65,7 +67,7 @@ class Fetcher:
             lines.append(("Content-Length", str(len(body))))
         try:
             started = monotonic_ns()
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 writer.write(head(method, path, lines) + b"\r\n" + body)
                 while not response.complete:
                     data = await reader.read(1 << 16)
@@ -103,7 +105,7 @@ class Fetcher:
         """The first address of the host that accepts a connection."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_s):
+            async with timeout(self._connect_s):
                 infos = await loop.getaddrinfo(*self._peer, proto=6)  # TCP
         except TimeoutError:
             raise _unresolved(self._peer[0], "no answer from DNS") from None
@@ -126,10 +128,12 @@ class Fetcher:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         target = self._target
         try:
-            async with asyncio.timeout(self._connect_s):
+            async with timeout(self._connect_s):
                 server_name = target.host if tls else None
                 if self._proxy is None or tls is None:
                     return await asyncio.open_connection(address, self._peer[1], ssl=tls, server_hostname=server_name)
+                if sys.version_info < (3, 11):  # noqa: UP036
+                    raise TargetUnusable("a probe through a proxy needs Python 3.11", "give model and server")
                 reader, writer = await asyncio.open_connection(address, self._peer[1])
                 writer.write(self._proxy.connect_request(target))
                 if problem := refusal(await reader.readuntil(b"\r\n\r\n")):

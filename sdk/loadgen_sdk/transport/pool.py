@@ -17,6 +17,7 @@ from ..dialects.body import body as make_body
 from ..dialects.quirks import Quirk
 from ..dialects.reader import Flow
 from ..errors import TargetUnusable, WrongUse
+from ..python310 import timeout
 from ..request import Failure, Request
 from .exchange import Exchange, OnDone, Read, Run
 from .http1 import head, merged
@@ -147,7 +148,8 @@ class Pool:
         if set_tick:
             self.wire.tick = self.tick
         try:
-            await asyncio.wait_for(self._open_done, 30)
+            async with timeout(30):
+                await self._open_done
         except TimeoutError:
             raise TargetUnusable(f"connecting to {self.target.redacted} took more than 30 s", "is it up?") from None
         finally:
