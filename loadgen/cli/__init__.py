@@ -15,6 +15,7 @@ import typer
 
 from loadgen.cli import streams
 from loadgen.cli.answers import answers
+from loadgen.cli.bundle import bundle
 from loadgen.cli.capacity import capacity
 from loadgen.cli.compare import compare
 from loadgen.cli.cost import cost
@@ -34,13 +35,14 @@ from loadgen.cli.size import size
 from loadgen.cli.sweep import sweep
 from loadgen.cli.ui import ui
 from loadgen.cli.validate import validate
+from loadgen.cli.verify import verify
 from loadgen.errors import OK, USAGE
 
 COLLECT_AFTER = 200_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
 
 COMMANDS = (
-    doctor, run, report, sweep, search, compare, validate, mlperf, ui, size, cost, capacity, answers, export, sim,
-    reference, selfcheck, schema,
+    doctor, run, report, sweep, search, compare, validate, bundle, verify, mlperf, ui, size, cost, capacity, answers,
+    export, sim, reference, selfcheck, schema,
 )  # fmt: skip
 """In the order in which people meet them."""
 
