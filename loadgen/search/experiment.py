@@ -98,11 +98,6 @@ def stored_search(folder: Path) -> StoredSearch | None:
         raise UserError(f"not the answer of a search: {error}", str(path), f"--resume {folder} writes it") from None
 
 
-def plan_of(folder: Path) -> ExperimentPlan:
-    """What was asked for. Raises UserError for a file that is none of an experiment."""
-    return _read(folder / PLAN)
-
-
 def is_mlperf(plan: ExperimentPlan) -> bool:
     return plan.workload.startswith("mlperf ")
 
