@@ -398,3 +398,4 @@ def _verdict(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str
     else:
         yield f"{paint('INVALID', 'red')}: do not rely on these numbers"
         yield from _bullets(verdict.reasons)
+    yield from wrapped(summary.causes.text)
