@@ -62,10 +62,11 @@ def summary(folder: Path) -> Summary:
     path = folder / "flows" / store.LEDGER
     if stored.header.keep == "raw" or not path.exists():
         return with_server(samples, summarize(*stored, samples))
-    accumulator = Accumulator.from_bytes(path.read_bytes(), stored.header)
-    if accumulator.taken:
-        for rows, texts in store.rows_after(folder, accumulator.taken):  # after a kill, or after the compactor died
-            accumulator.add(rows, texts)
+    with store.undamaged(folder):
+        accumulator = Accumulator.from_bytes(path.read_bytes(), stored.header)
+        if accumulator.taken:
+            for rows, texts in store.rows_after(folder, accumulator.taken):  # after a kill, or the compactor died
+                accumulator.add(rows, texts)
     header, _, gaps, timeline, seconds, _, event_errors = stored
     return with_server(samples, build(header, accumulator, gaps, timeline, seconds, event_errors))
 

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.cli import main
+from loadgen.errors import Faults
+from loadgen.execution.options import settings
+
 RUN = ["run", "qa", "--url", "sim:h100x8", "-n", "20", "--request-rate", "5", "--seed", "1"]
 
 
@@ -43,6 +47,14 @@ def test_a_terminal_without_utf_8_is_told_the_same(tmp_path: Path) -> None:
     assert (done.returncode, "bug" in done.stderr) == (0, False), done.stderr
 
 
+def test_a_terminal_is_not_steered_by_a_text() -> None:
+    code = (
+        "from loadgen.cli import streams; streams.prepare(); print('\\x1b]0;t\\x07 \\u202e \\x1b[1mbold\\x1b[0m \\x9b')"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\\x1b]0;t\\x07 \\u202e \x1b[1mbold\x1b[0m \\x9b\n"
+
+
 @pytest.mark.parametrize(
     ("out", "said"),
     [
@@ -57,6 +69,44 @@ def test_a_path_that_the_host_refuses_is_no_bug_of_ours(tmp_path: Path, out: str
     assert done.returncode == 2, done.stderr
     assert said in done.stderr and "hint:" in done.stderr
     assert "bug" not in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("out", ["/dev/null", "/dev/null/x", "x" * 300])
+def test_a_dry_run_sees_bad_paths_too(out: str) -> None:
+    with pytest.raises(Faults, match="the host refuses it"):
+        settings({"out": out})
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--request-rate", "1000000/s", "-d", "2000s"), "their instants alone take 16.0 GB"),
+        (("--input-tokens", "1000000000"), "too many"),
+        (("--output-tokens", "1" + "0" * 40), "not a number"),
+        (("--extra-body", "[" * 90_000), "not a JSON object"),
+        (("--workers", "1" + "0" * 30), "--workers"),
+        (("--timeout", "1" + "0" * 400 + "s"), "--timeout"),
+        (("--slo", "ttft:1" + "0" * 400 + "s"), "--slo"),
+        (("-d", "1" + "0" * 30 + "h"), "--duration"),
+        (("-n", "1" + "0" * 30), "--num-requests"),
+        (("-c", "1" + "0" * 30), "--concurrency"),
+    ],
+)
+def test_absurd_numbers_are_told(flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["run", "qa", "--url", "sim:gb300-vm", *flags])
+    told = capsys.readouterr().err
+    assert (left.value.code, said in told) == (2, True), told[:500]
+
+
+def test_a_deep_or_damaged_run_is_no_bug_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("run.json", "summary.json"):
+        for data in (b"[" * 100_000, b'{"schema": 1, "run": "\xff\xfe"}', b'{"schema": 1e400}', b""):
+            (tmp_path / name).write_bytes(data)
+            with pytest.raises(SystemExit) as left:
+                main(["report", str(tmp_path)])
+            assert left.value.code == 2, capsys.readouterr().err[:500]
+        (tmp_path / name).unlink()
 
 
 def test_a_full_disk_is_said_with_what_is_kept(tmp_path: Path) -> None:

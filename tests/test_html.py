@@ -170,13 +170,11 @@ def test_the_heat_map_counts_every_gap_in_reach(tmp_path: Path) -> None:
     stored = store.read_run(runs.write(tmp_path / "r"))
     lines = store.heat(tmp_path / "r")
     found = run_data.gap_heat(lines, HEAT_EDGES_NS, 30.0)
-    assert found is not None
-    assert sum(count for *_, count in found.cells) == stored.gaps[0].count
-    places = {place for _, place, _ in found.cells}
-    low, high = found.edges_ms[min(places)], found.edges_ms[max(places) + 1]
+    assert sum(count for *_, count in found) == stored.gaps[0].count
+    low, high = min(cell[2] for cell in found), max(cell[3] for cell in found)
     spread = stored.gaps[0].distribution()
     assert low <= (spread.min or 0) * 1.01 and (spread.max or 0) <= high * 1.01
-    assert run_data.gap_heat(lines[:0], HEAT_EDGES_NS, 30.0) is None
+    assert run_data.gap_heat(lines[:0], HEAT_EDGES_NS, 30.0) == ()
 
 
 # -- the file ------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -24,6 +25,7 @@ from loadgen.errors import Faults, TargetError, UserError
 from loadgen.execution import run
 from loadgen.execution.events import RunningLoad
 from loadgen.execution.plan import Settings
+from loadgen.execution.probing import find
 from loadgen.metrics.summary import Summary
 from loadgen.report import text
 from loadgen.results import store
@@ -60,7 +62,7 @@ def go(
     **flags: str,
 ) -> tuple[Summary, Stored]:
     flags = {"seed": "7", "warmup": "0"} | flags
-    made = load(file(folder, more), read_flags(**flags))
+    made = load(file(folder, more), read_flags(**{name: value for name, value in flags.items() if value is not None}))
     told = Settings(**({"url": url, "model": "sim", "server": "trtllm", "out": folder / "out"} | (settings or {})))
     summary, out = run.execute(made, told, when_started(begun or (lambda _: None)))
     stored = store.read_run(out)
@@ -475,6 +477,19 @@ def test_targets_that_cannot_be_used_are_told_at_once(tmp_path: Path, endpoint: 
             settings={"api_key": KEY, "model": None, "server": "openai"},
         )  # fmt: skip
         assert summary.requests.ok == 5
+
+
+def test_a_server_that_fails_now_and_then_is_measured_not_refused() -> None:
+    with start(Options(**FAST, faults="reset_before:0.04,http_429:0.03,truncate:0.03", seed=3)) as endpoint:
+        for _ in range(25):
+            assert asyncio.run(find(Settings(url=endpoint.url, server="trtllm"), 10.0)).model == "sim"
+
+
+def test_the_probe_waits_as_long_as_a_request_may_take() -> None:
+    with start(Options(ttft="1.5s", itl="0")) as endpoint:
+        with pytest.raises(TargetError, match=r"no whole answer within 0\.3 s"):
+            asyncio.run(find(Settings(url=endpoint.url), 0.3))
+        assert asyncio.run(find(Settings(url=endpoint.url), 30.0)).first_ms > 1500
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8000"])

@@ -202,3 +202,19 @@ def test_a_text_that_was_cut_in_the_middle_of_a_secret_shows_none_of_it() -> Non
         cut = text[: len(text) - len(key) + kept]
         assert redact(cut, [key]) == "no such key: ***"
     assert redact("an innocent ab", [key]) == "an innocent ab"
+
+
+def test_no_cut_of_a_text_shows_a_secret() -> None:
+    """Whatever a reader cuts off a server's text, in quotes or not, at most three characters of the key are seen."""
+    key = "key-4f81aa-90b2"
+    target = Target.parse("http://h")
+    echo = f"the header was Authorization: {key} and more"
+    for end in range(len(echo)):
+        for text in (echo[:end], repr(echo[:end]), repr(echo[:end].encode())):
+            shown = target.redact(text, key)
+            assert not [n for n in range(4, len(key)) if key[:n] in shown], shown
+
+
+def test_what_a_server_said_does_not_steer_a_terminal() -> None:
+    said = Target.parse("http://h").redact("\x1b]0;owned\x07 a\nVALID\t\u202egpj.exe \x9b2J tür")
+    assert said == "\\x1b]0;owned\\x07 a VALID \\u202egpj.exe \\x9b2J tür"

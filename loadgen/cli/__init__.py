@@ -30,6 +30,7 @@ from loadgen.cli.selfcheck import selfcheck
 from loadgen.cli.sim import sim
 from loadgen.cli.size import size
 from loadgen.cli.sweep import sweep
+from loadgen.cli.ui import ui
 from loadgen.cli.validate import validate
 from loadgen.errors import OK, USAGE
 
@@ -65,7 +66,7 @@ def _all(
 app.add_typer(mlperf)
 for command in (
     run, sweep, search, size, capacity, cost, reference, report, compare, export, sim, selfcheck, schema, doctor,
-    validate,
+    validate, ui,
 ):  # fmt: skip
     app.command()(command)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -37,56 +37,32 @@ def report(
 
     Exit: 0 sound and SLO met, 1 SLO missed, 2 not a run, 3 the run is not valid; of a search as `loadgen search`.
     """
-    from loadgen import run_folder
+    from loadgen.cli.results_list import is_collection
     from loadgen.cli.search import code as search_code
     from loadgen.cli.show import in_color, say_changed
     from loadgen.compare import inputs
     from loadgen.errors import UNSOUND
-    from loadgen.metrics import repeats
     from loadgen.metrics.summary import dump_summary
     from loadgen.metrics.validity import exit_code
-    from loadgen.report import repeats as repeats_table
-    from loadgen.report import text
     from loadgen.search import experiment
 
     is_search = (folder / experiment.PLAN).is_file()  # one of mlperf leaves LoadGen's log files beside its runs
     other_tool_file = None if is_search else inputs.by_another_tool(folder)
     if other_tool_file is not None:
         return _reported(other_tool_file, html, as_json=as_json)
+    if is_collection(folder):
+        return _collected(folder, html)
     say_changed(folder)
-    color = in_color()
-    with_page = not no_html and (html is not None or not as_json)
-    folders = [] if run_folder.is_run(folder) else run_folder.runs_in(folder)
-    loaded = [_read(run, page=with_page and not folders) for run in folders or [folder]]
-    summaries = [summary for summary, _ in loaded]
-    page = loaded[0][1]
-    named = [(run.name, summary) for run, summary in zip(folders, summaries, strict=False)]
-    search = experiment.stored_search(folder) if folders else None
-    if search is not None:
-        answer, page = _search(folder, search, named, with_page)
-    elif folders and len({summary.fingerprints.recipe for summary in summaries}) > 1:
-        inputs.of_one_work(folder, named)
-        answer, page = _levels(named, with_page)
-    elif folders:
-        answer = text.render_levels(summaries, color=color)
-        answer += "\n" + repeats_table.render_text(repeats.summarize_repeats(named))
-    else:
-        answer = text.render(summaries[0], color=color) + _mlperf_text(folder, summaries[0])
-    if folders and (result := _mlperf_result(folder)) is not None:
-        from loadgen.report import html as pages
-
-        answer += _mlperf_text(folder, summaries[0])
-        if with_page:
-            page = pages.with_mlperf(page or _levels(named, True)[1] or "", result, summaries[0].target.gpus)
+    opened = open_result(folder, page=not no_html and (html is not None or not as_json), color=in_color())
     if as_json:
-        documents = [dump_summary(summary).decode().rstrip() for summary in summaries]
-        print("[" + ",\n".join(documents) + "]" if folders else documents[0])
+        documents = [dump_summary(summary).decode().rstrip() for summary in opened.summaries]
+        print("[" + ",\n".join(documents) + "]" if opened.several else documents[0])
     else:
-        print(answer, end="", flush=True)
-    if page is not None:
-        _write(page, html, folder / "report.html")
-    if search is not None:
-        return UNSOUND if search.answer.reason == "interrupted" else search_code(search.answer)
+        print(opened.text, end="", flush=True)
+    if opened.page is not None:
+        _write(opened.page, html, folder / "report.html")
+    if opened.search is not None:
+        return UNSOUND if opened.search.answer.reason == "interrupted" else search_code(opened.search.answer)
     return max(
         exit_code(
             interrupted=False,
@@ -95,8 +71,63 @@ def report(
             undecided=summary.goodput.undecided,
             strict=strict,
         )
-        for summary in summaries
+        for summary in opened.summaries
     )
+
+
+class Opened(NamedTuple):
+    """A stored result, rendered. `several`: a folder of runs. `page`: None without one, or where none was asked for."""
+
+    text: str
+    page: str | None
+    summaries: list[Summary]
+    several: bool
+    search: StoredSearch | None
+
+
+def open_result(folder: Path, *, page: bool, color: bool = False) -> Opened:
+    """A run, or a folder of runs: levels, a search, repeats. Raises UserError for runs of different work."""
+    from loadgen import run_folder
+    from loadgen.compare import inputs
+    from loadgen.metrics import repeats
+    from loadgen.report import repeats as repeats_table
+    from loadgen.report import text
+    from loadgen.search import experiment
+
+    folders = [] if run_folder.is_run(folder) else run_folder.runs_in(folder)
+    loaded = [_read(run, page=page and not folders) for run in folders or [folder]]
+    summaries = [summary for summary, _ in loaded]
+    sheet = loaded[0][1]
+    named = [(run.name, summary) for run, summary in zip(folders, summaries, strict=False)]
+    search = experiment.stored_search(folder) if folders else None
+    if search is not None:
+        answer, sheet = _search(folder, search, named, page)
+    elif folders and len({summary.fingerprints.recipe for summary in summaries}) > 1:
+        inputs.of_one_work(folder, named)
+        answer, sheet = _levels(named, page)
+    elif folders:
+        answer = text.render_levels(summaries, color=color)
+        answer += "\n" + repeats_table.render_text(repeats.summarize_repeats(named))
+    else:
+        answer = text.render(summaries[0], color=color) + _mlperf_text(folder, summaries[0])
+    if folders:
+        answer += _mlperf_text(folder, summaries[0])
+    return Opened(answer, sheet, summaries, bool(folders), search)
+
+
+def _collected(folder: Path, html: Path | None) -> int:
+    """List the results of several commands in one folder, and write the page over them."""
+    from importlib.metadata import version
+
+    from loadgen.cli.results_list import results_in
+    from loadgen.errors import OK
+    from loadgen.report import results_page
+
+    results = results_in(folder)
+    print(results_page.render_text(results), end="")
+    page = results_page.render(folder.resolve().name, results, version=version("loadgen"))
+    _write(page, html, folder / "report.html")
+    return OK
 
 
 def _mlperf_result(folder: Path) -> MlperfResult | None:
@@ -138,13 +169,10 @@ def _search(
     folder: Path, search: StoredSearch, named_summaries: list[tuple[str, Summary]], page: bool
 ) -> tuple[str, str | None]:
     """The folder of a search: the table that the search printed, and the HTML page if `page`."""
-    import msgspec
-
     from loadgen.report import search as report
-    from loadgen.report import sweep
+    from loadgen.report import search_page
     from loadgen.results import capacity
     from loadgen.search import experiment
-    from loadgen.search.sweep import curve
 
     unit = experiment.unit_of(folder)
     text = report.render(search.answer, search.told, search, unit=unit, simulated=search.simulated)
@@ -152,8 +180,8 @@ def _search(
         return text, None
     file = folder / capacity.FILE
     evidence = capacity.load_capacity(file.read_bytes(), str(file)).evidence if file.is_file() else ""
-    answer = report.headline(search.answer, search, unit)
-    return text, sweep.render_html(msgspec.structs.replace(curve(named_summaries), best=evidence, answer=answer))
+    result = _mlperf_result(folder)
+    return text, search_page.render(search, named_summaries, unit=unit, evidence=evidence, mlperf=result)
 
 
 def _levels(named_summaries: list[tuple[str, Summary]], page: bool) -> tuple[str, str | None]:

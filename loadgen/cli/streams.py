@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from typing import Any
 
@@ -27,12 +28,24 @@ def prepare() -> None:
 def _safe(stream: io.TextIOWrapper | None, descriptor: int) -> io.TextIOWrapper:
     if stream is not None:
         stream.flush()
-    return io.TextIOWrapper(
+    return _Terminal(
         io.BufferedWriter(_LeavableFile(descriptor, "wb", closefd=False)),
         encoding=stream.encoding if stream is not None else "utf-8",
         errors="backslashreplace",  # where a character has no place in the encoding
         line_buffering=descriptor == 2 or os.isatty(descriptor),
     )
+
+
+class _Terminal(io.TextIOWrapper):
+    """Text for a terminal, which obeys colours and moves of the cursor and nothing else that may be in a text."""
+
+    def write(self, text: str) -> int:
+        return super().write(_STEERING.sub(lambda match: match.group().encode("unicode_escape").decode(), text))
+
+
+_STEERING = re.compile(
+    "\x1b(?!\\[[0-9;?]*[A-Za-z])|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 
 
 class _LeavableFile(io.FileIO):

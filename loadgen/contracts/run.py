@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -131,7 +131,7 @@ def run(
     warnings = tuple(f"{finding.check}: {finding.found}" for finding in findings if finding.state in (FAULT, WARNING))
     facts = _RunFacts(settings.shown, started, _now(), interrupted, trouble, warnings, dict(settings.metadata))
     (folder / PLACE).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
-    return _judge_and_write(folder, checked.contract, facts), folder
+    return _judge_and_write(folder, checked.contract, facts, findings), folder
 
 
 def _of_run(workload: Workload, level: str, repeat: int, seed: int | None, salt: str | None) -> Workload:
@@ -165,10 +165,12 @@ def again(folder: Path) -> Validation:
     return _verdict(folder, contract, facts)
 
 
-def _judge_and_write(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
+def _judge_and_write(folder: Path, contract: Contract, facts: _RunFacts, findings: Sequence[Finding]) -> Validation:
     validation = _verdict(folder, contract, facts)
     store.replace(folder / VERDICT, msgspec.json.format(msgspec.json.encode(validation)) + b"\n")
-    store.replace(folder / PAGE, verdict_page.render(validation).encode(), shared=True)
+    runs = {run: run_folder.kept_summary(folder / run) for level in validation.levels for run in level.runs}
+    page = verdict_page.render(validation, contract, (folder / CONTRACT).read_text("utf-8"), runs, findings)
+    store.replace(folder / PAGE, page.encode(), shared=True)
     store.replace(folder / JUNIT, junit.render(contract.name, cases(validation)).encode(), shared=True)
     checksums.write(folder)
     return validation

@@ -104,12 +104,32 @@ def _key_of_file(value: Any) -> str:
         raise units.Wrong(f"cannot read the key: {error.strerror}", "") from None
 
 
+def _folder(value: Any) -> str:
+    """A folder that can be made and written into, as far as can be seen without making it; or an object store's URL."""
+    from loadgen.results.object_store import is_url
+
+    if is_url(text := _text(value)):
+        return text
+    path = Path(text).absolute()
+    if any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts):
+        raise units.Wrong(f"the host refuses it: name too long (over {LONGEST_NAME} bytes)", "give a shorter one")
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not there.is_dir():
+        raise units.Wrong(f"the host refuses it: {there} is not a directory", "give a path that can be written")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise units.Wrong(f"the host refuses it: {there} cannot be written into", "give a path that can be written")
+    return text
+
+
+LONGEST_NAME = 255  # bytes of a file's name, on every file system in use
+
+
 def _extra_body(value: Any) -> dict[str, Any]:
     try:
         body = dict(value) if isinstance(value, Mapping) else json.loads(_text(value))
         if not isinstance(body, dict):
             raise ValueError("not an object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         hint = "write --extra-body '{\"temperature\": 0}'"
         raise UserError(f"not a JSON object: {error}", "--extra-body", hint) from None
     return body
@@ -233,6 +253,9 @@ class RunOptions(TypedDict, total=False):
     salt: Annotated[Text, _of_load("--salt",
         "Changes the texts of prompts, not lengths or arrivals: a word, or fresh for a new one in each run. Without "
         "it the salt comes from the seed.")]
+    stop_when: Annotated[Texts, _of_load("--stop-when",
+        "End the run when the requests that ended last fail or wait too much: errors:20%, ttft:p50:30s. Repeatable.",
+        list[str])]
     limit: Annotated[Texts, _of_load("--limit",
         "Change a limit of the verdict: send_lag_share:10%. Stored.", list[str])]
     workers: Annotated[int | str | None, Option("--workers",
@@ -277,7 +300,8 @@ class RunOptions(TypedDict, total=False):
     metadata: Annotated[Mapping[str, object] | Texts, Option("--metadata",
         "KEY=VALUE, stored with the results and shown. Repeatable. Never a secret.", list[str], parse=_pairs_or_texts)]
     out: Annotated[File, Option("--out -o --output-artifact-dir --result-dir",
-        "Results folder; without it a new one in results/. s3://, az://, gs://, file://...: copied there at the end.")]
+        "Results folder; without it a new one in results/. s3://, az://, gs://, file://...: copied there at the end.",
+        parse=_folder)]
     embedded: Annotated[Mapping[str, Any] | None, Option("", "Options of the embedded simulation.", parse=_mapping)]
     # fmt: on
 

@@ -128,6 +128,8 @@ def _notes(plan: Plan) -> Iterator[str]:
             f"most; with fewer than {preset.valid_from_sequences.value:,.0f} sequences per replica the model "
             "extrapolates"
         )
+    if not settings.tls.verify and any(result.target.tls for result in job.found):
+        yield "the server's certificate was not verified (--insecure): whoever is on the way can read key and prompts"
     yield from _resonant(plan)
     yield from dict.fromkeys(note for result in job.found for note in result.warnings)
     yield from requests.warnings(timetable.slots or 1000)

@@ -310,6 +310,21 @@ def events_per_s(folder: Path, low_s: float, high_s: float) -> float | None:
     return total * 1e9 / BIN_NS / (high - low) if files and high > low else None
 
 
+def snapshot(folder: Path, width: int = 100) -> str:
+    """The run in `folder` as it is now, drawn as text: of the rows that are still in its spool."""
+    from contextlib import closing
+    from io import StringIO
+
+    from rich.console import Console
+
+    view, text = View(manifest.decode((folder / "run.json").read_bytes())), StringIO()
+    with closing(Tail(folder)) as tail:
+        view.add(tail.rows())
+        view.sample(tail.seconds())
+    Console(file=text, width=width, color_system=None).print(draw(view.picture(view.latest_s), width))
+    return text.getvalue()
+
+
 def follow(folder: Path, stop: Any) -> None:
     """Draw the run in `folder` on stderr until the file `stop` becomes readable or reaches its end."""
     import select

@@ -75,29 +75,42 @@ def read_run(folder: Path, *, lazily: bool = False) -> Stored:
         hint = "give the folder that `loadgen run` named in its first lines"
         raise UserError(f"{folder} is not the folder of a run: it has no run.json", str(folder), hint)
     header = manifest.decode(path.read_bytes(), str(path))
-    if lazily:
-        frame = Frame([folder / "requests" / MERGED])
-        rows, texts = cast("NDArray[np.void]", frame), frame.texts
-    else:
-        rows, texts = _read_rows(folder)
-    stages = max(len(header.stages), 1)
-    gaps = [Histogram() for _ in range(stages)]
-    timeline = [np.zeros(0, np.int64) for _ in range(stages)]
-    for file in sorted((folder / "flows").glob("w*.*.*")):
-        _, kind, number = file.name.rsplit(".", 2)
-        if not number.isdigit() or int(number) >= stages:
-            continue
-        stage = int(number)
-        if kind == "gaps":
-            gaps[stage].merge(Histogram.from_bytes(file.read_bytes()))
+    with undamaged(folder):
+        if lazily:
+            frame = Frame([folder / "requests" / MERGED])
+            rows, texts = cast("NDArray[np.void]", frame), frame.texts
         else:
-            timeline[stage] = _add_padded(timeline[stage], np.frombuffer(_whole_records(file.read_bytes(), 8), "<i8"))
-    event_errors = [Histogram() for _ in range(stages)]
-    for file in (folder / "flows").glob(f"w*.{STAMPS}*"):
-        number = file.name.partition(STAMPS)[2]
-        if number.isdigit() and int(number) < stages:
-            event_errors[int(number)].merge(Histogram.from_bytes(file.read_bytes()))
-    return Stored(header, rows, gaps, timeline, _read_seconds(folder), texts, event_errors)
+            rows, texts = _read_rows(folder)
+        stages = max(len(header.stages), 1)
+        gaps = [Histogram() for _ in range(stages)]
+        timeline = [np.zeros(0, np.int64) for _ in range(stages)]
+        for file in sorted((folder / "flows").glob("w*.*.*")):
+            _, kind, number = file.name.rsplit(".", 2)
+            if not number.isdigit() or int(number) >= stages:
+                continue
+            stage = int(number)
+            if kind == "gaps":
+                gaps[stage].merge(Histogram.from_bytes(file.read_bytes()))
+            else:
+                timeline[stage] = _add_padded(
+                    timeline[stage], np.frombuffer(_whole_records(file.read_bytes(), 8), "<i8")
+                )
+        event_errors = [Histogram() for _ in range(stages)]
+        for file in (folder / "flows").glob(f"w*.{STAMPS}*"):
+            number = file.name.partition(STAMPS)[2]
+            if number.isdigit() and int(number) < stages:
+                event_errors[int(number)].merge(Histogram.from_bytes(file.read_bytes()))
+        return Stored(header, rows, gaps, timeline, _read_seconds(folder), texts, event_errors)
+
+
+@contextlib.contextmanager
+def undamaged(folder: Path) -> Iterator[None]:
+    """While inside, what a damaged file makes of a reader is told as a UserError."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
+        what = f"a file of this run is damaged: {error}"
+        raise UserError(what, str(folder), "the summary that the run has printed is in its summary.json") from None
 
 
 def read_lightly(folder: Path) -> Stored:

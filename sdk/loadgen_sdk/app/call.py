@@ -48,9 +48,9 @@ class Setting(msgspec.Struct):
     warned: bool = False  # of a blocking client in an event loop
 
     def redact(self, text: str) -> str:
-        from ..transport.target import redact
+        from ..transport.target import redact, shown
 
-        return redact(text, (*self.url_secrets, self.key))
+        return shown(redact(text, (*self.url_secrets, self.key)))
 
 
 class Call:

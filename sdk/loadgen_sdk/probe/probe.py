@@ -23,7 +23,7 @@ from ..dialects.sse import Decoder, EventTooLarge
 from ..errors import TargetUnusable
 from ..request import Request, Usage
 from ..transport.http1 import merged
-from ..transport.target import Target, header_secrets
+from ..transport.target import Target, header_secrets, shown
 from .server_facts import PAGES, ServerFacts, server_facts
 
 SIMULATION = "loadgen-sim"  # name of the project's simulated server in its `server` header
@@ -317,14 +317,14 @@ class _Asker:
         timing = {HEADER: answer.headers.get(HEADER), **(reading.server_timing or {})}
         self.account = self.account or server_account(timing) != NO_ACCOUNT
         if failure := reading.judge(True, False, streamed):
-            what = f"a probe of {tokens} tokens failed: {failure.kind}: {self._clean(failure.text)}"
+            what = f"a probe of {tokens} tokens failed: {failure.kind}: {self.clean(failure.text)}"
             raise FailedOnce(what, "see the server's log")
         return reading
 
     def refuse(self, answer: HttpAnswer, model: str) -> NoReturn:
         """Raise the error for an answer that makes the target unusable: its cause, and a hint."""
         status, url, models = answer.status, self.target.redacted, self.models
-        error = self._clean(error_text(answer.body)) or "no text"
+        error = self.clean(error_text(answer.body)) or "no text"
         message = f"{url} answers {status}: {error}"
         hint = "see the server's log"
         if status in (401, 403):
@@ -346,12 +346,12 @@ class _Asker:
         elif status == 503:
             hint = "it may still be loading its model: try again when it is ready"
         elif 300 <= status < 400:
-            location = self._clean(answer.headers.get("location", "").partition("?")[0])
+            location = self.clean(answer.headers.get("location", "").partition("?")[0])
             message = f"{url} answers {status}, a redirect" + (f" to {location}" if location else "")
             hint = "give the URL it leads to"
         raise (FailedOnce if _may_pass(status) else TargetUnusable)(message, hint)
 
-    def _clean(self, text: str) -> str:
+    def clean(self, text: str) -> str:
         return self.target.redact(text, *self._secrets).strip()
 
 
@@ -385,7 +385,7 @@ async def _identify(
         match = _match_signs(texts)
     if match:
         sign, text = match
-        return sign.server, [f"{_PATHS.get(sign.where, '/models')} says {asker.target.redact(text)[:80]}"]
+        return sign.server, [f"{_PATHS.get(sign.where, '/models')} says {asker.clean(text)[:80]}"]
     return "generic", ["nothing it says tells its make: only the common fields are sent"]
 
 
@@ -407,7 +407,7 @@ def _models(answer: HttpAnswer) -> tuple[tuple[str, ...], tuple[str, ...]]:
     except (ValueError, KeyError, TypeError, RecursionError):
         rows = []
     rows = rows if isinstance(rows, list) else []
-    rows = [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
+    rows = [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str) and row["id"].isprintable()]
     ids = tuple(row["id"] for row in rows)
     return ids, tuple(row["id"] for row in rows if row.get("parent") not in ids)
 
@@ -438,7 +438,7 @@ def _about_model(error: str, model: str) -> bool:
 
 def _version(answer: HttpAnswer) -> str:
     match = re.search(r'"version"\s*:\s*"([^"]{1,60})"', _text(answer))
-    return match[1] if match else ""
+    return shown(match[1]) if match else ""
 
 
 def _template_overhead(inputs: Sequence[int | None], counts: Sequence[int]) -> tuple[int | None, float | None]:
