@@ -49,7 +49,7 @@ def render(summary: Summary, *, color: bool = False) -> str:
         _counts(summary),
         _latency(summary),
         split_lines(summary.splits),
-        slow_lines(summary.slowest),
+        slow_lines(summary),
         _tokens(summary),
         parts(summary),
         _slo(summary.goodput, paint),
