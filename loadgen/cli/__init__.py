@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from loadgen.cli import streams
+from loadgen.cli.answers import answers
 from loadgen.cli.capacity import capacity
 from loadgen.cli.compare import compare
 from loadgen.cli.cost import cost
@@ -65,8 +66,8 @@ def _all(
 
 app.add_typer(mlperf)
 for command in (
-    run, sweep, search, size, capacity, cost, reference, report, compare, export, sim, selfcheck, schema, doctor,
-    validate, ui,
+    run, sweep, search, size, capacity, cost, reference, answers, report, compare, export, sim, selfcheck, schema,
+    doctor, validate, ui,
 ):  # fmt: skip
     app.command()(command)
 
