@@ -87,7 +87,7 @@ def test_repeats_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     first, alone = (json.loads((folder / "summary.json").read_text()) for folder in (out / "r1", tmp_path / "alone"))
     assert first["ttft_ms"] == alone["ttft_ms"], "the first repeat is the run without --repeat"
     assert exits("run", "qa", *SIM, "--repeat", "2", "-o", str(out)) == 2
-    assert "the folder holds runs" in capsys.readouterr().err
+    assert "the folder holds results" in capsys.readouterr().err
     assert exits("report", str(out), "--no-html") == 0
     assert "3 runs of one load" in capsys.readouterr().out
     other = tmp_path / "b"

@@ -15,6 +15,7 @@ import typer
 
 from loadgen.cli import streams
 from loadgen.cli.answers import answers
+from loadgen.cli.baseline import app as baseline
 from loadgen.cli.bundle import bundle
 from loadgen.cli.capacity import capacity
 from loadgen.cli.compare import compare
@@ -40,9 +41,9 @@ from loadgen.errors import OK, USAGE
 
 COLLECT_AFTER = 200_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
 
-COMMANDS = (
-    doctor, run, report, sweep, search, compare, validate, bundle, verify, mlperf, ui, size, cost, capacity, answers,
-    export, sim, reference, selfcheck, schema,
+COMMANDS: tuple[Any, ...] = (
+    doctor, run, report, sweep, search, compare, baseline, validate, bundle, verify, mlperf, ui, size, cost, capacity,
+    answers, export, sim, reference, selfcheck, schema,
 )  # fmt: skip
 """In the order in which people meet them."""
 
@@ -50,7 +51,9 @@ app = typer.Typer(
     name="loadgen",
     help="Measure what users of an LLM endpoint feel: TTFT, TPOT, ITL, E2E, throughput and goodput under load.",
     rich_markup_mode=None,
-    cls=in_order(getattr(command, "__name__", "mlperf") for command in COMMANDS),
+    cls=in_order(
+        str(command.info.name) if isinstance(command, typer.Typer) else command.__name__ for command in COMMANDS
+    ),
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

@@ -51,14 +51,6 @@ def repetition(repeat: str | None, most: int | None, within: str | None, pause: 
     return repeats.Repetition(count=count, most=most or repeats.MOST, within=share, pause_ns=pause_ns)
 
 
-def refuse_used(parent: Path) -> None:
-    """Raises UserError for a folder that holds runs: repeats of two commands are not repeats of one."""
-    from loadgen.errors import UserError
-
-    if any(parent.glob("*/run.json")) or (parent / "run.json").is_file():
-        raise UserError("the folder holds runs", f"--out {parent}", "give a new or empty one for the repeats")
-
-
 def finish(parent: Path, how: Repetition, named: Sequence[tuple[str, Summary]]) -> RepeatSummary:
     """Store the summary over the repeats in their folder."""
     import msgspec

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +27,13 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of the table.")] = False,
     strict: Strict = False,
     dry_run: DryRun = False,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Write verdict and SLO as JUnit XML too.")] = None,
+    github: Annotated[
+        bool, typer.Option("--github", help="Add a summary to the page of this GitHub step ($GITHUB_STEP_SUMMARY).")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Where --out holds results: keep those beside it, under a dated name.")
+    ] = False,
 ) -> int:
     """Drive a workload at an endpoint; print latencies, throughput, goodput and a verdict.
 
@@ -33,7 +42,9 @@ def run(
 
     Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
     """
-    from loadgen.errors import Fault, Faults, UserError, collecting
+    from datetime import datetime
+
+    from loadgen.errors import INTERRUPTED, Fault, Faults, UserError, collecting
     from loadgen.workload import levels, placed
     from loadgen.workload.loading import given as load
 
@@ -50,29 +61,43 @@ def run(
         if len(workloads) > 1 and given["repeat"] is not None:
             hint = "loadgen sweep ... --repeat runs several levels again and again; or give one level"
             raise UserError("several levels, each to be repeated", f"--repeat {given['repeat']}", hint)
+    page = os.environ.get("GITHUB_STEP_SUMMARY")
+    if github and not page:
+        faults.append(UserError("this is no step of a GitHub workflow", "--github", "GITHUB_STEP_SUMMARY is not set"))
     if faults:
         raise Faults(faults)
-    from loadgen.cli.show import in_color, print_plans, say
+    from loadgen.cli.show import in_color, print_plans, say, write_file
+    from loadgen.execution.folder_names import make_room
     from loadgen.execution.run import execute
     from loadgen.metrics.summary import dump_summary, exit_code
     from loadgen.metrics.validity import is_host_busy
-    from loadgen.report import text
+    from loadgen.report import outcome, text
+    from loadgen.report.junit import render
 
     if dry_run:
         if how is not None:
             say(f"runs: {how.words}")
         return print_plans(workloads.values(), settings, given.budget())
+    if settings.out is not None:
+        make_room(settings.out, datetime.now().astimezone(), force=force)
     if how is not None or len(workloads) > 1:
-        return _several(given, workloads, settings, how, as_json=as_json, strict=strict)
-    summary, folder = execute(next(iter(workloads.values())), settings, given.show().hear)
-    if as_json:
-        sys.stdout.buffer.write(dump_summary(summary))
+        named, whole = _several(given, workloads, settings, how, as_json=as_json)
     else:
-        print(text.render(summary, color=in_color()))
-        say(f"results in {folder}")
-        if is_host_busy(summary.verdict):
-            say(next_step(given.arguments, settings))
-    return exit_code(summary, strict=strict)
+        summary, folder = execute(next(iter(workloads.values())), settings, given.show().hear)
+        named, whole = [(summary.run.workload, summary)], True
+        if as_json:
+            sys.stdout.buffer.write(dump_summary(summary))
+        else:
+            print(text.render(summary, color=in_color()))
+            say(f"results in {folder}")
+            if is_host_busy(summary.verdict):
+                say(next_step(given.arguments, settings))
+    if junit is not None:
+        write_file(junit, render("loadgen run", outcome.cases(named, strict=strict)), "--junit")
+    if github and page:
+        write_file(Path(page), outcome.markdown(named), "--github", add=True)
+    codes = [exit_code(summary, strict=strict) for _, summary in named]
+    return max(codes) if whole else max(*codes, INTERRUPTED)
 
 
 def next_step(typed: Sequence[str], settings: Settings) -> str:
@@ -93,17 +118,18 @@ def _several(
     how: Repetition | None,
     *,
     as_json: bool,
-    strict: bool,
-) -> int:
-    """Levels of concurrency, or repeats of one load, each in a folder of its own in one folder; a table of all."""
+) -> tuple[list[tuple[str, Summary]], bool]:
+    """Levels of concurrency, or repeats of one load, each in a folder of its own in one folder; a table of all.
+
+    Returns the runs, and whether they are all that was asked for.
+    """
     from datetime import datetime
 
-    from loadgen.cli.repeats import finish, refuse_used
+    from loadgen.cli.repeats import finish
     from loadgen.cli.show import in_color, print_json, say
-    from loadgen.errors import INTERRUPTED
     from loadgen.execution.folder_names import new_folder
     from loadgen.execution.repeats import repeat, seeded
-    from loadgen.metrics.summary import dump_summary, exit_code
+    from loadgen.metrics.summary import dump_summary
     from loadgen.report import repeats as repeats_table
     from loadgen.report import sweep, text
     from loadgen.results import checksums
@@ -134,7 +160,6 @@ def _several(
             print(sweep.render_text(curve(named)), end="", flush=True)
             say(f"results in {parent}")
     else:
-        refuse_used(parent)
         whole = repeat(
             how,
             lambda: how.enough([summary for _, summary in named]),
@@ -149,5 +174,4 @@ def _several(
             print(text.render_levels([summary for _, summary in named], color=in_color()), end="")
             print("\n" + repeats_table.render_text(made), end="", flush=True)
         say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {parent} OTHER")
-    codes = [exit_code(summary, strict=strict) for _, summary in named]
-    return max(codes) if whole else max(*codes, INTERRUPTED)
+    return named, whole

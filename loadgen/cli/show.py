@@ -43,12 +43,13 @@ def print_json(value: Any) -> None:
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode(), flush=True)
 
 
-def write_file(path: Path, data: str | bytes, flag: str) -> None:
-    """Write a file that the user named with `flag`. Raises UserError."""
+def write_file(path: Path, data: str | bytes, flag: str, *, add: bool = False) -> None:
+    """Write a file that the user named with `flag`, or `add` to it. Raises UserError."""
     from loadgen.errors import UserError
 
     try:
-        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+        with path.open("ab" if add else "wb") as file:
+            file.write(data if isinstance(data, bytes) else data.encode())
     except OSError as error:
         raise UserError(f"cannot be written: {error.strerror}", f"{flag} {path}") from None
 
