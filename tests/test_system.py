@@ -27,11 +27,11 @@ def test_the_example_has_every_key_and_nothing_is_missing_then() -> None:
     told = system_file.load(EXAMPLE)
     keys = {key.removeprefix("system.") for key in told}
     parts = {
-        "host": system_file.Processor, "accelerator": system_file.Accelerator, "engine": system_file.Engine,
-        "model": system_file.Model, "parallelism": system_file.Parallelism,
+        "host": system_file.HostsOfServers, "accelerator": system_file.Accelerator, "engine": system_file.Engine,
+        "model": system_file.ServedModel, "parallelism": system_file.Parallelism,
     }  # fmt: skip
     every = {f"{name}.{key}" for name, part in parts.items() for key in part.model_fields}
-    every |= system_file.System.model_fields.keys() - parts.keys()
+    every |= system_file.SystemUnderTest.model_fields.keys() - parts.keys()
     assert every - keys == {"parallelism.prefill_accelerators", "parallelism.decode_accelerators"}
     assert {key for asked in system_file.ASKED.values() for key in asked} <= every
     assert told["system.accelerator.driver"] == "580.65" and told["system.parallelism.data_attention"] == "no"

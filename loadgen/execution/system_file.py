@@ -28,7 +28,7 @@ _EXAMPLE = "docs/system.example.yaml has every key"
 Text = Annotated[str, Field(min_length=1, max_length=300)]
 
 
-class Processor(Part):
+class HostsOfServers(Part):
     """The hosts of the servers, and what is between them."""
 
     processor: Text | None = None  # "Intel Xeon Platinum 8480C"
@@ -61,7 +61,7 @@ class Engine(Part):
     arguments: Text | None = None  # the command line of the server, or its configuration
 
 
-class Model(Part):
+class ServedModel(Part):
     """What is served."""
 
     weights: Text | None = None  # "nvidia/Llama-3.3-70B-Instruct-FP4", with a revision
@@ -82,16 +82,16 @@ class Parallelism(Part):
     decode_accelerators: Whole | None = None
 
 
-class System(Part):
+class SystemUnderTest(Part):
     """All that a system file may say."""
 
     name: Text | None = None
     status: Literal["available", "preview", "research"] | None = None  # MLPerf's words
     nodes: Whole | None = None
-    host: Processor | None = None
+    host: HostsOfServers | None = None
     accelerator: Accelerator | None = None
     engine: Engine | None = None
-    model: Model | None = None
+    model: ServedModel | None = None
     parallelism: Parallelism | None = None
     notes: Text | None = None
 
@@ -122,7 +122,7 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
     document, faults = read_yaml(text, str(path), env, kind="system file", smallest=_SMALLEST)
     source = Source(file=str(path), folder=path.parent, faults=faults)
     try:
-        system = System.model_validate(document, context=source)
+        system = SystemUnderTest.model_validate(document, context=source)
     except ValidationError as invalid:
         source.faults.extend(fault(detail, document, source.file) for detail in invalid.errors(include_url=False))
         raise Faults(in_order(source.faults)) from None
