@@ -377,7 +377,9 @@ PANELS = {
         "num_warmups", "input_tokens", "output_tokens", "seed", "repeat", "repeat_most", "repeat_within",
         "repeat_pause",
     ),
-    "Target": ("url", "targets", "model", "server", "api", "api_key_file", "tokenizer", "gpus", "shape", "region", "system"),
+    "Target": (
+        "url", "targets", "model", "server", "api", "api_key_file", "tokenizer", "gpus", "shape", "region", "system",
+    ),
     "SLO": ("slo", "goodput", "stop_when", "limit"),
     "Output": ("out", "metadata", "keep", "plain", "progress"),
     "Cost": ("prices", "max_cost"),
