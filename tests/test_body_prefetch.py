@@ -25,7 +25,7 @@ from loadgen.workload import load, read_flags
 def go(folder: Path, turns: str = "", begun: Any = None, **flags: str) -> tuple[Any, Counter[str], store.Stored]:
     folder.mkdir(exist_ok=True)
     file = folder / "w.yaml"
-    length = "{uniform: {min: 8, max: 40}}"
+    length = "{uniform: {min: 16, max: 48}}"  # 8 of them are the template of the simulated server
     file.write_text(f"name: many\nrequests: {{input_tokens: {length}, output_tokens: 4{turns}}}\n")
     made = load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
     with embedded.start(Options(ttft="8ms", itl="0.2ms", log_bodies=True)) as server:
