@@ -134,7 +134,8 @@ class Result:
 
         if unit not in NS:
             raise UserError(f"unit={unit!r}", "Result.frame", f"give one of {', '.join(NS)}")
-        table = request_table(store.read_run(self.folder), unit)
+        stored = store.read_run(self.folder)
+        table = request_table(stored.header, stored.rows, stored.texts, unit)
         if library == "pandas":
             import pandas as pd  # type: ignore[import-untyped]
 
