@@ -132,7 +132,7 @@ def _family(name: str, text: str, histogram: Histogram) -> Any:
     from prometheus_client.utils import floatToGoString
 
     count = histogram.count
-    buckets = [(floatToGoString(edge), float(count - histogram.over(round(edge * 1e9)))) for edge in EDGES_S]
+    buckets = [(floatToGoString(edge), float(count - histogram.over(round(edge * 1e9)))) for edge in EDGES_S]  # type: ignore[no-untyped-call]
     return HistogramMetricFamily(
         name, text, buckets=[*buckets, ("+Inf", float(count))], sum_value=histogram.total_ns / 1e9
     )
