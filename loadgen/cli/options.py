@@ -74,10 +74,16 @@ class Given:
         return options.overrides({**self.options, **changed})
 
     def show(self, *, quiet: bool = False) -> Show:
-        """Shows the runs of this command on stderr. `quiet`: without their first lines."""
+        """Shows the runs of this command on stderr. `quiet`: without their first lines. Raises Fault or Faults."""
         from loadgen.cli.show import Show
 
-        return Show("plain" if self["plain"] else self["progress"], quiet=quiet, budget=self.budget())
+        at = None
+        if self["prometheus"] is not None:
+            from loadgen.report.prometheus import listens_on
+
+            at = listens_on(self["prometheus"])
+        form = "plain" if self["plain"] else self["progress"]
+        return Show(form, quiet=quiet, budget=self.budget(), prometheus=at)
 
     def budget(self) -> Budget | None:
         """What --prices and --max-cost say; None without them. Raises Fault or Faults."""

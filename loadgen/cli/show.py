@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from loadgen.execution.plan import Settings
     from loadgen.metrics.summary import Summary
     from loadgen.report.dashboard import Dashboard
+    from loadgen.report.prometheus import Exporter
     from loadgen.results.manifest import Cluster
     from loadgen.workload import Workload
 
@@ -105,17 +106,25 @@ class Show:
     """Hears the runs of one command: their first lines and their progress go to stderr.
 
     `progress`: auto (a live view on a terminal, else a line every 10 s), plain (a line), json or off. `quiet`: of the
-    runs of a search, no first lines.
+    runs of a search, no first lines. `prometheus`: host and port at which each run's metrics are served while it goes.
     """
 
-    def __init__(self, progress: str = "auto", *, quiet: bool = False, budget: Budget | None = None) -> None:
-        self._form, self._quiet = progress, quiet
+    def __init__(
+        self,
+        progress: str = "auto",
+        *,
+        quiet: bool = False,
+        budget: Budget | None = None,
+        prometheus: tuple[str, int] | None = None,
+    ) -> None:
+        self._form, self._quiet, self._prometheus = progress, quiet, prometheus
         self._budget = budget
         self._cost_so_far: Callable[[], Decimal] = Decimal
         self._steps: Steps | None = None
         self._done: list[Summary] = []
         self._progress: Progress | None = None
         self._dashboard: Dashboard | None = None
+        self._exporter: Exporter | None = None
         self._printed: set[str] = set()
 
     def begin(self, of: int, *, at_most: bool = False) -> None:
@@ -159,9 +168,10 @@ class Show:
                     self._cost_so_far = Decimal
                 if self._progress is not None:
                     self._progress.clear()
-                if self._dashboard is not None:
-                    self._dashboard.close()
-                self._progress = self._dashboard = None
+                for beside in (self._dashboard, self._exporter):
+                    if beside is not None:
+                        beside.close()
+                self._progress = self._dashboard = self._exporter = None
                 if stored:
                     say(f"stored in {stored}")
 
@@ -205,6 +215,10 @@ class Show:
     def _begin(self, planned: RunPlanned) -> None:
         """Open what shows the progress of a run."""
         (plan, header), timetable = planned, planned.plan.timetable
+        if self._prometheus is not None and header.client != "virtual":
+            from loadgen.report.prometheus import Exporter
+
+            self._exporter = Exporter(plan.job.folder, self._prometheus)
         if self._form == "off" or header.client == "virtual":  # which is too fast to be watched
             return
         if self._form == "auto" and sys.stderr.isatty() and not self._quiet:

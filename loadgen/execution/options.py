@@ -360,6 +360,8 @@ class CommandOptions(RunOptions, total=False):
     progress: Annotated[str, Option("--progress HOW",
         "On stderr: auto (a live view on a terminal, else a line every 10 s), plain (a line), json (a line of JSON "
         "every 10 s), or off.", Literal["auto", "plain", "json", "off"], default="auto")]
+    prometheus: Annotated[str | None, Option("--prometheus [HOST]:PORT",
+        "Serve the metrics of each run to Prometheus while it goes: :9400 (on 127.0.0.1).")]
     repeat_pause: Annotated[str | None, Option("--repeat-pause TIME",
         "Time between the end of a run and the next: 10m.", shown="0")]
     # fmt: on
@@ -381,7 +383,7 @@ PANELS = {
         "url", "targets", "model", "server", "api", "api_key_file", "tokenizer", "gpus", "shape", "region", "system",
     ),
     "SLO": ("slo", "goodput", "stop_when", "limit"),
-    "Output": ("out", "metadata", "keep", "plain", "progress"),
+    "Output": ("out", "metadata", "keep", "plain", "progress", "prometheus"),
     "Cost": ("prices", "max_cost"),
     "TLS": ("cacert", "cert", "key", "insecure"),
 }  # fmt: skip
