@@ -310,10 +310,10 @@ def _of_classes(
     for part in first.runs[0].summary.classes if first.runs else ():
         if any(part.name not in [one.name for one in run.summary.classes] for run in (*first.runs, *other.runs)):
             continue
-        sides = (_only(side, part.name) for side in (first, other))
+        a, b = _only(first, part.name), _only(other, part.name)
         made += [
             msgspec.structs.replace(one, metric=f"classes.{part.name}.{one.metric}", name=f"{part.name}: {one.name}")
-            for one in _differences(*sides, metrics_compared, (), confidence, why)
+            for one in _differences(a, b, metrics_compared, (), confidence, why)
         ]
     return made
 
