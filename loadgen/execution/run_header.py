@@ -16,8 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from loadgen import seeds
-from loadgen.execution import resource_limits
+from loadgen import format, seeds
+from loadgen.execution import resource_limits, system_file
 from loadgen.execution.lane_start import Begin
 from loadgen.execution.plan import Plan, Settings
 from loadgen.limits import ValidityLimits
@@ -139,7 +139,8 @@ def _coded_notes(plan: Plan) -> dict[str, manifest.ReasonCode]:
     """The notes that have a code, in words and as code."""
     silent = [result.server for result in plan.job.found if not result.account]
     asked = plan.job.settings.server_timing and silent
-    return _resonant(plan) | reasons.coded("server_timing_missing", {"server": silent[0]} if asked else None)
+    unanswered = reasons.coded("server_timing_missing", {"server": silent[0]} if asked else None)
+    return _resonant(plan) | _undisclosed(plan) | unanswered
 
 
 def _resonant(plan: Plan) -> dict[str, manifest.ReasonCode]:
@@ -150,6 +151,15 @@ def _resonant(plan: Plan) -> dict[str, manifest.ReasonCode]:
     targets = len(job.settings.endpoints)
     found = resonance.found(job.workload.requests, plan.requests, targets, "target", timetable.slots)
     return reasons.coded("resonance", found)
+
+
+def _undisclosed(plan: Plan) -> dict[str, manifest.ReasonCode]:
+    """What a description of the system under test leaves out, in words and as code; nothing without a description."""
+    metadata = dict(plan.job.settings.metadata)
+    if not any(key.startswith(format.SYSTEM) for key in metadata):
+        return {}
+    missing = system_file.missing(metadata, _targets(plan)[0])
+    return reasons.coded("undisclosed", {"missing": missing} if missing else None)
 
 
 def version() -> str:

@@ -126,8 +126,8 @@ def _heading(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str
     yield from _labelled("", [gpus, target.shape, target.region, rtt])
     if target.software:
         yield from _labelled("Software", target.software)
-    if run.metadata:
-        yield from _labelled("Metadata", [format.pairs({key: value}) for key, value in run.metadata.items()])
+    for head, texts in format.said(run.metadata).items():
+        yield from _labelled(head, texts)
     if run.state != "finished":
         state_texts = {"interrupted": "interrupted by the user", "cut_off": "cut off: no clean end was recorded"}
         state_texts["stopped"] = "ended early: a target stopped answering, or a rule of --stop-when was broken"
