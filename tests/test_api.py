@@ -28,6 +28,7 @@ def _nothing_is_judged_by_a_busy_machine() -> Any:
         yield
 
 
+@pytest.mark.processes
 def test_importing_costs_nothing() -> None:
     seen = "import sys, loadgen, loadgen.pytest_plugin, loadgen_sdk; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True).stdout.split()

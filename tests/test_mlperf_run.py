@@ -277,6 +277,7 @@ def test_a_search_that_finds_no_endpoint_leaves_nothing(tmp_path: Path, capsys: 
         assert [one.name for one in tmp_path.iterdir()] == ["set.jsonl"]
 
 
+@pytest.mark.processes
 def test_several_endpoints_are_one_system(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows of each, both totals of them, and one verdict; the disclosure once, in the first lines."""
     flags = ["-b", "llama2-70b", "--dataset", str(_small_data(tmp_path, 40)), "--min-duration", "1"]

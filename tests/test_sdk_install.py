@@ -69,11 +69,13 @@ def use(*folders: Path) -> str:
     return ran.stdout.strip()
 
 
+@pytest.mark.processes
 def test_it_works_with_its_own_dependencies_alone(tmp_path: Path) -> None:
     only_what_it_needs(tmp_path)
     assert use(tmp_path, ROOT / "sdk") == loadgen_sdk.__version__
 
 
+@pytest.mark.processes
 def test_the_wheels_hold_the_same_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build = pytest.importorskip("hatchling.build", reason="builds wheels: pip install hatchling")
     contents = []

@@ -286,6 +286,7 @@ def test_a_plain_limit_kept_by_asyncio_throttle() -> None:
     asyncio.run(go())
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_processes_share_a_limit(tmp_path: Path) -> None:
     """Four processes with one limit of 20 in an hour get 20 permits together, and see each other's corrections."""

@@ -80,6 +80,7 @@ def test_spool_and_parquet_hold_the_same(tmp_path: Path, long_s: float) -> None:
     assert [second.worker for second in kept.seconds] == [0, 1]
 
 
+@pytest.mark.processes
 def test_rows_are_written_without_pandas(tmp_path: Path) -> None:
     """pyarrow imports it, where it is installed, for arrays that it could make without."""
     written(tmp_path)
