@@ -28,10 +28,11 @@ LOAD = ("--request-rate", "150/s", "--warmup", "0", "--workers", "2", "--grace",
 COMMANDS = {
     "run": ("run", "qa", *LOAD, "-n", "4000"),
     "soak": ("run", "qa", *LOAD, "-d", "10m"),  # a load without an end in sight, as a soak test is
-    "sweep": ("sweep", "qa", "--rates", "100,150,200", "-d", "2s", "--warmup", "0", "--grace", "1s", "--seed", "5"),
+    "sweep": (
+        "sweep", "qa", "--request-rate", "100,150,200", "-d", "2s", "--warmup", "0", "--grace", "1s", "--seed", "5",
+    ),
     "search": (
-        "search", "qa", "--slo", "ttft:1s:p90", "--start", "100", "-d", "3s", "--warmup", "0", "--grace", "1s",
-        "--seed", "5",
+        "search", "qa", "--slo", "ttft:1s:p90", "--start", "100", "-d", "3s", "--grace", "1s", "--seed", "5",
     ),
     "validate": ("validate", "{contract}", "--seed", "5"),
 }  # fmt: skip
@@ -39,8 +40,8 @@ CONTRACT = """
 name: kills
 horizon: 1s
 levels:
-  - {name: a, workload: qa, rate: 100/s, duration: 3s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
-  - {name: b, workload: qa, rate: 150/s, duration: 3s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
+  - {name: a, workload: qa, rate: 100/s, duration: 4s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
+  - {name: b, workload: qa, rate: 150/s, duration: 4s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
 """
 KILLED = ("main", "worker", "compactor", "all")
 KEEPS = ("raw", "sample", "histogram")
@@ -107,6 +108,7 @@ def check(folder: Path, endpoint: Embedded, command: str, killed: str, keep: str
     wait(lambda: not any(map(alive, family)) or monotonic() > deadline)
     assert not [pid for pid in family if alive(pid)], "a process goes on"
 
+    assert any(out.rglob("w*.rows")) or any(out.rglob("summary.json")), err.decode()
     seen = [one for one in log(endpoint).requests if one.id]
     runs = [path.parent for path in out.rglob("run.json")]
     for run in runs:
