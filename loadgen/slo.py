@@ -36,6 +36,21 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     goodput_share: float | None = None
 
 
+class StopRule(msgspec.Struct, frozen=True, kw_only=True):
+    """When a run ends early: by a share of errors, or a latency at a quantile, of the requests that ended last."""
+
+    metric: str  # errors, or one of METRICS
+    limit: float  # a share, or ns
+    quantile: float | None = None  # None: of errors
+
+    @property
+    def written(self) -> str:
+        """As in a file: `errors:20%`, `ttft:p50:30s`."""
+        if self.quantile is None:
+            return f"{self.metric}:{self.limit * 100:g}%"
+        return f"{self.metric}:p{self.quantile * 100:g}:{self.limit / 1e9:g}s"
+
+
 def name(metric: str, quantile: float) -> str:
     """What a term limits, for readers: `TTFT p99`."""
     return f"{NAMES.get(metric, metric)} p{quantile * 100:g}"

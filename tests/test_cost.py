@@ -567,9 +567,11 @@ def test_the_command_prints_the_same_figures_in_every_form(results: Path, capsys
     html = page.read_text()
     assert "0.7269" in html and "a &amp; &lt;b&gt;" in html
     assert "http" not in html.split("<main>")[1].split("</main>")[0].replace("https://a", "")
-    for start in html.split("<svg")[1:]:
-        if not start.startswith('"'):  # in the script
-            ET.fromstring("<svg" + start.split("</svg>")[0] + "</svg>")
+    for start in html.split('<div class="bars">')[1:]:
+        bars = ET.fromstring("<div>" + start.split("</div></div>")[0] + "</div></div>")
+        for bar in bars.iter("i"):
+            left, width = (float(part.split(":")[1][:-1]) for part in bar.get("style", "").split(";")[:2])
+            assert 0 <= left <= left + width <= 100.01
 
 
 def test_an_invalid_result_is_refused_with_its_line_and_marked_when_allowed(

@@ -172,6 +172,7 @@ def test_the_process_draws_and_leaves(tmp_path: Path) -> None:
     os.close(ours)
 
 
+@pytest.mark.processes
 def test_the_view_of_a_run_that_ended_closes(tmp_path: Path) -> None:
     live = Dashboard(runs.write(tmp_path / "r", rows(7, 20)))
     live.close()

@@ -170,13 +170,11 @@ def test_the_heat_map_counts_every_gap_in_reach(tmp_path: Path) -> None:
     stored = store.read_run(runs.write(tmp_path / "r"))
     lines = store.heat(tmp_path / "r")
     found = run_data.gap_heat(lines, HEAT_EDGES_NS, 30.0)
-    assert found is not None
-    assert sum(count for *_, count in found.cells) == stored.gaps[0].count
-    places = {place for _, place, _ in found.cells}
-    low, high = found.edges_ms[min(places)], found.edges_ms[max(places) + 1]
+    assert sum(count for *_, count in found) == stored.gaps[0].count
+    low, high = min(cell[2] for cell in found), max(cell[3] for cell in found)
     spread = stored.gaps[0].distribution()
     assert low <= (spread.min or 0) * 1.01 and (spread.max or 0) <= high * 1.01
-    assert run_data.gap_heat(lines[:0], HEAT_EDGES_NS, 30.0) is None
+    assert run_data.gap_heat(lines[:0], HEAT_EDGES_NS, 30.0) == ()
 
 
 # -- the file ------------------------------------------------------------------------------------------------------
@@ -280,6 +278,7 @@ def test_what_is_no_run_gets_a_sentence(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_records_that_are_damaged_and_runs_that_are_mixed_get_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -336,6 +335,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.processes
 def test_a_browser_has_no_complaint_and_every_chart_is_drawn(browser: Browser, shown: Path) -> None:
     for looks in ({}, {"dark": True}, {"width": 390, "height": 844}):
         browser.look(**looks)

@@ -314,6 +314,7 @@ def test_without_the_package_the_harness_says_what_to_install(tmp_path: Path) ->
     assert "loadgen[mlperf]" in caught.value.hint
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not INSTALLED, reason="needs the optional package mlcommons-loadgen")
 def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     asked = dataclasses.replace(SERVER, min_duration_ns=10**9, min_queries=20)

@@ -63,6 +63,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("schedule_seed", -1, "not a seed"),
     ("salt", "two words", "not a salt"),
     ("limit", "speed:3%", 'names no limit: "speed"'),
+    ("stop_when", "errors:2", "is not a percentage"),
     ("workers", 0, "'0' is no number of workers"),
     ("workers", True, "'True' is no number of workers"),
     ("workers", "many", "'many' is no number of workers"),
@@ -173,7 +174,7 @@ def test_the_table_agrees_with_what_it_becomes() -> None:
     for name, option in OPTIONS.items():
         assert option.default is None or option.default == kept[name]
     of_load = {name for name, option in OPTIONS.items() if option.part == "load"}
-    assert not read_flags(**dict.fromkeys(of_load - {"slo", "goodput", "limit"}, "1")).faults
+    assert not read_flags(**dict.fromkeys(of_load - {"slo", "goodput", "limit", "stop_when"}, "1")).faults
     assert overrides({"slo": "ttft:2s", "duration": None, "seed": 3}) == read_flags(slo=("ttft:2s",), seed=3)
 
 

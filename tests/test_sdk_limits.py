@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
+import shutil
+import socket
+import subprocess
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk import Permit, Retry, Throttle, ThrottleTimeout, WrongUse, priority
+from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.app.gate import FOREVER, Gate, Limits, Rate, rate
 from loadgen_sdk.app.rate_limit_headers import duration_ns, retry_after_s
 from loadgen_sdk.app.retry import curable
@@ -42,6 +49,7 @@ def test_requests_within_any_stretch_of_the_period() -> None:
     assert gate.ask(S, 1) == S + 100
 
 
+@pytest.mark.processes
 @given(st.lists(st.integers(0, S // 2), min_size=1, max_size=60), st.integers(1, 5))
 def test_no_stretch_ever_holds_more_than_the_limit(steps: list[int], limit: int) -> None:
     gate = Gate(Limits(requests=Rate(limit, S)))
@@ -127,6 +135,7 @@ def test_durations_of_rate_limit_headers(text: str, ns: int) -> None:
     assert duration_ns(text) == ns
 
 
+@pytest.mark.processes
 def test_first_come_first_served_in_tasks_and_threads() -> None:
     throttle = Throttle(concurrency=1)
     order: list[int] = []
@@ -163,6 +172,7 @@ def test_first_come_first_served_in_tasks_and_threads() -> None:
     assert throttle.in_flight() == 0
 
 
+@pytest.mark.processes
 def test_limits_are_per_key_and_model_unless_told_otherwise() -> None:
     async def granted(throttle: Throttle) -> int:
         kinds = [("a", "m"), ("a", "n"), ("b", "m"), ("a", "m")]
@@ -180,6 +190,7 @@ def test_limits_are_per_key_and_model_unless_told_otherwise() -> None:
     assert asyncio.run(granted(Throttle(concurrency=1, per=()))) == 1
 
 
+@pytest.mark.processes
 def test_a_throttler_that_the_application_shares() -> None:
     from asyncio_throttle import Throttler
 
@@ -210,6 +221,7 @@ def test_a_pause_that_the_server_asks_for_is_logged_and_its_cut_is_said(caplog: 
     assert "sk-secret" not in caplog.text
 
 
+@pytest.mark.processes
 def test_no_call_waits_longer_than_it_may() -> None:
     throttle = Throttle(concurrency=1, max_wait_s=0.01)
     held = throttle.acquire_blocking()
@@ -223,6 +235,7 @@ def test_no_call_waits_longer_than_it_may() -> None:
     throttle.acquire_blocking().done()  # nobody is left in the queue
 
 
+@pytest.mark.processes
 def test_evenly_spaced_calls() -> None:
     gate, granted, now = Gate(Limits(requests=Rate(600, 60 * S), burst_ns=20_000_000)), [], 0
     for _ in range(600):
@@ -245,6 +258,7 @@ def test_input_and_output_have_budgets_of_their_own() -> None:
     assert gate.ask(1, 100, 50) == 0  # it really wrote 10
 
 
+@pytest.mark.processes
 def test_a_higher_priority_goes_first_but_not_before_who_waited_long() -> None:
     throttle, order = Throttle(concurrency=1), []
 
@@ -272,6 +286,7 @@ def test_a_higher_priority_goes_first_but_not_before_who_waited_long() -> None:
         pass
 
 
+@pytest.mark.processes
 def test_a_plain_limit_kept_by_asyncio_throttle() -> None:
     async def go() -> None:
         throttle = Throttle(requests="2/h", kept_by="asyncio-throttle", max_wait_s=0.02)
@@ -318,6 +333,95 @@ def test_processes_share_a_limit(tmp_path: Path) -> None:
     assert all("secret" not in file.name and b"secret" not in file.read_bytes() for file in tmp_path.iterdir())
 
 
+@pytest.fixture
+def redis_url(tmp_path: Path) -> Iterator[str]:
+    """A Redis server of this machine, or the stand-in of the package fakeredis."""
+    redis = pytest.importorskip("redis")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"redis://127.0.0.1:{port}/0"
+    if program := shutil.which("redis-server"):
+        server = subprocess.Popen(
+            [program, "--port", str(port), "--save", "", "--dir", str(tmp_path)], stdout=subprocess.DEVNULL
+        )
+        stop: Any = server.terminate
+        wait: Any = server.wait
+    else:
+        fake = pytest.importorskip("fakeredis").TcpFakeServer(("127.0.0.1", port), server_type="redis")
+        threading.Thread(target=fake.serve_forever, args=(0.01,), daemon=True).start()
+        stop, wait = fake.shutdown, fake.server_close
+    try:
+        retry = redis.retry.Retry(redis.backoff.ConstantBackoff(0.01), 500)
+        with redis.Redis.from_url(url, retry=retry, retry_on_error=[redis.ConnectionError]) as client:
+            client.ping()
+        yield f"{url}#test"
+        with redis.Redis.from_url(url) as client:  # no key is written, and nothing stays for ever
+            keys = client.keys()
+            assert keys and all(b"secret" not in key and client.pttl(key) > 0 for key in keys)
+    finally:
+        stop()
+        wait()
+
+
+@pytest.mark.processes
+def test_hosts_share_a_limit_through_redis(redis_url: str) -> None:
+    """Two clients of one Redis, one in an event loop: 6 permits of an hour together, with each other's corrections."""
+
+    async def permits(throttle: Throttle) -> int:
+        got = 0
+        with contextlib.suppress(ThrottleTimeout):
+            while True:
+                (await throttle.acquire(key="sk-secret", model="m", tokens=500)).done(10)
+                assert flush()
+                got += 1
+        return got
+
+    def throttle() -> Throttle:
+        return Throttle(requests="6/h", tokens="1200/h", shared=redis_url, max_wait_s=0.3)
+
+    async def both() -> list[int]:
+        one, other = throttle(), throttle()
+        first = await one.acquire(key="sk-secret", model="m", tokens=500)
+        first.heed({"retry-after": "0.2"}, refused=True)
+        first.done(10)
+        assert flush()
+        before = time.monotonic()
+        other.acquire_blocking(key="sk-secret", model="m", max_wait_s=1).done(10)
+        assert time.monotonic() - before > 0.1  # it heeds what the other was told
+        return [2, *await asyncio.gather(permits(one), permits(other))]
+
+    assert sum(asyncio.run(both())) == 6
+
+
+@pytest.mark.processes
+def test_a_wait_for_redis_that_is_cancelled_leaves_no_permit(redis_url: str) -> None:
+    async def go() -> None:
+        throttle = Throttle(concurrency=1, requests="100/h", shared=redis_url, per=())
+        for _ in range(20):
+            call = asyncio.create_task(throttle.acquire())
+            await asyncio.sleep(0)
+            call.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                (await call).done()
+        (await throttle.acquire(max_wait_s=5)).done()
+
+    asyncio.run(go())
+
+
+@pytest.mark.processes
+def test_without_redis_a_process_keeps_the_limits_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("redis")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    throttle = Throttle(requests="2/h", shared=f"redis://user:pw-secret@127.0.0.1:{port}/0", max_wait_s=0.1)
+    for _ in range(2):
+        throttle.acquire_blocking().done()
+    with pytest.raises(ThrottleTimeout):
+        throttle.acquire_blocking()
+    assert caplog.text.count("limits are not shared") == 1 and "secret" not in caplog.text
+
+
+@pytest.mark.processes
 def test_a_damaged_file_of_shared_limits_starts_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     throttle = Throttle(requests="2/h", shared=tmp_path / "limits", per=(), max_wait_s=0)
     throttle.acquire_blocking().done()

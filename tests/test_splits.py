@@ -136,6 +136,7 @@ def test_a_simulated_run_is_split_exactly_and_shown(tmp_path: Path) -> None:
     assert "TTFT goes into, ms" in text and "Slowest by TTFT" in text
 
 
+@pytest.mark.processes
 def test_without_records_there_are_no_splits(tmp_path: Path) -> None:
     quick = {"embedded": {"ttft": "2ms", "itl": "1ms"}, "warmup": 0, "keep": "histogram"}
     workload = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 4}}

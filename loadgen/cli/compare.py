@@ -30,6 +30,7 @@ def compare(
     anyway: Annotated[bool, typer.Option("--anyway", help="Judge although the work differs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the page to this file too.")] = None,
     junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML to this file too.")] = None,
 ) -> int:
     """Hold results against the first one: equal work first, then each metric's difference, its interval and a word.
@@ -64,6 +65,8 @@ def compare(
         print(render_module.render_markdown(comparison_result, outcomes), end="")
     else:
         print(render_module.render_text(comparison_result, outcomes, color=in_color()), end="")
+    if html is not None:
+        write_file(html, render_module.render_html(comparison_result, outcomes), "--html")
     if junit is not None:
         cases = list(render_module.cases(comparison_result, outcomes))
         write_file(junit, render("loadgen compare", cases), "--junit")

@@ -110,12 +110,8 @@ def open_result(folder: Path, *, page: bool, color: bool = False) -> Opened:
         answer += "\n" + repeats_table.render_text(repeats.summarize_repeats(named))
     else:
         answer = text.render(summaries[0], color=color) + _mlperf_text(folder, summaries[0])
-    if folders and (result := _mlperf_result(folder)) is not None:
-        from loadgen.report import html as pages
-
+    if folders:
         answer += _mlperf_text(folder, summaries[0])
-        if page:
-            sheet = pages.with_mlperf(sheet or _levels(named, True)[1] or "", result, summaries[0].target.gpus)
     return Opened(answer, sheet, summaries, bool(folders), search)
 
 
@@ -173,13 +169,10 @@ def _search(
     folder: Path, search: StoredSearch, named_summaries: list[tuple[str, Summary]], page: bool
 ) -> tuple[str, str | None]:
     """The folder of a search: the table that the search printed, and the HTML page if `page`."""
-    import msgspec
-
     from loadgen.report import search as report
-    from loadgen.report import sweep
+    from loadgen.report import search_page
     from loadgen.results import capacity
     from loadgen.search import experiment
-    from loadgen.search.sweep import curve
 
     unit = experiment.unit_of(folder)
     text = report.render(search.answer, search.told, search, unit=unit, simulated=search.simulated)
@@ -187,8 +180,8 @@ def _search(
         return text, None
     file = folder / capacity.FILE
     evidence = capacity.load_capacity(file.read_bytes(), str(file)).evidence if file.is_file() else ""
-    answer = report.headline(search.answer, search, unit)
-    return text, sweep.render_html(msgspec.structs.replace(curve(named_summaries), best=evidence, answer=answer))
+    result = _mlperf_result(folder)
+    return text, search_page.render(search, named_summaries, unit=unit, evidence=evidence, mlperf=result)
 
 
 def _levels(named_summaries: list[tuple[str, Summary]], page: bool) -> tuple[str, str | None]:

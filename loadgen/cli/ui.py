@@ -162,13 +162,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _compare(self, query: dict[str, list[str]]) -> str:
         from loadgen.compare import comparison, inputs
         from loadgen.interop import reader
-        from loadgen.report.compare import render_text
+        from loadgen.report.compare import render_html
 
         paths = self._chosen(query)
         if len(paths) < 2:
             raise UserError("fewer than two results are chosen", "compare", "tick two or more in the list")
-        found = comparison.compare(inputs.read_sides(paths, reader.read_result), anyway=True)
-        return self._plain(" against ".join(path.name for path in paths), render_text(found))
+        return render_html(comparison.compare(inputs.read_sides(paths, reader.read_result), anyway=True))
 
     def _live(self, query: dict[str, list[str]]) -> str:
         """A run that goes on, drawn as on its terminal."""

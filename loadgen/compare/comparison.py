@@ -18,7 +18,7 @@ from loadgen.compare import block_errors
 from loadgen.compare.block_errors import Known
 from loadgen.limits import CACHED_SHARE
 from loadgen.metrics import outcomes
-from loadgen.metrics.columns import OK, Columns
+from loadgen.metrics.columns import OK, Columns, is_measured
 from loadgen.metrics.registry import SHARES, SHOWN, Metric, figure, metric
 from loadgen.stats import intervals
 from loadgen.stats.intervals import LEVEL
@@ -58,8 +58,7 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
         """The rows of measured stages as columns; None without rows."""
         if self.rows is None or self.header is None:
             return None
-        stages = np.array([stage.measured for stage in self.header.stages] or [True])
-        return Columns(self.rows, stages[self.rows["stage"]])
+        return Columns(self.rows, is_measured(self.header, self.rows))
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,9 @@ from loadgen.requests.prompts import Digest, Prompts
 from loadgen.results.record import Built
 
 BLOCK_BYTES = 1 << 20
+READ_BYTES = 32 << 10  # short bodies are read from the file in blocks of this size; each holds many
+SHORT_BYTES = 4 << 10
+MOST_BLOCKS = 64  # kept: the lanes of a closed loop are at different places of the file
 UNKNOWN = Built(-1, "", -1)
 
 
@@ -40,8 +43,13 @@ class _StoredBodies:
 
     def find(self, number: int) -> int:
         """Index of the body of a request number, or -1 if it was not built in advance."""
-        position = bisect_left(self.numbers, number)
-        return position if position < len(self.numbers) and self.numbers[position] == number else -1
+        numbers = self.numbers
+        if len(numbers) > 1:  # the usual case: they follow each other evenly
+            position = (number - numbers[0]) // (numbers[1] - numbers[0])
+            if 0 <= position < len(numbers) and numbers[position] == number:
+                return position
+        position = bisect_left(numbers, number)
+        return position if position < len(numbers) and numbers[position] == number else -1
 
 
 class Bodies:
@@ -52,6 +60,7 @@ class Bodies:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._fd = self._file.fileno()
         self._end = 0
+        self._blocks: dict[int, bytes] = {}  # of the file, by number
         self._stored = [_StoredBodies() for _ in range(stages)]
         self._input_source = ""
         self._real_history = prompts.history == "server"
@@ -111,7 +120,18 @@ class Bodies:
         if position < 0:
             self.late += 1
             return self._build_now(number, self._prompts[number])
-        return os.pread(self._fd, stored.lengths[position], stored.offsets[position])
+        return self._stored_bytes(stored.offsets[position], stored.lengths[position])
+
+    def _stored_bytes(self, offset: int, length: int) -> bytes:
+        number, at = divmod(offset, READ_BYTES)
+        if length > SHORT_BYTES or at + length > READ_BYTES:
+            return os.pread(self._fd, length, offset)
+        block = self._blocks.get(number, b"")
+        if at + length > len(block):  # not read yet, or before this part of it was written
+            if len(self._blocks) >= MOST_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+            block = self._blocks[number] = os.pread(self._fd, READ_BYTES, number * READ_BYTES)
+        return block[at : at + length]
 
     def _build_now(self, number: int, request: Request) -> bytes:
         self._built_late[number] = built_of(request)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from loadgen.execution.plan import Plan
-    from loadgen.results.manifest import Cluster, Header
+    from loadgen.results.manifest import Cluster, Header, ReasonCode
 
 RECENT = 2_000  # number of latencies kept for the progress line
 
@@ -29,12 +29,13 @@ class RunningLoad:
     """A load that goes on: what was counted so far, and how to end it.
 
     `stop`: start no more requests; called again: end at once. `decided` is set by one who stops the load because its
-    outcome is certain: the run is then not called interrupted.
+    outcome is certain, `stopped_by` by one who stops it because of a rule: the run is then not called interrupted.
     """
 
     counters: Callable[[], Counters]
     stop: Callable[[], None]
     decided: bool = False
+    stopped_by: ReasonCode | None = None
 
 
 class ProbeWaits(NamedTuple):

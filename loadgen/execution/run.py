@@ -23,6 +23,7 @@ from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlan
 from loadgen.execution.folder_names import taken
 from loadgen.execution.plan import Plan, Settings, prepare
 from loadgen.execution.probing import Known, find_all, serving
+from loadgen.execution.stop_watch import watch
 from loadgen.metrics.summary import Summary, dump_summary
 from loadgen.requests import prompts
 from loadgen.results import checksums, manifest, object_store, store
@@ -80,14 +81,20 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
             _write(folder, header)
             tell(RunPlanned(plan, header))
             load: RunningLoad | None = None
+            watching: asyncio.Task[None] | None = None
 
             def hear(event: RunEvent) -> None:
-                nonlocal load
+                nonlocal load, watching
                 if isinstance(event, WorkersPlaced):
                     _write(folder, msgspec.structs.replace(header, cluster=event.cluster))
                 elif isinstance(event, LoadStarted):
                     scraper.begin(event.start_ns)
                     load = event.load
+                    if workload.stop_when:
+                        until_ns = plan.timetable.horizon_ns
+                        watching = asyncio.get_running_loop().create_task(
+                            watch(workload.stop_when, folder, event, until_ns)
+                        )
                 tell(event)
 
             carry_out = (
@@ -99,16 +106,19 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
             except BaseException:
                 compactor.close()
                 raise
+            finally:
+                if watching is not None:
+                    watching.cancel()
         scraper.close()
-        return finish(plan, header, share, compactor, decided=load is not None and load.decided)
+        return finish(plan, header, share, compactor, load)
 
 
 def finish(
-    plan: Plan, header: manifest.Header, share: Share, compactor: Compactor, *, decided: bool = False
+    plan: Plan, header: manifest.Header, share: Share, compactor: Compactor, load: RunningLoad | None = None
 ) -> Summary:
     """Read everything back, write the final header and the summary, and delete what is no longer needed.
 
-    `decided`: the run was ended because its outcome was certain; it was not the user.
+    `load`: says whether and why the tool ended the run; otherwise it was the user.
     """
     folder, timetable = plan.job.folder, plan.timetable
     bodies = ""
@@ -129,7 +139,8 @@ def finish(
     header = msgspec.structs.replace(
         header,
         ended=run_header.now(),
-        state=_state(share, decided),
+        state=_state(share, load),
+        stopped_by=None if load is None else load.stopped_by,
         fingerprints=msgspec.structs.replace(header.fingerprints, prompts=fingerprint, bodies=bodies),
         notes=tuple(notes),
         cluster=share.cluster,
@@ -152,10 +163,10 @@ def finish(
     return summary
 
 
-def _state(share: Share, decided: bool) -> str:
-    if share.stopped:
+def _state(share: Share, load: RunningLoad | None) -> str:
+    if share.stopped or (load is not None and load.stopped_by):
         return "stopped"
-    return ("decided" if decided else "interrupted") if share.interrupted else "finished"
+    return ("decided" if load is not None and load.decided else "interrupted") if share.interrupted else "finished"
 
 
 def _write(folder: Path, header: manifest.Header) -> None:

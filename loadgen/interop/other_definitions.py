@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen.metrics.columns import OK, Columns
+from loadgen.metrics.columns import OK, Columns, is_measured, measured_gaps
 from loadgen.stats.quantiles import Histogram, milliseconds
 
 if TYPE_CHECKING:
@@ -99,8 +99,7 @@ class ToolFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 def chosen(header: Header, rows: NDArray[np.void]) -> tuple[Columns, NDArray[np.bool_]]:
     """The measured rows, and which of them are ok and have output: the requests that other tools count."""
-    stages = np.array([stage.measured for stage in header.stages] or [True])
-    columns = Columns(rows, stages[rows["stage"]])
+    columns = Columns(rows, is_measured(header, rows))
     return columns, columns.where(OK) & (columns["first_token_ns"] >= 0)
 
 
@@ -109,10 +108,7 @@ def theirs(header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) ->
     columns, ok = chosen(header, rows)
     if not ok.any():
         return {}
-    pooled = Histogram()
-    for i, histogram in enumerate(gaps):
-        if not header.stages or header.stages[i].measured:
-            pooled.merge(histogram)
+    pooled = measured_gaps(header, gaps)
     sent, first, last = (columns[name][ok] for name in ("sent_ns", "first_token_ns", "last_token_ns"))
     end, tokens = columns["end_ns"][ok], columns["output_tokens"][ok].astype(np.int64)
     role_event = columns["first_event_ns"][ok]

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loadgen.results.record import ROW, STATUSES
+from loadgen.stats.quantiles import Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from loadgen.results.manifest import Header
 
 OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED = range(len(STATUSES))
 
@@ -23,6 +26,21 @@ _KEPT = (
     "status", "kind", "stage", "turn", "due_ns", "sent_ns", "first_token_ns", "last_token_ns", "end_ns", "input_tokens",
     "output_tokens", "reasoning_tokens", "output_events", "first_event_tokens", "ttft", "tpot",
 )  # fmt: skip
+
+
+def is_measured(header: Header, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which rows are of a measured stage."""
+    flags: NDArray[np.bool_] = np.array([stage.measured for stage in header.stages] or [True])[rows["stage"]]
+    return flags
+
+
+def measured_gaps(header: Header, gaps: Sequence[Histogram]) -> Histogram:
+    """The gaps between events of the measured stages; `gaps`: one histogram per stage."""
+    pooled = Histogram()
+    for i, histogram in enumerate(gaps):
+        if not header.stages or header.stages[i].measured:
+            pooled.merge(histogram)
+    return pooled
 
 
 class Columns:

@@ -34,6 +34,12 @@ SENTENCES = {
     "worker_died": "worker {worker} died: the rest of its requests are lost",
     "interrupted": "the run was interrupted: it shows a part of the load that was planned",
     "stopped": "the run ended early, as asked for when a target stops answering (--on-target-failure stop)",
+    "stopped_by_errors":
+        "stopped {at_s:.0f} s after the start by the rule {rule}: {failed} of the {requests} requests that ended in "
+        "{window_s:.0f} s failed. The run shows a part of the load that was planned",
+    "stopped_by_latency":
+        "stopped {at_s:.0f} s after the start by the rule {rule}: {over} of the {requests} requests that ended in "
+        "{window_s:.0f} s were over that. The run shows a part of the load that was planned",
     # caveats: what belongs beside VALID
     "withheld": "{metrics:families} withheld, arrival times are unsure: {why}",
     "shortened":

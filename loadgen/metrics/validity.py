@@ -161,18 +161,18 @@ def of(header: Header, summary: Any, signs: Signs, seconds: Sequence[Second]) ->
     caveats = list(_caveats(summary, signs))
     return verdict(
         header.limits,
-        _reasons(header.limits, summary, signs, seconds),
+        _reasons(header, summary, signs, seconds),
         _warnings(header, summary, signs, shortened=any(caveat.code == "shortened" for caveat in caveats)),
         caveats,
     )
 
 
-def _reasons(limits: ValidityLimits, summary: Any, signs: Signs, seconds: Sequence[Second]) -> Iterator[ReasonCode]:
+def _reasons(header: Header, summary: Any, signs: Signs, seconds: Sequence[Second]) -> Iterator[ReasonCode]:
     """Why a run is INVALID.
 
     Lateness is measured against TTFT p50, or against E2E p50 where answers are not streamed and there is no TTFT.
     """
-    requests, counted = summary.requests, summary.requests.decided
+    limits, requests, counted = header.limits, summary.requests, summary.requests.decided
     if counted == 0 and requests.unfinished:
         yield _code("all_unfinished", unfinished=requests.unfinished)
     elif counted == 0 and requests.cancelled:
@@ -202,7 +202,7 @@ def _reasons(limits: ValidityLimits, summary: Any, signs: Signs, seconds: Sequen
         yield _code("failures", failed=failed, requests=counted, share=failed / counted, limit=limits.failure_share)
     for worker in signs.dead_workers:
         yield _code("worker_died", worker=worker)
-    yield from state_reasons(summary.run.state)
+    yield from state_reasons(summary.run.state) if header.stopped_by is None else (header.stopped_by,)
 
 
 def _code(code: str, **values: Any) -> ReasonCode:

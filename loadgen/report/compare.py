@@ -1,14 +1,17 @@
-"""A comparison as text for a terminal, as Markdown and as JUnit cases. Pure: takes a `Comparison`, returns strings."""
+"""A comparison as text for a terminal, as Markdown, as an HTML page and as JUnit cases.
+
+Pure: takes a `Comparison`, returns strings.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from loadgen import format
-from loadgen.compare.comparison import UNLIKE
+from loadgen.compare.comparison import DIFFER, UNLIKE
 from loadgen.compare.thresholds import interval
 from loadgen.metrics.reasons import sentence
-from loadgen.report import table
+from loadgen.report import page, table
 from loadgen.report.junit import Case
 from loadgen.report.table import wrapped
 from loadgen.report.text import LABEL
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from loadgen.compare.comparison import Comparison, Difference
     from loadgen.compare.thresholds import ThresholdOutcome
 
+MOST_DRAWN = 9.0  # a change of more than 900 % would leave no room for the others
 _COLOURS = {"better": "32", "worse": "31"}
 
 
@@ -56,6 +60,67 @@ def render_markdown(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]
     if outcomes:
         parts.append("\n".join(f"- {_mark(one)} `{one.condition}` ({one.side}: {one.said})" for one in outcomes))
     return "\n\n".join(parts) + "\n"
+
+
+def render_html(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) -> str:
+    """The page: whether the work was the same, each change with its interval, the figures, notes and conditions."""
+    title = f"{comparison.sides[0]} with {', '.join(comparison.sides[1:])}"
+    sheet = page.Page(title, "loadgen compare")
+    if comparison.simulated:
+        sheet.mark("SIMULATED", f"a model of a server answered: {', '.join(comparison.simulated)}")
+    for run, codes in comparison.codes.items():
+        sheet.mark("INVALID", f"{run}: {'; '.join(map(sentence, codes))}", "bad")
+    sheet.heading(title)
+    kind = {True: "good", False: "bad", None: "warn"}[comparison.same_work]
+    for side in comparison.sides[1:]:
+        sheet.say(_answer(comparison, side), "sentence")
+    sheet.say(f"Work: {_work(comparison)}.", kind)
+    sheet.say(f"Judged: {comparison.scope}.")
+    for (differences, head, rows, unjudged), side in zip(_tables(comparison), comparison.sides[1:], strict=True):
+        sheet.section(f"{side} against {comparison.sides[0]}")
+        _change_bars(sheet, differences)
+        sheet.table(head, rows, "" if unjudged else "remarks")
+        if unjudged:
+            sheet.say(unjudged, "warn")
+    if _has_intervals(comparison):
+        sheet.say(_legend(comparison), "soft")
+    if outcomes:
+        sheet.section("Conditions")
+        cells = [(_mark(one), one.condition, one.side, one.said) for one in outcomes]
+        sheet.table(("", "condition", "side", "came out"), cells, "words")
+    if comparison.notes:
+        sheet.section("Notes")
+        sheet.listed(comparison.notes)
+    return sheet.render()
+
+
+def _answer(comparison: Comparison, side: str) -> str:
+    """What differs between a side and the first, in one sentence: the worse first."""
+    names: dict[str, list[str]] = {}
+    for difference in comparison.differences:
+        if difference.side == side:
+            names.setdefault(difference.word, []).append(difference.name)
+    said = [f"{word} in {', '.join(names[word])}" for word in ("worse", "better", DIFFER) if word in names]
+    said += [f"{word} in {len(names[word])}" for word in ("no difference seen", "cannot tell") if word in names]
+    return f"{side} against {comparison.sides[0]}: {'; '.join(said) or 'no figure on both sides'}."
+
+
+def _change_bars(sheet: page.Page, differences: Sequence[Difference]) -> None:
+    """Every change as a bar from zero, with its interval as a whisker; ratios and shares on scales of their own."""
+    for absolute, title, unit in ((False, "Latencies and rates", " %"), (True, "Shares", " points")):
+        bars = []
+        for one in differences:
+            if one.absolute != absolute or one.change is None or abs(one.change) > MOST_DRAWN:
+                continue
+            color = {"better": "good", "worse": "bad", DIFFER: "warn"}.get(one.word, "c6")
+            has_whisker = one.low is not None and one.high is not None and one.high <= MOST_DRAWN
+            whisker = (one.low * 100, one.high * 100) if has_whisker else None  # type: ignore[operator]
+            start, end = sorted((0.0, one.change * 100))
+            text = f"{_change(one)}  {one.word if one.word != 'cannot tell' else ''}".rstrip()
+            bars.append(page.Bar(one.name, text, [(start, end, color, text)], whisker))
+        if bars:
+            sheet.add(f"<h3>{title}: change, with its interval</h3>")
+            sheet.bars(bars, unit=unit, line=0.0)
 
 
 def cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> Iterator[Case]:

@@ -19,7 +19,6 @@ from loadgen.report import page, run_charts, run_headline
 from loadgen.report.definitions import DEFINITIONS
 from loadgen.report.text import server_says
 from loadgen.server_metrics import series
-from loadgen.slo import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -52,7 +51,7 @@ def render(
     sheet = page.Page(f"{run.workload or run.name}: {run.id}", f"loadgen {run.version} report")
     _first_screen(sheet, summary, mlperf)
     if mlperf is not None:
-        _mlperf(sheet, mlperf)
+        mlperf_section(sheet, mlperf)
     _latency(sheet, summary, figures)
     if figures is not None:
         _over_time(sheet, summary, figures)
@@ -70,62 +69,43 @@ def render(
 
 def _first_screen(sheet: page.Page, summary: Summary, mlperf: MlperfResult | None) -> None:
     run, target, load = summary.run, summary.target, summary.load
-    sheet.add(*(page.mark(note.word, note.text, note.kind) for note in run_headline.marks(summary)))
+    for note in run_headline.marks(summary):
+        sheet.mark(*note)
     if mlperf is not None:
         word, _, disclosure = mlperf.disclosure.partition(": ")
-        sheet.add(page.mark(word, disclosure, "warn"))
+        sheet.mark(word, disclosure)
     title = " · ".join(filter(None, (run.workload or run.name, target.model, load.arrival)))
-    sheet.add(f"<h1>{escape(title)}</h1>")
+    sheet.heading(title)
     doubtful = summary.goodput.undecided or bool(summary.verdict.caveats)
     kind = "bad" if not summary.verdict.valid or summary.goodput.met is False else "warn" if doubtful else "good"
-    sheet.add(f'<p class="sentence {kind}">{escape(run_headline.sentence(summary))}</p>')
+    sheet.say(run_headline.sentence(summary), f"sentence {kind}")
     numbers = run_headline.five(summary)
     if mlperf is not None:
-        sheet.add(f'<p class="sentence {"good" if mlperf.valid else "bad"}">{escape(mlperf_text.sentence(mlperf))}</p>')
+        sheet.say(mlperf_text.sentence(mlperf), f"sentence {'good' if mlperf.valid else 'bad'}")
         numbers = tuple(_with_rates(numbers, mlperf, target.gpus))
-    tiles = (
-        f"<div><dt>{escape(n.name)}</dt><dd>{escape(n.value)} <small>{escape(n.unit)}</small></dd>"
-        f"<p>{escape(n.beside)}</p></div>"
-        for n in numbers
-    )
-    sheet.add(f'<dl class="five">{"".join(tiles)}</dl>')
+    sheet.tiles(numbers)
     gpus = f"{target.gpus} GPU{'s' if target.gpus != 1 else ''}" if target.gpus is not None else ""
     window = summary.window
-    sheet.add(
-        page.facts(
-            (
-                ("Target", " ".join(filter(None, (target.name, target.url)))),
-                ("Model", target.model),
-                ("Server", ", ".join(filter(None, (target.server, gpus, target.shape, target.region)))),
-                ("Software", ", ".join(target.software)),
-                ("Metadata", format.pairs(run.metadata)),
-                ("Load", load.arrival),
-                ("Requests", _counts(summary)),
-                (
-                    "When",
-                    ", ".join(
-                        filter(None, (run.started.replace("T", " "), _lasted(window.whole.duration_s, "in all")))
-                    ),
-                ),
-                (
-                    "Measured",
-                    ", ".join(
-                        filter(None, (_lasted(window.duration_s), _lasted(window.steady.duration_s, "under load")))
-                    ),
-                ),
-                ("Made by", f"loadgen {run.version} on {run.host.name or 'an unnamed host'}"),
-                ("Seed", "" if run.seed is None else str(run.seed)),
-                ("Run", run.id),
-            )
-        )
+    sheet.facts(
+        Target=(target.name, target.url),
+        Model=target.model,
+        Server=(target.server, gpus, target.shape, target.region),
+        Software=target.software,
+        Metadata=format.pairs(run.metadata),
+        Load=load.arrival,
+        Requests=_counts(summary),
+        When=(run.started.replace("T", " "), _lasted(window.whole.duration_s, "in all")),
+        Measured=(_lasted(window.duration_s), _lasted(window.steady.duration_s, "under load")),
+        Made_by=f"loadgen {run.version} on {run.host.name or 'an unnamed host'}",
+        Seed="" if run.seed is None else str(run.seed),
+        Run=run.id,
     )
     if summary.verdict.warnings:
-        sheet.add('<h3 class="warn" style="margin-top:16px">Warnings</h3>', page.listed(summary.verdict.warnings))
+        sheet.add('<h3 class="warn">Warnings</h3>')
+        sheet.listed(summary.verdict.warnings)
 
 
-def _with_rates(
-    numbers: Sequence[run_headline.Number], mlperf: MlperfResult, gpus: int | None
-) -> Iterator[run_headline.Number]:
+def _with_rates(numbers: Sequence[page.Number], mlperf: MlperfResult, gpus: int | None) -> Iterator[page.Number]:
     """The headline numbers with the rates that the MLPerf-style report prints: of LoadGen's windows."""
     tokens, samples = mlperf_text.rates(mlperf, gpus)
     for number in numbers:
@@ -137,43 +117,25 @@ def _with_rates(
             yield number._replace(value=rate.value, beside=beside)
 
 
-def _mlperf(sheet: page.Page, result: MlperfResult) -> None:
+def mlperf_section(sheet: page.Page, result: MlperfResult) -> None:
+    """The verdict of the rules with what it rests on: on the page of a run, and on that of a search for a peak."""
     sheet.section("MLPerf-style result, unofficial", id="mlperf")
-    sheet.add(*_mlperf_parts(result))
-
-
-def _mlperf_parts(result: MlperfResult) -> Iterator[str]:
-    queries = f"{format.count(result.queries)}, {format.count(result.resolved)} completed"
-    facts = [
-        ("Result", "VALID" if result.valid else "INVALID"),
-        ("Test", f"{result.benchmark} {result.scenario}, round {result.round}"),
-        ("Target rate", f"{result.target_qps:,.6g}/s" if result.target_qps else ""),
-        ("Data", result.dataset),
-        ("Queries", queries),
-        ("Whole run", f"{format.quantity(result.whole_tokens_per_s, 4)} tokens/s until the last completion"),
-    ]
-    yield page.facts(facts)
-    yield page.listed(reason.text for reason in result.reasons)
-    head, rows = mlperf_text.limits(result)
-    if rows:
-        yield "<h3>Limits and early stopping</h3>" + page.table(head, rows)
+    sheet.facts(
+        Result="VALID" if result.valid else "INVALID",
+        Test=f"{result.benchmark} {result.scenario}, round {result.round}",
+        Target_rate=f"{result.target_qps:,.6g}/s" if result.target_qps else "",
+        Data=result.dataset,
+        Queries=f"{format.count(result.queries)}, {format.count(result.resolved)} completed",
+        Whole_run=f"{format.quantity(result.whole_tokens_per_s, 4)} tokens/s until the last completion",
+    )
+    sheet.listed(reason.text for reason in result.reasons)
+    if result.checks:
+        sheet.add("<h3>Limits and early stopping</h3>")
+        sheet.table(*mlperf_text.limits(result))
     else:
-        yield "<p>Offline has no limit on latency, and so no early stopping.</p>"
-    yield f'<p class="soft">{escape(checker_text(result))}.</p>'
-    yield page.listed(result.notes)
-
-
-def with_mlperf(text: str, result: MlperfResult, gpus: int | None) -> str:
-    """The page of a search for an MLPerf peak with the result of its confirming run around its title."""
-    word, _, disclosure = result.disclosure.partition(": ")
-    tokens, _ = mlperf_text.rates(result, gpus)
-    rate = f"{tokens.value} output tokens/s {tokens.window}"
-    said = f"{mlperf_text.sentence(result)} {rate}{f', {tokens.per_gpu}' if tokens.per_gpu else ''}."
-    sentence = f'<p class="sentence {"good" if result.valid else "bad"}">{escape(said)}</p>'
-    before, title, after = text.partition("<h1>")
-    heading, end, rest = after.partition("</h1>")
-    mark = page.mark(word, disclosure, "warn")
-    return before + mark + title + heading + end + sentence + "".join(_mlperf_parts(result)) + rest
+        sheet.say("Offline has no limit on latency, and so no early stopping.")
+    sheet.say(f"{checker_text(result)}.", "soft")
+    sheet.listed(result.notes)
 
 
 def _lasted(duration_s: float | None, suffix: str = "") -> str:
@@ -202,65 +164,48 @@ def _without_errors(summary: Summary) -> str:
 
 def _latency(sheet: page.Page, summary: Summary, figures: Figures | None) -> None:
     sheet.section("Latency", id="latency")
-    gaps = (NAMES["inter_chunk"], summary.inter_chunk_ms) if summary.itl_ms is None else ("ITL", summary.itl_ms)
-    rows = [
-        ("TTFT", summary.ttft_ms),
-        ("TTFT from sent", summary.ttft_from_sent_ms),
-        *([("First answer", summary.first_answer_ms)] if summary.first_answer_ms.p50 != summary.ttft_ms.p50 else []),
-        ("TPOT", summary.tpot_ms),
-        gaps,
-        ("Largest gap", summary.max_gap_ms),
-        ("E2E", summary.e2e_ms),
-    ]
-    sheet.add(_distributions(rows))
+    rows = run_headline.latencies(summary)
+    _distributions(sheet, rows)
     needs = run_headline.needed([distribution for _, distribution in rows], QUANTILES)
     sentences = [f"~ rests on too few samples to be relied on; samples needed: {needs}."] if needs else []
     sentences += run_headline.about_latency(summary)
-    sheet.add(*(f'<p class="soft">{escape(sentence)}</p>' for sentence in sentences))
+    for sentence in sentences:
+        sheet.say(sentence, "soft")
     if summary.goodput.slo:
         sheet.add("<h3>Service level objective</h3>")
-        head = ("promise", "came out", "over the limit", "")
-        terms = [
-            (
-                term.promise,
-                run_headline.outcome(term),
-                f"{format.count(term.over)} of {format.count(term.count)}"
-                + (f", {format.count(term.unfinished)} unfinished" if term.unfinished else ""),
-                run_headline.met_word(term.met),
-            )
-            for term in summary.goodput.slo
-        ]
-        sheet.add(page.table(head, terms))
+        terms = [(*run_headline.term_cells(term), run_headline.met_word(term.met)) for term in summary.goodput.slo]
+        sheet.table(("promise", "came out", "over the limit", ""), terms)
+        sheet.listed(dict.fromkeys(f"undecided: {term.undecided}" for term in summary.goodput.slo if term.undecided))
     if figures is not None:
         sheet.charts(run_charts.curves(figures, summary))
 
 
-def _distributions(rows: Sequence[tuple[str, Distribution]]) -> str:
+def _distributions(sheet: page.Page, rows: Sequence[tuple[str, Distribution]]) -> None:
     head = ("ms", "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "samples")
-    cells = [(name, *run_headline.distribution_cells(distribution, QUANTILES)) for name, distribution in rows]
-    return page.table(head, cells)
+    sheet.table(head, [(name, *run_headline.distribution_cells(each, QUANTILES)) for name, each in rows])
 
 
 def _over_time(sheet: page.Page, summary: Summary, figures: Figures) -> None:
     sheet.section("Over time", id="time")
     if summary.window.whole.duration_s is None:
-        sheet.add("<p>No request left a record: there is nothing to draw.</p>")
-        return
-    sheet.charts(run_charts.over_time(figures, summary))
+        sheet.say("No request left a record: there is nothing to draw.")
+    else:
+        sheet.charts(run_charts.over_time(figures, summary))
 
 
 def _server(sheet: page.Page, summary: Summary, figures: Figures | None, said: Sequence[MetricSample]) -> None:
     if summary.server is None:
         return
     sheet.section("What the server says of itself", id="server")
-    sheet.add(f"<p>{escape(', '.join(server_says(summary.server)))}.</p>")
+    sheet.say(f"{', '.join(server_says(summary.server))}.")
     if figures is not None:
         sheet.charts(run_charts.server(figures, series.curves(said)))
     rows = [(source.url, format.count(source.reads), format.count(source.failed)) for source in summary.server.pages]
-    sheet.add(page.table(("metrics page", "reads", "failed"), rows))
-    sheet.add(
-        '<p class="soft">Read about once a second over a connection of its own, by a process of its own. Every series '
-        f"of the pages is in {series.FILE}.</p>"
+    sheet.table(("metrics page", "reads", "failed"), rows)
+    sheet.say(
+        "Read about once a second over a connection of its own, by a process of its own. Every series of the pages is "
+        f"in {series.FILE}.",
+        "soft",
     )
 
 
@@ -268,15 +213,11 @@ def _lengths(sheet: page.Page, summary: Summary, figures: Figures) -> None:
     sheet.section("Lengths and cache", id="lengths")
     tokens = summary.tokens
     if tokens.output is None:
-        sheet.add("<p>No request came back whole: no length is known.</p>")
+        sheet.say("No request came back whole: no length is known.")
         return
     sentences = [f"{format.count(tokens.input)} prompt tokens and {format.count(tokens.output)} output tokens in all."]
-    counters = {
-        "server": "the server",
-        "tokenizer": "the model's tokenizer",
-        "estimate": "an estimate",
-        "events": "events",
-    }
+    counters = {"server": "the server", "tokenizer": "the model's tokenizer"}
+    counters |= {"estimate": "an estimate", "events": "events"}
     sources = [counters.get(tag, "nobody") for tag in tokens.sources.output]
     if sources:
         sentences.append(f"Output was counted by {' and '.join(sources)}.")
@@ -295,7 +236,7 @@ def _lengths(sheet: page.Page, summary: Summary, figures: Figures) -> None:
     for subject, cloud in (("prompts have", figures.ttft_by_input), ("answers have", figures.e2e_by_output)):
         if cloud.count > 1 and cloud.x[0] == cloud.x[1]:
             sentences.append(f"All {subject} {format.count(round(cloud.x[0]))} tokens.")
-    sheet.add(f"<p>{escape(' '.join(sentences))}</p>")
+    sheet.say(" ".join(sentences))
     sheet.charts(run_charts.lengths(figures))
 
 
@@ -303,10 +244,10 @@ def _errors(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
     sheet.section("Errors", id="errors")
     requests = summary.requests
     if not requests.by_error:
-        sheet.add(f"<p>None: {escape(_without_errors(summary))}.</p>")
+        sheet.say(f"None: {_without_errors(summary)}.")
     else:
         rows = [(kind, format.count(error.count), error.first_text) for kind, error in requests.by_error.items()]
-        sheet.add(page.table(("kind", "requests", "first words about it"), rows, words=True))
+        sheet.table(("kind", "requests", "first words about it"), rows, "words")
     if figures is not None:
         sheet.charts(run_charts.errors(figures))
 
@@ -315,9 +256,9 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
     """Tables of stages and of targets when there are several, and of classes."""
     head = ("ok", "failed", "req/s", "out tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "goodput")
 
-    def rows(title: str, named: Iterable[tuple[str, StageSummary | TargetSummary | ClassSummary]]) -> str:
+    def parts(title: str, named: Iterable[tuple[str, StageSummary | TargetSummary | ClassSummary]]) -> None:
         cells = [(name, *run_headline.part_cells(part), format.percent(part.goodput.share)) for name, part in named]
-        return page.table((title, *head), cells)
+        sheet.table((title, *head), cells)
 
     if len(summary.stages) > 1:
         sheet.section("Stages", id="stages")
@@ -325,10 +266,10 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
             " · ".join(filter(None, (stage.name, stage.arrival))) + " (not measured)" * (not stage.measured)
             for stage in summary.stages
         )
-        sheet.add(rows("stage", zip(names, summary.stages, strict=True)))
+        parts("stage", zip(names, summary.stages, strict=True))
     if summary.classes:
         sheet.section("Classes", id="classes")
-        sheet.add(rows("class", ((part.name, part) for part in summary.classes)))
+        parts("class", ((part.name, part) for part in summary.classes))
         asked = [
             (
                 part.name,
@@ -341,17 +282,17 @@ def _stages_and_targets(sheet: page.Page, summary: Summary) -> None:
             for part in summary.classes
         ]
         columns = ("class", "share asked", "share", "model", "priority", "SLO: its terms, and what was measured")
-        sheet.add(page.table(columns, asked, words=True))
+        sheet.table(columns, asked, "words")
     if summary.targets:
         sheet.section("Targets", id="targets")
-        sheet.add(rows("target", ((run_headline.target_name(part), part) for part in summary.targets)))
-        if summary.regions:
-            sheet.add(rows("region", ((part.target.region or "not given", part) for part in summary.regions)))
+        parts("target", ((run_headline.target_name(part), part) for part in summary.targets))
+        parts("region", ((part.target.region or "not given", part) for part in summary.regions))
         columns = ("over the targets", "min", "max", "mean", "median", "sum")
-        sheet.add(page.table(columns, _target_statistics(summary.targets)))
-        sheet.add(
-            '<p class="soft">Rates of all targets are over one clock, the window of the whole run, so their sum is the '
-            "rate of the whole.</p>"
+        sheet.table(columns, _target_statistics(summary.targets))
+        sheet.say(
+            "Rates of all targets are over one clock, the window of the whole run, so their sum is the rate of the "
+            "whole.",
+            "soft",
         )
 
 
@@ -384,7 +325,7 @@ def _client(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
             f", {format.quantity(client.cpu_s)} CPU-s{busy}, {format.size(client.peak_rss_bytes)} of memory at most"
         )
     traffic = f"{format.size(summary.bytes.sent)} sent, {format.size(summary.bytes.received)} received"
-    sheet.add(f"<p>{escape(f'{client_use}; {traffic}.')}</p>")
+    sheet.say(f"{client_use}; {traffic}.")
     rows = [
         ("Connect", summary.connect_ms),
         ("Send lag", summary.send_lag_ms),
@@ -393,7 +334,7 @@ def _client(sheet: page.Page, summary: Summary, figures: Figures | None) -> None
         ("Stamp error, every output event", summary.event_error_ms),
         ("Error of TPOT", summary.tpot_error_ms),
     ]
-    sheet.add(_distributions(rows))
+    _distributions(sheet, rows)
     if figures is not None:
         sheet.charts(run_charts.client(figures, summary))
 
@@ -402,29 +343,21 @@ def _other_tools(sheet: page.Page, others: Sequence[ToolFigures]) -> None:
     if not others:
         return
     sheet.section("How other tools would have reported this very run", id="others")
-    sheet.add(
-        "<p>The same records, put through the definitions of other tools. Where a figure differs from ours, the "
-        "definition does, not the server. What a tool cannot know or does not report is a dash.</p>"
+    sheet.say(
+        "The same records, put through the definitions of other tools. Where a figure differs from ours, the "
+        "definition does, not the server. What a tool cannot know or does not report is a dash."
     )
     head = ("", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p50", "ITL p99", "E2E p50", "E2E p99")
-    rows = [
-        (
-            other.tool,
-            *(format.milliseconds(value) for pair in (other.ttft, other.tpot, other.itl, other.e2e) for value in pair),
-        )
-        for other in others
-    ]
-    sheet.add(page.table(head, rows))
-    sheet.add("<details><summary>What each of them counts</summary>")
-    sheet.add(
-        page.table(("tool", "counts"), [(other.tool, other.counts) for other in others], words=True), "</details>"
-    )
+    values = [(other.tool, *other.ttft, *other.tpot, *other.itl, *other.e2e) for other in others]
+    sheet.table(head, [(tool, *map(format.milliseconds, figures)) for tool, *figures in values])
+    with sheet.details("What each of them counts"):
+        sheet.table(("tool", "counts"), [(other.tool, other.counts) for other in others], "words")
 
 
 def _definitions(sheet: page.Page) -> None:
     sheet.section("Definitions", id="definitions")
-    sheet.add("<details><summary>What every word here means</summary>")
-    sheet.add(page.table(("metric", "is"), DEFINITIONS, words=True), "</details>")
+    with sheet.details("What every word here means"):
+        sheet.table(("metric", "is"), DEFINITIONS, "words")
 
 
 def _reproduction(sheet: page.Page, summary: Summary, header: Header | None) -> None:
@@ -433,38 +366,31 @@ def _reproduction(sheet: page.Page, summary: Summary, header: Header | None) -> 
     sheet.section("How to reproduce", id="again")
     sheet.add(f"<pre>{escape(shlex.join(run.command))}</pre>")
     host, limits = run.host, summary.verdict.limits
-    machine = ", ".join(filter(None, (host.name, host.cpu, f"{host.cpus} CPUs" if host.cpus else "", host.kernel)))
-    versions = ", ".join(f"{name} {version}" for name, version in host.versions.items())
-    sheet.add(
-        page.facts(
-            (
-                ("Seed", "" if run.seed is None else str(run.seed)),
-                ("Schedule", "" if run.schedule_seed is None else f"seed {run.schedule_seed}"),
-                ("Salt", header.salt if header is not None else ""),
-                ("Recipe", fingerprints.recipe),
-                ("Prompts", fingerprints.prompts),
-                ("Timetable", fingerprints.timetable),
-                ("Bodies", fingerprints.bodies),
-                ("Client", f"{run.client}, {run.api}, {'streamed' if run.stream else 'not streamed'}"),
-                ("Tokenizer", f"{run.tokenizer} ({run.tokenizer_tag})" if run.tokenizer else ""),
-                ("Connect", rtt),
-                ("Machine", machine),
-                ("Clock", host.clock),
-                ("Versions", f"Python {host.python}" + (f", {versions}" if versions else "")),
-                ("Limits", f"send lag {format.percent(limits.send_lag_share)}, stamp error "
-                 f"{format.percent(limits.stamp_error_share)} of TTFT p50; CPU {format.percent(limits.cpu_share)}; "
-                 f"failures {format.percent(limits.failure_share)}; error of the gaps between events "
-                 f"{format.percent(limits.event_error_share)} of ITL p50; error of TPOT "
-                 f"{format.percent(limits.tpot_error_share)} of TPOT p50"),
-            )
-        )
-    )  # fmt: skip
+    sheet.facts(
+        Seed="" if run.seed is None else str(run.seed),
+        Schedule="" if run.schedule_seed is None else f"seed {run.schedule_seed}",
+        Salt=header.salt if header is not None else "",
+        Recipe=fingerprints.recipe,
+        Prompts=fingerprints.prompts,
+        Timetable=fingerprints.timetable,
+        Bodies=fingerprints.bodies,
+        Client=(run.client, run.api, "streamed" if run.stream else "not streamed"),
+        Tokenizer=f"{run.tokenizer} ({run.tokenizer_tag})" if run.tokenizer else "",
+        Connect=rtt,
+        Machine=(host.name, host.cpu, f"{host.cpus} CPUs" if host.cpus else "", host.kernel),
+        Clock=host.clock,
+        Versions=(f"Python {host.python}", *(f"{name} {version}" for name, version in host.versions.items())),
+        Limits=f"send lag {format.percent(limits.send_lag_share)}, stamp error "
+        f"{format.percent(limits.stamp_error_share)} of TTFT p50; CPU {format.percent(limits.cpu_share)}; "
+        f"failures {format.percent(limits.failure_share)}; error of the gaps between events "
+        f"{format.percent(limits.event_error_share)} of ITL p50; error of TPOT "
+        f"{format.percent(limits.tpot_error_share)} of TPOT p50",
+    )
     if header is not None and header.source_text:
-        sheet.add(
-            f"<details><summary>Workload file, {escape(run.workload)}</summary><pre>{escape(header.source_text)}</pre>"
-            "</details>"
-        )
-    sheet.add(
-        '<p class="soft">Equal recipes may be compared; equal prompts and timetable are the same load to the byte. '
-        "Without a seed each run draws its own, which is the better experiment.</p>"
+        with sheet.details(f"Workload file, {run.workload}"):
+            sheet.add(f"<pre>{escape(header.source_text)}</pre>")
+    sheet.say(
+        "Equal recipes may be compared; equal prompts and timetable are the same load to the byte. Without a seed each "
+        "run draws its own, which is the better experiment.",
+        "soft",
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Literal
-from xml.sax.saxutils import escape, quoteattr
+from xml.etree import ElementTree
 
 import msgspec
 
@@ -25,22 +26,22 @@ _TAGS = {"failed": "failure", "error": "error", "skipped": "skipped"}
 
 def render(suite: str, cases: Sequence[Case]) -> str:
     """An XML document with one test suite, ending in a newline."""
-    counts = {outcome: sum(case.outcome == outcome for case in cases) for outcome in _TAGS}
-    totals = (
-        f'tests="{len(cases)}" failures="{counts["failed"]}" errors="{counts["error"]}" skipped="{counts["skipped"]}"'
-    )
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>', f"<testsuites {totals}>"]
-    lines.append(f"  <testsuite name={_quoted(suite)} {totals}>")
+    count = Counter(case.outcome for case in cases)
+    totals = {"failures": count["failed"], "errors": count["error"], "skipped": count["skipped"]}
+    attributes = {name: str(value) for name, value in {"tests": len(cases), **totals}.items()}
+    root = ElementTree.Element("testsuites", attributes)
+    own = ElementTree.SubElement(root, "testsuite", {"name": _printable(suite), **attributes})
     for case in cases:
-        head = f"    <testcase classname={_quoted(case.group)} name={_quoted(case.name)}"
-        if case.outcome == "passed":
-            body = f"><system-out>{_escaped(case.text)}</system-out></testcase>" if case.text else "/>"
-            lines.append(head + body)
-        else:
-            tag = _TAGS[case.outcome]
-            first = case.text.splitlines()[0] if case.text else case.outcome
-            lines.append(f"{head}><{tag} message={_quoted(first)}>{_escaped(case.text)}</{tag}></testcase>")
-    return "\n".join([*lines, "  </testsuite>", "</testsuites>"]) + "\n"
+        names = {"classname": _printable(case.group), "name": _printable(case.name)}
+        test = ElementTree.SubElement(own, "testcase", names)
+        text = _printable(case.text)
+        if case.outcome != "passed":
+            first = text.splitlines()[0] if text else case.outcome
+            ElementTree.SubElement(test, _TAGS[case.outcome], message=first).text = text
+        elif text:
+            ElementTree.SubElement(test, "system-out").text = text
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
 
 
 def _printable(text: str) -> str:
@@ -48,11 +49,3 @@ def _printable(text: str) -> str:
     return "".join(
         c for c in text if c in "\t\n\r" or (c >= " " and not 0xD800 <= ord(c) <= 0xDFFF and c not in "\ufffe\uffff")
     )
-
-
-def _escaped(text: str) -> str:
-    return escape(_printable(text))
-
-
-def _quoted(text: str) -> str:
-    return quoteattr(_printable(text))

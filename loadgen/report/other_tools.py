@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 
 from loadgen import format
@@ -41,20 +40,14 @@ def _rates(result: ForeignResult) -> Iterator[tuple[str, str]]:
             yield name, format.count(int(value)) if is_count else format.quantity(value)
 
 
-def _about(result: ForeignResult) -> list[tuple[str, str]]:
-    return [
-        ("Tool", " ".join(filter(None, (result.tool, result.version)))),
-        ("File", result.file),
-        ("Model", result.model),
-        ("Target", result.target),
-        ("Load", result.load),
-        ("When", result.started),
-    ]
+def _about(result: ForeignResult) -> dict[str, str]:
+    about = {"Tool": f"{result.tool} {result.version}".rstrip(), "File": result.file, "Model": result.model}
+    return about | {"Target": result.target, "Load": result.load, "When": result.started}
 
 
 def render_text(result: ForeignResult) -> str:
     """Tables for a terminal, ending in a newline. The last lines say how the tool counts; nothing is checked."""
-    lines = [f"{name:<11}{value}" for name, value in _about(result) if value]
+    lines = [f"{name:<11}{value}" for name, value in _about(result).items() if value]
     lines += ["", *table.text(("ms, as it calls them", *STATS), list(_latencies(result)))]
     lines += ["", *(f"{name:<26}{value:>14}" for name, value in _rates(result)), ""]
     lines += wrapped(f"How it counts: {result.counts}.")
@@ -65,11 +58,11 @@ def render_text(result: ForeignResult) -> str:
 def render_html(result: ForeignResult) -> str:
     """The same content as an HTML page."""
     sheet = page.Page(f"{result.tool}: {result.file}", f"loadgen report of a file by {result.tool}")
-    sheet.add(
-        page.mark("FOREIGN", f"figures of {result.tool}, under its definitions: not ours, and not checked", "warn")
-    )
-    sheet.add(f"<h1>{escape(' · '.join(filter(None, (result.tool, result.model, result.load))))}</h1>")
-    sheet.add(page.facts(_about(result)), page.table(("ms", *STATS), list(_latencies(result))))
-    sheet.add(page.table(("", ""), list(_rates(result))))
-    sheet.add(f"<p>{escape(f'How it counts: {result.counts}.')}</p>", page.listed(result.notes))
+    sheet.mark("FOREIGN", f"figures of {result.tool}, under its definitions: not ours, and not checked")
+    sheet.heading(" · ".join(filter(None, (result.tool, result.model, result.load))))
+    sheet.facts(**_about(result))
+    sheet.table(("ms", *STATS), list(_latencies(result)))
+    sheet.table(("", ""), list(_rates(result)))
+    sheet.say(f"How it counts: {result.counts}.")
+    sheet.listed(result.notes)
     return sheet.render()

@@ -158,7 +158,7 @@
       this.height = height;
       const shown = this.shown = (spec.series || []).filter(s => !this.hidden.has(s));
       const xs = [], ys = [];
-      for (const s of shown) { for (const v of s.x) xs.push(v); for (const v of s.y) ys.push(v); }
+      for (const s of shown) { for (const v of s.x) xs.push(v); for (const v of [...s.y, ...(s.low || []), ...(s.high || [])]) ys.push(v); }
       for (const mark of spec.marks || []) { if (mark.y !== undefined && mark.fit) ys.push(mark.y); }
       if (spec.stack) for (let i = 0; i < (shown[0] ? shown[0].y.length : 0); i++) ys.push(shown.reduce((sum, s) => sum + (s.y[i] || 0), 0));
       this.y = axis(spec.y, ys, Math.max(3, Math.floor(height / 48)));
@@ -168,7 +168,7 @@
       this.x = axis(spec.x, xs, Math.max(3, Math.floor((right - left) / 74)));
       this.px = v => left + this.x.place(v) * (right - left);
       this.py = v => bottom - Math.min(Math.max(this.y.place(v), 0), 1) * (bottom - top);
-      for (const band of spec.bands || []) this.band(band);
+      for (const band of spec.bands || []) band.across ? this.bandAcross(band) : this.band(band);
       this.y.ticks.forEach((tick, i) => {
         const y = this.py(tick);
         draw("line", {x1: left, x2: right, y1: y, y2: y, class: "grid"}, svg);
@@ -186,7 +186,7 @@
       draw("line", {x1: left, x2: right, y1: bottom, y2: bottom, class: "axis"}, svg);
       draw("text", {x: left - 6, y: 9, "text-anchor": "start", dx: 6 - left + 4}, svg, spec.y.label || "");
       draw("text", {x: right, y: height - 4, "text-anchor": "end"}, svg, spec.x.label || "");
-      this["paint_" + spec.kind]();
+      this["paint_" + (spec.kind || "lines")]();
       for (const mark of spec.marks || []) this.mark(mark);
       this.cross = draw("line", {y1: top, y2: bottom, class: "cross", visibility: "hidden"}, svg);
     }
@@ -195,6 +195,11 @@
       if (x2 <= x1) return;
       draw("rect", {x: x1, y: this.top, width: x2 - x1, height: this.bottom - this.top, fill: `var(--${color || "c6"})`, "fill-opacity": 0.09}, this.svg);
       if (label && x2 - x1 > label.length * 6.6 + 4) draw("text", {x: (x1 + x2) / 2, y: this.top + 11, "text-anchor": "middle"}, this.svg, label);
+    }
+    bandAcross({from, to, label, color}) {  // between two values of the y axis
+      const y1 = this.py(Math.min(to, this.y.high)), y2 = this.py(Math.max(from, this.y.low));
+      draw("rect", {x: this.left, y: y1, width: this.right - this.left, height: Math.max(y2 - y1, 1), fill: `var(--${color || "c6"})`, "fill-opacity": 0.14}, this.svg);
+      if (label) draw("text", {x: this.left + 5, y: Math.max(y1 - 4, this.top + 11)}, this.svg, label);
     }
     mark({x, y, label, color}) {
       const stroke = `var(--${color || "soft"})`;
@@ -211,7 +216,9 @@
       }
     }
     label(text, x, y) {  // unless another one is there
-      const box = [x, y, x + text.length * 6.4, y + 11];
+      const wide = text.length * 6.4;
+      if (x + wide > this.width) x = Math.max(x - wide - 12, 0);  // on the other side of its dot
+      const box = [x, y, x + wide, y + 11];
       if (this.labels.some(b => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3])) return;
       this.labels.push(box);
       draw("text", {x, y}, this.svg, text);
@@ -232,7 +239,12 @@
         const common = {fill: "none", stroke, "stroke-width": s.width || 1.8, "stroke-linejoin": "round", "stroke-linecap": "round"};
         let solid = s.x.length;
         if (s.carried !== undefined) { solid = s.x.findIndex(x => x > s.carried); if (solid < 0) solid = s.x.length; }
-        draw("path", {...common, d: this.path(s.x, s.y, 0, solid), "stroke-dasharray": s.dash}, this.svg);
+        if (s.width !== 0) draw("path", {...common, d: this.path(s.x, s.y, 0, solid), "stroke-dasharray": s.dash}, this.svg);
+        (s.low || []).forEach((low, i) => {
+          if (low === null || s.high[i] === null) return;
+          const x = this.px(s.x[i]), y1 = this.py(low), y2 = this.py(s.high[i]);
+          draw("path", {d: `M${x - 4} ${y1}H${x + 4}M${x - 4} ${y2}H${x + 4}M${x} ${y1}V${y2}`, stroke, "stroke-width": 1.4, "stroke-opacity": 0.8}, this.svg);
+        });
         if (solid < s.x.length) draw("path", {...common, d: this.path(s.x, s.y, Math.max(solid - 1, 0), s.x.length), "stroke-dasharray": "2 4", "stroke-opacity": 0.75}, this.svg);
         const dots = s.dots || s.x.length < 3 || (s.y.filter(v => v !== null).length < 3);
         if (dots || s.dots === true)
@@ -273,7 +285,7 @@
       const scale = this.width / box.width;
       const x = (event.clientX - box.left) * scale, y = (event.clientY - box.top) * scale;
       if (x < this.left - 8 || x > this.right + 8 || y > this.bottom + 8) return this.leave();
-      const found = this["under_" + this.spec.kind](x, y);
+      const found = this["under_" + (this.spec.kind || "lines")](x, y);
       if (!found) return this.leave();
       this.cross.setAttribute("x1", found.at); this.cross.setAttribute("x2", found.at);
       this.cross.setAttribute("visibility", "visible");

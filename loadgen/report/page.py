@@ -6,15 +6,19 @@ what goes on a page. The browser draws the charts at the available width, so tha
 
 from __future__ import annotations
 
+import re
+from contextlib import contextmanager
 from functools import cache
 from html import escape
 from importlib import resources
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from loadgen import format
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 COLORS = ("c1", "c2", "c3", "c4", "c5", "c6")  # CSS variables of page.css, as are "good", "bad", "warn", "soft"
 
@@ -32,7 +36,10 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line, or one kind of bar or point. Where x > `carried`, a line is dashed: too few samples support it."""
+    """One line, or one kind of bar or point. Where x > `carried`, a line is dashed: too few samples support it.
+
+    `width` 0: dots only. `low`, `high`: the interval of each y.
+    """
 
     x: Sequence[float]
     y: Sequence[float | None]
@@ -43,15 +50,18 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     carried: float | None = None
     dots: bool = False
     labels: tuple[str, ...] = ()
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
 
 
 class Band(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A shaded interval of the x axis, with a label."""
+    """A shaded interval of the x axis, or with `across` of the y axis, with a label."""
 
     start: float = msgspec.field(name="from")
     end: float = msgspec.field(name="to")
     label: str = ""
     color: str = ""
+    across: bool = False
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,10 +77,10 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Chart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One chart: lines, bars (`step` wide, stacked), a scatter plot, or cells of (left, right, low, high, count)."""
 
-    kind: Literal["lines", "bars", "cloud", "cells"]
     title: str
     x: Axis
     y: Axis
+    kind: Literal["lines", "bars", "cloud", "cells"] = "lines"
     note: str = ""
     series: tuple[Series, ...] = ()
     bands: tuple[Band, ...] = ()
@@ -80,6 +90,24 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stack: bool = False
     wide: bool = False
     height: int = 0  # in pixels; 0: the usual one
+
+
+class Number(NamedTuple):
+    """One headline number: its name, value and unit, and the text beside it."""
+
+    name: str
+    value: str
+    unit: str = ""
+    beside: str = ""
+
+
+class Bar(NamedTuple):
+    """A row of `Page.bars`: its figure as text, segments of (start, end, colour, meaning), an interval as a whisker."""
+
+    name: str
+    text: str = ""
+    segments: Sequence[tuple[float, float, str, str]] = ()
+    whisker: tuple[float, float] | None = None
 
 
 class Page:
@@ -93,6 +121,100 @@ class Page:
     def add(self, *html: str) -> None:
         """Append HTML. The caller must have passed every outside string through `escape`."""
         self._parts += html
+
+    def say(self, text: str, kind: str = "") -> None:
+        """Append a paragraph; `kind`: "soft", "sentence good", ... of page.css."""
+        self.add(f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>")
+
+    def heading(self, title: str) -> None:
+        """Append the title of the page."""
+        self.add(f"<h1>{escape(title)}</h1>")
+
+    def mark(self, word: str, text: str, kind: Literal["bad", "warn"] = "warn") -> None:
+        """Append a large box that warns the reader: `word` in bold, then `text`."""
+        self.add(f'<div class="mark {kind}" role="note"><b>{escape(word)}</b>{escape(text)}</div>')
+
+    def tiles(self, numbers: Sequence[Number]) -> None:
+        """Append the headline numbers, each in a card."""
+        cards = (
+            f"<div><dt>{escape(n.name)}</dt><dd>{escape(n.value)} <small>{escape(n.unit)}</small></dd>"
+            f"<p>{escape(n.beside)}</p></div>"
+            for n in numbers
+        )
+        self.add(f'<dl class="five">{"".join(cards)}</dl>')
+
+    def facts(self, **facts: str | Iterable[str]) -> None:
+        """Append short facts by name (`_` for a space). Several values are joined; what is empty is left out."""
+        items = []
+        for name, value in facts.items():
+            text = value if isinstance(value, str) else ", ".join(filter(None, value))
+            if text:
+                items.append(f"<div><dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(text)}</dd></div>")
+        self.add(f'<dl class="facts">{"".join(items)}</dl>')
+
+    def table(
+        self, head: Sequence[str], rows: Sequence[Sequence[str]], kind: Literal["", "words", "remarks"] = ""
+    ) -> None:
+        """Append a table of plain-text cells; nothing without rows.
+
+        `kind`: "words", every cell is a sentence, which wraps; "remarks", the last column is.
+        """
+        if rows:
+            heads = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+            body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+            body = _UNITS.sub("\\1\u00a0\\2", body) if kind else body  # a number stays with its unit
+            rows_html = f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
+            self.add(f'<div class="scroll"><table class="{kind}">{rows_html}</table></div>')
+
+    def listed(self, sentences: Iterable[str], kind: str = "") -> None:
+        """Append a bulleted list of sentences; nothing when there are none."""
+        items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+        if items:
+            self.add(f'<ul class="said {kind}">{items}</ul>')
+
+    @contextmanager
+    def details(self, summary: str) -> Iterator[None]:
+        """What is appended inside unfolds under `summary`."""
+        self.add(f"<details><summary>{escape(summary)}</summary>")
+        yield
+        self.add("</details>")
+
+    def bars(
+        self,
+        rows: Sequence[Bar],
+        *,
+        unit: str = "",
+        line: float | None = None,
+        low: float | None = None,
+        number: Callable[[float], str] = format.quantity,
+    ) -> None:
+        """Append horizontal bars on one scale, which covers all of them; `line`: a value marked in every row.
+
+        They need no script: names and figures are text that wraps. `number` writes the ends of the scale.
+        """
+        if not rows:
+            return
+        ends = [end for row in rows for start, stop, *_ in row.segments for end in (start, stop)]
+        ends += [end for row in rows for end in row.whisker or ()]
+        ends += [value for value in (line, low) if value is not None]
+        least, most = min(ends, default=0.0), max(ends, default=1.0)
+        scale = 100 / ((most - least) or 1.0)
+
+        def span(start: float, end: float) -> str:
+            return f"left:{(start - least) * scale:.2f}%;width:{(end - start) * scale:.2f}%"
+
+        self.add('<div class="bars">')
+        for row in rows:
+            marks = [
+                f'<i style="{span(start, end)};background:var(--{color})" title="{escape(meaning)}"></i>'
+                for start, end, color, meaning in row.segments
+            ]
+            marks += [f'<b style="{span(*row.whisker)}"></b>'] if row.whisker is not None else []
+            marks += [f'<u style="{span(line, line)}"></u>'] if line is not None else []
+            name, text = escape(row.name), escape(row.text)
+            self.add(f"<div><span>{name}</span><div>{''.join(marks)}</div><span>{text}</span></div>")
+        ends_html = f"<em>{escape(number(least))}</em><em>{escape(number(most) + unit)}</em>"
+        self.add(f"<div><span></span><div>{ends_html}</div><span></span></div></div>")
 
     def section(self, title: str, *, id: str = "") -> None:
         id_attribute = f' id="{escape(id)}"' if id else ""
@@ -138,36 +260,19 @@ def asset(name: str) -> str:
     return resources.files("loadgen.report").joinpath(name).read_text("utf-8")
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> str:
-    """An HTML table of plain-text cells; the empty string without rows.
-
-    A cell that starts with ~ is shown as uncertain. `words`: the cells are sentences, left-aligned and wrapped.
-    """
-    if not rows:
-        return ""
-    heads = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>" for row in rows)
-    css_class = ' class="words"' if words else ""
-    return f'<div class="scroll"><table{css_class}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+_WORDS = {
+    "good": ("PASS", "met", "VALID", "better", "passed", "held"),
+    "bad": ("FAIL", "FAILED", "MISSED", "INVALID", "worse", "missed", "fault"),
+    "warn": ("INCONCLUSIVE", "UNDECIDED", "undecided", "not valid", "warning"),
+}
+_KINDS = {word: kind for kind, words in _WORDS.items() for word in words}
+"""A verdict in a cell -> its colour."""
+_UNITS = re.compile(r"([0-9]) (ms|s|min|h|%)(?![\w])")
 
 
 def _cell(text: str) -> str:
-    css_class = ' class="unsure"' if text.startswith("~") else ""
-    return f"<td{css_class}>{escape(text)}</td>"
-
-
-def listed(sentences: Iterable[str], kind: str = "") -> str:
-    """A bulleted list of sentences; the empty string when there are none."""
-    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f'<ul class="said {kind}">{items}</ul>' if items else ""
-
-
-def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Short facts, each a name and a value. Pairs with an empty value are left out."""
-    items = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs if value)
-    return f'<dl class="facts">{"".join(items)}</dl>'
-
-
-def mark(word: str, text: str, kind: Literal["bad", "warn"]) -> str:
-    """A large box that warns the reader: `word` in bold, then `text`."""
-    return f'<div class="mark {kind}" role="note"><b>{escape(word)}</b>{escape(text)}</div>'
+    """A cell; one that starts with ~ is uncertain, one that is a verdict has its colour."""
+    html = escape(text)
+    if kind := _KINDS.get(re.split("[:,]", text)[0]):
+        return f'<td class="{kind}"><b>{html}</b></td>'
+    return f'<td class="unsure">{html}</td>' if text.startswith("~") else f"<td>{html}</td>"

@@ -70,16 +70,17 @@ def render(
     listed = [result for result in results if wanted.lower() in _searched(result)]
     sheet = page.Page(f"Results in {title}", f"loadgen {version}" + (" ui" if served else " report of a folder"))
     if any(level.simulated for result in drawn for level in _levels(result)):
-        sheet.add(page.mark("SIMULATED", "some of these were answered by a model of a server: not hardware", "warn"))
-    sheet.add(f"<h1>{escape(title)}: {len(results):,} result{'' if len(results) == 1 else 's'}</h1>")
+        sheet.mark("SIMULATED", "some of these were answered by a model of a server: not hardware")
+    sheet.heading(f"{title}: {len(results):,} result{'' if len(results) == 1 else 's'}")
     if not results:
-        sheet.add("<p>No results yet. Runs, sweeps, searches and validations appear here when they end.</p>")
+        sheet.say("No results yet. Runs, sweeps, searches and validations appear here when they end.")
     sheet.charts(_charts(drawn, currency))
     if drawn:
-        sheet.add(
-            '<p class="soft">One point is one load: further right each user reads faster, further up a GPU does more. '
-            "Dotted: the SLO was missed, or the measurement is not valid. Thick vertical lines: the interval of a "
-            "capacity, or of the mean of repeats.</p>"
+        sheet.say(
+            "One point is one load: further right each user reads faster, further up a GPU does more. Dotted: the SLO "
+            "was missed, or the measurement is not valid. Thick vertical lines: the interval of a capacity, or of the "
+            "mean of repeats.",
+            "soft",
         )
     sheet.section("Results")
     sheet.add(_form(results, drawn, listed, wanted) if served else _table(listed))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from math import log10
+from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from loadgen import format
 from loadgen.report.page import COLORS, Axis, Band, Chart, Mark, Series
+from loadgen.report.run_data import MOST_BINS
 from loadgen.report.run_headline import met_color
 from loadgen.server_metrics import series as served
 
@@ -15,23 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from loadgen.metrics.summary import Summary
-    from loadgen.report.run_data import Bins, Cloud, Figures, Heat
+    from loadgen.report.run_data import Bins, Cloud, Figures
 
 QUANTILE_COLORS = {"p50": "c1", "p90": "c3", "p99": "c2", "max": "c6"}
 
 
-def _needs_log_axis(values: Sequence[float | None]) -> bool:
-    """Whether the values differ so much (30 times) that only a logarithmic axis shows them all."""
-    known = [value for value in values if value is not None and value > 0]
-    return bool(known) and max(known) > 30 * min(known)
-
-
 def _value_axis(values: Sequence[float | None], label: str = "ms") -> Axis:
-    return (
-        Axis(label=f"{label}, log", unit=label, log=True)
-        if _needs_log_axis(values)
-        else Axis(label=label, unit=label, min=0)
-    )
+    """A logarithmic axis where the values differ so much (30 times) that no other shows them all."""
+    known = [value for value in values if value is not None and value > 0]
+    if known and max(known) > 30 * min(known):
+        return Axis(label=f"{label}, log", unit=label, log=True)
+    return Axis(label=label, unit=label, min=0)
 
 
 # -- percentile curves ---------------------------------------------------------------------------------------------
@@ -57,7 +53,6 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
         main = named_curves[0][1]
         note = f"{format.count(main.count)} samples carry it up to p{_percent(main.carried)}"
         yield Chart(
-            kind="lines",
             title=title,
             note=f"{note}; dashed beyond" if main.carried < main.nines[-1] else note,
             x=Axis(label="percentile", format="nines", min=0, max=last_place),
@@ -101,8 +96,7 @@ def _time_axis(figures: Figures) -> Axis:
 
 def _lines_over_time(figures: Figures, title: str, y: Axis, series: tuple[Series, ...], **more: Any) -> Chart:
     """A chart of lines over the time of the run, with its stages as bands."""
-    x, stages = _time_axis(figures), bands(figures)
-    return Chart(kind="lines", title=title, x=x, y=y, series=series, bands=stages, **more)
+    return Chart(title=title, x=_time_axis(figures), y=y, series=series, bands=bands(figures), **more)
 
 
 def _centres(bins: Bins, length_s: float) -> tuple[float, ...]:
@@ -114,15 +108,12 @@ def _centres(bins: Bins, length_s: float) -> tuple[float, ...]:
 
 def bands(figures: Figures) -> tuple[Band, ...]:
     """Stages as bands: unmeasured ones shaded, several measured ones shaded alternately; then the draining time."""
-    stage_bands = []
-    measured = [stage for stage in figures.stages if stage.measured]
+    stage_bands, count = [], sum(stage.measured for stage in figures.stages)
+    shades = cycle(("c6", "card"))
     for stage in figures.stages:
-        if not stage.measured:
-            stage_bands.append(Band(start=stage.start_s, end=stage.end_s, label=stage.name, color="c5"))
-        elif len(measured) > 1 and measured.index(stage) % 2 == 0:
-            stage_bands.append(Band(start=stage.start_s, end=stage.end_s, label=stage.name, color="c6"))
-        elif len(measured) > 1:
-            stage_bands.append(Band(start=stage.start_s, end=stage.end_s, label=stage.name, color="card"))
+        if count > 1 or not stage.measured:
+            color = next(shades) if stage.measured else "c5"
+            stage_bands.append(Band(start=stage.start_s, end=stage.end_s, label=stage.name, color=color))
     stages_end_s = max((stage.end_s for stage in figures.stages), default=0)
     if figures.stages and figures.length_s - stages_end_s > 0.01 * figures.length_s:
         stage_bands.append(Band(start=stages_end_s, end=figures.length_s, label="draining", color="c4"))
@@ -140,31 +131,25 @@ def over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
         )
         return _lines_over_time(figures, title, y, series, note=note, marks=marks)
 
-    load = figures.load
-    yield lines(
-        "Offered against delivered load",
-        load,
-        Axis(label="requests/s", unit="/s", min=0),
-        f"per {load.width_s:g} s: due by the timetable, sent, ended ok",
-    )
+    each = f"per {figures.load.width_s:g} s: due by the timetable, sent, ended ok"
+    yield lines("Offered against delivered load", figures.load, Axis(label="requests/s", unit="/s", min=0), each)
     yield lines("Output tokens per second", figures.output, Axis(label="tokens/s", unit="tokens/s", min=0))
     yield lines("Requests in flight", figures.in_flight, Axis(label="requests", min=0))
     for title, name, bins, basis in (
         ("Time to first token", "ttft", figures.ttft, "by due instant"),
         ("Time per output token", "tpot", figures.tpot, "by the instant of the last token"),
     ):
-        values = [value for series in bins.series.values() for value in series]
-        if name in summary.unsound or not any(value is not None for value in values):
+        values = [value for series in bins.series.values() for value in series if value is not None]
+        if name in summary.unsound or not values:
             continue
-        top = max(value for value in values if value is not None)
         limits = tuple(
             Mark(y=t.limit_ms, label=f"limit at p{t.quantile * 100:g}", color=met_color(t.met), fit=True)
             for t in summary.goodput.slo
-            if t.metric == name and t.limit_ms < 3 * top
+            if t.metric == name and t.limit_ms < 3 * max(values)
         )
         yield lines(title, bins, _value_axis(values), f"per {bins.width_s:g} s, {basis}", limits)
-    if figures.gaps is not None and "inter_chunk" not in summary.unsound:
-        yield _gap_heat_chart(figures, figures.gaps)
+    if figures.gaps and "inter_chunk" not in summary.unsound:
+        yield _gap_heat_chart(figures)
 
 
 def server(figures: Figures, curves_by_metric: Mapping[str, served.MetricCurve]) -> Iterator[Chart]:
@@ -174,7 +159,8 @@ def server(figures: Figures, curves_by_metric: Mapping[str, served.MetricCurve])
         curve = curves_by_metric.get(metric)
         if curve is None:
             return ()
-        points = [(t, value) for t, value in zip(*_at_most_bins(curve), strict=True) if 0 <= t <= figures.length_s]
+        means = _means(curve.t_s, curve.values, max(-(-len(curve.t_s) // MOST_BINS), 1))
+        points = [(t, value) for t, value in zip(*means, strict=True) if 0 <= t <= figures.length_s]
         ts, values = zip(*points, strict=True) if points else ((), ())
         return (Series(name=name, x=ts, y=values, color=color),) if points else ()
 
@@ -199,13 +185,6 @@ def server(figures: Figures, curves_by_metric: Mapping[str, served.MetricCurve])
             yield _lines_over_time(figures, title, y, (*series, *client_lines))
 
 
-def _at_most_bins(curve: served.MetricCurve) -> tuple[Sequence[float], Sequence[float]]:
-    """The curve's x and y, averaged down to at most MOST_BINS points."""
-    from loadgen.report.run_data import MOST_BINS
-
-    return _means(curve.t_s, curve.values, max(-(-len(curve.t_s) // MOST_BINS), 1))
-
-
 def _means(x: Sequence[float], y: Sequence[float], group: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """x and y as means of consecutive groups of `group` points."""
 
@@ -217,37 +196,20 @@ def _means(x: Sequence[float], y: Sequence[float], group: int) -> tuple[tuple[fl
 
 
 def _styles(bins: Bins) -> Iterator[tuple[str, str]]:
+    """The colour and the dashes of each line."""
     for i, name in enumerate(bins.series):
-        yield (
-            QUANTILE_COLORS.get(name, COLORS[i % len(COLORS)]),
-            "2 4" if name == "max" else "5 4" if name == "due" else "",
-        )
+        yield QUANTILE_COLORS.get(name, COLORS[i % len(COLORS)]), {"max": "2 4", "due": "5 4"}.get(name, "")
 
 
-def _gap_heat_chart(figures: Figures, heat: Heat) -> Chart:
-    cells = tuple(
-        (
-            time_bin * heat.width_s,
-            (time_bin + 1) * heat.width_s,
-            heat.edges_ms[bucket],
-            heat.edges_ms[bucket + 1],
-            count,
-        )
-        for time_bin, bucket, count in heat.cells
-    )
+def _gap_heat_chart(figures: Figures) -> Chart:
+    low, high = min(cell[2] for cell in figures.gaps), max(cell[3] for cell in figures.gaps)
     return Chart(
         kind="cells",
         title="Gaps between output events",
         note="how many gaps of which length at which time: darker is more (log); stalls stand out at the top",
         x=_time_axis(figures),
-        y=Axis(
-            label="ms, log",
-            unit="ms",
-            log=True,
-            min=min((cell[2] for cell in cells), default=None),
-            max=max((cell[3] for cell in cells), default=None),
-        ),
-        cells=cells,
+        y=Axis(label="ms, log", unit="ms", log=True, min=low, max=high),
+        cells=figures.gaps,
     )
 
 
@@ -272,38 +234,17 @@ def lengths(figures: Figures) -> Iterator[Chart]:
 
 
 def _cloud_chart(title: str, cloud: Cloud, x: Axis, unit: str) -> Iterator[Chart]:
-    if cloud.count == 0:
-        return
-    if cloud.x[0] == cloud.x[1]:
-        return  # all lengths are equal: the percentile curve shows more
+    if cloud.count == 0 or cloud.x[0] == cloud.x[1]:
+        return  # nothing, or all lengths are equal: the percentile curve shows more
     y = Axis(label=f"{unit}, log" if cloud.log_y else unit, unit=unit, log=cloud.log_y, pad=True)
     if cloud.points:
         xs, ys = zip(*cloud.points, strict=True)
         yield Chart(kind="cloud", title=title, x=x, y=y, series=(Series(x=xs, y=ys, color="c1"),))
         return
-    from loadgen.report.run_data import CELLS
-
-    cell_width = (cloud.x[1] - cloud.x[0]) / CELLS[0]
-    low, high = (log10(cloud.y[0]), log10(cloud.y[1])) if cloud.log_y else cloud.y
-    cell_height = (high - low) / CELLS[1] or 1.0
-
-    def y_value(value: float) -> float:
-        return float(f"{10**value if cloud.log_y else value:.5g}")
-
-    cells = tuple(
-        (
-            round(cloud.x[0] + column * cell_width, 2),
-            round(cloud.x[0] + (column + 1) * cell_width, 2),
-            y_value(low + row * cell_height),
-            y_value(low + (row + 1) * cell_height),
-            count,
-        )
-        for column, row, count in cloud.cells
-    )
-    axis_x = Axis(label=x.label, unit=x.unit, min=cloud.x[0], max=cloud.x[1])
-    axis_y = Axis(label=y.label, unit=unit, log=cloud.log_y, min=y_value(low), max=y_value(high))
+    x = msgspec.structs.replace(x, min=cloud.x[0], max=cloud.x[1], pad=False)
+    y = msgspec.structs.replace(y, min=cloud.y[0], max=cloud.y[1], pad=False)
     note = f"{format.count(cloud.count)} requests, counted in cells: darker is more (log)"
-    yield Chart(kind="cells", title=title, note=note, x=axis_x, y=axis_y, cells=cells)
+    yield Chart(kind="cells", title=title, note=note, x=x, y=y, cells=cloud.cells)
 
 
 def errors(figures: Figures) -> Iterator[Chart]:

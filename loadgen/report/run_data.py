@@ -7,18 +7,18 @@ million requests is as large as the page of a run with a thousand.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from loadgen.metrics.columns import OK, UNDEFINED, UNFINISHED, Columns
+from loadgen.metrics.columns import OK, UNDEFINED, UNFINISHED, Columns, is_measured, measured_gaps
 from loadgen.report.percentile_curves import PercentileCurve, curve, curve_of_histogram, round_to, rounded
 from loadgen.results.record import BIN_NS, KINDS
 from loadgen.stats.quantiles import Histogram, index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -41,27 +41,22 @@ class Bins(msgspec.Struct, frozen=True, kw_only=True):
     series: dict[str, Values]
 
 
-class Cloud(msgspec.Struct, frozen=True, kw_only=True):
-    """Many (x, y) pairs: as points, or counted in cells of (column, row, count), whose edges are evenly spaced.
+Cells = tuple[tuple[float, float, float, float, int], ...]
+"""Counts of pairs by cell: left, right, low, high, count."""
 
-    `count` is the number of pairs; `x` and `y` are the ranges. `log_y`: the axis is logarithmic, and the rows are
-    evenly spaced in log10(y).
+
+class Cloud(msgspec.Struct, frozen=True, kw_only=True):
+    """Many (x, y) pairs: as points, or counted in cells.
+
+    `count` is the number of pairs; `x` and `y` are the ranges. `log_y`: the axis is logarithmic.
     """
 
     count: int
     points: tuple[tuple[float, float], ...] = ()
-    cells: tuple[tuple[int, int, int], ...] = ()
+    cells: Cells = ()
     x: tuple[float, float] = (0, 1)
     y: tuple[float, float] = (0, 1)
     log_y: bool = False
-
-
-class Heat(msgspec.Struct, frozen=True, kw_only=True):
-    """Value counts over time. Cells are (time bin, bucket, count); bucket i covers edges_ms[i] to edges_ms[i + 1]."""
-
-    width_s: float
-    edges_ms: tuple[float, ...]
-    cells: tuple[tuple[int, int, int], ...]
 
 
 class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +88,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     ttft_by_input: Cloud
     e2e_by_output: Cloud
     asked_by_output: Cloud | None  # None: no length was asked for, or every answer is exactly as long as asked
-    gaps: Heat | None
+    gaps: Cells  # gaps between events by time and length in ms; empty: none is known
 
 
 def figures(
@@ -113,20 +108,15 @@ def figures(
     `heat_edges_ns`.
     """
     columns = Columns(rows)
-    is_measured = np.array([stage.measured for stage in header.stages] or [True])[rows["stage"]]
     ok = columns.where(OK)
-    is_counted = is_measured & ok
+    is_counted = is_measured(header, rows) & ok
     length_s = _length_s(rows, timeline)
-    pooled = Histogram()
-    for i, histogram in enumerate(gaps):
-        if not header.stages or header.stages[i].measured:
-            pooled.merge(histogram)
     ttft, tpot, e2e = (columns.measure(name) for name in ("ttft", "tpot", "e2e"))
     curves = {
         "ttft": curve("TTFT", ttft[is_counted]),
         "ttft_from_sent": curve("TTFT from sent", columns.measure("ttft_from_sent")[is_counted]),
         "tpot": curve("TPOT", tpot[is_counted]),
-        "inter_chunk": curve_of_histogram("gap between events", pooled),
+        "inter_chunk": curve_of_histogram("gap between events", measured_gaps(header, gaps)),
         "max_gap": curve("largest gap of a request", columns.measure("max_gap")[is_counted]),
         "e2e": curve("E2E", e2e[is_counted]),
     }
@@ -145,16 +135,43 @@ def figures(
         ttft_by_input=cloud(columns["input_tokens"], ttft, is_counted),
         e2e_by_output=cloud(columns["output_tokens"], e2e, is_counted),
         asked_by_output=_output_asked(columns, is_counted),
-        gaps=None if heat is None or heat_edges_ns is None else gap_heat(heat, heat_edges_ns, length_s),
+        gaps=() if heat is None or heat_edges_ns is None else gap_heat(heat, heat_edges_ns, length_s),
     )
 
 
 # -- over time -----------------------------------------------------------------------------------------------------
 
 
-def width_s(length_s: float, most: int = MOST_BINS) -> float:
-    """The smallest bin width in STEPS_S with which at most `most` bins cover the length."""
-    return next((step for step in STEPS_S if step * most >= length_s), length_s / most)
+class Grid(NamedTuple):
+    """Equal time bins from the start of a run to its end."""
+
+    width_s: float
+    number: int
+
+    @classmethod
+    def over(cls, length_s: float, most: int = MOST_BINS, least_s: float = 0.0) -> Grid:
+        """At most `most` bins, of the smallest width in STEPS_S that does, but not below `least_s`."""
+        width_s = max(next((step for step in STEPS_S if step * most >= length_s), length_s / most), least_s)
+        return cls(width_s, max(int(np.ceil(length_s / width_s - 1e-9)), 1))
+
+    @property
+    def edges_s(self) -> NDArray[np.floating[Any]]:
+        return np.arange(self.number + 1) * self.width_s
+
+    def place(self, instants_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The bin of each instant; what lies outside is in the first or the last one."""
+        return np.clip(instants_ns // round(self.width_s * 1e9), 0, self.number - 1)
+
+    def sums(self, instants_ns: NDArray[np.int64], weights: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+        """The number of instants in each bin, or the sum of their weights."""
+        return np.bincount(self.place(instants_ns), weights, self.number).astype(np.float64)
+
+    def bins(self, series: Mapping[str, Iterable[float | None]]) -> Bins:
+        rounded_series = {
+            name: tuple(None if value is None else round_to(value, 4) for value in values)
+            for name, values in series.items()
+        }
+        return Bins(width_s=self.width_s, series=rounded_series)
 
 
 def quantiles_over_time(
@@ -162,38 +179,22 @@ def quantiles_over_time(
 ) -> Bins:
     """Quantiles in ms per time bin: median and maximum always, p90 and p99 where bins hold enough requests."""
     indices = np.flatnonzero(chosen & (values_ns != UNDEFINED) & (when_ns >= 0))
-    wanted_bins = max(len(indices) // BUSY_BIN, 8)
-    bin_s = width_s(length_s, min(MOST_BINS, wanted_bins))
-    bin_count = _bin_count(length_s, bin_s)
-    bins = np.minimum(when_ns[indices] // round(bin_s * 1e9), bin_count - 1).astype(np.int16)
+    grid = Grid.over(length_s, min(MOST_BINS, max(len(indices) // BUSY_BIN, 8)))
+    bins = grid.place(when_ns[indices]).astype(np.int16)
     order = np.argsort(bins, kind="stable")
     values = values_ns[indices][order]
-    edges = np.searchsorted(bins[order], np.arange(bin_count + 1))
-    typical_per_bin = float(np.median(np.diff(edges)[np.diff(edges) > 0])) if len(indices) else 0
-    quantiles: list[tuple[str, float]] = [("p50", 0.5)]
-    quantiles += [("p90", 0.9)] if typical_per_bin >= BUSY_BIN else []
-    quantiles += [("p99", 0.99)] if typical_per_bin >= FULL_BIN else []
-    series: dict[str, list[float | None]] = {name: [] for name, _ in (*quantiles, ("max", 1.0))}
-    for first, end in pairwise(edges):
-        inside = np.sort(values[first:end])
-        for name, p in quantiles:
-            series[name].append(inside[index(len(inside), p)] / 1e6 if len(inside) else None)
-        series["max"].append(inside[-1] / 1e6 if len(inside) else None)
-    return _bins(bin_s, series)
-
-
-def _bins(bin_s: float, series: dict[str, list[float | None]]) -> Bins:
-    return Bins(
-        width_s=bin_s,
-        series={
-            name: tuple(None if value is None else round_to(value, 4) for value in values)
-            for name, values in series.items()
-        },
+    edges = np.searchsorted(bins[order], np.arange(grid.number + 1))
+    sizes = np.diff(edges)
+    typical_size = float(np.median(sizes[sizes > 0])) if len(indices) else 0
+    least_size = {("p50", 0.5): 0, ("p90", 0.9): BUSY_BIN, ("p99", 0.99): FULL_BIN, ("max", 1.0): 0}
+    insides = [np.sort(values[first:end]) for first, end in pairwise(edges)]
+    return grid.bins(
+        {
+            name: [inside[index(len(inside), p)] / 1e6 if len(inside) else None for inside in insides]
+            for (name, p), least in least_size.items()
+            if typical_size >= least
+        }
     )
-
-
-def _bin_count(length_s: float, bin_s: float) -> int:
-    return max(int(np.ceil(length_s / bin_s - 1e-9)), 1)
 
 
 def _length_s(rows: NDArray[np.void], timeline: Sequence[NDArray[np.int64]]) -> float:
@@ -215,29 +216,20 @@ def _stage_spans(header: Header, rows: NDArray[np.void], length_s: float) -> Ite
         )
 
 
-def _rate_per_bin(instants_ns: NDArray[np.int64], bin_s: float, count: int) -> list[float | None]:
-    bins = np.minimum(instants_ns // round(bin_s * 1e9), count - 1)
-    return list(np.bincount(np.maximum(bins, 0), minlength=count) / bin_s)
-
-
 def _load(columns: Columns, length_s: float) -> Bins:
-    bin_s = width_s(length_s, min(MOST_BINS, max(len(columns) // 5, 8)))
-    count = _bin_count(length_s, bin_s)
+    grid = Grid.over(length_s, min(MOST_BINS, max(len(columns) // 5, 8)))
     instants_by_name = {
         "due": columns["due_ns"][columns.attempted],
         "sent": columns["sent_ns"][columns["sent_ns"] >= 0],
         "ok": columns["end_ns"][columns.where(OK) & (columns["end_ns"] >= 0)],
     }
-    return _bins(
-        bin_s, {name: _rate_per_bin(instants_ns, bin_s, count) for name, instants_ns in instants_by_name.items()}
-    )
+    return grid.bins({name: grid.sums(instants) / grid.width_s for name, instants in instants_by_name.items()})
 
 
 def _in_flight(columns: Columns, length_s: float) -> Bins:
     """Exact mean number in flight per bin: the integral between the edges of the bin, divided by its width."""
-    bin_s = width_s(length_s)
-    count = _bin_count(length_s, bin_s)
-    edges = np.arange(count + 1) * bin_s * 1e9
+    grid = Grid.over(length_s)
+    edges = grid.edges_s * 1e9
     sent = columns["sent_ns"] >= 0
     starts = np.sort(columns["sent_ns"][sent])
     ends = columns["done_ns"][sent]
@@ -250,8 +242,8 @@ def _in_flight(columns: Columns, length_s: float) -> Bins:
         sum_to_edge: NDArray[np.float64] = before * edges - sums[before]
         return sum_to_edge
 
-    mean = np.diff(integral(starts) - integral(ends)) / (bin_s * 1e9)
-    return _bins(bin_s, {"in flight": [max(float(value), 0.0) for value in mean]})
+    mean = np.diff(integral(starts) - integral(ends)) / (grid.width_s * 1e9)
+    return grid.bins({"in flight": np.maximum(mean, 0.0)})
 
 
 def _output(columns: Columns, timeline: Sequence[NDArray[np.int64]], length_s: float) -> Bins:
@@ -260,110 +252,76 @@ def _output(columns: Columns, timeline: Sequence[NDArray[np.int64]], length_s: f
     With a timeline: its events, times the mean number of tokens per event. Without one: the tokens of each answer are
     spread evenly from its first to its last token.
     """
-    bin_s = width_s(length_s)
-    count = _bin_count(length_s, bin_s)
+    grid = Grid.over(length_s)
     ok = columns.where(OK) & (columns["output_tokens"] >= 0)
     events = int(columns["output_events"][ok].sum(dtype=np.int64))
     tokens = int(columns["output_tokens"][ok].sum(dtype=np.int64))
-    edges_s = np.arange(count + 1) * bin_s
-    total = np.zeros(count + 1)
+    total = np.zeros(grid.number + 1)
     if events and any(counts.any() for counts in timeline):
         for counts in timeline:
             sums = np.concatenate(([0], np.cumsum(counts)))
-            total += np.interp(edges_s * 1e9 / BIN_NS, np.arange(len(sums)), sums)
+            total += np.interp(grid.edges_s * 1e9 / BIN_NS, np.arange(len(sums)), sums)
         total *= tokens / events
     else:
-        first = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])[ok]
-        last = np.where(columns["last_token_ns"] < 0, columns["end_ns"], columns["last_token_ns"])[ok]
-        for i, edge in enumerate(edges_s * 1e9):
+        instants = (columns["first_token_ns"][ok], columns["last_token_ns"][ok])
+        first, last = (np.where(instant < 0, columns["end_ns"][ok], instant) for instant in instants)
+        for i, edge in enumerate(grid.edges_s * 1e9):
             share = np.clip((edge - first) / np.maximum(last - first, 1), 0, 1)
             total[i] = float((share * columns["output_tokens"][ok]).sum())
-    return _bins(bin_s, {"output": list(np.diff(total) / bin_s)})
+    return grid.bins({"output": np.diff(total) / grid.width_s})
 
 
 def _errors(columns: Columns, length_s: float) -> Bins:
     """Requests that are not ok, by kind of error, at the instant they ended; at the due instant if they never did."""
     not_ok = ~(columns.where(OK) | columns.where(UNFINISHED))
-    bin_s = width_s(length_s, 60)
-    count = _bin_count(length_s, bin_s)
+    grid = Grid.over(length_s, 60)
     ended_ns = np.where(columns["done_ns"] >= 0, columns["done_ns"], columns["due_ns"])[not_ok]
     kinds = columns["kind"][not_ok]
-    bins = np.clip(ended_ns // round(bin_s * 1e9), 0, count - 1)
-    series: dict[str, list[float | None]] = {}
-    for kind in np.argsort(-np.bincount(kinds, minlength=1), kind="stable"):
-        bins_of_kind = bins[kinds == kind]
-        if len(bins_of_kind):
-            series[KINDS[kind] or "not finished"] = list(np.bincount(bins_of_kind, minlength=count).astype(float))
-    return _bins(bin_s, series)
+    by_count = [kind for kind in np.argsort(-np.bincount(kinds), kind="stable") if (kinds == kind).any()]
+    return grid.bins({KINDS[kind] or "not finished": grid.sums(ended_ns[kinds == kind]) for kind in by_count})
 
 
 def _cached(columns: Columns, length_s: float) -> Bins | None:
     has_counts = columns.where(OK) & (columns["cached_tokens"] >= 0) & (columns["input_tokens"] > 0)
     if not has_counts.any():
         return None
-    bin_s = width_s(length_s, min(MOST_BINS, max(int(has_counts.sum()) // 5, 8)))
-    count = _bin_count(length_s, bin_s)
+    grid = Grid.over(length_s, min(MOST_BINS, max(int(has_counts.sum()) // 5, 8)))
     started_ns = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])[has_counts]
-    bins = np.minimum(started_ns // round(bin_s * 1e9), count - 1)
-    cached = np.bincount(bins, columns["cached_tokens"][has_counts], count)
-    prompt = np.bincount(bins, columns["input_tokens"][has_counts], count)
-    shares = [
-        float(cached_sum / prompt_sum) if prompt_sum else None
-        for cached_sum, prompt_sum in zip(cached, prompt, strict=True)
-    ]
-    return _bins(bin_s, {"cached": shares})
+    cached, prompt = (grid.sums(started_ns, columns[name][has_counts]) for name in ("cached_tokens", "input_tokens"))
+    return grid.bins({"cached": [part / whole if whole else None for part, whole in zip(cached, prompt, strict=True)]})
 
 
 def _client(columns: Columns, seconds: Sequence[Second], length_s: float) -> Bins:
-    bin_s = max(width_s(length_s), 1.0)
-    count = _bin_count(length_s, bin_s)
-    busiest: list[float | None] = [None] * count
+    grid = Grid.over(length_s, least_s=1.0)
+    busiest: list[float | None] = [None] * grid.number
     for second in seconds:
-        bin_number = min(int(max(second.t_s - second.span_s / 2, 0) // bin_s), count - 1)
+        i = min(int(max(second.t_s - second.span_s / 2, 0) // grid.width_s), grid.number - 1)
         if second.span_s >= 0.5:
-            busiest[bin_number] = max(busiest[bin_number] or 0.0, second.cpu_share)
+            busiest[i] = max(busiest[i] or 0.0, second.cpu_share)
     sent = columns["sent_ns"] >= 0
-    lag_ns = columns.measure("send_lag")[sent]
-    bins = np.minimum(columns["sent_ns"][sent] // round(bin_s * 1e9), count - 1)
-    largest_lag_ns = np.full(count, UNDEFINED)
-    np.maximum.at(largest_lag_ns, bins, lag_ns)
-    return _bins(
-        bin_s,
-        {
-            "cpu": busiest,
-            "send lag, largest": [None if value == UNDEFINED else value / 1e6 for value in largest_lag_ns],
-        },
-    )
+    largest_lag_ns = np.full(grid.number, UNDEFINED)
+    np.maximum.at(largest_lag_ns, grid.place(columns["sent_ns"][sent]), columns.measure("send_lag")[sent])
+    lags = [None if value == UNDEFINED else value / 1e6 for value in largest_lag_ns]
+    return grid.bins({"cpu": busiest, "send lag, largest": lags})
 
 
-def gap_heat(lines: NDArray[np.void], edges_ns: NDArray[np.int64], length_s: float) -> Heat | None:
-    """Counts of gap lengths over time, from rows of dtype `results.store.HEAT`; None if there is nothing to show.
+def gap_heat(lines: NDArray[np.void], edges_ns: NDArray[np.int64], length_s: float) -> Cells:
+    """Counts of gap lengths (ms) over time (s), from rows of dtype `results.store.HEAT`.
 
     Gaps shorter than the first edge are left out: they lie between events that arrived in one read.
     """
     if not len(lines):
-        return None
-    until_ns = np.unique(lines["until_ns"])
-    typical_s = float(np.median(np.diff(until_ns, prepend=0))) / 1e9
-    bin_s = next(
-        bin_s
-        for bin_s in (*STEPS_S, length_s)
-        if bin_s >= min(0.8 * typical_s, length_s) and bin_s * MOST_BINS >= length_s
+        return ()
+    typical_s = float(np.median(np.diff(np.unique(lines["until_ns"]), prepend=0))) / 1e9
+    grid = Grid.over(length_s, least_s=min(0.8 * typical_s, length_s))
+    middle_s = lines["until_ns"] / 1e9 - min(typical_s, grid.width_s) / 2
+    total = np.zeros((grid.number, len(edges_ns)), np.int64)
+    np.add.at(total, grid.place((middle_s * 1e9).astype(np.int64)), lines["counts"][:, 1:])
+    edges_ms = rounded(np.append(edges_ns, edges_ns[-1] * 2) / 1e6, 4)
+    return tuple(
+        (float(i * grid.width_s), float((i + 1) * grid.width_s), edges_ms[j], edges_ms[j + 1], int(total[i, j]))
+        for i, j in zip(*np.nonzero(total), strict=True)
     )
-    count = _bin_count(length_s, bin_s)
-    middle_s = lines["until_ns"] / 1e9 - min(typical_s, bin_s) / 2
-    bins = np.clip(middle_s / bin_s, 0, count - 1).astype(np.int64)
-    total = np.zeros((count, len(edges_ns)), np.int64)
-    np.add.at(total, bins, lines["counts"][:, 1:])
-    used_buckets = np.flatnonzero(total.any(axis=0))
-    if not len(used_buckets):
-        return None
-    low, high = int(used_buckets[0]), int(used_buckets[-1]) + 1
-    cells = tuple(
-        (int(i), int(j), int(total[i, low + j])) for i, j in zip(*np.nonzero(total[:, low:high]), strict=True)
-    )
-    edges = np.append(edges_ns, edges_ns[-1] * 2)[low : high + 1] / 1e6
-    return Heat(width_s=bin_s, edges_ms=rounded(edges, 4), cells=cells)
 
 
 # -- pairs ---------------------------------------------------------------------------------------------------------
@@ -387,19 +345,13 @@ def cloud(
         pairs = zip(rounded(xs, 4), rounded(ys, 4), strict=True)
         return Cloud(count=len(xs), points=tuple(pairs), x=ends_x, y=ends_y, log_y=log_y)
     scaled_ys = np.log10(ys) if log_y else ys
-    cell_columns = _cell_numbers(xs, CELLS[0])
-    cell_rows = _cell_numbers(scaled_ys, CELLS[1])
-    counts = np.bincount(cell_columns * CELLS[1] + cell_rows, minlength=CELLS[0] * CELLS[1])
-    cells = tuple((int(cell // CELLS[1]), int(cell % CELLS[1]), int(counts[cell])) for cell in np.flatnonzero(counts))
+    counts, x_edges, y_edges = np.histogram2d(xs, scaled_ys, CELLS)
+    x_edges, y_edges = rounded(x_edges, 5), rounded(10**y_edges if log_y else y_edges, 5)
+    cells = tuple(
+        (x_edges[i], x_edges[i + 1], y_edges[j], y_edges[j + 1], int(counts[i, j]))
+        for i, j in zip(*np.nonzero(counts), strict=True)
+    )
     return Cloud(count=len(xs), cells=cells, x=ends_x, y=ends_y, log_y=log_y)
-
-
-def _cell_numbers(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    low, high = float(values.min()), float(values.max())
-    if high <= low:
-        return np.zeros(len(values), np.int64)
-    numbers: NDArray[np.int64] = np.minimum((values - low) / (high - low) * count, count - 1).astype(np.int64)
-    return numbers
 
 
 def _output_asked(columns: Columns, chosen: NDArray[np.bool_]) -> Cloud | None:

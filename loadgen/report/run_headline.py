@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from loadgen import format, slo
+from loadgen.report.page import Number
 from loadgen.stats.quantiles import SUPPORT, deciding
 
 if TYPE_CHECKING:
@@ -24,15 +25,6 @@ class Note(NamedTuple):
     word: str
     text: str
     kind: Literal["bad", "warn"]
-
-
-class Number(NamedTuple):
-    """One headline number: its name, value and unit, and the text beside it."""
-
-    name: str
-    value: str
-    unit: str
-    beside: str
 
 
 def client_limited(summary: Summary) -> bool:
@@ -74,10 +66,17 @@ def marks(summary: Summary) -> Iterator[Note]:
 def outcome(term: TermResult) -> str:
     """The measured value: `174 ms`; `~174 ms` with too few samples; or why there is no value."""
     if term.undecided:
-        return f"undecided: {term.undecided}"
+        return "no figure"
     if term.value_ms is None:
-        return "falls on a failed one" if term.count else "not measured"
+        return "falls on a failed one" if term.count else "nothing measured"
     return f"{'' if term.supported else '~'}{format.milliseconds(term.value_ms)} ms"
+
+
+def term_cells(term: TermResult, over: str = "") -> tuple[str, str, str]:
+    """The promise of an SLO term, the measured value, and how many samples were `over` the limit."""
+    counts = f"{format.count(term.over)} of {format.count(term.count)} {over}".rstrip()
+    left_out = f", {format.count(term.unfinished)} unfinished" if term.unfinished else ""
+    return term.promise, outcome(term), counts + left_out
 
 
 def met_word(met: bool | None) -> str:
@@ -235,6 +234,20 @@ def target_name(part: TargetSummary) -> str:
     """The name of a target, with its region where that is given."""
     region = f" ({part.target.region})" if part.target.region else ""
     return (part.target.name or part.target.url) + region
+
+
+def latencies(summary: Summary) -> list[tuple[str, Distribution]]:
+    """The latencies of a run by name, in the order of a table."""
+    has_reasoning = summary.first_answer_ms.p50 != summary.ttft_ms.p50
+    return [
+        ("TTFT", summary.ttft_ms),
+        ("TTFT from sent", summary.ttft_from_sent_ms),
+        *([("First answer", summary.first_answer_ms)] if has_reasoning else []),
+        ("TPOT", summary.tpot_ms),
+        ("Gap between events", summary.inter_chunk_ms) if summary.itl_ms is None else ("ITL", summary.itl_ms),
+        ("Largest gap", summary.max_gap_ms),
+        ("E2E", summary.e2e_ms),
+    ]
 
 
 def about_latency(summary: Summary) -> Iterator[str]:

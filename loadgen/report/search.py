@@ -80,21 +80,9 @@ def _lines(
     mark = "SIMULATED, not a real server: " if simulated else ""
     yield f"{mark}highest load at which {', '.join(goal.names)} hold"
     yield ""
-    head = ("load", "outcome", "spent", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "goodput/s", "")
-    rows = [
-        (
-            f"{result.ask.load:.4g}",
-            result.outcome + (" (early)" if result.early else ""),
-            format.duration(result.spent_s),
-            *(format.milliseconds(result.figures.get(name)) for name in _LATENCIES),
-            format.quantity(result.figures.get("output_tokens_per_s")),
-            format.quantity(result.figures.get("goodput_rps")),
-            _mark(result),
-        )
-        for result in sorted(results, key=lambda result: (result.ask.load, result.ask.number))
-    ]
-    yield from table.text(head, rows, left=0, remarks=True)
-    yield "latencies in ms; a probe that ended early shows the part it saw"
+    by_load = sorted(results, key=lambda result: (result.ask.load, result.ask.number))
+    yield from table.text(*trial_table(by_load), left=0, remarks=True)
+    yield UNITS
     yield ""
     if answer.load is not None and answer.interval is not None:
         low, high = answer.interval.low, answer.interval.high
@@ -106,13 +94,9 @@ def _lines(
         yield "Load       none"
     else:
         yield "Load       not known"
-    if answer.confirmed is not None:
-        yield f"Confirmed  {answer.confirmed:.4g}{unit}: a run at full length from empty met every term"
-        if not _has_longer(answer):
-            yield USED
-    yield from _steady(answer, results, unit)
-    if _has_longer(answer):
-        yield USED
+    for line in confirmation(answer, results, unit):
+        label, _, text = line.partition(": ")
+        yield from wrapped(f"{label:<11}{text}", rest=INDENT)
     spent = answer.spent_s - answer.confirming_s
     confirming = f"{format.duration(answer.confirming_s)} confirming"
     yield f"Spent      {format.duration(spent)} in {answer.probes} probes, {confirming}"
@@ -123,7 +107,25 @@ def _lines(
         yield f"           probe {invalid.ask.number}: {invalid.why}"
 
 
+UNITS = "latencies in ms; a probe that ended early shows the part it saw"
 _LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
+
+
+def trial_table(results: Sequence[TrialResult]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of the table of the trials; the last column says what was special about one."""
+    head = ("load", "outcome", "spent", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "goodput/s", "")
+    return head, [
+        (
+            f"{result.ask.load:.4g}",
+            result.outcome + (" (early)" if result.early else ""),
+            format.duration(result.spent_s),
+            *(format.milliseconds(result.figures.get(name)) for name in _LATENCIES),
+            format.quantity(result.figures.get("output_tokens_per_s")),
+            format.quantity(result.figures.get("goodput_rps")),
+            _mark(result),
+        )
+        for result in results
+    ]
 
 
 MODEL_ERROR = "5 to 25 %"  # docs/simulation.md, "Held against the world"
@@ -152,33 +154,30 @@ def _mark(result: TrialResult) -> str:
     return ", ".join(filter(None, (kinds.get(result.ask.kind, ""), "grows" if result.sustained is False else "")))
 
 
-USED = "           (the load that loadgen cost and loadgen capacity use, with the steady tokens of that run)"
+USED = "this is the load that loadgen cost and loadgen capacity use, with the steady tokens of that run"
 
 
-def _has_longer(answer: SearchAnswer) -> bool:
-    """Whether the capacity is that of a run longer than a trial (`experiment.highest`)."""
-    return answer.steady is not None and answer.lengths > 1
-
-
-def _steady(answer: SearchAnswer, results: Sequence[TrialResult], unit: str) -> Iterator[str]:
-    """The steady knee beside the one of the rules; or that there is only the one of the rules."""
-    times = f"{answer.lengths:g} times the length"
-    if _has_longer(answer):
+def confirmation(answer: SearchAnswer, results: Sequence[TrialResult], unit: str) -> list[str]:
+    """Which load a run at full length confirmed, which is steady, and which of them is the capacity."""
+    lines = []
+    longer = answer.steady is not None and answer.lengths > 1  # the capacity is of such a run (`experiment.highest`)
+    if answer.confirmed is not None:
+        used = "" if longer else f"; {USED}"
+        lines.append(f"Confirmed: {answer.confirmed:.4g}{unit}, a run at full length from empty met every term{used}")
+    if longer:
         upper = f", and not at {answer.not_steady:.4g}{unit}" if answer.not_steady is not None else ""
-        text = f"{answer.steady:.4g}{unit}: every term held over {times}{upper}"
+        text = f"{answer.steady:.4g}{unit}, every term held over {answer.lengths:g} times the length{upper}; {USED}"
     elif answer.steady is not None:
-        text = f"{answer.steady:.4g}{unit}: nothing was seen to grow there, in a trial of the ordinary length"
+        text = f"{answer.steady:.4g}{unit}, nothing was seen to grow there, in a trial of the ordinary length"
     elif answer.not_steady is not None:
         text = f"none found; at {answer.not_steady:.4g}{unit} it is not steady"
     elif answer.confirmed is None:
-        return
+        return lines
     else:
         text = "not known"
-    yield from wrapped(f"Steady     {text}", rest=INDENT)
     if answer.sustained_why and answer.steady is not None and not answer.rules_only:
-        yield from wrapped(answer.sustained_why, INDENT, INDENT)
-    if answer.rules_only:
-        yield from wrapped(rules_only(answer, results), INDENT, INDENT)
+        text += f"; {answer.sustained_why}"
+    return [*lines, f"Steady: {text}{f'; {rules_only(answer, results)}' if answer.rules_only else ''}"]
 
 
 def rules_only(answer: SearchAnswer, results: Sequence[TrialResult]) -> str:

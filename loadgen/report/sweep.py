@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from loadgen import format
 from loadgen.report import page, table
 from loadgen.report.page import Axis, Chart, Mark, Series
+from loadgen.report.run_headline import met_word
 from loadgen.search import sweep
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from loadgen.search.sweep import SweepCurve, SweepLevel
 
 _HEAD: tuple[str, ...] = (
-    *("load", "ok", "req/s", "tokens/s", "per GPU", "per user"),
+    *("load", "verdict", "ok", "req/s", "tokens/s", "per GPU", "per user"),
     *("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p50", "within SLO", ""),
 )
 
@@ -28,6 +30,7 @@ def _row(curve: SweepCurve, level: SweepLevel) -> tuple[str, ...]:
 
     return (
         level.load or level.name,
+        _verdict(level),
         format.count(level.ok),
         format.quantity(level.requests_per_s),
         format.quantity(level.output_per_s),
@@ -39,19 +42,20 @@ def _row(curve: SweepCurve, level: SweepLevel) -> tuple[str, ...]:
     )
 
 
-def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
+def _verdict(level: SweepLevel) -> str:
+    """Whether the level is a sound measurement, and of a sound one whether it met the SLO, if there is one."""
     if not level.valid:
-        yield "INVALID"
+        return "INVALID"
+    if level.slo_met is None:
+        return "UNDECIDED" if level.slo_undecided else "valid"
+    return met_word(level.slo_met)
+
+
+def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
     if level.state != "finished":
-        yield {"interrupted": "interrupted", "cut_off": "cut off", "decided": "ended early"}.get(
-            level.state, level.state
-        )
+        yield {"cut_off": "cut off", "decided": "ended early"}.get(level.state, level.state)
     if not level.full:
         yield "too short for its lanes"
-    if level.slo_met is False:
-        yield "SLO missed"
-    if level.slo_undecided:
-        yield "SLO undecided"
     if level.name == curve.best:
         yield "highest within the SLO"
     if level.name == curve.knee:
@@ -63,9 +67,7 @@ def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
 def sentences(curve: SweepCurve) -> Iterator[str]:
     """The result of the sweep in sentences: the highest level within the SLO, and the knee."""
     by_name = {level.name: level for level in curve.levels}
-    if curve.answer:
-        yield curve.answer
-    elif curve.slo:
+    if curve.slo:
         if curve.best:
             best = by_name[curve.best]
             rates = f"{format.rate(best.requests_per_s)}, {format.rate(best.output_per_s)} output tokens"
@@ -121,7 +123,7 @@ _UNITS = "Latencies in ms. tokens/s: output, while load was offered; per user: 1
 def render_text(curve: SweepCurve) -> str:
     """The table and the result, for a terminal, ending in a newline."""
     head, rows = _table(curve)
-    lines = table.text(head, rows, remarks=head[-1] == "")
+    lines = table.text(head, rows, left=2, remarks=head[-1] == "")
     mark = ["SIMULATED, not a real server: " + curve.target] if any(level.simulated for level in curve.levels) else []
     return "\n".join([*mark, *_said(curve), *lines, _UNITS, "", *sentences(curve)]).rstrip() + "\n"
 
@@ -140,7 +142,7 @@ def render_markdown(curve: SweepCurve) -> str:
     said = "".join(f", {words}" for words in _said(curve))
     made_by = f"loadgen {curve.version}, {curve.started[:10]}"
     title = f"**{mark}{curve.workload}**, {curve.model} at {curve.target}{gpus}{said}, {made_by}\n"
-    levels = table.markdown(head, rows, remarks=head[-1] == "")
+    levels = table.markdown(head, rows, left=2, remarks=head[-1] == "")
     return "\n".join([title, levels, _UNITS, "", *(f"- {sentence}" for sentence in sentences(curve))]) + "\n"
 
 
@@ -148,27 +150,32 @@ def render_html(curve: SweepCurve) -> str:
     """The HTML page: the result, the charts (with the Pareto front), the table of levels."""
     sheet = page.Page(f"{curve.workload}: {len(curve.levels)} levels", f"loadgen {curve.version} report of a sweep")
     if any(level.simulated for level in curve.levels):
-        sheet.add(page.mark("SIMULATED", "a model of a server answered: nothing here was measured on hardware", "warn"))
+        sheet.mark("SIMULATED", "a model of a server answered: nothing here was measured on hardware")
     invalid = [level.load or level.name for level in curve.levels if not level.valid]
     if invalid:
-        sheet.add(page.mark("INVALID", f"do not rely on: {', '.join(invalid)}", "bad"))
-    sheet.add(
-        f"<h1>{escape(' · '.join(filter(None, (curve.workload, curve.model, f'{len(curve.levels)} levels'))))}</h1>"
-    )
-    sheet.add(*(f'<p class="sentence">{escape(sentence)}</p>' for sentence in sentences(curve)))
-    facts = (("Target", curve.target), ("Model", curve.model), ("GPUs", str(curve.gpus or "")), ("SLO", curve.slo))
-    said = (("Region", curve.region), ("Metadata", format.pairs(curve.metadata)))
-    sheet.add(
-        page.facts((*facts, *said, ("When", curve.started.replace("T", " ")), ("Made by", f"loadgen {curve.version}")))
+        sheet.mark("INVALID", f"do not rely on: {', '.join(invalid)}", "bad")
+    sheet.heading(" · ".join(filter(None, (curve.workload, curve.model, f"{len(curve.levels)} levels"))))
+    for sentence in sentences(curve):
+        sheet.say(sentence, "sentence")
+    sheet.facts(
+        Target=curve.target,
+        Model=curve.model,
+        GPUs=str(curve.gpus or ""),
+        SLO=curve.slo,
+        Region=curve.region,
+        Metadata=format.pairs(curve.metadata),
+        When=curve.started.replace("T", " "),
+        Made_by=f"loadgen {curve.version}",
     )
     sheet.section("Throughput and latency")
     sheet.charts(charts(curve))
     sheet.section("Levels")
-    head, rows = _table(curve)
-    sheet.add(page.table(head, rows), f'<p class="soft">{escape(_UNITS)}</p>')
-    sheet.add(
-        '<p class="soft">Knee: the largest output tokens/s divided by E2E p50 (Kleinrock\'s power). Pareto: no other '
-        "level gives both more tokens/s per GPU and more tokens/s per user.</p>"
+    sheet.table(*_table(curve))
+    sheet.say(_UNITS, "soft")
+    sheet.say(
+        "Knee: the largest output tokens/s divided by E2E p50 (Kleinrock's power). Pareto: no other level gives both "
+        "more tokens/s per GPU and more tokens/s per user.",
+        "soft",
     )
     return sheet.render()
 
@@ -188,67 +195,46 @@ def charts(curve: SweepCurve) -> Iterator[Chart]:
     )
 
     def line(field: str, name: str, color: str, dash: str = "") -> Series:
-        values = [getattr(level, field) for level in levels]
-        labels = names if not dash else ()
+        values, labels = [getattr(level, field) for level in levels], names if not dash else ()
         return Series(name=name, x=output, y=values, color=color, dots=True, labels=labels, dash=dash)
 
     tokens = Axis(label="output tokens/s", unit="tokens/s", min=0)
     ms = Axis(label="ms, log", unit="ms", log=True)
-    yield Chart(
-        kind="lines", title="Throughput against time to first token", x=tokens, y=ms, marks=marks,
-        series=(line("ttft_p50", "p50", "c1"), line("ttft_p99", "p99", "c2", "5 4")),
-    )  # fmt: skip
-    yield Chart(
-        kind="lines", title="Throughput against E2E", x=tokens, y=ms, marks=marks,
-        series=(line("e2e_p50", "", "c1"),),
-    )  # fmt: skip
+    ttft = (line("ttft_p50", "p50", "c1"), line("ttft_p99", "p99", "c2", "5 4"))
+    yield Chart(title="Throughput against time to first token", x=tokens, y=ms, marks=marks, series=ttft)
+    yield Chart(title="Throughput against E2E", x=tokens, y=ms, marks=marks, series=(line("e2e_p50", "", "c1"),))
     yield from _pareto(levels)
-    amounts = [level.amount for level in levels]
-    if all(amount is not None for amount in amounts) and len(levels) > 1:
-        loads = [amount or 0.0 for amount in amounts]
-        is_closed_loop = levels[0].name.startswith("c")
-        load = Axis(label="requests in flight, log" if is_closed_loop else "requests/s offered, log", log=True)
-        yield Chart(
-            kind="lines",
-            title="Output tokens per second against load",
-            x=load,
-            y=Axis(label="tokens/s", unit="tokens/s", min=0),
-            series=(Series(x=loads, y=output, color="c3", dots=True),),
-        )
-        if any(level.goodput is not None for level in levels):
-            yield Chart(
-                kind="lines",
-                title="Requests within the SLO against load",
-                x=load,
-                y=Axis(label="share", format="percent", min=0, max=1),
-                series=(Series(x=loads, y=[level.goodput for level in levels], color="good", dots=True),),
-            )
+    loads = [level.amount for level in levels if level.amount is not None]
+    if len(loads) < len(levels) or len(levels) == 1:
+        return
+    load = Axis(label="requests in flight, log" if names[0].startswith("c") else "requests/s offered, log", log=True)
+    tokens = Axis(label="tokens/s", unit="tokens/s", min=0)
+    series = (Series(x=loads, y=output, color="c3", dots=True),)
+    yield Chart(title="Output tokens per second against load", x=load, y=tokens, series=series)
+    if any(level.goodput is not None for level in levels):
+        share = Axis(label="share", format="percent", min=0, max=1)
+        series = (Series(x=loads, y=[level.goodput for level in levels], color="good", dots=True),)
+        yield Chart(title="Requests within the SLO against load", x=load, y=share, series=series)
 
 
 def _pareto(levels: list[SweepLevel]) -> Iterator[Chart]:
-    known_levels = [level for level in levels if level.per_user is not None and level.output_per_s is not None]
+    known_levels = sorted(
+        (level for level in levels if level.per_user is not None), key=lambda level: level.per_user or 0
+    )
     if not known_levels:
         return
     per_gpu = all(level.per_gpu is not None for level in known_levels)
     unit = "tokens/s per GPU" if per_gpu else "tokens/s in all"
 
-    def series(chosen: list[SweepLevel], name: str, color: str, dash: str = "") -> Series:
-        ordered = sorted(chosen, key=lambda level: level.per_user or 0)
-        return Series(
-            name=name,
-            x=[level.per_user or 0.0 for level in ordered],
-            y=[level.per_gpu if per_gpu else level.output_per_s for level in ordered],
-            color=color,
-            dots=True,
-            dash=dash,
-            labels=tuple(level.name for level in ordered),
-        )
+    def series(chosen: list[SweepLevel], name: str, color: str) -> Series:
+        x = [level.per_user or 0.0 for level in chosen]
+        y = [level.per_gpu if per_gpu else level.output_per_s for level in chosen]
+        return Series(name=name, x=x, y=y, color=color, dots=True, labels=tuple(level.name for level in chosen))
 
     front, rest = [level for level in known_levels if level.front], [level for level in known_levels if not level.front]
     all_series = [series(front, "Pareto front", "c4")] if front else []
-    all_series += [series([level], "dominated" if i == 0 else "", "c6") for i, level in enumerate(rest)]
+    all_series += [msgspec.structs.replace(series(rest, "dominated", "c6"), width=0)] if rest else []
     yield Chart(
-        kind="lines",
         title=f"{unit[0].upper()}{unit[1:]} against tokens/s per user",
         note="" if per_gpu else "of all GPUs together: --gpus was not given",
         x=Axis(label="tokens/s per user (1 / TPOT p50)", unit="tokens/s per user", min=0),

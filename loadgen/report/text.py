@@ -15,22 +15,23 @@ from loadgen.report.run_headline import (
     about_latency,
     class_share,
     distribution_cells,
+    latencies,
     met_word,
     needed,
     part_cells,
     quantile_ms,
     target_name,
+    term_cells,
 )
 from loadgen.report.splits import slow_lines, split_lines
 from loadgen.report.table import WIDTH, wrapped
-from loadgen.slo import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from loadgen.metrics.blocks import RequestCounts
     from loadgen.metrics.drift import Drift
-    from loadgen.metrics.goodput import Goodput, TermResult
+    from loadgen.metrics.goodput import Goodput
     from loadgen.metrics.summary import ClassSummary, StageSummary, Summary, TargetSummary
     from loadgen.metrics.sustainable import Sustainable
     from loadgen.results.manifest import TargetFacts
@@ -129,7 +130,7 @@ def _heading(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str
         yield from _labelled("Metadata", [format.pairs({key: value}) for key, value in run.metadata.items()])
     if run.state != "finished":
         state_texts = {"interrupted": "interrupted by the user", "cut_off": "cut off: no clean end was recorded"}
-        state_texts["stopped"] = "ended early: a target stopped answering"
+        state_texts["stopped"] = "ended early: a target stopped answering, or a rule of --stop-when was broken"
         state_texts["decided"] = "ended early by a search: its outcome was certain"
         yield " " * LABEL + paint(state_texts.get(run.state, run.state), "yellow")
 
@@ -211,16 +212,9 @@ def sustained(found: Sustainable) -> Iterator[str]:
 
 
 def _latency(summary: Summary) -> Iterator[str]:
-    gaps = (NAMES["inter_chunk"], summary.inter_chunk_ms) if summary.itl_ms is None else ("ITL", summary.itl_ms)
-    answer_differs = summary.first_answer_ms.p50 != summary.ttft_ms.p50
+    indented = {"TTFT from sent": "  from sent", "First answer": "  first answer"}
     rows = [
-        ("TTFT", summary.ttft_ms),
-        ("  from sent", summary.ttft_from_sent_ms),
-        *([("  first answer", summary.first_answer_ms)] if answer_differs else []),
-        ("TPOT", summary.tpot_ms),
-        gaps,
-        ("Largest gap", summary.max_gap_ms),
-        ("E2E", summary.e2e_ms),
+        *((indented.get(name, name), distribution) for name, distribution in latencies(summary)),
         ("Connect", summary.connect_ms),
         ("Send lag", summary.send_lag_ms),
         ("Client lag", summary.client_lag_ms),
@@ -307,7 +301,7 @@ def parts(summary: Summary) -> Iterator[str]:
         yield from wrapped(f"of the requests: {', '.join(shares)}", "  ", "  ")
         if summary.goodput.has_slo and not summary.goodput.slo:
             terms = [(part.name, term) for part in summary.classes for term in part.goodput.slo]
-            lines = table.text(("", "", "", ""), [(name, *_term_cells(term)) for name, term in terms])[1:]
+            lines = table.text(("", "", "", ""), [(name, *term_cells(term, "over")) for name, term in terms])[1:]
             for (_, term), line in zip(terms, lines, strict=True):
                 yield f"  {line}  {met_word(term.met)}"
     if summary.targets:
@@ -347,7 +341,7 @@ def _slo(goodput: Goodput, paint: Callable[[str, str], str]) -> Iterator[str]:
     first, *others = _labelled("SLO", [text, f"goodput {format.rate(goodput.rps)}"])
     yield first.replace(result, paint(result, colour), 1)
     yield from others
-    lines = table.text(("", "", ""), [_term_cells(term) for term in goodput.slo])[1:]
+    lines = table.text(("", "", ""), [term_cells(term, "over") for term in goodput.slo])[1:]
     for term, line in zip(goodput.slo, lines, strict=True):
         yield f"  {line}  {paint(met_word(term.met), colours[term.met])}"
     for reason in dict.fromkeys(term.undecided for term in goodput.slo if term.undecided):
@@ -360,17 +354,6 @@ def _judges_requests(goodput: Goodput) -> bool:
     Where each class has its own SLO, the terms stand with the classes.
     """
     return goodput.good is not None and (not goodput.slo or any(not term.undecided for term in goodput.slo))
-
-
-def _term_cells(term: TermResult) -> tuple[str, str, str]:
-    if term.undecided:
-        return term.promise, "no figure", f"of {format.count(term.count)}"
-    if term.value_ms is None:
-        outcome = "falls on a failed one" if term.count else "nothing measured"
-    else:
-        outcome = f"{'' if term.supported else '~'}{format.milliseconds(term.value_ms)} ms"
-    left_out = f", {format.count(term.unfinished)} unfinished" if term.unfinished else ""
-    return term.promise, outcome, f"{format.count(term.over)} of {format.count(term.count)} over{left_out}"
 
 
 def _errors(requests: RequestCounts) -> Iterator[str]:

@@ -6,15 +6,23 @@ Pure: takes a `Validation`, returns a string. Every figure was computed in `cont
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from html import escape
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol
+from urllib.parse import quote
 
 from loadgen import format
+from loadgen.contracts.schema import words
 from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Judgement, LevelVerdict, Validation
 from loadgen.report import page
 from loadgen.report.junit import Case
 from loadgen.report.table import wrapped
+from loadgen.results.manifest import Host, TargetFacts
+
+if TYPE_CHECKING:
+    from loadgen.contracts.schema import Contract
+    from loadgen.metrics.summary import Summary
 
 MEANING = {
     PASS: "every promise was kept, as surely as the contract asks",
@@ -32,63 +40,149 @@ TERMS = {
     "goodput": "share of requests that meet every limit of the contract's slo",
     "good_requests": "requests per second that meet every limit of the contract's slo",
 }
-_UNITS = re.compile(r"([0-9]) (ms|s|min|h|%)(?![\w])")
 WIDTH = 110  # columns of the text
 KIND = {PASS: "good", FAIL: "bad", INCONCLUSIVE: "warn"}
 
 
-def render(validation: Validation) -> str:
-    """The HTML page."""
+def render(
+    validation: Validation, contract: Contract, text: str, runs: Mapping[str, Summary], findings: Sequence[Seen] = ()
+) -> str:
+    """The HTML page: what a buyer and a vendor can sign.
+
+    `text`: the contract as written. `runs`: the summaries by folder. `findings`: of the preflight.
+    """
     sheet = page.Page(f"{validation.verdict}: {validation.contract}", f"loadgen {validation.version} validation")
     if validation.simulated:
-        sheet.add(
-            page.mark("SIMULATED", "a model of a server answered, no real one: this verdict is an exercise", "warn")
-        )
+        sheet.mark("SIMULATED", "a model of a server answered, no real one: this verdict is an exercise")
     if validation.interrupted:
-        sheet.add(page.mark("INTERRUPTED", "the user broke it off: what was not run is not known", "warn"))
-    sheet.add(f"<h1>{escape(validation.contract)}</h1>")
-    sheet.add(
-        f'<p class="sentence {KIND[validation.verdict]}">{escape(validation.verdict)}: '
-        f"{escape(validation.sentence)}.</p>",
-        f"<p>{escape(validation.verdict)} means: {escape(MEANING[validation.verdict])}.</p>",
-        page.facts(
-            (
-                ("Target", validation.target),
-                ("Model", validation.model),
-                ("Server", validation.server),
-                ("Region", validation.region),
-                ("Metadata", format.pairs(validation.metadata)),
-                ("When", f"{validation.started.replace('T', ' ')} to {validation.ended.replace('T', ' ')}"),
-                ("Confidence", f"{validation.confidence * 100:g} %, two-sided, of every interval"),
-                ("Contract", f"SHA-256 {validation.contract_sha256}"),
-            )
-        ),
-    )
+        sheet.mark("INTERRUPTED", "the user broke it off: what was not run is not known")
+    sheet.heading(validation.contract)
+    sheet.say(f"{validation.verdict}: {validation.sentence}.", f"sentence {KIND[validation.verdict]}")
+    sheet.say(f"{validation.verdict} means: {MEANING[validation.verdict]}.")
+    sheet.say(contract.description)
+    sheet.section("Every promise against its limit")
+    _margins(sheet, validation, contract)
     shared_notes = _shared(validation)
     for level in validation.levels:
         sheet.section(f"{level.name}: {level.verdict}")
-        sheet.add(f'<p class="soft">{escape(_load(level))}</p>')
+        sheet.say(_load(level), "soft")
         if level.trouble:
-            sheet.add(page.mark("NOTHING SHOWN", level.trouble, "warn"))
+            sheet.mark("NOTHING SHOWN", level.trouble)
         rows = [_row(term, level.trouble) for term in level.terms]
-        sheet.add(_coloured(page.table(("verdict", "", "promise", "measured"), rows, words=True)))
-        sheet.add(page.listed([note for note in level.notes if note not in shared_notes], "warn"))
+        sheet.table(("verdict", "", "promise", "measured"), rows, "words")
+        sheet.listed((note for note in level.notes if note not in shared_notes), "warn")
     if shared_notes:
         sheet.section("Said of every level")
-        sheet.add(page.listed(shared_notes, "warn"))
-    if validation.preflight:
-        sheet.section("Seen before the first request")
-        sheet.add(page.listed(validation.preflight))
+        sheet.listed(shared_notes, "warn")
+    _conditions(sheet, validation, runs)
+    if findings:
+        sheet.section("What the doctor found before the first request")
+        seen = [(finding.state, finding.check, finding.found, finding.meaning) for finding in findings]
+        sheet.table(("", "check", "found", "means"), seen, "words")
+    _timeline(sheet, runs)
     sheet.section("What the words mean")
-    sheet.add(page.listed((f"{word}: {meaning}" for word, meaning in _glossary(validation))))
+    sheet.listed(f"{word}: {meaning}" for word, meaning in _glossary(validation))
+    with sheet.details("The contract as written"):
+        sheet.add(f"<pre>{escape(text)}</pre>")
+    _signatures(sheet, validation)
     return sheet.render()
 
 
-def _coloured(table: str) -> str:
-    """The table with its verdicts coloured, and with no line break between a number and its unit."""
-    for word, css_class in KIND.items():
-        table = table.replace(f"<td>{word}</td>", f'<td class="{css_class}"><b>{word}</b></td>')
-    return _UNITS.sub("\\1\u00a0\\2", table)
+class Seen(Protocol):
+    """A finding of the preflight."""
+
+    @property
+    def check(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def found(self) -> str: ...
+    @property
+    def meaning(self) -> str: ...
+
+
+def _margins(sheet: page.Page, validation: Validation, contract: Contract) -> None:
+    """A bar per term: how far its figure, with its interval, lies on the kept or on the broken side of its limit."""
+    at_most = {words(term): term.is_at_most for level in contract.levels for term in (*level.must, *level.should)}
+    bars = []
+    for level in validation.levels:
+        for term in level.terms:
+            if term.value is None or not term.limit:
+                continue
+            sign = 100 if at_most[term.term] else -100
+            value, *ends = (
+                min(max(sign * (1 - (term.value if figure is None else figure) / term.limit), -100.0), 100.0)
+                for figure in (term.value, term.low, term.high)
+            )
+            came_out = f"{format.quantity(term.value)} of {format.quantity(term.limit)} {term.unit}".rstrip()
+            segment = (min(0.0, value), max(0.0, value), KIND[term.verdict], term.reason)
+            name = f"{level.name}: {term.term}" + (" (should)" if term.kind == "should" else "")
+            bars.append(page.Bar(name, f"{came_out}: {term.verdict}", [segment], (min(ends), max(ends))))
+    sheet.bars(bars, unit=" % of the limit", line=0.0)
+    sheet.say(
+        "Right of the line the promise is kept, left of it broken. The whisker is the interval of the figure; an end "
+        "that the sample does not give is at the figure. What is beyond 100 % is drawn there."
+        if bars
+        else "No term has a figure.",
+        "soft",
+    )
+
+
+def _conditions(sheet: page.Page, validation: Validation, runs: Mapping[str, Summary]) -> None:
+    """What was measured, from where, and with what, as the runs say it."""
+    sheet.section("What was measured, and from where")
+    first = next(iter(runs.values()), None)
+    target, host = (first.target, first.run.host) if first is not None else (TargetFacts(), Host())
+    sheet.facts(
+        Target=(validation.target, target.url),
+        Model=validation.model,
+        Server=validation.server,
+        Software=target.software,
+        Machine=(f"{target.gpus} GPUs" if target.gpus is not None else "", target.shape),
+        Region=validation.region,
+        Metadata=format.pairs(validation.metadata),
+        When=f"{validation.started} to {validation.ended}".replace("T", " "),
+        Confidence=f"{validation.confidence * 100:g} %, two-sided, of every interval",
+        Client=(host.name, host.cpu, f"{host.cpus} CPUs" if host.cpus else "", host.kernel),
+        Clock=host.clock,
+        Made_by=(f"loadgen {validation.version}", f"Python {host.python}" if host.python else ""),
+        Contract=f"SHA-256 {validation.contract_sha256}",
+    )
+
+
+def _timeline(sheet: page.Page, runs: Mapping[str, Summary]) -> None:
+    """When each run went, with a link to its summary."""
+    if not runs:
+        return
+    sheet.section("Runs")
+    times = {
+        name: [datetime.fromisoformat(at).timestamp() for at in (r.run.started, r.run.ended)]
+        for name, r in runs.items()
+    }
+    zero = min(start for start, _ in times.values())
+    sheet.bars(
+        [
+            page.Bar(
+                name,
+                f"{runs[name].run.started[11:19]}, {format.duration(end - start)}",
+                [(start - zero, end - zero, "c1" if runs[name].verdict.valid else "warn", runs[name].run.id)],
+            )
+            for name, (start, end) in times.items()
+        ],
+        low=0.0,
+        number=format.duration,
+    )
+    links = ", ".join(f'<a href="{escape(quote(name))}/summary.json">{escape(name)}</a>' for name in runs)
+    sheet.add(f"<p>Summary of each run, beside its records: {links}.</p>")
+
+
+def _signatures(sheet: page.Page, validation: Validation) -> None:
+    """A line for each party; its name is in the metadata under `buyer` and `vendor`, where given."""
+    sheet.section("Signed")
+    names = {party: validation.metadata.get(party.lower(), "") for party in ("Buyer", "Vendor")}
+    lines = (f"<div><b>{party}</b> {escape(name)}<p>name, date, signature</p></div>" for party, name in names.items())
+    sheet.add(f'<div class="signed">{"".join(lines)}</div>')
+    sheet.say(f"Of the contract with SHA-256 {validation.contract_sha256}; SHA256SUMS has that of every file.", "soft")
 
 
 def _glossary(validation: Validation) -> Iterator[tuple[str, str]]:

@@ -180,6 +180,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         str, ...
     ] = ()  # warnings, most of them known before the first request; they become warnings of the verdict
     note_codes: dict[str, ReasonCode] = {}  # note -> its code and values, where it has some
+    stopped_by: ReasonCode | None = None  # the rule of `stop_when` that ended the run
 
 
 class Second(msgspec.Struct, frozen=True, kw_only=True):

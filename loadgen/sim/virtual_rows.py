@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.results.record import BIN_NS, FINISH, KIND, ROW, SOURCE, STATUS, Built, RowPlace, unsent_row
+from loadgen.results.record import BIN_NS, CUTS, FINISH, KIND, ROW, SOURCE, STATUS, Built, RowPlace, unsent_row
 from loadgen.schedule.timetable import Schedule
 from loadgen.stats.quantiles import Histogram
 
@@ -97,7 +97,8 @@ def outcome(
     timeline = [counts[: int(np.flatnonzero(counts)[-1]) + 1] if counts.any() else counts[:0] for counts in bins]
     _set_sent_rows(rows[:sent], columns, instants, largest, events, source, kept_cache)
     rows["due_ns"][sent:], rows["kind"][sent:] = unsent[:, 1], unsent[:, 2]
-    rows["status"][sent:][unsent[:, 2] == KIND["unfinished"]] = STATUS["unfinished"]
+    for kind, status in CUTS.items():
+        rows["status"][sent:][unsent[:, 2] == KIND[kind]] = STATUS[status]
     return VirtualRows(rows, gaps, timeline)
 
 
@@ -251,8 +252,11 @@ def _set_sent_rows(
     rows["last_token_ns"] = last
     rows["end_ns"] = last
     rows["done_ns"] = np.where(failed, columns["end_ns"], last)
-    cut = columns["kind"] == KIND["unfinished"]
-    rows["status"] = np.where(cut, STATUS["unfinished"], np.where(failed, STATUS["failed"], STATUS["ok"]))
+    rows["status"] = np.where(failed, STATUS["failed"], STATUS["ok"])
+    text = np.where(refused, 1, np.where(failed, 0, -1))
+    for kind, status, words in (("unfinished", "unfinished", 2), ("interrupted", "cancelled", 3)):
+        rows["status"][columns["kind"] == KIND[kind]] = STATUS[status]
+        text[columns["kind"] == KIND[kind]] = words
     rows["kind"] = columns["kind"]
     rows["http_status"] = np.where(refused, 400, 200)
     rows["finish_reason"] = np.where(failed, FINISH[""], FINISH["length"])
@@ -274,4 +278,4 @@ def _set_sent_rows(
     rows["server_decode_ns"] = np.where(first >= 0, last - first, -1)
     for name in ("server_transfer_ns", "draft_tokens", "accepted_tokens"):
         rows[name] = -1
-    rows["text"] = np.where(failed, np.where(refused, 1, np.where(cut, 2, 0)), -1)
+    rows["text"] = text

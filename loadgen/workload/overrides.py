@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen import seeds, units
 from loadgen.errors import Fault, Faults, UserError, closest
-from loadgen.slo import METRIC_ALIASES, METRICS, Slo, Term
+from loadgen.slo import METRIC_ALIASES, METRICS, Slo, StopRule, Term
 from loadgen.workload.fields import SALT_PATTERN, Fixed
 from loadgen.workload.messages import locate
 from loadgen.workload.schema import (
@@ -36,6 +36,7 @@ from loadgen.workload.schema import (
     Synthetic,
     Workload,
     Written,
+    stop_rule,
 )
 from loadgen.workload.yaml_marks import Map, where
 
@@ -74,6 +75,7 @@ class Overrides:
     salt: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    stop_when: tuple[StopRule, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
 
@@ -103,6 +105,8 @@ def _read_flag(name: str, text: str, values: Mapping[str, Any]) -> dict[str, Any
         if metric == "goodput":
             return {"goodput_share": limit}
         return {"terms": {**values.get("terms", {}), metric: (limit, quantile)}}
+    if name == "stop_when":
+        return {"stop_when": (*values.get("stop_when", ()), stop_rule(text))}
     if name == "limit":
         return {"limits": {**values.get("limits", {}), **_limit(text)}}
     return {name: _PARSERS[name](text)}
@@ -232,6 +236,7 @@ def apply(workload: Workload, flags: Overrides, faults: list[Fault], file: str, 
         "grace_ns": flags.grace,
         "timeout_ns": flags.timeout,
         "stall_timeout_ns": flags.stall_timeout,
+        "stop_when": flags.stop_when or None,
         "max_in_flight": flags.max_in_flight,
         "seed": flags.seed,
         "schedule_seed": flags.schedule_seed,

@@ -28,7 +28,7 @@ from pydantic import (
 
 from loadgen import units
 from loadgen.limits import ValidityLimits
-from loadgen.slo import METRIC_ALIASES, METRICS, Slo, Term
+from loadgen.slo import METRIC_ALIASES, METRICS, Slo, StopRule, Term
 from loadgen.workload.fields import (
     Amount,
     Duration,
@@ -299,6 +299,38 @@ class WrittenTerm(Part):
         return {"anyOf": [schema["properties"]["limit"], schema]}
 
 
+def stop_rule(text: str) -> StopRule:
+    """`errors:20%`, `ttft:p50:30s`. Raises `Wrong`."""
+    known = f"errors:20%, or a latency at a percentile, ttft:p50:30s; known: errors, {', '.join(METRICS)}"
+    name, *parts = text.strip().split(":")
+    metric = METRIC_ALIASES.get(name, name)
+    if name == "errors" and len(parts) == 1:
+        limit, quantile = units.share(parts[0]), None
+    elif metric in METRICS and len(parts) == 2:
+        quantile, limit = units.quantile(parts[0]), float(units.duration_ns(parts[1], bare="s"))
+    else:
+        raise units.Wrong("is no rule to stop by", known)
+    if not limit:
+        raise units.Wrong("stops every run", known)
+    return StopRule(metric=metric, limit=limit, quantile=quantile)
+
+
+def _stop_rule(value: Any) -> StopRule:
+    if isinstance(value, StopRule):
+        return value
+    if not isinstance(value, str):
+        raise units.Wrong("is no rule to stop by", "errors:20%, or ttft:p50:30s")
+    return stop_rule(value)
+
+
+WrittenStopRule = Annotated[
+    StopRule,
+    PlainValidator(_stop_rule),
+    PlainSerializer(msgspec.to_builtins),
+    JsonSchema(type="string", examples=["errors:20%", "ttft:p50:30s"]),
+]
+
+
 class WrittenSlo(Part):
     """The terms as they are written, one key each."""
 
@@ -474,6 +506,7 @@ class Written(Part):
     timeout_ns: Annotated[Duration, Field(gt=0)] = Field(TIMEOUT_NS, validation_alias="timeout")
     stall_timeout_ns: Annotated[Duration, Field(gt=0)] = Field(STALL_TIMEOUT_NS, validation_alias="stall_timeout")
     max_in_flight: Whole | None = None
+    stop_when: tuple[WrittenStopRule, ...] = ()
     seed: Seed | None = None
     schedule_seed: Seed | None = None
     salt: Salt | None = None  # None: derived from the seed; "fresh": a new one in every run
@@ -528,7 +561,7 @@ def request_fingerprint(workload: Workload, count_source: str, tokenizer_sha256:
 
 
 def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dict[str, Any]:
-    excluded = {"name", "description", "seed", "schedule_seed", "salt", "source_text"}
+    excluded = {"name", "description", "seed", "schedule_seed", "salt", "source_text", "stop_when"}
     recipe: dict[str, Any] = workload.model_dump(mode="json", exclude=excluded)
     if recipe["grace_ns"] is None:  # so that fingerprints from when 30 s was the default stay equal
         recipe["grace_ns"] = 30 * units.NS_PER_S

@@ -12,6 +12,7 @@ import heapq
 import resource
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -23,10 +24,13 @@ from loadgen_sdk.transport.target import Target
 
 from loadgen.errors import UserError
 from loadgen.execution import run_header
+from loadgen.execution.driver import AFTER_STOP_NS
 from loadgen.execution.events import RunPlanned, Tell
 from loadgen.execution.lane_start import AnswerTime
 from loadgen.execution.plan import SCHEME, Settings, prepare
+from loadgen.execution.stop_watch import LOOK_NS
 from loadgen.metrics import reasons
+from loadgen.metrics.stop_rules import first_breach
 from loadgen.metrics.summary import Summary, dump_summary, summarize
 from loadgen.requests import prompts, resonance
 from loadgen.results import checksums, manifest, parquet, store
@@ -47,6 +51,7 @@ TEXTS = (
     "not finished when its time was over",
     "the simulated server refuses a prompt of this length",
     "in flight when the drain ended (--grace)",
+    "not finished when the drain after the stop ended",
 )
 REFUSED = KIND["http_4xx"]
 ROWS_PER_GROUP = 250_000  # per row group of the Parquet file, so that conversion needs no second copy of all rows
@@ -65,6 +70,7 @@ class Course:
         max_in_flight: int | None = None,
         timeout_ns: int = NEVER,
         drain_ns: int = NEVER,
+        stop_ns: int = NEVER,
     ) -> None:
         self.flights = Flights()
         self.replicas = replicas
@@ -72,7 +78,8 @@ class Course:
         self._sizes, self._next_replica = sizes, next_replica
         horizon = schedule.horizon_ns
         self._end_ns = NEVER if horizon is None or drain_ns >= NEVER else horizon + drain_ns
-        self._timeout_ns = timeout_ns
+        self._timeout_ns, self._stop_ns = timeout_ns, stop_ns
+        self._end_of_stop_ns = stop_ns + min(drain_ns, AFTER_STOP_NS)
         self._in_flight: deque[SimRequest] = deque()  # in order of due time; may contain requests that are done
 
     def run(self) -> None:
@@ -83,12 +90,17 @@ class Course:
         in_flight, end_of_run, timeout_ns = self._in_flight, self._end_ns, self._timeout_ns
         ends: list[tuple[int, int]] = []  # a heap of (end of the iteration in progress, replica)
         idle = len(replicas)
+        stop_ns, cut = self._stop_ns, "unfinished"
         while True:
             due = dispatcher.next_ns()
             end = ends[0][0] if ends else NEVER
+            if end > stop_ns and (due is None or due > stop_ns):
+                dispatcher.stop()
+                due, stop_ns, cut = None, NEVER, "interrupted"
+                end_of_run = min(end_of_run, self._end_of_stop_ns)
             if due is not None and due <= end and due <= end_of_run:
                 # While a replica is idle, an arrival may begin an iteration that ends before the next arrival.
-                idle -= self._start(due if idle else min(end, end_of_run), ends)
+                idle -= self._start(due if idle else min(end, end_of_run, stop_ns), ends)
                 continue
             if end >= NEVER or end > end_of_run:
                 break
@@ -121,10 +133,10 @@ class Course:
             dispatcher.stop()  # before the cut: it must not drop the turns after those that are cut
             for request in in_flight:
                 if request.state != DONE:
-                    self._give_up(request, end_of_run, "unfinished")
+                    self._give_up(request, end_of_run, cut)
         dispatcher.stop()
         for start in dispatcher.unsent():  # nobody interrupts a virtual run: the end of the drain left these
-            kind = "unfinished" if start.dropped == "interrupted" else start.dropped
+            kind = cut if start.dropped == "interrupted" else start.dropped
             flights.unsent.extend((start.number, start.due_ns, KIND[kind]))
 
     def _start(self, until_ns: int, ends: list[tuple[int, int]]) -> int:
@@ -184,12 +196,16 @@ def simulate(
     max_in_flight: int | None = None,
     timeout_ns: int = NEVER,
     drain_ns: int = NEVER,
+    stop_ns: int = NEVER,
 ) -> tuple[VirtualRows, Course]:
-    """Simulate a schedule on replicas with these costs and speeds; returns the rows of the run, and the simulation."""
+    """Simulate a schedule on replicas with these costs and speeds; returns the rows of the run, and the simulation.
+
+    `stop_ns`: when the load is stopped; what is in flight then may end within the drain.
+    """
     replicas = [Replica(costs.at_speed(speed), limits) for speed in speeds]
     course = Course(
         schedule, sizes, replicas, route(speeds, routing),
-        max_in_flight=max_in_flight, timeout_ns=timeout_ns, drain_ns=drain_ns,
+        max_in_flight=max_in_flight, timeout_ns=timeout_ns, drain_ns=drain_ns, stop_ns=stop_ns,
     )  # fmt: skip
     collecting = gc.isenabled()
     gc.disable()  # requests create no cycles, and a collection would scan hundreds of thousands of them
@@ -226,7 +242,8 @@ def run(workload: Workload, settings: Settings, folder: Path, tell: Tell) -> Sum
     header = _with_target(run_header.header(plan, workload, begins), preset, settings)
     store.replace(folder / "run.json", manifest.encode(header))
     tell(RunPlanned(plan, header))
-    results, course = simulate(
+    simulated = partial(
+        simulate,
         timetable,
         _sizes(workload.requests, requests, preset.server.tokens_per_block if preset.server.block_reuse else 0),
         costs=preset.costs,
@@ -239,7 +256,15 @@ def run(workload: Workload, settings: Settings, folder: Path, tell: Tell) -> Sum
         timeout_ns=workload.timeout_ns,
         drain_ns=workload.drain_ns,
     )
+    results, course = simulated()
+    stopped_by = None
+    horizon = NEVER if timetable.horizon_ns is None else timetable.horizon_ns
+    if (first := first_breach(workload.stop_when, results.rows, LOOK_NS)) and first[0] < horizon:
+        stopped_by = first[1]
+        results, course = simulated(stop_ns=first[0])
     header = _final_header(header, preset, course, requests)
+    if stopped_by is not None:
+        header = msgspec.structs.replace(header, state="stopped", stopped_by=stopped_by)
     if preset.routing == "round_robin":
         values = resonance.found(workload.requests, requests, len(course.replicas), "replica", len(results.rows))
         codes = reasons.coded("resonance", values)

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import sys
 from time import monotonic_ns
 
-from ..errors import TargetUnusable
-from ..transport.http1 import Malformed, Response, head, merged
+from ..errors import TargetUnusable, WrongUse
+from ..python310 import timeout
+from ..transport.http1 import HTTP_2, Malformed, Response, head, merged
+from ..transport.proxy import Proxy, proxy_for, refusal
 from ..transport.target import Target
 from .probe import FailedOnce, Headers, HttpAnswer
 
 MAX_BODY_BYTES = 4 << 20
 PAGE_S = 60.0  # longest wait for a page: list of models, version
 _BROKEN_HINT = "the server, or a proxy before it, gave up in the middle of an answer: see their logs"
+_HTTP_2_HINT = "this client speaks HTTP/1.1: let the server speak it too, or a proxy before it"
 _CERTIFICATE_HINT = "give the authority's certificate with --cacert, or --insecure if you know this server"
 
 
@@ -28,10 +32,17 @@ class Fetcher:
     """
 
     def __init__(
-        self, target: Target, tls: ssl.SSLContext | None = None, timeout_s: float = 60, connect_s: float = 10
+        self,
+        target: Target,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = 60,
+        connect_s: float = 10,
+        proxy: Proxy | None = None,
     ) -> None:
         self._target, self._timeout_s, self._connect_s = target, timeout_s, min(connect_s, timeout_s)
         self._tls = (tls or ssl.create_default_context()) if target.tls else None
+        self._proxy = proxy
+        self._peer = (target.host, target.port) if proxy is None else (proxy.host, proxy.port)
         self._address: str | None = None
 
     async def connect(self) -> int:
@@ -50,11 +61,14 @@ class Fetcher:
         response, pieces, size = Response(), [], 0
         timeout_s = self._timeout_s if body else min(self._timeout_s, PAGE_S)
         lines = merged([("Host", target.host_header), ("Connection", "close")], headers)
+        if self._proxy is not None and not target.tls:
+            path = f"http://{target.host_header}{path}"
+            lines += self._proxy.headers
         if body:
             lines.append(("Content-Length", str(len(body))))
         try:
             started = monotonic_ns()
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 writer.write(head(method, path, lines) + b"\r\n" + body)
                 while not response.complete:
                     data = await reader.read(1 << 16)
@@ -66,7 +80,9 @@ class Fetcher:
                     size += len(data)
                     if size > MAX_BODY_BYTES:
                         raise TargetUnusable(f"{target.redacted} sends more than 4 MiB to a probe", "check the URL")
-        except Malformed:
+        except Malformed as error:
+            if str(error) == HTTP_2:
+                raise TargetUnusable(f"{target.address}: {HTTP_2}", _HTTP_2_HINT) from None
             hint = "check the port" if target.tls else "does it want https:// ?"
             raise FailedOnce(f"{target.address} does not speak HTTP/1.1", hint) from None
         except TimeoutError:
@@ -90,15 +106,15 @@ class Fetcher:
 
     async def _resolve(self) -> str:
         """The first address of the host that accepts a connection."""
-        target, loop = self._target, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_s):
-                infos = await loop.getaddrinfo(target.host, target.port, proto=6)  # TCP
+            async with timeout(self._connect_s):
+                infos = await loop.getaddrinfo(*self._peer, proto=6)  # TCP
         except TimeoutError:
-            raise _unresolved(target, "no answer from DNS") from None
+            raise self._unresolved("no answer from DNS") from None
         except (OSError, UnicodeError) as error:
-            raise _unresolved(target, getattr(error, "strerror", "") or "unknown") from None
-        failure = TargetUnusable(f"the host {target.host!r} has no address", "check the host's name")
+            raise self._unresolved(getattr(error, "strerror", "") or "unknown") from None
+        failure = TargetUnusable(f"the host {self._peer[0]!r} has no address", "check the host's name")
         for address in dict.fromkeys(str(row[4][0]) for row in infos):
             try:
                 _, writer = await self._open(address, None)
@@ -115,26 +131,52 @@ class Fetcher:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         target = self._target
         try:
-            async with asyncio.timeout(self._connect_s):
+            async with timeout(self._connect_s):
                 server_name = target.host if tls else None
-                return await asyncio.open_connection(address, target.port, ssl=tls, server_hostname=server_name)
+                if self._proxy is None or tls is None:
+                    return await asyncio.open_connection(address, self._peer[1], ssl=tls, server_hostname=server_name)
+                if sys.version_info < (3, 11):  # noqa: UP036
+                    raise TargetUnusable("a probe through a proxy needs Python 3.11", "give model and server")
+                reader, writer = await asyncio.open_connection(address, self._peer[1])
+                writer.write(self._proxy.connect_request(target))
+                if problem := refusal(await reader.readuntil(b"\r\n\r\n")):
+                    writer.transport.abort()
+                    raise TargetUnusable(problem, "check HTTPS_PROXY and NO_PROXY")
+                await writer.start_tls(tls, server_hostname=server_name)
+                return reader, writer
+        except asyncio.IncompleteReadError:
+            what = f"the proxy at {self._peer[0]}:{self._peer[1]} closed the connection without an answer"
+            raise TargetUnusable(what, "check HTTPS_PROXY and NO_PROXY") from None
         except ssl.SSLCertVerificationError as error:
             what = f"the certificate of {target.address} is not trusted: {error.verify_message}"
             raise TargetUnusable(what, _CERTIFICATE_HINT) from None
         except ssl.SSLError as error:
+            if "NO_APPLICATION_PROTOCOL" in str(error):
+                raise TargetUnusable(f"{target.address}: {HTTP_2}", _HTTP_2_HINT) from None
             hint = "it seems to speak plain http://" if "WRONG_VERSION" in str(error) else "check --cert and the port"
             reason = (error.reason or "handshake failed").lower().replace("_", " ")
             raise TargetUnusable(f"TLS with {target.address} failed: {reason}", hint) from None
         except TimeoutError:
             hint = "does it want http:// ?" if tls else "check host, port and firewall"
             what = f"no {'TLS' if tls else 'answer'} from {target.address} within {self._connect_s:g} s"
-            raise TargetUnusable(what, hint) from None
+            raise TargetUnusable(what, self._unused_proxy() or hint) from None
         except OSError as error:
             refused = isinstance(error, ConnectionRefusedError) or "refused" in str(error)
             reason = f"cannot connect ({error.strerror or type(error).__name__}) to"
             what = f"{'nothing listens at' if refused else reason} {target.address}"
-            raise TargetUnusable(what, "start the server, or check --url") from None
+            raise TargetUnusable(what, self._unused_proxy() or "start the server, or check --url") from None
 
+    def _unused_proxy(self) -> str:
+        """What to say of a proxy that the environment names for this target and that is not used; "" without one."""
+        try:
+            if self._proxy is not None or proxy_for(self._target, None) is None:
+                return ""
+        except WrongUse:
+            pass
+        return (
+            "the proxy of the environment is not used: a load goes straight to the server, from a host that reaches it"
+        )
 
-def _unresolved(target: Target, reason: str) -> TargetUnusable:
-    return TargetUnusable(f"cannot resolve the host {target.host!r}: {reason}", "check the host's name")
+    def _unresolved(self, reason: str) -> TargetUnusable:
+        hint = self._unused_proxy() or "check the host's name"
+        return TargetUnusable(f"cannot resolve the host {self._peer[0]!r}: {reason}", hint)

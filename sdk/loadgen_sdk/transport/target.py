@@ -67,7 +67,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
             raise TargetUnusable(f"{shown_url!r} has no scheme", "begin it with http:// or https://")
         if scheme.lower() not in ("http", "https"):
             scheme_text = f"scheme {scheme!r}" if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]{0,15}", scheme) else "scheme"
-            raise TargetUnusable(f"the URL's {scheme_text} is not one this client speaks", "use http:// or https://")
+            hint = "use http:// or https://"
+            if "unix" in scheme.lower():
+                hint = "let the server listen on a port, or: socat TCP-LISTEN:8000,fork UNIX-CONNECT:/path"
+            raise TargetUnusable(f"the URL's {scheme_text} is not one this client speaks", hint)
         if "#" in url:
             raise TargetUnusable(
                 "the URL has a # in it", "write it as %23 where it belongs to a password, else remove it"
@@ -89,7 +92,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
             port = 443 if tls else 80
         if not port:
             raise TargetUnusable("port 0 cannot be connected to", "give the port the server listens on")
-        basic, secrets = _userinfo(parts.netloc)
+        basic, secrets = userinfo(parts.netloc)
         shown_query, query_secrets = _query(parts.query)
         path = quote(parts.path, safe="/%:@!$&'()*+,;=~-._").rstrip("/")
         for endpoint in _ENDPOINTS:
@@ -237,7 +240,7 @@ def _spellings(secrets: Iterable[str]) -> tuple[str, ...]:
     return tuple(spellings)
 
 
-def _userinfo(netloc: str) -> tuple[str, tuple[str, ...]]:
+def userinfo(netloc: str) -> tuple[str, tuple[str, ...]]:
     userinfo, at, _ = netloc.rpartition("@")
     if not at or not userinfo:
         return "", ()

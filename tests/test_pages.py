@@ -1,0 +1,161 @@
+"""Every kind of page in a real browser, at a desk, on a wide screen and on a phone: nothing is clipped, nothing scrolls
+sideways, no word leaves its card; and what stands first on each of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+
+import pytest
+from browser import Browser, find
+
+from loadgen.cli import main
+
+SIMULATED = ["--url", "sim:gb300-vm", "--seed", "1", "--gpus", "4"]
+CONTRACT = """\
+name: Answers that people read along
+description: A chat service of one virtual machine.
+slo: {ttft: 1s, tpot: 50ms}
+levels:
+  - name: an-hour-like-any-other
+    workload: qa
+    rate: 8/s
+    duration: 10m
+    repeats: 2
+    must: [{ttft: {limit: 1s, at: p50}}, {errors: 1%}, {goodput: 97%}, {tpot: {limit: 10ms, at: p50}}]
+    should: [{ttft: {limit: 2s, at: p95}}]
+"""
+
+
+def call(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as left:
+        main([str(argument) for argument in arguments])
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One page of each kind, written by the commands of a user, in virtual time."""
+    at = tmp_path_factory.mktemp("pages")
+    slo = ["--slo", "ttft:2s:p95", "--slo", "tpot:60ms:p95"]
+    slo += ["--shape", "ND128isr_GB300_v6"]
+    assert call("sweep", "qa", *SIMULATED, *slo, "--concurrency", "1,4,16", "-n", "80", "--out", at / "sweep") == 0
+    levels = [at / "sweep" / name for name in ("c1", "c4", "c16")]
+    assert call("compare", *levels, "--anyway", "--html", at / "compare.html", "--fail-on", "ttft_ms.p50 > 1s") == 0
+    prices = Path(__file__).parent.parent / "docs" / "prices.example.yaml"
+    assert call("cost", *levels[1:], "--prices", prices, "--html", at / "cost.html") == 0
+    goal = ["--slo", "tpot:60ms:p95", "--slo", "ttft:2s:p95", "--low", "10", "--high", "200", "-d", "20s"]
+    assert call("search", "rag", *SIMULATED, *goal, "--precision", "0.1", "--out", at / "search") == 0
+    assert call("report", at / "search") == 0
+    (at / "contract.yaml").write_text(CONTRACT)
+    parties = ["--metadata", "buyer=Ann <a@example.com>", "--metadata", "vendor=Acme"]
+    contract = [at / "contract.yaml", "--url", "sim:gb300-vm", "--seed", "1"]
+    assert call("validate", *contract, *parties, "--out", at / "poc") == 1  # one promise is broken
+    return {
+        "sweep": at / "sweep" / "report.html",
+        "compare": at / "compare.html",
+        "cost": at / "cost.html",
+        "search": at / "search" / "report.html",
+        "validation": at / "poc" / "verdict.html",
+    }
+
+
+KINDS = ("sweep", "compare", "cost", "search", "validation")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if find() is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    with Browser() as running:
+        yield running
+
+
+# What lies outside its card or the window: letters of charts, and every element but the inside of a table that scrolls.
+OUTSIDE = """(() => {
+  const out = [];
+  for (const figure of document.querySelectorAll("figure")) {
+    const card = figure.getBoundingClientRect();
+    for (const text of figure.querySelectorAll("svg text")) {
+      const b = text.getBoundingClientRect();
+      if (b.width && (b.left < card.left || b.right > card.right || b.top < card.top || b.bottom > card.bottom))
+        out.push(figure.querySelector("figcaption").textContent + ": " + text.textContent);
+    }
+  }
+  for (const node of document.querySelectorAll("main *")) {
+    if (node.closest(".scroll") || node.closest("svg") || node.closest(".tip")) continue;
+    const b = node.getBoundingClientRect();
+    if (b.width && (b.right > innerWidth + 0.5 || b.left < 0)) out.push(node.tagName + node.textContent.slice(0, 60));
+  }
+  for (const row of document.querySelectorAll(".bars > div")) {
+    const [name, , figure] = [...row.children].map(child => child.getBoundingClientRect());
+    if (name.width && figure.width && name.right > figure.left && name.bottom > figure.top && figure.bottom > name.top)
+      out.push("over another: " + row.textContent);
+  }
+  return out;
+})()"""
+
+
+@pytest.mark.parametrize("width", [1400, 1920, 390])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_fits_the_screen(browser: Browser, pages: dict[str, Path], kind: str, width: int) -> None:
+    browser.look(width=width, height=900)
+    browser.open(pages[kind])
+    browser.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert browser.complaints == [] and browser.requests == []
+    assert browser.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+    assert browser.evaluate(OUTSIDE) == []
+
+
+def words(page: Path) -> str:
+    """The page as a reader sees it, without its style and script."""
+    body = page.read_text("utf-8").split("<main>")[1].split("<script")[0]
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).replace("\u00a0", " ").split())
+
+
+def test_the_page_of_a_search_answers_first(pages: dict[str, Path]) -> None:
+    text = words(pages["search"])
+    order = ["Highest load within the SLO", "95 % interval", "What limits it: at ", "How the answer was confirmed"]
+    places = [text.index(part) for part in [*order, "Trials over time", "TPOT p95 at most 60 ms"]]
+    assert places[0] < 200 and places[1:4] == sorted(places[1:4])
+    assert "requests miss tpot p95" in text and "Confirmed: " in text
+
+
+def test_the_verdict_of_a_level_is_its_second_column(pages: dict[str, Path]) -> None:
+    html = pages["sweep"].read_text("utf-8")
+    assert "<th>load</th><th>verdict</th>" in html
+    assert re.search(r'<td>4 in flight \(closed loop\)</td><td class="good"><b>met</b></td>', html)
+
+
+def test_the_page_of_a_comparison_has_every_change(pages: dict[str, Path]) -> None:
+    html = pages["compare"].read_text("utf-8")
+    text = words(pages["compare"])
+    assert text.index("c4 against c1: ") < text.index("Work: NOT the same") < text.index("TTFT p50, ms")
+    assert "<b>passed</b>" in html and "ttft_ms.p50 > 1s" in text and "95%" in text
+    assert html.count('<div class="bars">') >= 2
+
+
+def test_the_page_of_a_validation_can_be_signed(pages: dict[str, Path]) -> None:
+    html = pages["validation"].read_text("utf-8")
+    text = words(pages["validation"])
+    parts = ["FAIL: ", "Every promise against its limit", "an-hour-like-any-other: FAIL", "What was measured", "Runs"]
+    places = [text.index(part) for part in [*parts, "What the words mean", "The contract as written", "Signed"]]
+    assert places == sorted(places)
+    assert "Buyer Ann <a@example.com> name, date, signature Vendor Acme" in text
+    for run in ("r1", "r2"):
+        assert f'href="an-hour-like-any-other/{run}/summary.json"' in html
+        assert (pages["validation"].parent / "an-hour-like-any-other" / run / "summary.json").is_file()
+    assert "rate: 8/s" in text  # the contract itself
+
+
+def test_a_promise_is_drawn_on_its_side_of_the_limit(pages: dict[str, Path]) -> None:
+    """Kept promises lie right of the line, broken ones left of it, each within its card."""
+    html = pages["validation"].read_text("utf-8").split('<div class="bars">')[1]
+    line = float(re.search(r'<u style="left:([0-9.]+)%', html)[1])  # type: ignore[index]
+    bars = re.findall(r'<i style="left:([0-9.]+)%;width:([0-9.]+)%;background:var\(--(\w+)\)', html.split("Runs")[0])
+    sides = {color: (float(left), float(left) + float(width)) for left, width, color in bars}
+    assert sides["good"][0] >= line - 0.1 and sides["bad"][1] <= line + 0.1
