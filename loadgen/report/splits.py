@@ -1,93 +1,123 @@
-"""Where TTFT and E2E go, and the slowest requests, as text. Pure."""
+"""Where TTFT and E2E go, and the slowest requests: as text, and as a section of a page with a waterfall. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen import format
 from loadgen.report import table
+from loadgen.report.page import Bar, Page
 from loadgen.report.table import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from loadgen.metrics.splits import SlowRequest, Splits
+    from loadgen.metrics.summary import Summary
 
-NAMES = {"p50": "near p50", "p99": "near p99", "slowest": "slowest 1 %"}
+NEAR = {"p50": "near p50", "p99": "near p99", "slowest": "slowest 1 %"}
 TTFT_PARTS = ("client", "connect", "queue", "prefill", "transfer", "rest")
 E2E_PARTS = ("ttft", "decode", "stall")
+WORDS = "queue, prefill, transfer: by the server; rest: network, and what the server does not account for"
+COLOURS = {"client": "bad", "connect": "warn", "queue": "c2", "prefill": "c1", "decode": "c3", "rest": "soft"}
 
 
-def _cells(split: object, parts: Sequence[str]) -> list[str]:
-    return [format.milliseconds(getattr(split, f"{part}_ms")) for part in parts]
+class _Table(NamedTuple):
+    head: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def _tables(splits: Splits) -> list[_Table]:
+    """TTFT and E2E: of all requests near p50, near p99 and of the slowest; of each group of them near p99."""
+    tables = []
+    for metric, head, parts in (
+        ("ttft", ("TTFT goes into, ms", "whole", *TTFT_PARTS, "requests"), TTFT_PARTS),
+        ("e2e", ("E2E goes into, ms", "whole", "TTFT", "decode", "stalls", "requests"), E2E_PARTS),
+    ):
+        rows = []
+        for group in splits.groups:
+            for split in getattr(group, metric):
+                if group.by == "all" or split.at == "p99":
+                    name = NEAR[split.at] if group.by == "all" else f"{group.name}, {NEAR[split.at]}"
+                    cells = [format.milliseconds(getattr(split, f"{part}_ms")) for part in (metric, *parts)]
+                    rows.append((f"  {name}", *cells, format.count(split.requests)))
+        if rows:
+            tables.append(_Table(head, rows))
+    return tables
+
+
+def _slow_table(slowest: Sequence[SlowRequest], title: str) -> _Table:
+    rows = []
+    for request in slowest:
+        times = (request.ttft_ms, request.queue_ms, request.prefill_ms, request.e2e_ms, request.max_gap_ms)
+        known = request.input_tokens and request.cached_tokens is not None
+        cached = (request.cached_tokens or 0) / (request.input_tokens or 1) if known else None
+        rows.append(
+            (
+                _name(request), format.duration(request.due_s), *map(format.milliseconds, times),
+                format.count(request.input_tokens), format.percent(cached), format.count(request.in_flight),
+                format.count(request.waiting_input_tokens),
+            )
+        )  # fmt: skip
+    times_head = ("TTFT", "queue", "prefill", "E2E", "largest gap")
+    return _Table((title, "at", *times_head, "prompt", "cached", "in flight", "tokens waiting"), rows)
+
+
+def _name(request: SlowRequest) -> str:
+    return f"{request.id or request.slot}{f' {request.target}' if request.target else ''}"
 
 
 def split_lines(splits: Splits) -> Iterator[str]:
-    """The parts of TTFT and E2E: of all requests near p50, near p99 and of the slowest; of each group near p99."""
-    rows: dict[str, list[tuple[str, ...]]] = {"ttft": [], "e2e": []}
-    for group in splits.groups:
-        for metric, parts in (("ttft", TTFT_PARTS), ("e2e", E2E_PARTS)):
-            for split in getattr(group, metric):
-                if group.by == "all" or split.at == "p99":
-                    name = NAMES[split.at] if group.by == "all" else f"{group.name}, {NAMES[split.at]}"
-                    whole = format.milliseconds(getattr(split, f"{metric}_ms"))
-                    rows[metric].append((f"  {name}", whole, *_cells(split, parts), format.count(split.requests)))
+    """Where the time goes, as text; nothing where the server gives no account of it."""
     if not splits.accounted:
-        rows["ttft"] = []
-    if rows["ttft"]:
-        head = ("TTFT goes into, ms", "whole", *TTFT_PARTS, "requests")
-        yield from table.text(head, rows["ttft"])
-        yield "queue, prefill, transfer: by the server; rest: network, and what the server does not account for"
-    if rows["e2e"] and splits.accounted:
-        yield from table.text(("E2E goes into, ms", "whole", "TTFT", "decode", "stalls", "requests"), rows["e2e"])
-    if splits.accounted and splits.why:
-        yield from wrapped(splits.why)
-
-
-def slow_lines(slowest: Sequence[SlowRequest]) -> Iterator[str]:
-    """The slowest requests by TTFT, one line each."""
-    slowest = [request for request in slowest if request.by == "ttft"]
-    if not slowest or all(request.prefill_ms is None for request in slowest):
         return
-    head = (
-        "Slowest by TTFT",
-        "at",
-        "TTFT",
-        "queue",
-        "prefill",
-        "E2E",
-        "largest gap",
-        "prompt",
-        "cached",
-        "in flight",
-        "tokens waiting",
+    for head, rows in _tables(splits):
+        yield from table.text(head, rows)
+        if "queue" in head:
+            yield WORDS
+    yield from wrapped(splits.why)
+
+
+def slow_lines(summary: Summary) -> Iterator[str]:
+    """The slowest requests by TTFT, one line each; nothing where the server gives no account of them."""
+    slowest = [request for request in summary.slowest if request.by == "ttft"]
+    if slowest and summary.splits.accounted:
+        yield from table.text(*_slow_table(slowest, "Slowest by TTFT"))
+
+
+def section(sheet: Page, summary: Summary) -> None:
+    """Why it was slow: the paragraph, the splits, the slowest requests with their waterfall."""
+    splits, slowest = summary.splits, summary.slowest
+    if not splits.groups:
+        return
+    sheet.section("Why was it slow", id="why")
+    sheet.say(summary.causes.text or "Nothing in the slow requests tells clearly what made them slow.")
+    for head, rows in _tables(splits):
+        sheet.table(head, rows)
+    sheet.say(f"Means over the requests near the quantile, which add up. {WORDS}.", "soft")
+    if splits.why:
+        sheet.say(f"{splits.why[0].upper()}{splits.why[1:]}.", "soft")
+    sheet.add("<h3>The slowest requests</h3>")
+    bars = [Bar(_name(request), format.milliseconds(request.e2e_ms), _waterfall(request)) for request in slowest]
+    sheet.bars(bars, unit=" ms", low=0.0)
+    sheet.say(
+        "From the due instant: waiting for a connection, the server's queue, its prefill, the network and what else "
+        "came before the first token (grey), then the output. The name is the X-Request-Id that was sent.",
+        "soft",
     )
-    rows = []
-    for request in slowest:
-        cached = (
-            None
-            if not request.input_tokens or request.cached_tokens is None
-            else request.cached_tokens / request.input_tokens
-        )
-        target = f" {request.target}" if request.target else ""
-        rows.append(
-            (
-                f"{request.id or request.slot}{target}",
-                format.duration(request.due_s),
-                *(
-                    format.milliseconds(value)
-                    for value in (
-                        request.ttft_ms,
-                        request.queue_ms,
-                        request.prefill_ms,
-                        request.e2e_ms,
-                        request.max_gap_ms,
-                    )
-                ),
-                format.count(request.input_tokens),
-                format.percent(cached),
-                format.count(request.in_flight),
-                format.count(request.waiting_input_tokens),
-            )
-        )
-    yield from table.text(head, rows)
+    for by, title in (("ttft", "slowest by TTFT"), ("e2e", "slowest by E2E")):
+        sheet.table(*_slow_table([request for request in slowest if request.by == by], title))
+
+
+def _waterfall(request: SlowRequest) -> list[tuple[float, float, str, str]]:
+    """The segments of one request: what is known of its TTFT, the rest of it, and its output."""
+    first = request.e2e_ms if request.ttft_ms is None else request.ttft_ms
+    lengths = {"connect": request.connect_ms, "queue": request.queue_ms or 0.0, "prefill": request.prefill_ms or 0.0}
+    lengths["rest"] = max(first - sum(lengths.values()), 0.0)
+    lengths["decode"] = request.e2e_ms - first
+    segments, at = [], 0.0
+    for name, length in lengths.items():
+        if length > 0:
+            segments.append((at, at + length, COLOURS[name], f"{name} {format.milliseconds(length)} ms"))
+        at += length
+    return segments

@@ -49,7 +49,7 @@ def render(summary: Summary, *, color: bool = False) -> str:
         _counts(summary),
         _latency(summary),
         split_lines(summary.splits),
-        slow_lines(summary.slowest),
+        slow_lines(summary),
         _tokens(summary),
         parts(summary),
         _slo(summary.goodput, paint),
@@ -381,3 +381,4 @@ def _verdict(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str
     else:
         yield f"{paint('INVALID', 'red')}: do not rely on these numbers"
         yield from _bullets(verdict.reasons)
+    yield from wrapped(summary.causes.text)
