@@ -92,7 +92,7 @@ def _first_screen(sheet: page.Page, summary: Summary, mlperf: MlperfResult | Non
         Model=target.model,
         Server=(target.server, gpus, target.shape, target.region),
         Software=target.software,
-        Metadata=format.pairs(run.metadata),
+        **format.said(run.metadata),
         Load=load.arrival,
         Requests=_counts(summary),
         When=(run.started.replace("T", " "), _lasted(window.whole.duration_s, "in all")),
