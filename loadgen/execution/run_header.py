@@ -88,7 +88,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         keep=settings.keep,
         host=_host(),
         notes=(*_notes(plan), *dict.fromkeys((*unjudged, *unjudged_of_classes))),
-        note_codes=_resonant(plan) | _undisclosed(plan),
+        note_codes=_coded_notes(plan),
     )
 
 
@@ -150,10 +150,17 @@ def _notes(plan: Plan) -> Iterator[str]:
         )
     if not settings.tls.verify and any(result.target.tls for result in job.found):
         yield "the server's certificate was not verified (--insecure): whoever is on the way can read key and prompts"
-    yield from _resonant(plan)
-    yield from _undisclosed(plan)
+    yield from _coded_notes(plan)
     yield from dict.fromkeys(note for result in job.found for note in result.warnings)
     yield from requests.warnings(timetable.slots or 1000)
+
+
+def _coded_notes(plan: Plan) -> dict[str, manifest.ReasonCode]:
+    """The notes that have a code, in words and as code."""
+    silent = [result.server for result in plan.job.found if not result.account]
+    asked = plan.job.settings.server_timing and silent
+    unanswered = reasons.coded("server_timing_missing", {"server": silent[0]} if asked else None)
+    return _resonant(plan) | _undisclosed(plan) | unanswered
 
 
 def _resonant(plan: Plan) -> dict[str, manifest.ReasonCode]:

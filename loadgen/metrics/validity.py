@@ -287,8 +287,10 @@ def _warnings(header: Header, summary: Any, signs: Signs, *, shortened: bool) ->
         if value != default:
             yield _code("limit_changed", limit=field, value=value, default=default)
     yield from _of_token_counts(header, summary, signs, shortened=shortened)
-    if header.server_timing and summary.requests.ok and summary.kept == "raw" and not summary.splits.accounted:
-        yield _code("server_timing_missing")
+    told = any(code.code == "server_timing_missing" for code in header.note_codes.values())  # by the probe
+    silent = summary.requests.ok and summary.kept == "raw" and not summary.splits.accounted
+    if header.server_timing and silent and not told:
+        yield _code("server_timing_missing", server=summary.target.server or "it")
     for term in summary.goodput.slo:
         if not term.supported and not term.undecided:
             values = {"metric": term.metric, "percentile": term.quantile * 100, "samples": term.count}
