@@ -1,7 +1,7 @@
 """Real servers, an optional suite: `LOADGEN_SERVERS=DIR pytest -m real_servers`.
 
 DIR holds one executable script per server: `serve_NAME.sh PORT`, which serves an OpenAI-compatible API at that port of
-127.0.0.1 until it is ended, and a file `model` with the name of its model, if the server does not list just one.
+127.0.0.1 until it is ended, and `NAME.model`, a file with the name of its model, if the server does not list just one.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Server:
     def __init__(self, script: Path) -> None:
         self._script, self._port = script, free_port()
         self.url = f"http://127.0.0.1:{self._port}"
+        named = SERVERS / f"{script.stem.removeprefix('serve_')}.model"
+        self.model = ["--model", named.read_text().strip()] if named.exists() else []
         self.start()
 
     def start(self) -> None:
@@ -53,14 +55,18 @@ class Server:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         for _ in range(300):
-            with (
-                contextlib.suppress(OSError, ValueError),
-                urllib.request.urlopen(self.url + "/v1/models", timeout=2) as answer,
-            ):
-                if json.loads(answer.read()).get("data"):
+            try:
+                with urllib.request.urlopen(self.url + "/v1/models", timeout=2) as answer:
+                    if self.model or json.loads(answer.read()).get("data"):
+                        return
+            except urllib.error.HTTPError:
+                if self.model:  # it serves, and cannot say what
                     return
+            except (OSError, ValueError):
+                pass
             assert self._process.poll() is None, f"{self._script} ended"
             select.select([], [], [], 1)
+        self.kill()
         raise AssertionError(f"{self._script} lists no model")
 
     def kill(self) -> None:
@@ -79,7 +85,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 def run(server: Server, out: Path, *flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", "-m", "loadgen", "run", "qa", "--url", server.url, *LOAD, *flags, "-o", str(out)]
+    model = [] if "--model" in flags else server.model
+    command = [sys.executable, "-P", "-m", "loadgen", "run", "qa", "--url", server.url, *model, *LOAD, *flags]
+    command += ["-o", str(out)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
