@@ -28,6 +28,7 @@ def _nothing_is_judged_by_a_busy_machine() -> Any:
         yield
 
 
+@pytest.mark.processes
 def test_importing_costs_nothing() -> None:
     seen = "import sys, loadgen, loadgen.pytest_plugin, loadgen_sdk; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True).stdout.split()
@@ -35,6 +36,7 @@ def test_importing_costs_nothing() -> None:
     assert not heavy & set(loaded)
 
 
+@pytest.mark.processes
 def test_a_run_and_its_folder_say_the_same(tmp_path: Path) -> None:
     result = loadgen.run(FEW, concurrency=2, num_requests=10, seed=7, slo="ttft:10s", out=tmp_path / "run", **QUICK)
     assert isinstance(result, loadgen.Result)
@@ -45,6 +47,30 @@ def test_a_run_and_its_folder_say_the_same(tmp_path: Path) -> None:
     assert result.rows.num_rows == 10 and {"due_ns", "sent_ns", "first_token_ns"} <= set(result.rows.column_names)
     assert loadgen.load(result.folder).summary == result.summary
     assert "10 of 10 ok" in repr(result) and "TTFT" in str(result)
+
+
+def test_frames_for_notebooks(tmp_path: Path) -> None:
+    stages = [{"arrival": {"poisson": "20/s"}, "count": 30}]
+    workload = {"name": "few", "requests": {"input_tokens": 30, "output_tokens": 5}, "stages": stages}
+    result = loadgen.run(workload, url="sim:h100x8", out=tmp_path / "sweep" / "c1")
+    frame = result.frame()
+    assert len(frame) == 30 and set(frame["status"]) == {"ok"}
+    assert float(frame["ttft_ms"].max()) == pytest.approx(result.ttft_ms.max)
+    assert float(frame["e2e_ms"].mean()) == pytest.approx(result.e2e_ms.mean, rel=1e-6)
+    assert frame["session"].isna().all() and frame["cached_tokens"].dtype.kind == "i"
+    polars = result.frame("polars", unit="s")
+    assert polars["tpot_s"].max() == pytest.approx((result.tpot_ms.max or 0) / 1e3)
+    assert result.frame("pyarrow", unit="ns")["due_ns"].to_pylist() == result.rows["due_ns"].to_pylist()
+    assert result._repr_html_().startswith("<pre") and "TTFT" in result._repr_html_()
+    with pytest.raises(loadgen.errors.UserError, match="unit="):
+        result.frame(unit="h")  # type: ignore[arg-type]
+    with pytest.raises(loadgen.errors.UserError, match="several runs"):
+        loadgen.load(tmp_path / "sweep")
+    runs = loadgen.load_runs(tmp_path / "sweep")
+    assert list(runs) == ["c1"] and runs["c1"].ttft_ms == result.ttft_ms
+    assert list(loadgen.load_runs(tmp_path)) == ["sweep/c1"]
+    with pytest.raises(loadgen.errors.UserError, match="no run in this folder"):
+        loadgen.load_runs(tmp_path / "sweep" / "c1" / "flows")
 
 
 def test_a_checked_workload_and_a_virtual_target(tmp_path: Path) -> None:
@@ -58,6 +84,7 @@ def test_a_checked_workload_and_a_virtual_target(tmp_path: Path) -> None:
     assert one.summary.fingerprints.recipe == two.summary.fingerprints.recipe
 
 
+@pytest.mark.processes
 def test_in_async_code_it_belongs_into_a_thread(tmp_path: Path) -> None:
     async def go() -> Any:
         with pytest.raises(Fault, match="blocks") as found:
@@ -116,6 +143,7 @@ def test_promise(loadgen_run):
 """
 
 
+@pytest.mark.processes
 def test_the_fixture_passes_fails_and_shows_the_report(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS)
     loaded = any(plugin is pytest_plugin for plugin in pytester._request.config.pluginmanager.get_plugins())
@@ -124,6 +152,7 @@ def test_the_fixture_passes_fails_and_shows_the_report(pytester: pytest.Pytester
     found.stdout.fnmatch_lines(["*Captured loadgen call*", "*4 scheduled, 4 ok*"])
 
 
+@pytest.mark.processes
 def test_arun_where_a_loop_is_running(tmp_path: Path) -> None:
     async def go() -> loadgen.Result:
         with pytest.raises(Fault, match="event loop is running") as found:

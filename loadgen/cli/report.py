@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def report(
     folder: Annotated[
         Path,
-        typer.Argument(help="Folder of a run, or of several (levels, repeats), or another tool's result file."),
+        typer.Argument(help="Folder of a run or of several, another tool's result file, or calls of the SDK."),
     ],
     html: Annotated[
-        Path | None, typer.Option("--html", help="Where the page goes; without it: report.html in the folder.")
+        Path | None, typer.Option("--html", help="Where the page goes.", show_default="report.html in the folder")
     ] = None,
     no_html: Annotated[bool, typer.Option("--no-html", help="Print only.")] = False,
     as_json: Annotated[
@@ -36,6 +36,8 @@ def report(
     """Print a stored run again, from its records, and write report.html: one file that opens without network.
 
     Exit: 0 sound and SLO met, 1 SLO missed, 2 not a run, 3 the run is not valid; of a search as `loadgen search`.
+
+    Example: loadgen report results/qa-20261122-101500-1a2b --html page.html
     """
     from loadgen.cli.results_list import is_collection
     from loadgen.cli.search import code as search_code
@@ -197,9 +199,18 @@ def _reported(file: Path, html: Path | None, *, as_json: bool) -> int:
     """Print a result file of another tool, with its own definitions; write a page only if `html` is given."""
     from loadgen.cli.show import print_json
     from loadgen.errors import OK
-    from loadgen.interop import reader
+    from loadgen.interop import application_calls, reader
     from loadgen.report import other_tools
 
+    if application_calls.is_calls(file):
+        from loadgen.report.application_calls import render_text
+
+        groups = application_calls.read(file)
+        if as_json:
+            print_json(groups)
+        else:
+            print(render_text(groups), end="")
+        return OK
     result = reader.read_result(file)
     if as_json:
         print_json(result)

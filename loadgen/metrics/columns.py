@@ -216,6 +216,13 @@ NEED_A_STREAM = (*NEED_TWO_TOKENS, *POOLED)
 """The metrics that an answer without streaming does not have."""
 
 
+def sendable(columns: Columns | JoinedColumns) -> NDArray[np.int64]:
+    """When each request could have been sent: when it was due, or its connection was there, if it needed a new one."""
+    due, ready = columns["due_ns"], columns["ready_ns"]
+    instants: NDArray[np.int64] = np.where(columns["reused"] > 0, due, np.maximum(due, ready))
+    return instants
+
+
 def defined(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """The values without those that are UNDEFINED."""
     known: NDArray[np.int64] = values[values != UNDEFINED]

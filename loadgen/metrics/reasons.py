@@ -78,7 +78,7 @@ SENTENCES = {
     "gaps_differ":
         "send gaps vary by {variation:.2f} where the timetable has {planned:.2f}: the arrivals were not as planned",
     "server_timing_missing":
-        "the server was asked for its own account of each request (--server-timing), and no answer had one: "
+        "the server ({server}) was asked for its own account of each request (--server-timing), and no answer had one: "
         "docs/servers.md says what each kind of server needs for it",
     "server_counts":
         "the server's metrics page counts {server_tokens:,} output tokens, the client {client_tokens:,} "

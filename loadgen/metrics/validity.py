@@ -99,6 +99,15 @@ def verdict(
     )
 
 
+def is_host_busy(verdict: Verdict) -> bool:
+    """Whether nothing but other work on this host spoiled the measurement: neither the server nor the load did."""
+    of_the_client = {"sent_late", "arrivals_unsure", "generator_busy"}
+    remedies = {reason.values.get("remedy") for reason in verdict.codes}
+    return {reason.code for reason in verdict.codes} <= of_the_client and not remedies.isdisjoint(
+        ("other_processes", "host")
+    )
+
+
 def with_codes(stored: Verdict) -> Verdict:
     """A stored verdict with a code for every sentence: "note", which says nothing, where an older version gave none."""
 
@@ -278,8 +287,10 @@ def _warnings(header: Header, summary: Any, signs: Signs, *, shortened: bool) ->
         if value != default:
             yield _code("limit_changed", limit=field, value=value, default=default)
     yield from _of_token_counts(header, summary, signs, shortened=shortened)
-    if header.server_timing and summary.requests.ok and summary.kept == "raw" and not summary.splits.accounted:
-        yield _code("server_timing_missing")
+    told = any(code.code == "server_timing_missing" for code in header.note_codes.values())  # by the probe
+    silent = summary.requests.ok and summary.kept == "raw" and not summary.splits.accounted
+    if header.server_timing and silent and not told:
+        yield _code("server_timing_missing", server=summary.target.server or "it")
     for term in summary.goodput.slo:
         if not term.supported and not term.undecided:
             values = {"metric": term.metric, "percentile": term.quantile * 100, "samples": term.count}
