@@ -78,6 +78,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         template_tokens=found[0].template_tokens,
         usage_asked=True,
         server_timing=settings.server_timing,
+        cache_asked=getattr(workload.requests, "cache", None),
         shares_prompts=_shares_prompts(workload.requests),
         max_in_flight=workload.max_in_flight,
         grace_s=workload.drain_ns / 1e9,
@@ -240,7 +241,7 @@ def _shares_prompts(requests: Any) -> bool:
         return any(_shares_prompts(one.requests) for one in requests.classes.values())
     if hasattr(requests, "path") or hasattr(requests, "trace"):
         return True
-    return any(getattr(requests, name, None) for name in ("turns", "shared_prefix_tokens", "system_tokens"))
+    return any(getattr(requests, name, None) for name in ("turns", "shared_prefix_tokens", "system_tokens", "cache"))
 
 
 def _stage_plan(workload: Workload, timetable: Schedule, index: int, begin: Begin | None = None) -> manifest.StagePlan:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loadgen import seeds
 from loadgen.results.record import ROW, STATUSES
 from loadgen.stats.quantiles import Histogram
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.results.manifest import Header
+
 
 OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED = range(len(STATUSES))
 
@@ -41,6 +43,14 @@ def measured_gaps(header: Header, gaps: Sequence[Histogram]) -> Histogram:
         if not header.stages or header.stages[i].measured:
             pooled.merge(histogram)
     return pooled
+
+
+def of_class(header: Header, name: str, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which rows are requests of a class of this run: a mask of the same length."""
+    place = [plan.name for plan in header.classes].index(name)
+    drawn = seeds.classes(header.seed or 0, [plan.share for plan in header.classes], rows["request"] // header.turns)
+    chosen: NDArray[np.bool_] = drawn == place
+    return chosen
 
 
 class Columns:

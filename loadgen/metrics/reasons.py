@@ -64,6 +64,12 @@ SENTENCES = {
     "cached":
         "{share:share} of the prompt tokens came from the server's cache though the workload asks for no sharing: a "
         "repeated seed or salt makes TTFT look better than it is; give another --seed, or --salt fresh",
+    "cache_unsaid":
+        "the server does not say how many prompt tokens its cache knew: the {asked:share} asked for are not checked",
+    "cache_differs":
+        "{share:share} of the prompt tokens came from the server's cache, {asked:share} were asked for, limit "
+        "{limit:share} apart: its cache is off or too small, its blocks are long beside the prompts, or it knew the "
+        "prompts before",
     "lengths_differ":
         "{share:share} of the answers are not as long as asked, limit {limit:share}: the server does not honour the "
         "forced length",

@@ -336,7 +336,12 @@ def _of_token_counts(header: Header, summary: Any, signs: Signs, *, shortened: b
     if signs.disagreement is not None and abs(signs.disagreement) > COUNT_DISAGREEMENT:
         values = {"share": signs.disagreement, "limit": COUNT_DISAGREEMENT}
         yield _code("prompt_counts_differ", **values, template_known=header.template_tokens is not None)
-    if tokens.cached_share is not None and tokens.cached_share > CACHED_SHARE and not header.shares_prompts:
+    asked_share = header.cache_asked
+    if asked_share is not None and tokens.cached_share is None:
+        yield _code("cache_unsaid", asked=asked_share)
+    elif asked_share is not None and abs(tokens.cached_share - asked_share) > CACHED_SHARE:
+        yield _code("cache_differs", asked=asked_share, share=tokens.cached_share, limit=CACHED_SHARE)
+    elif tokens.cached_share is not None and tokens.cached_share > CACHED_SHARE and not header.shares_prompts:
         yield _code("cached", share=tokens.cached_share)
     differ = None if shortened else tokens.length_mismatch_share
     if differ is not None and differ > LENGTH_MISMATCH:
