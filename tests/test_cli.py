@@ -63,6 +63,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         assert flag in text
 
 
+@pytest.mark.processes
 def test_the_command_without_its_script() -> None:
     done = subprocess.run([sys.executable, "-m", "loadgen", "run", "nope"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (USAGE, "")
@@ -81,6 +82,7 @@ def test_spread(given: list[str], spread: list[str]) -> None:
     assert cli.spread(given) == spread
 
 
+@pytest.mark.processes
 def test_one_endpoint_is_not_silently_chosen_of_two() -> None:
     given = ["doctor", "--url", "http://127.0.0.1:1", "-u", "http://127.0.0.1:2"]
     code = "from loadgen.cli import main; main()"

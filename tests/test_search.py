@@ -366,6 +366,7 @@ def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:
     assert told.code == "server_gone"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_probe_over_sockets_ends_early_in_all_workers(
     tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch

@@ -37,7 +37,7 @@ from loadgen.cli.sweep import sweep
 from loadgen.cli.ui import ui
 from loadgen.cli.validate import validate
 from loadgen.cli.verify import verify
-from loadgen.errors import OK, USAGE
+from loadgen.errors import OK, USAGE, UserError
 
 COLLECT_AFTER = 200_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
 
@@ -113,6 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     streams.prepare()
 
     def call() -> int:
+        if sys.platform == "win32":
+            raise UserError(
+                "loadgen takes Linux (or macOS, to read what is stored)", "", "use it in WSL2 or a container"
+            )
         try:
             typed = sys.argv[1:] if arguments is None else list(arguments)
             code = app(spread(typed), standalone_mode=False, obj=typed)
