@@ -18,7 +18,7 @@ OUTSIDE = {  # file of the repository -> page of the site
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
 }
-LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -37,11 +37,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def _moved(markdown: str, folder: Path) -> str:
     def link(match: re.Match[str]) -> str:
-        target = posixpath.normpath((folder / match[1]).as_posix())
+        words, path, anchor = match[1], match[2], match[3] or ""
+        target = posixpath.normpath((folder / path).as_posix())
         if target in OUTSIDE:
-            return f"]({OUTSIDE[target]}{match[2] or ''})"
+            return f"[{words}]({OUTSIDE[target]}{anchor})"
         if target.startswith("docs/"):
-            return f"]({target.removeprefix('docs/')}{match[2] or ''})"
-        return match[0]
+            return f"[{words}]({target.removeprefix('docs/')}{anchor})"
+        return words
 
     return LINK.sub(link, markdown)
