@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 
-class Kind(StrEnum):
+class FileKind(StrEnum):
     """The files that people write."""
 
     workload = "workload"
@@ -22,24 +22,24 @@ class Kind(StrEnum):
 
 
 def schema(
-    kind: Annotated[Kind, typer.Argument(help="The kind of file.", show_default=True)] = Kind.workload,
+    kind: Annotated[FileKind, typer.Argument(help="The kind of file.", show_default=True)] = FileKind.workload,
 ) -> None:
     """Print the JSON Schema of a workload, contract, price or targets file (draft 2020-12)."""
     print(json.dumps(_schema(kind), indent=2, ensure_ascii=False))
 
 
-def _schema(kind: Kind) -> dict[str, Any]:
+def _schema(kind: FileKind) -> dict[str, Any]:
     from loadgen.workload import json_schema, schema_of
 
-    if kind is Kind.contract:
+    if kind is FileKind.contract:
         from loadgen.contracts.schema import Contract
 
         return schema_of(Contract, "A contract of loadgen")
-    if kind is Kind.prices:
+    if kind is FileKind.prices:
         from loadgen.cost.prices import WrittenPrices
 
         return schema_of(WrittenPrices, "Prices for loadgen")
-    if kind is Kind.targets:
+    if kind is FileKind.targets:
         from loadgen.execution.targets import JSON_SCHEMA
 
         return JSON_SCHEMA
