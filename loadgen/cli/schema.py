@@ -24,7 +24,10 @@ class FileKind(StrEnum):
 def schema(
     kind: Annotated[FileKind, typer.Argument(help="The kind of file.", show_default=True)] = FileKind.workload,
 ) -> None:
-    """Print the JSON Schema of a workload, contract, price or targets file (draft 2020-12)."""
+    """Print the JSON Schema of a workload, contract, price or targets file (draft 2020-12).
+
+    Example: loadgen schema > workload.schema.json
+    """
     print(json.dumps(_schema(kind), indent=2, ensure_ascii=False))
 
 

@@ -17,17 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from loadgen import format, seeds
+from loadgen.errors import Fault
 from loadgen.execution import resource_limits, system_file
-from loadgen.execution.lane_start import Begin
+from loadgen.execution.events import RunPlanned, Tell
+from loadgen.execution.lane_start import Begin, by_probe, mean_lengths
 from loadgen.execution.plan import Plan, Settings
 from loadgen.limits import ValidityLimits
 from loadgen.metrics import columns, reasons
 from loadgen.requests import resonance
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
-from loadgen.results import manifest
+from loadgen.results import manifest, store
 from loadgen.results.record import SCHEMA_MINOR
 from loadgen.schedule import timetable as schedule
+from loadgen.schedule.forecast import Forecast, forecast
 from loadgen.schedule.timetable import Schedule
 from loadgen.slo import Slo
 from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Workload, recipe_fingerprint
@@ -75,6 +78,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         template_tokens=found[0].template_tokens,
         usage_asked=True,
         server_timing=settings.server_timing,
+        cache_asked=getattr(workload.requests, "cache", None),
         shares_prompts=_shares_prompts(workload.requests),
         max_in_flight=workload.max_in_flight,
         grace_s=workload.drain_ns / 1e9,
@@ -85,8 +89,25 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         keep=settings.keep,
         host=_host(),
         notes=(*_notes(plan), *dict.fromkeys((*unjudged, *unjudged_of_classes))),
-        note_codes=_resonant(plan) | _undisclosed(plan),
+        note_codes=_coded_notes(plan),
     )
+
+
+def announce(plan: Plan, header: manifest.Header, tell: Tell) -> None:
+    """Write the header and tell that the run begins. Whoever hears it may refuse it with a Fault."""
+    path = plan.job.folder / "run.json"
+    store.replace(path, manifest.encode(header))
+    try:
+        tell(RunPlanned(plan, header))
+    except Fault:
+        path.unlink()
+        raise
+
+
+def forecast_of(plan: Plan) -> Forecast:
+    """What a run whose target was probed will send, and how long it will take."""
+    found, tokens = plan.job.found[0], mean_lengths(plan.requests)
+    return forecast(plan.timetable, tokens, by_probe(found.first_ms, found.token_ms).ns(1, *tokens) / 1e9)
 
 
 def now() -> str:
@@ -130,10 +151,17 @@ def _notes(plan: Plan) -> Iterator[str]:
         )
     if not settings.tls.verify and any(result.target.tls for result in job.found):
         yield "the server's certificate was not verified (--insecure): whoever is on the way can read key and prompts"
-    yield from _resonant(plan)
-    yield from _undisclosed(plan)
+    yield from _coded_notes(plan)
     yield from dict.fromkeys(note for result in job.found for note in result.warnings)
     yield from requests.warnings(timetable.slots or 1000)
+
+
+def _coded_notes(plan: Plan) -> dict[str, manifest.ReasonCode]:
+    """The notes that have a code, in words and as code."""
+    silent = [result.server for result in plan.job.found if not result.account]
+    asked = plan.job.settings.server_timing and silent
+    unanswered = reasons.coded("server_timing_missing", {"server": silent[0]} if asked else None)
+    return _resonant(plan) | _undisclosed(plan) | unanswered
 
 
 def _resonant(plan: Plan) -> dict[str, manifest.ReasonCode]:
@@ -213,7 +241,7 @@ def _shares_prompts(requests: Any) -> bool:
         return any(_shares_prompts(one.requests) for one in requests.classes.values())
     if hasattr(requests, "path") or hasattr(requests, "trace"):
         return True
-    return any(getattr(requests, name, None) for name in ("turns", "shared_prefix_tokens", "system_tokens"))
+    return any(getattr(requests, name, None) for name in ("turns", "shared_prefix_tokens", "system_tokens", "cache"))
 
 
 def _stage_plan(workload: Workload, timetable: Schedule, index: int, begin: Begin | None = None) -> manifest.StagePlan:
@@ -252,8 +280,8 @@ def words(arrival: Any) -> str:
     return "everything at once" if arrival.rate == float("inf") else f"{arrival.tag} {arrival.rate:g}/s"
 
 
-def describe(workload: Workload, settings: Settings) -> str:
-    """Text that says what a run would do: load, request sizes, fingerprints. Does not use the network."""
+def describe(workload: Workload, settings: Settings) -> tuple[str, Forecast]:
+    """What a run would do, as text and as forecast: load, request sizes, fingerprints. Does not use the network."""
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     timetable = schedule.build(workload, seed)
     salt = seeds.salt_of(seed, workload.salt)
@@ -275,7 +303,9 @@ def describe(workload: Workload, settings: Settings) -> str:
     prompt_range = f"{input_tokens[0]:,} to {input_tokens[-1]:,} prompt tokens"
     output_range = f"{output_tokens[0]:,} to {output_tokens[-1]:,} asked for"
     lines.append(f"first {len(sample)} requests: {prompt_range}, {output_range}")
+    load = forecast(timetable, mean_lengths(requests))
+    lines.append(f"expected: about {load.words}")
     recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
     lines.append(f"recipe: {recipe}  timetable: {schedule.fingerprint(timetable)}")
     lines += [f"note: {note}" for note in requests.warnings(timetable.slots or 1000)]
-    return "\n".join(lines)
+    return "\n".join(lines), load

@@ -9,7 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from loadgen import format
-from loadgen.metrics.validity import WAITED_SHARE
+from loadgen.metrics.validity import WAITED_SHARE, is_host_busy
 from loadgen.report import table
 from loadgen.report.run_headline import (
     about_latency,
@@ -231,7 +231,8 @@ def _latency(summary: Summary) -> Iterator[str]:
 
 def _tokens(summary: Summary) -> Iterator[str]:
     tokens, client = summary.tokens, summary.client
-    cached = f" ({format.percent(tokens.cached_share)} cached)" if tokens.cached_share is not None else ""
+    asked_share = "" if summary.cache_asked is None else f", {format.percent(summary.cache_asked)} asked for"
+    cached = f" ({format.percent(tokens.cached_share)} cached{asked_share})" if tokens.cached_share is not None else ""
     requested = (
         f" of {format.count(tokens.asked_output)} asked" if tokens.asked_output not in (None, tokens.output) else ""
     )
@@ -378,6 +379,15 @@ def _verdict(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str
         yield from _bullets(verdict.caveats)
     elif verdict.valid:
         yield f"{paint('VALID', 'green')}: the measurement is sound"
+    elif is_host_busy(verdict):
+        requests, tokens = summary.requests, summary.tokens
+        yield f"{paint('INVALID', 'yellow')}: this host was too busy to measure with"
+        yield from _bullets(verdict.reasons)
+        yield from _bullets([
+            f"measured: {format.count(requests.ok)} of {format.count(requests.scheduled)} requests were answered, with "
+            f"{format.count(tokens.output)} output tokens; counts and errors stand",
+            "not measured: latencies, and what rests on them; they say as much of this host as of the server",
+        ])  # fmt: skip
     else:
         yield f"{paint('INVALID', 'red')}: do not rely on these numbers"
         yield from _bullets(verdict.reasons)
