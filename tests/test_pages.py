@@ -109,6 +109,9 @@ def test_a_page_fits_the_screen(browser: Browser, pages: dict[str, Path], kind: 
     assert browser.complaints == [] and browser.requests == []
     assert browser.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
     assert browser.evaluate(OUTSIDE) == []
+    if width >= 1400:  # every column of every table is in sight
+        hidden = "[...document.querySelectorAll('.scroll')].map(s => s.scrollWidth - s.clientWidth)"
+        assert max(browser.evaluate(hidden), default=0) <= 0
 
 
 def words(page: Path) -> str:
@@ -128,6 +131,7 @@ def test_the_page_of_a_search_answers_first(pages: dict[str, Path]) -> None:
 def test_the_verdict_of_a_level_is_its_second_column(pages: dict[str, Path]) -> None:
     html = pages["sweep"].read_text("utf-8")
     assert "<th>load</th><th>verdict</th>" in html
+    assert html.index("<h2>Levels") < html.index("<h2>Throughput and latency")
     assert re.search(r'<td>4 in flight \(closed loop\)</td><td class="good"><b>met</b></td>', html)
 
 

@@ -167,16 +167,17 @@ def render_html(curve: SweepCurve) -> str:
         When=curve.started.replace("T", " "),
         Made_by=f"loadgen {curve.version}",
     )
-    sheet.section("Throughput and latency")
-    sheet.charts(charts(curve))
     sheet.section("Levels")
-    sheet.table(*_table(curve))
+    head, rows = _table(curve)
+    sheet.table(head, rows, "remarks" if head[-1] == "" else "")
     sheet.say(_UNITS, "soft")
     sheet.say(
         "Knee: the largest output tokens/s divided by E2E p50 (Kleinrock's power). Pareto: no other level gives both "
         "more tokens/s per GPU and more tokens/s per user.",
         "soft",
     )
+    sheet.section("Throughput and latency")
+    sheet.charts(charts(curve))
     return sheet.render()
 
 
