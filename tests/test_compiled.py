@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from loadgen_sdk.dialects import reader, sse
 from loadgen_sdk.transport import http1, plain, receiver
 from loadgen_sdk.transport.clock import TimerFd
 
@@ -234,6 +235,66 @@ def test_the_same_plain_events(pieces: list[bytes]) -> None:
         assert found[2] <= len(data)
         if b";" not in data and not data.startswith(b"0"):  # odd size lines may be left to the parser by either
             assert found == expected
+
+
+LINE = st.one_of(
+    st.sampled_from([b"[DONE]", b"{}", b"", BEFORE, b"a\x00b", b"\xff"]), TEXT.map(lambda text: BEFORE + text + AFTER)
+)
+BLOCK = st.one_of(
+    LINE.map(lambda line: b"data: " + line + b"\n\n"),
+    LINE.map(lambda line: b"data:" + line + b"\n\n"),
+    LINE.map(lambda line: b"data: " + line + b"\r\n\r\n"),
+    LINE.map(lambda line: b"data: " + line + b"\ndata: x\n\n"),
+    st.sampled_from([b": ping\n\n", b"event: x\ndata: y\n\n", b"\n", b"data: half", b"data: \n\n\n"]),
+)
+WHOLE = st.lists(BLOCK, min_size=1, max_size=4).map(b"".join).map(lambda data: b"%x\r\n%s\r\n" % (len(data), data))
+
+
+def plainly(events: list[Any]) -> list[Any]:
+    """Plain events as the number 1 each."""
+    out: list[Any] = []
+    for event in events:
+        many = event if isinstance(event, int) else reader.pure_plain_run([event], 0, BEFORE, AFTER)[1]
+        out += [1] * many or [event]
+    return out
+
+
+@settings(RELAXED, max_examples=400)
+@given(st.lists(st.one_of(WHOLE, WHOLE, PIECE), max_size=6), st.booleans())
+def test_whole_chunks_are_what_http_and_the_grammar_say(pieces: list[bytes], templated: bool) -> None:
+    data = b"".join(pieces)
+    template = (BEFORE, AFTER) if templated else (b"", b"")
+    chunks, events, used = compiled.whole_chunks(data, *template)
+    response, decoder = http1.Response(), sse.Decoder()
+    response.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    decoder.started = True
+    bodies = response.feed(data[:used])
+    assert (len(bodies), response.between_chunks, response.missing) == (chunks, True, 0)
+    expected = decoder.feed(b"".join(bodies))
+    assert decoder.between_events
+    assert plainly(events) == plainly(expected)
+    assert templated or events == expected
+    known = plain.pure_plain_chunks(data, BEFORE, AFTER)[2]  # the twin recognises no more than it
+    assert not templated or b";" in data or data.startswith(b"0") or used >= known
+
+
+@settings(RELAXED, max_examples=200)
+@given(st.lists(st.one_of(LINE, st.integers(1, 9), st.just(sse.Named(b"a", b"b"))), max_size=8), st.integers(0, 9))
+def test_the_same_runs(events: list[Any], start: int) -> None:
+    found = compiled.plain_run(events, start, BEFORE, AFTER)
+    assert found == reader.pure_plain_run(events, start, BEFORE, AFTER)
+
+
+def test_arguments_of_another_type_are_refused() -> None:
+    for call, arguments in (
+        (compiled.plain_run, ((b"a",), 0, BEFORE, AFTER)),
+        (compiled.plain_run, ([], -1, BEFORE, AFTER)),
+        (compiled.plain_run, ([1 << 80], 0, BEFORE, AFTER)),
+        (compiled.whole_chunks, ("text", BEFORE, AFTER)),
+        (compiled.whole_chunks, (b"", None, AFTER)),
+    ):
+        with pytest.raises((TypeError, OverflowError)):
+            call(*arguments)
 
 
 def test_what_is_no_inbox_or_no_read_is_refused() -> None:

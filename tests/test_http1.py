@@ -102,6 +102,17 @@ def test_answers(name: str) -> None:
         assert facts(*read(data[:place], data[place:])) == whole, place
 
 
+def test_equal_heads_are_read_once_and_say_the_same() -> None:
+    data = OK + b"Keep-Alive: timeout=5, max=100\r\nContent-Length: 3\r\n\r\nabc"
+    for _ in range(2):
+        response, body = read(data)
+        assert (response.status, response.idle_limit_s, response.uses_left, response.complete) == (200, 5.0, 100, True)
+        assert (body, response.reusable) == (b"abc", True)
+    for length in range(200):  # more than are remembered
+        body = b"x" * length
+        assert read(OK + b"Content-Length: %d\r\n\r\n%s" % (length, body))[1] == body
+
+
 def test_the_end_of_the_connection_ends_only_what_it_delimits() -> None:
     assert read(OK + b"\r\nabc", closed=True)[0].complete
     for data in (
@@ -122,6 +133,8 @@ def test_what_a_server_says_of_its_connection() -> None:
 
 
 MALFORMED = {
+    "a head with bare LF": OK.replace(b"\r\n", b"\n") + b"Content-Length: 1\n\na",
+    "a header with a bare LF": OK + b"A: b\nContent-Length: 0\r\n\r\n",
     "another protocol": b"SSH-2.0-OpenSSH_9\r\n",
     "TLS": b"\x15\x03\x01\x00\x02\x02\x46",
     "HTTP/2": b"HTTP/2 200\r\n\r\n",

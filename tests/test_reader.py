@@ -644,3 +644,30 @@ def test_the_largest_gap_keeps_the_error_of_its_end() -> None:
     assert (end.max_gap, end.max_gap_error, end.last_token_error) == (40, 0, 39), "only the end came after it"
     _, sound = read_errors([*start, (chunk(A), 100, 95), (chunk(A) + chunk(A), 120, 115)])
     assert (sound.max_gap, sound.max_gap_error) == (40, 0)
+
+
+def test_what_ends_or_is_compressed_gets_its_right_name() -> None:
+    packed = b"HTTP/1.1 200 OK\r\n" + b"Content-Type: text/event-stream\r\nContent-Encoding: gzip\r\n\r\n\x1f\x8b\x08"
+    refused = b"HTTP/1.1 503 Busy\r\nContent-Encoding: br\r\nContent-Length: 2\r\n\r\n\x1f\x8b"
+    half = b"HTTP/1.1 200 OK\r\n" + b"Content-Type: text/eve"
+    long_reason = stream(b'data: {"choices":[{"text":"a","finish_reason":"%s"}]}\n\n' % (b"x" * 100_000))
+    for data, kind, words, status in (
+        (packed, "malformed", "a body in Content-Encoding gzip, which was not asked for", 200),
+        (refused, "http_5xx", "HTTP 503, its body in Content-Encoding br, which was not asked for", 503),
+        (half, "truncated", "the connection ended within the response head", 0),
+        (b"HTTP/1.1 200 OK\nContent-Length: 1\n\na", "malformed", "lines end with LF alone", 0),
+        (long_reason, "no_finish_reason", f"finish reason '{'x' * 60}' after 1 output events", 0),
+    ):
+        for pieces in splits(data):
+            failure = answered(*pieces).failure
+            assert failure is not None
+            assert (failure.kind, failure.http_status) == (kind, status)
+            assert words in failure.text
+
+
+@pytest.mark.parametrize("usage", [b"[]", b"7", b'{"completion_tokens":2.0}', b'{"completion_tokens":"2"}', b"{}"])
+def test_a_usage_of_another_shape_is_no_count_and_no_error(usage: bytes) -> None:
+    events = (b'{"choices":[{"delta":{"content":"a"}}]}', b'{"choices":[],"usage":%s}' % usage)
+    ending = b'{"choices":[{"delta":{},"finish_reason":"stop"}]}'
+    done = answered(stream(*(b"data: " + event + b"\n\n" for event in (*events, ending))))
+    assert (done.failure, done.usage, done.output_events) == (None, Usage(), 1)

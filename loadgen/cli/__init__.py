@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from loadgen.cli import streams
+from loadgen.cli.answers import answers
 from loadgen.cli.capacity import capacity
 from loadgen.cli.compare import compare
 from loadgen.cli.cost import cost
@@ -34,7 +35,7 @@ from loadgen.cli.ui import ui
 from loadgen.cli.validate import validate
 from loadgen.errors import OK, USAGE
 
-COLLECT_AFTER = 50_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
+COLLECT_AFTER = 200_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
 
 app = typer.Typer(
     name="loadgen",
@@ -65,8 +66,8 @@ def _all(
 
 app.add_typer(mlperf)
 for command in (
-    run, sweep, search, size, capacity, cost, reference, report, compare, export, sim, selfcheck, schema, doctor,
-    validate, ui,
+    run, sweep, search, size, capacity, cost, reference, answers, report, compare, export, sim, selfcheck, schema,
+    doctor, validate, ui,
 ):  # fmt: skip
     app.command()(command)
 
@@ -111,4 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise KeyboardInterrupt from None
         return code if isinstance(code, int) else OK
 
-    sys.exit(ending(call))
+    code = ending(call)
+    if arguments is None:  # the process ends here; its interpreter would look at all that is left several times
+        gc.freeze()
+    sys.exit(code)

@@ -40,6 +40,10 @@ class SimFlags:
     max_seq_len: Annotated[int, typer.Option(help="Prompt and answer together, in tokens.", min=2)] = 131_072
     max_num_tokens: Annotated[int, typer.Option(help="Longest prompt, 0 for no limit of its own.", min=0)] = 0
     seed: Annotated[int, typer.Option(help="Decides texts, lengths, times and faults.", min=0)] = 0
+    worse: Annotated[
+        float,
+        typer.Option(help="Share of the words of its answers that are other ones, as of a worse model.", min=0, max=1),
+    ] = 0.0
     faults: Annotated[str, typer.Option("--fault", help="Faults and shares: truncate:0.05,http_429@2s:0.1.")] = ""
     faults_file: Annotated[str, typer.Option(help="The same as a YAML mapping from fault to share.")] = ""
     api_key_file: Annotated[str, typer.Option(help="Any other key than in this file gets 401.")] = ""

@@ -20,6 +20,7 @@ from loadgen.requests.prompts import Digest, Prompts
 from loadgen.results.record import Built
 
 BLOCK_BYTES = 1 << 20
+AHEAD_BYTES = 32 << 10  # read from the file at once: many short bodies, which are sent in the order of the file
 UNKNOWN = Built(-1, "", -1)
 
 
@@ -40,8 +41,13 @@ class _StoredBodies:
 
     def find(self, number: int) -> int:
         """Index of the body of a request number, or -1 if it was not built in advance."""
-        position = bisect_left(self.numbers, number)
-        return position if position < len(self.numbers) and self.numbers[position] == number else -1
+        numbers = self.numbers
+        if len(numbers) > 1:  # the usual case: they follow each other evenly
+            position = (number - numbers[0]) // (numbers[1] - numbers[0])
+            if 0 <= position < len(numbers) and numbers[position] == number:
+                return position
+        position = bisect_left(numbers, number)
+        return position if position < len(numbers) and numbers[position] == number else -1
 
 
 class Bodies:
@@ -52,6 +58,7 @@ class Bodies:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._fd = self._file.fileno()
         self._end = 0
+        self._block, self._block_at = b"", 0  # a piece of the file
         self._stored = [_StoredBodies() for _ in range(stages)]
         self._input_source = ""
         self._real_history = prompts.history == "server"
@@ -111,7 +118,14 @@ class Bodies:
         if position < 0:
             self.late += 1
             return self._build_now(number, self._prompts[number])
-        return os.pread(self._fd, stored.lengths[position], stored.offsets[position])
+        return self._stored_bytes(stored.offsets[position], stored.lengths[position])
+
+    def _stored_bytes(self, offset: int, length: int) -> bytes:
+        at = offset - self._block_at
+        if at < 0 or at + length > len(self._block):
+            self._block_at, at = offset, 0
+            self._block = os.pread(self._fd, max(length, AHEAD_BYTES), offset)
+        return self._block[at : at + length]
 
     def _build_now(self, number: int, request: Request) -> bytes:
         self._built_late[number] = built_of(request)

@@ -97,7 +97,7 @@ def _pem(value: Any) -> str:
     return _text(value)
 
 
-def _key_of_file(value: Any) -> str:
+def key_of_file(value: Any) -> str:
     try:
         return Path(_text(value)).read_text().strip()
     except OSError as error:
@@ -275,7 +275,7 @@ class RunOptions(TypedDict, total=False):
         "NAME: VALUE or NAME=VALUE. Repeatable.", list[str], parse=_headers)]
     api_key: Annotated[str | None, Option("", "The key itself; else api_key_file, else OPENAI_API_KEY.")]
     api_key_file: Annotated[File, Option("--api-key-file",
-        "A file with the key; else OPENAI_API_KEY (AZURE_OPENAI_API_KEY).", Path, parse=_key_of_file)]
+        "A file with the key; else OPENAI_API_KEY (AZURE_OPENAI_API_KEY).", Path, parse=key_of_file)]
     cacert: Annotated[File, Option("--cacert", "PEM file of the authority to trust.", Path, parse=_pem)]
     cert: Annotated[File, Option("--cert", "PEM file of the client certificate, with its key.", Path, parse=_pem)]
     key: Annotated[File, Option("--key", "PEM file of its key, where it is apart.", Path, parse=_pem)]

@@ -55,6 +55,7 @@ class SimServer:
             max_seq_len=options.max_seq_len,
             max_num_tokens=options.max_num_tokens,
             seed=options.seed,
+            worse=options.worse,
         )
         self._per_event = 1 if options.flood else options.stream_interval
         self.pace: Pace | Fleet

@@ -27,6 +27,7 @@ class RequestRules(msgspec.Struct, frozen=True, kw_only=True):
     max_seq_len: int = 131_072
     max_num_tokens: int = 0  # longest prompt without chunked prefill; 0: chunked, only max_seq_len limits it
     seed: int = 0
+    worse: float = 0.0  # share of the words of a text that differ from those of a server without it
     tokens_per_block: int = 0  # block size of the prefix cache; 0: no prefix cache
 
 
@@ -187,6 +188,8 @@ def parse_request(body: bytes, api: Api, rules: RequestRules) -> ParsedRequest:
     hasher.update(content)
     digest = hasher.digest()
     output_tokens, finish_reason = _length(request, limit, input_tokens, digest, rules)
+    if rules.worse:
+        digest = _other_words(digest, rules.worse)
     include_usage = bool(options is not None and options.include_usage)
     return ParsedRequest(
         api=api,
@@ -245,6 +248,12 @@ def _prompt(request: Any, api: Api, dialect: Dialect) -> tuple[int, bytes]:
         pieces.append(message.role)
     ids = getattr(request, "prompt_token_ids", None)
     return len(ids) if ids else tokens, "".join(pieces).encode("utf-8", "surrogatepass")
+
+
+def _other_words(digest: bytes, share: float) -> bytes:
+    """The digest of the same text with this share of its words exchanged; the text decides which."""
+    draws = hashlib.blake2b(digest, digest_size=64).digest()
+    return bytes(word ^ 0x55 if draw < share * 256 else word for word, draw in zip(digest, draws, strict=True))
 
 
 def _length(request: Any, limit: int | None, input_tokens: int, digest: bytes, rules: RequestRules) -> tuple[int, str]:

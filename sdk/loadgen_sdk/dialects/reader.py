@@ -7,13 +7,13 @@ was no error event.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from operator import sub
 from typing import Any
 
 import msgspec
 
+from ..compiled import module as _compiled
 from ..request import NEVER, Failure, Usage
 from .sse import Named
 
@@ -47,9 +47,37 @@ class _Choice(msgspec.Struct, gc=False):
     message: _Delta | None = None
 
 
+class _Details(msgspec.Struct, gc=False):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _Counts(msgspec.Struct, gc=False):
+    """A usage object as a server sends it."""
+
+    prompt_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    completion_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    input_tokens: int | None = None  # read where the names above are not sent
+    output_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+
+    def output(self) -> int | None:
+        return _count(self.output_tokens if self.completion_tokens is msgspec.UNSET else self.completion_tokens)
+
+    def usage(self) -> Usage:
+        before, after = self.prompt_tokens_details, self.completion_tokens_details
+        return Usage(
+            input=_count(self.input_tokens if self.prompt_tokens is msgspec.UNSET else self.prompt_tokens),
+            output=self.output(),
+            cached=None if before is None else _count(before.cached_tokens),
+            reasoning=None if after is None else _count(after.reasoning_tokens),
+        )
+
+
 class _Event(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
-    usage: msgspec.Raw = ABSENT
+    usage: _Counts | None = None
     error: msgspec.Raw = ABSENT
     message: msgspec.Raw = ABSENT  # trtllm-serve and SGLang put the error at the top level
     detail: msgspec.Raw = ABSENT
@@ -63,9 +91,9 @@ class _Id(msgspec.Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(_Event).decode
+_decode_counts = msgspec.json.Decoder(_Counts).decode
 _decode_id = msgspec.json.Decoder(_Id).decode
 _decode_any = msgspec.json.decode
-_has_output_count = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*[1-9]').search  # above zero
 _NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _PLAIN_BYTES = bytes(byte for byte in range(0x20, 0x100) if byte not in b'"\\')  # in a JSON string without escapes
 _EMPTY = (b"null", b"[]", b"{}", b'""')
@@ -92,17 +120,37 @@ def events_in(events: Sequence[Events]) -> int:
     return sum([event if isinstance(event, int) else 1 for event in events])
 
 
-def _split(events: Sequence[Events], count: int) -> tuple[list[Events], list[Events]]:
-    """The first `count` events, and the others."""
-    first: list[Events] = []
-    for position, event in enumerate(events):
-        size = event if isinstance(event, int) else 1
-        if size > count:
-            others = [size - count if isinstance(event, int) else event, *events[position + 1 :]]
-            return ([*first, count] if count else first), others
-        first.append(event)
-        count -= size
-    return first, []
+def without_last(events: list[Events]) -> tuple[list[Events], list[Events]]:
+    """All events but the last one, and that one."""
+    last = events[-1]
+    if isinstance(last, int) and last > 1:
+        return [*events[:-1], last - 1], [1]
+    return events[:-1], [last]
+
+
+def plain_run(events: Sequence[Events], start: int, before: bytes, after: bytes) -> tuple[int, int]:
+    """How many items of `events` from `start` on are plain events of this template, and how many events these are."""
+    items = found = 0
+    for position in range(start, len(events)):
+        payload = events[position]
+        if isinstance(payload, int):
+            found += payload
+        elif (
+            isinstance(payload, bytes)
+            and payload.startswith(before)
+            and payload.endswith(after)
+            and is_plain_text(payload[len(before) : -len(after)])
+        ):
+            found += 1
+        else:
+            break
+        items += 1
+    return items, found
+
+
+pure_plain_run = plain_run
+if _compiled is not None:
+    plain_run = _compiled.plain_run
 
 
 class Flow:
@@ -154,7 +202,7 @@ class Reading:
         "tool_deltas",
         "unsure_at",
         "unsure_error",
-        "usage_raw",
+        "usage_counts",
     )
 
     def __init__(self, flow: Flow, keep_text: bool = False, sink: Any = None) -> None:
@@ -166,7 +214,7 @@ class Reading:
         self.finish_reason = ""
         self.error = ""
         self.malformed = ""
-        self.usage_raw: msgspec.Raw | None = None
+        self.usage_counts: _Counts | None = None  # the last ones with output tokens that came, else the first
         self.pieces: list[str] | None = [] if keep_text else None
         self.reasoning_pieces: list[str] | None = [] if keep_text else None
         self.server_timing: dict[str, Any] | None = None
@@ -183,9 +231,15 @@ class Reading:
         return self.unsure_error if self.unsure_at == self.last_token else 0
 
     def take_unsure(
-        self, events: Sequence[Events], stamp: int, error: int, unsure: int, *, one_write: bool = False
+        self,
+        unsure: Sequence[Events],
+        sure: Sequence[Events],
+        stamp: int,
+        error: int,
+        *,
+        one_write: bool = False,
     ) -> None:
-        """Process the events of one read. The first `unsure` of them may have come earlier, by at most `error` ns.
+        """Process the events of one read. Those that are `unsure` may have come earlier, by at most `error` ns.
 
         The end of an answer (finish, usage, `[DONE]`) is sent right after its last output, or with the next step of
         the server. Where only that follows an output event in its read, the first token keeps the error, the last one
@@ -193,10 +247,11 @@ class Reading:
         servers, not this client. `one_write`: the same for all events, which came in one write.
         """
         before, largest = self.output_events, self.max_gap
-        unsure_events, sure_events = _split(events, unsure)
-        self.take(unsure_events, stamp, error)
+        if unsure:
+            self.take(unsure, stamp, error)
         outputs = self.output_events - before
-        self.take(sure_events, stamp)
+        if sure:
+            self.take(sure, stamp)
         if self.output_events > before + outputs:
             self.unsure_at = NEVER
         elif outputs:
@@ -254,7 +309,9 @@ class Reading:
         text = (part.content or part.reasoning_content or part.reasoning) if part is not None else choice.text
         if not text:
             return
-        for raw in (event.usage, event.error, event.message, event.detail, event.timings, event.nvext, event.metrics):
+        if event.usage is not None:
+            return
+        for raw in (event.error, event.message, event.detail, event.timings, event.nvext, event.metrics):
             if raw is not ABSENT and _is_set(raw):
                 return
         string = b'"%s"' % text.encode()
@@ -269,23 +326,19 @@ class Reading:
             self.first_event = stamp
         flow = self.flow
         pieces = self.pieces
-        before, after = self.template or (b"", b"")
-        plain = 0
-        for payload in events:
-            if isinstance(payload, int):
-                plain += payload
+        position, size = 0, len(events)
+        while position < size:
+            if self.template is not None:
+                items, plain = plain_run(events, position, *self.template)
+                if items:
+                    self.take_plain(plain, stamp, error)
+                    position += items
+                    continue
+            payload: bytes | Named = events[position]  # type: ignore[assignment]  # no number without a template
+            position += 1
+            if payload == b"[DONE]":
+                self.done_marker = True
                 continue
-            if (
-                before
-                and payload[: len(before)] == before
-                and payload[-len(after) :] == after
-                and is_plain_text(payload[len(before) : -len(after)])  # type: ignore[arg-type]  # a Named is not equal
-            ):
-                plain += 1
-                continue
-            if plain:
-                self.take_plain(plain, stamp, error)
-                plain = 0
             try:
                 event = _decode(payload)  # type: ignore[arg-type]  # a Named raises TypeError: cheaper than a test per event
                 usual = pieces is None and self.sink is None
@@ -340,14 +393,12 @@ class Reading:
                     # A stream whose events differ in more (a time, a usage) is not tried for ever.
                     if usual and self.learned <= 3 + self.plain_events // 4:
                         self._learn(event, payload)  # type: ignore[arg-type]
-                        before, after = self.template or (b"", b"")
-            if event.usage is not ABSENT and _is_set(event.usage):
+            if event.usage is not None:
                 self._read_usage(event.usage)
             if event.error is not ABSENT or event.message is not ABSENT or event.detail is not ABSENT:
                 self._read_error(event, payload)
             if event.timings is not ABSENT or event.nvext is not ABSENT or event.metrics is not ABSENT:
                 self._read_timing(event)
-        self.take_plain(plain, stamp, error)
 
     def _classify_without_text(self, choice: _Choice, delta: _Delta | None, output: bool) -> tuple[bool, bool]:
         """Whether a choice without content text is output, and whether that output is answer (not reasoning).
@@ -378,14 +429,15 @@ class Reading:
             reasoning = (delta.reasoning_content or delta.reasoning or "") if delta is not None else ""
             self.sink(text, reasoning, stamp)
 
-    def _read_usage(self, raw: msgspec.Raw) -> None:
+    def _read_usage(self, counts: _Counts) -> None:
         """Keep the last usage with output tokens, else the first. With the first output event it gives n1 of TPOT."""
-        if not _has_output_count(raw):
-            self.usage_raw = self.usage_raw or raw
+        output = counts.output()
+        if not output:
+            self.usage_counts = self.usage_counts or counts
             return
-        self.usage_raw = raw
+        self.usage_counts = counts
         if self.output_events == 1 and not self.first_event_tokens and not self.finish_reason:
-            self.first_event_tokens = parse_usage(raw).output or 0
+            self.first_event_tokens = output
 
     def _unusual_event(self, payload: bytes | Named) -> _Event | None:
         """Handle named events, `[DONE]`, `data: null`, and JSON of an unexpected shape; None: nothing more to read."""
@@ -411,7 +463,7 @@ class Reading:
     def _read_error(self, event: _Event, payload: bytes | Named) -> None:
         if not (_is_set(event.error) or _is_set(event.message) or _is_set(event.detail)):
             return
-        if bytes(event.error) not in _EMPTY or not (event.choices or _is_set(event.usage)):
+        if bytes(event.error) not in _EMPTY or not (event.choices or event.usage is not None):
             self.error = self.error or error_text(payload if isinstance(payload, bytes) else payload.data)
 
     def _read_timing(self, event: _Event) -> None:
@@ -450,7 +502,7 @@ class Reading:
 
     def usage(self) -> Usage:
         """The last usage with a count of output tokens that the server sent; empty if it sent none."""
-        return parse_usage(self.usage_raw) if self.usage_raw is not None else Usage()
+        return self.usage_counts.usage() if self.usage_counts is not None else Usage()
 
     def judge(self, framing_ended: bool, until_close: bool, streamed: bool) -> Failure | None:
         """None when the request is ok, else its failure, by the rules of metrics.md.
@@ -467,24 +519,34 @@ class Reading:
         if self.first_event < 0:
             return Failure("empty", "an answer without a single event")
         if self.finish_reason not in ENDINGS:
-            reason = f"finish reason {self.finish_reason!r}" if self.finish_reason else "no finish reason"
+            reason = f"finish reason {self.finish_reason[:60]!r}" if self.finish_reason else "no finish reason"
             return Failure("no_finish_reason", f"{reason} after {self.output_events} output events")
         return None
 
 
-def parse_usage(raw: msgspec.Raw | bytes) -> Usage:
+def parse_usage(raw: bytes) -> Usage:
     """The token counts of a server's usage object. A count that is missing or of another type is None."""
     try:
-        value = _decode_any(raw)
+        return _decode_counts(raw).usage()
+    except _NOT_JSON:
+        pass
+    try:
+        return _lenient_counts(_decode_any(raw)).usage()
     except _NOT_JSON:
         return Usage()
+
+
+def _lenient_counts(value: Any) -> _Counts:
+    """Counts of which some have another type than a number."""
     if not isinstance(value, dict):
-        return Usage()
-    return Usage(
-        input=_count(value.get("prompt_tokens", value.get("input_tokens"))),
-        output=_count(value.get("completion_tokens", value.get("output_tokens"))),
-        cached=_count(_nested(value, "prompt_tokens_details", "cached_tokens")),
-        reasoning=_count(_nested(value, "completion_tokens_details", "reasoning_tokens")),
+        return _Counts()
+    return _Counts(
+        prompt_tokens=_count(value.get("prompt_tokens", value.get("input_tokens"))),
+        completion_tokens=_count(value.get("completion_tokens", value.get("output_tokens"))),
+        prompt_tokens_details=_Details(cached_tokens=_count(_nested(value, "prompt_tokens_details", "cached_tokens"))),
+        completion_tokens_details=_Details(
+            reasoning_tokens=_count(_nested(value, "completion_tokens_details", "reasoning_tokens"))
+        ),
     )
 
 
@@ -562,5 +624,6 @@ def _lenient_event(value: dict[str, Any]) -> _Event:
         for choice in value.get("choices") or ()
         if isinstance(choice, dict)
     ] if isinstance(value.get("choices"), list) else None  # fmt: skip
-    names = ("usage", "error", "message", "detail", "timings", "nvext", "metrics")
-    return _Event(choices=choices, **{name: raw(value.get(name)) for name in names})
+    usage = None if value.get("usage") is None else _lenient_counts(value["usage"])
+    names = ("error", "message", "detail", "timings", "nvext", "metrics")
+    return _Event(choices=choices, usage=usage, **{name: raw(value.get(name)) for name in names})

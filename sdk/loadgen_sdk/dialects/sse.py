@@ -28,17 +28,17 @@ class Decoder:
     """Decodes one body. Each call of `feed` returns the events that its bytes complete.
 
     An event without a name is returned as its data (`bytes`), one with a name as a `Named`. Comments and events without
-    data are dropped. `pending` is true while an event is incomplete.
+    data are dropped. `pending` is true while an event is incomplete. `started`: no BOM can come any more.
     """
 
-    __slots__ = ("_after_cr", "_earlier", "_earlier_bytes", "_started", "_unparsed")
+    __slots__ = ("_after_cr", "_earlier", "_earlier_bytes", "_unparsed", "started")
 
     def __init__(self) -> None:
         self._unparsed = b""
         self._earlier: list[bytes] = []  # the reads before `_unparsed` of an event that takes many: joined once
         self._earlier_bytes = 0
         self._after_cr = False
-        self._started = False
+        self.started = False
 
     @property
     def pending(self) -> bool:
@@ -46,13 +46,13 @@ class Decoder:
 
     @property
     def between_events(self) -> bool:
-        """Whether the next byte is the first one of an event (or of a comment). False before the first byte."""
-        return self._started and not self._unparsed and not self._after_cr
+        """Whether the next byte is the first one of an event (or of a comment)."""
+        return not self._unparsed and not self._after_cr
 
     def feed(self, data: bytes) -> list[bytes | Named]:
         if (
             not self._unparsed  # the usual case: a read is exactly one event of one line
-            and self._started
+            and self.started
             and not self._after_cr
             and data.startswith(b"data: ")
             and data.find(b"\n") == len(data) - 2
@@ -71,17 +71,17 @@ class Decoder:
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if self._unparsed:
             unparsed = self._unparsed
-            if self._started and b"\n\n" not in data and not (data[:1] == b"\n" and unparsed.endswith(b"\n")):
+            if self.started and b"\n\n" not in data and not (data[:1] == b"\n" and unparsed.endswith(b"\n")):
                 self._keep(unparsed, data)  # the event goes on: no byte of it is copied again
                 return []
             data = b"".join((*self._earlier, unparsed, data))
             self._earlier.clear()
             self._earlier_bytes = 0
-        if not self._started:
+        if not self.started:
             if len(data) < 3 and _BOM.startswith(data):
                 self._unparsed = data
                 return []
-            self._started = True
+            self.started = True
             data = data.removeprefix(_BOM)
         blocks = data.split(b"\n\n")
         unparsed = self._unparsed = blocks.pop()

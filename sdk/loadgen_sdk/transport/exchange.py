@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..dialects.reader import ERROR_TEXT_CHARS, Events, Flow, Reading, error_text, events_in
+from ..dialects.reader import ERROR_TEXT_CHARS, Events, Flow, Reading, error_text, events_in, without_last
 from ..dialects.server_account import HEADER
 from ..dialects.sse import Decoder, EventTooLarge
 from ..request import NEVER, Completion, Failure, Request
 from .http1 import Malformed, Response
-from .plain import plain_chunks
+from .plain import whole_chunks
 
 MAX_WHOLE_BYTES = 64 << 20  # an answer that is not a stream is kept until it is complete
 MAX_ERROR_BYTES = 64 << 10
@@ -34,6 +34,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "body_bytes",
         "body_parts",
         "bytes_received",
         "bytes_sent",
@@ -118,6 +119,7 @@ class Exchange:
         self.decoder = Decoder()
         self.reading = Reading(self.flow, self.keep_text, self.sink)
         self.body_parts: list[bytes] = []
+        self.body_bytes = 0
 
     def arrived(self, reads: Sequence[Read | Run]) -> bool:
         """Process what was read, in order. Returns True when the answer is over."""
@@ -149,10 +151,7 @@ class Exchange:
         response, reading = self.response, self.reading
         self.bytes_received += len(data)
         try:
-            if reading.template is not None:
-                chunks, events = self._skip_plain(data, reading.template)
-            else:
-                chunks, events = self._decode(data, stamp, from_kernel)
+            chunks, events = self._events_of(data, stamp, from_kernel)
         except (Malformed, EventTooLarge) as error:
             self._close(stamp, Failure("malformed", str(error), response.status))
             return True
@@ -172,15 +171,46 @@ class Exchange:
             return True
         return False
 
-    def _decode(self, data: bytes, stamp: int, from_kernel: bool) -> tuple[int, list[Events]]:
-        """How many chunks (or parts of one) and which events there are in `data`. Keeps a body that is no stream."""
+    def _events_of(self, data: bytes, stamp: int, from_kernel: bool) -> tuple[int, list[Events]]:
+        """How many chunks (or parts of one) and which events there are in `data`. Keeps a body that is no stream.
+
+        Chunks of usual events are found in one pass, where that is compiled, and plain events without decoding.
+        """
         response = self.response
-        body_parts = response.feed(data)
-        if self.first_byte < 0 and response.status:
+        if not response.status:
+            data = response.take_head(data)
+            if not response.status:
+                return 0, []
             self.first_byte = stamp
             self.kernel_stamp = from_kernel
-            content_type = response.headers.get("content-type", "")
+            headers = response.headers
+            content_type = headers.get("content-type", "")
             self.is_event_stream = response.status < 300 and content_type.startswith("text/event-stream")
+            if response.status < 300 and (encoding := _encoding(headers)):
+                raise Malformed(f"a body in Content-Encoding {encoding}, which was not asked for")
+        if not (self.is_event_stream and response.chunked):
+            return self._decode(data)
+        chunks = 0
+        events: list[Events] = []
+        missing = response.missing
+        if missing and missing < len(data):  # the rest of a chunk that began in an earlier read
+            chunks, events = self._decode(data[:missing])
+            data = data[missing:]
+        if response.between_chunks and self.decoder.between_events:
+            found, whole, used = whole_chunks(data, *(self.reading.template or (b"", b"")))
+            if found:
+                self.decoder.started = True
+                chunks += found
+                events += whole
+                data = data[used:]
+        if data:
+            more, others = self._decode(data)
+            return chunks + more, events + others
+        return chunks, events
+
+    def _decode(self, data: bytes) -> tuple[int, list[Events]]:
+        """The same, chunk by chunk and event by event, as HTTP and server-sent events are defined."""
+        body_parts = self.response.feed(data) if data else []
         if not body_parts:
             return 0, []
         body_part = body_parts[0] if len(body_parts) == 1 else b"".join(body_parts)
@@ -189,26 +219,6 @@ class Exchange:
         self._keep_body(body_part)
         return len(body_parts), []
 
-    def _skip_plain(self, data: bytes, template: tuple[bytes, bytes]) -> tuple[int, list[Events]]:
-        """The same for a stream with plain events, which are found without decoding: a number stands for so many."""
-        chunks = 0
-        events: list[Events] = []
-        missing = self.response.missing
-        if missing and missing < len(data):  # the rest of a chunk that began in an earlier read
-            chunks, events = self._decode(data[:missing], 0, False)
-            data = data[missing:]
-        if self._at_chunk_start():
-            plain_chunks_found, plain, used = plain_chunks(data, *template)
-            if plain:
-                chunks += plain_chunks_found
-                events.append(plain)
-                data = data[used:]
-        if data:
-            more, tail = self._decode(data, 0, False)
-            chunks += more
-            events += tail
-        return chunks, events
-
     def _take_carefully(self, events: list[Events], stamp: int, earliest: int, single: bool) -> None:
         """Pass on the events of a read with the number of those whose stamp, the newest packet's, may be too late.
 
@@ -216,14 +226,15 @@ class Exchange:
         in a body without chunks, only the last event is certain to have come with the last packet; if bytes of a
         further event follow it, none is. `earliest`: before that instant, none of them can have arrived.
         """
-        unsure = events_in(events) - 1
         one_write = single and self.response.chunked
         if self.decoder.pending or not self.response.between_chunks:
-            unsure += 1
+            unsure, sure = events, []
             one_write = one_write and self.response.complete
         elif one_write:
-            unsure = 0
-        self.reading.take_unsure(events, stamp, stamp - earliest, unsure, one_write=one_write)
+            unsure, sure = [], events
+        else:
+            unsure, sure = without_last(events)
+        self.reading.take_unsure(unsure, sure, stamp, stamp - earliest, one_write=one_write)
 
     def ended(self, stamp: int, reset: str) -> None:
         """The connection ended, and so does the request. `reset`: the error's text, "" after a regular close."""
@@ -231,13 +242,15 @@ class Exchange:
         if not reset and response.end_of_file():
             self._complete(stamp, stamp)
         elif response.status >= 300:  # an error status of the server, even if its body is cut short
-            self._close(stamp, _http_failure(response.status, b"".join(self.body_parts)))
+            self._close(stamp, self._http_failure())
         elif self.reading.error:  # the server sent an error event before it closed
             self._close(stamp, Failure("error_event", self.reading.error[:ERROR_TEXT_CHARS], response.status))
         elif response.status and not reset:
             self._close(stamp, Failure("truncated", self._where_it_ended(), response.status))
         elif response.status:
             self._close(stamp, Failure("reset", f"{reset}, {self._where_it_ended()}", response.status))
+        elif self.bytes_received and not reset:
+            self._close(stamp, Failure("truncated", "the connection ended within the response head"))
         else:
             self._close(stamp, Failure("reset", reset or "closed before any byte of an answer"))
 
@@ -246,7 +259,8 @@ class Exchange:
 
     def _keep_body(self, body_part: bytes) -> None:
         refused = self.response.status >= 300
-        if sum(map(len, self.body_parts)) + len(body_part) <= (MAX_ERROR_BYTES if refused else MAX_WHOLE_BYTES):
+        self.body_bytes += len(body_part)
+        if self.body_bytes <= (MAX_ERROR_BYTES if refused else MAX_WHOLE_BYTES):
             self.body_parts.append(body_part)
         elif not refused:  # of an error body, the beginning is enough
             raise Malformed(f"a body of more than {MAX_WHOLE_BYTES} bytes")
@@ -255,7 +269,7 @@ class Exchange:
         response, reading = self.response, self.reading
         status = response.status
         if status >= 300:
-            self._close(stamp, _http_failure(status, b"".join(self.body_parts)))
+            self._close(stamp, self._http_failure())
             return
         if self.is_event_stream:
             last_events = self.decoder.end()
@@ -268,6 +282,19 @@ class Exchange:
                 reading.first_event_tokens = reading.usage().output or 0  # the whole answer came at once
         failure = reading.judge(True, response.until_close, self.is_event_stream)
         self._close(stamp, failure)
+
+    def _http_failure(self) -> Failure:
+        status, encoding = self.response.status, _encoding(self.response.headers)
+        text = error_text(b"".join(self.body_parts)) or f"HTTP {status} without a body"
+        if encoding:
+            text = f"HTTP {status}, its body in Content-Encoding {encoding}, which was not asked for"
+        if status == 429:
+            return Failure("http_429", text, status)
+        if status >= 500:
+            return Failure("http_5xx", text, status)
+        if status >= 400:
+            return Failure("http_4xx", text, status)
+        return Failure("malformed", f"HTTP {status}, a redirect, which a load test does not follow", status)
 
     def _close(self, stamp: int, failure: Failure | None) -> None:
         self.done = stamp
@@ -317,19 +344,14 @@ class Exchange:
                 tool_calls=reading.tool_calls() if reading.tool_deltas else (),
                 response_id=reading.response_id,
                 reasoning_text="".join(reasoning_texts) if reasoning_texts is not None else None,
-                headers=response.headers if self.keep_headers else None,
+                headers=dict(response.headers) if self.keep_headers else None,
                 server_timing=self._server_timing(),
                 failure=self.failure,
             )
         )
 
 
-def _http_failure(status: int, body: bytes) -> Failure:
-    text = error_text(body) or f"HTTP {status} without a body"
-    if status == 429:
-        return Failure("http_429", text, status)
-    if status >= 500:
-        return Failure("http_5xx", text, status)
-    if status >= 400:
-        return Failure("http_4xx", text, status)
-    return Failure("malformed", f"HTTP {status}, a redirect, which a load test does not follow", status)
+def _encoding(headers: dict[str, str]) -> str:
+    """The compression of a body; "" for none."""
+    encoding = headers.get("content-encoding", "")
+    return "" if encoding.lower() == "identity" else encoding[:40]

@@ -6,6 +6,7 @@ One `Response` reads one answer. This module uses no socket. Bytes that it canno
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 CREDENTIALS = frozenset(("authorization", "api-key", "x-api-key"))
 MAX_HEAD_BYTES = 64 << 10
@@ -14,6 +15,7 @@ _NO_BODY = frozenset((204, 304))
 CHUNK_SIZES: dict[bytes, int] = {}  # cache by chunk-size line: a stream repeats a few dozen of them
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 _MOST_DIGITS = 15  # of a number in a head or a chunk size; a longer number is an error
+_BARE_LF = "a response head whose lines end with LF alone, not with CRLF"
 
 
 class Malformed(ValueError):
@@ -56,12 +58,74 @@ def _chunk_size(line: bytes) -> int:
     return size
 
 
+class Head(NamedTuple):
+    """What the head of an answer says; see `Response`. `mode`: how the body is framed."""
+
+    status: int
+    headers: dict[str, str]
+    mode: str
+    length: int  # of the body, if `mode` is "length"
+    reusable: bool
+    uses_left: int | None
+    idle_limit_s: float | None
+
+
+_HEADS: dict[bytes, Head] = {}  # cache: a server repeats its head, byte by byte, until the date in it changes
+
+
+def _parsed_head(data: bytes) -> Head:
+    """The head of a final answer, without the blank line."""
+    lines = data.decode("latin-1").split("\r\n")
+    version, _, after = lines[0].partition(" ")
+    code = after.partition(" ")[0]
+    if not version.startswith("HTTP/1.") or not (_is_decimal(code) and len(code) == 3 and code >= "200"):
+        raise Malformed(f"status line {lines[0][:80]!r}")
+    headers: dict[str, str] = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        if not colon or not name or name != name.strip():
+            raise Malformed(f"header line {line[:80]!r}")
+        if "\n" in line:
+            raise Malformed(_BARE_LF)
+        name = name.lower()
+        value = value.strip(" \t")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    connection = headers.get("connection", "").lower()
+    reusable = "close" not in connection and (version != "HTTP/1.0" or "keep-alive" in connection)
+    uses_left, idle_limit_s = None, None
+    for part in headers.get("keep-alive", "").split(","):
+        key, _, value = part.strip().partition("=")
+        if _is_decimal(value):
+            if key == "max":
+                uses_left = int(value)
+            elif key == "timeout":
+                idle_limit_s = float(value)
+    mode, length = _framing(int(code), headers)
+    return Head(int(code), headers, mode, length, reusable and mode != "close", uses_left, idle_limit_s)
+
+
+def _framing(status: int, headers: dict[str, str]) -> tuple[str, int]:
+    """How the body is framed, and its length if that is known."""
+    if status in _NO_BODY:
+        return "end", 0
+    if headers.get("transfer-encoding", "").lower().endswith("chunked"):
+        return "chunked", 0
+    if "content-length" not in headers:
+        return "close", 0
+    lengths = {part.strip() for part in headers["content-length"].split(",")}
+    text = lengths.pop()
+    if lengths or not _is_decimal(text):
+        raise Malformed(f"Content-Length {headers['content-length']!r}")
+    length = int(text)
+    return "length" if length else "end", length
+
+
 class Response:
     """The reader of one answer. `feed` takes arriving bytes and returns the body parts in them.
 
     `status` is 0 until the head is complete. `complete` is true when the body has ended by its framing. Once complete,
     `reusable` says whether the connection can carry another request. `surplus` holds bytes after the end.
-    `headers` has names in lower case; repeated headers are joined with ", ".
+    `headers` has names in lower case; repeated headers are joined with ", ". Equal heads share it.
     """
 
     __slots__ = (
@@ -101,13 +165,17 @@ class Response:
                 length = CHUNK_SIZES.get(data[:line_end])
                 if length and len(data) == line_end + length + 4 and data.endswith(b"\r\n"):
                     return [data[line_end + 2 : -2]]
+                if data == b"0\r\n\r\n":
+                    self._finish(b"")
+                    return []
             return self._chunked_body(data)
         if mode == "length":
             return self._length_body(data)
         if mode == "close":
             return [data]
         if mode == "head":
-            return self._head(data)
+            body_start = self.take_head(data)
+            return self.feed(body_start) if body_start else []
         if mode == "trailer":
             return self._trailer(data)
         self.surplus += data
@@ -137,67 +205,36 @@ class Response:
         if surplus:
             self.reusable = False
 
-    def _head(self, data: bytes) -> list[bytes]:
+    def take_head(self, data: bytes) -> bytes:
+        """Read the head or a part of it; returns what follows it. `status` stays 0 until it is complete."""
         data = self._unparsed + data if self._unparsed else data
         while data.startswith(b"HTTP/1.1 1") and (end := data.find(b"\r\n\r\n")) >= 0:  # skip interim answers (1xx)
             data = data[end + 4 :]
         end = data.find(b"\r\n\r\n")
         if end < 0:
-            if len(data) > MAX_HEAD_BYTES:
-                raise Malformed("a response head of more than 64 KiB")
             if not b"HTTP/1.".startswith(data[:7]):
                 raise Malformed(f"not an HTTP/1.x answer: {data[:60]!r}")
+            if b"\n\n" in data:
+                raise Malformed(_BARE_LF)
+            if len(data) > MAX_HEAD_BYTES:
+                raise Malformed("a response head of more than 64 KiB")
             self._unparsed = data
-            return []
+            return b""
         self._unparsed = b""
-        lines = data[:end].decode("latin-1").split("\r\n")
-        body_start = data[end + 4 :]
-        version, _, after = lines[0].partition(" ")
-        code = after.partition(" ")[0]
-        if not version.startswith("HTTP/1.") or not (_is_decimal(code) and len(code) == 3 and code >= "200"):
-            raise Malformed(f"status line {lines[0][:80]!r}")
-        headers = self.headers
-        for line in lines[1:]:
-            name, colon, value = line.partition(":")
-            if not colon or not name or name != name.strip():
-                raise Malformed(f"header line {line[:80]!r}")
-            name = name.lower()
-            value = value.strip(" \t")
-            headers[name] = f"{headers[name]}, {value}" if name in headers else value
-        self.status = int(code)
-        self._read_framing(version)
+        lines, body_start = data[:end], data[end + 4 :]
+        head = _HEADS.get(lines)
+        if head is None:
+            head = _parsed_head(lines)
+            if len(_HEADS) >= 64:
+                _HEADS.clear()
+            _HEADS[lines] = head
+        self.status, self.headers, self._mode, self._bytes_left, self.reusable, self.uses_left, self.idle_limit_s = head
+        self.chunked = self._mode == "chunked"
+        self.until_close = self._mode == "close"
         if self._mode == "end":
             self._finish(body_start)
-            return []
-        return self.feed(body_start) if body_start else []
-
-    def _read_framing(self, version: str) -> None:
-        headers = self.headers
-        connection = headers.get("connection", "").lower()
-        self.reusable = "close" not in connection and (version != "HTTP/1.0" or "keep-alive" in connection)
-        for part in headers.get("keep-alive", "").split(","):
-            key, _, value = part.strip().partition("=")
-            if _is_decimal(value):
-                if key == "max":
-                    self.uses_left = int(value)
-                elif key == "timeout":
-                    self.idle_limit_s = float(value)
-        if self.status in _NO_BODY:
-            self._mode = "end"
-        elif headers.get("transfer-encoding", "").lower().endswith("chunked"):
-            self._mode = "chunked"
-            self.chunked = True
-        elif "content-length" in headers:
-            lengths = {part.strip() for part in headers["content-length"].split(",")}
-            text = lengths.pop()
-            if lengths or not _is_decimal(text):
-                raise Malformed(f"Content-Length {headers['content-length']!r}")
-            self._bytes_left = int(text)
-            self._mode = "length" if self._bytes_left else "end"
-        else:
-            self._mode = "close"
-            self.until_close = True
-            self.reusable = False
+            return b""
+        return body_start
 
     def _length_body(self, data: bytes) -> list[bytes]:
         bytes_left = self._bytes_left

@@ -2,13 +2,13 @@
 
 Of a long stream nearly all events are plain (see `Reading._learn`), and comparing bytes is several times cheaper than
 decoding. What is not recognised here is left to `http1`, `sse` and `reader`, which define what an answer means. The
-function is written twice: here, and in `_compiled.c`, which is used where it was built (`compiled.py`).
+functions are written twice: here, and in `_compiled.c`, which is used where it was built (`compiled.py`).
 """
 
 from __future__ import annotations
 
 from ..compiled import module as _compiled
-from ..dialects.reader import is_plain_text
+from ..dialects.reader import Events, is_plain_text
 from .http1 import CHUNK_SIZES
 
 _MOST_SIZE_DIGITS = 8
@@ -51,6 +51,18 @@ def plain_chunks(data: bytes, before: bytes, after: bytes) -> tuple[int, int, in
     return chunks, events, position
 
 
+def whole_chunks(data: bytes, before: bytes, after: bytes) -> tuple[int, list[Events], int]:
+    """The events of as many chunks at the beginning of `data` as are recognised: chunks, events, their bytes.
+
+    A number among the events stands for so many plain ones. Without a template (`before` is empty) there are none. The
+    twin in C recognises more than this one: all chunks of events that are one line of data each.
+    """
+    if not before:
+        return 0, [], 0
+    chunks, plain, used = plain_chunks(data, before, after)
+    return chunks, [plain] if plain else [], used
+
+
 pure_plain_chunks = plain_chunks
 if _compiled is not None:
-    plain_chunks = _compiled.plain_chunks
+    plain_chunks, whole_chunks = _compiled.plain_chunks, _compiled.whole_chunks

@@ -27,12 +27,13 @@ SPARE = 2  # idle connections kept open ahead of need
 OPEN_PER_TICK = 32  # most connections opened ahead of need per tick
 CONNECT_NS = 10_000_000_000  # limit for one address; then the next address is tried
 BEING_MADE = ("connecting", "handshake")
-LOOK_NS = 2_000_000_000  # what a stream has kept is looked at this often
+LOOK_NS = 1_000_000_000  # a round over the requests in flight; one sent during it is looked at in the next
 KEEP_ALIVE_MARGIN_S = 1.0  # a connection is reused until this long before the server's own idle limit
 TIMEOUT_NS = 600 * 1_000_000_000
 STALL_TIMEOUT_NS = 120 * 1_000_000_000
 
 
+STALE_NS = 1_000_000  # no server waits less than this for a request before it answers 408
 TIMED_OUT_IDLE = (b"HTTP/1.1 408", b"HTTP/1.0 408")  # how some servers close a connection that was idle for long
 
 
@@ -105,12 +106,16 @@ class Pool:
         self._wanted_spares = SPARE
         self._sent_this_tick = 0
         self._busiest_tick = 0
-        self._by_due: deque[Exchange] = deque()
-        self._by_silence: deque[Exchange] = deque()
+        self._in_flight: dict[Exchange, None] = {}  # in the order of sending; what has ended is not kept alive
+        self._round: deque[Exchange] = deque()  # those that are still to be looked at: see `tick`
         self._open_done: asyncio.Future[None] | None = None
         self._left_to_open = 0
-        self.in_flight = 0
         self.connections_opened = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests sent and not over."""
+        return len(self._in_flight)
 
     # -- open, close ---------------------------------------------------------------------------------------------
 
@@ -201,10 +206,8 @@ class Pool:
             sink=sink,
         )
         exchange.deadline = due + self._timeout_ns
-        self.in_flight += 1
+        self._in_flight[exchange] = None
         self._sent_this_tick += 1
-        self._by_due.append(exchange)
-        self._by_silence.append(exchange)
         self._dispatch(exchange)
         return exchange
 
@@ -294,7 +297,7 @@ class Pool:
         exchange.connection = None
         exchange.payload = b""
         self.wire.awaited.discard(exchange)
-        self.in_flight -= 1
+        self._in_flight.pop(exchange, None)
         exchange.tell()
 
     # -- calls from the wire -------------------------------------------------------------------------------------
@@ -352,8 +355,10 @@ class Pool:
         first = reads[0]
         if (
             exchange.first_byte < 0
+            and not exchange.resent
+            and connection.idle_since > connection.connecting_since
             and len(first) == 5
-            and first[1] < exchange.sent
+            and first[1] < exchange.sent + STALE_NS
             and first[0].startswith(TIMED_OUT_IDLE)
         ):
             self.wire.close(connection)  # the server gave up the idle connection before it saw this request
@@ -401,30 +406,28 @@ class Pool:
 
     def tick(self, now: int) -> None:
         """Check timeouts, close idle connections, open connections ahead of need. Called about every TICK_NS."""
-        by_due = self._by_due
-        while by_due and (by_due[0].over or by_due[0].deadline <= now):
-            exchange = by_due.popleft()
-            if not exchange.over:
-                timeout_s = self._timeout_ns / 1e9
-                self.cancel(exchange, Failure("timeout_total", f"not finished {timeout_s:g} s after it was due"))
-        if len(by_due) > 2 * self.in_flight + 1000:
-            self._by_due = deque(exchange for exchange in by_due if not exchange.over)
-        if len(self._by_silence) > 2 * self.in_flight + 1000:  # finished ones would stay for long
-            self._by_silence = deque(exchange for exchange in self._by_silence if not exchange.over)
-        by_silence = self._by_silence  # a few in each tick: all of them within LOOK_NS, or once per half stall timeout
-        for _ in range(len(by_silence) * TICK_NS // min(LOOK_NS, self._stall_ns // 2 + 1) + 1 if by_silence else 0):
-            exchange = by_silence.popleft()
+        overdue = []
+        for exchange in self._in_flight:
+            if exchange.deadline > now:
+                break
+            overdue.append(exchange)
+        for exchange in overdue:
+            timeout_s = self._timeout_ns / 1e9
+            self.cancel(exchange, Failure("timeout_total", f"not finished {timeout_s:g} s after it was due"))
+        if not self._round:
+            self._round = deque(self._in_flight)
+        # A few in each tick: all of them within LOOK_NS, or four times per stall timeout.
+        left = len(self._in_flight) * TICK_NS // min(LOOK_NS, self._stall_ns // 4 + 1) + 1
+        while self._round and left:
+            exchange = self._round.popleft()
             connection = exchange.connection
             if isinstance(connection, ClientConnection):
                 self.wire.hand_over(connection)
             if exchange.over:
                 continue
-            if not exchange.progress or now - exchange.progress < self._stall_ns:
-                by_silence.append(exchange)
-            else:
+            left -= 1
+            if exchange.progress and now - exchange.progress >= self._stall_ns:
                 self.cancel(exchange, Failure("timeout_stall", f"no event for {self._stall_ns / 1e9:g} s"))
-            if not by_silence:
-                break
         connecting = self._connecting
         while connecting and (
             connecting[0].state not in BEING_MADE or now - connecting[0].connecting_since > CONNECT_NS

@@ -1,0 +1,67 @@
+"""The questions: rows of a JSONL file as a load has them, with what is known of the right answer beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.errors import Fault, Faults, UserError, enough
+from loadgen.requests.dataset import BadRow, DatasetRow, parse_row, read_rows
+
+REFERENCES = ("reference", "answer", "output", "response", "target")
+"""Keys under which data sets keep the right answer; the first one that a row has counts."""
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt, and how its answer is judged.
+
+    `reference`: a right answer, None where none is known. `choice`: the reference is the letter of a choice. `json`:
+    the answer has to be JSON. `group`: the class it is counted in, "" for none.
+    """
+
+    row: DatasetRow
+    reference: str | None = None
+    choice: bool = False
+    json: bool = False
+    group: str = ""
+
+
+def read_questions(path: Path, most: int | None = None) -> list[Question]:
+    """The questions of a file, at most so many. Raises Faults as `read_rows`, and for a reference that is no text."""
+    rows = read_rows(path)
+    questions: list[Question] = []
+    faults: list[Fault] = []
+    with path.open("rb") as file:
+        for start in rows.starts[: len(rows) if most is None else min(most, len(rows))]:
+            file.seek(start)
+            line = file.readline()
+            try:
+                questions.append(_question(line))
+            except BadRow as wrong:
+                faults.append(UserError(str(wrong), f"{path}: row {len(questions) + len(faults) + 1}", wrong.hint))
+                if enough(faults, str(path)):
+                    break
+    if faults:
+        raise Faults(faults)
+    return questions
+
+
+def _question(line: bytes) -> Question:
+    row: dict[str, Any] = msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"))
+    key = next((name for name in REFERENCES if row.get(name) is not None), None)
+    reference = None if key is None else row[key]
+    if isinstance(reference, int | float) and not isinstance(reference, bool):
+        reference = str(reference)
+    if reference is not None and not isinstance(reference, str):
+        raise BadRow(f"{key} is no text", "the right answer as a text; of a choice its letter")
+    choice = bool(row.get("choices")) or (reference is not None and len(reference) == 1 and reference.isupper())
+    wants_json = (row.get("response_format") or {}).get("type") in ("json_object", "json_schema")
+    return Question(
+        row=parse_row(line.removeprefix(b"\xef\xbb\xbf").strip()),
+        reference=reference,
+        choice=choice and reference is not None,
+        json=wants_json,
+        group=str(row.get("class") or ""),
+    )
