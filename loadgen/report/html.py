@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from loadgen import format
 from loadgen.mlperf.log_files import checker_text
 from loadgen.report import mlperf as mlperf_text
-from loadgen.report import page, run_charts, run_headline
+from loadgen.report import page, run_charts, run_headline, splits
 from loadgen.report.definitions import DEFINITIONS
 from loadgen.report.text import server_says
 from loadgen.server_metrics import series
@@ -53,6 +53,7 @@ def render(
     if mlperf is not None:
         mlperf_section(sheet, mlperf)
     _latency(sheet, summary, figures)
+    splits.add_to_page(sheet, summary.splits, summary.slowest)
     if figures is not None:
         _over_time(sheet, summary, figures)
     _server(sheet, summary, figures, said)
