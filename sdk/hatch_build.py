@@ -44,8 +44,9 @@ class CompiledHook(BuildHookInterface):  # type: ignore[type-arg]
 
 def compile_into(library: Path) -> str:
     """Compile the module into this file; "" or, in a line, why it could not be."""
-    if not sys.platform.startswith("linux") or sys.implementation.name != "cpython":
-        return "its C is for CPython on Linux"
+    is_known = sys.platform.startswith("linux") and sys.implementation.name == "cpython"
+    if not is_known or sys.version_info < (3, 11):
+        return "its C is for CPython from 3.11 on, on Linux"
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
     include = sysconfig.get_path("include")
     command = [compiler, "-O2", "-shared", "-fPIC", f"-I{include}", "_compiled.c", "-o", str(library)]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from loadgen.errors import UserError
 from loadgen.interop.loadgen_log import parse_log, read_log
-from loadgen.mlperf import log_files, rules
+from loadgen.mlperf import log_files, rules, run
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf.result import QueryTrace, Reply
 from loadgen.report import mlperf as text
@@ -272,10 +272,10 @@ def test_a_written_log_reads_back(generation: int) -> None:
 
 def test_a_simulated_log_says_so(tmp_path: Path) -> None:
     result = mlperf.reduce(trace(1000), SMALL, simulated=True)
-    summary, detail = log_files.write(tmp_path, result, SMALL, sut="rack", version="1", started=STARTED)
-    assert "SIMULATED" in summary.read_text().splitlines()[1]
+    run.write(tmp_path, result, SMALL, sut="rack", version="1", started=STARTED)
+    assert "SIMULATED" in (tmp_path / log_files.SUMMARY).read_text().splitlines()[1]
     assert read_log(tmp_path).sut == "SIMULATED rack"
-    assert "unofficial" in detail.read_text().splitlines()[0]
+    assert "unofficial" in (tmp_path / log_files.DETAIL).read_text().splitlines()[0]
 
 
 def _entries(detail: str) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.mlperf import log_files, result, rules
+from loadgen.mlperf import log_files, result, rules, run
 
 CHECKOUT = os.environ.get("LOADGEN_MLPERF_INFERENCE", "")
 pytestmark = pytest.mark.skipif(
@@ -65,7 +65,7 @@ def written(folder: Path, scenario: Any, *, ttft_ms: int = 300, failed: int = 0)
     latency[:failed] = ttft[:failed] = result.UNRESOLVED
     tokens = np.full(queries, 295, np.int64)
     found = result.reduce(result.QueryTrace(due, ttft, latency, tokens), test, dataset="none", target_qps=300.0)
-    log_files.write(folder, found, test, sut="x", version="0", started=datetime.now(UTC))
+    run.write(folder, found, test, sut="x", version="0", started=datetime.now(UTC))
     return folder
 
 

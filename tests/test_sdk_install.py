@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 OWN = tomllib.loads((ROOT / "sdk" / "pyproject.toml").read_text())["project"]
+NEEDS = [need for need in OWN["dependencies"] if "python_version" not in need]  # of this Python
 WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 USE_OF_EVERYTHING = """
@@ -29,7 +31,9 @@ async def main():
     loadgen_sdk.Client("http://127.0.0.1:9", model="m", server="vllm").close()
     for make, words in ((loadgen_sdk.OpenTelemetry, "opentelemetry-api"), (loadgen_sdk.Prometheus, "prometheus-client"),
                         (lambda: loadgen_sdk.Throttle(requests=1, shared="x"), "filelock"),
-                        (loadgen_sdk.auto, "openai"), (lambda: loadgen_sdk.instrument(object()), "no OpenAI client")):
+                        (loadgen_sdk.auto, "none of them is installed"),
+                        (lambda: loadgen_sdk.instrument(object()), "no OpenAI client"),
+                        (lambda: loadgen_sdk.Throttle(requests=1, shared="redis://x"), "redis")):
         try:
             make()
         except loadgen_sdk.WrongUse as error:
@@ -45,8 +49,8 @@ print(loadgen_sdk.__version__)
 
 def test_both_distributions_agree() -> None:
     assert loadgen_sdk.__version__ == WHOLE["version"]
-    assert {*OWN["dependencies"]} <= {*WHOLE["dependencies"]}
-    assert OWN["requires-python"] == WHOLE["requires-python"]
+    assert {*NEEDS} <= {*WHOLE["dependencies"]}
+    assert (OWN["requires-python"], WHOLE["requires-python"]) == (">=3.10", ">=3.11")
     extras = {need for needs in OWN["optional-dependencies"].values() for need in needs}
     optional = {need for needs in WHOLE["optional-dependencies"].values() for need in needs}
     assert extras <= {*WHOLE["dependencies"], *optional}
@@ -54,7 +58,7 @@ def test_both_distributions_agree() -> None:
 
 def only_what_it_needs(folder: Path) -> None:
     """Links to the packages that the SDK's own pyproject names, and to nothing else."""
-    for need in OWN["dependencies"]:
+    for need in NEEDS:
         name = need.partition(">")[0].replace("-", "_")
         found = importlib.util.find_spec(name)
         assert found is not None and found.origin is not None
@@ -83,8 +87,30 @@ def test_the_wheels_hold_the_same_package(tmp_path: Path, monkeypatch: pytest.Mo
         wheel = zipfile.ZipFile(tmp_path / name / build.build_wheel(str(tmp_path / name)))
         wheel.extractall(tmp_path / name / "installed")
         contents.append({file: wheel.read(file) for file in wheel.namelist() if file.startswith("loadgen_sdk/")})
+        assert "loadgen_sdk_auto.pth" in wheel.namelist()
     assert contents[0] == contents[1] and "loadgen_sdk/py.typed" in contents[0]
     only_what_it_needs(tmp_path)
     alone, whole = tmp_path / "sdk" / "installed", tmp_path / "root" / "installed"
     for folders in ((alone,), (whole,), (alone, whole)):
         assert use(tmp_path, *folders) == loadgen_sdk.__version__
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+def test_it_runs_on_every_python_that_is_here(version: str) -> None:
+    """Where the interpreter has what the SDK needs; the others are named."""
+    program = shutil.which(f"python{version}")
+    if (
+        program is None
+        or subprocess.run([program, "-c", "import msgspec, httptools"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip(f"there is no python{version} with msgspec and httptools")
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'sdk')!r})\n{IMPORT_EVERYTHING}"
+    ran = subprocess.run([program, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+IMPORT_EVERYTHING = """
+import importlib, pkgutil, loadgen_sdk
+for module in pkgutil.walk_packages(loadgen_sdk.__path__, "loadgen_sdk."):
+    importlib.import_module(module.name)
+"""

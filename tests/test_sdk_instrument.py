@@ -478,7 +478,7 @@ def test_the_collector_may_end_a_stream_while_the_throttles_lock_is_held() -> No
                 next(cycle[2])
             lane = throttle._gate_queue("sk-the-key-1234", "m")
             del cycle
-            with lane.lock:
+            with lane._gate_lock, lane._lock:
                 gc.collect()  # hung here: the stream's end took the same lock in the same thread
         done.set()
 
@@ -652,8 +652,8 @@ def test_observers_that_are_coroutines_are_awaited(way: str) -> None:
     assert noted.wait(5) and told[0].status == "ok"
 
 
-def test_streams_that_cannot_be_observed_are_said_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: Told = []
+def test_streams_of_another_make_are_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version of the package that keeps its events elsewhere: the application's stream is observed from outside."""
 
     def renamed(self: Any, **options: Any) -> None:
         real(self, **options)
@@ -661,13 +661,17 @@ def test_streams_that_cannot_be_observed_are_said_loudly(monkeypatch: pytest.Mon
 
     real = openai.Stream.__init__
     monkeypatch.setattr(openai.Stream, "__init__", renamed)
-    with (
-        serving(SAID["chat", True]) as server,
-        client("blocking", server) as own,
-        pytest.warns(RuntimeWarning, match="keeps its streams in a way that loadgen_sdk does not know"),
-    ):
-        instrument(own, told.append).chat.completions.create(model="m", messages=[], stream=True).close()
-    assert [(one.status, one.output_tokens, one.ttft_ms) for one in told] == [("unobserved", None, None)]
+    monkeypatch.setattr(openai.Stream, "__iter__", lambda self: self._events)
+    told: Told = []
+    with serving(SAID["chat", True]) as server, client("blocking", server) as own:
+        create = instrument(own, told.append).chat.completions.create
+        with create(model="m", messages=[], stream=True) as stream:
+            assert isinstance(stream, openai.Stream) and stream.response.status_code == 200
+            assert len([*stream]) == len(CHAT_EVENTS)
+        assert stream.measurement is told[0]
+        create(model="m", messages=[], stream=True).close()
+    assert [(one.status, one.output_tokens) for one in told] == [("ok", 3), ("abandoned", 0)]
+    assert told[0].ttft_ms is not None
 
 
 def test_labels_by_block_and_by_argument() -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
+import shutil
+import socket
+import subprocess
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk import Permit, Retry, Throttle, ThrottleTimeout, WrongUse, priority
+from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.app.gate import FOREVER, Gate, Limits, Rate, rate
 from loadgen_sdk.app.rate_limit_headers import duration_ns, retry_after_s
 from loadgen_sdk.app.retry import curable
@@ -315,6 +322,91 @@ def test_processes_share_a_limit(tmp_path: Path) -> None:
         got = counts.read()
     assert len(got) == 4 and sum(got) == 20
     assert all("secret" not in file.name and b"secret" not in file.read_bytes() for file in tmp_path.iterdir())
+
+
+@pytest.fixture
+def redis_url(tmp_path: Path) -> Iterator[str]:
+    """A Redis server of this machine, or the stand-in of the package fakeredis."""
+    redis = pytest.importorskip("redis")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"redis://127.0.0.1:{port}/0"
+    if program := shutil.which("redis-server"):
+        server = subprocess.Popen(
+            [program, "--port", str(port), "--save", "", "--dir", str(tmp_path)], stdout=subprocess.DEVNULL
+        )
+        stop: Any = server.terminate
+        wait: Any = server.wait
+    else:
+        fake = pytest.importorskip("fakeredis").TcpFakeServer(("127.0.0.1", port), server_type="redis")
+        threading.Thread(target=fake.serve_forever, args=(0.01,), daemon=True).start()
+        stop, wait = fake.shutdown, fake.server_close
+    try:
+        retry = redis.retry.Retry(redis.backoff.ConstantBackoff(0.01), 500)
+        with redis.Redis.from_url(url, retry=retry, retry_on_error=[redis.ConnectionError]) as client:
+            client.ping()
+        yield f"{url}#test"
+        with redis.Redis.from_url(url) as client:  # no key is written, and nothing stays for ever
+            keys = client.keys()
+            assert keys and all(b"secret" not in key and client.pttl(key) > 0 for key in keys)
+    finally:
+        stop()
+        wait()
+
+
+def test_hosts_share_a_limit_through_redis(redis_url: str) -> None:
+    """Two clients of one Redis, one in an event loop: 6 permits of an hour together, with each other's corrections."""
+
+    async def permits(throttle: Throttle) -> int:
+        got = 0
+        with contextlib.suppress(ThrottleTimeout):
+            while True:
+                (await throttle.acquire(key="sk-secret", model="m", tokens=500)).done(10)
+                assert flush()
+                got += 1
+        return got
+
+    def throttle() -> Throttle:
+        return Throttle(requests="6/h", tokens="1200/h", shared=redis_url, max_wait_s=0.3)
+
+    async def both() -> list[int]:
+        one, other = throttle(), throttle()
+        first = await one.acquire(key="sk-secret", model="m", tokens=500)
+        first.heed({"retry-after": "0.2"}, refused=True)
+        first.done(10)
+        assert flush()
+        before = time.monotonic()
+        other.acquire_blocking(key="sk-secret", model="m", max_wait_s=1).done(10)
+        assert time.monotonic() - before > 0.1  # it heeds what the other was told
+        return [2, *await asyncio.gather(permits(one), permits(other))]
+
+    assert sum(asyncio.run(both())) == 6
+
+
+def test_a_wait_for_redis_that_is_cancelled_leaves_no_permit(redis_url: str) -> None:
+    async def go() -> None:
+        throttle = Throttle(concurrency=1, requests="100/h", shared=redis_url, per=())
+        for _ in range(20):
+            call = asyncio.create_task(throttle.acquire())
+            await asyncio.sleep(0)
+            call.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                (await call).done()
+        (await throttle.acquire(max_wait_s=5)).done()
+
+    asyncio.run(go())
+
+
+def test_without_redis_a_process_keeps_the_limits_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("redis")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    throttle = Throttle(requests="2/h", shared=f"redis://user:pw-secret@127.0.0.1:{port}/0", max_wait_s=0.1)
+    for _ in range(2):
+        throttle.acquire_blocking().done()
+    with pytest.raises(ThrottleTimeout):
+        throttle.acquire_blocking()
+    assert caplog.text.count("limits are not shared") == 1 and "secret" not in caplog.text
 
 
 def test_a_damaged_file_of_shared_limits_starts_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ import typer
 
 from loadgen.cli import streams
 from loadgen.cli.answers import answers
+from loadgen.cli.bundle import bundle
 from loadgen.cli.capacity import capacity
 from loadgen.cli.compare import compare
 from loadgen.cli.cost import cost
@@ -33,6 +34,7 @@ from loadgen.cli.size import size
 from loadgen.cli.sweep import sweep
 from loadgen.cli.ui import ui
 from loadgen.cli.validate import validate
+from loadgen.cli.verify import verify
 from loadgen.errors import OK, USAGE
 
 COLLECT_AFTER = 200_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
@@ -67,7 +69,7 @@ def _all(
 app.add_typer(mlperf)
 for command in (
     run, sweep, search, size, capacity, cost, reference, answers, report, compare, export, sim, selfcheck, schema,
-    doctor, validate, ui,
+    doctor, validate, bundle, verify, ui,
 ):  # fmt: skip
     app.command()(command)
 

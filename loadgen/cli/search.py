@@ -85,7 +85,7 @@ def search(
     from loadgen.workload.loading import given as load
 
     faults: list[Fault] = []
-    trial_ns, longest_s = 0, math.inf
+    trial_ns, longest_s = 0, None
     closed = over == "concurrency"
     first_load = start or low or 1.0
     terms = tuple(
@@ -107,7 +107,7 @@ def search(
             )
     try:
         trial_ns = units.duration_ns(given["duration"], bare="s")
-        longest_s = units.duration_ns(max_time, bare="s") / 1e9 if max_time else math.inf
+        longest_s = units.duration_ns(max_time, bare="s") / 1e9 if max_time else None
     except units.Wrong as wrong:
         faults.append(UserError(f"it {wrong}", "--duration, --max-time", wrong.hint))
     if low and high and low >= high:

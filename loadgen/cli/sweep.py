@@ -178,7 +178,6 @@ def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) ->
 
 def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
     """Run the levels that are not in the folder yet; write its files. The curve, and whether the user stopped it."""
-    import msgspec
 
     from loadgen import run_folder
     from loadgen.cli.show import Show, say
@@ -186,7 +185,7 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
     from loadgen.results import checksums, store
     from loadgen.search import experiment, trials
     from loadgen.search import sweep as levels
-    from loadgen.search.load_search import LoadSearch, NextTrial, resume
+    from loadgen.search.load_search import NextTrial
     from loadgen.search.watch import Goal
     from loadgen.slo import Slo
 
@@ -232,21 +231,9 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
                 )
     except trials.Interrupted:
         interrupted = True
-    summaries = {folder.name: run_folder.open_run(folder).summary for folder in run_folder.runs_in(parent)}
-    if not summaries:
+    if not run_folder.runs_in(parent):
         return None, interrupted
-    curve = levels.curve(list(summaries.items()))
-    # what the table says of a level is what the capacity is made from
-    outcomes = {level.name: levels.outcome(level) for level in curve.levels}
-    judged = [
-        msgspec.structs.replace(trial, outcome=outcomes.get(trial.folder, "invalid") if curve.slo else trial.outcome)
-        for trial in trials_done
-    ]
-    loads = sorted(trial.ask.load for trial in judged) or [1.0]
-    answer = resume(
-        LoadSearch(low=loads[0], high=loads[-1], start=loads[0]),
-        [trial for trial in judged if trial.outcome != "invalid"],
-    ).answer
+    curve, judged, answer = experiment.swept(parent, trials_done)
     experiment.finish(parent, judged, answer, workload=first_workload, bound_why=levels.bound_why(curve))
     store.replace(parent / "sweep.md", sweep_report.render_markdown(curve).encode(), shared=True)
     store.replace(parent / "report.html", sweep_report.render_html(curve).encode(), shared=True)

@@ -28,18 +28,24 @@ def validate(
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="A progress line instead of the live view.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print verdict.json.")] = False,
+    bundle: Annotated[
+        Path | None, typer.Option("--bundle", help="Also write all of it into one file for `loadgen verify`: poc.zip.")
+    ] = None,
 ) -> int:
     """Measure what a contract promises and say PASS, FAIL or INCONCLUSIVE, with reasons, in one folder with hashes.
 
     Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 INCONCLUSIVE, 70 bug, 130 interrupted.
     """
+    from loadgen.cli.bundle import write as write_bundle
     from loadgen.contracts import run, verdict
     from loadgen.contracts.load import load_contract
-    from loadgen.errors import OK, Fault, Faults, collecting
+    from loadgen.errors import OK, Fault, Faults, UserError, collecting
 
     if contract.is_dir():
         result = run.again(contract)
         _print(result, as_json)
+        if bundle is not None:
+            write_bundle(contract, bundle)
         return verdict.exit_code(result)
     faults: list[Fault] = []
     how = None
@@ -49,6 +55,8 @@ def validate(
     faults += overrides.faults
     with collecting(faults):
         how = given.repetition()
+    if bundle is not None and bundle.exists():
+        faults.append(UserError("this file exists", f"--bundle {bundle}", "give another name"))
     with collecting(faults):
         checked_contract = load_contract(contract, gpus=given["gpus"], repeats=how.at_least if how else None)
     if faults:
@@ -71,6 +79,8 @@ def validate(
     )
     _print(result, as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
+    if bundle is not None:
+        write_bundle(folder, bundle)
     return verdict.exit_code(result)
 
 

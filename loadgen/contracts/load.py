@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -63,7 +64,8 @@ def load_contract(
     if faults or contract is None:
         raise Faults(faults)
     plans = tuple(replace(plan, level=level) for plan, level in zip(planned, contract.levels, strict=True))
-    return Checked(contract=contract, levels=plans, text=text, file=label, folder=file.parent)
+    resolved = json.dumps(document, indent=2) + "\n" if "${" in text else ""  # JSON is YAML
+    return Checked(contract=contract, levels=plans, text=text, resolved=resolved, file=label, folder=file.parent)
 
 
 def _top(document: Map, source: Source) -> Contract:

@@ -1,7 +1,8 @@
 """Runs a contract: preflight, load runs, verdict. Everything goes into one folder, with the hash of every file.
 
-IO. The folder holds `contract.yaml`, `prices.yaml` if it names one, `doctor.json`, `target.json`, a folder per level
-with its runs, `verdict.json`, `verdict.html`, `junit.xml`, and `SHA256SUMS` in the format of `sha256sum -c`.
+IO. The folder holds `contract.yaml` (and `contract.resolved.yaml`), `prices.yaml` if it names one, `doctor.json`,
+`target.json`, a folder per level with its runs, `verdict.json`, `verdict.html`, `junit.xml`, and `SHA256SUMS` in the
+format of `sha256sum -c`.
 `again` recomputes the verdict from the records.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from loadgen.workload import Workload
 
 CONTRACT, PRICES, DOCTOR, VERDICT = "contract.yaml", "prices.yaml", "doctor.json", "verdict.json"
+RESOLVED = "contract.resolved.yaml"  # where the contract names environment variables: with their values
 PAGE, JUNIT, PLACE = "verdict.html", "junit.xml", "target.json"
 
 _USE_ORIGINAL = "take the folder as it was handed over; whoever holds SHA256SUMS can tell which file is the true one"
@@ -62,6 +64,7 @@ class _RunFacts(msgspec.Struct, frozen=True):
     trouble: dict[str, str]  # level -> why it could not be run
     preflight: tuple[str, ...]
     metadata: dict[str, str] = {}
+    findings: tuple[Finding, ...] = ()  # of the preflight, for the page
 
 
 def run(
@@ -88,6 +91,8 @@ def run(
     started = _now()
     folder = _folder(out, checked.contract.name)
     (folder / CONTRACT).write_text(checked.text, encoding="utf-8")
+    if checked.resolved:
+        (folder / RESOLVED).write_text(checked.resolved, encoding="utf-8")
     if checked.contract.prices:
         (folder / PRICES).write_bytes((checked.folder / checked.contract.prices).read_bytes())
     say(f"folder: {folder}")
@@ -129,9 +134,10 @@ def run(
         if interrupted and not trouble.get(name) and not how.enough(summaries):
             trouble[name] = f"the user broke it off after {len(summaries)} of {how.words} runs"
     warnings = tuple(f"{finding.check}: {finding.found}" for finding in findings if finding.state in (FAULT, WARNING))
-    facts = _RunFacts(settings.shown, started, _now(), interrupted, trouble, warnings, dict(settings.metadata))
+    metadata = dict(settings.metadata)
+    facts = _RunFacts(settings.shown, started, _now(), interrupted, trouble, warnings, metadata, tuple(findings))
     (folder / PLACE).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
-    return _judge_and_write(folder, checked.contract, facts, findings), folder
+    return _judge_and_write(folder, checked.contract, facts), folder
 
 
 def _of_run(workload: Workload, level: str, repeat: int, seed: int | None, salt: str | None) -> Workload:
@@ -157,23 +163,44 @@ def again(folder: Path) -> Validation:
     changed = verify(folder)
     if changed:
         raise Faults([UserError(what, str(folder / name), _USE_ORIGINAL) for name, what in changed.items()])
-    contract = schema.parse(schema.text_of(folder / CONTRACT, str(folder / CONTRACT)), str(folder / CONTRACT))
+    return _verdict(folder, *_read(folder))
+
+
+def _read(folder: Path) -> tuple[Contract, _RunFacts]:
+    """What a validation keeps beside its runs. Raises UserError or Faults for files that are none of one."""
+    resolved = folder / RESOLVED
+    file = resolved if resolved.is_file() else folder / CONTRACT
+    contract = schema.parse(schema.text_of(file, str(file)), str(file))
     try:
-        facts = msgspec.json.decode((folder / PLACE).read_bytes(), type=_RunFacts)
+        return contract, msgspec.json.decode((folder / PLACE).read_bytes(), type=_RunFacts)
     except (ValueError, RecursionError) as error:
         raise UserError(f"not a file of a validation: {error}", str(folder / PLACE), _USE_ORIGINAL) from None
-    return _verdict(folder, contract, facts)
 
 
-def _judge_and_write(folder: Path, contract: Contract, facts: _RunFacts, findings: Sequence[Finding]) -> Validation:
+def _judge_and_write(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:
     validation = _verdict(folder, contract, facts)
-    store.replace(folder / VERDICT, msgspec.json.format(msgspec.json.encode(validation)) + b"\n")
-    runs = {run: run_folder.kept_summary(folder / run) for level in validation.levels for run in level.runs}
-    page = verdict_page.render(validation, contract, (folder / CONTRACT).read_text("utf-8"), runs, findings)
-    store.replace(folder / PAGE, page.encode(), shared=True)
-    store.replace(folder / JUNIT, junit.render(contract.name, cases(validation)).encode(), shared=True)
+    for name, data in _outputs(folder, validation, contract, facts).items():
+        store.replace(folder / name, data, shared=name != VERDICT)
     checksums.write(folder)
     return validation
+
+
+def outputs_again(folder: Path, version: str) -> dict[str, bytes]:
+    """`verdict.json`, the page and JUnit of a stored validation, made again. `version`: of the loadgen that judged."""
+    contract, facts = _read(folder)
+    return _outputs(
+        folder, msgspec.structs.replace(_verdict(folder, contract, facts), version=version), contract, facts
+    )
+
+
+def _outputs(folder: Path, validation: Validation, contract: Contract, facts: _RunFacts) -> dict[str, bytes]:
+    runs = {run: run_folder.kept_summary(folder / run) for level in validation.levels for run in level.runs}
+    text = (folder / CONTRACT).read_text("utf-8")
+    return {
+        VERDICT: msgspec.json.format(msgspec.json.encode(validation)) + b"\n",
+        PAGE: verdict_page.render(validation, contract, text, runs, facts.findings).encode(),
+        JUNIT: junit.render(contract.name, cases(validation)).encode(),
+    }
 
 
 def _verdict(folder: Path, contract: Contract, facts: _RunFacts) -> Validation:

@@ -264,11 +264,12 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A contract with its plan. `text` is the file as written."""
+    """A contract with its plan. `text` is the file as written; `resolved` with the values of its variables, or ""."""
 
     contract: Contract
     levels: tuple[Planned, ...]
     text: str
+    resolved: str
     file: str
     folder: Path
 

@@ -1,7 +1,7 @@
-"""Writes LoadGen's log files for our runs: `mlperf_log_summary.txt` and `mlperf_log_detail.txt`.
+"""The texts of LoadGen's log files for our runs: `mlperf_log_summary.txt` and `mlperf_log_detail.txt`.
 
-The detail log has every key of LoadGen 6.0.17, in its order, and no null. Pure but for `write`. The files say
-"unofficial" in their first line and in `loadgen_version`. `interop/loadgen_log.py` reads such files.
+The detail log has every key of LoadGen 6.0.17, in its order, and no null. Pure. The files say "unofficial" in their
+first line and in `loadgen_version`. `interop/loadgen_log.py` reads such files.
 """
 
 from __future__ import annotations
@@ -41,18 +41,14 @@ CONCATENATED = (
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def write(
-    folder: Path, result: MlperfResult, test: Test, *, sut: str, version: str, started: datetime
-) -> tuple[Path, Path]:
-    """Write both files into `folder` and return their paths.
+def texts(result: MlperfResult, test: Test, *, sut: str, version: str, started: datetime) -> dict[str, str]:
+    """Both files, name -> text.
 
     `sut` is the system under test; simulations are marked. `started`: when the run began, with a time zone.
     """
     name = f"SIMULATED {sut}" if result.simulated else sut
-    summary, detail = folder / SUMMARY, folder / DETAIL
-    summary.write_text(summary_text(result, test, sut=name), "utf-8")
-    detail.write_text(detail_text(result, test, sut=name, version=version, started=started), "utf-8")
-    return summary, detail
+    detail = detail_text(result, test, sut=name, version=version, started=started)
+    return {SUMMARY: summary_text(result, test, sut=name), DETAIL: detail}
 
 
 def summary_text(result: MlperfResult, test: Test, *, sut: str) -> str:

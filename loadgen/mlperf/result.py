@@ -110,6 +110,7 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
     ttft: LoadGenSpread | None
     tpot: LoadGenSpread | None
     dataset: str = ""
+    samples: int | None = None  # of the data set; null in results of older versions: those of the rules
     target_qps: float | None = None
     notes: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
@@ -198,6 +199,7 @@ def reduce(
         ttft=None if offline else _spread(ttft),
         tpot=None if offline else _spread(tpot),
         dataset=dataset,
+        samples=test.samples,
         target_qps=target_qps,
         notes=tuple(notes),
         errors=(*found, *errors),

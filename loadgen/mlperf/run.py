@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 WAIT_NS = 24 * 3_600 * 1_000_000_000  # LoadGen waits for every query without a limit
 STALL_NS = 900 * 1_000_000_000
 RESULT = "mlperf.json"
+FILES = (RESULT, log_files.SUMMARY, log_files.DETAIL)
 REQUESTS = "mlperf_requests.jsonl"
 COLUMNS = ("slot", "stage", "status", "due_ns", "first_token_ns", "end_ns", "output_tokens")
 MANY_PASSES = 10  # passes in the minimum duration from which completing the last pass adds at most a tenth
@@ -268,17 +269,25 @@ def sound(summary: Summary) -> bool:
 def again(folder: Path, summary: Summary) -> mlperf.MlperfResult:
     """The result of a stored run, recomputed from its records; writes nothing. Raises UserError without a result."""
     stored = read(folder)
+    result = mlperf.reduce(
+        _query_trace(folder, test := _test_of(stored), summary), test, dataset=stored.dataset,
+        target_qps=stored.target_qps, notes=stored.notes, simulated=stored.simulated,
+    )  # fmt: skip
+    # what the records do not show: findings about the measurement, and what other runs showed
+    kept = ("samples", "errors", "warnings", "sustained", "sustained_why", "rules_qps", "longer_minutes")
+    return msgspec.structs.replace(result, **{name: getattr(stored, name) for name in kept})
+
+
+def _test_of(stored: mlperf.MlperfResult) -> rules.Test:
     scenario: Any = stored.scenario
     test = rules.test(stored.benchmark, scenario, stored.round, min_duration_s=stored.min_duration_s)
-    test = replace(test, min_queries=stored.min_queries)
-    result = mlperf.reduce(
-        _query_trace(folder, test, summary), test, dataset=stored.dataset, target_qps=stored.target_qps,
-        notes=stored.notes, simulated=stored.simulated,
-    )  # fmt: skip
-    result = msgspec.structs.replace(result, errors=stored.errors, warnings=stored.warnings)
-    # other runs are behind these
-    kept = ("sustained", "sustained_why", "rules_qps", "longer_minutes")
-    return msgspec.structs.replace(result, **{name: getattr(stored, name) for name in kept})
+    return replace(test, samples=stored.samples or test.samples, min_queries=stored.min_queries)
+
+
+def outputs_again(folder: Path, summary: Summary) -> dict[str, bytes]:
+    """The files of a stored result, made again: `mlperf.json` and LoadGen's two log files."""
+    result = again(folder, summary)
+    return _outputs(result, _test_of(result), *_of_summary(summary))
 
 
 def _with_standing(
@@ -339,18 +348,31 @@ def cautions(test: rules.Test) -> list[str]:
 
 def write_result(folder: Path, result: mlperf.MlperfResult, test: rules.Test, summary: Summary) -> None:
     """Write `mlperf.json` and LoadGen's two log files of this run into `folder`."""
+    write(folder, result, test, *_of_summary(summary))
+
+
+def _of_summary(summary: Summary) -> tuple[str, str, datetime]:
+    """What the log files say of a run: the system under test, the version of the generator, the beginning."""
     started = datetime.fromisoformat(summary.run.started) if summary.run.started else datetime.now(UTC)
-    sut = summary.target.name or summary.target.url
-    write(folder, result, test, sut=sut, version=summary.run.version, started=started)
+    return summary.target.name or summary.target.url, summary.run.version, started
 
 
 def write(
-    folder: Path, result: mlperf.MlperfResult, test: rules.Test, *, sut: str, version: str, started: datetime
+    folder: Path, result: mlperf.MlperfResult, test: rules.Test, sut: str, version: str, started: datetime
 ) -> None:
     """Write `mlperf.json` and LoadGen's two log files into `folder`."""
-    store.replace(folder / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
-    log_files.write(folder, result, test, sut=sut, version=version, started=started)
+    for name, data in _outputs(result, test, sut, version, started).items():
+        store.replace(folder / name, data)
     checksums.write(folder)
+
+
+def _outputs(
+    result: mlperf.MlperfResult, test: rules.Test, sut: str, version: str, started: datetime
+) -> dict[str, bytes]:
+    logs = log_files.texts(result, test, sut=sut, version=version, started=started)
+    return {RESULT: msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"} | {
+        name: text.encode() for name, text in logs.items()
+    }
 
 
 def read(folder: Path) -> mlperf.MlperfResult:

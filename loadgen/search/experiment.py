@@ -26,8 +26,8 @@ from loadgen.metrics.blocks import per_gpu
 from loadgen.results import capacity, checksums, store
 from loadgen.results.manifest import refuse_newer
 from loadgen.search import sweep
-from loadgen.search.load_search import SearchAnswer, TrialResult
-from loadgen.workload import Closed, Workload, request_fingerprint
+from loadgen.search.load_search import LoadSearch, SearchAnswer, SearchSettings, TrialResult, resume
+from loadgen.workload import Workload, request_fingerprint
 
 if TYPE_CHECKING:
     from loadgen.metrics.summary import Summary
@@ -70,6 +70,9 @@ class StoredSearch(msgspec.Struct, frozen=True, kw_only=True):
     goal: tuple[str, ...]
     told: tuple[TrialResult, ...]
     simulated: bool = False
+    seed: int | None = None
+    metadata: dict[str, str] = {}
+    settings: SearchSettings | None = None  # null: written before schema_minor 3
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,10 +90,19 @@ def stored_search(folder: Path) -> StoredSearch | None:
         raise UserError(f"not the answer of a search: {error}", str(path), f"--resume {folder} writes it") from None
 
 
+def plan_of(folder: Path) -> ExperimentPlan:
+    """What was asked for. Raises UserError for a file that is none of an experiment."""
+    return _read(folder / PLAN)
+
+
+def is_mlperf(plan: ExperimentPlan) -> bool:
+    return plan.workload.startswith("mlperf ")
+
+
 def unit_of(folder: Path) -> str:
     """What the loads of a stored search are, as written after a number."""
-    plan = msgspec.json.decode((folder / PLAN).read_bytes(), type=ExperimentPlan)
-    return " in flight" if plan.kind == "concurrency" else " queries/s" if plan.workload.startswith("mlperf ") else "/s"
+    plan = plan_of(folder)
+    return " in flight" if plan.kind == "concurrency" else " queries/s" if is_mlperf(plan) else "/s"
 
 
 _WORDS = {
@@ -185,26 +197,51 @@ def unused(folder: Path, name: str) -> Path:
 
 def finish(
     folder: Path, told: Sequence[TrialResult], answer: SearchAnswer, *, workload: Workload, bound_why: str = ""
-) -> capacity.Capacity | None:
-    """Write the curve, and the capacity if there is one; otherwise remove an old capacity file.
+) -> None:
+    """Write the curve, and the capacity if there is one; otherwise remove an old capacity file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = outputs(folder, told, answer, workload=workload, bound_why=bound_why)
+    for name, data in files.items():
+        store.replace(folder / name, data)
+    if capacity.FILE not in files:
+        (folder / capacity.FILE).unlink(missing_ok=True)
+
+
+def outputs(
+    folder: Path,
+    told: Sequence[TrialResult],
+    answer: SearchAnswer,
+    *,
+    workload: Workload | None = None,
+    bound_why: str = "",
+) -> dict[str, bytes]:
+    """The curve and, if there is one, the capacity. Without the workload its recipe stays empty.
 
     `bound_why`: why the capacity is only a lower bound, even if a load that was tried was too high.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    store.replace(folder / CURVE, "\n".join(curve(told)).encode() + b"\n")
-    capacity_found = highest(folder, told, answer, workload=workload)
-    if capacity_found is not None and (bound_why or capacity_found.lower_bound):
-        why = bound_why or capacity.STILL_KEPT
-        capacity_found = msgspec.structs.replace(capacity_found, lower_bound=True, bound_why=why)
-    if capacity_found is None:
-        (folder / capacity.FILE).unlink(missing_ok=True)
-    else:
-        store.replace(folder / capacity.FILE, capacity.dump(capacity_found))
-    return capacity_found
+    files = {CURVE: "\n".join(curve(told)).encode() + b"\n"}
+    found = highest(folder, told, answer, workload=workload)
+    if found is not None and (bound_why or found.lower_bound):
+        found = msgspec.structs.replace(found, lower_bound=True, bound_why=bound_why or capacity.STILL_KEPT)
+    return files if found is None else files | {capacity.FILE: capacity.dump(found)}
+
+
+def swept(folder: Path, told: Sequence[TrialResult]) -> tuple[sweep.SweepCurve, list[TrialResult], SearchAnswer]:
+    """The curve of a sweep with at least one run, its results as the curve judges them, and the answer they give."""
+    table = sweep.curve([(run.name, run_folder.open_run(run).summary) for run in run_folder.runs_in(folder)])
+    # what the table says of a level is what the capacity is made from
+    outcomes = {level.name: sweep.outcome(level) for level in table.levels}
+    judged = [
+        msgspec.structs.replace(trial, outcome=outcomes.get(trial.folder, "invalid") if table.slo else trial.outcome)
+        for trial in told
+    ]
+    loads = sorted(trial.ask.load for trial in judged) or [1.0]
+    search = LoadSearch(low=loads[0], high=loads[-1], start=loads[0])
+    return table, judged, resume(search, [trial for trial in judged if trial.outcome != "invalid"]).answer
 
 
 def highest(
-    folder: Path, told: Sequence[TrialResult], answer: SearchAnswer, *, workload: Workload
+    folder: Path, told: Sequence[TrialResult], answer: SearchAnswer, *, workload: Workload | None
 ) -> capacity.Capacity | None:
     """The capacity that these runs are evidence of.
 
@@ -223,7 +260,7 @@ def highest(
     summary = run_folder.kept_summary(folder / best.folder)
     if not summary.goodput.slo:
         return None
-    closed = any(isinstance(stage.arrival, Closed) for stage in workload.stages if stage.measured)
+    closed = any(stage.concurrency is not None for stage in summary.stages if stage.measured)
     rate = best.figures.get("completed_rps") if closed else best.ask.load
     if not rate:
         return None
@@ -238,7 +275,7 @@ def highest(
         lower_bound=answer.missed is None,
         unit="conversations" if summary.sessions is not None and not closed else "requests",
         method="sweep" if best.ask.kind == "level" else "search",
-        recipe=request_fingerprint(workload, _counted(summary), summary.run.tokenizer_sha256),
+        recipe=request_fingerprint(workload, _counted(summary), summary.run.tokenizer_sha256) if workload else "",
         evidence=best.folder,
         confirmed=best.ask.kind not in ("bracket", "probe", "level"),
         output_tokens_per_s=summary.tokens.steady_output_per_s,

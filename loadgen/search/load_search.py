@@ -104,6 +104,21 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
         return self.confirmed is not None and self.sustained is not True
 
 
+class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a `LoadSearch` without its results, as `search.json` stores them. `most_s` null: no limit."""
+
+    low: float
+    high: float
+    start: float | None
+    precision: float
+    most_probes: int
+    most_s: float | None
+    whole: bool
+    longer: float
+    run_spread: float | None
+    stopped: str
+
+
 @dataclass(slots=True)
 class LoadSearch:
     """The search: call `ask`, run the trial, call `tell`, until `ask` returns None.
@@ -116,12 +131,17 @@ class LoadSearch:
     start: float | None = None  # None: low and high are a bracket; begin at their geometric mean
     precision: float = PRECISION  # relative precision of the answer, to reach with probability SURE
     most_probes: int = MOST_PROBES
-    most_s: float = math.inf
+    most_s: float | None = None
     whole: bool = False
     longer: float = 1.0  # duration of the trials that confirm a sustained load, in full lengths; 1: no such trials
     run_spread: float | None = 0.0  # of the server, as a share; None: not told, to be learned
     told: list[TrialResult] = field(default_factory=list)
     stopped: str = ""
+
+    @property
+    def settings(self) -> SearchSettings:
+        """What the search was asked for, and why it was stopped: with the results, all that the answer hangs on."""
+        return SearchSettings(**{name: getattr(self, name) for name in SearchSettings.__struct_fields__})
 
     @property
     def _valid_results(self) -> list[TrialResult]:
@@ -205,7 +225,7 @@ class LoadSearch:
         tried = [result for result in self.told if result.ask.kind == "sustain"]
         spent_s = sum(result.spent_s for result in self.told)
         held, missed = self._steady_bracket()
-        if len(tried) >= SUSTAINS or len(self.told) >= self.most_probes + SUSTAINS or spent_s >= self.most_s:
+        if len(tried) >= SUSTAINS or len(self.told) >= self.most_probes + SUSTAINS or self._out_of_time(spent_s):
             return None
         if held is None and missed is None:
             return self._top if self.longer > 1 else None
@@ -223,6 +243,9 @@ class LoadSearch:
         load = float(round(load)) if self.whole else load
         tried = {result.ask.load for result in self._sustain_results}
         return None if load < self.low or load in tried else load
+
+    def _out_of_time(self, spent_s: float) -> bool:
+        return self.most_s is not None and spent_s >= self.most_s
 
     @property
     def _top(self) -> float:
@@ -298,7 +321,7 @@ class LoadSearch:
             return "unconfirmed"
         if len(self.told) >= self.most_probes:
             return "probes"
-        if sum(result.spent_s for result in self.told) >= self.most_s:
+        if self._out_of_time(sum(result.spent_s for result in self.told)):
             return "time"
         return ""
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from loadgen import seeds
+from loadgen import run_folder, seeds
 from loadgen.errors import UserError
 from loadgen.execution import run
 from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned
@@ -30,8 +30,10 @@ from loadgen.results import checksums, store
 from loadgen.results.record import KIND, ROW
 from loadgen.results.spool import Tail
 from loadgen.search import experiment
+from loadgen.search.experiment import StoredSearch
 from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
 from loadgen.search.watch import Decision, Goal, Watch
+from loadgen.slo import Slo
 from loadgen.workload import Closed, Poisson, placed
 
 if TYPE_CHECKING:
@@ -143,10 +145,7 @@ class Trials:
     def _result(
         self, ask: NextTrial, workload: Workload, summary: Summary, folder: Path, decision: Decision | None
     ) -> TrialResult:
-        rows = store.read_run(folder).rows
-        measured = np.array([stage.measured for stage in summary.stages] or [True])[rows["stage"]]
-        rows = rows[measured]
-        sent = rows[rows["due_ns"] >= 0]
+        rows, sent = _rows(folder, summary)
         spent = summary.window.whole.duration_s or 0.0
         observed_s = _length_s(workload, sent) if decision is None else decision.at_ns / S
         first_turns = sent[sent["turn"] == 0]  # the load of conversations is the rate at which they begin
@@ -155,7 +154,7 @@ class Trials:
             float((due < observed_s * S).sum()) / observed_s if observed_s > 0 and not _closed(workload) else ask.load
         )
         full = len(due) if decision is None else offered * _length_s(workload, sent)
-        outcome, code, why, _ = self._outcome(summary, rows, sent, decision)
+        outcome, code, why, _ = _outcome(self.goal, summary, rows, sent, decision)
         return TrialResult(
             ask=ask,
             outcome=outcome,
@@ -172,48 +171,82 @@ class Trials:
             sustained_why=summary.sustainable.why if decision is None else "",
         )
 
-    def _outcome(
-        self, summary: Summary, rows: NDArray[np.void], sent: NDArray[np.void], decision: Decision | None
-    ) -> Decision:
-        """What the trial says of its load: nothing where it is not valid, else what was decided, else by its misses."""
-        end_ns = int(rows["done_ns"].max(initial=0))
-        if invalid := _invalid(summary, rows, ended_early=decision is not None):
-            return Decision("invalid", *invalid, end_ns)
-        if decision is not None:
-            return decision
-        finished = sent[sent["status"] != columns.CANCELLED]
-        unfinished = finished["status"] == columns.UNFINISHED
-        undecided = outcomes.is_undecided(int(unfinished.sum()), len(finished))
-        misses = self.goal.misses(finished) if self.goal.names else np.zeros((0, len(finished)), bool)
-        missed = misses.sum(axis=1)
-        # where too many are unfinished, only what is missed however they would have ended
-        left_out = np.zeros(len(missed), int) if undecided else (unfinished & ~misses).sum(axis=1)
-        allowed = [self.goal.allowed(len(finished) - int(out))[i] for i, out in enumerate(left_out)]
-        over = [
-            f"{count:,} of {len(finished):,} requests miss {name}, {max(most, 0):,} allowed"
-            for name, count, most in zip(self.goal.names, missed, allowed, strict=True)
-            if count > most
-        ]
-        if over:
-            return Decision("over", "misses", "; ".join(over), end_ns)
-        if undecided and self.goal.names:
-            return Decision("invalid", "unfinished", _undecided(int(unfinished.sum()), len(finished)), end_ns)
-        return Decision("under", "full_length", "at full length", end_ns)
-
     def finish(self, search: LoadSearch) -> SearchAnswer:
         """The answer of a search; also writes it with its results, the curve and the capacity file."""
         answer = search.answer
         ask = NextTrial(number=0, load=answer.load or 1.0, kind="probe", early_under=False)
         experiment.finish(self.folder, search.told, answer, workload=self.make(ask))
-        simulated = any(result.figures.get("simulated") for result in search.told)
-        stored = {"answer": answer, "simulated": simulated, "goal": list(self.goal.names), "told": search.told}
-        stored |= {"seed": self.seed, "metadata": dict(self.settings.metadata)}
+        stored = StoredSearch(
+            answer=answer,
+            simulated=any(result.figures.get("simulated") for result in search.told),
+            goal=self.goal.names,
+            told=tuple(search.told),
+            seed=self.seed,
+            metadata=dict(self.settings.metadata),
+            settings=search.settings,
+        )
         store.replace(self.folder / ANSWER, msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n")
         checksums.write(self.folder)
         return answer
 
 
 # -- facts about a trial -----------------------------------------------------------------------------------------------
+
+
+def retold(folder: Path, result: TrialResult, *, mlperf: bool) -> TrialResult:
+    """The result of a stored trial, made again from its records; as told, what records do not show.
+
+    That is what was asked for, what the timetable offered, and how a trial was decided before its end.
+    """
+    run_of_it = folder / result.folder
+    summary = run_folder.kept_summary(run_of_it)
+    again = msgspec.structs.replace(
+        result, figures=experiment.figures(summary), spent_s=summary.window.whole.duration_s or 0.0
+    )
+    if result.early:
+        return again
+    slo = store.read_lightly(run_of_it).header.slo or Slo(terms=())
+    outcome, code, why, _ = _outcome(Goal(slo=slo, mlperf=mlperf), summary, *_rows(run_of_it, summary), None)
+    standing = summary.sustainable
+    return msgspec.structs.replace(
+        again, outcome=outcome, code=code, why=why, sustained=standing.sustained, sustained_why=standing.why
+    )
+
+
+def _rows(folder: Path, summary: Summary) -> tuple[NDArray[np.void], NDArray[np.void]]:
+    """The measured rows of a trial, and those of them that were due."""
+    rows = store.read_run(folder).rows
+    measured = rows[np.array([stage.measured for stage in summary.stages] or [True])[rows["stage"]]]
+    return measured, measured[measured["due_ns"] >= 0]
+
+
+def _outcome(
+    goal: Goal, summary: Summary, rows: NDArray[np.void], sent: NDArray[np.void], decision: Decision | None
+) -> Decision:
+    """What the trial says of its load: nothing where it is not valid, else what was decided, else by its misses."""
+    end_ns = int(rows["done_ns"].max(initial=0))
+    if invalid := _invalid(summary, rows, ended_early=decision is not None):
+        return Decision("invalid", *invalid, end_ns)
+    if decision is not None:
+        return decision
+    finished = sent[sent["status"] != columns.CANCELLED]
+    unfinished = finished["status"] == columns.UNFINISHED
+    undecided = outcomes.is_undecided(int(unfinished.sum()), len(finished))
+    misses = goal.misses(finished) if goal.names else np.zeros((0, len(finished)), bool)
+    missed = misses.sum(axis=1)
+    # where too many are unfinished, only what is missed however they would have ended
+    left_out = np.zeros(len(missed), int) if undecided else (unfinished & ~misses).sum(axis=1)
+    allowed = [goal.allowed(len(finished) - int(out))[i] for i, out in enumerate(left_out)]
+    over = [
+        f"{count:,} of {len(finished):,} requests miss {name}, {max(most, 0):,} allowed"
+        for name, count, most in zip(goal.names, missed, allowed, strict=True)
+        if count > most
+    ]
+    if over:
+        return Decision("over", "misses", "; ".join(over), end_ns)
+    if undecided and goal.names:
+        return Decision("invalid", "unfinished", _undecided(int(unfinished.sum()), len(finished)), end_ns)
+    return Decision("under", "full_length", "at full length", end_ns)
 
 
 def _closed(workload: Workload) -> bool:

@@ -1,55 +1,105 @@
-"""Instruments every OpenAI client that this process makes from now on, whoever makes it: frameworks make their own.
+"""Measures every client that this process makes from now on, whoever makes it: frameworks make their own.
 
-LangChain, LlamaIndex and others build their clients inside. `auto` wraps the constructors of the package's client
-classes, so that each new client is instrumented in place. Clients made before are left as they are.
+LangChain, LlamaIndex and others build their clients inside. `auto` wraps the constructors of the packages' client
+classes, so that each new client is instrumented in place, and LiteLLM's functions. A package that is imported later is
+wrapped then: `auto` imports none. Clients made before are left as they are.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
+import os
+import sys
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..errors import WrongUse
-from ..transport.openai_client import client_classes
-from .instrumentation import _OPTIONS, Options, install
-from .measurement import Prices
-from .policy import Observers, make_policy
+from .finishing import later
+from .measurement import Measurement, Prices
+from .packages import LITELLM, OPTIONS, PACKAGES, Options, install, measured_litellm
+from .policy import Observer, Observers, make_policy
 from .retry import Retry
 from .throttle import Throttle
 from .trace_recorder import ShapeRecorder
+
+NAMES = ("openai", "anthropic", "litellm")
+VARIABLE = "LOADGEN_SDK_AUTO"
+
+_REPLACED = ("chat", "beta", "completions", "responses", "embeddings", "batches", "messages", "with_raw_response",
+             "with_streaming_response", "copy", "with_options", "max_retries", OPTIONS)  # fmt: skip
+"""The attributes of a client that `install` sets."""
 
 
 class Auto:
     """What `auto` returns. `stop()`, or the end of a `with` block, undoes it, also for the clients made meanwhile."""
 
-    def __init__(self, classes: tuple[type, ...], options: Options) -> None:
-        self._constructors: list[tuple[type, Callable[..., None], Callable[..., None]]] = []
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._undo: list[Callable[[], None]] = []
         self._clients: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-        for kind in classes:
-            self._wrap(kind, options)
+        self.running = True
+        for name in NAMES:
+            if name in sys.modules:
+                self.wrap(sys.modules[name])
+        sys.meta_path.insert(0, self)
 
-    def _wrap(self, kind: type, options: Options) -> None:
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
+        """Python asks this before it imports a module: one of these packages is wrapped as soon as it is loaded."""
+        if name not in NAMES:
+            return None
+        finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_wrap(module: ModuleType) -> None:
+                load(module)
+                if self.running:
+                    self.wrap(module)
+
+            spec.loader.exec_module = load_and_wrap  # type: ignore[method-assign]
+        return spec
+
+    def wrap(self, module: ModuleType) -> None:
+        """Wrap the classes of a package's clients, or LiteLLM's functions."""
+        if module.__name__ == "litellm":
+            plain = {name: vars(module)[name] for name, *_ in LITELLM if name in vars(module)}
+            vars(module).update(measured_litellm(module, self._options))
+            self._undo.append(functools.partial(vars(module).update, plain))
+        for package in PACKAGES:
+            if package.name == module.__name__:
+                for name in package.classes:
+                    self._wrap_class(getattr(module, name))
+
+    def _wrap_class(self, kind: type) -> None:
         make: Callable[..., None] = kind.__init__  # type: ignore[misc]
-        clients = self._clients
 
         @functools.wraps(make)
         def instrumented(client: Any, *args: Any, **kwargs: Any) -> None:
             make(client, *args, **kwargs)
-            if _OPTIONS not in vars(client):  # a subclass calls the constructor of its base, which is wrapped too
-                clients[client] = {name: vars(client)[name] for name in _REPLACED if name in vars(client)}
-                install(client, client, options)
+            if OPTIONS not in vars(client):  # a subclass calls the constructor of its base, which is wrapped too
+                self._clients[client] = {name: vars(client)[name] for name in _REPLACED if name in vars(client)}
+                install(client, client, self._options)
 
-        self._constructors.append((kind, make, instrumented))
+        def undo() -> None:
+            if kind.__init__ is instrumented:  # type: ignore[misc]
+                kind.__init__ = make  # type: ignore[misc]
+
+        self._undo.append(undo)
         kind.__init__ = instrumented  # type: ignore[misc]
 
     def stop(self) -> None:
         """Undo it. May be called twice. Resources that were taken from a client before stay measured."""
-        while self._constructors:
-            kind, make, instrumented = self._constructors.pop()
-            if kind.__init__ is instrumented:  # type: ignore[misc]
-                kind.__init__ = make  # type: ignore[misc]
+        self.running = False
+        with suppress(ValueError):
+            sys.meta_path.remove(self)
+        while self._undo:
+            self._undo.pop()()
         for client, plain in [*self._clients.items()]:
             attributes = vars(client)
             for name in _REPLACED:  # what is not in `plain`, its class makes when it is next used
@@ -75,24 +125,46 @@ def auto(
     keep_content: bool = False,
     labels: Mapping[str, str | int] | None = None,
 ) -> Auto:
-    """Instrument every OpenAI client that is made from now on, with these arguments of `instrument`.
+    """Measure every client of openai and anthropic that is made from now on, and LiteLLM's functions.
 
-    For frameworks that make their own clients. Call it before they do; one `auto` at a time. Raises WrongUse when the
-    openai package is not installed, or `auto` is on already.
+    For frameworks that make their own clients. The arguments are those of `instrument`. Call it before they do; one
+    `auto` at a time. Raises WrongUse when none of these packages is installed, or `auto` is on already.
     """
-    try:
-        classes = client_classes()
-    except ImportError:
-        raise WrongUse("auto() instruments clients of the openai package, which is not installed") from None
+    if all(name not in sys.modules and importlib.util.find_spec(name) is None for name in NAMES):
+        raise WrongUse(f"auto() measures clients of {', '.join(NAMES)}: none of them is installed")
     policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels)
-    if _active and _active[0]._constructors:
+    if _active and _active[0].running:
         raise WrongUse("auto() is on already", "stop() the first one, or give it every observer")
-    _active[:] = [Auto(classes, Options(policy, ask_usage))]
+    _active[:] = [Auto(Options(policy, ask_usage))]
     return _active[0]
 
 
 _active: list[Auto] = []
 
-_REPLACED = ("chat", "beta", "completions", "responses", "embeddings", "with_raw_response", "with_streaming_response",
-             "copy", "with_options", "max_retries", _OPTIONS)  # fmt: skip
-"""The attributes of a client that `install` sets."""
+
+def from_environment() -> None:
+    """What the variable LOADGEN_SDK_AUTO asks for, when Python starts: otel, prometheus, or files, with commas.
+
+    A file gets one JSON object per call. A word that means nothing is said on stderr; the application starts anyway.
+    """
+    try:
+        auto([_observer(word) for word in os.environ[VARIABLE].split(",") if word.strip()])
+    except Exception as error:
+        print(f"loadgen_sdk: {VARIABLE}={os.environ[VARIABLE]} is without effect: {error}", file=sys.stderr)
+
+
+def _observer(word: str) -> Observer:
+    word = word.strip()
+    if word in ("otel", "prometheus"):
+        from .telemetry import OpenTelemetry, Prometheus
+
+        return OpenTelemetry() if word == "otel" else Prometheus()
+    path = Path(word)
+    with path.open("a"):
+        pass
+
+    def append(measurement: Measurement) -> None:
+        with path.open("a") as file:
+            file.write(measurement.to_json() + "\n")
+
+    return lambda measurement: later(functools.partial(append, measurement))

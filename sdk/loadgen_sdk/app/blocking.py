@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ..errors import ClientError
 from ..request import Completion
 from .client import LOOP_LEFT, Askable, Client, Event, Labels
-from .measurement import take_latest
+from .measurement import latest_measurement, take_latest, tell_latest
 
 T = TypeVar("T")
 _END_OF_STREAM = object()
@@ -99,8 +99,16 @@ class BlockingClient:
         self.close()
 
     def _run_loop(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # it ends what is left of tasks and generators
-            runner.run(self._stopped.wait())
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._stopped.wait())
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stopped.set)
@@ -113,8 +121,15 @@ class BlockingClient:
             coroutine.close()
             raise ClientError("this client is closed")
 
+        async def tell_context() -> T:
+            try:
+                return await coroutine
+            finally:
+                if (measurement := latest_measurement()) is not None:
+                    context.run(tell_latest, measurement)
+
         async def run_here() -> T:
-            return await asyncio.get_running_loop().create_task(coroutine, context=context)
+            return await context.run(self._loop.create_task, tell_context())
 
         return asyncio.run_coroutine_threadsafe(run_here(), self._loop)
 

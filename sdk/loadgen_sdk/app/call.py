@@ -16,6 +16,7 @@ import msgspec
 
 from ..request import NEVER, Completion, Failure
 from .measurement import (
+    WRITING,
     Api,
     Attempt,
     Choice,
@@ -24,15 +25,14 @@ from .measurement import (
     Status,
     parameters_of,
     price_of,
-    timings,
     without_server_text,
 )
 from .policy import Policy
 from .prompt_text import estimated_tokens
-from .rate_limit_headers import retry_after_s
+from .rate_limit_headers import read_once, retry_after_s, timings
 from .throttle import Permit
 
-NO_HEADERS: Mapping[str, str] = {}
+NO_HEADERS: dict[str, str] = {}
 REFUSED = (429, 503)  # statuses by which a server asks for a pause
 
 
@@ -43,6 +43,7 @@ class Setting(msgspec.Struct):
     server: str
     key: str
     ask_usage: bool = False  # of an instrumented client: streams are asked for their token counts
+    package: str = "openai"  # whose exceptions the application expects
     timeout_s: float | None = None  # of the client: no call waits longer for its throttle
     url_secrets: tuple[str, ...] = ()
     warned: bool = False  # of a blocking client in an event loop
@@ -72,6 +73,7 @@ class Call:
     ) -> None:
         self.started, self.started_unix_ns = monotonic_ns(), time_ns()
         self.api, self.server, self.model, self.streamed = api, setting.server, model, streamed
+        self.key = setting.key or str(arguments.get("api_key") or "")
         self._setting, self._arguments, self._max_wait_s = setting, arguments, max_wait_s
         self.policy = policy = setting.policy
         self.labels = policy.labels_of(labels)
@@ -94,9 +96,9 @@ class Call:
         """The keyword arguments for `Throttle.acquire`."""
         throttle, tokens = self.policy.throttle, (0, 0)
         if throttle is not None and throttle.counts_tokens:
-            tokens = estimated_tokens(self._arguments, writes=self.api != "embeddings")
+            tokens = estimated_tokens(self._arguments, writes=self.api in WRITING)
         return {
-            "key": self._setting.key,
+            "key": self.key,
             "model": self.model,
             "tokens": tokens[0],
             "output_tokens": tokens[1],
@@ -110,14 +112,14 @@ class Call:
         """Makes the spans of this call current while its request is sent: spans of the HTTP library go below them."""
         return _all_current(self._spans) if any(self._spans) else _NO_SPAN
 
-    def head_received(self, headers: Mapping[str, str], *, refused: bool = False) -> None:
+    def head_received(self, headers: Any, *, refused: bool = False) -> None:
         """The head of a response has arrived."""
-        self.headers = headers
+        self.headers = read_once(headers)
         if self.permit is not None:
-            self.permit.heed(headers, refused=refused)
+            self.permit.heed(self.headers, refused=refused)
 
     def attempt_failed(
-        self, failure: Failure, headers: Mapping[str, str], *, at: int, code: str = "", delivered: bool = False
+        self, failure: Failure, headers: Any, *, at: int, code: str = "", delivered: bool = False
     ) -> float | None:
         """The attempt has failed. Returns the seconds until the next; None: there is none, and the call is to be
         reported. code: of the error. delivered: output has reached the caller."""
@@ -125,7 +127,7 @@ class Call:
         self.head_received(headers, refused=refused)
         retry, wait_s = self.policy.retry, None
         if retry is not None:
-            asked_s = retry_after_s(headers)
+            asked_s = retry_after_s(self.headers)
             wait_s = retry.wait_s(len(self.attempts) + 1, failure, asked_s=asked_s, delivered=delivered)
         if wait_s is not None or refused:
             self._give_back(0 if refused else None)
@@ -165,12 +167,12 @@ class Call:
         self.reported = True
         failure, content = self._public(seen.failure, code), None
         policy, headers, instants, usage = self.policy, self.headers, self.instants, seen.usage
-        counted = usage.input is not None and usage.output is not None
+        counted = usage.input is not None and usage.output is not None and self.api != "batches"  # other prices, limits
         self._attempt_ended(seen.done, failure)
         self._give_back((usage.input or 0) + (usage.output or 0) if counted else None, usage.output)
         price = price_of(policy.prices, response_model or self.model, self.model) if counted else None
         output = usage.output
-        if output is None and self.streamed and status != "unobserved":
+        if output is None and self.streamed:
             output = len(instants)
         if policy.keep_content:
             names = ("messages", "prompt", "input")

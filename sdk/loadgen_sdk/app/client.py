@@ -19,6 +19,7 @@ from ..errors import ClientError, RequestFailed, ThrottleTimeout, WrongUse
 from ..request import Completion, Failure, Request
 from ..transport.exchange import Exchange
 from ..transport.pool import STALL_TIMEOUT_NS, TIMEOUT_NS, Pool
+from ..transport.proxy import proxy_for
 from ..transport.target import Target
 from ..transport.wire import Tls, Wire
 from .call import Call, Setting
@@ -74,7 +75,8 @@ class Client:
     not given, a probe finds them when the client opens. `stream` and `complete` are throttled, retried and measured by
     `on_measurement`, `prices`, `throttle`, `retry`, `record`, `keep_content` and `labels` (see `instrument`). timeout_s
     and stall_timeout_s limit a call, and the time between two of its events; `timeout_ns` and `stall_timeout_ns` are
-    the same in nanoseconds. All other parameters are those of `Pool`. It connects directly: proxies are not used.
+    the same in nanoseconds. proxy: "http://HOST:PORT"; None: as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say; "": none. All
+    other parameters are those of `Pool`.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Client:
         labels: Labels = None,
         timeout_s: float | None = None,
         stall_timeout_s: float | None = None,
+        proxy: str | None = None,
     ) -> None:
         for name, seconds in (("timeout_s", timeout_s), ("stall_timeout_s", stall_timeout_s)):
             if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < 1e9):
@@ -122,12 +125,14 @@ class Client:
         self.policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels)
         self.target, self.model, self.quirk = target, model or "", quirk or QUIRKS["generic"]
         self.timeout_s, self._streams, self._tls = timeout_ns / 1e9, stream, tls
-        secrets = target.secrets
-        self._setting = Setting(self.policy, target.address, api_key or "", False, self.timeout_s, secrets)
+        self._setting = Setting(
+            self.policy, target.address, api_key or "", timeout_s=self.timeout_s, url_secrets=target.secrets
+        )
         asked: dict[str, Any] = {
             "stream": stream, "api_key": api_key, "headers": headers, "extra_body": extra_body,
         }  # fmt: skip
         self._probe_options = {"server": server, **asked} if quirk is None or not model else None
+        self._proxy = proxy_for(target, proxy)
         self._opening = asyncio.Lock()
         self._make_pool = partial(
             Pool,
@@ -142,6 +147,7 @@ class Client:
             ahead=ahead,
             sources=sources,
             wire=wire,
+            proxy=self._proxy,
         )
         self._pool = self._make_pool(model=self.model, quirk=self.quirk)
         self._exchanges: set[Exchange] = set()  # of the calls in flight
@@ -170,7 +176,8 @@ class Client:
                 from ..probe.fetch import Fetcher
                 from ..probe.probe import probe
 
-                fetcher = Fetcher(self.target, (self._tls or Tls()).context() if self.target.tls else None)
+                tls = (self._tls or Tls()).context() if self.target.tls else None
+                fetcher = Fetcher(self.target, tls, proxy=self._proxy)
                 result = await probe(
                     self.target,
                     exchange=fetcher.exchange,

@@ -211,6 +211,13 @@ class Gate:
             self._server_reset_at = now + min(duration_ns(reset), longest)
         return asked, obeyed
 
+    @property
+    def remembered_ns(self) -> int:
+        """How long a state is of use: nothing in it is older than the longest period, nor later than a pause."""
+        limits = self._limits
+        rates = (limits.requests, limits.tokens, limits.input_tokens, limits.output_tokens)
+        return limits.longest_ns + max((rate.period_ns for rate in rates if rate is not None), default=0)
+
     def state(self) -> dict[str, Any]:
         """What other processes need to keep the same limits. Calls in flight are each process's own."""
         windows = {name: window.state() for name, window in self._windows.items()}

@@ -7,38 +7,20 @@ package is not imported here. The application calls the same methods and gets th
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar, cast
+from functools import partial
+from types import ModuleType
+from typing import Any, TypeVar, cast
 
 from ..errors import WrongUse
-from .call import Setting
-from .measurement import Api, Prices
-from .observed_call import measured, seconds_of
+from .measurement import Prices
+from .packages import OPTIONS, Options, install, measured_litellm, package_of
 from .policy import Observers, Policy, make_policy
 from .retry import Retry
 from .throttle import Throttle
 from .trace_recorder import ShapeRecorder
 
 C = TypeVar("C")
-
-_RESOURCES: tuple[tuple[str, Api], ...] = (
-    ("chat.completions", "chat"),
-    ("beta.chat.completions", "chat"),
-    ("completions", "completions"),
-    ("responses", "responses"),
-    ("embeddings", "embeddings"),
-)
-_VARIANTS = ("with_raw_response", "with_streaming_response")
-_METHODS = ("create", "parse")  # `stream` of both APIs goes through `create`
-_OPTIONS = "_loadgen_sdk_options"  # the attribute by which an instrumented client is known
-
-
-class Options(NamedTuple):
-    """The arguments of `instrument`, as kept on an instrumented client."""
-
-    policy: Policy
-    ask_usage: bool | None
 
 
 def instrument(
@@ -72,22 +54,16 @@ def instrument(
     Raises WrongUse when `client` is not such a client or an argument is invalid.
     """
     policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels)
-    _blocking_kind(client)
-    result: Any = copy.copy(client)
-    install(result, client, _merged(getattr(client, _OPTIONS, None), Options(policy, ask_usage)))
+    options = _merged(vars(client).get(OPTIONS) if hasattr(client, "__dict__") else None, Options(policy, ask_usage))
+    if isinstance(client, ModuleType) and client.__name__ == "litellm":
+        result: Any = ModuleType("litellm", client.__doc__)
+        vars(result).update(measured_litellm(client, options), __getattr__=partial(getattr, client))
+        vars(result)[OPTIONS] = options
+        return cast(C, result)
+    package_of(client)
+    result = copy.copy(client)
+    install(result, client, options)
     return cast(C, result)
-
-
-def _blocking_kind(client: Any) -> bool:
-    """Whether this OpenAI client is a blocking one. Raises WrongUse when it is none."""
-    openai = sys.modules.get("openai")
-    blocking = openai is not None and isinstance(client, openai.OpenAI)
-    if openai is None or not (blocking or isinstance(client, openai.AsyncOpenAI)):
-        message = f"the class {client.__name__}" if isinstance(client, type) else f"a {type(client).__name__}"
-        raise WrongUse(
-            f"{message} is no OpenAI client", "give an object of OpenAI, AsyncOpenAI, AzureOpenAI or AsyncAzureOpenAI"
-        )
-    return blocking
 
 
 def _merged(inner: Options | None, given: Options) -> Options:
@@ -109,49 +85,3 @@ def _merged(inner: Options | None, given: Options) -> Options:
         labels={**old.labels, **new.labels},
     )
     return Options(policy, inner.ask_usage if given.ask_usage is None else given.ask_usage)
-
-
-def install(result: Any, client: Any, options: Options) -> None:
-    """Replace the resources of `result` by wrapped ones. `client`: where its copies come from."""
-    blocking = _blocking_kind(result)
-    policy, attributes = options.policy, vars(result)
-    attributes[_OPTIONS] = options
-    if policy.retry is not None:
-        attributes["max_retries"] = 0
-    url = getattr(client, "base_url", None)
-    setting = Setting(
-        policy,
-        server=f"{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}" if url is not None else "",
-        key=str(getattr(client, "api_key", "") or ""),
-        ask_usage=policy.prices is not None if options.ask_usage is None else options.ask_usage,
-        timeout_s=seconds_of(getattr(client, "timeout", None), None),
-    )
-    for name in {path.partition(".")[0] for path, _ in _RESOURCES}:
-        if (resource := getattr(client, name, None)) is not None:
-            attributes[name] = type(resource)(result)  # a new object: that of `client` stays unwrapped
-    for path, api in _RESOURCES:
-        resource = result
-        for name in path.split("."):
-            resource = getattr(resource, name, None)
-        if resource is not None:
-            _wrap(resource, api, setting, blocking)
-    for name in _VARIANTS:
-        attributes[name] = type(getattr(client, name))(result)
-    make_copy = type(result).copy
-
-    def with_options(*args: Any, **changes: Any) -> Any:
-        other = make_copy(result, *args, **changes)
-        install(other, other, options)  # also if `auto` was there first: these options hold its own
-        return other
-
-    attributes["copy"] = attributes["with_options"] = with_options
-
-
-def _wrap(resource: Any, api: Api, setting: Setting, blocking: bool) -> None:
-    raw = resource.with_raw_response  # read before wrapping: its methods call the unwrapped ones
-    for name in _METHODS:
-        method, raw_method = getattr(resource, name, None), getattr(raw, name, None)
-        if method is not None and raw_method is not None:
-            setattr(resource, name, measured(method, raw_method, api, setting, blocking))
-    for name in _VARIANTS:  # cached: made again with wrapped methods
-        vars(resource).pop(name, None)

@@ -19,11 +19,9 @@ from .. import measures
 from ..errors import WrongUse
 from ..request import NEVER, Failure
 
-Api = Literal["chat", "completions", "responses", "embeddings"]
-Status = Literal["ok", "failed", "cancelled", "abandoned", "unobserved"]
-
-TIMING_HEADERS = ("server-timing", "openai-processing-ms", "x-ms-region", "x-envoy-upstream-service-time")
-"""Response headers with the server's own timing. Headers of the form `x-…-time` and `x-…-ms` count as well."""
+Api = Literal["chat", "completions", "responses", "messages", "embeddings", "batches"]
+WRITING = frozenset(("chat", "completions", "responses", "messages"))  # the APIs whose answers are written
+Status = Literal["ok", "failed", "cancelled", "abandoned"]
 
 
 class TokenPrice(msgspec.Struct, frozen=True):
@@ -184,18 +182,16 @@ FIGURES = ("ttft_ms", "ttft_from_sent_ms", "first_answer_ms", "tpot_ms", "e2e_ms
            "itl_ms", "retries")  # fmt: skip
 """The properties of a Measurement that `to_dict` adds to its fields."""
 
-PARAMETERS = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "max_output_tokens", "seed", "n",
-              "frequency_penalty", "presence_penalty")  # fmt: skip
+PARAMETERS = frozenset(("temperature", "top_p", "max_tokens", "max_completion_tokens", "max_output_tokens", "seed", "n",
+                        "frequency_penalty", "presence_penalty"))  # fmt: skip
 
 
 def parameters_of(arguments: Mapping[str, Any]) -> dict[str, int | float]:
     """The numbers of a request that telemetry shows. Never a text."""
-    return {
-        name: value
-        for name in PARAMETERS
-        if name in arguments and isinstance(value := arguments[name], int | float) and not isinstance(value, bool)
-    }
+    return {name: arguments[name] for name in PARAMETERS.intersection(arguments) if type(arguments[name]) in _NUMBERS}
 
+
+_NUMBERS = (int, float)  # a bool is none
 
 _LOCAL_KINDS = frozenset(
     ("dns", "connect", "tls", "reset", "timeout_total", "timeout_stall", "interrupted", "truncated")
@@ -284,17 +280,6 @@ def warn_uncounted(model: str) -> None:
     """Prices are given, and the server counted no tokens: say so, once per process and model."""
     text = f"the server sent no token counts for the model {model!r}: its cost is None"
     _warn_once(f"{text}; for streams, ask_usage=True requests them")
-
-
-def timings(headers: Mapping[str, str]) -> dict[str, Any]:
-    """Those of a response's headers (names in lower case) that hold the server's own timing."""
-    return {name: headers[name] for name in headers if _is_timing(name)}
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_timing(name: str) -> bool:
-    """Cached, because this runs for every header of every call and there are few names."""
-    return name in TIMING_HEADERS or (name.startswith("x-") and name.endswith(("-time", "-ms")))
 
 
 def _ms(ns: int | None) -> float | None:

@@ -15,6 +15,7 @@ import time
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextvars import ContextVar
 from functools import partial
 from time import monotonic_ns
 from typing import Any
@@ -29,9 +30,12 @@ from .steps import Steps, runner
 
 log = logging.getLogger("loadgen_sdk")
 
-_RAW_HEADER = "X-Stainless-Raw-Response"  # the header by which with_raw_response asks for the whole response
+RAW_HEADER = "X-Stainless-Raw-Response"  # the header by which with_raw_response asks for the whole response
 _ABANDONED = Failure("interrupted", "the application stopped listening")
 _NOT_GIVEN = object()
+
+inside: ContextVar[bool] = ContextVar("loadgen_sdk_inside", default=False)
+"""Whether a measured call is being made here: what it calls in turn (LiteLLM calls openai) is not measured again."""
 
 
 class ObservedCall:
@@ -115,10 +119,6 @@ class ObservedCall:
         else:
             self._report("abandoned", _ABANDONED, self.get_stream())
 
-    def unobserved(self, result: Any) -> None:
-        """A stream that cannot be looked into: the call is measured up to its head, and says that it is no more."""
-        self._report("unobserved", None, result)
-
     def raw_stream_closed(self, consumed: bool) -> None:
         """A streaming response that the application read by itself is closed."""
         if not self.reported:
@@ -134,9 +134,10 @@ class ObservedCall:
             return
         call, tracker = self.call, self.tracker
         instants, usage = tracker.instants, tracker.usage()
-        if status == "ok" and call.policy.prices is not None and (usage.input is None or usage.output is None):
+        uncounted = usage.input is None or usage.output is None
+        if uncounted and status == "ok" and call.policy.prices is not None and call.api != "batches":
             warn_uncounted(call.model)
-        choices = tracker.contents.choices() if tracker.contents is not None else ()
+        choices = tracker.contents.choices(tracker.finish_reason) if tracker.contents is not None else ()
         seen = Completion(
             request=None,
             due=call.started,
@@ -196,18 +197,28 @@ def seconds_of(timeout: Any, default: float | None) -> float | None:
 
 
 def measured(
-    method: Callable[..., Any], raw_method: Callable[..., Any], api: Api, setting: Setting, blocking: bool
+    method: Callable[..., Any],
+    raw_method: Callable[..., Any],
+    api: Api,
+    setting: Setting,
+    blocking: bool,
+    arguments_of: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> Callable[..., Any]:
-    """`method` of a client, measured. `raw_method` is its variant that returns the raw response."""
+    """`method` of a client, measured. `raw_method` is its variant that returns the raw response.
+
+    arguments_of: finds the request's arguments in those of the method; None: they are the same.
+    """
 
     def steps(*args: Any, **kwargs: Any) -> Steps[Any]:
+        if inside.get():
+            return (yield partial(method, *args, **kwargs))
         if blocking and not setting.warned and asyncio._get_running_loop() is not None:
             setting.warned = True
             message = "a blocking OpenAI client was called inside a running event loop: every other task stands still"
             warnings.warn(f"{message}; use AsyncOpenAI, or asyncio.to_thread", RuntimeWarning, stacklevel=4)
-        form = (kwargs.get("extra_headers") or {}).get(_RAW_HEADER)  # set by with_raw_ and with_streaming_response
+        form = (kwargs.get("extra_headers") or {}).get(RAW_HEADER)  # set by with_raw_ and with_streaming_response
         raw_asked, unread = form in ("true", "raw"), form is not None and form not in ("true", "raw")
-        observed = ObservedCall(api, setting, kwargs)
+        observed = ObservedCall(api, setting, kwargs if arguments_of is None else arguments_of(kwargs))
         call, throttle = observed.call, setting.policy.throttle
         send = partial(method if unread else raw_method, *args, **kwargs)
         while True:
@@ -225,7 +236,7 @@ def measured(
                 wait_s = observed.attempt_failed(error)
                 if wait_s is None:
                     if isinstance(error, ThrottleTimeout):
-                        raise _for_openai(error) from error
+                        raise _timeout_of(sys.modules[setting.package], error) from error
                     raise
                 yield partial(time.sleep if blocking else asyncio.sleep, wait_s)
         if unread or raw_asked:
@@ -233,16 +244,15 @@ def measured(
         if unread:
             _observe_unread(raw, observed, blocking)
             return raw
-        _observe_result(result, observed)
+        result = _observe_result(result, observed)
         return raw if raw_asked else result
 
     return functools.wraps(method)(runner(steps, blocking))
 
 
-def _for_openai(error: ThrottleTimeout) -> BaseException:
-    """A ThrottleTimeout as an application of the openai package expects it: also as its APITimeoutError."""
-    openai: Any = sys.modules["openai"]
-    kind = _timeout_kinds.get(openai)
+def _timeout_of(package: Any, error: ThrottleTimeout) -> BaseException:
+    """A ThrottleTimeout as an application of this package expects it: also as its APITimeoutError."""
+    kind = _timeout_kinds.get(package)
     if kind is None:
 
         def without_request(self: Any, what: ThrottleTimeout) -> None:
@@ -250,8 +260,8 @@ def _for_openai(error: ThrottleTimeout) -> BaseException:
             self.message, self.hint = str(what), what.hint
             self.request, self.code, self.param, self.type, self.body = None, None, None, None, None
 
-        bases = (ThrottleTimeout, openai.APITimeoutError)
-        kind = _timeout_kinds[openai] = type("ThrottleTimeout", bases, {"__init__": without_request})
+        bases = (ThrottleTimeout, package.APITimeoutError)
+        kind = _timeout_kinds[package] = type("ThrottleTimeout", bases, {"__init__": without_request})
     return kind(error)
 
 
@@ -264,9 +274,7 @@ def _observe_unread(response: Any, observed: ObservedCall, blocking: bool) -> No
 
     def parse_steps(*args: Any, **kwargs: Any) -> Steps[Any]:
         result = yield partial(parse, *args, **kwargs)
-        if not observed.reported:
-            _observe_result(result, observed)
-        return result
+        return result if observed.reported else _observe_result(result, observed)
 
     def close_steps() -> Steps[None]:
         consumed = bool(getattr(response.http_response, "is_stream_consumed", False))
@@ -281,8 +289,8 @@ def _observe_unread(response: Any, observed: ObservedCall, blocking: bool) -> No
     response.parse, response.close = runner(parse_steps, blocking), runner(close_steps, blocking)
 
 
-def _observe_result(result: Any, observed: ObservedCall) -> None:
-    """Observe the stream, or report the answer."""
+def _observe_result(result: Any, observed: ObservedCall) -> Any:
+    """Observe the stream, or report the answer. Returns what the application gets."""
     if not observed.streamed:
         observed.answer_received(result)
     elif hasattr(result, "_iterator"):
@@ -290,19 +298,9 @@ def _observe_result(result: Any, observed: ObservedCall) -> None:
         result._iterator = ObservedEvents(_own_iterator(result), observed)
         result.close = partial(_close, observed)
     else:
-        _say_unobservable(sys.modules.get("openai"))
-        observed.unobserved(result)
-
-
-@functools.lru_cache(maxsize=1)
-def _say_unobservable(openai: Any) -> None:
-    """Say loudly, once, that this openai package keeps the iterator of a stream elsewhere."""
-    text = (
-        f"openai {getattr(openai, '__version__', '')} keeps its streams in a way that loadgen_sdk does not know:"
-        ' streamed calls are measured as "unobserved", without TTFT and tokens; use a version that docs/sdk.md names'
-    )
-    log.error(text)
-    warnings.warn(text, RuntimeWarning, stacklevel=4)
+        result = ObservedStream(result, observed)
+        observed.get_stream = weakref.ref(result)
+    return result
 
 
 def _own_iterator(stream: Any) -> Any:
@@ -356,12 +354,47 @@ class ObservedEvents:
             later(self._observed.abandoned)
 
 
+class ObservedStream(ObservedEvents):
+    """A stream of another make (LiteLLM's), observed. In all else it is that stream, also for `isinstance`."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._events)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._events, name)
+
+    def close(self) -> Any:
+        self._observed.abandoned()
+        return self._events.close()
+
+    def aclose(self) -> Any:
+        self._observed.abandoned()
+        return self._events.aclose()
+
+    def __enter__(self) -> Any:
+        self._events.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        self._observed.abandoned()
+        return self._events.__exit__(*error)
+
+    async def __aenter__(self) -> Any:
+        await self._events.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> Any:
+        self._observed.abandoned()
+        return await self._events.__aexit__(*error)
+
+
 def _events(events: Iterator[Any], observed: ObservedCall) -> Iterator[Any]:
     observe, clock, hides_usage = observed.tracker.observe, monotonic_ns, observed.hides_usage
     try:
         for event in events:
             observe(event, clock())
-            if not hides_usage or event.usage is None or event.choices:
+            if not hides_usage or event.choices or getattr(event, "usage", None) is None:
                 yield event
         observed.stream_ended()
     except BaseException as error:
@@ -374,7 +407,7 @@ async def _async_events(events: AsyncIterator[Any], observed: ObservedCall) -> A
     try:
         async for event in events:
             observe(event, clock())
-            if not hides_usage or event.usage is None or event.choices:
+            if not hides_usage or event.choices or getattr(event, "usage", None) is None:
                 yield event
         observed.stream_ended()
     except BaseException as error:

@@ -1,10 +1,12 @@
-"""What an answer of the openai package says while it arrives: instants, finish reason, token counts, texts if asked.
+"""What an answer says while it arrives: instants, finish reason, token counts, texts if asked.
 
-It depends on no package, only on the attributes of its objects. `dialects/reader.py` has the same rules for bytes.
+It depends on no package, only on the attributes of the objects of openai and anthropic. `dialects/reader.py` has the
+same rules for bytes.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ..request import NEVER, Usage
-from .measurement import Api, Choice
+from .measurement import WRITING, Api, Choice
 
 
 class OutputTracker:
@@ -33,13 +35,14 @@ class OutputTracker:
     @property
     def observe(self) -> Callable[[Any, int], None]:
         """Takes one event of a stream, and the instant of its arrival."""
-        return self._observe_event if self._api == "responses" else self._observe_chunk
+        observers = {"responses": self._observe_event, "messages": self._observe_block}
+        return observers.get(self._api, self._observe_chunk)
 
     def whole(self, answer: Any, at: int) -> None:
         """An answer that is not streamed has arrived."""
         self.end = at
         try:
-            if self._api != "embeddings":  # they have no first token
+            if self._api in WRITING:
                 self.instants.append(at)
                 self.first_answer = at
             self._usage = getattr(answer, "usage", None)
@@ -47,6 +50,10 @@ class OutputTracker:
             self.response_id = getattr(answer, "id", "") or ""
             if self._api == "responses":
                 self._read_response(answer)
+            elif self._api == "messages":
+                self._read_message(answer)
+            elif self._api == "batches":
+                self._read_batch(answer)
             elif self._api != "embeddings":
                 for choice in answer.choices:
                     self.finish_reason = choice.finish_reason or self.finish_reason
@@ -65,7 +72,7 @@ class OutputTracker:
                 if text:
                     output = answer = True
                 elif text is None or self._api == "chat":
-                    if delta.tool_calls or delta.function_call or delta.refusal:
+                    if delta.tool_calls or delta.function_call or getattr(delta, "refusal", None):
                         output = answer = True
                     elif getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None):
                         output = True
@@ -79,10 +86,10 @@ class OutputTracker:
                 self.end = at
                 if answer and self.first_answer < 0:
                     self.first_answer = at
-            if chunk.usage is not None:
-                self._usage = chunk.usage
+            if (usage := getattr(chunk, "usage", None)) is not None:
+                self._usage = usage
                 if output and len(self.instants) == 1 and not self.finish_reason:
-                    self.first_event_tokens = chunk.usage.completion_tokens or 0
+                    self.first_event_tokens = usage.completion_tokens or 0
             if not self.response_id:
                 self.response_id, self.response_model = chunk.id or "", chunk.model or ""
         except Exception:
@@ -108,6 +115,46 @@ class OutputTracker:
         except Exception:
             pass
 
+    def _observe_block(self, event: Any, at: int) -> None:
+        """One event of Anthropic's messages."""
+        try:
+            kind = event.type
+            if kind == "content_block_delta" and event.delta.type != "signature_delta":
+                self.instants.append(at)
+                self.end = at
+                if self.first_answer < 0 and event.delta.type != "thinking_delta":
+                    self.first_answer = at
+                if self.contents is not None:
+                    self.contents.add_block_delta(event.index, event.delta)
+            elif kind == "content_block_start" and self.contents is not None:
+                self.contents.add_block(event.index, event.content_block)
+            elif kind == "message_start":
+                self._usage = event.message.usage
+                self._read_message(event.message)
+            elif kind == "message_delta":
+                for name in (*_MESSAGES_INPUT, "output_tokens"):  # the last word on each count
+                    if (count := getattr(event.usage, name, None)) is not None:
+                        setattr(self._usage, name, count)
+                self.finish_reason = event.delta.stop_reason or self.finish_reason
+                self.end = at
+        except Exception:
+            pass
+
+    def _read_message(self, message: Any) -> None:
+        self.response_id, self.response_model = message.id or "", message.model or ""
+        self.finish_reason = message.stop_reason or ""
+        if self.contents is not None:
+            for index, block in enumerate(message.content):
+                self.contents.add_block(index, block)
+
+    def _read_batch(self, batch: Any) -> None:
+        """A batch of files: its status, and its tokens when it is first seen to be complete."""
+        self.finish_reason = getattr(batch, "status", None) or batch.processing_status
+        if self.finish_reason != "completed" or batch.id in _counted_batches:
+            self._usage = None
+        else:
+            _counted_batches.add(batch.id)
+
     def _read_response(self, response: Any) -> None:
         self._usage = response.usage or self._usage
         self.response_id, self.response_model = response.id or "", response.model or ""
@@ -125,18 +172,25 @@ class OutputTracker:
         usage = self._usage
         if usage is None:
             return Usage()
-        names = _RESPONSES_USAGE if self._api == "responses" else _CHAT_USAGE
-        prompt, answer, prompt_details, answer_details = [getattr(usage, name, None) for name in names]
+        api = self._api
+        if api == "messages":
+            parts = [_count(getattr(usage, name, None)) for name in _MESSAGES_INPUT]
+            total = None if parts[0] is None else sum(part or 0 for part in parts)
+            return Usage(input=total, output=_count(getattr(usage, "output_tokens", None)), cached=parts[1])
+        prompt, answer = _USAGE.get(api, _CHAT_USAGE)
+        details, answer_details = getattr(usage, f"{prompt}_details", None), getattr(usage, f"{answer}_details", None)
         return Usage(
-            input=_count(prompt),
-            output=0 if self._api == "embeddings" else _count(answer),
-            cached=_count(getattr(prompt_details, "cached_tokens", None)),
-            reasoning=_count(getattr(answer_details, "reasoning_tokens", None)),
+            input=_count(getattr(usage, prompt, None)),
+            output=0 if api == "embeddings" else _count(getattr(usage, answer, None)),
+            cached=None if details is None else _count(getattr(details, "cached_tokens", None)),
+            reasoning=None if answer_details is None else _count(getattr(answer_details, "reasoning_tokens", None)),
         )
 
 
-_CHAT_USAGE = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
-_RESPONSES_USAGE = ("input_tokens", "output_tokens", "input_tokens_details", "output_tokens_details")
+_CHAT_USAGE = ("prompt_tokens", "completion_tokens")
+_USAGE = dict.fromkeys(("responses", "batches"), ("input_tokens", "output_tokens"))
+_MESSAGES_INPUT = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+_counted_batches: set[str] = set()  # whose tokens have been told: an application asks again and again
 
 
 def _count(value: Any) -> int | None:
@@ -189,9 +243,29 @@ class Contents:
             if getattr(item, "type", "") == "function_call":
                 answer.add_tool(number, item.call_id, item)
 
-    def choices(self) -> tuple[Choice, ...]:
+    def add_block(self, place: int, block: Any) -> None:
+        """A block of a message of Anthropic's, at its start or whole."""
+        if block.type == "tool_use":
+            self._answers[0].add_tool(place, block.id, block)
+            self.add_block_delta(place, block)
+        elif block.type == "text":
+            self.add_text(block.text)
+
+    def add_block_delta(self, place: int, delta: Any) -> None:
+        if text := getattr(delta, "text", None):
+            self.add_text(text)
+        tool = self._answers[0].tools.get(place)
+        if tool is not None:
+            arguments = getattr(delta, "input", None)
+            tool["arguments"] += getattr(delta, "partial_json", None) or (json.dumps(arguments) if arguments else "")
+
+    def choices(self, finish_reason: str) -> tuple[Choice, ...]:
         answers = (self._answers[index] for index in sorted(self._answers))
         return tuple(
-            Choice(text="".join(one.texts), finish_reason=one.finish_reason, tool_calls=tuple(one.tools.values()))
+            Choice(
+                text="".join(one.texts),
+                finish_reason=one.finish_reason or finish_reason,
+                tool_calls=tuple(one.tools.values()),
+            )
             for one in answers
         )

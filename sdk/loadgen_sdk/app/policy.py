@@ -11,7 +11,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextvars import Context
+from contextvars import Context, copy_context
 from typing import Any, NamedTuple
 
 from ..errors import WrongUse
@@ -88,7 +88,7 @@ def _await_observer(coroutine: Coroutine[Any, Any, object], context: Context | N
     if loop is None:
         later(functools.partial(asyncio.run, coroutine))
         return
-    task = loop.create_task(coroutine, context=context)
+    task = (context or copy_context()).run(loop.create_task, coroutine)
     _running.add(task)
     task.add_done_callback(_observer_done)
 

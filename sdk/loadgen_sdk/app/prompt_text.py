@@ -31,10 +31,8 @@ def estimated_tokens(arguments: Mapping[str, Any], *, writes: bool = True) -> tu
 
 
 def texts(arguments: Mapping[str, Any]) -> Iterable[str]:
-    """Yield every text of a call's prompt in order: instructions, messages, prompt, input."""
-    if isinstance(instructions := arguments.get("instructions"), str):
-        yield instructions
-    for name in ("messages", "prompt", "input"):
+    """Yield every text of a call's prompt in order: instructions or system, messages, prompt, input."""
+    for name in ("instructions", "system", "messages", "prompt", "input"):
         value = arguments.get(name)
         if isinstance(value, str):
             yield value

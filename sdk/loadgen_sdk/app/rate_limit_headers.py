@@ -1,5 +1,7 @@
-"""What a server asks for in the headers of its answers: `Retry-After` and the x-ratelimit-* headers. Pure but for the
-wall clock, which is read where a server names an instant."""
+"""The headers of an answer that are of use: its id, the server's own timing, `Retry-After`, the x-ratelimit-* headers.
+
+Pure but for the wall clock, which is read where a server names an instant.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,56 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from time import time
+from typing import Any
 
 EPOCH_S = 1e9  # a number of seconds as large as this is an instant (after 2001), not a wait
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
+
+
+TIMING_HEADERS = ("server-timing", "openai-processing-ms", "x-ms-region", "x-envoy-upstream-service-time")
+"""Response headers with the server's own timing. Headers of the form `x-…-time` and `x-…-ms` count as well."""
+_ANTHROPICS = {"request-id": "x-request-id"} | {
+    f"anthropic-ratelimit-{of}-{what}": f"x-ratelimit-{what}-{of}"
+    for of in ("requests", "tokens")
+    for what in ("remaining", "reset")
+}
+"""Anthropic's names of headers, and those of the others."""
+
+
+def read_once(headers: Any) -> dict[str, str]:
+    """The headers that are of use, by lower-case name, of a mapping or of the HTTP library's headers.
+
+    In one pass: a single lookup in that library's headers costs as much as all of this.
+    """
+    pairs = getattr(headers, "raw", None)
+    if pairs is None:
+        pairs = headers.items()
+    return {
+        name: value if isinstance(value, str) else value.decode("latin-1")
+        for raw_name, value in pairs
+        if (name := _useful_name(raw_name))
+    }
+
+
+def timings(headers: Mapping[str, str]) -> dict[str, Any]:
+    """Those of `read_once` that hold the server's own timing."""
+    return {name: headers[name] for name in headers if _is_timing(name)}
+
+
+@lru_cache(maxsize=1024)
+def _useful_name(raw_name: bytes | str) -> str:
+    """The name in lower case, "" for one that is not of use. Cached: there are few names, and every call has them."""
+    name = (raw_name if isinstance(raw_name, str) else raw_name.decode("latin-1")).lower()
+    name = _ANTHROPICS.get(name, name)
+    used = name == "x-request-id" or name.startswith(("retry-after", "x-ratelimit-"))
+    return name if used or _is_timing(name) else ""
+
+
+@lru_cache(maxsize=1024)
+def _is_timing(name: str) -> bool:
+    return name in TIMING_HEADERS or (name.startswith("x-") and name.endswith(("-time", "-ms")))
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
@@ -46,7 +94,7 @@ def duration_ns(text: str) -> int:
     seconds = number(text, 0)
     if not seconds and "T" in text:
         try:
-            seconds = datetime.fromisoformat(text).timestamp()
+            seconds = datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()  # Python 3.10 knows no Z
         except ValueError:
             return 0
     return round(_from_now_s(seconds / 1000 if seconds >= EPOCH_S * 1000 else seconds) * 1e9)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import measures
@@ -30,7 +30,8 @@ TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304,
 TPOT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 """Bucket bounds. The first two are those of the conventions; the third begins where fast servers are."""
 
-_OPERATIONS = {"chat": "chat", "completions": "text_completion", "responses": "chat", "embeddings": "embeddings"}
+_OPERATIONS = {"chat": "chat", "completions": "text_completion", "responses": "chat", "messages": "chat",
+               "embeddings": "embeddings", "batches": "batches"}  # fmt: skip
 _PARAMETERS = {
     "temperature": "gen_ai.request.temperature",
     "top_p": "gen_ai.request.top_p",
@@ -152,9 +153,10 @@ class OpenTelemetry:
 
     def _attributes(self, call: Call | Measurement) -> dict[str, Any]:
         host, _, port = call.server.rpartition(":")
+        named = "anthropic" if call.api == "messages" else "azure.ai.openai" if ".azure.com" in host else "openai"
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": _OPERATIONS[call.api],
-            "gen_ai.provider.name": self._provider or ("azure.ai.openai" if ".azure.com" in host else "openai"),
+            "gen_ai.provider.name": self._provider or named,
         }
         if call.model:
             attributes["gen_ai.request.model"] = call.model
@@ -262,24 +264,31 @@ class Prometheus:
     def __call__(self, measurement: Measurement) -> None:
         """Count one call."""
         labels_by = (measurement.api, measurement.model, *(measurement.labels.get(name, "") for name in self._labels))
-        error = _error_type(measurement) if measurement.failure is not None else ""
-        self._requests.labels(*labels_by, measurement.status, error).inc()
-        self._duration.labels(*labels_by).observe((measurement.done - measurement.started) / 1e9)
+        series = _series
+        series(self._requests, *labels_by, measurement.status, _error_type(measurement)).inc()
+        series(self._duration, *labels_by).observe((measurement.done - measurement.started) / 1e9)
         if measurement.streamed:
-            if measurement.ttft_ms is not None:
-                self._ttft.labels(*labels_by).observe(measurement.ttft_ms / 1e3)
-            if measurement.tpot_ms is not None:
-                self._tpot.labels(*labels_by).observe(measurement.tpot_ms / 1e3)
-        counts = [("input", measurement.input_tokens), ("cached", measurement.cached_tokens)]
-        if measurement.token_source == "server":
-            counts.append(("output", measurement.output_tokens))
-        for name, count in counts:
-            if count:
-                self._tokens.labels(*labels_by, name).inc(count)
+            for histogram, ms in ((self._ttft, measurement.ttft_ms), (self._tpot, measurement.tpot_ms)):
+                if ms is not None:
+                    series(histogram, *labels_by).observe(ms / 1e3)
+        output = measurement.output_tokens if measurement.token_source == "server" else None
+        for kind, tokens in (
+            ("input", measurement.input_tokens),
+            ("cached", measurement.cached_tokens),
+            ("output", output),
+        ):
+            if tokens:
+                series(self._tokens, *labels_by, kind).inc(tokens)
         if measurement.retries:
-            self._retries.labels(*labels_by).inc(measurement.retries)
+            series(self._retries, *labels_by).inc(measurement.retries)
         if measurement.cost:
-            self._cost.labels(*labels_by).inc(measurement.cost)
+            series(self._cost, *labels_by).inc(measurement.cost)
+
+
+@lru_cache(maxsize=4096)
+def _series(metric: Any, *values: str) -> Any:
+    """The series of a metric with these labels. Cached: the package's own look-up costs more than the counting."""
+    return metric.labels(*values)
 
 
 def _error_type(measurement: Measurement) -> str:

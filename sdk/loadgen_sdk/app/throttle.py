@@ -1,7 +1,7 @@
 """Keeps calls below a provider's limits: requests and tokens per time, concurrent calls, per key and per model.
 
 `Throttle` does the waiting, for tasks and threads (one object may serve both): by priority, then in the order of
-arrival. What is allowed when is decided by a `Gate`. Limits that several processes share are kept in a file
+arrival. What is allowed when is decided by a `Gate`. Limits that several processes share are kept in a file or in Redis
 (`shared_limits`).
 """
 
@@ -22,6 +22,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ThrottleTimeout, WrongUse
+from ..python310 import timeout
 from .finishing import collecting, later
 from .gate import FOREVER, LONGEST_OBEYED_S, Booking, Gate, Limits, rate
 from .steps import Steps, run_async, run_blocking
@@ -83,6 +84,7 @@ class _Waiter:
         self.wake = wake
         self.order = (monotonic_ns() - level * int(AGING_S * 1e9), next(_arrivals))
         self.gone = False
+        self.permit: Permit | None = None
 
     def __lt__(self, other: _Waiter) -> bool:
         return self.order < other.order
@@ -96,19 +98,23 @@ class _GateQueue:
 
     def __init__(self, gate: Gate, obey: bool, name: str, shared: SharedLimits | None, throttler: Any) -> None:
         self.gate, self._obey, self._name, self._shared, self.throttler = gate, obey, name, shared, throttler
-        self.lock = threading.Lock()
+        self._gate_lock = threading.Lock()  # held while Redis is asked: never taken in an event loop then
+        self._lock = threading.Lock()  # of the waiters
         self._waiters: list[_Waiter] = []  # a heap
+        self.is_remote = shared is not None and shared.is_remote
 
     def permit(
         self, wake: Callable[[], object], wait: Callable[[float | None], Any], tokens: float, output: float,
-        limit_s: float | None, deadline: int | None,
+        limit_s: float | None, deadline: int | None, aside: Callable[..., Any] | None = None,
     ) -> Steps[Permit]:  # fmt: skip
-        """Wait in the queue until a call is allowed. `wait`: for `wake`, at most so many seconds."""
+        """Wait in the queue until a call is allowed. `wait`: for `wake`, at most so many seconds; `aside`: does what
+        may take long where it holds up nobody."""
         waiter = _Waiter(wake, _priority.get())
-        with self.lock:
+        with self._lock:
             heapq.heappush(self._waiters, waiter)
+        try_enter = partial(self._try_enter, waiter, tokens, output)
         try:
-            while not isinstance(answer := self._try_enter(waiter, tokens, output), Permit):
+            while not isinstance(answer := try_enter() if aside is None else (yield partial(aside, try_enter)), Permit):
                 if deadline is not None:
                     answer = min(answer, deadline - monotonic_ns())
                     if answer <= 0:
@@ -128,20 +134,31 @@ class _GateQueue:
         return sum(not waiter.gone for waiter in self._waiters)
 
     def leave(self, booking: Booking, tokens: float | None, output: float | None) -> None:
-        if collecting():  # in a destructor: the code below may hold this very lock
-            later(partial(self.leave, booking, tokens, output))
-            return
-        with self.lock:
+        # In a destructor the code below may hold this very lock; and Redis is asked in the background.
+        if self.is_remote or collecting():
+            later(partial(self._leave, booking, tokens, output))
+        else:
+            self._leave(booking, tokens, output)
+
+    def _leave(self, booking: Booking, tokens: float | None, output: float | None) -> None:
+        with self._gate_lock:
             self.gate.leave(booking, None)
             if tokens is not None:
-                with self._state(wait=True) as locked:
-                    if locked:  # else the estimate stays
+                with self._state(wait=True) as now:
+                    if now is not None:  # else the estimate stays
                         self.gate.correct(booking, tokens, output)
-            self._wake_first()
+        self._wake_first()
 
     def heed(self, headers: Mapping[str, str], refused: bool) -> None:
-        with self.lock:
-            asked, obeyed = self.gate.heed(monotonic_ns(), headers, refused)
+        if self.is_remote:
+            later(partial(self._heed, headers, refused))
+        else:
+            self._heed(headers, refused)
+
+    def _heed(self, headers: Mapping[str, str], refused: bool) -> None:
+        with self._gate_lock:
+            now = monotonic_ns() + (self._shared.offset_ns if self._shared is not None else 0)
+            asked, obeyed = self.gate.heed(now, headers, refused)
             if obeyed:
                 with self._state(wait=True):
                     pass  # written back with the pause
@@ -151,37 +168,39 @@ class _GateQueue:
 
     def _try_enter(self, waiter: _Waiter, tokens: float, output: float) -> Permit | int:
         """The permit for this waiter, or the most ns to wait before the next try."""
-        with self.lock:
+        with self._lock:
             if self._first() is not waiter:
                 return FOREVER
-            with self._state() as locked:
-                if not locked and self._shared is not None:  # another process has it for some microseconds
-                    return self._shared.retry_ns
-                now = monotonic_ns()
-                if retry_at := self.gate.ask(now, tokens, output):
-                    return retry_at - now if retry_at != FOREVER else FOREVER
-                booking = self.gate.enter(now, tokens, output)
-            heapq.heappop(self._waiters)
-            waiter.gone = True
-            self._wake_first()
-            return Permit(self, booking, self._obey)
+        with self._gate_lock, self._state() as now:
+            if now is None and self._shared is not None:  # another process has it for a short time
+                return self._shared.retry_ns
+            assert now is not None
+            if retry_at := self.gate.ask(now, tokens, output):
+                return retry_at - now if retry_at != FOREVER else FOREVER
+            permit = Permit(self, self.gate.enter(now, tokens, output), self._obey)
+        with self._lock:
+            left, waiter.gone, waiter.permit = waiter.gone, True, permit
+        if left:  # it was cancelled meanwhile
+            permit.done(0)
+        self._wake_first()
+        return permit
 
-    def _state(self, *, wait: bool = False) -> AbstractContextManager[bool]:
-        """The gate, with the state of all processes if they share it. False: another process has it."""
+    def _state(self, *, wait: bool = False) -> AbstractContextManager[int | None]:
+        """The gate, with the state of all processes if they share it, and the time. None: another process has it."""
         if self._shared is None:
-            return nullcontext(True)
-        return self._shared.state_of(self._name, self.gate, monotonic_ns(), wait=wait)
+            return nullcontext(monotonic_ns())
+        return self._shared.state_of(self._name, self.gate, wait=wait)
 
     def _remove(self, waiter: _Waiter) -> None:
         """A caller stopped waiting: take it out of the queue."""
         if collecting():
             later(partial(self._remove, waiter))
             return
-        with self.lock:
-            first = self._first() is waiter
+        with self._lock:
             waiter.gone = True
-            if first:
-                self._wake_first()
+        if waiter.permit is not None:
+            waiter.permit.done(0)
+        self._wake_first()
 
     def _first(self) -> _Waiter | None:
         while self._waiters and self._waiters[0].gone:
@@ -190,7 +209,9 @@ class _GateQueue:
 
     def _wake_first(self) -> None:
         """Wake the first waiting caller, which then tries again."""
-        if (first := self._first()) is not None:
+        with self._lock:
+            first = self._first()
+        if first is not None:
             first.wake()
 
 
@@ -203,7 +224,8 @@ class Throttle:
     limits are counted separately for each key, model or both; () counts all calls together. obey: also wait as the
     server's Retry-After (after a 429 or 503) and x-ratelimit-* headers ask, at most longest_obeyed_s. max_wait_s: the
     longest wait of a call; then ThrottleTimeout is raised. shared: the path of a file by which all processes of this
-    host that name it keep the limits together (concurrency stays each process's own); needs the package filelock.
+    host that name it keep the limits together, with the package filelock; or "redis://HOST:6379/0#NAME", by which those
+    of all hosts do, with the package redis. concurrency stays each process's own.
 
     kept_by="asyncio-throttle" leaves `requests` to an `asyncio_throttle.Throttler` for each key and model: a plain
     limit for one event loop. `requests` may also be a Throttler that the application already shares. Both are for async
@@ -303,7 +325,7 @@ class Throttle:
         queue, loop, event = self._gate_queue(key, model), asyncio.get_running_loop(), asyncio.Event()
         if queue.throttler is not None:
             try:
-                async with asyncio.timeout(limit_s):
+                async with timeout(limit_s):
                     await queue.throttler.acquire()
             except TimeoutError:
                 raise queue.timed_out(limit_s) from None
@@ -314,11 +336,12 @@ class Throttle:
 
         async def wait(seconds: float | None) -> None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
+                async with timeout(seconds):
                     await event.wait()
             event.clear()
 
-        return await run_async(queue.permit(wake, wait, tokens, output_tokens, limit_s, deadline))
+        aside = asyncio.to_thread if queue.is_remote else None
+        return await run_async(queue.permit(wake, wait, tokens, output_tokens, limit_s, deadline, aside))
 
     def acquire_blocking(
         self,

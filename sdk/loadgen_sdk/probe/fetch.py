@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import sys
 from time import monotonic_ns
 
 from ..errors import TargetUnusable
+from ..python310 import timeout
 from ..transport.http1 import Malformed, Response, head, merged
+from ..transport.proxy import Proxy, refusal
 from ..transport.target import Target
 from .probe import FailedOnce, Headers, HttpAnswer
 
@@ -28,10 +31,17 @@ class Fetcher:
     """
 
     def __init__(
-        self, target: Target, tls: ssl.SSLContext | None = None, timeout_s: float = 60, connect_s: float = 10
+        self,
+        target: Target,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = 60,
+        connect_s: float = 10,
+        proxy: Proxy | None = None,
     ) -> None:
         self._target, self._timeout_s, self._connect_s = target, timeout_s, min(connect_s, timeout_s)
         self._tls = (tls or ssl.create_default_context()) if target.tls else None
+        self._proxy = proxy
+        self._peer = (target.host, target.port) if proxy is None else (proxy.host, proxy.port)
         self._address: str | None = None
 
     async def connect(self) -> int:
@@ -50,11 +60,14 @@ class Fetcher:
         response, pieces, size = Response(), [], 0
         timeout_s = self._timeout_s if body else min(self._timeout_s, PAGE_S)
         lines = merged([("Host", target.host_header), ("Connection", "close")], headers)
+        if self._proxy is not None and not target.tls:
+            path = f"http://{target.host_header}{path}"
+            lines += self._proxy.headers
         if body:
             lines.append(("Content-Length", str(len(body))))
         try:
             started = monotonic_ns()
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 writer.write(head(method, path, lines) + b"\r\n" + body)
                 while not response.complete:
                     data = await reader.read(1 << 16)
@@ -90,15 +103,15 @@ class Fetcher:
 
     async def _resolve(self) -> str:
         """The first address of the host that accepts a connection."""
-        target, loop = self._target, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_s):
-                infos = await loop.getaddrinfo(target.host, target.port, proto=6)  # TCP
+            async with timeout(self._connect_s):
+                infos = await loop.getaddrinfo(*self._peer, proto=6)  # TCP
         except TimeoutError:
-            raise _unresolved(target, "no answer from DNS") from None
+            raise _unresolved(self._peer[0], "no answer from DNS") from None
         except (OSError, UnicodeError) as error:
-            raise _unresolved(target, getattr(error, "strerror", "") or "unknown") from None
-        failure = TargetUnusable(f"the host {target.host!r} has no address", "check the host's name")
+            raise _unresolved(self._peer[0], getattr(error, "strerror", "") or "unknown") from None
+        failure = TargetUnusable(f"the host {self._peer[0]!r} has no address", "check the host's name")
         for address in dict.fromkeys(str(row[4][0]) for row in infos):
             try:
                 _, writer = await self._open(address, None)
@@ -115,9 +128,22 @@ class Fetcher:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         target = self._target
         try:
-            async with asyncio.timeout(self._connect_s):
+            async with timeout(self._connect_s):
                 server_name = target.host if tls else None
-                return await asyncio.open_connection(address, target.port, ssl=tls, server_hostname=server_name)
+                if self._proxy is None or tls is None:
+                    return await asyncio.open_connection(address, self._peer[1], ssl=tls, server_hostname=server_name)
+                if sys.version_info < (3, 11):  # noqa: UP036
+                    raise TargetUnusable("a probe through a proxy needs Python 3.11", "give model and server")
+                reader, writer = await asyncio.open_connection(address, self._peer[1])
+                writer.write(self._proxy.connect_request(target))
+                if problem := refusal(await reader.readuntil(b"\r\n\r\n")):
+                    writer.transport.abort()
+                    raise TargetUnusable(problem, "check HTTPS_PROXY and NO_PROXY")
+                await writer.start_tls(tls, server_hostname=server_name)
+                return reader, writer
+        except asyncio.IncompleteReadError:
+            what = f"the proxy at {self._peer[0]}:{self._peer[1]} closed the connection without an answer"
+            raise TargetUnusable(what, "check HTTPS_PROXY and NO_PROXY") from None
         except ssl.SSLCertVerificationError as error:
             what = f"the certificate of {target.address} is not trusted: {error.verify_message}"
             raise TargetUnusable(what, _CERTIFICATE_HINT) from None
@@ -136,5 +162,5 @@ class Fetcher:
             raise TargetUnusable(what, "start the server, or check --url") from None
 
 
-def _unresolved(target: Target, reason: str) -> TargetUnusable:
-    return TargetUnusable(f"cannot resolve the host {target.host!r}: {reason}", "check the host's name")
+def _unresolved(host: str, reason: str) -> TargetUnusable:
+    return TargetUnusable(f"cannot resolve the host {host!r}: {reason}", "check the host's name")

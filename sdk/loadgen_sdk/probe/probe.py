@@ -21,6 +21,7 @@ from ..dialects.reader import Flow, Reading, error_text
 from ..dialects.server_account import HEADER, NO_ACCOUNT, server_account
 from ..dialects.sse import Decoder, EventTooLarge
 from ..errors import TargetUnusable
+from ..python310 import timeout
 from ..request import Request, Usage
 from ..transport.http1 import merged
 from ..transport.target import Target, header_secrets, shown
@@ -258,7 +259,7 @@ class _Asker:
         page = ""
         if not hosted and server in PAGES:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FACTS_S):
+                async with timeout(FACTS_S):
                     page = _text(await self.get_optional(self.target.beside(PAGES[server])))
         return server_facts(server, version, page)
 

@@ -240,24 +240,20 @@ async def _trace(exchange: Exchange, name: str, _: Any) -> None:
 _current: ContextVar[Exchange] = ContextVar("_current")
 
 
-def client_classes() -> tuple[type, ...]:
-    """The classes of the package's clients. Raises ImportError when it is not installed."""
-    import openai
-
-    return openai.OpenAI, openai.AsyncOpenAI, openai.AzureOpenAI, openai.AsyncAzureOpenAI
-
-
 def kind_of(error: Exception) -> tuple[str, str, int]:
-    """(kind, text, HTTP status or 0) of an exception raised by the package or by its HTTP library."""
-    import openai
+    """(kind, text, HTTP status or 0) of an exception raised by the package or by its HTTP library.
 
-    if isinstance(error, openai.APIStatusError):
-        status = error.status_code
+    By names, so that it also knows those of packages that have the same exceptions (anthropic, LiteLLM).
+    """
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    status = getattr(error, "status_code", 0)
+    if "APIError" in kinds and isinstance(status, int) and status >= 300:
         kind = next((kind for least, kind in _KINDS_BY_STATUS if status >= least), "malformed")
-        text = error_text(error.response.content) or f"HTTP {status} without a body"
-        return "http_429" if status == 429 else kind, text, status
-    if isinstance(error, openai.APIError) and not isinstance(error, openai.APIConnectionError):
-        message = error.body if isinstance(error.body, str) else error.message
+        body = getattr(getattr(error, "response", None), "content", b"")
+        return "http_429" if status == 429 else kind, error_text(body) or f"HTTP {status} without a body", status
+    if "APIError" in kinds and "APIConnectionError" not in kinds:
+        body, message = getattr(error, "body", None), getattr(error, "message", "")
+        message = body if isinstance(body, str) else message
         return "error_event", message or "an error event without a text", 0
     causes = list(_causes(error))
     names = {type(cause).__name__ for cause in causes}

@@ -17,16 +17,18 @@ from ..dialects.body import body as make_body
 from ..dialects.quirks import Quirk
 from ..dialects.reader import Flow
 from ..errors import TargetUnusable, WrongUse
+from ..python310 import timeout
 from ..request import Failure, Request
 from .exchange import Exchange, OnDone, Read, Run
 from .http1 import head, merged
+from .proxy import Proxy
 from .target import Target
 from .wire import TICK_NS, ClientConnection, Tls, Wire, raise_file_limit, resolve
 
 SPARE = 2  # idle connections kept open ahead of need
 OPEN_PER_TICK = 32  # most connections opened ahead of need per tick
 CONNECT_NS = 10_000_000_000  # limit for one address; then the next address is tried
-BEING_MADE = ("connecting", "handshake")
+BEING_MADE = ("connecting", "tunnel", "handshake")
 LOOK_NS = 1_000_000_000  # a round over the requests in flight; one sent during it is looked at in the next
 KEEP_ALIVE_MARGIN_S = 1.0  # a connection is reused until this long before the server's own idle limit
 TIMEOUT_NS = 600 * 1_000_000_000
@@ -43,7 +45,8 @@ class Pool:
     `timeout_ns` limits a request from its due instant, `stall_timeout_ns` the time between two events of a stream
     (comments of the stream do not count as events). `ahead`: open connections ahead of need while requests are sent,
     for an open loop; otherwise a connection is opened only for a request that finds no idle one. The host is resolved
-    once, in `open`. `sources`: local addresses to connect from, used in turn; each has its own local ports.
+    once, in `open`. `sources`: local addresses to connect from, used in turn; each has its own local ports. `proxy`: on
+    the way to the endpoint.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Pool:
         ahead: bool = False,
         sources: Sequence[str] = (),
         wire: Wire | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         self.target, self.model, self.quirk = target, model, quirk
         self._streaming = stream
@@ -95,7 +99,13 @@ class Pool:
             ("Accept", accept),
             ("User-Agent", "loadgen"),
         ]
-        self._head = head("POST", target.path, merged(ours, headers))
+        path = target.path
+        if proxy is not None and not target.tls:
+            path = f"http://{target.host_header}{path}"
+            ours += proxy.headers
+        self._head = head("POST", path, merged(ours, headers))
+        self._tunnel = proxy.connect_request(target) if proxy is not None and target.tls else b""
+        self._peer = (proxy.host, proxy.port) if proxy is not None else (target.host, target.port)
         self._reuse_ns = int(quirk.reuse_s * 1e9)
         self._addresses: list[tuple[int, tuple[object, ...]]] = []
         self._preferred_address = 0  # index of the address to try first: the one that worked last
@@ -122,11 +132,9 @@ class Pool:
     async def open(self, connections: int = 0) -> None:
         """Resolve the host and open this many connections. Raises TargetUnusable when that is not possible."""
         try:
-            self._addresses = await resolve(self.target.host, self.target.port)
+            self._addresses = await resolve(*self._peer)
         except OSError as error:
-            raise TargetUnusable(
-                f"cannot resolve {self.target.host!r}: {error.strerror}", "check the host name"
-            ) from None
+            raise TargetUnusable(f"cannot resolve {self._peer[0]!r}: {error.strerror}", "check the host name") from None
         if not connections:
             return
         raise_file_limit(connections + 64)
@@ -140,7 +148,8 @@ class Pool:
         if set_tick:
             self.wire.tick = self.tick
         try:
-            await asyncio.wait_for(self._open_done, 30)
+            async with timeout(30):
+                await self._open_done
         except TimeoutError:
             raise TargetUnusable(f"connecting to {self.target.redacted} took more than 30 s", "is it up?") from None
         finally:
@@ -251,7 +260,9 @@ class Pool:
                 exchange.tries += 1
             try:
                 source = self._sources[self.connections_opened % len(self._sources)] if self._sources else ""
-                connection = self.wire.open(self._addresses[index], index, self, self._tls, self.target.host, source)
+                connection = self.wire.open(
+                    self._addresses[index], index, self, self._tls, self.target.host, source, self._tunnel
+                )
             except OSError as error:
                 if exchange is None:
                     self._refused(index, "connect", error.strerror or str(error))

@@ -89,7 +89,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
             port = 443 if tls else 80
         if not port:
             raise TargetUnusable("port 0 cannot be connected to", "give the port the server listens on")
-        basic, secrets = _userinfo(parts.netloc)
+        basic, secrets = userinfo(parts.netloc)
         shown_query, query_secrets = _query(parts.query)
         path = quote(parts.path, safe="/%:@!$&'()*+,;=~-._").rstrip("/")
         for endpoint in _ENDPOINTS:
@@ -237,7 +237,7 @@ def _spellings(secrets: Iterable[str]) -> tuple[str, ...]:
     return tuple(spellings)
 
 
-def _userinfo(netloc: str) -> tuple[str, tuple[str, ...]]:
+def userinfo(netloc: str) -> tuple[str, tuple[str, ...]]:
     userinfo, at, _ = netloc.rpartition("@")
     if not at or not userinfo:
         return "", ()

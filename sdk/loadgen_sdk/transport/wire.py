@@ -31,6 +31,7 @@ import msgspec
 from ..errors import TargetUnusable
 from .clock import Timer, timer
 from .exchange import Read, Run
+from .proxy import refusal
 from .receiver import Inbox, Receiver, error_text
 
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it
@@ -103,6 +104,7 @@ class ClientConnection(Inbox):
         "tls",
         "tls_in",
         "tls_out",
+        "tunnel",
         "unsent",
         "uses_left",
     )
@@ -122,6 +124,7 @@ class ClientConnection(Inbox):
         self.tls: ssl.SSLObject | None = None
         self.tls_in: ssl.MemoryBIO | None = None
         self.tls_out: ssl.MemoryBIO | None = None
+        self.tunnel = b""  # the request that opens it; then what the proxy has answered so far
 
 
 class Wire:
@@ -171,11 +174,13 @@ class Wire:
         tls: ssl.SSLContext | None,
         name: str,
         source: str = "",
+        tunnel: bytes = b"",
     ) -> ClientConnection:
         """Start to connect to `address` (family, sockaddr), from the local address `source` if given.
 
-        `index` is the peer's number for the address; `name` is the host name for TLS. The result is reported to
-        `peer` by `connected` or `failed`. Raises OSError when the connection cannot be started at all.
+        `index` is the peer's number for the address; `name` is the host name for TLS; `tunnel`: what is sent first, to
+        a proxy that opens a tunnel for the TLS that follows. The result is reported to `peer` by `connected` or
+        `failed`. Raises OSError when the connection cannot be started at all.
         """
         family, sockaddr = address
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -196,6 +201,7 @@ class Wire:
             sock.close()
             raise
         connection = ClientConnection(sock, peer, index, monotonic_ns())
+        connection.tunnel = tunnel
         if tls is not None:
             connection.tls_in, connection.tls_out = ssl.MemoryBIO(), ssl.MemoryBIO()
             connection.tls = tls.wrap_bio(connection.tls_in, connection.tls_out, server_hostname=name)
@@ -366,8 +372,8 @@ class Wire:
         return now
 
     def _connection_ended(self, connection: ClientConnection, stamp: int, error: str) -> None:
-        if connection.state == "connecting" or connection.state == "handshake":
-            kind = "connect" if connection.state == "connecting" else "tls"
+        if connection.state in ("connecting", "tunnel", "handshake"):
+            kind = "tls" if connection.state == "handshake" else "connect"
             self.give_up(connection, kind, error or "the connection was closed while it was being made")
             return
         peer = connection.peer
@@ -390,7 +396,11 @@ class Wire:
             self._poll.modify(connection.fd, select.EPOLLIN)
             connection.emptied_at = monotonic_ns()
             connection.open = True
-            if connection.tls is not None:
+            if connection.tunnel:
+                connection.state = "tunnel"
+                connection.sock.send(connection.tunnel)  # the first bytes of a connection: they always find room
+                connection.tunnel = b""
+            elif connection.tls is not None:
                 connection.state = "handshake"
                 self._handshake(connection)
             else:
@@ -446,6 +456,17 @@ class Wire:
         self._flush_tls(connection)
         self._connection_made(connection)
 
+    def _tunnel_answered(self, connection: ClientConnection, data: bytes) -> None:
+        """A part of the proxy's answer has come. With its end TLS begins, and the client speaks first."""
+        connection.tunnel += data
+        if b"\r\n\r\n" not in connection.tunnel:
+            return
+        if problem := refusal(connection.tunnel):
+            self.give_up(connection, "connect", problem)
+            return
+        connection.state = "handshake"
+        self._handshake(connection)
+
     def _decrypt(self, connection: ClientConnection, reads: list[Read | Run]) -> None:
         """Decrypt what was read, hand over the plain reads, and see to the end of the connection."""
         assert connection.tls is not None and connection.tls_in is not None
@@ -455,6 +476,11 @@ class Wire:
         for read in reads:
             assert len(read) == 5  # there is no template for what is encrypted
             data, stamp, read_at, empty_at, from_kernel = read
+            if connection.state == "tunnel":
+                self._tunnel_answered(connection, data)
+                if connection.closed:
+                    return
+                continue
             connection.tls_in.write(data)
             if connection.state == "handshake":
                 self._handshake(connection)

@@ -1,0 +1,222 @@
+"""The packages whose clients can be measured: one table, and how their methods are wrapped.
+
+openai and anthropic have clients with resources (`client.chat.completions`); LiteLLM has functions. None is imported
+here: a client that exists has imported its package.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from ..errors import WrongUse
+from .call import Setting
+from .measurement import Api
+from .observed_call import RAW_HEADER, inside, measured, seconds_of
+from .policy import Policy
+
+
+class Options(NamedTuple):
+    """The arguments of `instrument`, as kept on an instrumented client."""
+
+    policy: Policy
+    ask_usage: bool | None
+
+
+class Package(NamedTuple):
+    """One package with clients. `classes`: whose constructors `auto` wraps; blocking and async are the base classes."""
+
+    name: str
+    blocking: str
+    waiting: str
+    classes: tuple[str, ...]
+    resources: tuple[tuple[str, Api], ...]
+
+
+PACKAGES = (
+    Package(
+        "openai",
+        "OpenAI",
+        "AsyncOpenAI",
+        ("OpenAI", "AsyncOpenAI", "AzureOpenAI", "AsyncAzureOpenAI"),
+        (
+            ("chat.completions", "chat"),
+            ("beta.chat.completions", "chat"),
+            ("completions", "completions"),
+            ("responses", "responses"),
+            ("embeddings", "embeddings"),
+            ("batches", "batches"),
+        ),
+    ),
+    Package(
+        "anthropic",
+        "Anthropic",
+        "AsyncAnthropic",
+        ("Anthropic", "AsyncAnthropic"),
+        (
+            ("messages", "messages"),
+            ("beta.messages", "messages"),
+            ("messages.batches", "batches"),
+            ("beta.messages.batches", "batches"),
+        ),
+    ),
+)
+LITELLM: tuple[tuple[str, Api, bool, tuple[str, str]], ...] = (
+    ("completion", "chat", True, ("model", "messages")),
+    ("acompletion", "chat", False, ("model", "messages")),
+    ("text_completion", "completions", True, ("prompt", "model")),
+    ("atext_completion", "completions", False, ("prompt", "model")),
+    ("responses", "responses", True, ("input", "model")),
+    ("aresponses", "responses", False, ("input", "model")),
+    ("embedding", "embeddings", True, ("model", "input")),
+    ("aembedding", "embeddings", False, ("model", "input")),
+)
+"""The functions of LiteLLM: name, API, whether it blocks, and the arguments that are given by place."""
+
+OPTIONS = "_loadgen_sdk_options"  # the attribute by which an instrumented client is known
+_METHODS = ("create", "parse")  # `stream` of openai goes through `create`
+_BATCH_METHODS = ("create", "retrieve")
+_VARIANTS = ("with_raw_response", "with_streaming_response")
+
+
+def package_of(client: Any) -> tuple[Package, bool]:
+    """The package of this client, and whether it is a blocking one. Raises WrongUse for what is no such client."""
+    for package in PACKAGES:
+        module = sys.modules.get(package.name)
+        for name in (package.blocking, package.waiting):
+            if module is not None and isinstance(client, getattr(module, name)):
+                return package, name == package.blocking
+    what = f"the class {client.__name__}" if isinstance(client, type) else f"a {type(client).__name__}"
+    classes = ", ".join(name for package in PACKAGES for name in package.classes)
+    raise WrongUse(f"{what} is no OpenAI client, nor one of another known package", f"give an object of {classes}")
+
+
+def install(result: Any, client: Any, options: Options) -> None:
+    """Replace the resources of `result` by wrapped ones. `client`: where its copies come from."""
+    package, blocking = package_of(result)
+    policy, attributes = options.policy, vars(result)
+    attributes[OPTIONS] = options
+    if policy.retry is not None:
+        attributes["max_retries"] = 0
+    url = getattr(client, "base_url", None)
+    setting = Setting(
+        policy,
+        server=f"{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}" if url is not None else "",
+        key=str(getattr(client, "api_key", "") or ""),
+        ask_usage=asks_usage(options),
+        package=package.name,
+        timeout_s=seconds_of(getattr(client, "timeout", None), None),
+    )
+    for name in {path.partition(".")[0] for path, _ in package.resources}:
+        if (resource := getattr(client, name, None)) is not None:
+            attributes[name] = type(resource)(result)  # a new object: that of `client` stays unwrapped
+    for path, api in package.resources:
+        resource = functools.reduce(lambda owner, name: getattr(owner, name, None), path.split("."), result)
+        if resource is not None:
+            _wrap(resource, api, setting, blocking)
+    for name in _VARIANTS:
+        attributes[name] = type(getattr(client, name))(result)
+    make_copy = type(result).copy
+
+    def with_options(*args: Any, **changes: Any) -> Any:
+        other = make_copy(result, *args, **changes)
+        install(other, other, options)  # also if `auto` was there first: these options hold its own
+        return other
+
+    attributes["copy"] = attributes["with_options"] = with_options
+
+
+def asks_usage(options: Options) -> bool:
+    return options.policy.prices is not None if options.ask_usage is None else options.ask_usage
+
+
+def _wrap(resource: Any, api: Api, setting: Setting, blocking: bool) -> None:
+    raw = resource.with_raw_response  # read before wrapping: its methods call the unwrapped ones
+    for name in _BATCH_METHODS if api == "batches" else _METHODS:
+        method, raw_method = getattr(resource, name, None), getattr(raw, name, None)
+        if method is not None and raw_method is not None:
+            setattr(resource, name, measured(method, raw_method, api, setting, blocking))
+    if api == "messages" and hasattr(resource, "stream"):
+        twin = copy.copy(resource)  # `stream` of anthropic does not go through `create`
+        twin._post = measured(twin._post, partial(_raw_post, twin._post), api, setting, blocking, _sent_by_post)
+        resource.stream = twin.stream
+    for name in _VARIANTS:  # cached: made again with wrapped methods
+        vars(resource).pop(name, None)
+
+
+def _raw_post(post: Callable[..., Any], *args: Any, options: Mapping[str, Any], **kwargs: Any) -> Any:
+    headers = {**options.get("headers", {}), RAW_HEADER: "raw"}
+    return post(*args, options={**options, "headers": headers}, **kwargs)
+
+
+def _sent_by_post(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call that a resource posts."""
+    options = kwargs["options"]
+    return {**kwargs["body"], **({"timeout": options["timeout"]} if "timeout" in options else {})}
+
+
+# -- LiteLLM -----------------------------------------------------------------------------------------------------------
+
+
+class _Whole:
+    """What a function of LiteLLM returned, in the form of a raw response."""
+
+    retries_taken = 0
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        headers = getattr(self.result, "_response_headers", None)
+        return headers if isinstance(headers, Mapping) else {}
+
+    def parse(self) -> Any:
+        return self.result
+
+
+@contextmanager
+def _calling() -> Iterator[None]:
+    token = inside.set(True)
+    try:
+        yield
+    finally:
+        inside.reset(token)
+
+
+def measured_litellm(litellm: ModuleType, options: Options) -> dict[str, Callable[..., Any]]:
+    """LiteLLM's functions by name, measured."""
+    setting = Setting(options.policy, server="", key="", ask_usage=asks_usage(options))
+    return {
+        name: _measured_function(getattr(litellm, name), api, setting, blocking, places)
+        for name, api, blocking, places in LITELLM
+        if hasattr(litellm, name)
+    }
+
+
+def _measured_function(
+    function: Callable[..., Any], api: Api, setting: Setting, blocking: bool, places: tuple[str, str]
+) -> Callable[..., Any]:
+    def call(**kwargs: Any) -> _Whole:
+        with _calling():
+            return _Whole(function(**kwargs))
+
+    async def call_async(**kwargs: Any) -> _Whole:
+        with _calling():
+            return _Whole(await function(**kwargs))
+
+    send = measured(function, call if blocking else call_async, api, setting, blocking)
+
+    @functools.wraps(function)
+    def by_name(*args: Any, **kwargs: Any) -> Any:
+        if setting.policy.retry is not None:
+            kwargs["max_retries"] = kwargs["num_retries"] = 0
+        return send(**dict(zip(places, args, strict=False)), **kwargs)
+
+    return by_name
