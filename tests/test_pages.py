@@ -42,6 +42,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One page of each kind, written by the commands of a user, in virtual time."""
     at = tmp_path_factory.mktemp("pages")
     slo = ["--slo", "ttft:2s:p95", "--slo", "tpot:60ms:p95"]
+    load = ["--request-rate", "60", "-n", "300", "--warmup", "0"]
+    assert call("run", "qa", *SIMULATED, *slo, *load, "--out", at / "run") == 0
+    assert call("report", at / "run") == 0
     slo += ["--shape", "ND128isr_GB300_v6"]
     assert call("sweep", "qa", *SIMULATED, *slo, "--concurrency", "1,4,16", "-n", "80", "--out", at / "sweep") == 0
     levels = [at / "sweep" / name for name in ("c1", "c4", "c16")]
@@ -56,6 +59,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     contract = [at / "contract.yaml", "--url", "sim:gb300-vm", "--seed", "1"]
     assert call("validate", *contract, *parties, "--out", at / "poc") == 1  # one promise is broken
     return {
+        "run": at / "run" / "report.html",
         "sweep": at / "sweep" / "report.html",
         "compare": at / "compare.html",
         "cost": at / "cost.html",
@@ -64,7 +68,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-KINDS = ("sweep", "compare", "cost", "search", "validation")
+KINDS = ("run", "sweep", "compare", "cost", "search", "validation")
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +130,14 @@ def test_the_page_of_a_search_answers_first(pages: dict[str, Path]) -> None:
     places = [text.index(part) for part in [*order, "Trials over time", "TPOT p95 at most 60 ms"]]
     assert places[0] < 200 and places[1:4] == sorted(places[1:4])
     assert "requests miss tpot p95" in text and "Confirmed: " in text
+
+
+def test_the_parts_of_a_request_fill_its_bar(pages: dict[str, Path]) -> None:
+    """In virtual time the server accounts for all of TTFT: queue and prefill together are as long as the slowest."""
+    section = pages["run"].read_text("utf-8").split("The slowest by TTFT")[1].split('<div class="bars">')[1]
+    rows = [re.findall(r"width:([0-9.]+)%", row) for row in section.split("request ")[1:6]]
+    assert sum(map(float, rows[0])) == pytest.approx(100, abs=0.1)
+    assert all(len(row) == 2 and sum(map(float, row)) <= 100.1 for row in rows)
 
 
 def test_the_verdict_of_a_level_is_its_second_column(pages: dict[str, Path]) -> None:
