@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from loadgen import format
+from loadgen.metrics.reasons import STATES
 from loadgen.report import page, table
 from loadgen.report.page import Axis, Chart, Mark, Series
 from loadgen.report.run_headline import met_word
@@ -53,7 +54,7 @@ def _verdict(level: SweepLevel) -> str:
 
 def _remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
     if level.state != "finished":
-        yield {"cut_off": "cut off", "decided": "ended early"}.get(level.state, level.state)
+        yield STATES.get(level.state, level.state).partition(":")[0]
     if not level.full:
         yield "too short for its lanes"
     if level.name == curve.best:
