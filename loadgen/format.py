@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 NONE = "-"
+SYSTEM = "system."  # of the keys of metadata that describe the system under test
 
 
 def quantity(value: float | None, digits: int = 3) -> str:
@@ -97,6 +98,13 @@ def difference(before: float | None, after: float | None) -> str:
     if ratio >= 2:
         return f"{quantity(ratio)}x"
     return f"{(ratio - 1) * 100:+.1f} %"
+
+
+def said(metadata: Mapping[str, str]) -> dict[str, list[str]]:
+    """What the user said, under a head each: the system under test (of `--system`), and all else. None, no head."""
+    system = [f"{key.removeprefix(SYSTEM)}={metadata[key]}" for key in metadata if key.startswith(SYSTEM)]
+    others = [f"{key}={metadata[key]}" for key in metadata if not key.startswith(SYSTEM)]
+    return {head: texts for head, texts in (("System", system), ("Metadata", others)) if texts}
 
 
 def pairs(values: Mapping[str, str]) -> str:

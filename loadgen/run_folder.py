@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +40,8 @@ def open_run(folder: Path) -> OpenedRun:
     """A run with its summary: from its rows, else from `summary.json`, else from sums of its rows. Raises UserError."""
     if store.has_rows(folder):
         stored = store.read_lightly(folder)
-        return OpenedRun(with_server(folder, summarize(*stored)), stored)
+        samples = store.server(folder)
+        return OpenedRun(with_server(samples, summarize(*stored, samples)), stored)
     return OpenedRun(kept_summary(folder) if (folder / SUMMARY).is_file() else summary(folder), None)
 
 
@@ -56,25 +58,25 @@ def summary(folder: Path) -> Summary:
 
     Raises UserError as `store.read_run` does.
     """
-    stored = store.read_lightly(folder)
+    stored, samples = store.read_lightly(folder), store.server(folder)
     path = folder / "flows" / store.LEDGER
     if stored.header.keep == "raw" or not path.exists():
-        return with_server(folder, summarize(*stored))
+        return with_server(samples, summarize(*stored, samples))
     with store.undamaged(folder):
         accumulator = Accumulator.from_bytes(path.read_bytes(), stored.header)
         if accumulator.taken:
             for rows, texts in store.rows_after(folder, accumulator.taken):  # after a kill, or the compactor died
                 accumulator.add(rows, texts)
     header, _, gaps, timeline, seconds, _, event_errors = stored
-    return with_server(folder, build(header, accumulator, gaps, timeline, seconds, event_errors))
+    return with_server(samples, build(header, accumulator, gaps, timeline, seconds, event_errors))
 
 
-def with_server(folder: Path, summary: Summary) -> Summary:
+def with_server(samples: Sequence[series.MetricSample], summary: Summary) -> Summary:
     """The summary with the servers' own metrics and a warning about them; unchanged when no page was read."""
     duration_s = summary.window.whole.duration_s
     output_per_s = summary.tokens.whole_output_per_s
     server_summary = series.summarize(
-        store.server(folder), None if duration_s is None or output_per_s is None else round(duration_s * output_per_s)
+        samples, None if duration_s is None or output_per_s is None else round(duration_s * output_per_s)
     )
     if server_summary is None:
         return summary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import urllib.request
 from collections import Counter
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 from runs import when_started
 
-from loadgen.execution import body_prefetch, run
+from loadgen.execution import bodies, body_prefetch, run
 from loadgen.execution.backends import single
 from loadgen.execution.plan import Settings
+from loadgen.requests.build import build
+from loadgen.requests.tokenizer import load_tokenizer
 from loadgen.results import store
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
@@ -25,7 +28,7 @@ from loadgen.workload import load, read_flags
 def go(folder: Path, turns: str = "", begun: Any = None, **flags: str) -> tuple[Any, Counter[str], store.Stored]:
     folder.mkdir(exist_ok=True)
     file = folder / "w.yaml"
-    length = "{uniform: {min: 8, max: 40}}"
+    length = "{uniform: {min: 16, max: 48}}"  # 8 of them are the template of the simulated server
     file.write_text(f"name: many\nrequests: {{input_tokens: {length}, output_tokens: 4{turns}}}\n")
     made = load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
     with embedded.start(Options(ttft="8ms", itl="0.2ms", log_bodies=True)) as server:
@@ -33,6 +36,25 @@ def go(folder: Path, turns: str = "", begun: Any = None, **flags: str) -> tuple[
         summary, out = run.execute(made, told, when_started(begun or (lambda _: None)))
         received = parse_log(urllib.request.urlopen(server.url + "/_log").read())
     return summary, Counter(one.body_sha256 for one in received.requests if one.id), store.read_run(out)
+
+
+def test_bodies_are_read_back_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short ones in blocks of the file, of which few are kept; some lie across two blocks, some are long."""
+    monkeypatch.setattr(bodies, "MOST_BLOCKS", 2)
+    made = load("qa", read_flags(num_requests="400", request_rate="inf"))
+    prompts = build(made, 7, 1, load_tokenizer(None))
+    draw = random.Random(1)
+    written = [draw.randbytes(draw.choice([0, 1, 300, 3000, 4096, 4097, 40_000])) for _ in range(400)]
+    texts = iter(written)
+    kept = bodies.Bodies(prompts, lambda _: next(texts), 1)
+    numbers = iter(range(400))
+    for part in (1, 150, 249):  # what is built while a load goes lies in a block that was read before
+        kept.build(0, numbers, most=part)
+        order = list(range(kept.ahead(0)))
+        draw.shuffle(order)
+        assert all(kept.body(0, number) == written[number] for number in order)
+    assert kept.late == 0
+    kept.close()
 
 
 TURNS = ", turns: {count: 3, tool_result_tokens: 5}"

@@ -31,7 +31,7 @@ S = 1_000_000_000
 
 def page_of(folder: Path) -> str:
     stored = store.read_run(folder)
-    summary = with_server(folder, summarize(*stored))
+    summary = with_server(store.server(folder), summarize(*stored))
     made = run_data.figures(*stored, store.heat(folder), HEAT_EDGES_NS)
     others = reported(summary, stored.header, stored.rows, stored.gaps)
     return html.render(summary, stored.header, made, others, store.server(folder))

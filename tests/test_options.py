@@ -83,6 +83,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("gpus", -4, "'-4' is no number of GPUs"),
     ("metadata", "key", "a key without a value"),
     ("metadata", ["password=hunter2"], "looks like a secret"),
+    ("system", "/nowhere.yaml", "no such system file"),
 ]
 
 

@@ -132,14 +132,6 @@ def test_the_page_of_a_search_answers_first(pages: dict[str, Path]) -> None:
     assert "requests miss tpot p95" in text and "Confirmed: " in text
 
 
-def test_the_parts_of_a_request_fill_its_bar(pages: dict[str, Path]) -> None:
-    """In virtual time the server accounts for all of TTFT: queue and prefill together are as long as the slowest."""
-    section = pages["run"].read_text("utf-8").split("The slowest by TTFT")[1].split('<div class="bars">')[1]
-    rows = [re.findall(r"width:([0-9.]+)%", row) for row in section.split("request ")[1:6]]
-    assert sum(map(float, rows[0])) == pytest.approx(100, abs=0.1)
-    assert all(len(row) == 2 and sum(map(float, row)) <= 100.1 for row in rows)
-
-
 def test_the_verdict_of_a_level_is_its_second_column(pages: dict[str, Path]) -> None:
     html = pages["sweep"].read_text("utf-8")
     assert "<th>load</th><th>verdict</th>" in html

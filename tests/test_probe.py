@@ -427,6 +427,7 @@ def test_direct_sends_what_it_was_given() -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhe", "closed the connection"),
         (b"\x15\x03\x01\x00\x02\x02\x46", "does not speak HTTP"),
         (b"SSH-2.0-OpenSSH\r\n", "does not speak HTTP"),
+        (b"\0\0\x12\4\0\0\0\0\0", "speaks HTTP/2 and no HTTP/1.1"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (5 << 20), "more than 4 MiB"),
     ],
 )
@@ -452,6 +453,41 @@ def test_nothing_there() -> None:
         asyncio.run(run("http://user:word@127.0.0.1:1/v1"))
     with pytest.raises(TargetUnusable, match=r"cannot resolve the host 'nosuch\.invalid'"):
         asyncio.run(run("http://nosuch.invalid"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({}, False),
+        ({"http_proxy": "http://p:1"}, True),
+        ({"HTTPS_PROXY": "http://p:1"}, False),  # the other scheme
+        ({"ALL_PROXY": "http://p:1"}, True),
+        ({"http_proxy": "http://p:1", "no_proxy": "127.0.0.1"}, False),
+    ],
+)
+def test_a_proxy_that_is_not_used_is_named_where_it_may_be_the_cause(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], told: bool
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(TargetUnusable, match="nothing listens") as caught:
+        asyncio.run(Fetcher(Target.parse("http://127.0.0.1:1")).connect())
+    assert ("proxy" in caught.value.hint) is told
+
+
+def test_tls_with_a_server_of_http_2_only() -> None:
+    authority = trustme.CA()
+    server_tls, trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(server_tls)
+    authority.configure_trust(trusting)
+    server_tls.set_alpn_protocols(["h2"])
+    trusting.set_alpn_protocols(["http/1.1"])
+    settings_frame = saying(b"\0\0\x12\4\0\0\0\0\0")
+    with pytest.raises(TargetUnusable, match=r"speaks HTTP/2 and no HTTP/1\.1"):
+        ask(settings_frame, "https://127.0.0.1", server_tls, tls=trusting)
 
 
 def test_tls() -> None:

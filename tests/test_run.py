@@ -34,6 +34,7 @@ from loadgen.results.store import Stored
 from loadgen.sim.server.embedded import Embedded, start
 from loadgen.sim.server.faults import NAMES, parse
 from loadgen.sim.server.options import Options
+from loadgen.sim.server.request_parser import TEMPLATE_TOKENS
 from loadgen.sim.server.send_log import SentRequests, parse_log
 from loadgen.workload import load, read_flags
 
@@ -140,7 +141,8 @@ def test_a_clean_run_says_what_the_server_says(tmp_path: Path, endpoint: Embedde
     assert len(bodies(endpoint)) == 60
     assert (rows["output_tokens"] == 8).all()
     assert (rows["asked_output"] == 8).all()
-    assert (rows["built_tokens"] == 20).all()
+    assert (rows["input_tokens"] == 20).all()  # by the server's count, which holds the 8 tokens of its template
+    assert (rows["built_tokens"] == 20 - TEMPLATE_TOKENS).all()
     assert (rows["output_events"] == 8).all()
     assert summary.tokens.output == 480
     assert np.diff(rows[np.argsort(rows["slot"])]["due_ns"]).min() > 0

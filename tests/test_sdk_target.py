@@ -95,6 +95,7 @@ def test_azure_lists_models_beside_its_deployments() -> None:
         ("host:8000", "scheme"),
         ("localhost", "scheme"),
         ("ftp://host", "ftp"),
+        ("http+unix://%2Frun%2Fvllm.sock", "unix"),
         ("http://", "no host"),
         ("http://:8000", "no host"),
         ("http:///v1", "no host"),

@@ -11,6 +11,7 @@ import pytest
 
 import loadgen
 from loadgen.metrics.summary import Summary, summarize
+from loadgen.report import html
 from loadgen.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.results.record import ROW
 
@@ -134,6 +135,9 @@ def test_a_simulated_run_is_split_exactly_and_shown(tmp_path: Path) -> None:
         assert (split.queue_ms or 0) + (split.prefill_ms or 0) == pytest.approx(split.ttft_ms, abs=1e-5)
     text = str(run)
     assert "TTFT goes into, ms" in text and "Slowest by TTFT" in text
+    why = html.render(run.summary).split('id="why"')[1].split("<h2")[0]
+    assert "TTFT goes into, ms" in why and "slowest by E2E" in why
+    assert why.count("prefill ") == 10 and why.count("decode ") == 10  # in the waterfall of each of the ten
 
 
 def test_without_records_there_are_no_splits(tmp_path: Path) -> None:

@@ -389,7 +389,7 @@ def stopped_client(*, stop_ms: int = 100, every_ms: int = 300, answers: int = 60
         exchange.tell()
         place = RowPlace(number, number, 0, 0, 0, -1, 0, -1)
         rows.append(record.row(place, done[0], 0, text=-1, built=Built(9, "tokenizer", tokens)))
-    timeline.fold()
+    assert timeline.fold() == sum(timeline.bins) == timeline.gaps.count + len(rows) == timeline.errors.count
     made = np.frombuffer(b"".join(rows), record.ROW).copy()
     terms = tuple(Term(metric=metric, limit_ns=300 * MS, quantile=0.5) for metric in ("ttft", "tpot", "itl", "max_gap"))
     header = Header(state="finished", template_tokens=0, slo=Slo(terms=terms))

@@ -209,8 +209,8 @@ class Show:
         for target in header.targets:
             if target.software:
                 self._say_once(f"software: {', '.join(target.software)}")
-        if header.metadata:
-            self._say_once(f"metadata: {format.pairs(header.metadata)}")
+        for head, texts in format.said(header.metadata).items():
+            self._say_once(f"{head.lower()}: {', '.join(texts)}")
         if header.server_pages is not None:
             self._say_once(f"server metrics: {', '.join(header.server_pages) or 'none'}")
         for note in header.notes:

@@ -20,7 +20,9 @@ from loadgen.requests.prompts import Digest, Prompts
 from loadgen.results.record import Built
 
 BLOCK_BYTES = 1 << 20
-AHEAD_BYTES = 32 << 10  # read from the file at once: many short bodies, which are sent in the order of the file
+READ_BYTES = 32 << 10  # short bodies are read from the file in blocks of this size; each holds many
+SHORT_BYTES = 4 << 10
+MOST_BLOCKS = 64  # kept: the lanes of a closed loop are at different places of the file
 UNKNOWN = Built(-1, "", -1)
 
 
@@ -58,7 +60,7 @@ class Bodies:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._fd = self._file.fileno()
         self._end = 0
-        self._block, self._block_at = b"", 0  # a piece of the file
+        self._blocks: dict[int, bytes] = {}  # of the file, by number
         self._stored = [_StoredBodies() for _ in range(stages)]
         self._input_source = ""
         self._real_history = prompts.history == "server"
@@ -121,11 +123,15 @@ class Bodies:
         return self._stored_bytes(stored.offsets[position], stored.lengths[position])
 
     def _stored_bytes(self, offset: int, length: int) -> bytes:
-        at = offset - self._block_at
-        if at < 0 or at + length > len(self._block):
-            self._block_at, at = offset, 0
-            self._block = os.pread(self._fd, max(length, AHEAD_BYTES), offset)
-        return self._block[at : at + length]
+        number, at = divmod(offset, READ_BYTES)
+        if length > SHORT_BYTES or at + length > READ_BYTES:
+            return os.pread(self._fd, length, offset)
+        block = self._blocks.get(number, b"")
+        if at + length > len(block):  # not read yet, or before this part of it was written
+            if len(self._blocks) >= MOST_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+            block = self._blocks[number] = os.pread(self._fd, READ_BYTES, number * READ_BYTES)
+        return block[at : at + length]
 
     def _build_now(self, number: int, request: Request) -> bytes:
         self._built_late[number] = built_of(request)

@@ -304,8 +304,7 @@ class Driver:
             self._drain_end_ns = FOREVER
             self._end_drain()
         for timeline in self._timelines:
-            self.counters.events += len(timeline.flow.instants)
-            timeline.fold()
+            self.counters.events += timeline.fold()
         if self._sampling.is_due(now):
             self._spool.second(self._sampling.second(now, self.counters))
         if now >= self._flush_at_ns:

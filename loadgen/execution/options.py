@@ -49,6 +49,12 @@ def _pairs_or_texts(value: Any) -> Any:
     return value if isinstance(value, Mapping) else _texts(value)
 
 
+def _system(value: Any) -> dict[str, str]:
+    from loadgen.execution import system_file
+
+    return system_file.load(Path(_text(value)))
+
+
 def _as_given(value: Any) -> Any:
     return value
 
@@ -299,6 +305,9 @@ class RunOptions(TypedDict, total=False):
     region: Annotated[str | None, Option("--region", "Its region.")]
     metadata: Annotated[Mapping[str, object] | Texts, Option("--metadata",
         "KEY=VALUE, stored with the results and shown. Repeatable. Never a secret.", list[str], parse=_pairs_or_texts)]
+    system: Annotated[File, Option("--system",
+        "A YAML file that describes the system under test: stored with the metadata; what is missing is named.",
+        Path, parse=_system)]
     out: Annotated[File, Option("--out -o --output-artifact-dir --result-dir",
         "Results folder; without it a new one in results/. s3://, az://, gs://, file://...: copied there at the end.",
         parse=_folder)]
@@ -384,8 +393,10 @@ def settings(given: Mapping[str, Any]) -> Settings:
             endpoints = targets.from_urls(urls, key, **machine)
     keys = [key, *(endpoint.api_key for endpoint in endpoints), *map(os.environ.get, KEY_VARIABLES)]
     secrets = user_metadata.secrets_of(keys, values.get("headers", ()))
-    values["metadata"], faults_of_metadata = user_metadata.parse(values.get("metadata", ()), secrets)
-    if faults := [*faults, *faults_of_metadata]:
+    described, faults_of_system = user_metadata.parse(values.pop("system", {}), secrets)
+    said, faults_of_metadata = user_metadata.parse(values.get("metadata", ()), secrets)
+    values["metadata"] = (*described, *said)
+    if faults := [*faults, *faults_of_system, *faults_of_metadata]:
         raise Faults(faults)
     tls = {name: values.pop(flag, None) for name, flag in (("ca", "cacert"), ("cert", "cert"), ("key", "key"))}
     values["tls"] = Tls(verify=not values.pop("insecure", False), **tls)

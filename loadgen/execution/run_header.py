@@ -16,8 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from loadgen import seeds
-from loadgen.execution import resource_limits
+from loadgen import format, seeds
+from loadgen.execution import resource_limits, system_file
 from loadgen.execution.lane_start import Begin
 from loadgen.execution.plan import Plan, Settings
 from loadgen.limits import ValidityLimits
@@ -85,7 +85,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         keep=settings.keep,
         host=_host(),
         notes=(*_notes(plan), *dict.fromkeys((*unjudged, *unjudged_of_classes))),
-        note_codes=_resonant(plan),
+        note_codes=_resonant(plan) | _undisclosed(plan),
     )
 
 
@@ -131,6 +131,7 @@ def _notes(plan: Plan) -> Iterator[str]:
     if not settings.tls.verify and any(result.target.tls for result in job.found):
         yield "the server's certificate was not verified (--insecure): whoever is on the way can read key and prompts"
     yield from _resonant(plan)
+    yield from _undisclosed(plan)
     yield from dict.fromkeys(note for result in job.found for note in result.warnings)
     yield from requests.warnings(timetable.slots or 1000)
 
@@ -143,6 +144,15 @@ def _resonant(plan: Plan) -> dict[str, manifest.ReasonCode]:
     targets = len(job.settings.endpoints)
     found = resonance.found(job.workload.requests, plan.requests, targets, "target", timetable.slots)
     return reasons.coded("resonance", found)
+
+
+def _undisclosed(plan: Plan) -> dict[str, manifest.ReasonCode]:
+    """What a description of the system under test leaves out, in words and as code; nothing without a description."""
+    metadata = dict(plan.job.settings.metadata)
+    if not any(key.startswith(format.SYSTEM) for key in metadata):
+        return {}
+    missing = system_file.missing(metadata, _targets(plan)[0])
+    return reasons.coded("undisclosed", {"missing": missing} if missing else None)
 
 
 def version() -> str:

@@ -99,6 +99,31 @@ class Columns:
         return (self["sent_ns"] >= 0) | self.where(DROPPED)
 
 
+class JoinedColumns:
+    """The columns of several stages as one; `ok`: of their ok requests alone; `order`: of these of them, so ordered."""
+
+    def __init__(self, parts: Sequence[Columns], *, ok: bool, order: NDArray[np.int64] | None = None) -> None:
+        self._parts = parts
+        self._chosen = [part.where(OK) if ok else slice(None) for part in parts]
+        self._order = order
+        self._kept: dict[str, NDArray[np.int64]] = {}
+
+    def __getitem__(self, field: str) -> NDArray[np.int64]:
+        """The column of a field of `record.FIELDS`."""
+        return self._joined(field, Columns.__getitem__)
+
+    def measure(self, metric: str) -> NDArray[np.int64]:
+        """A metric of MEASURES, UNDEFINED where a row has no value."""
+        return self._joined(metric, Columns.measure)
+
+    def _joined(self, name: str, column: Callable[[Columns, str], NDArray[np.int64]]) -> NDArray[np.int64]:
+        if name not in self._kept:
+            columns = [column(part, name)[chosen] for part, chosen in zip(self._parts, self._chosen, strict=True)]
+            whole = np.concatenate([np.zeros(0, np.int64), *columns])
+            self._kept[name] = whole if self._order is None else whole[self._order]
+        return self._kept[name]
+
+
 UNDEFINED = np.iinfo(np.int64).min
 
 

@@ -88,6 +88,7 @@ SENTENCES = {
         "{factor}, so each {kind} is sent the same {each:,} samples in every pass{heaviest:heaviest}. The {kind}s with "
         "the heaviest shares decide the highest load; a data set whose size shares no factor with {servers} spreads "
         "them",
+    "undisclosed": "the description of the system under test leaves out what others ask for: {missing:asked}",
     "note": "{text}",  # known to the run by its words only
 }  # fmt: skip
 _PARTS = {
@@ -158,5 +159,6 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "template": lambda known: "" if known else " (the chat template's share is not known)",
     "bundled": lambda value: "" if value is None else f" ({share(value)} of the events came with others in one read)",
     "heaviest": lambda value: f"; the heaviest share has {value:.1%} more output tokens than the mean" if value else "",
+    "asked": lambda missing: "; ".join(f"{who} asks for {', '.join(keys)}" for who, keys in missing.items()),
     "families": lambda metrics: ", ".join(_FAMILIES[metric] for metric in metrics),
 }

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from loadgen import seeds
 from loadgen.limits import STALL_NS
-from loadgen.metrics.columns import OK, UNDEFINED, Columns
+from loadgen.metrics.columns import UNDEFINED, Columns, JoinedColumns
 from loadgen.stats.quantiles import milliseconds
 
 if TYPE_CHECKING:
@@ -59,9 +60,9 @@ class E2eSplit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SplitGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """The splits of all ok requests, or of those of one target or of one class of prompt length."""
+    """The splits of all ok requests, or of those of one target, of one class, or of a quarter by prompt length."""
 
-    by: str  # all, target, prompt
+    by: str  # all, target, class, prompt
     name: str = ""
     requests: int
     ttft: tuple[TtftSplit, ...]
@@ -102,27 +103,9 @@ class SlowRequest(msgspec.Struct, frozen=True, kw_only=True):
     waiting_input_tokens: int
 
 
-class _Requests:
-    """Columns over several stages: of ok requests, or of all."""
-
-    def __init__(self, parts: Sequence[Columns], *, ok: bool) -> None:
-        self._parts = [(part, part.where(OK) if ok else slice(None)) for part in parts if len(part)]
-        self._kept: dict[str, NDArray[np.int64]] = {}
-
-    def __getitem__(self, field: str) -> NDArray[np.int64]:
-        if field not in self._kept:
-            columns = [part[field][chosen] for part, chosen in self._parts]
-            self._kept[field] = np.concatenate([np.zeros(0, np.int64), *columns])
-        return self._kept[field]
-
-    def measure(self, metric: str) -> NDArray[np.int64]:
-        columns = [part.measure(metric)[chosen] for part, chosen in self._parts]
-        return np.concatenate([np.zeros(0, np.int64), *columns])
-
-
 def of_rows(measured: Sequence[Columns], header: Header) -> Splits:
     """The splits of the measured rows of a run."""
-    requests = _Requests(measured, ok=True)
+    requests = JoinedColumns(measured, ok=True)
     ttft, e2e = requests.measure("ttft"), requests.measure("e2e")
     if not len(e2e):
         return Splits(why="no request ended ok")
@@ -154,13 +137,18 @@ def _why(has_account: bool, queue_known: bool, header: Header) -> str:
     return "the server gives no account of its time; some do with --server-timing: docs/servers.md"
 
 
-def _groups(requests: _Requests, header: Header) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
-    """All requests, those of each target, those of each class of prompt length; where there are several."""
+def _groups(requests: JoinedColumns, header: Header) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
+    """All requests, and where there are several: those of each target, class of requests, class of prompt length."""
     target, tokens = requests["target"], requests["input_tokens"]
     yield "all", "", np.ones(len(target), bool)
     if len(header.targets) > 1:
         for number, facts in enumerate(header.targets):
             yield "target", facts.name or facts.url or str(number), target == number
+    if header.classes:
+        shares = [plan.share for plan in header.classes]
+        drawn = seeds.classes(header.seed or 0, shares, requests["request"] // header.turns)
+        for number, plan in enumerate(header.classes):
+            yield "class", plan.name, drawn == number
     known = tokens[tokens >= 0]
     edges = np.unique(np.quantile(known, CLASSES, method="lower")).astype(int).tolist() if len(known) else []
     low = -1
@@ -184,7 +172,7 @@ def _near(
             yield at, ordered[first : max(int(n * high), first + 1)]
 
 
-def _ttft(requests: _Requests, ttft: NDArray[np.int64], at: str, near: NDArray[np.int64]) -> TtftSplit:
+def _ttft(requests: JoinedColumns, ttft: NDArray[np.int64], at: str, near: NDArray[np.int64]) -> TtftSplit:
     due, ready, sent = (requests[name][near] for name in ("due_ns", "ready_ns", "sent_ns"))
     able = np.maximum(due, ready)  # when it could be sent
     whole = float(ttft[near].mean())
@@ -199,7 +187,7 @@ def _ttft(requests: _Requests, ttft: NDArray[np.int64], at: str, near: NDArray[n
 
 
 def _e2e(
-    requests: _Requests, ttft: NDArray[np.int64], e2e: NDArray[np.int64], at: str, near: NDArray[np.int64]
+    requests: JoinedColumns, ttft: NDArray[np.int64], e2e: NDArray[np.int64], at: str, near: NDArray[np.int64]
 ) -> E2eSplit:
     gap = requests["max_gap_ns"][near]
     whole, stall = float(e2e[near].mean()), float(np.where(gap > STALL_NS, gap, 0).mean())
@@ -212,7 +200,7 @@ def _e2e(
 
 def slowest(measured: Sequence[Columns], others: Sequence[Columns], header: Header) -> tuple[SlowRequest, ...]:
     """The slowest measured requests by TTFT, then those by E2E, the slowest first. `others`: the other stages' rows."""
-    requests, everything = _Requests(measured, ok=True), _Requests([*measured, *others], ok=False)
+    requests, everything = JoinedColumns(measured, ok=True), JoinedColumns([*measured, *others], ok=False)
     made: list[SlowRequest] = []
     for by in ("ttft", "e2e"):
         values = requests.measure(by)
@@ -222,7 +210,7 @@ def slowest(measured: Sequence[Columns], others: Sequence[Columns], header: Head
     return tuple(made)
 
 
-def _slow(by: str, place: int, requests: _Requests, everything: _Requests, header: Header) -> SlowRequest:
+def _slow(by: str, place: int, requests: JoinedColumns, everything: JoinedColumns, header: Header) -> SlowRequest:
     def of(name: str) -> int:
         return int(requests[name][place])
 

@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 
 from loadgen.errors import UserError
-from loadgen.metrics import blocks, drift, splits, sustainable, validity
+from loadgen.metrics import blocks, causes, drift, splits, sustainable, validity
 from loadgen.metrics.accumulator import SAMPLES, Accumulator, Cell
 from loadgen.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
+from loadgen.metrics.causes import Explanation
 from loadgen.metrics.columns import POOLED
 from loadgen.metrics.drift import Drift
 from loadgen.metrics.goodput import Goodput, goodput, of_classes
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from loadgen.metrics.columns import Columns
     from loadgen.results.manifest import Header, Second
+    from loadgen.server_metrics.series import MetricSample
 
 SCHEMA = 1
 
@@ -185,6 +187,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     sustainable: Sustainable = Sustainable()
     splits: Splits = Splits()
     slowest: tuple[SlowRequest, ...] = ()
+    causes: Explanation = Explanation()
     server: Served | None = None  # what the servers counted; null when no metrics page was read
     kept: str = "raw"  # which rows were kept: raw (all), sample, histogram (none)
 
@@ -197,6 +200,7 @@ def summarize(
     seconds: Sequence[Second] = (),
     texts: Sequence[str] = (),
     event_errors: Sequence[Histogram] = (),
+    server_samples: Sequence[MetricSample] = (),
 ) -> Summary:
     """Compute the summary of a run from its rows, every figure exact.
 
@@ -205,7 +209,7 @@ def summarize(
     """
     accumulator = Accumulator(header, exact=True)
     accumulator.add(rows, texts)
-    return build(header, accumulator, gaps, timeline, seconds, event_errors)
+    return build(header, accumulator, gaps, timeline, seconds, event_errors, server_samples)
 
 
 def build(
@@ -215,12 +219,14 @@ def build(
     timeline: Sequence[NDArray[np.int64]] = (),
     seconds: Sequence[Second] = (),
     event_errors: Sequence[Histogram] = (),
+    server_samples: Sequence[MetricSample] = (),
 ) -> Summary:
     """Compute the summary of a run from its accumulator.
 
     gaps: per stage, a histogram of the gaps between output events. timeline: per stage, counts of output events in bins
     of `BIN_NS` from the start of the run. seconds: the samples that each worker takes of itself. event_errors: per
-    stage, a histogram of the stamp errors of output events; empty when not known.
+    stage, a histogram of the stamp errors of output events; empty when not known. server_samples: what the
+    servers' metrics pages said.
 
     Sums are exact. Of an accumulator that is not exact, quantiles are read from histograms, within 0.1 %, and rates
     over the steady window from curves of 4,096 bins; what needs all rows at once (variation of send gaps, repeated
@@ -305,7 +311,7 @@ def build(
         drift=drift.of_blocks(
             accumulator.blocks, accumulator.block_ns, inside.steady, blocks.tokens_over_time(measured, own_timeline)
         ),
-        **_of_rows(measured.columns, warmup.columns, inside, header, accumulator.exact),
+        **_of_rows(measured.columns, warmup.columns, inside, header, server_samples, accumulator.exact),
         kept="raw" if accumulator.exact else header.keep,
         **{**{f"{name}_ms": distribution for name, distribution in samples.items()}, **whole},
     )
@@ -324,7 +330,12 @@ def build(
 
 
 def _of_rows(
-    measured: Sequence[Columns], others: Sequence[Columns], inside: Window, header: Header, kept: bool
+    measured: Sequence[Columns],
+    others: Sequence[Columns],
+    inside: Window,
+    header: Header,
+    server_samples: Sequence[MetricSample],
+    kept: bool,
 ) -> dict[str, Any]:
     """The blocks that need all rows at once. `kept`: whether the rows are there."""
     if not kept:
@@ -337,6 +348,7 @@ def _of_rows(
         "sustainable": sustainable.of_rows(measured, others, inside, header),
         "splits": splits.of_rows(measured, header),
         "slowest": splits.slowest(measured, others, header),
+        "causes": causes.explain(measured, header, server_samples),
     }
 
 

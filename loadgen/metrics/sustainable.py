@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from loadgen.metrics import columns as metrics
-from loadgen.metrics.columns import OK, Columns
+from loadgen.metrics.columns import OK, Columns, JoinedColumns
 from loadgen.metrics.windows import Window
 from loadgen.stats import trend
 
@@ -127,19 +127,19 @@ def _parts(measured: Sequence[Columns], others: Sequence[Columns], span: _Span, 
         sums = np.bincount(place[rows], weights=ttft[rows], minlength=BLOCKS)
         means = np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
         series = (flying.reshape(BLOCKS, INSTANTS).mean(axis=1), means)
-        yield _Part(_name(int(key), header), requests, series)
+        yield _Part(part_name(int(key), header), requests, series)
 
 
-_REPLICAS = 1 << 16
+REPLICAS = 1 << 16
 
 
-def keys(rows: Columns) -> NDArray[np.int64]:
+def keys(rows: Columns | JoinedColumns) -> NDArray[np.int64]:
     """One number per target and replica of these rows."""
-    return rows["target"].astype(np.int64) * _REPLICAS + rows["replica"].astype(np.int64) + 1
+    return rows["target"].astype(np.int64) * REPLICAS + rows["replica"].astype(np.int64) + 1
 
 
-def _name(key: int, header: Header) -> str:
-    target, replica = divmod(key, _REPLICAS)
+def part_name(key: int, header: Header) -> str:
+    target, replica = divmod(key, REPLICAS)
     if replica:
         return f"replica {replica - 1}"
     if len(header.targets) < 2:

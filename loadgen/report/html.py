@@ -53,7 +53,7 @@ def render(
     if mlperf is not None:
         mlperf_section(sheet, mlperf)
     _latency(sheet, summary, figures)
-    splits.add_to_page(sheet, summary.splits, summary.slowest)
+    splits.section(sheet, summary)
     if figures is not None:
         _over_time(sheet, summary, figures)
     _server(sheet, summary, figures, said)
@@ -92,7 +92,7 @@ def _first_screen(sheet: page.Page, summary: Summary, mlperf: MlperfResult | Non
         Model=target.model,
         Server=(target.server, gpus, target.shape, target.region),
         Software=target.software,
-        Metadata=format.pairs(run.metadata),
+        **format.said(run.metadata),
         Load=load.arrival,
         Requests=run_headline.request_counts(summary),
         When=(run.started.replace("T", " "), _lasted(window.whole.duration_s, "in all")),

@@ -1,139 +1,123 @@
-"""Where TTFT and E2E go, and the slowest requests: as text, and as bars of a page. Pure."""
+"""Where TTFT and E2E go, and the slowest requests: as text, and as a section of a page with a waterfall. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen import format
-from loadgen.report import page, table
+from loadgen.report import table
+from loadgen.report.page import Bar, Page
 from loadgen.report.table import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from loadgen.metrics.splits import SlowRequest, Splits
+    from loadgen.metrics.summary import Summary
 
-NAMES = {"p50": "near p50", "p99": "near p99", "slowest": "slowest 1 %"}
+NEAR = {"p50": "near p50", "p99": "near p99", "slowest": "slowest 1 %"}
 TTFT_PARTS = ("client", "connect", "queue", "prefill", "transfer", "rest")
 E2E_PARTS = ("ttft", "decode", "stall")
-COLORS = {"client": "bad", "connect": "c5", "queue": "c2", "prefill": "c1", "transfer": "c4", "rest": "c6"}
-COLORS |= {"ttft": "c1", "decode": "c3", "stall": "c2"}
-BEFORE = ["connect", "queue", "prefill", "rest"]  # the parts of one request until its first token
-BY_SERVER = "queue, prefill, transfer: by the server; rest: network, and what the server does not account for"
+WORDS = "queue, prefill, transfer: by the server; rest: network, and what the server does not account for"
+COLOURS = {"client": "bad", "connect": "warn", "queue": "c2", "prefill": "c1", "decode": "c3", "rest": "soft"}
 
 
-def _shown(splits: Splits, metric: str) -> Iterator[tuple[str, float, list[float | None], int]]:
-    """Name, whole, parts and count of requests: of all near p50, near p99 and of the slowest; of a group near p99."""
-    parts = TTFT_PARTS if metric == "ttft" else E2E_PARTS
-    for group in splits.groups:
-        for split in getattr(group, metric):
-            if group.by == "all" or split.at == "p99":
-                name = NAMES[split.at] if group.by == "all" else f"{group.name}, {NAMES[split.at]}"
-                values = [getattr(split, f"{part}_ms") for part in parts]
-                yield name, getattr(split, f"{metric}_ms"), values, split.requests
+class _Table(NamedTuple):
+    head: tuple[str, ...]
+    rows: list[tuple[str, ...]]
 
 
-def split_lines(splits: Splits) -> Iterator[str]:
-    """Tables of the parts of TTFT and of E2E, where a server gives an account."""
-    if not splits.accounted:
-        return
-    heads: dict[str, tuple[str, ...]] = {"ttft": ("TTFT goes into, ms", "whole", *TTFT_PARTS, "requests")}
-    heads["e2e"] = ("E2E goes into, ms", "whole", "TTFT", "decode", "stalls", "requests")
-    for metric, head in heads.items():
-        rows = [
-            (f"  {name}", *map(format.milliseconds, (whole, *values)), format.count(count))
-            for name, whole, values, count in _shown(splits, metric)
-        ]
+def _tables(splits: Splits) -> list[_Table]:
+    """TTFT and E2E: of all requests near p50, near p99 and of the slowest; of each group of them near p99."""
+    tables = []
+    for metric, head, parts in (
+        ("ttft", ("TTFT goes into, ms", "whole", *TTFT_PARTS, "requests"), TTFT_PARTS),
+        ("e2e", ("E2E goes into, ms", "whole", "TTFT", "decode", "stalls", "requests"), E2E_PARTS),
+    ):
+        rows = []
+        for group in splits.groups:
+            for split in getattr(group, metric):
+                if group.by == "all" or split.at == "p99":
+                    name = NEAR[split.at] if group.by == "all" else f"{group.name}, {NEAR[split.at]}"
+                    cells = [format.milliseconds(getattr(split, f"{part}_ms")) for part in (metric, *parts)]
+                    rows.append((f"  {name}", *cells, format.count(split.requests)))
         if rows:
-            yield from table.text(head, rows)
-            yield from [BY_SERVER] * (metric == "ttft")
-    if splits.why:
-        yield from wrapped(splits.why)
+            tables.append(_Table(head, rows))
+    return tables
 
 
-def slow_lines(slowest: Sequence[SlowRequest]) -> Iterator[str]:
-    """The slowest requests by TTFT, one line each."""
-    slowest = _accounted(slowest)
-    if not slowest:
-        return
-    head = ("Slowest by TTFT", "at", "TTFT", "queue", "prefill", "E2E", "largest gap", "prompt", "cached", "in flight")
+def _slow_table(slowest: Sequence[SlowRequest], title: str) -> _Table:
     rows = []
     for request in slowest:
         times = (request.ttft_ms, request.queue_ms, request.prefill_ms, request.e2e_ms, request.max_gap_ms)
+        known = request.input_tokens and request.cached_tokens is not None
+        cached = (request.cached_tokens or 0) / (request.input_tokens or 1) if known else None
         rows.append(
             (
-                _name(request),
-                format.duration(request.due_s),
-                *map(format.milliseconds, times),
-                format.count(request.input_tokens),
-                format.percent(_cached(request)),
-                format.count(request.in_flight),
+                _name(request), format.duration(request.due_s), *map(format.milliseconds, times),
+                format.count(request.input_tokens), format.percent(cached), format.count(request.in_flight),
                 format.count(request.waiting_input_tokens),
             )
-        )
-    yield from table.text((*head, "tokens waiting"), rows)
-
-
-def _accounted(slowest: Sequence[SlowRequest]) -> list[SlowRequest]:
-    """The slowest by TTFT, where the server gives an account of one of them."""
-    by_ttft = [request for request in slowest if request.by == "ttft"]
-    return by_ttft if any(request.prefill_ms is not None for request in by_ttft) else []
+        )  # fmt: skip
+    times_head = ("TTFT", "queue", "prefill", "E2E", "largest gap")
+    return _Table((title, "at", *times_head, "prompt", "cached", "in flight", "tokens waiting"), rows)
 
 
 def _name(request: SlowRequest) -> str:
-    return f"{request.id or request.slot} {request.target}".rstrip()
+    return f"{request.id or request.slot}{f' {request.target}' if request.target else ''}"
 
 
-def _cached(request: SlowRequest) -> float | None:
-    if not request.input_tokens or request.cached_tokens is None:
-        return None
-    return request.cached_tokens / request.input_tokens
-
-
-def add_to_page(sheet: page.Page, splits: Splits, slowest: Sequence[SlowRequest]) -> None:
-    """The section of a page: the parts of TTFT and E2E as bars, and each of the slowest requests along its own time."""
-    shown = {metric: list(_shown(splits, metric)) for metric in ("ttft", "e2e")}
+def split_lines(splits: Splits) -> Iterator[str]:
+    """Where the time goes, as text; nothing where the server gives no account of it."""
     if not splits.accounted:
-        shown["ttft"] = []  # all of it would be "rest"
-    if not any(shown.values()) and not slowest:
         return
-    sheet.section("Where the time goes", id="splits")
-    for metric, parts in (("ttft", TTFT_PARTS), ("e2e", E2E_PARTS)):
-        bars = [
-            page.Bar(name, f"{format.milliseconds(whole)} ms, {format.count(count)} requests", _segments(parts, values))
-            for name, whole, values, count in shown[metric]
-        ]
-        if bars:
-            sheet.add(f"<h3>{metric.upper()}, in means of the requests near each quantile</h3>")
-            sheet.bars(bars, unit=" ms", low=0.0)
-            sheet.legend({part: COLORS[part] for part in parts})
-    sheet.listed(filter(None, (BY_SERVER if shown["ttft"] else "", splits.why)))
-    by_e2e = [request for request in slowest if request.by == "e2e"]
-    for name, own, drawn in (("TTFT", _accounted(slowest), BEFORE), ("E2E", by_e2e, [*BEFORE, "decode"])):
-        if own:
-            sheet.add(f"<h3>The slowest by {name}, along their own time from due</h3>")
-            sheet.bars([_waterfall(request, drawn) for request in own], unit=" ms", low=0.0)
-            sheet.legend({part: COLORS[part] for part in drawn})
+    for head, rows in _tables(splits):
+        yield from table.text(head, rows)
+        if "queue" in head:
+            yield WORDS
+    yield from wrapped(splits.why)
 
 
-def _segments(parts: Sequence[str], values: Sequence[float | None]) -> list[tuple[float, float, str, str]]:
-    """The known parts, one after the other."""
-    segments, end = [], 0.0
-    for part, value in zip(parts, values, strict=True):
-        if value:
-            segments.append((end, end + value, COLORS[part], f"{part} {format.milliseconds(value)} ms"))
-            end += value
+def slow_lines(summary: Summary) -> Iterator[str]:
+    """The slowest requests by TTFT, one line each; nothing where the server gives no account of them."""
+    slowest = [request for request in summary.slowest if request.by == "ttft"]
+    if slowest and summary.splits.accounted:
+        yield from table.text(*_slow_table(slowest, "Slowest by TTFT"))
+
+
+def section(sheet: Page, summary: Summary) -> None:
+    """Why it was slow: the paragraph, the splits, the slowest requests with their waterfall."""
+    splits, slowest = summary.splits, summary.slowest
+    if not splits.groups:
+        return
+    sheet.section("Why was it slow", id="why")
+    sheet.say(summary.causes.text or "Nothing in the slow requests tells clearly what made them slow.")
+    for head, rows in _tables(splits):
+        sheet.table(head, rows)
+    sheet.say(f"Means over the requests near the quantile, which add up. {WORDS}.", "soft")
+    if splits.why:
+        sheet.say(f"{splits.why[0].upper()}{splits.why[1:]}.", "soft")
+    sheet.add("<h3>The slowest requests</h3>")
+    bars = [Bar(_name(request), format.milliseconds(request.e2e_ms), _waterfall(request)) for request in slowest]
+    sheet.bars(bars, unit=" ms", low=0.0)
+    sheet.say(
+        "From the due instant: waiting for a connection, the server's queue, its prefill, the network and what else "
+        "came before the first token (grey), then the output. The name is the X-Request-Id that was sent.",
+        "soft",
+    )
+    for by, title in (("ttft", "slowest by TTFT"), ("e2e", "slowest by E2E")):
+        sheet.table(*_slow_table([request for request in slowest if request.by == by], title))
+
+
+def _waterfall(request: SlowRequest) -> list[tuple[float, float, str, str]]:
+    """The segments of one request: what is known of its TTFT, the rest of it, and its output."""
+    first = request.e2e_ms if request.ttft_ms is None else request.ttft_ms
+    lengths = {"connect": request.connect_ms, "queue": request.queue_ms or 0.0, "prefill": request.prefill_ms or 0.0}
+    lengths["rest"] = max(first - sum(lengths.values()), 0.0)
+    lengths["decode"] = request.e2e_ms - first
+    segments, at = [], 0.0
+    for name, length in lengths.items():
+        if length > 0:
+            segments.append((at, at + length, COLOURS[name], f"{name} {format.milliseconds(length)} ms"))
+        at += length
     return segments
-
-
-def _waterfall(request: SlowRequest, parts: Sequence[str]) -> page.Bar:
-    """One request along its time. What neither client nor server accounts for is the rest before the first token."""
-    known = [request.connect_ms, request.queue_ms, request.prefill_ms]
-    rest = None if request.ttft_ms is None else max(request.ttft_ms - sum(value or 0.0 for value in known), 0.0)
-    segments = _segments(parts, [*known, rest, request.decode_ms][: len(parts)])
-    facts = [f"TTFT {format.milliseconds(request.ttft_ms)} ms", f"E2E {format.milliseconds(request.e2e_ms)} ms"]
-    facts += [f"{format.count(request.input_tokens)} prompt tokens"] if request.input_tokens is not None else []
-    cached = _cached(request)
-    facts += [f"{format.percent(cached)} cached"] if cached is not None else []
-    facts += [f"{format.count(request.in_flight)} others in flight"]
-    return page.Bar(f"request {_name(request)}, at {format.duration(request.due_s)}", ", ".join(facts), segments)

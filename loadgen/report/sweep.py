@@ -131,8 +131,8 @@ def render_text(curve: SweepCurve) -> str:
 
 def _said(curve: SweepCurve) -> list[str]:
     """What the user said of the target: region and metadata, each where given."""
-    pairs = format.pairs(curve.metadata)
-    return [*([f"region: {curve.region}"] if curve.region else []), *([f"metadata: {pairs}"] if pairs else [])]
+    told = [f"{head.lower()}: {', '.join(texts)}" for head, texts in format.said(curve.metadata).items()]
+    return [*([f"region: {curve.region}"] if curve.region else []), *told]
 
 
 def render_markdown(curve: SweepCurve) -> str:
@@ -164,7 +164,7 @@ def render_html(curve: SweepCurve) -> str:
         GPUs=str(curve.gpus or ""),
         SLO=curve.slo,
         Region=curve.region,
-        Metadata=format.pairs(curve.metadata),
+        **format.said(curve.metadata),
         When=curve.started.replace("T", " "),
         Made_by=f"loadgen {curve.version}",
     )

@@ -51,7 +51,7 @@ def render(summary: Summary, *, color: bool = False) -> str:
         _counts(summary),
         _latency(summary),
         split_lines(summary.splits),
-        slow_lines(summary.slowest),
+        slow_lines(summary),
         _tokens(summary),
         parts(summary),
         _slo(summary.goodput, paint),
@@ -128,8 +128,8 @@ def _heading(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str
     yield from _labelled("", [gpus, target.shape, target.region, rtt])
     if target.software:
         yield from _labelled("Software", target.software)
-    if run.metadata:
-        yield from _labelled("Metadata", [format.pairs({key: value}) for key, value in run.metadata.items()])
+    for head, texts in format.said(run.metadata).items():
+        yield from _labelled(head, texts)
     if run.state != "finished":
         yield " " * LABEL + paint(STATES.get(run.state, run.state), "yellow")
 
@@ -363,3 +363,4 @@ def _verdict(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str
     else:
         yield f"{paint('INVALID', 'red')}: do not rely on these numbers"
         yield from _bullets(verdict.reasons)
+    yield from wrapped(summary.causes.text)

@@ -140,7 +140,7 @@ def _conditions(sheet: page.Page, validation: Validation, runs: Mapping[str, Sum
         Software=target.software,
         Machine=(f"{target.gpus} GPUs" if target.gpus is not None else "", target.shape),
         Region=validation.region,
-        Metadata=format.pairs(validation.metadata),
+        **format.said(validation.metadata),
         When=f"{validation.started} to {validation.ended}".replace("T", " "),
         Confidence=f"{validation.confidence * 100:g} %, two-sided, of every interval",
         Client=(host.name, host.cpu, f"{host.cpus} CPUs" if host.cpus else "", host.kernel),
@@ -223,8 +223,8 @@ def text(validation: Validation) -> str:
     lines = [f"contract: {validation.contract}   target: {validation.target} {validation.model}".rstrip()]
     if validation.region:
         lines.append(f"region: {validation.region}")
-    if validation.metadata:
-        lines.append(f"metadata: {format.pairs(validation.metadata)}")
+    for head, texts in format.said(validation.metadata).items():
+        lines += wrapped(f"{head.lower()}: {', '.join(texts)}", rest="  ")
     if validation.simulated:
         lines.append("SIMULATED, not a real server: this verdict is an exercise")
     shared_notes = _shared(validation)

@@ -18,7 +18,7 @@ from loadgen.workload.traces import read_trace
 def build(workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0) -> Prompts:
     """Return the requests of a workload. `seed` decides lengths and choices; seed and salt together decide the text.
 
-    template_tokens: tokens that the server adds to a prompt. Only traces use it, because their lengths include them.
+    template_tokens: tokens that the server adds to a prompt. Lengths that are asked for include them.
     """
     requests = workload.requests
     if hasattr(requests, "classes"):
@@ -31,4 +31,4 @@ def build(workload: Any, seed: int, salt: int, tokenizer: Tokenizer, template_to
         return TracePrompts(read_trace(requests.trace), seed, salt, tokenizer, template_tokens)
     if hasattr(requests, "path"):
         return FilePrompts(requests, seed, tokenizer)
-    return SyntheticPrompts(requests, seed, salt, tokenizer)
+    return SyntheticPrompts(requests, seed, salt, tokenizer, template_tokens)

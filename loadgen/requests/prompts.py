@@ -52,10 +52,14 @@ class SyntheticPrompts:
 
     The (first) user message has `input_tokens`; the first `shared_prefix_tokens` of them come from one of `prefixes`
     shared texts. Before it stands a system message of `system_tokens`, equal for all requests. A tool result is sent as
-    a user message, because every server accepts that without a tool call. Tokens of the chat template are not counted.
+    a user message, because every server accepts that without a tool call.
+
+    `template_tokens`: what the server adds to a prompt of one message. The text is shorter by so many, so that the
+    server counts what the workload asks for. What it adds for each further message is not known, and comes on top.
     """
 
-    def __init__(self, requests: Any, seed: int, salt: int, tokenizer: Tokenizer) -> None:
+    def __init__(self, requests: Any, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0) -> None:
+        self._template = max(0, template_tokens)
         turns = requests.turns
         self.turns: int = turns.count if turns else 1
         self.history: str = turns.history if turns else "scripted"
@@ -92,7 +96,7 @@ class SyntheticPrompts:
         return self[number].input_tokens
 
     def asked_input(self, number: int) -> int:
-        """Content tokens that the workload asks for; `input_tokens` may be the nearest possible."""
+        """Content tokens of the prompt that the workload asks for; `input_tokens` may be the nearest possible."""
         conversation, turn = divmod(number, self.turns)
         tokens = self._system_tokens + self._first_message_tokens(conversation)
         for earlier in range(number - turn, number):
@@ -106,9 +110,8 @@ class SyntheticPrompts:
         """Return `asked_input` and `asked_output` of each number, faster than singly; only without conversations."""
         if self.turns > 1:
             raise ValueError("turns of a conversation do not stand alone")
-        input_tokens = together(self._length_laws[0], self._lengths_key, "input", numbers)
-        if system_tokens := self._system_tokens:
-            input_tokens = [system_tokens + tokens for tokens in input_tokens]
+        drawn = together(self._length_laws[0], self._lengths_key, "input", numbers)
+        input_tokens = [self._system_tokens + self._without_template(tokens) for tokens in drawn]
         return input_tokens, together(self._length_laws[1], self._lengths_key, "output", numbers)
 
     def group_of(self, conversation: int) -> int:
@@ -165,7 +168,10 @@ class SyntheticPrompts:
         )
 
     def _first_message_tokens(self, conversation: int) -> int:
-        return self._input_length(self._lengths_key, "input", conversation)
+        return self._without_template(self._input_length(self._lengths_key, "input", conversation))
+
+    def _without_template(self, tokens: int) -> int:
+        return max(1, tokens - self._template) if self._template else tokens
 
     def _first_message(self, conversation: int) -> tuple[str, int]:
         """First user message of a conversation (shared prefix, then unique part), and its tokens."""

@@ -27,8 +27,8 @@ class TracePrompts(SyntheticPrompts):
     history = "scripted"
 
     def __init__(self, trace: Trace, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0) -> None:
-        super().__init__(_PLACEHOLDER, seed, salt, tokenizer)
-        self.trace, self._template = trace, max(0, template_tokens)
+        super().__init__(_PLACEHOLDER, seed, salt, tokenizer, template_tokens)
+        self.trace = trace
         self._block_text_cached = functools.lru_cache(maxsize=4096)(self._block_text)
 
     def __getitem__(self, number: int) -> Request:

@@ -50,25 +50,34 @@ class Timeline:
         self.used = 0
         self._start_ns = start_ns
 
-    def fold(self) -> None:
-        """Count what `flow` has collected, then clear it."""
+    def fold(self) -> int:
+        """Count what `flow` has collected, then clear it; returns how many output events it was."""
         flow = self.flow
+        together = np.array(flow.together, np.int64).reshape(-1, 2)
+        further = int(together[:, 1].sum())
         if flow.gaps:
             self.gaps.add(np.array(flow.gaps, np.int64))
+            self.gaps.add_zeros(further)
             flow.gaps.clear()
-        if flow.instants:
-            self.errors.add_zeros(len(flow.instants) - len(flow.errors))
-            self.errors.add(np.array(flow.errors, np.int64))
-            flow.errors.clear()
-            bin_numbers = (np.array(flow.instants, np.int64) - self._start_ns) // BIN_NS - self.first
-            flow.instants.clear()
-            counts = np.bincount(np.maximum(bin_numbers, 0))
-            if len(counts) > len(self.bins):
-                larger = np.zeros(len(counts) * 2, np.int64)
-                larger[: len(self.bins)] = self.bins
-                self.bins = larger
-            self.bins[: len(counts)] += counts
-            self.used = max(self.used, len(counts))
+        if not flow.instants:
+            return 0
+        errors = np.array(flow.errors, np.int64).reshape(-1, 2)
+        events = len(flow.instants) + further
+        self.errors.add_zeros(events - int(errors[:, 1].sum()))
+        self.errors.add(errors[:, 0], errors[:, 1])
+        instants = np.concatenate((np.array(flow.instants, np.int64), together[:, 0]))
+        times = np.concatenate((np.ones(len(flow.instants), np.int64), together[:, 1]))
+        for collected in (flow.instants, flow.together, flow.errors):
+            collected.clear()
+        bin_numbers = (instants - self._start_ns) // BIN_NS - self.first
+        counts = np.bincount(np.maximum(bin_numbers, 0), weights=times).astype(np.int64)
+        if len(counts) > len(self.bins):
+            larger = np.zeros(len(counts) * 2, np.int64)
+            larger[: len(self.bins)] = self.bins
+            self.bins = larger
+        self.bins[: len(counts)] += counts
+        self.used = max(self.used, len(counts))
+        return events
 
     def stored(self) -> None:
         """Everything so far is on disk: keep only the bins that may still change."""

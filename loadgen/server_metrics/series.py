@@ -33,6 +33,7 @@ AUTO = {
 
 RUNNING, WAITING, KV_USE, HITS = "running", "waiting", "kv_use", "hit_share"
 OUTPUT, INPUT, CACHED, DONE = "output_tokens", "input_tokens", "cached_tokens", "requests_ok"
+PAUSED, PREEMPTED = "paused", "preempted"  # now without room in the KV cache; so far taken out of the batch for it
 KNOWN: dict[str, tuple[str, ...]] = {
     RUNNING: (
         "trtllm_num_requests_running",
@@ -81,9 +82,11 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "dynamo_frontend_cached_tokens_sum",
     ),
     DONE: ("trtllm_request_success_total", "vllm:request_success_total"),
+    PAUSED: (f"{ITERATION}inflightBatchingStats.numPausedRequests", "sglang:num_retracted_reqs"),
+    PREEMPTED: ("vllm:num_preemptions_total",),
 }
-"""Quantity -> the names it has on different servers. Shares are from 0 to 1; the last four are counters."""
-_SHARES, _COUNTERS = (KV_USE, HITS), (OUTPUT, INPUT, CACHED, DONE)
+"""Quantity -> the names it has on different servers. Shares are from 0 to 1; OUTPUT to DONE and PREEMPTED count."""
+_SHARES, _COUNTERS = (KV_USE, HITS), (OUTPUT, INPUT, CACHED, DONE, PREEMPTED)
 _QUANTITY_OF = {name: quantity for quantity, names in KNOWN.items() for name in names}
 
 

@@ -246,7 +246,7 @@ class Client:
             await self._may_start(call, request, wait_s)
             queue: asyncio.Queue[Event | Completion] = asyncio.Queue()
             flow, completion, delivered = Flow(), None, False
-            call.instants = flow.instants
+            call.instants = []
             call.attempt_begins()
             exchange = self._pool.send(
                 request,
@@ -270,10 +270,12 @@ class Client:
                 while completion is None:  # `cancel` has queued it, behind the events that were not read
                     item = queue.get_nowait()
                     completion = item if isinstance(item, Completion) else None
+                call.instants = flow.each_instant()
                 self._abandoned(call, completion, error)
                 raise
             finally:
                 self._exchanges.discard(exchange)
+            call.instants = flow.each_instant()
             headers, failure = completion.headers or {}, completion.failure
             if failure is None:
                 call.head_received(headers)

@@ -156,15 +156,22 @@ if _compiled is not None:
 class Flow:
     """Arrival instants of the output events of one stage and the gaps between them (ns): histogram, timeline.
 
-    `errors`: the stamp errors (ns) of the events whose stamp is unsure. Every other event of `instants` has error 0.
+    `together`: plain events that came with the last event before them: its instant, and how many, each with a gap of 0.
+    They are not in `gaps` and `instants`. `errors`: the stamp errors (ns) of the
+    events whose stamp is unsure, and how many have it. Every other event has error 0.
     """
 
-    __slots__ = ("errors", "gaps", "instants")
+    __slots__ = ("errors", "gaps", "instants", "together")
 
     def __init__(self) -> None:
         self.gaps: list[int] = []
         self.instants: list[int] = []
-        self.errors: list[int] = []
+        self.together: list[tuple[int, int]] = []
+        self.errors: list[tuple[int, int]] = []
+
+    def each_instant(self) -> list[int]:
+        """The instant of every output event, in order."""
+        return sorted([*self.instants, *(stamp for stamp, many in self.together for _ in range(many))])
 
 
 class Reading:
@@ -261,8 +268,8 @@ class Reading:
                 if self.output_events > 1:
                     mean_gap = (stamp - self.first_token) // (self.output_events - 1)
                     self.unsure_error = min(error, mean_gap)
-        if not one_write:
-            self.flow.errors.extend([error] * outputs)
+        if outputs and not one_write:
+            self.flow.errors.append((error, outputs))
         if (one_write or not outputs) and self.max_gap > largest:
             self.max_gap_error = 0
 
@@ -275,9 +282,9 @@ class Reading:
             self.max_gap = gap
             self.max_gap_error = error
         self.flow.gaps.append(gap)
+        self.flow.instants.append(stamp)
         if count > 1:
-            self.flow.gaps.extend([0] * (count - 1))
-        self.flow.instants.extend([stamp] * count)
+            self.flow.together.append((stamp, count - 1))
         self.output_events += count
         self.plain_events += count
         self.last_token = self.end = stamp

@@ -11,16 +11,17 @@ import ssl
 import sys
 from time import monotonic_ns
 
-from ..errors import TargetUnusable
+from ..errors import TargetUnusable, WrongUse
 from ..python310 import timeout
-from ..transport.http1 import Malformed, Response, head, merged
-from ..transport.proxy import Proxy, refusal
+from ..transport.http1 import HTTP_2, Malformed, Response, head, merged
+from ..transport.proxy import Proxy, proxy_for, refusal
 from ..transport.target import Target
 from .probe import FailedOnce, Headers, HttpAnswer
 
 MAX_BODY_BYTES = 4 << 20
 PAGE_S = 60.0  # longest wait for a page: list of models, version
 _BROKEN_HINT = "the server, or a proxy before it, gave up in the middle of an answer: see their logs"
+_HTTP_2_HINT = "this client speaks HTTP/1.1: let the server speak it too, or a proxy before it"
 _CERTIFICATE_HINT = "give the authority's certificate with --cacert, or --insecure if you know this server"
 
 
@@ -79,7 +80,9 @@ class Fetcher:
                     size += len(data)
                     if size > MAX_BODY_BYTES:
                         raise TargetUnusable(f"{target.redacted} sends more than 4 MiB to a probe", "check the URL")
-        except Malformed:
+        except Malformed as error:
+            if str(error) == HTTP_2:
+                raise TargetUnusable(f"{target.address}: {HTTP_2}", _HTTP_2_HINT) from None
             hint = "check the port" if target.tls else "does it want https:// ?"
             raise FailedOnce(f"{target.address} does not speak HTTP/1.1", hint) from None
         except TimeoutError:
@@ -108,9 +111,9 @@ class Fetcher:
             async with timeout(self._connect_s):
                 infos = await loop.getaddrinfo(*self._peer, proto=6)  # TCP
         except TimeoutError:
-            raise _unresolved(self._peer[0], "no answer from DNS") from None
+            raise self._unresolved("no answer from DNS") from None
         except (OSError, UnicodeError) as error:
-            raise _unresolved(self._peer[0], getattr(error, "strerror", "") or "unknown") from None
+            raise self._unresolved(getattr(error, "strerror", "") or "unknown") from None
         failure = TargetUnusable(f"the host {self._peer[0]!r} has no address", "check the host's name")
         for address in dict.fromkeys(str(row[4][0]) for row in infos):
             try:
@@ -148,19 +151,32 @@ class Fetcher:
             what = f"the certificate of {target.address} is not trusted: {error.verify_message}"
             raise TargetUnusable(what, _CERTIFICATE_HINT) from None
         except ssl.SSLError as error:
+            if "NO_APPLICATION_PROTOCOL" in str(error):
+                raise TargetUnusable(f"{target.address}: {HTTP_2}", _HTTP_2_HINT) from None
             hint = "it seems to speak plain http://" if "WRONG_VERSION" in str(error) else "check --cert and the port"
             reason = (error.reason or "handshake failed").lower().replace("_", " ")
             raise TargetUnusable(f"TLS with {target.address} failed: {reason}", hint) from None
         except TimeoutError:
             hint = "does it want http:// ?" if tls else "check host, port and firewall"
             what = f"no {'TLS' if tls else 'answer'} from {target.address} within {self._connect_s:g} s"
-            raise TargetUnusable(what, hint) from None
+            raise TargetUnusable(what, self._unused_proxy() or hint) from None
         except OSError as error:
             refused = isinstance(error, ConnectionRefusedError) or "refused" in str(error)
             reason = f"cannot connect ({error.strerror or type(error).__name__}) to"
             what = f"{'nothing listens at' if refused else reason} {target.address}"
-            raise TargetUnusable(what, "start the server, or check --url") from None
+            raise TargetUnusable(what, self._unused_proxy() or "start the server, or check --url") from None
 
+    def _unused_proxy(self) -> str:
+        """What to say of a proxy that the environment names for this target and that is not used; "" without one."""
+        try:
+            if self._proxy is not None or proxy_for(self._target, None) is None:
+                return ""
+        except WrongUse:
+            pass
+        return (
+            "the proxy of the environment is not used: a load goes straight to the server, from a host that reaches it"
+        )
 
-def _unresolved(host: str, reason: str) -> TargetUnusable:
-    return TargetUnusable(f"cannot resolve the host {host!r}: {reason}", "check the host's name")
+    def _unresolved(self, reason: str) -> TargetUnusable:
+        hint = self._unused_proxy() or "check the host's name"
+        return TargetUnusable(f"cannot resolve the host {self._peer[0]!r}: {reason}", hint)

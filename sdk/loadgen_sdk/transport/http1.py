@@ -15,6 +15,7 @@ _NO_BODY = frozenset((204, 304))
 CHUNK_SIZES: dict[bytes, int] = {}  # cache by chunk-size line: a stream repeats a few dozen of them
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 _MOST_DIGITS = 15  # of a number in a head or a chunk size; a longer number is an error
+HTTP_2 = "the server speaks HTTP/2 and no HTTP/1.1"
 _BARE_LF = "a response head whose lines end with LF alone, not with CRLF"
 
 
@@ -213,6 +214,8 @@ class Response:
         end = data.find(b"\r\n\r\n")
         if end < 0:
             if not b"HTTP/1.".startswith(data[:7]):
+                if data[:2] == b"\0\0" and data[3:4] == b"\4":  # a frame of settings, with which HTTP/2 begins
+                    raise Malformed(HTTP_2)
                 raise Malformed(f"not an HTTP/1.x answer: {data[:60]!r}")
             if b"\n\n" in data:
                 raise Malformed(_BARE_LF)

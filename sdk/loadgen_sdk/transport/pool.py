@@ -432,11 +432,12 @@ class Pool:
         while self._round and left:
             exchange = self._round.popleft()
             connection = exchange.connection
-            if isinstance(connection, ClientConnection):
-                self.wire.hand_over(connection)
-            if exchange.over:
+            if not isinstance(connection, ClientConnection):  # it is over, or has just failed to connect
                 continue
             left -= 1
+            self.wire.hand_over(connection)
+            if exchange.over:
+                continue
             if exchange.progress and now - exchange.progress >= self._stall_ns:
                 self.cancel(exchange, Failure("timeout_stall", f"no event for {self._stall_ns / 1e9:g} s"))
         connecting = self._connecting

@@ -67,7 +67,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
             raise TargetUnusable(f"{shown_url!r} has no scheme", "begin it with http:// or https://")
         if scheme.lower() not in ("http", "https"):
             scheme_text = f"scheme {scheme!r}" if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]{0,15}", scheme) else "scheme"
-            raise TargetUnusable(f"the URL's {scheme_text} is not one this client speaks", "use http:// or https://")
+            hint = "use http:// or https://"
+            if "unix" in scheme.lower():
+                hint = "let the server listen on a port, or: socat TCP-LISTEN:8000,fork UNIX-CONNECT:/path"
+            raise TargetUnusable(f"the URL's {scheme_text} is not one this client speaks", hint)
         if "#" in url:
             raise TargetUnusable(
                 "the URL has a # in it", "write it as %23 where it belongs to a password, else remove it"

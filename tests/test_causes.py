@@ -1,0 +1,68 @@
+"""The paragraph under the verdict: it names the cause that was put into a simulated server, and none where none is.
+
+`benchmarks/causes.py` makes the runs and says how often this holds; here is one seed of each.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import loadgen
+from loadgen.metrics.causes import Explanation, explain
+from loadgen.metrics.columns import Columns
+from loadgen.results.manifest import Header
+
+
+def _benchmark() -> ModuleType:
+    """benchmarks/causes.py, which is in no package."""
+    file = Path(__file__).parent.parent / "benchmarks" / "causes.py"
+    spec = importlib.util.spec_from_file_location("causes_benchmark", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+BENCHMARK = _benchmark()
+
+
+@pytest.mark.parametrize("cause", BENCHMARK.CAUSES)
+def test_a_cause_is_named_with_its_evidence(cause: str) -> None:
+    said = BENCHMARK.judged(cause, 3)
+    assert said.causes[0].code == cause, said
+    assert said.text.startswith("Why it was slow (likely)") and said.causes[0].evidence in said.text
+    assert 0.5 <= said.causes[0].share <= 1
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_nothing_is_said_of_a_run_without_a_cause(seed: int) -> None:
+    said = BENCHMARK.judged("clean", seed)
+    assert said.text == "" and said.causes == ()
+
+
+def test_without_the_servers_account_a_queue_is_only_possible() -> None:
+    said = BENCHMARK.judged("queue", 3, account=False)
+    assert (said.causes[0].code, said.causes[0].sure) == ("queue", "possible")
+    assert BENCHMARK.judged("client", 3, account=False).causes[0].sure == "likely"
+    slow_network = BENCHMARK.judged("network", 4, account=False)  # not to be told from a slow server
+    assert "network" not in [cause.code for cause in slow_network.causes]
+
+
+def test_few_requests_explain_nothing() -> None:
+    rows, samples = BENCHMARK.simulate("queue", 3)
+    assert explain([Columns(rows[:199])], Header(), samples) == Explanation()
+    assert explain([], Header()) == Explanation()
+
+
+def test_the_paragraph_is_under_the_verdict(tmp_path: Path) -> None:
+    """More than four GPUs serve: the queue grows from the beginning."""
+    run = loadgen.run("rag", url="sim:gb300-vm", request_rate=100, duration="60s", warmup=0, seed=1, out=tmp_path / "r")
+    assert run.summary.causes.causes[0].code == "queue"
+    below = " ".join(str(run).split("VALID", 1)[1].split())
+    assert "Why it was slow (likely)" in below and "queue, which grew" in below
