@@ -6,13 +6,14 @@ Like `cli/`, a thin layer: it converts keyword arguments and calls `execution.ru
 from __future__ import annotations
 
 import asyncio
+import html
 import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_type_hints
 
 from loadgen.errors import Fault, Faults, UserError, closest, collecting
 from loadgen.execution import options as table
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from loadgen.metrics.blocks import RequestCounts, Tokens
     from loadgen.metrics.goodput import Goodput
     from loadgen.metrics.load import Load
+    from loadgen.metrics.request_table import Unit
     from loadgen.metrics.summary import Summary
     from loadgen.metrics.validity import Verdict
     from loadgen.stats.quantiles import Distribution
@@ -122,6 +124,35 @@ class Result:
         table: pa.Table = to_table(stored.rows, stored.texts)
         return table
 
+    def frame(self, library: Literal["pandas", "polars", "pyarrow"] = "pandas", *, unit: Unit = "ms") -> Any:
+        """One row per request: `ttft_ms`, `tpot_ms`, `e2e_ms`, instants from the start of the run, stages and statuses.
+
+        Null where a request has no such value. unit: "ns", "us", "ms" or "s".
+        """
+        from loadgen.metrics.request_table import NS, request_table
+        from loadgen.results import store
+
+        if unit not in NS:
+            raise UserError(f"unit={unit!r}", "Result.frame", f"give one of {', '.join(NS)}")
+        stored = store.read_run(self.folder)
+        table = request_table(stored.header, stored.rows, stored.texts, unit)
+        if library == "pandas":
+            import pandas as pd  # type: ignore[import-untyped]
+
+            # Numbers of tokens stay whole numbers where some are missing.
+            return table.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if "int" in str(kind) else None)
+        if library == "polars":
+            import polars
+
+            return polars.from_arrow(table)
+        if library != "pyarrow":
+            raise UserError(f"library={library!r}", "Result.frame", 'give "pandas", "polars" or "pyarrow"')
+        return table
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the report."""
+        return f'<pre style="line-height:1.2">{html.escape(str(self))}</pre>'
+
     def __str__(self) -> str:
         from loadgen.report import text
 
@@ -198,7 +229,29 @@ def load(folder: str | os.PathLike[str]) -> Result:
     from loadgen import run_folder
 
     path = Path(folder)
+    if not run_folder.is_run(path) and _runs_in(path):
+        raise UserError("this folder holds several runs", str(path), "loadgen.load_runs(folder) opens them all")
     return Result(run_folder.open_run(path).summary, path)
+
+
+def load_runs(folder: str | os.PathLike[str]) -> dict[str, Result]:
+    """The runs of a sweep, a search, a validation or repeats, by name (`c16`, `sustained/r0`), as `load` opens each.
+
+    Raises UserError for a folder without runs.
+    """
+    path = Path(folder)
+    runs = _runs_in(path)
+    if not runs:
+        raise UserError("no run in this folder", str(path), "give the folder of a sweep, a search or a validation")
+    return {run.relative_to(path).as_posix(): load(run) for run in runs}
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The runs in a folder, or one level below, as those of a validation are."""
+    from loadgen import run_folder
+
+    below = (run for inner in sorted(folder.glob("*/")) for run in run_folder.runs_in(inner))
+    return run_folder.runs_in(folder) or [*below]
 
 
 def _refuse_misuse(workload: Any, options: RunOptions) -> None:

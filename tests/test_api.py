@@ -47,6 +47,30 @@ def test_a_run_and_its_folder_say_the_same(tmp_path: Path) -> None:
     assert "10 of 10 ok" in repr(result) and "TTFT" in str(result)
 
 
+def test_frames_for_notebooks(tmp_path: Path) -> None:
+    stages = [{"arrival": {"poisson": "20/s"}, "count": 30}]
+    workload = {"name": "few", "requests": {"input_tokens": 30, "output_tokens": 5}, "stages": stages}
+    result = loadgen.run(workload, url="sim:h100x8", out=tmp_path / "sweep" / "c1")
+    frame = result.frame()
+    assert len(frame) == 30 and set(frame["status"]) == {"ok"}
+    assert float(frame["ttft_ms"].max()) == pytest.approx(result.ttft_ms.max)
+    assert float(frame["e2e_ms"].mean()) == pytest.approx(result.e2e_ms.mean, rel=1e-6)
+    assert frame["session"].isna().all() and frame["cached_tokens"].dtype.kind == "i"
+    polars = result.frame("polars", unit="s")
+    assert polars["tpot_s"].max() == pytest.approx((result.tpot_ms.max or 0) / 1e3)
+    assert result.frame("pyarrow", unit="ns")["due_ns"].to_pylist() == result.rows["due_ns"].to_pylist()
+    assert result._repr_html_().startswith("<pre") and "TTFT" in result._repr_html_()
+    with pytest.raises(loadgen.errors.UserError, match="unit="):
+        result.frame(unit="h")  # type: ignore[arg-type]
+    with pytest.raises(loadgen.errors.UserError, match="several runs"):
+        loadgen.load(tmp_path / "sweep")
+    runs = loadgen.load_runs(tmp_path / "sweep")
+    assert list(runs) == ["c1"] and runs["c1"].ttft_ms == result.ttft_ms
+    assert list(loadgen.load_runs(tmp_path)) == ["sweep/c1"]
+    with pytest.raises(loadgen.errors.UserError, match="no run in this folder"):
+        loadgen.load_runs(tmp_path / "sweep" / "c1" / "flows")
+
+
 def test_a_checked_workload_and_a_virtual_target(tmp_path: Path) -> None:
     path = tmp_path / "few.yaml"
     path.write_text(

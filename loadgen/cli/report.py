@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def report(
     folder: Annotated[
         Path,
-        typer.Argument(help="Folder of a run, or of several (levels, repeats), or another tool's result file."),
+        typer.Argument(help="Folder of a run or of several, another tool's result file, or calls of the SDK."),
     ],
     html: Annotated[
         Path | None, typer.Option("--html", help="Where the page goes; without it: report.html in the folder.")
@@ -197,9 +197,18 @@ def _reported(file: Path, html: Path | None, *, as_json: bool) -> int:
     """Print a result file of another tool, with its own definitions; write a page only if `html` is given."""
     from loadgen.cli.show import print_json
     from loadgen.errors import OK
-    from loadgen.interop import reader
+    from loadgen.interop import application_calls, reader
     from loadgen.report import other_tools
 
+    if application_calls.is_calls(file):
+        from loadgen.report.application_calls import render_text
+
+        groups = application_calls.read(file)
+        if as_json:
+            print_json(groups)
+        else:
+            print(render_text(groups), end="")
+        return OK
     result = reader.read_result(file)
     if as_json:
         print_json(result)

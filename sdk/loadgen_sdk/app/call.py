@@ -134,10 +134,8 @@ class Call:
         self._attempt_ended(at, self._public(failure, code), wait_s or 0.0)
         return wait_s
 
-    def _public(self, failure: Failure | None, code: str) -> Failure | None:
+    def _public(self, failure: Failure, code: str) -> Failure:
         """`failure` as measurements carry it. The server's text may quote the prompt: kept only if asked for."""
-        if failure is None:
-            return None
         if self.policy.keep_content:
             return Failure(failure.kind, self._setting.redact(failure.text)[:500], failure.http_status)
         return without_server_text(failure, code)
@@ -165,11 +163,12 @@ class Call:
     ) -> Measurement:
         """The call is over. seen: what was observed of its last attempt; code: of its error; choices: the answers."""
         self.reported = True
-        failure, content = self._public(seen.failure, code), None
+        failure, content = None if seen.failure is None else self._public(seen.failure, code), None
         policy, headers, instants, usage = self.policy, self.headers, self.instants, seen.usage
         counted = usage.input is not None and usage.output is not None and self.api != "batches"  # other prices, limits
         self._attempt_ended(seen.done, failure)
-        self._give_back((usage.input or 0) + (usage.output or 0) if counted else None, usage.output)
+        if self.permit is not None:
+            self._give_back((usage.input or 0) + (usage.output or 0) if counted else None, usage.output)
         price = price_of(policy.prices, response_model or self.model, self.model) if counted else None
         output = usage.output
         if output is None and self.streamed:
@@ -207,7 +206,9 @@ class Call:
             response_id=seen.response_id,
             request_id=headers.get("x-request-id", ""),
             server=self.server,
-            server_timing={**timings(headers), **(seen.server_timing or {})},
+            server_timing=timings(headers)
+            if seen.server_timing is None
+            else {**timings(headers), **seen.server_timing},
             kernel_stamps=seen.kernel_stamp,
             content=content,
             labels=self.labels,

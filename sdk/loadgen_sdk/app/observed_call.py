@@ -42,7 +42,7 @@ class ObservedCall:
     """One call while it runs: what the tracker saw of its answer, reported to the call's end."""
 
     def __init__(self, api: Api, setting: Setting, kwargs: dict[str, Any]) -> None:
-        self.streamed = bool(kwargs.get("stream"))
+        self.streamed, timeout = bool(kwargs.get("stream")), kwargs.get("timeout", _NOT_GIVEN)
         self.call = Call(
             setting,
             api,
@@ -50,7 +50,7 @@ class ObservedCall:
             kwargs,
             streamed=self.streamed,
             labels=kwargs.pop("labels", None),
-            max_wait_s=seconds_of(kwargs.get("timeout", _NOT_GIVEN), setting.timeout_s),
+            max_wait_s=setting.timeout_s if timeout is _NOT_GIVEN else seconds_of(timeout, setting.timeout_s),
         )
         self.tracker = OutputTracker(api, self.streamed, setting.policy.keep_content)
         self.call.instants = self.tracker.instants
@@ -155,7 +155,7 @@ class ObservedCall:
             failure=failure,
         )
         measurement = call.report(status, seen, code=code, response_model=tracker.response_model, choices=choices)
-        for owner in (answer, self.raw):
+        for owner in (answer,) if self.raw is None else (answer, self.raw):
             if owner is not None:
                 try:
                     # Bypass pydantic, so that dumping or comparing the object still shows only what the server sent.

@@ -177,24 +177,25 @@ class OutputTracker:
             parts = [_count(getattr(usage, name, None)) for name in _MESSAGES_INPUT]
             total = None if parts[0] is None else sum(part or 0 for part in parts)
             return Usage(input=total, output=_count(getattr(usage, "output_tokens", None)), cached=parts[1])
-        prompt, answer = _USAGE.get(api, _CHAT_USAGE)
-        details, answer_details = getattr(usage, f"{prompt}_details", None), getattr(usage, f"{answer}_details", None)
+        prompt, answer, prompt_details, answer_details = _USAGE.get(api, _CHAT_USAGE)
+        inputs, outputs = getattr(usage, prompt_details, None), getattr(usage, answer_details, None)
         return Usage(
             input=_count(getattr(usage, prompt, None)),
             output=0 if api == "embeddings" else _count(getattr(usage, answer, None)),
-            cached=None if details is None else _count(getattr(details, "cached_tokens", None)),
-            reasoning=None if answer_details is None else _count(getattr(answer_details, "reasoning_tokens", None)),
+            cached=None if inputs is None else _count(getattr(inputs, "cached_tokens", None)),
+            reasoning=None if outputs is None else _count(getattr(outputs, "reasoning_tokens", None)),
         )
 
 
-_CHAT_USAGE = ("prompt_tokens", "completion_tokens")
-_USAGE = dict.fromkeys(("responses", "batches"), ("input_tokens", "output_tokens"))
+_CHAT_USAGE = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
+_RESPONSE_USAGE = ("input_tokens", "output_tokens", "input_tokens_details", "output_tokens_details")
+_USAGE = {"responses": _RESPONSE_USAGE, "batches": _RESPONSE_USAGE}
 _MESSAGES_INPUT = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _counted_batches: set[str] = set()  # whose tokens have been told: an application asks again and again
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if type(value) is int and value >= 0 else None
 
 
 class _Answer(msgspec.Struct):
