@@ -115,7 +115,8 @@ def _numbers(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -> 
 
 def _limit(trials: Sequence[TrialResult], summaries: Mapping[str, Summary]) -> Iterator[str]:
     """Which terms the loads that missed the SLO missed, the lowest such load first."""
-    over = sorted((trial for trial in trials if trial.outcome == "over"), key=lambda trial: trial.ask.load)
+    over = [trial for trial in trials if trial.outcome == "over" and trial.ask.kind != "sustain"]
+    over.sort(key=lambda trial: trial.ask.load)
     if not over:
         return
     yield f"at {over[0].ask.load:.4g}, the lowest load that missed: {over[0].why}."
