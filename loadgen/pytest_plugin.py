@@ -44,3 +44,18 @@ def loadgen_run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...,
         return result
 
     return run
+
+
+@pytest.fixture
+def loadgen_strict(loadgen_run: Callable[..., Result]) -> Callable[..., Result]:
+    """`loadgen_run` for a build that must not rest on a bad measurement: one that is not valid fails the test."""
+
+    def run(*args: Any, **flags: Any) -> Result:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotValid)
+            result = loadgen_run(*args, **flags)
+        if not result.valid:
+            pytest.fail(f"the measurement is not valid: {'; '.join(result.verdict.reasons)}", pytrace=False)
+        return result
+
+    return run

@@ -139,6 +139,7 @@ def _asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, An
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.processes
 def test_a_worse_endpoint_is_found_and_an_equal_one_is_not(
     endpoints: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_worse_endpoint_is_found_and_an_equal_one_is_not(
     assert sorted(path.name for path in out.iterdir()) == ["answers.json", "texts.jsonl"]
 
 
+@pytest.mark.processes
 def test_without_references_nothing_says_whose_answer_is_right(
     endpoints: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

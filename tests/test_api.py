@@ -28,6 +28,7 @@ def _nothing_is_judged_by_a_busy_machine() -> Any:
         yield
 
 
+@pytest.mark.processes
 def test_importing_costs_nothing() -> None:
     seen = "import sys, loadgen, loadgen.pytest_plugin, loadgen_sdk; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True).stdout.split()
@@ -35,6 +36,7 @@ def test_importing_costs_nothing() -> None:
     assert not heavy & set(loaded)
 
 
+@pytest.mark.processes
 def test_a_run_and_its_folder_say_the_same(tmp_path: Path) -> None:
     result = loadgen.run(FEW, concurrency=2, num_requests=10, seed=7, slo="ttft:10s", out=tmp_path / "run", **QUICK)
     assert isinstance(result, loadgen.Result)
@@ -82,6 +84,7 @@ def test_a_checked_workload_and_a_virtual_target(tmp_path: Path) -> None:
     assert one.summary.fingerprints.recipe == two.summary.fingerprints.recipe
 
 
+@pytest.mark.processes
 def test_in_async_code_it_belongs_into_a_thread(tmp_path: Path) -> None:
     async def go() -> Any:
         with pytest.raises(Fault, match="blocks") as found:
@@ -140,6 +143,7 @@ def test_promise(loadgen_run):
 """
 
 
+@pytest.mark.processes
 def test_the_fixture_passes_fails_and_shows_the_report(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS)
     loaded = any(plugin is pytest_plugin for plugin in pytester._request.config.pluginmanager.get_plugins())
@@ -148,6 +152,7 @@ def test_the_fixture_passes_fails_and_shows_the_report(pytester: pytest.Pytester
     found.stdout.fnmatch_lines(["*Captured loadgen call*", "*4 scheduled, 4 ok*"])
 
 
+@pytest.mark.processes
 def test_arun_where_a_loop_is_running(tmp_path: Path) -> None:
     async def go() -> loadgen.Result:
         with pytest.raises(Fault, match="event loop is running") as found:

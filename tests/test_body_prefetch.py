@@ -61,6 +61,7 @@ TURNS = ", turns: {count: 3, tool_result_tokens: 5}"
 REAL = ", turns: {count: 3, tool_result_tokens: 5, history: server}"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("turns", "flags"),
     [
@@ -91,6 +92,7 @@ def test_the_same_bodies_without_building_them_ahead(
         assert built_late < summary.requests.scheduled / 2  # few, but this machine does other things too
 
 
+@pytest.mark.processes
 def test_a_load_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single, "LONG_NS", 0)
     summary, received, _ = go(tmp_path, concurrency="20", duration="1.5s")
@@ -99,6 +101,7 @@ def test_a_load_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert summary.fingerprints.prompts.startswith("first")
 
 
+@pytest.mark.processes
 def test_only_so_much_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single, "MOST_AHEAD", 10)
     monkeypatch.setattr(body_prefetch, "WINDOW", 30)
@@ -115,6 +118,7 @@ def test_only_so_much_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert max(most) == 30
 
 
+@pytest.mark.processes
 def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single, "MOST_AHEAD", 10)
     monkeypatch.setattr(body_prefetch, "WINDOW", 30)

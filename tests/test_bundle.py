@@ -118,6 +118,7 @@ def edited(*keys: str | int, to: object) -> Callable[[bytes], bytes]:
 NUMBER = edited("ttft_ms", "p99", to=1.5)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("kind", "name", "change", "at"),
     [
@@ -147,6 +148,7 @@ def test_a_changed_value_or_sentence_is_named_though_its_hash_is_listed_anew(
     assert any(file == f"result/{name}" and place.startswith(at) for file, place in named), named
 
 
+@pytest.mark.processes
 def test_a_changed_byte_is_named(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "result/requests/requests.parquet"
     path = changed(
@@ -157,12 +159,14 @@ def test_a_changed_byte_is_named(made: Path, tmp_path: Path, capsys: pytest.Capt
     assert f"{name} is changed: its hash is another one" in told and "NOT VERIFIED" in told
 
 
+@pytest.mark.processes
 def test_records_of_another_run_do_not_give_the_figures(made: Path, tmp_path: Path) -> None:
     other = (made / "repeats" / "r2" / "requests" / "requests.parquet").read_bytes()
     path = changed(bundled(made / "run", tmp_path), "result/requests/requests.parquet", lambda _: other)
     assert any(one.at.startswith("ttft_ms") for one in verify.verify(path).differences)
 
 
+@pytest.mark.processes
 def test_files_that_are_gone_or_damaged_are_named_without_a_traceback(made: Path, tmp_path: Path) -> None:
     bundle = bundled(made / "validation", tmp_path)
     gone = verify.verify(changed(bundle, "result/verdict.html", None))
@@ -326,6 +330,7 @@ def test_a_bundle_of_a_newer_version(tmp_path: Path, told: dict[str, int]) -> No
 # -- older definitions -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("kind", "left"), [("contract", "verdict.json"), ("histogram", "summary.json"), ("search", "capacity.json")]
 )
@@ -366,6 +371,7 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "own", tmp_path / "other"
 
 
+@pytest.mark.processes
 def test_a_signature_is_that_of_a_key(made: Path, tmp_path: Path, keys: tuple[Path, Path]) -> None:
     own, other = keys
     path = tmp_path / "poc.zip"
@@ -379,6 +385,7 @@ def test_a_signature_is_that_of_a_key(made: Path, tmp_path: Path, keys: tuple[Pa
     assert (wrong.verified, wrong.signature) == ("no", "other key")
 
 
+@pytest.mark.processes
 def test_a_change_breaks_the_signature_though_hashes_are_listed_anew(
     made: Path, tmp_path: Path, keys: tuple[Path, Path]
 ) -> None:

@@ -174,6 +174,7 @@ def test_one_slo_for_all_classes_is_that_of_the_run(tmp_path: Path) -> None:
     assert [part.goodput.slo[0].limit_ms for part in summary.classes] == [500, 1, 1, 1]
 
 
+@pytest.mark.processes
 def test_over_http_the_server_counts_what_each_class_asked_for(tmp_path: Path) -> None:
     with start(Options(ttft="5ms", itl="0.1ms")) as endpoint:
         one = workload(tmp_path, seed="5", num_requests="80", request_rate="400")

@@ -136,6 +136,7 @@ def test_every_fault_is_in_the_table() -> None:
     assert {name.partition("@")[0] for name in OUTCOMES} == {"", *NAMES}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("how", "table"), [("chat", OUTCOMES), ("completions", COMPLETIONS), ("whole", WHOLE)])
 def test_faults(endpoint: Embedded, how: str, table: dict[str, Outcome]) -> None:
     async def work() -> dict[str, Completion]:
@@ -172,6 +173,7 @@ def test_faults(endpoint: Embedded, how: str, table: dict[str, Outcome]) -> None
     assert how == "whole" or len(found["oversized@2"].text or "") > 1 << 20
 
 
+@pytest.mark.processes
 def test_a_truthful_stream(endpoint: Embedded) -> None:
     done = ask(endpoint.url, 2)[1]
     assert done.failure is None
@@ -325,6 +327,7 @@ def test_it_is_tried_once_only_and_only_if_reused_and_only_without_a_byte() -> N
     assert (cut.failure.kind, cut.resent) == ("truncated", 0)  # within the head
 
 
+@pytest.mark.processes
 def test_idle_resets_of_the_endpoint_are_survived(endpoint: Embedded) -> None:
     done = ask(endpoint.url, 6, fault="idle_reset")
     assert [one.failure for one in done] == [None] * 6
@@ -402,6 +405,7 @@ def test_idle_connections_are_dropped_before_the_server_would() -> None:
     assert used >= 2
 
 
+@pytest.mark.processes
 def test_connections_are_opened_before_they_are_needed(endpoint: Embedded) -> None:
     async def work() -> None:
         async with client_of(endpoint.url) as client:
@@ -415,6 +419,7 @@ def test_connections_are_opened_before_they_are_needed(endpoint: Embedded) -> No
     run(work())
 
 
+@pytest.mark.processes
 def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: Embedded) -> None:
     """Between two ticks (100 ms apart) of a wire without traffic; a busy machine is given fifty tries."""
 
@@ -437,6 +442,7 @@ def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: Embedded) -> No
     assert run(work(0, 2)) < 5  # an application's client sleeps instead
 
 
+@pytest.mark.processes
 def test_a_backlog_leaves_the_loop_to_others(endpoint: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much is waiting to be decoded, a callback of the loop waits for a pass or two, not for a pile of them."""
     monkeypatch.setattr("loadgen_sdk.transport.wire.SLICE_NS", 0)  # the backlog grows as on a machine that is too slow
@@ -466,6 +472,7 @@ class TwoAddresses(asyncio.SelectorEventLoop):
         return [(*kind, ("127.0.0.1", self.dead)), (*kind, ("127.0.0.1", self.live))]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("connections", [0, 1, 150])
 def test_the_next_address_is_tried_when_one_refuses(endpoint: Embedded, connections: int) -> None:
     async def work() -> None:
@@ -482,6 +489,7 @@ def test_the_next_address_is_tried_when_one_refuses(endpoint: Embedded, connecti
         runner.run(asyncio.wait_for(work(), 30))
 
 
+@pytest.mark.processes
 def test_the_loop_need_not_be_uvloop(endpoint: Embedded) -> None:
     async def work() -> Completion:
         async with client_of(endpoint.url) as client:
@@ -535,6 +543,7 @@ def test_ipv6(tmp_path: Path) -> None:
 # -- much and large ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_a_prompt_larger_than_the_socket_takes(endpoint: Embedded) -> None:
     async def work() -> tuple[list[Completion], list[bytes], list[bytes]]:
         text = " word" * 400_000
@@ -567,6 +576,7 @@ def test_an_answer_before_the_whole_request_was_taken() -> None:
     assert (done.failure.kind, done.http_status) == ("http_4xx", 413)
 
 
+@pytest.mark.processes
 def test_many_at_once_leave_no_descriptor_behind(endpoint: Embedded) -> None:
     faults = ["", "reset_after@1", "truncate@1", "http_503", "connection_close", "idle_reset", "malformed", "split"]
 
@@ -670,6 +680,7 @@ def test_what_is_cancelled_is_told_once_and_its_connection_is_gone() -> None:
     run(work())
 
 
+@pytest.mark.processes
 def test_whoever_stops_listening_cancels(endpoint: Embedded) -> None:
     async def work() -> None:
         async with client_of(endpoint.url) as client:
@@ -687,6 +698,7 @@ def test_whoever_stops_listening_cancels(endpoint: Embedded) -> None:
     run(work())
 
 
+@pytest.mark.processes
 def test_an_application_sees_events_and_one_error(endpoint: Embedded) -> None:
     async def texts(fault: str) -> list[Event]:
         async with client_of(endpoint.url, fault=fault) as client:
@@ -737,6 +749,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
     )
 
 
+@pytest.mark.processes
 def test_tls_of_a_known_authority(papers: Papers) -> None:
     with start(Options(**FAST, cert=papers.cert, key=papers.key)) as endpoint:
         assert endpoint.url.startswith("https://")
@@ -799,6 +812,7 @@ def test_tls_without_the_certificate_that_the_server_wants(papers: Papers, versi
     assert (done.failure.kind, "ALERT" in done.failure.text.upper()) == ("tls", True)
 
 
+@pytest.mark.processes
 def test_https_asked_of_a_server_that_speaks_plain_http(endpoint: Embedded) -> None:
     (done,) = ask(endpoint.url.replace("http", "https"))
     assert done.failure is not None

@@ -340,6 +340,7 @@ def test_nothing_is_kept_alive() -> None:
     poll.close()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("pure", "runs"), [("1", "python"), ("", "compiled")])
 def test_the_environment_chooses(pure: str, runs: str) -> None:
     script = (

@@ -688,6 +688,7 @@ levels:
 """
 
 
+@pytest.mark.processes
 def test_contracts_against_the_embedded_endpoint_with_injected_faults(tmp_path: Path) -> None:
     """One load of which 6 % fail, three contracts: one that holds, one out of reach, one that cannot be told."""
     (tmp_path / "wide.yaml").write_text(WIDE)

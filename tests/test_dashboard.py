@@ -153,6 +153,7 @@ def test_a_small_screen_shows_the_worst_and_wraps_nothing_that_is_drawn() -> Non
     assert any("last 10 s   since start" in line for line in lines)
 
 
+@pytest.mark.processes
 def test_the_process_draws_and_leaves(tmp_path: Path) -> None:
     """On a terminal of its own, until its standard input ends."""
     folder = runs.write(tmp_path / "r", rows(6, 200))
@@ -171,6 +172,7 @@ def test_the_process_draws_and_leaves(tmp_path: Path) -> None:
     os.close(ours)
 
 
+@pytest.mark.processes
 def test_the_view_of_a_run_that_ended_closes(tmp_path: Path) -> None:
     live = Dashboard(runs.write(tmp_path / "r", rows(7, 20)))
     live.close()

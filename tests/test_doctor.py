@@ -34,6 +34,7 @@ def examined(options: Options, **settings: Any) -> dict[str, Finding]:
     return {one.check: one for one in found}
 
 
+@pytest.mark.processes
 def test_a_sound_trtllm_like_endpoint() -> None:
     found = examined(Options(ttft="1ms", itl="10ms"))  # slower than a busy machine can bundle
     target = ("name", "connect", "auth", "model", "make", "tokenizer", "usage", "length", "first token", "streaming")
@@ -43,6 +44,7 @@ def test_a_sound_trtllm_like_endpoint() -> None:
     assert "emptied by each reader" in found["metrics"].meaning
 
 
+@pytest.mark.processes
 def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY)
     options = Options(dialect="openai", api_key_file=str(tmp_path / "key"), **FAST)
@@ -56,6 +58,7 @@ def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
     assert "files" in refused, "the host is looked at all the same"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("options", "check", "words"),
     [
@@ -72,6 +75,7 @@ def test_faulty_endpoints(options: Options, check: str, words: str) -> None:
     assert words in f"{found.found} {found.meaning}"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("fault", ["truncate", "engine_error", "reset_after"])
 def test_an_answer_that_breaks_off_is_not_taken_for_tls(fault: str) -> None:
     found = examined(Options(faults=fault, **FAST))["target"]
@@ -80,6 +84,7 @@ def test_an_answer_that_breaks_off_is_not_taken_for_tls(fault: str) -> None:
     assert "https" not in found.advice
 
 
+@pytest.mark.processes
 def test_tls_is_told_apart(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")

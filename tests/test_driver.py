@@ -311,6 +311,7 @@ def test_once_interrupted_the_grace_time_is_all_that_is_left(tmp_path: Path) -> 
     assert outcomes(stored) == {("cancelled", "interrupted"): 1000}
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux counts it")
 def test_time_that_others_had_our_core_is_counted() -> None:
     cores = os.sched_getaffinity(0)

@@ -25,6 +25,7 @@ def ended(*arguments: str, shell: str = "", cwd: Path | None = None, **more: str
     return subprocess.run(command, capture_output=True, text=True, errors="replace", env=env, cwd=cwd, check=False)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_do_not_end_a_run(tmp_path: Path, closed: str) -> None:
     done = ended(*RUN, "--out", str(tmp_path / "out"), shell=closed)
@@ -32,6 +33,7 @@ def test_closed_streams_do_not_end_a_run(tmp_path: Path, closed: str) -> None:
     assert (tmp_path / "out" / "summary.json").exists()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("slo", ["e2e:1ms", "e2e:100s"])
 def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path, slo: str) -> None:
     """`| true` reads nothing; the code is that of the whole command, which writes more than a pipe holds."""
@@ -42,11 +44,13 @@ def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path, slo:
     assert "error" not in report.stderr
 
 
+@pytest.mark.processes
 def test_a_terminal_without_utf_8_is_told_the_same(tmp_path: Path) -> None:
     done = ended(*RUN, "--out", str(tmp_path / "out"), PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C")
     assert (done.returncode, "bug" in done.stderr) == (0, False), done.stderr
 
 
+@pytest.mark.processes
 def test_a_terminal_is_not_steered_by_a_text() -> None:
     code = (
         "from loadgen.cli import streams; streams.prepare(); print('\\x1b]0;t\\x07 \\u202e \\x1b[1mbold\\x1b[0m \\x9b')"
@@ -55,6 +59,7 @@ def test_a_terminal_is_not_steered_by_a_text() -> None:
     assert done.stdout == "\\x1b]0;t\\x07 \\u202e \x1b[1mbold\x1b[0m \\x9b\n"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("out", "said"),
     [
@@ -109,6 +114,7 @@ def test_a_deep_or_damaged_run_is_no_bug_of_ours(tmp_path: Path, capsys: pytest.
         (tmp_path / name).unlink()
 
 
+@pytest.mark.processes
 def test_a_full_disk_is_said_with_what_is_kept(tmp_path: Path) -> None:
     """A limit on the size of files stands in for a disk that is full."""
     limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "

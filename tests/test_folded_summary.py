@@ -239,6 +239,7 @@ def go(folder: Path, server: embedded.Embedded, keep: str, workers: int = 1, **f
     return run.execute(made, told)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str, workers: int) -> None:
@@ -346,6 +347,7 @@ def test_a_sample_is_of_all_and_bounded(tmp_path: Path, monkeypatch: pytest.Monk
     assert run_folder.summary(tmp_path).requests.scheduled == 10_000
 
 
+@pytest.mark.processes
 def test_a_worker_that_dies_without_rows_kept(tmp_path: Path) -> None:
     with embedded.start(Options(ttft="5ms", itl="0.2ms")) as server:
 

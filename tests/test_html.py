@@ -278,6 +278,7 @@ def test_what_is_no_run_gets_a_sentence(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_records_that_are_damaged_and_runs_that_are_mixed_get_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -334,6 +335,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.processes
 def test_a_browser_has_no_complaint_and_every_chart_is_drawn(browser: Browser, shown: Path) -> None:
     for looks in ({}, {"dark": True}, {"width": 390, "height": 844}):
         browser.look(**looks)
@@ -349,6 +351,7 @@ def test_a_browser_has_no_complaint_and_every_chart_is_drawn(browser: Browser, s
         assert wide <= 0, "the page is wider than the window"
 
 
+@pytest.mark.processes
 def test_no_word_in_a_chart_lies_over_another(browser: Browser, shown: Path) -> None:
     for looks in ({}, {"width": 390, "height": 844}):
         browser.look(**looks)
@@ -363,6 +366,7 @@ def test_no_word_in_a_chart_lies_over_another(browser: Browser, shown: Path) -> 
         assert over == []
 
 
+@pytest.mark.processes
 def test_letters_are_readable_on_a_phone(browser: Browser, shown: Path) -> None:
     browser.look(width=390, height=844)
     browser.open(shown)
@@ -374,6 +378,7 @@ def test_letters_are_readable_on_a_phone(browser: Browser, shown: Path) -> None:
     assert min(sizes) >= 11
 
 
+@pytest.mark.processes
 def test_dark_is_dark_and_the_button_overrules(browser: Browser, shown: Path) -> None:
     ground = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
     browser.look(dark=True)
@@ -386,6 +391,7 @@ def test_dark_is_dark_and_the_button_overrules(browser: Browser, shown: Path) ->
     assert browser.evaluate(ground) > 200
 
 
+@pytest.mark.processes
 def test_it_prints(browser: Browser, shown: Path) -> None:
     browser.look()
     browser.open(shown)
@@ -396,6 +402,7 @@ def test_it_prints(browser: Browser, shown: Path) -> None:
     browser.look()
 
 
+@pytest.mark.processes
 def test_the_legend_hides_a_line_and_a_pointer_reads_it(browser: Browser, shown: Path) -> None:
     browser.look()
     browser.open(shown)
@@ -413,6 +420,7 @@ def test_the_legend_hides_a_line_and_a_pointer_reads_it(browser: Browser, shown:
     assert re.search(r"p\d", tip) and "ms" in tip
 
 
+@pytest.mark.processes
 def test_the_harness_sees_what_it_looks_for(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "bad.html"
     path.write_text("<img src='http://example.invalid/x.png'><script>console.error('no'); nothing()</script>")
@@ -421,6 +429,7 @@ def test_the_harness_sees_what_it_looks_for(browser: Browser, tmp_path: Path) ->
     assert any("no" in text for text in browser.complaints) and any("nothing" in text for text in browser.complaints)
 
 
+@pytest.mark.processes
 def test_a_page_may_load_nothing_even_if_it_asks(browser: Browser, tmp_path: Path) -> None:
     sheet = page.Page("x", "x")
     sheet.add("<img src='http://example.invalid/x.png'>")

@@ -277,6 +277,7 @@ def test_a_search_that_finds_no_endpoint_leaves_nothing(tmp_path: Path, capsys: 
         assert [one.name for one in tmp_path.iterdir()] == ["set.jsonl"]
 
 
+@pytest.mark.processes
 def test_several_endpoints_are_one_system(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows of each, both totals of them, and one verdict; the disclosure once, in the first lines."""
     flags = ["-b", "llama2-70b", "--dataset", str(_small_data(tmp_path, 40)), "--min-duration", "1"]
@@ -313,6 +314,7 @@ def test_without_the_package_the_harness_says_what_to_install(tmp_path: Path) ->
     assert "loadgen[mlperf]" in caught.value.hint
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not INSTALLED, reason="needs the optional package mlcommons-loadgen")
 def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     asked = dataclasses.replace(SERVER, min_duration_ns=10**9, min_queries=20)

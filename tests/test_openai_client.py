@@ -306,6 +306,7 @@ def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None
         asyncio.run(client.open())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("stream", [True, False])
 def test_both_clients_see_the_same_answers(stream: bool) -> None:
     requests = [Request(id=f"r{i}", prompt="word " * i, max_tokens=i) for i in range(1, 20)]

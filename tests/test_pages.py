@@ -104,6 +104,7 @@ OUTSIDE = """(() => {
 })()"""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("width", [1400, 1920, 390])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_fits_the_screen(browser: Browser, pages: dict[str, Path], kind: str, width: int) -> None:

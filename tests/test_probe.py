@@ -506,6 +506,7 @@ def test_tls() -> None:
     assert "http://" in caught.value.hint
 
 
+@pytest.mark.processes
 def test_the_embedded_endpoint() -> None:
     async def run(url: str, **options: Any) -> ProbeResult:
         target = Target.parse(url)

@@ -39,6 +39,7 @@ def of(module: str, parent: int) -> int:
     return pid
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
 def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> None:
     process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "700", "--keep", keep)
@@ -53,6 +54,7 @@ def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded, keep:
     assert (again.requests, again.ttft_ms) == (summary.requests, summary.ttft_ms)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
 def test_everything_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> None:
     flags = ("--request-rate", "300", "-n", "3000", "--workers", "2", "--keep", keep)
@@ -69,6 +71,7 @@ def test_everything_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> 
     assert manifest.decode((tmp_path / "out" / "run.json").read_bytes()).state == "running"
 
 
+@pytest.mark.processes
 def test_a_frozen_worker_is_ended_and_named(
     tmp_path: Path, endpoint: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +96,7 @@ def test_a_frozen_worker_is_ended_and_named(
     assert "worker 0 did not move for 3 s" in summary.requests.by_error["worker_died"].first_text
 
 
+@pytest.mark.processes
 def test_a_frozen_compactor_is_ended_and_said(
     tmp_path: Path, endpoint: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +110,7 @@ def test_a_frozen_compactor_is_ended_and_said(
     assert any("did not move for 0.5 s" in words for words in summary.verdict.warnings)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_other_signals_are_one_ctrl_c(tmp_path: Path, endpoint: Embedded, number: int, workers: str) -> None:
@@ -120,6 +125,7 @@ def test_other_signals_are_one_ctrl_c(tmp_path: Path, endpoint: Embedded, number
     assert (tmp_path / "out" / "summary.json").exists()
 
 
+@pytest.mark.processes
 def test_nohup_stays_nohup(tmp_path: Path, endpoint: Embedded) -> None:
     words = ["-m", "loadgen", "run", "qa", "--url", endpoint.url, "--request-rate", "100", "-n", "100"]
     command = ["nohup", sys.executable, *words, "-o", str(tmp_path / "out")]
@@ -130,6 +136,7 @@ def test_nohup_stays_nohup(tmp_path: Path, endpoint: Embedded) -> None:
     assert (code in (0, 1, 3), "100 ok" in out) == (True, True), err  # 1: on a busy machine its SLO is missed
 
 
+@pytest.mark.processes
 def test_two_runs_with_one_folder_get_one_each(tmp_path: Path, endpoint: Embedded) -> None:
     """The second begins while the first has not even probed its target."""
     processes = [
@@ -144,6 +151,7 @@ def test_two_runs_with_one_folder_get_one_each(tmp_path: Path, endpoint: Embedde
     assert {len(store.read_run(folder).rows) for folder in folders} == {100, 130}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("keep", ["raw", "histogram"])
 def test_results_are_for_their_user_alone(tmp_path: Path, endpoint: Embedded, keep: str) -> None:
     code, _, err = ended(cli(tmp_path, "--url", endpoint.url, "-c", "2", "-n", "20", "--keep", keep))

@@ -42,6 +42,7 @@ def run(folder: Path, **flags: Any) -> loadgen.Result:
 # -- hashes --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "command",
     [
@@ -63,6 +64,7 @@ def test_every_results_folder_has_its_hashes(command: list[str], tmp_path: Path,
         assert "is not as it was written" not in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_an_mlperf_run_and_a_real_run_have_theirs(tmp_path: Path) -> None:
     flags = ["-b", "llama2-70b", "--url", SIM, "--target-qps", "20", "--min-duration", "1", "--mean-output", "8"]
     ends("mlperf", "server", *flags, "--metadata", "rack=7", "-o", str(tmp_path / "m"))
@@ -96,6 +98,7 @@ def test_a_folder_without_hashes_is_read_in_silence(tmp_path: Path, capsys: pyte
     assert "is not as it was written" not in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_a_sweep_that_goes_on_has_no_hashes_until_its_end(tmp_path: Path) -> None:
     ends("sweep", *FLAGS, "-c", "1", "-n", "20", "--seed", "3", "-o", str(tmp_path / "s"))
     assert sound(tmp_path / "s")
@@ -182,6 +185,7 @@ def test_tokens_per_gpu_stand_in_every_form(tmp_path: Path) -> None:
     assert stored["tokens"]["output_per_s_per_gpu"] == tokens.output_per_s_per_gpu
 
 
+@pytest.mark.processes
 def test_the_embedded_endpoint_tells_its_own(tmp_path: Path) -> None:
     flags = {"url": None, "num_requests": 5, "embedded": {"preset": "gb300-vm"}}
     target = run(tmp_path / "a", **flags).summary.target
@@ -193,6 +197,7 @@ def test_the_embedded_endpoint_tells_its_own(tmp_path: Path) -> None:
     assert (timed.version, timed.engine, timed.precision) == ("1.3.0", "simulated", "")
 
 
+@pytest.mark.processes
 def test_regions_are_a_dimension_of_one_run_and_of_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from loadgen.sim.server.embedded import start
     from loadgen.sim.server.options import Options

@@ -153,6 +153,7 @@ def _now(call: Any) -> Any:
 # -- a place for the results -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_the_folder_is_in_the_store_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     import loadgen
@@ -362,6 +363,7 @@ def _nothing_is_left_on_the_nodes(nodes: Any) -> None:
     assert len(list(scratch.glob("loadgen-*-w*"))) <= 1
 
 
+@pytest.mark.processes
 def test_on_a_real_cluster(tmp_path: Path, nodes: Any) -> None:
     import ray
 

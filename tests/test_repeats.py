@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from loadgen.contracts.load import load_contract
 from loadgen.errors import Faults
 from loadgen.execution import run as execution
 from loadgen.execution.plan import Settings
+from loadgen.execution.repeats import repeat
 from loadgen.metrics.repeats import RepeatSummary, Repetition, summarize_repeats
 from loadgen.metrics.summary import Summary, summarize
 from loadgen.report import repeats as table
@@ -85,7 +87,7 @@ def test_repeats_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     first, alone = (json.loads((folder / "summary.json").read_text()) for folder in (out / "r1", tmp_path / "alone"))
     assert first["ttft_ms"] == alone["ttft_ms"], "the first repeat is the run without --repeat"
     assert exits("run", "qa", *SIM, "--repeat", "2", "-o", str(out)) == 2
-    assert "the folder holds runs" in capsys.readouterr().err
+    assert "the folder holds results" in capsys.readouterr().err
     assert exits("report", str(out), "--no-html") == 0
     assert "3 runs of one load" in capsys.readouterr().out
     other = tmp_path / "b"
@@ -133,16 +135,23 @@ def test_levels_in_a_list_are_for_sweep(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_pause_is_waited_for_and_can_be_broken_off() -> None:
     waited: list[float] = []
-    one = summaries(1)[0]
+    made: list[int] = []
     how = Repetition(count=3, pause_ns=600_000_000_000)
-    made = flags.repeat(how, Path("x"), lambda *_: one, virtual=False, say=lambda _: None, wait=waited.append)
-    assert waited == [600.0, 600.0] and [name for name, _ in made] == ["r1", "r2", "r3"]
+
+    def one(number: int) -> bool:
+        made.append(number)
+        return True
+
+    def repeated(wait: Callable[[float], None]) -> bool:
+        made.clear()
+        return repeat(how, lambda: len(made) == 3, one, virtual=False, say=lambda _: None, wait=wait)
+
+    assert repeated(waited.append) and waited == [600.0, 600.0] and made == [1, 2, 3]
 
     def broken_off(_: float) -> None:
         raise KeyboardInterrupt
 
-    made = flags.repeat(how, Path("x"), lambda *_: one, virtual=False, say=lambda _: None, wait=broken_off)
-    assert [name for name, _ in made] == ["r1"]
+    assert not repeated(broken_off) and made == [1]
 
 
 CONTRACT = """\

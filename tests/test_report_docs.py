@@ -24,6 +24,7 @@ def test_there_is_an_example_of_each_library() -> None:
     assert [text.split()[1] for text in EXAMPLES] == LIBRARIES
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("default")  # what a library of others says of itself is not ours to mend
 @pytest.mark.parametrize("example", EXAMPLES, ids=LIBRARIES)
 def test_the_examples_run(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

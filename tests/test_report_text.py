@@ -1,6 +1,7 @@
 """What a reader of the terminal sees: every line within its width, nothing claimed that the sample cannot carry."""
 
 import re
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,8 +10,10 @@ from rich.cells import cell_len
 
 from loadgen import format
 from loadgen.metrics.summary import Summary, load_summary
+from loadgen.metrics.validity import is_host_busy, verdict
 from loadgen.report import text
 from loadgen.report.table import WIDTH
+from loadgen.results.manifest import ReasonCode
 
 RAG, API = (load_summary((DATA / f"summary_example_{name}.json").read_bytes()) for name in ("rag_gpus", "qa_api"))
 replace = msgspec.structs.replace
@@ -48,6 +51,24 @@ def test_an_invalid_run_says_so_last_and_why() -> None:
     assert "No inter-token latency is given: events carry 4.00 tokens on average" in shown
     assert "~ rests on too few samples; needed: p99 662\n" in shown
     assert re.search(r"^TTFT .*  ~1,652  ", shown, flags=re.M)
+
+
+LATE: dict[str, Any] = {
+    "quantile": "p99", "value_ms": 9.0, "share": 0.09, "basis": "TTFT p50", "basis_ms": 100.0, "limit": 0.05,
+}  # fmt: skip
+BUSY = {"remedy": "other_processes", "worker": 0, "waited_share": 0.4, "at_s": 7.0}
+
+
+@pytest.mark.parametrize(("remedy", "busy"), [(BUSY, True), ({"remedy": "lower_load"}, False)])
+def test_a_busy_host_is_told_in_plain_words_and_not_in_red(remedy: dict[str, Any], busy: bool) -> None:
+    late = ReasonCode(code="sent_late", values=LATE | remedy)
+    shown = text.render(replace(RAG, verdict=verdict(RAG.verdict.limits, [late])), color=True)
+    assert ("this host was too busy to measure with" in shown) == busy
+    assert ("measured: 1,500 of 1,500 requests were answered" in shown) == busy
+    assert ("\x1b[31mINVALID" in shown) == (not busy)
+    failed = ReasonCode(code="failures", values={"failed": 5, "requests": 10, "share": 0.5, "limit": 0.01})
+    assert not is_host_busy(verdict(RAG.verdict.limits, [late, failed])), "the server did it too"
+    assert not is_host_busy(RAG.verdict)
 
 
 def test_a_simulation_is_named_in_the_first_word() -> None:

@@ -111,6 +111,7 @@ EXPECTED = {
 }  # fmt: skip
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("load", [{"request_rate": "500"}, {"concurrency": "9"}])
 def test_every_slot_has_one_record_whatever_the_server_does(tmp_path: Path, load: dict[str, str]) -> None:
     plan = ",".join(f"{name}:{share}" for name, share in STRIKE.items())
@@ -133,6 +134,7 @@ def test_every_slot_has_one_record_whatever_the_server_does(tmp_path: Path, load
     assert summary.verdict.valid is False
 
 
+@pytest.mark.processes
 def test_a_clean_run_says_what_the_server_says(tmp_path: Path, endpoint: Embedded) -> None:
     log(endpoint)
     summary, stored = go(tmp_path, endpoint.url, request_rate="400", num_requests="60")
@@ -152,6 +154,7 @@ def test_a_clean_run_says_what_the_server_says(tmp_path: Path, endpoint: Embedde
     assert sum(int(bins.sum()) for bins in stored.timeline) == 480
 
 
+@pytest.mark.processes
 def test_closed_loop_by_time_and_conversations(tmp_path: Path, endpoint: Embedded) -> None:
     turns = "  turns: {count: 3, tool_result_tokens: 5, tool_time: 1ms, history: server}\n"
     (tmp_path / "a").mkdir()
@@ -169,6 +172,7 @@ def test_closed_loop_by_time_and_conversations(tmp_path: Path, endpoint: Embedde
     assert outcomes(stored.rows) == {("ok", ""): 18}
 
 
+@pytest.mark.processes
 def test_whole_answers_are_not_judged_by_what_only_streams_have(tmp_path: Path, endpoint: Embedded) -> None:
     more = "slo: {ttft: 10s, tpot: 1ms, goodput: 90%}\n"
     flags = {"request_rate": "500", "num_requests": "30"}
@@ -179,6 +183,7 @@ def test_whole_answers_are_not_judged_by_what_only_streams_have(tmp_path: Path, 
     assert "were not streamed" in text.render(summary)
 
 
+@pytest.mark.processes
 def test_the_cap_drops(tmp_path: Path) -> None:
     with start(Options(ttft="400ms", itl="0")) as endpoint:
         summary, stored = go(tmp_path, endpoint.url, request_rate="2000", num_requests="100", max_in_flight="10")
@@ -186,6 +191,7 @@ def test_the_cap_drops(tmp_path: Path) -> None:
     assert (summary.requests.dropped, summary.requests.scheduled) == (90, 100)
 
 
+@pytest.mark.processes
 def test_the_openai_package_drives_the_same_load(tmp_path: Path, endpoint: Embedded) -> None:
     found = []
     for client in ("wire", "openai"):
@@ -202,6 +208,7 @@ def test_the_openai_package_drives_the_same_load(tmp_path: Path, endpoint: Embed
 # -- workers -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_workers_send_together_what_one_would(tmp_path: Path, endpoint: Embedded) -> None:
     seen, prints = [], []
     for workers in (1, 3):
@@ -222,6 +229,7 @@ def test_workers_send_together_what_one_would(tmp_path: Path, endpoint: Embedded
     assert prints[0].bodies
 
 
+@pytest.mark.processes
 def test_the_same_seed_sends_the_same_bytes_and_another_salt_other_texts(tmp_path: Path, endpoint: Embedded) -> None:
     """The seed alone fixes what arrives; without one, the seed that was drawn and stored does."""
 
@@ -290,6 +298,7 @@ def rows_written(folder: Path, least: int) -> int:
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("load", [("--request-rate", "200", "-n", "400"), ("-c", "6", "-d", "1.5s")])
 def test_a_worker_that_dies_leaves_its_rest_as_lost(tmp_path: Path, endpoint: Embedded, load: tuple[str, ...]) -> None:
     process = cli(tmp_path, "--url", endpoint.url, "--workers", "2", *load)
@@ -317,6 +326,7 @@ def test_a_worker_that_dies_leaves_its_rest_as_lost(tmp_path: Path, endpoint: Em
 # -- endings -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_interrupted_once_it_drains_and_reports(tmp_path: Path, endpoint: Embedded, workers: str) -> None:
     flags = ("--request-rate", "200", "-n", "4000", "--workers", workers)
@@ -335,6 +345,7 @@ def test_interrupted_once_it_drains_and_reports(tmp_path: Path, endpoint: Embedd
     assert "interrupted" in out
 
 
+@pytest.mark.processes
 def test_interrupted_twice_it_leaves(tmp_path: Path) -> None:
     with start(Options(**FAST, **after_the_probe("stall@0:0.5"))) as endpoint:
         process = cli(
@@ -353,6 +364,7 @@ def test_interrupted_twice_it_leaves(tmp_path: Path) -> None:
     assert sum(found.values()) == 1000
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("workers", "rows"), [("1", 500), ("2", 50)])
 def test_killed_it_leaves_a_readable_folder(tmp_path: Path, endpoint: Embedded, workers: str, rows: int) -> None:
     log(endpoint)
@@ -399,6 +411,7 @@ def gone(pid: int) -> None:
 KEY, PASSWORD, HEADER, QUERY = "sk-key-4f81aa", "pa55-word-9c", "hdr-value-77e1", "qry-value-03bd"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("user", [f"user:{PASSWORD}@", ""])
 def test_nothing_secret_stays_anywhere(tmp_path: Path, user: str) -> None:
     """The key is the endpoint's only without a user in the URL, which is the other way to be somebody."""
@@ -419,6 +432,7 @@ def test_nothing_secret_stays_anywhere(tmp_path: Path, user: str) -> None:
         assert not [text for text in texts if secret.encode() in text], secret
 
 
+@pytest.mark.processes
 def test_what_a_server_echoes_is_not_shown_either(tmp_path: Path) -> None:
     """A server that quotes the request's headers in its error."""
     echo = (
@@ -462,6 +476,7 @@ def refused(folder: Path, url: str, **settings: Any) -> TargetError:
     return caught.value
 
 
+@pytest.mark.processes
 def test_targets_that_cannot_be_used_are_told_at_once(tmp_path: Path, endpoint: Embedded) -> None:
     assert "nothing listens at 127.0.0.1:1" in str(refused(tmp_path, "http://127.0.0.1:1"))
     assert "cannot resolve" in str(refused(tmp_path, "http://no-such-host.invalid:8000"))
@@ -481,12 +496,14 @@ def test_targets_that_cannot_be_used_are_told_at_once(tmp_path: Path, endpoint: 
         assert summary.requests.ok == 5
 
 
+@pytest.mark.processes
 def test_a_server_that_fails_now_and_then_is_measured_not_refused() -> None:
     with start(Options(**FAST, faults="reset_before:0.04,http_429:0.03,truncate:0.03", seed=3)) as endpoint:
         for _ in range(25):
             assert asyncio.run(find(Settings(url=endpoint.url, server="trtllm"), 10.0)).model == "sim"
 
 
+@pytest.mark.processes
 def test_the_probe_waits_as_long_as_a_request_may_take() -> None:
     with start(Options(ttft="1.5s", itl="0")) as endpoint:
         with pytest.raises(TargetError, match=r"no whole answer within 0\.3 s"):
@@ -501,6 +518,7 @@ def test_a_url_that_is_none_is_the_users_fault(tmp_path: Path, url: str) -> None
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.processes
 def test_a_header_that_cannot_be_sent_is_the_users_fault(tmp_path: Path, endpoint: Embedded) -> None:
     code, _, err = ended(cli(tmp_path, "--url", endpoint.url, "-c", "1", "-n", "1", "--header", "X: 日本"))
     assert code == 2, err
@@ -508,6 +526,7 @@ def test_a_header_that_cannot_be_sent_is_the_users_fault(tmp_path: Path, endpoin
     assert "bug" not in err
 
 
+@pytest.mark.processes
 def test_without_a_url_the_embedded_endpoint_is_used_and_named(tmp_path: Path) -> None:
     env = {"OPENAI_BASE_URL": "http://127.0.0.1:1/v1", "OPENAI_API_KEY": KEY}
     code, out, err = ended(cli(tmp_path, "-c", "8", "-n", "40", "--json", env=env))
@@ -521,6 +540,7 @@ def test_without_a_url_the_embedded_endpoint_is_used_and_named(tmp_path: Path) -
     assert code in (0, 1, 3), err
 
 
+@pytest.mark.processes
 def test_a_drive_can_be_followed(tmp_path: Path, endpoint: Embedded) -> None:
     seen: list[RunningLoad] = []
     go(tmp_path, endpoint.url, concurrency="2", num_requests="10", begun=seen.append)
@@ -536,6 +556,7 @@ def test_wrong_workloads_never_reach_a_server(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.processes
 def test_no_process_of_a_run_executes_code_from_the_current_folder(tmp_path: Path, endpoint: Embedded) -> None:
     (tmp_path / "numpy.py").write_text("from pathlib import Path\nPath(__file__).with_name('executed').touch()\n")
     load = ["run", "qa", "--url", endpoint.url, "-n", "4", "-c", "2", "--workers", "2", "--output-tokens", "4"]
@@ -548,6 +569,7 @@ def test_no_process_of_a_run_executes_code_from_the_current_folder(tmp_path: Pat
     assert not (tmp_path / "executed").exists()
 
 
+@pytest.mark.processes
 def test_the_key_of_a_header_goes_out_instead_of_the_environments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -561,6 +583,7 @@ def test_the_key_of_a_header_goes_out_instead_of_the_environments(
     assert "4 ok" in out, err
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["Content-Length", "transfer-encoding"])
 def test_headers_of_framing_are_refused(tmp_path: Path, endpoint: Embedded, name: str) -> None:
     code, _, err = ended(cli(tmp_path, "--url", endpoint.url, "-c", "1", "-n", "1", "--header", f"{name}: 3"))

@@ -57,6 +57,7 @@ LOADS: list[tuple[int, dict[str, str]]] = [
 ]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("turns", "flags"), LOADS)
 def test_one_two_and_seven_workers_send_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int, flags: dict[str, str]
@@ -141,6 +142,7 @@ def test_the_parts_of_the_cap_are_the_cap(most: int, workers: int) -> None:
     assert plan.cap(None, 0, workers) is None
 
 
+@pytest.mark.processes
 def test_the_cap_holds_over_workers(tmp_path: Path) -> None:
     with embedded.start(Options(ttft="10s")) as server:
         told = Settings(url=server.url, model="sim", server="trtllm", workers=2, out=tmp_path / "out")
@@ -218,6 +220,7 @@ def test_reserved_ports(text: str, expected: int) -> None:
     assert resource_limits._reserved(text, 32_768, 60_999) == expected
 
 
+@pytest.mark.processes
 def test_too_much_for_this_machine_is_said_before_the_first_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +239,7 @@ def test_too_much_for_this_machine_is_said_before_the_first_request(
     assert not [one for one in received.requests if one.id]
 
 
+@pytest.mark.processes
 def test_a_slip_of_the_key_does_not_take_the_machine(tmp_path: Path) -> None:
     """5,000 processes of 60 MB each are started by a typing error otherwise."""
     with embedded.start(QUICK) as server, pytest.raises(Faults, match="5,000 worker processes"):
@@ -243,6 +247,7 @@ def test_a_slip_of_the_key_does_not_take_the_machine(tmp_path: Path) -> None:
         run.execute(workload(tmp_path, concurrency="2", num_requests="4"), told)
 
 
+@pytest.mark.processes
 def test_a_cap_smaller_than_the_workers_is_refused(tmp_path: Path) -> None:
     with embedded.start(QUICK) as server, pytest.raises(Faults, match="3 requests in flight"):
         told = Settings(url=server.url, model="sim", server="trtllm", workers=4, out=tmp_path / "out")
@@ -258,6 +263,7 @@ def _loopback(address: str) -> bool:
     return True
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not _loopback("127.0.0.3"), reason="only Linux has all of 127/8")
 def test_it_sends_from_the_addresses_named(tmp_path: Path) -> None:
     with embedded.start(QUICK) as server:
@@ -294,6 +300,7 @@ def test_the_board_adds_up(tmp_path: Path) -> None:
     assert sorted(total.recent_ttft_ns) == [i * 1000 + j for i in range(3) for j in range(144, 400)]
 
 
+@pytest.mark.processes
 def test_several_workers_can_be_followed(tmp_path: Path) -> None:
     seen: list[Any] = []
     with embedded.start(QUICK) as server:

@@ -238,6 +238,7 @@ def go(folder: Path, url: str, *flags: str) -> int:
     return left.value.code
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_run_beside_which_the_page_is_read(
     tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -260,6 +261,7 @@ def test_a_run_beside_which_the_page_is_read(
     assert "What the server says of itself" in html.render(result.summary)
 
 
+@pytest.mark.processes
 def test_without_a_page_one_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with embedded.start(Options(ttft="5ms", itl="1ms", dialect="openai")) as one:
         go(tmp_path / "r", one.url)

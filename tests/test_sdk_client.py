@@ -54,6 +54,7 @@ def run(said: tuple[bytes, ...], use: Callable[[Client], Any], **options: Any) -
     return result, told, server.heard
 
 
+@pytest.mark.processes
 def test_a_url_is_enough() -> None:
     async def go(url: str) -> None:
         client = Client(url)  # opened by its first call

@@ -24,6 +24,7 @@ def url() -> Iterator[str]:
         yield endpoint.url.removesuffix("/v1")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda text: text.split("\n")[2][:40])
 def test_the_examples_run(
     example: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loadgen_run: Any

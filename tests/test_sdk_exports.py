@@ -27,6 +27,7 @@ def test_every_public_name_is_in_the_docs() -> None:
     assert not missing
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["Client", "instrument", "Throttle", "record_shape"])
 def test_using_a_name_imports_nothing_heavy(name: str) -> None:
     seen = f"import sys; from loadgen_sdk import {name}; print(*sys.modules)"

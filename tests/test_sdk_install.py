@@ -73,11 +73,13 @@ def use(*folders: Path) -> str:
     return ran.stdout.strip()
 
 
+@pytest.mark.processes
 def test_it_works_with_its_own_dependencies_alone(tmp_path: Path) -> None:
     only_what_it_needs(tmp_path)
     assert use(tmp_path, ROOT / "sdk") == loadgen_sdk.__version__
 
 
+@pytest.mark.processes
 def test_the_wheels_hold_the_same_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build = pytest.importorskip("hatchling.build", reason="builds wheels: pip install hatchling")
     contents = []
@@ -95,6 +97,7 @@ def test_the_wheels_hold_the_same_package(tmp_path: Path, monkeypatch: pytest.Mo
         assert use(tmp_path, *folders) == loadgen_sdk.__version__
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
 def test_it_runs_on_every_python_that_is_here(version: str) -> None:
     """Where the interpreter has what the SDK needs; the others are named."""

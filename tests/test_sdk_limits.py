@@ -49,6 +49,7 @@ def test_requests_within_any_stretch_of_the_period() -> None:
     assert gate.ask(S, 1) == S + 100
 
 
+@pytest.mark.processes
 @given(st.lists(st.integers(0, S // 2), min_size=1, max_size=60), st.integers(1, 5))
 def test_no_stretch_ever_holds_more_than_the_limit(steps: list[int], limit: int) -> None:
     gate = Gate(Limits(requests=Rate(limit, S)))
@@ -134,6 +135,7 @@ def test_durations_of_rate_limit_headers(text: str, ns: int) -> None:
     assert duration_ns(text) == ns
 
 
+@pytest.mark.processes
 def test_first_come_first_served_in_tasks_and_threads() -> None:
     throttle = Throttle(concurrency=1)
     order: list[int] = []
@@ -170,6 +172,7 @@ def test_first_come_first_served_in_tasks_and_threads() -> None:
     assert throttle.in_flight() == 0
 
 
+@pytest.mark.processes
 def test_limits_are_per_key_and_model_unless_told_otherwise() -> None:
     async def granted(throttle: Throttle) -> int:
         kinds = [("a", "m"), ("a", "n"), ("b", "m"), ("a", "m")]
@@ -187,6 +190,7 @@ def test_limits_are_per_key_and_model_unless_told_otherwise() -> None:
     assert asyncio.run(granted(Throttle(concurrency=1, per=()))) == 1
 
 
+@pytest.mark.processes
 def test_a_throttler_that_the_application_shares() -> None:
     from asyncio_throttle import Throttler
 
@@ -217,6 +221,7 @@ def test_a_pause_that_the_server_asks_for_is_logged_and_its_cut_is_said(caplog: 
     assert "sk-secret" not in caplog.text
 
 
+@pytest.mark.processes
 def test_no_call_waits_longer_than_it_may() -> None:
     throttle = Throttle(concurrency=1, max_wait_s=0.01)
     held = throttle.acquire_blocking()
@@ -230,6 +235,7 @@ def test_no_call_waits_longer_than_it_may() -> None:
     throttle.acquire_blocking().done()  # nobody is left in the queue
 
 
+@pytest.mark.processes
 def test_evenly_spaced_calls() -> None:
     gate, granted, now = Gate(Limits(requests=Rate(600, 60 * S), burst_ns=20_000_000)), [], 0
     for _ in range(600):
@@ -252,6 +258,7 @@ def test_input_and_output_have_budgets_of_their_own() -> None:
     assert gate.ask(1, 100, 50) == 0  # it really wrote 10
 
 
+@pytest.mark.processes
 def test_a_higher_priority_goes_first_but_not_before_who_waited_long() -> None:
     throttle, order = Throttle(concurrency=1), []
 
@@ -279,6 +286,7 @@ def test_a_higher_priority_goes_first_but_not_before_who_waited_long() -> None:
         pass
 
 
+@pytest.mark.processes
 def test_a_plain_limit_kept_by_asyncio_throttle() -> None:
     async def go() -> None:
         throttle = Throttle(requests="2/h", kept_by="asyncio-throttle", max_wait_s=0.02)
@@ -293,6 +301,7 @@ def test_a_plain_limit_kept_by_asyncio_throttle() -> None:
     asyncio.run(go())
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_processes_share_a_limit(tmp_path: Path) -> None:
     """Four processes with one limit of 20 in an hour get 20 permits together, and see each other's corrections."""
@@ -354,6 +363,7 @@ def redis_url(tmp_path: Path) -> Iterator[str]:
         wait()
 
 
+@pytest.mark.processes
 def test_hosts_share_a_limit_through_redis(redis_url: str) -> None:
     """Two clients of one Redis, one in an event loop: 6 permits of an hour together, with each other's corrections."""
 
@@ -383,6 +393,7 @@ def test_hosts_share_a_limit_through_redis(redis_url: str) -> None:
     assert sum(asyncio.run(both())) == 6
 
 
+@pytest.mark.processes
 def test_a_wait_for_redis_that_is_cancelled_leaves_no_permit(redis_url: str) -> None:
     async def go() -> None:
         throttle = Throttle(concurrency=1, requests="100/h", shared=redis_url, per=())
@@ -397,6 +408,7 @@ def test_a_wait_for_redis_that_is_cancelled_leaves_no_permit(redis_url: str) -> 
     asyncio.run(go())
 
 
+@pytest.mark.processes
 def test_without_redis_a_process_keeps_the_limits_by_itself(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("redis")
     with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -409,6 +421,7 @@ def test_without_redis_a_process_keeps_the_limits_by_itself(caplog: pytest.LogCa
     assert caplog.text.count("limits are not shared") == 1 and "secret" not in caplog.text
 
 
+@pytest.mark.processes
 def test_a_damaged_file_of_shared_limits_starts_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     throttle = Throttle(requests="2/h", shared=tmp_path / "limits", per=(), max_wait_s=0)
     throttle.acquire_blocking().done()

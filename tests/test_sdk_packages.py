@@ -229,6 +229,7 @@ client.chat.completions.create(model="m", messages=[])
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("value", "calls"), [("calls.jsonl", 1), ("/no/such/folder/calls", 0)])
 def test_a_variable_of_the_environment_starts_it(value: str, calls: int, tmp_path: Path) -> None:
     """The packages come later than it. What cannot be done is said, and the application runs."""

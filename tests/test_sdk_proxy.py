@@ -71,6 +71,7 @@ def papers(tmp_path: Path) -> tuple[str, Path, Path]:
     return str(files[0]), files[1], files[2]
 
 
+@pytest.mark.processes
 def test_https_goes_through_a_tunnel(papers: tuple[str, Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     authority, cert, key = papers
     monkeypatch.setenv("NO_PROXY", "")

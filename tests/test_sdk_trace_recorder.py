@@ -158,6 +158,7 @@ def test_recorders_that_cannot_be(path: str, options: dict[str, Any], words: str
         record_shape(path, **options)
 
 
+@pytest.mark.processes
 def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path) -> None:
     """The whole way: an application with conversations, recorded, replayed by the command line, compared."""
     draw = random.Random(3)
@@ -232,6 +233,7 @@ def test_the_projects_own_client_records_too(tmp_path: Path) -> None:
     assert [(row["input_length"], row["output_length"], row["status"]) for row in lines(path)] == [(9, 3, "ok")] * 2
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_process_that_is_forked_has_sessions_of_its_own(tmp_path: Path) -> None:
     """As under gunicorn --preload: one recorder, made before the workers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen import seeds
+from loadgen.cli import main
+from loadgen.cli.options import typed_again
+from loadgen.cli.show import Show
+from loadgen.errors import UserError
 from loadgen.execution import run
 from loadgen.execution.plan import Settings
 from loadgen.report import search as text
@@ -361,6 +366,7 @@ def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:
     assert told.code == "server_gone"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_probe_over_sockets_ends_early_in_all_workers(
     tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
@@ -409,7 +415,7 @@ def test_an_endpoint_that_is_gone_between_probes_leaves_what_is_known(
     plan = experiment.ExperimentPlan(
         by="search", kind="request_rate", workload="x", source_text="", target="t", flags={}
     )
-    assert perform(asking, _probes(tmp_path, execute=once), plan, unit="/s", as_json=False) == 3
+    assert perform(asking, _probes(tmp_path, execute=once), plan, Show(quiet=True), unit="/s", as_json=False) == 3
     told = capsys.readouterr()
     assert "could not be reached any more" in told.out and "at least 20" in told.out and "nothing listens" in told.err
 
@@ -429,3 +435,41 @@ def test_the_watch_of_mlperf_terms() -> None:
     goal = replace(GOAL, slo=Slo(terms=(Term(metric="tpot_mlperf", limit_ns=99_000_000),)))
     rows = queue(50, 1, 5)
     assert goal.misses(rows).all()  # a second over ten tokens is 100 ms
+
+
+# -- taken up again ----------------------------------------------------------------------------------------------------
+
+
+def test_a_search_is_taken_up_without_its_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tmp_path / "s")
+    command = ["search", "qa", "--url", "sim:gb300-vm", "-d", "60s", "--slo", "ttft:400ms:p95", "--seed", "3"]
+
+    def exits(*arguments: str) -> int:
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        assert isinstance(left.value.code, int)
+        return left.value.code
+
+    assert exits(*command, "--max-probes", "2", "-o", folder) == 1
+    told = capsys.readouterr().err
+    assert f"go on with: loadgen search --resume {folder} --max-probes N" in told
+    assert exits("search", "--resume", folder, "--max-probes", "40") == 0
+    told = capsys.readouterr().err
+    assert "2 probes are done" in told and "go on with" not in told, "nothing is left"
+    assert exits(*command, "--max-probes", "40", "-o", str(tmp_path / "whole")) == 0
+    answers = [(tmp_path / name / "search.json").read_text() for name in ("s", "whole")]
+    assert json.loads(answers[0])["answer"] == json.loads(answers[1])["answer"]
+    assert exits("search", "--resume", str(tmp_path)) == 2
+    assert "no search to go on with" in capsys.readouterr().err
+
+
+def test_what_is_typed_again_stands_over_what_was_typed_before() -> None:
+    before = ["search", "qa", "--url=http://a", "-u", "http://b", "--slo", "ttft:2s", "-k", "--max-probes", "3"]
+    assert typed_again(before, ["search", "--resume", "f", "--target", "http://c", "--insecure"]) == [
+        "search", "qa", "--slo", "ttft:2s", "--max-probes", "3", "--resume", "f", "--target", "http://c", "--insecure",
+    ]  # fmt: skip
+    hidden = [*before, "--header", "X-Key: ***"]
+    with pytest.raises(UserError) as fault:
+        typed_again(hidden, ["search", "--resume", "f"])
+    assert fault.value.where == "--header"
+    assert "--header" in typed_again(hidden, ["search", "--resume", "f", "--header", "X-Key: k"])

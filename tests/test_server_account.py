@@ -92,6 +92,7 @@ def table(folder: Path) -> Any:
     return pq.read_table(folder / "requests" / "requests.parquet")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("options", "asked"),
     [
@@ -125,6 +126,7 @@ def test_the_account_of_the_embedded_server_is_in_the_records(
         assert queue + prefill + decode <= row["end_ns"] - row["due_ns"] + MS
 
 
+@pytest.mark.processes
 def test_a_server_that_is_not_asked_gives_no_account(tmp_path: Path) -> None:
     loadgen.run(
         WORKLOAD,

@@ -57,6 +57,7 @@ def words(n: int, word: str = "token") -> str:
     return f" {word}" * n  # six bytes a token with five letters: blocks are cut where the cache says they are
 
 
+@pytest.mark.processes
 def test_a_stream_has_its_tokens_and_the_second_time_its_cache(endpoint: Embedded) -> None:
     cached = []
     for _ in range(3):  # round robin over two replicas: the third comes to the first one's cache
@@ -72,6 +73,7 @@ def test_a_stream_has_its_tokens_and_the_second_time_its_cache(endpoint: Embedde
     assert cached == [0, 0, 288]  # nine blocks of 32: the tenth is computed for its logits
 
 
+@pytest.mark.processes
 def test_iterations_are_drained_by_each_read(endpoint: Embedded) -> None:
     ask(endpoint, "GET", "/metrics")
     ask(endpoint, "POST", "/v1/completions", completion(" drained", 7))
@@ -82,6 +84,7 @@ def test_iterations_are_drained_by_each_read(endpoint: Embedded) -> None:
     assert json.loads(ask(endpoint, "GET", "/metrics")[2]) == []
 
 
+@pytest.mark.processes
 def test_prometheus_counts_what_was_answered_and_refused(endpoint: Embedded) -> None:
     def value(name: str) -> float:
         text = ask(endpoint, "GET", "/prometheus/metrics")[2].decode()
@@ -95,11 +98,13 @@ def test_prometheus_counts_what_was_answered_and_refused(endpoint: Embedded) -> 
     assert [value(name) - was for name, was in zip(names, before, strict=True)] == [9, 1, 1]
 
 
+@pytest.mark.processes
 def test_an_answer_is_clamped_to_the_context(endpoint: Embedded) -> None:
     body = json.loads(ask(endpoint, "POST", "/v1/completions", completion(words(2000), 500))[2])
     assert body["usage"]["completion_tokens"] == 48
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("version", "with_answer"), [("1.2.0", False), ("1.3.0rc2", True), ("2.0", True)])
 def test_where_timings_are_depends_on_the_version(quick: str, version: str, with_answer: bool) -> None:
     with start(Options(preset=quick, version=version)) as made:
@@ -117,6 +122,7 @@ def test_where_timings_are_depends_on_the_version(quick: str, version: str, with
         assert json.loads(ask(made, "GET", "/perf_metrics")[2]) == []
 
 
+@pytest.mark.processes
 def test_several_processes_share_a_port_and_the_replicas(quick: str) -> None:
     with start(Options(preset=quick, cores=2)) as made:
         served = set()

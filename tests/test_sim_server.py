@@ -136,6 +136,7 @@ def text(chunks: list[bytes]) -> str:
 # What trtllm-serve says
 
 
+@pytest.mark.processes
 def test_a_chat_stream_byte_for_byte(endpoint: Embedded) -> None:
     status, headers, chunks = ask(endpoint, CHAT, chat(3))
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
@@ -151,6 +152,7 @@ def test_a_chat_stream_byte_for_byte(endpoint: Embedded) -> None:
     assert said[5:] == ["data: [DONE]\n\n"]
 
 
+@pytest.mark.processes
 def test_a_completion_stream_byte_for_byte(endpoint: Embedded) -> None:
     _, _, chunks = ask(endpoint, COMPLETIONS, completion(2, [5, 6, 7], stream_options={}))
     start_ = 'data: {"id":"cmpl-N","object":"text_completion","created":T,"model":"m","choices":['
@@ -162,6 +164,7 @@ def test_a_completion_stream_byte_for_byte(endpoint: Embedded) -> None:
     assert chunks[3:] == [b"data: [DONE]\n\n"]
 
 
+@pytest.mark.processes
 def test_usage_is_only_there_when_asked_for(endpoint: Embedded) -> None:
     plain = ask(endpoint, CHAT, chat(stream_options=...))[2]
     assert not [event for event in events(plain) if isinstance(event, dict) and event.get("usage")]
@@ -169,12 +172,14 @@ def test_usage_is_only_there_when_asked_for(endpoint: Embedded) -> None:
     assert [e["usage"]["completion_tokens"] for e in events(running) if isinstance(e, dict)] == [0, 1, 2, 3, 3]
 
 
+@pytest.mark.processes
 def test_token_ids_instead_of_text(endpoint: Embedded) -> None:
     chunks = ask(endpoint, COMPLETIONS, completion(3, detokenize=False))[2]
     choices = [event["choices"][0] for event in events(chunks[:3])]
     assert [len(c["token_ids"]) for c in choices] == [1, 1, 1] and {c["text"] for c in choices} == {""}
 
 
+@pytest.mark.processes
 def test_an_answer_in_one_piece_says_what_the_stream_says(endpoint: Embedded) -> None:
     streamed = text(ask(endpoint, CHAT, chat(200))[2])
     whole = json.loads(ask(endpoint, CHAT, chat(200, stream=False))[2][0])
@@ -183,6 +188,7 @@ def test_an_answer_in_one_piece_says_what_the_stream_says(endpoint: Embedded) ->
     assert text(ask(endpoint, CHAT, chat(200, prompt=" something else"))[2]) != streamed
 
 
+@pytest.mark.processes
 def test_the_servers_own_timing_comes_after_done(endpoint: Embedded) -> None:
     chunks = ask(endpoint, CHAT, chat(), X_TRTLLM_return_metrics="1")[2]
     assert chunks[-2] == b"data: [DONE]\n\n"
@@ -192,6 +198,7 @@ def test_the_servers_own_timing_comes_after_done(endpoint: Embedded) -> None:
     assert "server_e2e;dur=" in headers["Server-Timing"]
 
 
+@pytest.mark.processes
 def test_length_is_forced_drawn_or_clamped(endpoint: Embedded) -> None:
     ended = []
     for i in range(24):
@@ -205,6 +212,7 @@ def test_length_is_forced_drawn_or_clamped(endpoint: Embedded) -> None:
     assert clamped["usage"]["total_tokens"] == 4096
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("path", "body", "told"),
     [
@@ -235,6 +243,7 @@ def test_what_trtllm_serve_refuses(endpoint: Embedded, path: str, body: Any, tol
         assert value in error[key] if isinstance(value, str) else error[key] == value
 
 
+@pytest.mark.processes
 def test_other_paths(endpoint: Embedded) -> None:
     assert json.loads(get(endpoint, "/v1/models"))["data"][0]["owned_by"] == "tensorrt_llm"
     assert json.loads(get(endpoint, "/version")) == {"version": Options().version}
@@ -253,6 +262,7 @@ def test_other_paths(endpoint: Embedded) -> None:
         assert rest.startswith(b"HTTP/1.1 200")  # no body between the two answers
 
 
+@pytest.mark.processes
 def test_the_other_dialect(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("secret\n")
@@ -298,6 +308,7 @@ def raw(endpoint: Embedded, body: Any, fault: str, path: str = CHAT) -> tuple[by
         return data, "framed"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("fault", "how", "there", "absent", "words"),
     [
@@ -329,6 +340,7 @@ def test_each_fault_of_a_stream(
     assert len(re.findall(rb'"content":" [a-z]{4}', data)) == words
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("fault", "status"), [("http_429@3s", 429), ("http_500", 500), ("http_503", 503)])
 def test_faults_that_are_a_status(endpoint: Embedded, fault: str, status: int) -> None:
     got, headers, (said,) = ask(endpoint, CHAT, chat(), x_sim_fault=fault)
@@ -336,11 +348,13 @@ def test_faults_that_are_a_status(endpoint: Embedded, fault: str, status: int) -
     assert headers.get("retry-after") == ("3" if status == 429 else None)
 
 
+@pytest.mark.processes
 def test_a_completion_says_done_twice_when_the_engine_fails(endpoint: Embedded) -> None:
     chunks = ask(endpoint, COMPLETIONS, completion(), x_sim_fault="engine_error@1")[2]
     assert b'"error"' in chunks[2] and chunks[3:] == [b"data: [DONE]\n\n"] * 2
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("fault", "how"),
     [("truncate", "closed"), ("reset_after", "reset"), ("reset_before", "reset"), ("close_delimited", "closed")],
@@ -350,6 +364,7 @@ def test_faults_of_an_answer_in_one_piece(endpoint: Embedded, fault: str, how: s
     assert ended == how and data.startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.processes
 def test_a_reused_connection_is_reset_without_a_byte(endpoint: Embedded) -> None:
     with connect(endpoint) as sock:
         sock.sendall(wire("POST", CHAT, chat()))
@@ -359,11 +374,13 @@ def test_a_reused_connection_is_reset_without_a_byte(endpoint: Embedded) -> None
             sock.recv(1)
 
 
+@pytest.mark.processes
 def test_an_unknown_fault_is_told_with_the_known(endpoint: Embedded) -> None:
     status, _, (said,) = ask(endpoint, CHAT, chat(), x_sim_fault="explode")
     assert status == 400 and all(name in json.loads(said)["message"] for name in NAMES)
 
 
+@pytest.mark.processes
 def test_faults_by_plan_strike_their_share() -> None:
     with start(Options(**FAST, faults="http_500:0.5", seed=3)) as endpoint:
         statuses = [ask(endpoint, CHAT, chat())[0] for _ in range(40)]
@@ -373,6 +390,7 @@ def test_faults_by_plan_strike_their_share() -> None:
 # Bad and odd clients
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("data", "status"),
     [
@@ -395,6 +413,7 @@ def test_bad_http_is_answered_and_closed(endpoint: Embedded, data: bytes, status
         assert sock.recv(100) == b""
 
 
+@pytest.mark.processes
 def test_half_requests_disturb_nobody(endpoint: Embedded) -> None:
     whole = wire("POST", CHAT, chat())
     for cut in (1, 20, len(whole) - 1):
@@ -403,6 +422,7 @@ def test_half_requests_disturb_nobody(endpoint: Embedded) -> None:
     assert ask(endpoint, CHAT, chat())[0] == 200
 
 
+@pytest.mark.processes
 def test_a_request_may_come_byte_by_byte_or_in_chunks(endpoint: Embedded) -> None:
     body = json.dumps(chat(2)).encode()
     with connect(endpoint) as sock:
@@ -418,6 +438,7 @@ def test_a_request_may_come_byte_by_byte_or_in_chunks(endpoint: Embedded) -> Non
         assert text(answer(sock)[2]) == text(first) != ""
 
 
+@pytest.mark.processes
 def test_requests_one_behind_the_other_are_answered_in_order(endpoint: Embedded) -> None:
     with connect(endpoint) as sock:
         sock.sendall(wire("POST", CHAT, chat(1000)) + wire("GET", "/health", connection="close"))
@@ -427,6 +448,7 @@ def test_requests_one_behind_the_other_are_answered_in_order(endpoint: Embedded)
     assert data.index(b"[DONE]") < data.index(END) < data.index(b"content-length: 0")
 
 
+@pytest.mark.processes
 def test_hundreds_of_idle_connections_disturb_nobody(endpoint: Embedded) -> None:
     idle = [connect(endpoint) for _ in range(300)]
     assert text(ask(endpoint, CHAT, chat(50))[2])
@@ -435,6 +457,7 @@ def test_hundreds_of_idle_connections_disturb_nobody(endpoint: Embedded) -> None
         sock.close()
 
 
+@pytest.mark.processes
 def test_a_slow_reader_is_cut_and_counted_and_others_go_on() -> None:
     options = Options(ttft="1ms", itl="1us", flood=True, buffer_bytes=100_000, max_seq_len=200_000)
     with start(options) as endpoint, socket.socket() as slow:
@@ -455,6 +478,7 @@ def connect_address(endpoint: Embedded) -> tuple[str, int]:
     return host, int(port)
 
 
+@pytest.mark.processes
 def test_a_client_that_leaves_frees_its_slot() -> None:
     with start(Options(ttft="1ms", itl="10s", slots=1)) as endpoint:
         with connect(endpoint) as sock:
@@ -465,6 +489,7 @@ def test_a_client_that_leaves_frees_its_slot() -> None:
             assert text(answer(sock)[2])
 
 
+@pytest.mark.processes
 def test_idle_connections_are_closed_after_their_time_if_they_were_used() -> None:
     with start(Options(**FAST, idle_close="20ms")) as endpoint, connect(endpoint) as used, connect(endpoint) as fresh:
         used.sendall(wire("GET", "/health"))
@@ -477,6 +502,7 @@ def test_idle_connections_are_closed_after_their_time_if_they_were_used() -> Non
 # The log, TLS, the child
 
 
+@pytest.mark.processes
 def test_the_log_knows_every_event_and_what_was_planned(endpoint: Embedded) -> None:
     get(endpoint, "/_log")
     body = json.dumps(chat(40)).encode()
@@ -497,6 +523,7 @@ def test_the_log_knows_every_event_and_what_was_planned(endpoint: Embedded) -> N
     assert len(log_of(endpoint).event) == 0
 
 
+@pytest.mark.processes
 def test_a_log_of_ends_is_written_when_it_stops(tmp_path: Path) -> None:
     path = str(tmp_path / "log")
     with start(Options(**FAST, log=path, log_events="ends", stream_interval=4)) as endpoint:
@@ -507,6 +534,7 @@ def test_a_log_of_ends_is_written_when_it_stops(tmp_path: Path) -> None:
     assert list(zip(log.request, log.event, strict=True)) == [(0, 0), (0, 3), (1, 0)]
 
 
+@pytest.mark.processes
 def test_tls(tmp_path: Path) -> None:
     authority = trustme.CA()
     made = authority.issue_cert("localhost", "127.0.0.1")
@@ -527,6 +555,7 @@ def test_tls(tmp_path: Path) -> None:
                 assert b"HTTP/1.1 200" not in plain.recv(1000)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "wrong", [{"itl": "fast"}, {"faults": "explode"}, {"host": "256.1.1.1"}, {"api_key_file": "/nowhere"}]
 )
@@ -535,6 +564,7 @@ def test_an_endpoint_that_cannot_start_says_why(wrong: dict[str, str]) -> None:
         start(Options(**wrong))
 
 
+@pytest.mark.processes
 def test_the_endpoint_ends_with_its_parent() -> None:
     code = "import sys; from loadgen.sim.server.embedded import start; print(start().url, flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:

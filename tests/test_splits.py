@@ -140,6 +140,7 @@ def test_a_simulated_run_is_split_exactly_and_shown(tmp_path: Path) -> None:
     assert why.count("prefill ") == 10 and why.count("decode ") == 10  # in the waterfall of each of the ten
 
 
+@pytest.mark.processes
 def test_without_records_there_are_no_splits(tmp_path: Path) -> None:
     quick = {"embedded": {"ttft": "2ms", "itl": "1ms"}, "warmup": 0, "keep": "histogram"}
     workload = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 4}}

@@ -103,6 +103,7 @@ def test_in_virtual_time_the_load_ends_where_the_rule_is_broken(tmp_path: Path) 
     assert again.run.state == "finished" and again.requests.scheduled == len(stored.rows)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
 def test_over_http_errors_end_the_run_soon(tmp_path: Path, workers: int) -> None:
     with start(Options(ttft="5ms", itl="0.1ms", faults="http_503:0.5", seed=3)) as endpoint:

@@ -58,6 +58,7 @@ def words(stored: store.Stored) -> list[str]:
     return [stored.texts[i] if i >= 0 else "" for i in rows["text"].tolist()]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("long_s", [0.0, 20.0])
 def test_spool_and_parquet_hold_the_same(tmp_path: Path, long_s: float) -> None:
     """Made by the process beside a long run, and by the command itself after a short one."""
@@ -80,6 +81,7 @@ def test_spool_and_parquet_hold_the_same(tmp_path: Path, long_s: float) -> None:
     assert [second.worker for second in kept.seconds] == [0, 1]
 
 
+@pytest.mark.processes
 def test_rows_are_written_without_pandas(tmp_path: Path) -> None:
     """pyarrow imports it, where it is installed, for arrays that it could make without."""
     written(tmp_path)
@@ -108,6 +110,7 @@ def test_a_row_holds_what_the_wire_saw() -> None:
     assert (estimated["output_tokens"], estimated["output_source"]) == (7, 4)
 
 
+@pytest.mark.processes
 def test_half_a_row_at_the_end_is_left_out(tmp_path: Path) -> None:
     written(tmp_path, workers=1)
     file = tmp_path / "spool" / "w0.rows"

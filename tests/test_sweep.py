@@ -375,6 +375,7 @@ def test_wrong_usage(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err.startswith("error: ")
 
 
+@pytest.mark.processes
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     if find() is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")

@@ -85,6 +85,7 @@ def test_virtual_time_stands_alone() -> None:
     assert "virtual time" in str(faults.value)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("route", ["round-robin", "sticky", "least-in-flight"])
 def test_routes(tmp_path: Path, route: str) -> None:
     with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
@@ -108,6 +109,7 @@ def test_routes(tmp_path: Path, route: str) -> None:
     assert len(totals) == 2 and len({len(line) for line in totals}) == 1  # named, and one below the other
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("policy", ["continue", "stop"])
 def test_one_dies(tmp_path: Path, policy: str) -> None:
     with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
@@ -135,6 +137,7 @@ def test_one_dies(tmp_path: Path, policy: str) -> None:
         assert exit_code(summary) == 3
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("concurrency", "route"), [("4", "round-robin"), ("4", "least-in-flight"), ("3", "sticky")])
 def test_one_that_is_dead_does_not_drown_the_others(tmp_path: Path, concurrency: str, route: str) -> None:
     """A refused connection takes no time: lanes that tried again at once would make thousands of failures a second."""
@@ -151,6 +154,7 @@ def test_one_that_is_dead_does_not_drown_the_others(tmp_path: Path, concurrency:
         assert 5 <= int(((rows["target"] == 1) & (rows["status"] == STATUSES.index("failed"))).sum()) < 40
 
 
+@pytest.mark.processes
 def test_when_one_worker_stops_all_do(tmp_path: Path) -> None:
     """By number all requests to the dead target are the first worker's: the other would go on for the whole minute."""
     with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
@@ -216,6 +220,7 @@ def test_what_counts_as_not_answering(done: Completion, down: bool) -> None:
     assert routes.pause_ns(2) == 0
 
 
+@pytest.mark.processes
 def test_targets_must_serve_the_same(tmp_path: Path) -> None:
     with embedded.start(QUICK) as one, embedded.start(Options(model="other")) as two:
         ends = (Endpoint(url=one.url, name="one"), Endpoint(url=two.url, name="two"))
@@ -238,6 +243,7 @@ def test_keys_differ_where_the_url_does_not(tmp_path: Path) -> None:
     assert [one.api_key for one in targets.load_targets(file, {"A": "1", "B": "2"})] == ["1", "2"]
 
 
+@pytest.mark.processes
 def test_a_command_probes_its_targets_once(tmp_path: Path) -> None:
     made = workload(tmp_path, concurrency="1", num_requests="2", seed="7", warmup="0")
     received = []

@@ -77,6 +77,7 @@ def test_random_joins_are_exact_by_construction():
         assert CL100K.count(f"\n\n{text}") - CL100K.count("\n\n") == n  # as chat templates put it
 
 
+@pytest.mark.processes
 def test_nothing_asks_the_network_or_an_imported_library_before_counting():
     script = """if True:
         import socket, sys

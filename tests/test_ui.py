@@ -155,6 +155,7 @@ def test_it_reads_only(server: Server, results: Path) -> None:
     assert _get(server, "", method="HEAD") == (200, "")
 
 
+@pytest.mark.processes
 def test_it_fits_every_screen(results: Path, tmp_path: Path) -> None:
     if find() is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")

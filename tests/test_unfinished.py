@@ -24,6 +24,7 @@ from loadgen.metrics.columns import UNFINISHED, Columns
 from loadgen.metrics.summary import Summary, dump_summary, exit_code, load_summary, summarize
 from loadgen.report import run_headline, text
 from loadgen.report.progress import Progress
+from loadgen.report.progress import words as progress_words
 from loadgen.results import manifest, store
 from loadgen.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.results.parquet import from_parquet, to_table
@@ -215,8 +216,8 @@ def test_the_drain_is_counted_down_and_can_be_ended() -> None:
     progress = Progress(100, 10 * S, drain_ns=600 * S)
     counters = Counters()
     counters.in_flight = 12
-    assert "5 s left" in progress.line(counters, progress._began_ns + 5 * S)
-    line = progress.line(counters, progress._began_ns + 130 * S)
+    assert "5 s left" in progress_words(progress.facts(counters, progress._began_ns + 5 * S))
+    line = progress_words(progress.facts(counters, progress._began_ns + 130 * S))
     assert line.endswith("draining: 12 in flight, at most 8 min 00 s more; Ctrl-C ends it")
 
 

@@ -728,6 +728,7 @@ def test_fresh_seeds_differ_and_survive_json() -> None:
     assert len(drawn) == 50 and max(drawn) < 2**53
 
 
+@pytest.mark.processes
 def test_reading_a_workload_imports_no_numpy() -> None:
     code = "import sys, loadgen.workload; loadgen.workload.load('rag'); print('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

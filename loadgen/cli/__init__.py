@@ -15,6 +15,7 @@ import typer
 
 from loadgen.cli import streams
 from loadgen.cli.answers import answers
+from loadgen.cli.baseline import app as baseline
 from loadgen.cli.bundle import bundle
 from loadgen.cli.capacity import capacity
 from loadgen.cli.compare import compare
@@ -22,6 +23,7 @@ from loadgen.cli.cost import cost
 from loadgen.cli.doctor import doctor
 from loadgen.cli.ending import ending
 from loadgen.cli.export import export
+from loadgen.cli.help import Command, in_order
 from loadgen.cli.mlperf import app as mlperf
 from loadgen.cli.reference import reference
 from loadgen.cli.report import report
@@ -35,15 +37,23 @@ from loadgen.cli.sweep import sweep
 from loadgen.cli.ui import ui
 from loadgen.cli.validate import validate
 from loadgen.cli.verify import verify
-from loadgen.errors import OK, USAGE
+from loadgen.errors import OK, USAGE, UserError
 
 COLLECT_AFTER = 200_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
+
+COMMANDS: tuple[Any, ...] = (
+    doctor, run, report, sweep, search, compare, baseline, validate, bundle, verify, mlperf, ui, size, cost, capacity,
+    answers, export, sim, reference, selfcheck, schema,
+)  # fmt: skip
+"""In the order in which people meet them."""
 
 app = typer.Typer(
     name="loadgen",
     help="Measure what users of an LLM endpoint feel: TTFT, TPOT, ITL, E2E, throughput and goodput under load.",
     rich_markup_mode=None,
-    add_completion=False,
+    cls=in_order(
+        str(command.info.name) if isinstance(command, typer.Typer) else command.__name__ for command in COMMANDS
+    ),
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -66,12 +76,11 @@ def _all(
     pass
 
 
-app.add_typer(mlperf)
-for command in (
-    run, sweep, search, size, capacity, cost, reference, answers, report, compare, export, sim, selfcheck, schema,
-    doctor, validate, bundle, verify, ui,
-):  # fmt: skip
-    app.command()(command)
+for command in COMMANDS:
+    if isinstance(command, typer.Typer):
+        app.add_typer(command)
+    else:
+        app.command(cls=Command)(command)
 
 WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What the parser raises: typer's own copy of click or, before it had one, the package's."""
@@ -104,6 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     streams.prepare()
 
     def call() -> int:
+        if sys.platform == "win32":
+            raise UserError(
+                "loadgen takes Linux (or macOS, to read what is stored)", "", "use it in WSL2 or a container"
+            )
         try:
             typed = sys.argv[1:] if arguments is None else list(arguments)
             code = app(spread(typed), standalone_mode=False, obj=typed)

@@ -23,6 +23,8 @@ def bundle(
     """Write a result with its records, contract, prices, facts and hashes into one file; `loadgen verify` checks it.
 
     Exit: 0, 2 not a result, or one that was changed since.
+
+    Example: loadgen bundle results/poc -o poc.zip
     """
     write(folder, out, sign, keep_content=keep_content)
     return OK

@@ -33,6 +33,8 @@ def capacity(
     """How many users, VMs and racks: the published arithmetic, what it ignores, and what a run under the SLO says.
 
     Exit: 0 done, 2 wrong flags or results, 3 the result is not a valid measurement.
+
+    Example: loadgen capacity --profile rag --results search --users 5000
     """
     from loadgen import units
     from loadgen.cli.show import say_changed

@@ -38,6 +38,8 @@ def compare(
     Better or worse needs repeats on both sides (loadgen run --repeat 3); one run a side can differ, no more.
 
     Exit: 0, 1 a condition of --fail-on holds, 2 wrong usage, 3 a result is not valid, or a condition is undecided.
+
+    Example: loadgen compare before after --fail-on 'ttft_ms.p99 > +5%'
     """
     from loadgen.cli.show import in_color, print_json, say_changed, write_file
     from loadgen.compare import comparison, inputs, thresholds

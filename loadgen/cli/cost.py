@@ -48,6 +48,8 @@ def cost(
     """What a request cost: from measured runs and your prices.
 
     Exit: 0 done, 2 wrong prices or results, 3 a result is not a valid measurement.
+
+    Example: loadgen cost results/azure results/aws --prices prices.yaml
     """
     from loadgen.cli.show import say_changed, write_file
     from loadgen.cost import comparison, inputs, price_file

@@ -11,8 +11,7 @@ from loadgen.cli.options import TARGET, Given, takes
 
 @takes(
     only=TARGET,
-    url="Endpoint, with or without a path prefix and /v1; or sim:PRESET, a simulated one in virtual time. Without it: "
-    "an embedded simulation of a GB300 VM, in real time.",
+    url="Endpoint, with or without a path prefix and /v1; or sim:PRESET, a simulated one in virtual time.",
 )
 def doctor(
     given: Given,
@@ -21,6 +20,8 @@ def doctor(
     """Check reachability, TLS, key, model, token counts, forced lengths, streaming, metrics pages, and this host.
 
     About a dozen small requests. Exit: 0 a load can run (read the warnings), 2 wrong usage, 3 it cannot.
+
+    Example: loadgen doctor --url http://HOST:8000
     """
     from loadgen.errors import OK, UNSOUND, UserError
     from loadgen.preflight import doctor as checks

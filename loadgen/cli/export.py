@@ -12,11 +12,13 @@ import typer
 def export(
     folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
     form: Annotated[str, typer.Option("--as", help="vllm, aiperf, guidellm, mlcommons (result_summary.json) or csv.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; without it stdout.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write.", show_default="stdout")] = None,
 ) -> int:
     """Write a run in another tool's format, under that tool's definitions; csv: one line per request.
 
     Exit: 0, 2 not a run.
+
+    Example: loadgen export results/qa-20261122-101500-1a2b --as vllm -o vllm.json
     """
     import json
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loadgen.cli.help import Command, in_order
 from loadgen.cli.options import OF_THE_LOAD, Given, takes
 from loadgen.cli.search import RunSpread, Sustain
 
@@ -27,13 +28,15 @@ class Common:
     """The options that the tests share."""
 
     benchmark: Annotated[
-        str, typer.Option("--benchmark", "-b", help="llama2-70b, llama3.1-8b, ... (see docs/mlperf.md).")
+        str,
+        typer.Option("--benchmark", "-b", help="llama2-70b, llama3.1-8b, ... (see docs/mlperf.md)."),
     ]
     round_name: Annotated[
         str | None, typer.Option("--round", help="Of the rules: its limits and seeds. v5.1, v6.1.")
     ] = None
     dataset: Annotated[
-        Path | None, typer.Option("--dataset", help="The official data set (.pkl, .jsonl, .parquet), when you have it.")
+        Path | None,
+        typer.Option("--dataset", help="The official data set (.pkl, .jsonl, .parquet), when you have it."),
     ] = None
     mean_output: Annotated[
         float | None,
@@ -45,7 +48,8 @@ class Common:
         typer.Option("--min-duration", min=1, help="Seconds, instead of the rules' 600. Named in the result."),
     ] = None
     harness: Annotated[
-        str, typer.Option("--harness", help="own, or loadgen: the official LoadGen issues the queries.")
+        str,
+        typer.Option("--harness", help="own, or loadgen: the official LoadGen issues the queries."),
     ] = "own"
     as_json: AsJson = False
 
@@ -54,6 +58,7 @@ app = typer.Typer(
     name="mlperf",
     help="MLPerf-style tests, unofficial: LoadGen's schedule, arithmetic and verdict against any endpoint.",
     rich_markup_mode=None,
+    cls=in_order(("server", "interactive", "offline", "verdict")),
     no_args_is_help=True,
 )
 
@@ -63,15 +68,23 @@ with_options = takes(
         *(OF_THE_LOAD - {"grace", "seed", "salt"}), "keep", "stream", "client",
         "repeat", "repeat_most", "repeat_within", "repeat_pause",
     ),
-    grace="How long queries may go on after the last one is issued; default: without a limit, as LoadGen. What it "
-    "cuts did not complete, so the result is INVALID.",
-    seed="Of the synthetic set's texts (lengths and arrivals are those of the rules); without it a fresh one, printed.",
+    grace={
+        "help": "How long queries may go on after the last one is issued. What it cuts did not complete, so the result "
+        "is INVALID.",
+        "shown": "without a limit, as LoadGen",
+    },
+    seed="Of the synthetic set's texts; lengths and arrivals are those of the rules.",
     out="Results folder.",
 )  # fmt: skip
 
 
-@app.command("interactive", help="As server, with Interactive's tighter limits: LoadGen knows no other difference.")
-@app.command("server")
+@app.command(
+    "interactive",
+    cls=Command,
+    help="As server, with Interactive's tighter limits: LoadGen knows no other difference.\n\n"
+    "Example: loadgen mlperf interactive -b llama2-70b --url http://HOST:8000 --target-qps 20",
+)
+@app.command("server", cls=Command)
 @with_options
 def limited(
     given: Given,
@@ -83,7 +96,8 @@ def limited(
         bool, typer.Option("--find-peak", help="Search the highest rate whose official run is VALID, then run it.")
     ] = False,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Folder of a --find-peak that was interrupted: go on with it.")
+        Path | None,
+        typer.Option("--resume", help="Folder of a --find-peak that was interrupted: go on with it."),
     ] = None,
     sustain: Sustain = None,
     run_spread: RunSpread = None,
@@ -91,6 +105,8 @@ def limited(
     """The Server scenario: Poisson arrivals at a target rate, p99 limits on TTFT and TPOT, at least 600 s.
 
     Exit: 0 VALID, 1 a limit missed, 3 too short, too few, incomplete or not a sound measurement.
+
+    Example: loadgen mlperf server -b llama2-70b --url http://HOST:8000 --find-peak
     """
     from loadgen.cli.search import longer, spread_of_runs
     from loadgen.errors import UserError
@@ -103,19 +119,19 @@ def limited(
         raise UserError("no rate", "--target-qps", "give --target-qps 182, or --find-peak")
     if resume is not None and not find_peak:
         raise UserError("only a search can be resumed", "--resume", "give --find-peak as well")
-    if resume is not None and not (resume / experiment.PLAN).is_file():
-        raise UserError("no search to go on with", f"--resume {resume}", f"a folder with {experiment.PLAN}")
+    if resume is not None:
+        experiment.plan_of(resume)
     spread = spread_of_runs(run_spread, settings)
     folder = resume or _unused_folder(settings, test)
     with store.nothing_left(folder):
-        load = _prepared(common, test, settings, overrides, folder)
+        load = _prepared(given, common, test, settings, overrides, folder)
         if find_peak:
             return _find_peak(load, folder, target_qps, longer(sustain, settings), spread)
         assert target_qps is not None
         return _run_once(load, folder, target_qps)
 
 
-@app.command()
+@app.command(cls=Command)
 @with_options
 def offline(
     given: Given,
@@ -123,17 +139,24 @@ def offline(
     target_qps: Annotated[
         float | None,
         typer.Option(
-            "--target-qps", "--expected-qps", min=0.001, help="Expected samples/s: sizes the query for 600 s."
+            "--target-qps",
+            "--expected-qps",
+            metavar="RATE",
+            min=0.001,
+            help="Expected samples/s: sizes the query for 600 s.",
         ),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", "-c", min=1, help="In flight over HTTP, per target (default 1024).")
+        int | None,
+        typer.Option("--concurrency", "-c", min=1, help="In flight over HTTP, per target (default 1024)."),
     ] = None,
 ) -> int:
     """The Offline scenario: one query of all samples, tokens per second until the last one is done.
 
     Without --target-qps one pass of the data set is run first, to size the query so that it lasts 600 s.
     Exit: 0 VALID, 3 too short or incomplete.
+
+    Example: loadgen mlperf offline -b llama2-70b --url http://HOST:8000
     """
     from loadgen.errors import INTERRUPTED
     from loadgen.mlperf import run as mlperf_run
@@ -142,14 +165,14 @@ def offline(
     test, settings, overrides = _checked(given, common, "offline")
     folder = _unused_folder(settings, test)
     with store.nothing_left(folder):
-        load = _prepared(common, test, settings, overrides, folder)
+        load = _prepared(given, common, test, settings, overrides, folder)
         lanes = concurrency or (None if settings.virtual else mlperf_run.LANES)
         lanes = lanes and lanes * len(settings.endpoints)
         qps = target_qps or _measured_rate(load, folder, lanes)
         return INTERRUPTED if qps is None else _run_once(load, folder, qps, lanes)
 
 
-@app.command()
+@app.command(cls=Command)
 def verdict(
     folder: Annotated[Path, typer.Argument(help="Of a run of loadgen mlperf; of a search, that of its confirmation.")],
     as_json: AsJson = False,
@@ -157,6 +180,8 @@ def verdict(
     """The verdict of a stored run again, from its records. Nothing is written.
 
     Exit: as of the run; 3 when it differs from the stored one.
+
+    Example: loadgen mlperf verdict results/mlperf-llama2-70b-server
     """
     from loadgen.cli.show import print_json, say
     from loadgen.errors import UNSOUND
@@ -186,6 +211,7 @@ class _Load:
     data: Data
     settings: Settings
     drain_ns: int
+    given: Given
     official: bool  # the official LoadGen issues the queries
     as_json: bool
 
@@ -259,7 +285,9 @@ def _unused_folder(settings: Settings, test: Test) -> Path:
     return unused(settings.out, f"mlperf-{test.benchmark}-{test.scenario}", datetime.now().astimezone())
 
 
-def _prepared(common: Common, test: Test, settings: Settings, overrides: Overrides, folder: Path) -> _Load:
+def _prepared(
+    given: Given, common: Common, test: Test, settings: Settings, overrides: Overrides, folder: Path
+) -> _Load:
     """The test with its data: the user's own, whose requests are written into the folder, or synthetic ones."""
     from loadgen.mlperf import run as mlperf_run
 
@@ -273,6 +301,7 @@ def _prepared(common: Common, test: Test, settings: Settings, overrides: Overrid
         data=data,
         settings=mlperf_run.settings_for(data, settings),
         drain_ns=mlperf_run.WAIT_NS if overrides.grace is None else overrides.grace,
+        given=given,
         official=common.harness == "loadgen",
         as_json=common.as_json,
     )
@@ -284,7 +313,7 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
     Runs one pass of the data set, and up to two longer trials while a trial takes less than a tenth of the minimum
     duration.
     """
-    from loadgen.cli.show import Show, say
+    from loadgen.cli.show import say
     from loadgen.errors import UserError
     from loadgen.mlperf import run as mlperf_run
     from loadgen.workload import placed
@@ -292,11 +321,11 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
     say("no --target-qps: one pass of the data set first, to size the query by")
     length_ns = load.test.min_duration_ns
     trial_load = replace(load, test=replace(load.test, min_duration_ns=length_ns // 5), drain_ns=mlperf_run.WAIT_NS)
-    qps, show = 1e-9, Show(as_json=False)
+    qps, execute = 1e-9, load.given.execute(load.given.show())
     for trial in range(1, 4):
         out = _unused_beside(folder, f"trial-{trial}")
         workload = placed(trial_load.workload(qps, lanes), f"trial-{trial}")
-        summary, trial_folder = show.perform(workload, replace(load.settings, out=out))
+        summary, trial_folder = execute(workload, replace(load.settings, out=out))
         if summary.run.state == "interrupted":
             return None
         rate_and_length = mlperf_run.offline_rate(trial_folder)
@@ -319,7 +348,7 @@ def _unused_beside(folder: Path, name: str) -> Path:
 
 def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -> int:
     """Perform one run, print its MLPerf result and return the exit code."""
-    from loadgen.cli.show import Show, say
+    from loadgen.cli.show import say
     from loadgen.mlperf import run as mlperf_run
 
     say(f"MLPerf-style, unofficial; data: {load.data.name}")
@@ -329,7 +358,7 @@ def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -
 
         result, gpus = official_loadgen.perform(load.test, load.data, settings, qps=qps, lanes=lanes)
         return _print(result, folder, gpus, load.as_json)
-    summary, folder = Show(as_json=False).perform(load.workload(qps, lanes), settings)
+    summary, folder = load.given.execute(load.given.show())(load.workload(qps, lanes), settings)
     result = mlperf_run.judge(folder, load.test, summary, data_name=load.data.name, qps=qps)
     return _print(result, folder, summary.target.gpus, load.as_json, mlperf_run.sound(summary), summary)
 
@@ -354,7 +383,9 @@ def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_
         )
     search, trial_runner, plan = mlperf_run.peak(test, data, load.settings, folder, rate, load.drain_ns)
     search.longer, search.run_spread = longer, run_spread
-    code = perform(search, trial_runner, plan, unit=" queries/s", as_json=False, silent=load.as_json)
+    code = perform(
+        search, trial_runner, plan, load.given.show(quiet=True), unit=" queries/s", as_json=False, silent=load.as_json
+    )
     answer = search.answer
     kind = "confirm" if answer.steady is None or answer.lengths == 1 else "sustain"
     confirmed = [

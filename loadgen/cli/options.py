@@ -5,16 +5,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from loadgen.errors import UserError
 from loadgen.execution import options
-from loadgen.execution.options import COMMAND_OPTIONS, OPTIONS, Option
+from loadgen.execution.options import COMMAND_OPTIONS, OPTIONS, PANELS, Option
 
 if TYPE_CHECKING:
+    from loadgen.cli.show import Show
+    from loadgen.cost.budget import Budget
     from loadgen.execution.plan import Settings
+    from loadgen.execution.run import Execute
     from loadgen.metrics.repeats import Repetition
     from loadgen.workload import Overrides
 
@@ -33,13 +38,23 @@ OneWorkload = Annotated[
 ]
 
 
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Exit 3 where a run cannot decide the SLO; without it that exits 0.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, show the plan, send nothing.")]
+
+
 @dataclass(frozen=True)
 class Given:
-    """What was typed: the command, the options that it takes from the table, and the whole command line."""
+    """What was typed: the command, the options that it takes from the table, and the whole command line.
+
+    `call` carries out another command line.
+    """
 
     command: str
     options: Mapping[str, Any]
     arguments: Sequence[str]
+    call: Callable[[list[str]], int]
 
     def __getitem__(self, name: str) -> Any:
         return self.options.get(name)
@@ -57,6 +72,33 @@ class Given:
     def overrides(self, **changed: Any) -> Overrides:
         """`options.overrides`, with other values for some."""
         return options.overrides({**self.options, **changed})
+
+    def show(self, *, quiet: bool = False) -> Show:
+        """Shows the runs of this command on stderr. `quiet`: without their first lines."""
+        from loadgen.cli.show import Show
+
+        return Show("plain" if self["plain"] else self["progress"], quiet=quiet, budget=self.budget())
+
+    def budget(self) -> Budget | None:
+        """What --prices and --max-cost say; None without them. Raises Fault or Faults."""
+        if self["prices"] is None:
+            if self["max_cost"] is not None:
+                where = f"--max-cost {self['max_cost']:g}"
+                raise UserError("a limit of money, and no prices", where, "add --prices FILE")
+            return None
+        from decimal import Decimal
+
+        from loadgen.cost.budget import Budget
+        from loadgen.cost.price_file import load_prices
+
+        limit = None if self["max_cost"] is None else Decimal(repr(self["max_cost"]))
+        return Budget(load_prices(self["prices"]), limit)
+
+    def execute(self, show: Show) -> Execute:
+        """Carries out the runs of this command, which `show` shows, and asks every target once."""
+        from loadgen.execution import run
+
+        return partial(run.execute, tell=show.hear, known={})
 
     def repetition(self) -> Repetition | None:
         """What --repeat and its companions ask for; None without them. Raises Faults."""
@@ -89,7 +131,13 @@ def takes(
             for name, group in groups.items():
                 values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
             if table:
-                values["given"] = Given(context.info_name or "", typed, context.find_root().obj or ())
+                root = context.find_root()
+                values["given"] = Given(
+                    context.info_name or "",
+                    typed,
+                    root.obj or (),
+                    lambda arguments: root.command.main(arguments, standalone_mode=False, obj=arguments),
+                )
             return command(**values)
 
         own = inspect.signature(command, eval_str=True).parameters
@@ -114,8 +162,36 @@ def takes(
     return with_options
 
 
+def typed_again(before: Sequence[str], now: Sequence[str]) -> list[str]:
+    """A command line of before with what is typed now: an option that is given again stands in the place of its own.
+
+    Raises UserError for a secret, which was not stored.
+    """
+    typed = {word.partition("=")[0] for word in now}
+    replaced = {name for option in COMMAND_OPTIONS.values() if typed & set(option.names) for name in option.names}
+    switches = {name for option in COMMAND_OPTIONS.values() if option.type is bool for name in option.names}
+    command, *words = before
+    kept, rest = [command], iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name not in replaced:
+            kept.append(word)
+        elif not equals and name not in switches:
+            next(rest)
+    if hidden := next((flag for flag, word in pairwise(kept) if "***" in word), None):
+        raise UserError("the command that is gone on with had a secret, which is not stored", hidden, "give it again")
+    return [*kept, *now[1:]]
+
+
 def _parameter(name: str, option: Option) -> inspect.Parameter:
-    flag = typer.Option(*option.flags.split(), help=option.help)
+    flag = typer.Option(
+        *option.names,
+        help=option.help,
+        metavar=option.metavar,
+        rich_help_panel=next((panel for panel, names in PANELS.items() if name in names), "Advanced"),
+        show_default=option.shown or True,
+        autocompletion=(lambda: list(option.choices)) if option.choices else None,
+    )
     kind = bool if option.type is bool else option.type if option.default else option.type | None
     default = False if option.type is bool else option.default
     return inspect.Parameter(name, KEYWORD, default=default, annotation=Annotated[kind, flag])

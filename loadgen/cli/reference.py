@@ -20,7 +20,10 @@ def reference(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> int:
-    """Published figures, with source, date, quality, and what is to be known of each."""
+    """Published figures, with source, date, quality, and what is to be known of each.
+
+    Example: loadgen reference mlperf latency
+    """
     from loadgen.report import published
 
     if as_json and as_markdown:

@@ -1,9 +1,8 @@
-"""The flags of repeated runs (`--repeat`), and the loop over them: r1, r2, ... in one folder, then their summary."""
+"""The flags of repeated runs (`--repeat`), their folder, and the summary over them."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,38 +49,6 @@ def repetition(repeat: str | None, most: int | None, within: str | None, pause: 
     if faults:
         raise Faults(faults)
     return repeats.Repetition(count=count, most=most or repeats.MOST, within=share, pause_ns=pause_ns)
-
-
-def refuse_used(parent: Path) -> None:
-    """Raises UserError for a folder that holds runs: repeats of two commands are not repeats of one."""
-    from loadgen.errors import UserError
-
-    if any(parent.glob("*/run.json")) or (parent / "run.json").is_file():
-        raise UserError("the folder holds runs", f"--out {parent}", "give a new or empty one for the repeats")
-
-
-def repeat(
-    how: Repetition,
-    parent: Path,
-    one: Callable[[int, Path], Summary],
-    *,
-    virtual: bool,
-    say: Callable[[str], None],
-    wait: Callable[[float], None] = time.sleep,
-) -> list[tuple[str, Summary]]:
-    """The runs: `one(number, folder)` for r1, r2, ... of `parent`, until there are enough or one was interrupted."""
-    from loadgen.execution.repeats import pause
-
-    named: list[tuple[str, Summary]] = []
-    while not how.enough([summary for _, summary in named]):
-        name = f"r{len(named) + 1}"
-        if named and not pause(how, name, virtual=virtual, say=say, wait=wait):
-            break
-        say(f"run {name} of {how.words}")
-        named.append((name, one(len(named) + 1, parent / name)))
-        if named[-1][1].run.state == "interrupted":
-            break
-    return named
 
 
 def finish(parent: Path, how: Repetition, named: Sequence[tuple[str, Summary]]) -> RepeatSummary:

@@ -23,7 +23,7 @@ def report(
         typer.Argument(help="Folder of a run or of several, another tool's result file, or calls of the SDK."),
     ],
     html: Annotated[
-        Path | None, typer.Option("--html", help="Where the page goes; without it: report.html in the folder.")
+        Path | None, typer.Option("--html", help="Where the page goes.", show_default="report.html in the folder")
     ] = None,
     no_html: Annotated[bool, typer.Option("--no-html", help="Print only.")] = False,
     as_json: Annotated[
@@ -36,6 +36,8 @@ def report(
     """Print a stored run again, from its records, and write report.html: one file that opens without network.
 
     Exit: 0 sound and SLO met, 1 SLO missed, 2 not a run, 3 the run is not valid; of a search as `loadgen search`.
+
+    Example: loadgen report results/qa-20261122-101500-1a2b --html page.html
     """
     from loadgen.cli.results_list import is_collection
     from loadgen.cli.search import code as search_code

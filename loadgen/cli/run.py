@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadgen.cli.options import Given, OneWorkload, takes
+from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, takes, typed_again
+
+if TYPE_CHECKING:
+    from loadgen.execution.plan import Settings
+    from loadgen.metrics.repeats import Repetition
+    from loadgen.metrics.summary import Summary
+    from loadgen.workload import Workload
 
 
 @takes()
@@ -14,20 +25,26 @@ def run(
     given: Given,
     workload: OneWorkload = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of the table.")] = False,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="A progress line instead of the live view; also where no terminal is.")
+    strict: Strict = False,
+    dry_run: DryRun = False,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Write verdict and SLO as JUnit XML too.")] = None,
+    github: Annotated[
+        bool, typer.Option("--github", help="Add a summary to the page of this GitHub step ($GITHUB_STEP_SUMMARY).")
     ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 3 where the run cannot decide the SLO; without it that exits 0.")
+    force: Annotated[
+        bool, typer.Option("--force", help="Where --out holds results: keep those beside it, under a dated name.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the plan, send nothing.")] = False,
 ) -> int:
     """Drive a workload at an endpoint; print latencies, throughput, goodput and a verdict.
 
     Exit: 0 done and SLO met (or undecided: see --strict), 1 SLO missed, 2 wrong usage, 3 unreachable or not valid,
     70 bug, 130 interrupted.
+
+    Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
     """
-    from loadgen.errors import Fault, Faults, UserError, collecting
+    from datetime import datetime
+
+    from loadgen.errors import INTERRUPTED, Fault, Faults, UserError, collecting
     from loadgen.workload import levels, placed
     from loadgen.workload.loading import given as load
 
@@ -38,21 +55,123 @@ def run(
         settings = given.settings(to_store=True)
     with collecting(faults):
         steps = levels(given["concurrency"]) if given["concurrency"] else [None]
-        workloads = [load(workload, given["trace"], given.overrides(concurrency=level)) for level in steps]
+        workloads = {f"c{level}": load(workload, given["trace"], given.overrides(concurrency=level)) for level in steps}
         if len(steps) > 1:  # levels of one seed must not send each other's prompts
-            workloads = [placed(one, f"c{level}") for one, level in zip(workloads, steps, strict=True)]
+            workloads = {name: placed(level, name) for name, level in workloads.items()}
         if len(workloads) > 1 and given["repeat"] is not None:
             hint = "loadgen sweep ... --repeat runs several levels again and again; or give one level"
             raise UserError("several levels, each to be repeated", f"--repeat {given['repeat']}", hint)
+    page = os.environ.get("GITHUB_STEP_SUMMARY")
+    if github and not page:
+        faults.append(UserError("this is no step of a GitHub workflow", "--github", "GITHUB_STEP_SUMMARY is not set"))
     if faults:
         raise Faults(faults)
-    from loadgen.cli.show import Show, say
+    from loadgen.cli.show import in_color, print_plans, say, write_file
+    from loadgen.execution.folder_names import make_room
+    from loadgen.execution.run import execute
+    from loadgen.metrics.summary import dump_summary, exit_code
+    from loadgen.metrics.validity import is_host_busy
+    from loadgen.report import outcome, text
+    from loadgen.report.junit import render
 
-    show = Show(as_json=as_json, plain=plain, strict=strict)
     if dry_run:
         if how is not None:
             say(f"runs: {how.words}")
-        return show.plans(workloads, settings)
-    if how is not None:
-        return show.repeats(workloads[0], settings, how)
-    return show.levels(workloads, settings) if len(workloads) > 1 else show.one(workloads[0], settings)
+        return print_plans(workloads.values(), settings, given.budget())
+    if settings.out is not None:
+        make_room(settings.out, datetime.now().astimezone(), force=force)
+    if how is not None or len(workloads) > 1:
+        named, whole = _several(given, workloads, settings, how, as_json=as_json)
+    else:
+        summary, folder = execute(next(iter(workloads.values())), settings, given.show().hear)
+        named, whole = [(summary.run.workload, summary)], True
+        if as_json:
+            sys.stdout.buffer.write(dump_summary(summary))
+        else:
+            print(text.render(summary, color=in_color()))
+            say(f"results in {folder}")
+            if is_host_busy(summary.verdict):
+                say(next_step(given.arguments, settings))
+    if junit is not None:
+        write_file(junit, render("loadgen run", outcome.cases(named, strict=strict)), "--junit")
+    if github and page:
+        write_file(Path(page), outcome.markdown(named), "--github", add=True)
+    codes = [exit_code(summary, strict=strict) for _, summary in named]
+    return max(codes) if whole else max(*codes, INTERRUPTED)
+
+
+def next_step(typed: Sequence[str], settings: Settings) -> str:
+    """What to do after a run on a host that was too busy: for a simulation the same load in virtual time."""
+    import shlex
+
+    if settings.url is not None:
+        return "next: the same from a host of its own; loadgen doctor --url ... says what disturbs this one"
+    target = ["run", "--url", f"sim:{settings.embedded['preset']}"]
+    again = typed_again(typed, target if settings.out is None else [*target, "-o", f"{settings.out}-virtual"])
+    return f"next: the same load in virtual time, which no other work disturbs:\n  loadgen {shlex.join(again)}"
+
+
+def _several(
+    given: Given,
+    workloads: dict[str, Workload],
+    settings: Settings,
+    how: Repetition | None,
+    *,
+    as_json: bool,
+) -> tuple[list[tuple[str, Summary]], bool]:
+    """Levels of concurrency, or repeats of one load, each in a folder of its own in one folder; a table of all.
+
+    Returns the runs, and whether they are all that was asked for.
+    """
+    from datetime import datetime
+
+    from loadgen.cli.repeats import finish
+    from loadgen.cli.show import in_color, print_json, say
+    from loadgen.execution.folder_names import new_folder
+    from loadgen.execution.repeats import repeat, seeded
+    from loadgen.metrics.summary import dump_summary
+    from loadgen.report import repeats as repeats_table
+    from loadgen.report import sweep, text
+    from loadgen.results import checksums
+    from loadgen.search.sweep import curve
+
+    first = next(iter(workloads.values()))
+    parent = new_folder(settings.out, first.name, datetime.now().astimezone())
+    named: list[tuple[str, Summary]] = []
+    show = given.show()
+    execute = given.execute(show)
+    show.begin(len(workloads) if how is None else how.at_most, at_most=how is not None and how.count is None)
+
+    def one(name: str, workload: Workload) -> bool:
+        store = settings.store and f"{settings.store}/{name}"
+        show.step(name)
+        summary, _ = execute(workload, replace(settings, out=parent / name, store=store))
+        show.finished(summary)
+        named.append((name, summary))
+        return summary.run.state != "interrupted"
+
+    if how is None:
+        whole = all(one(name, workload) for name, workload in workloads.items())
+        checksums.write(parent)
+        if as_json:
+            documents = [dump_summary(summary).strip() for _, summary in named]
+            sys.stdout.buffer.write(b"[" + b",\n".join(documents) + b"]\n")
+        else:  # the same table as `loadgen report` of the folder
+            print(sweep.render_text(curve(named)), end="", flush=True)
+            say(f"results in {parent}")
+    else:
+        whole = repeat(
+            how,
+            lambda: how.enough([summary for _, summary in named]),
+            lambda number: one(f"r{number}", seeded(first, number)),
+            virtual=settings.virtual,
+            say=say,
+        )
+        made = finish(parent, how, named)
+        if as_json:
+            print_json(made)
+        else:
+            print(text.render_levels([summary for _, summary in named], color=in_color()), end="")
+            print("\n" + repeats_table.render_text(made), end="", flush=True)
+        say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {parent} OTHER")
+    return named, whole

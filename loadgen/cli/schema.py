@@ -9,7 +9,10 @@ import json
 
 
 def schema() -> None:
-    """Print the JSON Schema of a workload file (draft 2020-12) to stdout."""
+    """Print the JSON Schema of a workload file (draft 2020-12) to stdout.
+
+    Example: loadgen schema > workload.schema.json
+    """
     from loadgen.workload import json_schema
 
     print(json.dumps(json_schema(), indent=2, ensure_ascii=False))

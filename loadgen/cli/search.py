@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loadgen.cli.options import Given, OneWorkload, takes
+from loadgen.cli.options import Given, OneWorkload, takes, typed_again
 
 if TYPE_CHECKING:
+    from loadgen.cli.show import Show
     from loadgen.execution.plan import Settings
     from loadgen.search.experiment import ExperimentPlan
     from loadgen.search.load_search import LoadSearch, SearchAnswer
@@ -22,7 +23,8 @@ Sustain = Annotated[
     typer.Option(
         "--sustain/--no-sustain",
         help="Also confirm the load in a run twice as long, in which nothing may grow: else the peak is by the rules "
-        "only. Default: in virtual time.",
+        "only.",
+        show_default="--sustain in virtual time",
     ),
 ]
 RunSpread = Annotated[
@@ -40,8 +42,8 @@ OF_A_PROBE = (
         "request_rate", "concurrency", "burstiness", "num_requests", "warmup", "num_warmups", "schedule_seed", "keep",
         "repeat", "repeat_most", "repeat_within", "repeat_pause",
     ),
-    duration={"help": "Full length of a probe.", "default": "600s"},
-    seed="Of the search; every probe derives its own. Without it a fresh one, printed.",
+    duration={"help": "Full length of a probe.", "default": "600s", "shown": ""},
+    seed="Of the search; every probe derives its own.",
     out="Folder of the search.",
 )  # fmt: skip
 def search(
@@ -62,7 +64,7 @@ def search(
         str | None, typer.Option("--max-time", help="Time of all probes together, at most: 2h, 90m.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Folder of a search that was interrupted: go on with it.")
+        Path | None, typer.Option("--resume", help="Folder of a search that is not finished: go on, without its flags.")
     ] = None,
     sustain: Sustain = None,
     run_spread: RunSpread = None,
@@ -71,6 +73,8 @@ def search(
     """Find the highest rate (or concurrency) at which every SLO term holds at its percentile, with an interval.
 
     Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 a probe was not valid, 130 interrupted.
+
+    Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
     """
     import math
     from datetime import datetime
@@ -84,6 +88,9 @@ def search(
     from loadgen.workload import Closed
     from loadgen.workload.loading import given as load
 
+    own_workload = (workload, given["trace"], given["input_tokens"]) != (None, None, None)
+    if resume is not None and not own_workload and (command := experiment.plan_of(resume).command):
+        return given.call(typed_again(command[1:], given.arguments))
     faults: list[Fault] = []
     trial_ns, longest_s = 0, None
     closed = over == "concurrency"
@@ -103,7 +110,7 @@ def search(
         slo_of_workload = checked.slo
         if slo_of_workload is None:
             raise UserError(
-                "no SLO to search under", workload or f"--trace {given['trace']}", "give --slo ttft:2s --slo tpot:200ms"
+                "no SLO to search under", workload or "loadgen search", "give --slo ttft:2s --slo tpot:200ms"
             )
     try:
         trial_ns = units.duration_ns(given["duration"], bare="s")
@@ -112,8 +119,9 @@ def search(
         faults.append(UserError(f"it {wrong}", "--duration, --max-time", wrong.hint))
     if low and high and low >= high:
         faults.append(UserError("the lowest load is not below the highest", f"--low {low:g} --high {high:g}", ""))
-    if resume is not None and not (resume / experiment.PLAN).is_file():
-        faults.append(UserError("no search to go on with", f"--resume {resume}", f"a folder with {experiment.PLAN}"))
+    if resume is not None:
+        with collecting(faults):
+            experiment.plan_of(resume)
     if faults:
         raise Faults(faults)
     trial_workload = trials.probing(checked, trial_ns)
@@ -146,14 +154,16 @@ def search(
     plan = experiment.ExperimentPlan(
         by="search",
         kind="concurrency" if closed else "request_rate",
-        workload=workload or str(given["trace"]),
+        workload=workload or str(given["trace"] or checked.name),
         source_text=checked.source_text,
         target=settings.shown,
         metadata=dict(settings.metadata),
         flags=flags,
         seed=trial_runner.seed,
+        command=settings.command,
     )
-    return perform(load_search, trial_runner, plan, unit=" in flight" if closed else "/s", as_json=as_json)
+    show = given.show(quiet=True)
+    return perform(load_search, trial_runner, plan, show, unit=" in flight" if closed else "/s", as_json=as_json)
 
 
 def longer(sustain: bool | None, settings: Settings) -> float:
@@ -192,6 +202,7 @@ def perform(
     load_search: LoadSearch,
     trial_runner: Trials,
     plan: ExperimentPlan,
+    show: Show,
     *,
     unit: str,
     as_json: bool,
@@ -223,9 +234,11 @@ def perform(
             say(f"load over {target_count} targets: every rate is that of all of them together")
         say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.names)}")
         say(f"seed: {trial_runner.seed}")
+        trial_runner.tell = show.hear
+        show.begin(load_search.most_probes - len(earlier_trials), at_most=True)
         try:
             while (ask := load_search.ask()) is not None:
-                say(report.asking(ask, unit))
+                show.step(report.asking(ask, unit))
                 trial = trial_runner.run(ask)
                 load_search.tell(trial)
                 say(report.told(trial))
@@ -246,8 +259,17 @@ def perform(
             if plan.metadata:
                 print(f"metadata: {format.pairs(plan.metadata)}")
             print(report.render(answer, load_search.told, trial_runner.goal, unit=unit, simulated=simulated), end="")
-            say(f"results in {trial_runner.folder}; go on with --resume {trial_runner.folder}")
+            say(f"results in {trial_runner.folder}{_go_on(answer, trial_runner.folder, plan)}")
         return code(answer)
+
+
+def _go_on(answer: SearchAnswer, folder: Path, plan: ExperimentPlan) -> str:
+    """How to go on, where something is left to be done."""
+    more = {"interrupted": "", "gone": "", "invalid": "", "probes": " --max-probes N", "time": " --max-time TIME"}
+    if answer.reason not in more:
+        return ""
+    begun_with = "loadgen search" if plan.command[1:2] == ("search",) else "the same command and"
+    return f"; go on with: {begun_with} --resume {folder}{more[answer.reason]}"
 
 
 def code(answer: SearchAnswer) -> int:

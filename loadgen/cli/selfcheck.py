@@ -15,6 +15,8 @@ def selfcheck(
     """Find how many events/s and requests/s one worker carries here before its numbers stop being sound.
 
     Everything stays on this machine. Exit: 0 with an answer, 3 when not even the lightest step was sound.
+
+    Example: loadgen selfcheck --seconds 5
     """
     from loadgen.preflight import selfcheck as checks
 

@@ -1,29 +1,34 @@
-"""The output of `loadgen run`: first lines, progress, answer, exit code. Only printing."""
+"""What commands print besides their answers: the first lines of a run, its progress, files that were changed."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import sys
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable
+from decimal import Decimal
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from loadgen import format, seeds
-from loadgen.execution import lane_start, run
-from loadgen.execution.events import LoadStarted, ProbeWaits, RunEvent, RunPlanned, Tell, WorkersPlaced, silent
-from loadgen.execution.folder_names import new_folder
-from loadgen.execution.plan import Settings
-from loadgen.execution.run_header import describe
-from loadgen.metrics.summary import Summary, dump_summary, exit_code
+from loadgen.execution import lane_start
+from loadgen.execution.events import LoadStarted, ProbeWaits, RunEnded, RunEvent, RunningLoad, RunPlanned, WorkersPlaced
+from loadgen.execution.run_header import forecast_of
 from loadgen.report import text
-from loadgen.report.progress import Progress
+from loadgen.report.progress import SHORTEST_S, Progress, Steps, step_words
+from loadgen.search.experiment import figures
 
 if TYPE_CHECKING:
-    from loadgen.metrics.repeats import Repetition
+    from loadgen.cost.budget import Budget
+    from loadgen.execution.plan import Settings
+    from loadgen.metrics.summary import Summary
     from loadgen.report.dashboard import Dashboard
     from loadgen.results.manifest import Cluster
     from loadgen.workload import Workload
+
+LONG_S = 60.0  # of a run: from here on it is said before what it will send
 
 
 def say(line: str) -> None:
@@ -38,14 +43,40 @@ def print_json(value: Any) -> None:
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode(), flush=True)
 
 
-def write_file(path: Path, data: str | bytes, flag: str) -> None:
-    """Write a file that the user named with `flag`. Raises UserError."""
+def write_file(path: Path, data: str | bytes, flag: str, *, add: bool = False) -> None:
+    """Write a file that the user named with `flag`, or `add` to it. Raises UserError."""
     from loadgen.errors import UserError
 
     try:
-        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+        with path.open("ab" if add else "wb") as file:
+            file.write(data if isinstance(data, bytes) else data.encode())
     except OSError as error:
         raise UserError(f"cannot be written: {error.strerror}", f"{flag} {path}") from None
+
+
+def print_plans(workloads: Iterable[Workload], settings: Settings, budget: Budget | None) -> int:
+    """Print what would be sent and, where there are prices, what it would cost; for --dry-run."""
+    from loadgen.execution.run_header import describe
+    from loadgen.results.manifest import TargetFacts
+
+    for workload in workloads:
+        text, load = describe(workload, settings)
+        print(text)
+        if budget is not None:
+            targets = [
+                TargetFacts(
+                    url=one.url,
+                    server="",
+                    model=settings.model or "",
+                    gpus=one.gpus,
+                    shape=one.shape,
+                    region=one.region,
+                )
+                for one in settings.endpoints
+            ]
+            cost = budget.cost(load, targets)
+            print("cost: known once the target was probed" if cost is None else f"cost: about {budget.words(cost)}")
+    return 0
 
 
 def in_color() -> bool:
@@ -71,124 +102,126 @@ def say_changed(folder: Path) -> None:
 
 
 class Show:
-    """The output of one command: the answer goes to stdout, everything else to stderr."""
+    """Hears the runs of one command: their first lines and their progress go to stderr.
 
-    def __init__(self, *, as_json: bool, plain: bool = False, strict: bool = False) -> None:
-        self._as_json = as_json
-        self._plain = plain
-        self._strict = strict  # an undecided SLO is exit code 3
+    `progress`: auto (a live view on a terminal, else a line every 10 s), plain (a line), json or off. `quiet`: of the
+    runs of a search, no first lines.
+    """
+
+    def __init__(self, progress: str = "auto", *, quiet: bool = False, budget: Budget | None = None) -> None:
+        self._form, self._quiet = progress, quiet
+        self._budget = budget
+        self._cost_so_far: Callable[[], Decimal] = Decimal
+        self._steps: Steps | None = None
+        self._done: list[Summary] = []
         self._progress: Progress | None = None
         self._dashboard: Dashboard | None = None
         self._printed: set[str] = set()
-        self._execute = partial(run.execute, known={})
 
-    def one(self, workload: Workload, settings: Settings) -> int:
-        """Perform one run and print its summary. Returns the exit code."""
-        summary, folder = self.perform(workload, settings)
-        if self._as_json:
-            sys.stdout.buffer.write(dump_summary(summary))
-        else:
-            print(text.render(summary, color=in_color()))
-            say(f"results in {folder}")
-        return exit_code(summary, strict=self._strict)
+    def begin(self, of: int, *, at_most: bool = False) -> None:
+        """Several runs follow, each after `step`."""
+        self._steps = Steps(of, at_most=at_most)
 
-    def levels(self, workloads: list[Workload], settings: Settings) -> int:
-        """Run one level of concurrency after the other and print a table of all. Returns the highest exit code."""
-        from datetime import datetime
+    def step(self, name: str) -> None:
+        """Say which of the runs comes next, and how long those left may take."""
+        if self._steps is None or self._form == "off":
+            return
+        step = self._steps.next()
+        say(json.dumps({"step": {"name": name} | step}) if self._form == "json" else step_words(name, step))
 
-        from loadgen.report import sweep
-        from loadgen.results import checksums
-        from loadgen.search.sweep import curve
+    def finished(self, summary: Summary) -> None:
+        """One of the runs is done: the table so far, where the runs are long enough to wait for."""
+        self._done.append(summary)
+        if self._form == "json":
+            verdict = {"run": summary.run.id, "valid": summary.verdict.valid, "slo_met": summary.goodput.met}
+            say(json.dumps({"finished": verdict | figures(summary)}))
+        elif self._form != "off" and self._steps is not None and self._steps.spent_s >= SHORTEST_S:
+            say(text.render_levels(self._done).rstrip())
 
-        parent = new_folder(settings.out, workloads[0].name, datetime.now().astimezone())
-        named_summaries = []
-        for i, workload in enumerate(workloads):
-            level = next((stage.arrival.concurrency for stage in workload.stages if stage.measured), i)  # type: ignore[union-attr]
-            store = settings.store and f"{settings.store}/c{level}"
-            summary, _ = self.perform(workload, replace(settings, out=parent / f"c{level}", store=store))
-            named_summaries.append((f"c{level}", summary))
-            if summary.run.state == "interrupted":
-                break
-        checksums.write(parent)
-        summaries = [summary for _, summary in named_summaries]
-        if self._as_json:
-            sys.stdout.buffer.write(b"[" + b",\n".join(dump_summary(summary).strip() for summary in summaries) + b"]\n")
-        else:
-            # The same table as `loadgen report` of the folder.
-            print(sweep.render_text(curve(named_summaries)), end="", flush=True)
-            say(f"results in {parent}")
-        return max(exit_code(summary, strict=self._strict) for summary in summaries)
-
-    def repeats(self, workload: Workload, settings: Settings, how: Repetition) -> int:
-        """Perform several runs of one load and print their summary. Returns the highest exit code."""
-        from datetime import datetime
-
-        from loadgen.cli import repeats
-        from loadgen.errors import INTERRUPTED
-        from loadgen.execution.repeats import seeded
-        from loadgen.report import repeats as table
-
-        parent = new_folder(settings.out, workload.name, datetime.now().astimezone())
-        repeats.refuse_used(parent)
-
-        def one(number: int, folder: Path) -> Summary:
-            store = settings.store and f"{settings.store}/{folder.name}"
-            summary, _ = self.perform(seeded(workload, number), replace(settings, out=folder, store=store))
-            return summary
-
-        named = repeats.repeat(how, parent, one, virtual=settings.virtual, say=say)
-        made = repeats.finish(parent, how, named)
-        if self._as_json:
-            print_json(made)
-        else:
-            print(text.render_levels([summary for _, summary in named], color=in_color()), end="")
-            print("\n" + table.render_text(made), end="", flush=True)
-        say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {parent} OTHER")
-        codes = [exit_code(summary, strict=self._strict) for _, summary in named]
-        return max(codes) if how.enough([summary for _, summary in named]) else max(*codes, INTERRUPTED)
-
-    def plans(self, workloads: list[Workload], settings: Settings) -> int:
-        """Print what would be sent."""
-        for workload in workloads:
-            print(describe(workload, settings))
-        return 0
-
-    def perform(self, workload: Workload, settings: Settings, tell: Tell = silent) -> tuple[Summary, Path]:
-        """Perform one run with messages on stderr. Returns summary and folder; prints no answer."""
-
-        def hear(event: RunEvent) -> None:
-            self._hear(event)
-            tell(event)
-
-        if settings.url is None and os.environ.get("OPENAI_BASE_URL"):
-            self._say_once("note: OPENAI_BASE_URL is set and not used: only --url sends load to a server")
-        try:
-            summary_and_folder = self._execute(workload, settings, hear)
-            if settings.store is not None:
-                say(f"stored in {settings.store}")
-            return summary_and_folder
-        finally:
-            if self._progress is not None:
-                self._progress.clear()
-            if self._dashboard is not None:
-                self._dashboard.close()
-                self._dashboard = None
-
-    def _hear(self, event: RunEvent) -> None:
+    def hear(self, event: RunEvent) -> None:
         match event:
             case ProbeWaits(targets, timeout_s):
                 say(f"waiting for the first answer of {targets}; it may take {timeout_s:g} s (--timeout)")
             case RunPlanned():
                 self._announce(event)
+                self._forecast(event)
+                self._begin(event)
             case WorkersPlaced(cluster):
                 self._announce_cluster(cluster)
             case LoadStarted():
                 if self._progress is not None:
                     self._progress.follow(event.load.counters)
+                if self._budget is not None:
+                    self._follow_cost(event.load, self._budget)
+            case RunEnded(stored):
+                if self._budget is not None:
+                    self._budget.spent += self._cost_so_far()
+                    self._cost_so_far = Decimal
+                if self._progress is not None:
+                    self._progress.clear()
+                if self._dashboard is not None:
+                    self._dashboard.close()
+                self._progress = self._dashboard = None
+                if stored:
+                    say(f"stored in {stored}")
+
+    def _forecast(self, planned: RunPlanned) -> None:
+        """Say what a run will send and cost, where it is long or paid. Raises UserError over the limit of money."""
+        plan, header = planned
+        if plan.job.settings.virtual:
+            return
+        load = forecast_of(plan)
+        cost = None
+        if self._budget is not None:
+            self._planned = load, header.targets
+            cost = self._budget.cost(load, header.targets)
+            self._budget.admit(cost or Decimal())
+        if self._budget is not None or (not self._quiet and (load.seconds or LONG_S) >= LONG_S):
+            money = f", {self._budget.words(cost)}" if self._budget is not None and cost is not None else ""
+            say(f"expected: about {load.words}{money}")
+
+    def _follow_cost(self, load: RunningLoad, budget: Budget) -> None:
+        """Count what a load has cost so far, and stop it where the limit is reached."""
+        planned, targets = self._planned
+        loop = asyncio.get_running_loop()
+        began_s = monotonic()
+
+        def so_far() -> Decimal:
+            counters, seconds = load.counters(), monotonic() - began_s
+            tokens = counters.events / max(counters.sent, 1)
+            sent = planned._replace(requests=float(counters.sent), seconds=seconds, output_tokens=tokens)
+            return budget.cost(sent, targets) or Decimal()
+
+        def look() -> None:
+            if budget.limit is not None and budget.spent + so_far() >= budget.limit:
+                say(f"stopped: the load has cost {budget.words(budget.spent + so_far())} (--max-cost)")
+                load.stop()
+            else:
+                loop.call_later(1.0, look)
+
+        self._cost_so_far = so_far
+        loop.call_soon(look)
+
+    def _begin(self, planned: RunPlanned) -> None:
+        """Open what shows the progress of a run."""
+        (plan, header), timetable = planned, planned.plan.timetable
+        if self._form == "off" or header.client == "virtual":  # which is too fast to be watched
+            return
+        if self._form == "auto" and sys.stderr.isatty() and not self._quiet:
+            from loadgen.report.dashboard import Dashboard
+
+            self._dashboard = Dashboard(plan.job.folder)
+            return
+        drain_ns = None if header.grace_s is None else round(header.grace_s * 1e9)
+        as_json = self._form == "json"
+        self._progress = Progress(timetable.slots, timetable.horizon_ns, drain_ns=drain_ns, as_json=as_json)
 
     def _announce(self, planned: RunPlanned) -> None:
         plan, header = planned
-        timetable, folder = plan.timetable, plan.job.folder
+        if self._quiet:
+            return
+        if plan.job.simulated and not plan.job.settings.virtual and os.environ.get("OPENAI_BASE_URL"):
+            self._say_once("note: OPENAI_BASE_URL is set and not used: only --url sends load to a server")
         target, *other_targets = header.targets
         target_text = target.url
         if target.simulated:
@@ -215,14 +248,7 @@ class Show:
             self._say_once(f"server metrics: {', '.join(header.server_pages) or 'none'}")
         for note in header.notes:
             self._say_once(f"note: {note}")
-        say(f"{seeds.words(header.seed, header.salt)}  results: {folder}")
-        if self._plain or not sys.stderr.isatty():
-            drain_ns = None if header.grace_s is None else round(header.grace_s * 1e9)
-            self._progress = Progress(timetable.slots, timetable.horizon_ns, drain_ns=drain_ns, plain=self._plain)
-        elif header.client != "virtual":  # which is too fast for a live view
-            from loadgen.report.dashboard import Dashboard
-
-            self._dashboard = Dashboard(folder)
+        say(f"{seeds.words(header.seed, header.salt)}  results: {plan.job.folder}")
 
     def _say_once(self, line: str) -> None:
         """Print a line that is equal for every level only once."""

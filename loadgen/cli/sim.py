@@ -16,7 +16,10 @@ class SimFlags:
 
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(help="Port; 0 takes any free one.", min=0, max=65535)] = 8000
-    dialect: Annotated[Literal["trtllm", "openai"], typer.Option(help="Whose manners.")] = "trtllm"
+    dialect: Annotated[
+        Literal["trtllm", "openai"],
+        typer.Option(help="Whose API: trtllm, openai."),
+    ] = "trtllm"
     model: Annotated[str, typer.Option(help="Name in /v1/models.")] = "sim"
     preset: Annotated[
         str, typer.Option(help="Physical model: gb300-vm, b200x8, ... or a YAML file; replaces the flags of time.")
@@ -59,7 +62,10 @@ class SimFlags:
 
 @takes(only=())
 def sim(flags: SimFlags) -> int:
-    """Serve a simulated model over HTTP until Ctrl-C."""
+    """Serve a simulated model over HTTP until Ctrl-C.
+
+    Example: loadgen sim --preset gb300-vm --port 8000
+    """
     from loadgen.sim.server.options import Options
     from loadgen.sim.server.process import serve
 

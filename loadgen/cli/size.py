@@ -76,6 +76,8 @@ def size(
     \b
     loadgen size rag vm --users 5000 --prices prices.yaml
     loadgen size rag sim:gb300-vm sim:h200x8 --users 5000 --slo ttft:2s:p95 --slo tpot:60ms:p95
+
+    Example: loadgen size rag sim:gb300-vm --users 5000 --slo ttft:2s:p95 --prices prices.yaml
     """
     from loadgen.cost import price_file, sizing
     from loadgen.cost.prices import find

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadgen.cli.options import Given, OneWorkload, takes
+from loadgen.cli.options import DryRun, Given, OneWorkload, Strict, takes
 from loadgen.execution.options import of_the_load
 
 if TYPE_CHECKING:
+    from loadgen.cli.show import Show
     from loadgen.execution.plan import Settings
-    from loadgen.metrics.repeats import RepeatSummary, Repetition
+    from loadgen.metrics.repeats import Repetition
     from loadgen.metrics.summary import Summary
     from loadgen.search.sweep import Kind, SweepCurve
     from loadgen.workload import Workload
@@ -26,33 +27,32 @@ PER_LANE = 5  # minimum requests per lane of a closed-loop level
     without=("keep",),
     concurrency="Closed loop: 1,2,4,8 or 1,2,4,...,512.",
     request_rate="Open loop: 1,2,5,10 or 2,4,...,20 per second.",
-    num_requests="Of each level; else as the workload says, and at least 5 for each lane.",
+    num_requests={"help": "Of each level.", "shown": "as the workload says, at least 5 for each lane"},
     duration="Of each level: 30s, 5m.",
     warmup="Unmeasured load before each level: 10s, 20req.",
-    seed="Of lengths and arrivals, the same for every level; each has texts of its own. Without it a fresh one, "
-    "printed.",
+    seed="Of lengths and arrivals, the same for every level; each has texts of its own.",
     out="Its folder; the same one again goes on where it stopped.",
 )
 def sweep(
     given: Given,
     workload: OneWorkload = None,
-    plain: Annotated[bool, typer.Option("--plain", help="A progress line instead of the live view.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the curve as JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 3 where a level cannot decide the SLO; without it that exits 0.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the plan, send nothing.")] = False,
+    strict: Strict = False,
+    dry_run: DryRun = False,
 ) -> int:
     """Run a workload at several loads: the throughput-latency curve, its knee, tokens/s per GPU against per user.
 
     Exit: 0, 2 wrong usage, 3 unreachable or no level is valid, 130 interrupted.
+
+    Example: loadgen sweep rag --url http://HOST:8000 --concurrency 1,2,4,...,64 -d 1m -o sweep
     """
     from datetime import datetime
 
-    from loadgen.cli.show import Show, say
+    from loadgen.cli.show import print_json, print_plans, say
     from loadgen.errors import INTERRUPTED, Fault, Faults, UserError, collecting
     from loadgen.execution.folder_names import run_id
+    from loadgen.report import sweep as sweep_report
     from loadgen.results import store
     from loadgen.search import sweep as levels
 
@@ -73,20 +73,23 @@ def sweep(
     if faults:
         raise Faults(faults)
     if dry_run:
-        return Show(as_json=as_json).plans([*grid.values()], settings)
+        return print_plans(grid.values(), settings, given.budget())
     parent = settings.out or Path("results") / run_id(
         f"sweep-{next(iter(grid.values())).name}", datetime.now().astimezone()
     )
     flags = {name: str(value) for name, value in of_the_load(given.options).items() if name not in KINDS}
     settings = replace(settings, out=parent, leave_out_first_round=kind == "concurrency")
-    asked = _Sweep(workload or str(given["trace"]), grid, kind, flags, settings, parent, plain)
+    asked = _Sweep(workload or str(given["trace"]), grid, kind, flags, settings, parent, given.show())
     with store.nothing_left(parent):
         if how is not None:
             return _repeated(how, asked, as_json=as_json, strict=strict)
         curve, interrupted = _run(asked)
         if curve is None:
             return INTERRUPTED
-        _print(curve, as_json=as_json, as_markdown=as_markdown)
+        if as_json:
+            print_json(curve)
+        else:
+            print(sweep_report.render_markdown(curve) if as_markdown else sweep_report.render_text(curve), end="")
         say(f"results in {parent}, page: {parent / 'report.html'}, table: {parent / 'sweep.md'}")
         return _code(curve, interrupted, strict=strict)
 
@@ -101,7 +104,7 @@ class _Sweep:
     flags: dict[str, str]
     settings: Settings
     folder: Path
-    plain: bool
+    show: Show
 
 
 def _level(given: Given, name: str | None, kind: Kind, amount: float) -> Workload:
@@ -131,7 +134,7 @@ def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) ->
     from loadgen import run_folder
     from loadgen.cli.show import say
     from loadgen.errors import INTERRUPTED, UserError
-    from loadgen.execution.repeats import pause, seeded
+    from loadgen.execution.repeats import repeat, seeded
     from loadgen.metrics.repeats import FILE, summarize_repeats
     from loadgen.report import repeats as table
     from loadgen.results import store
@@ -142,15 +145,8 @@ def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) ->
         raise UserError("the folder holds a sweep that is not repeated", f"--out {parent}", "give another --out")
     by_level: dict[str, list[tuple[str, Summary]]] = {levels.name(asked.kind, amount): [] for amount in asked.grid}
     codes: list[int] = []
-    within = how.within if how.count is None else None
-    while len(codes) < how.at_most and (
-        not codes or not all(how.enough([summary for _, summary in runs]) for runs in by_level.values())
-    ):
-        number = len(codes) + 1
-        if codes and not pause(how, f"r{number}", virtual=asked.settings.virtual, say=say):
-            codes.append(INTERRUPTED)
-            break
-        say(f"sweep r{number} of {how.words}")
+
+    def one(number: int) -> bool:
         folder = parent / f"r{number}"
         with store.nothing_left(folder):
             own = {amount: seeded(workload, number) for amount, workload in asked.grid.items()}
@@ -162,25 +158,29 @@ def _repeated(how: Repetition, asked: _Sweep, *, as_json: bool, strict: bool) ->
         for level, runs in by_level.items():
             if run_folder.is_run(folder / level):
                 runs.append((f"r{number}/{level}", run_folder.open_run(folder / level).summary))
-        if codes[-1] == INTERRUPTED:
-            break
-    made: list[tuple[str, RepeatSummary]] = [
-        (level, summarize_repeats(runs, within=within)) for level, runs in by_level.items() if runs
-    ]
+        return codes[-1] != INTERRUPTED
+
+    def enough() -> bool:
+        every_level = (how.enough([summary for _, summary in runs]) for runs in by_level.values())
+        return len(codes) >= how.at_most or (bool(codes) and all(every_level))
+
+    whole = repeat(how, enough, one, virtual=asked.settings.virtual, say=say)
+    within = how.within if how.count is None else None
+    made = [(level, summarize_repeats(runs, within=within)) for level, runs in by_level.items() if runs]
     if not made:
         return INTERRUPTED
     document = msgspec.json.format(msgspec.json.encode({"levels": dict(made)}), indent=2)
     store.replace(parent / FILE, document + b"\n")
     print(document.decode() if as_json else table.render_levels(made), end="\n" if as_json else "", flush=True)
     say(f"results in {parent}: a sweep each in {', '.join(f'r{i + 1}' for i in range(len(codes)))}")
-    return max(codes)
+    return max(codes) if whole else max(*codes, INTERRUPTED)
 
 
 def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
     """Run the levels that are not in the folder yet; write its files. The curve, and whether the user stopped it."""
 
     from loadgen import run_folder
-    from loadgen.cli.show import Show, say
+    from loadgen.cli.show import say
     from loadgen.report import sweep as sweep_report
     from loadgen.results import checksums, store
     from loadgen.search import experiment, trials
@@ -217,18 +217,19 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
         seeded=False,
         watched=False,
         name=lambda ask: levels.name(asked.kind, ask.load),
-        execute=Show(as_json=False, plain=asked.plain).perform,
+        tell=asked.show.hear,
     )
     interrupted = False
+    to_do = {level: amount for amount in grid if (level := levels.name(asked.kind, amount)) not in folders_done}
+    asked.show.begin(len(to_do))
     try:
-        for amount in grid:
-            level = levels.name(asked.kind, amount)
-            if level not in folders_done:
-                say(f"level {level}")
-                trial_number = max((trial.ask.number for trial in trials_done), default=-1) + 1
-                trials_done.append(
-                    trial_runner.run(NextTrial(number=trial_number, load=amount, kind="level", early_under=False))
-                )
+        for level, amount in to_do.items():
+            asked.show.step(f"level {level}")
+            trial_number = max((trial.ask.number for trial in trials_done), default=-1) + 1
+            trials_done.append(
+                trial_runner.run(NextTrial(number=trial_number, load=amount, kind="level", early_under=False))
+            )
+            asked.show.finished(run_folder.kept_summary(parent / level))
     except trials.Interrupted:
         interrupted = True
     if not run_folder.runs_in(parent):
@@ -239,16 +240,6 @@ def _run(asked: _Sweep) -> tuple[SweepCurve | None, bool]:
     store.replace(parent / "report.html", sweep_report.render_html(curve).encode(), shared=True)
     checksums.write(parent)
     return curve, interrupted
-
-
-def _print(curve: SweepCurve, *, as_json: bool, as_markdown: bool) -> None:
-    from loadgen.cli.show import print_json
-    from loadgen.report import sweep as sweep_report
-
-    if as_json:
-        print_json(curve)
-    else:
-        print(sweep_report.render_markdown(curve) if as_markdown else sweep_report.render_text(curve), end="")
 
 
 def _code(curve: SweepCurve, interrupted: bool, *, strict: bool) -> int:

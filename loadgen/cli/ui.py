@@ -35,6 +35,8 @@ def ui(
     """Look at a folder of results in a browser: list, filter, lay systems over one Pareto chart, compare, follow a run.
 
     Serves 127.0.0.1 only, reads only, and needs the address that it prints. Ctrl-C ends it.
+
+    Example: loadgen ui results --prices prices.yaml
     """
     from loadgen.cost import price_file
 

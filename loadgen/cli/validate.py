@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loadgen.cli.options import OF_THE_LOAD, Given, takes
+from loadgen.cli.options import OF_THE_LOAD, DryRun, Given, takes
 
 if TYPE_CHECKING:
     from loadgen.contracts.schema import Checked
+    from loadgen.execution.plan import Settings
+    from loadgen.metrics.summary import Summary
+    from loadgen.workload import Workload
 
 
 @takes(
     without=(*(OF_THE_LOAD - {"seed", "salt"}), "keep", "client"),
-    out="A new folder for all of it; without it one in results/.",
+    out="A new folder for all of it.",
 )
 def validate(
     given: Given,
@@ -23,10 +26,7 @@ def validate(
         Path,
         typer.Argument(help="A contract file, the name of a shipped one, or a folder of a validation to judge anew."),
     ],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the contract, show its plan, send nothing.")
-    ] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="A progress line instead of the live view.")] = False,
+    dry_run: DryRun = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print verdict.json.")] = False,
     bundle: Annotated[
         Path | None, typer.Option("--bundle", help="Also write all of it into one file for `loadgen verify`: poc.zip.")
@@ -35,11 +35,14 @@ def validate(
     """Measure what a contract promises and say PASS, FAIL or INCONCLUSIVE, with reasons, in one folder with hashes.
 
     Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 INCONCLUSIVE, 70 bug, 130 interrupted.
+
+    Example: loadgen validate contract.yaml --url http://HOST:8000 --repeat 3
     """
     from loadgen.cli.bundle import write as write_bundle
     from loadgen.contracts import run, verdict
     from loadgen.contracts.load import load_contract
     from loadgen.errors import OK, Fault, Faults, UserError, collecting
+    from loadgen.metrics.repeats import Repetition
 
     if contract.is_dir():
         result = run.again(contract)
@@ -64,14 +67,24 @@ def validate(
     if dry_run:
         _print_plan(checked_contract)
         return OK
-    from loadgen.cli.show import Show, say
+    from loadgen.cli.show import say
 
-    show = Show(as_json=as_json, plain=plain)
+    show = given.show()
+    execute = given.execute(show)
+    runs = (how or Repetition(count=level.level.repeats) for level in checked_contract.levels)
+    show.begin(sum(level.at_most for level in runs), at_most=how is not None and how.count is None)
+
+    def perform(workload: Workload, settings: Settings) -> tuple[Summary, Path]:
+        show.step(str(settings.out))
+        summary, out = execute(workload, settings)
+        show.finished(summary)
+        return summary, out
+
     result, folder = run.run(
         checked_contract,
         settings,
         settings.out,
-        perform=show.perform,
+        perform=perform,
         say=say,
         seed=overrides.seed,
         salt=overrides.salt,

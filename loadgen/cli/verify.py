@@ -19,6 +19,8 @@ def verify(
 
     No network. Exit: 0 all of it comes out again, 1 something differs, 2 not a bundle or one of a newer version, 3 some
     of it cannot be made again here, as it says.
+
+    Example: loadgen verify poc.zip
     """
     from loadgen.bundle.verify import text
     from loadgen.bundle.verify import verify as check

@@ -65,7 +65,13 @@ class LoadStarted(NamedTuple):
     load: RunningLoad
 
 
-RunEvent = ProbeWaits | RunPlanned | WorkersPlaced | LoadStarted
+class RunEnded(NamedTuple):
+    """The run is over, finished or not. `stored`: where its folder was copied to."""
+
+    stored: str | None = None
+
+
+RunEvent = ProbeWaits | RunPlanned | WorkersPlaced | LoadStarted | RunEnded
 Tell = Callable[[RunEvent], None]
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from loadgen.errors import UserError
 from loadgen.results import store
 
 
@@ -37,6 +38,16 @@ def new_folder(out: Path | None, name: str, now: datetime.datetime) -> Path:
     folder = unused(out, name, now)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def make_room(out: Path, now: datetime.datetime, *, force: bool) -> None:
+    """Raises UserError for a folder that holds results; with `force` it is kept, under a dated name beside it."""
+    if not any(file.is_file() for file in (out / "run.json", out / "plan.json", *out.glob("*/run.json"))):
+        return
+    if not force:
+        hint = "give another --out; or --force, which keeps them beside it under a dated name"
+        raise UserError("the folder holds results", f"--out {out}", hint)
+    out.rename(out.with_name(f"{out.name}-before-{now:%Y%m%d-%H%M%S}"))
 
 
 @contextlib.contextmanager

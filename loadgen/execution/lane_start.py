@@ -54,7 +54,7 @@ def resolve(
     """
     if not any(isinstance(stage.arrival, Closed) for stage in workload.stages):
         return workload, (Begin(),) * len(workload.stages)
-    lengths = _mean_lengths(requests)
+    lengths = mean_lengths(requests)
     stages: list[Stage] = []
     begins: list[Begin] = []
     lanes_before = 0
@@ -104,7 +104,7 @@ def _has_own_start(stage: Stage, begin: Begin, leave_out: bool) -> bool:
     return leave_out or (stage.duration_ns is not None and stage.count is None)
 
 
-def _mean_lengths(requests: Any) -> tuple[float, float]:
+def mean_lengths(requests: Any) -> tuple[float, float]:
     """Mean prompt and asked output tokens of the first requests."""
     if hasattr(requests, "asked_output"):
         numbers = range(SAMPLE)

@@ -75,6 +75,7 @@ def _choice(*known: str) -> Callable[[Any], str]:
             raise units.Wrong(f"unknown value {str(value)!r}", f"known: {', '.join(known)}")
         return str(value)
 
+    vars(parse)["known"] = known
     return parse
 
 
@@ -183,8 +184,9 @@ def _metrics_pages(value: Any) -> tuple[str, ...]:
 class Option(NamedTuple):
     """How an option is typed and read.
 
-    `flags`: its names on the command line, of which the first names it in faults; "": only Python has it. `type`: what
-    the command line makes of it; a switch `--no-x` gives False. `default` is shown in the help.
+    `flags`: its names on the command line, of which the first names it in faults, and what it takes, in capitals;
+    "": only Python has it. `type`: what the command line makes of it; a switch `--no-x` gives False. `default` is shown
+    in the help; `shown`: what happens without it, where that is no value of it.
     """
 
     flags: str
@@ -193,124 +195,147 @@ class Option(NamedTuple):
     default: str | None = None
     parse: Callable[[Any], Any] = _text
     part: Literal["workload", "load", "settings"] = "settings"
+    shown: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """How it is typed: `-c --concurrency ...`."""
+        return [word for word in self.flags.split() if word.startswith("-")]
+
+    @property
+    def metavar(self) -> str | None:
+        """What it takes, for the help; None for a switch."""
+        last = self.flags.split()[-1]
+        return None if last.startswith("-") else last
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that it takes, where they can be listed."""
+        return getattr(self.parse, "known", ())
 
 
-def _of_load(flags: str, help: str, type: Any = str) -> Option:
+def _of_load(flags: str, help: str, type: Any = str, shown: str = "") -> Option:
     """An option that `workload/overrides.py` reads."""
-    return Option(flags, help, type, parse=_texts if type is not str else _as_given, part="load")
+    return Option(flags, help, type, parse=_texts if type is not str else _as_given, part="load", shown=shown)
 
 
 class RunOptions(TypedDict, total=False):
     """What `loadgen.run` takes beside the workload, with the types that Python may give."""
 
     # fmt: off
-    url: Annotated[Texts, Option("--url -u --base-url --target",
+    url: Annotated[Texts, Option("--url -u --base-url --target URL",
         "Endpoint, with or without a path prefix and /v1; repeat it for several. sim:PRESET: a simulated one, in "
-        "virtual time. Without it: an embedded simulation of a GB300 VM, in real time.", list[str], parse=_texts)]
-    targets: Annotated[File, Option("--targets",
+        "virtual time.", list[str], parse=_texts, shown="an embedded simulation of a GB300 VM, in real time")]
+    targets: Annotated[File, Option("--targets FILE",
         "A YAML list of endpoints: name, url, api_key_env, gpus, shape, region.", Path)]
-    route: Annotated[str, Option("--route",
+    route: Annotated[str, Option("--route WAY",
         "With several targets: round-robin, least-in-flight, or sticky per conversation; auto chooses.",
         default="auto", parse=_choice("auto", "round-robin", "least-in-flight", "sticky"))]
-    on_target_failure: Annotated[str, Option("--on-target-failure",
+    on_target_failure: Annotated[str, Option("--on-target-failure WHAT",
         "When a target stops answering: continue, or stop the run.",
         default="continue", parse=_choice("continue", "stop"))]
-    model: Annotated[str | None, Option("--model -m", "Model name; without it the only one that the server lists.")]
-    server: Annotated[str, Option("--server --backend",
+    model: Annotated[str | None, Option("--model -m NAME", "Model name.", shown="the only one that the server lists")]
+    server: Annotated[str, Option("--server --backend KIND",
         "auto, trtllm, vllm, sglang, dynamo, llamacpp, transformers, openai, azure or generic.",
         default="auto", parse=_server)]
-    api: Annotated[str, Option("--api --endpoint-type",
+    api: Annotated[str, Option("--api --endpoint-type KIND",
         "chat or completions.", default="chat", parse=_choice("chat", "completions"))]
-    trace: Annotated[File, Option("--trace --trace-path",
+    trace: Annotated[File, Option("--trace --trace-path FILE",
         "Replay a trace: its arrivals, lengths and shared beginnings, in the place of the workload's.",
         Path, part="workload")]
-    request_rate: Annotated[Text, _of_load("--request-rate --rate",
+    request_rate: Annotated[Text, _of_load("--request-rate --rate RATE",
         "Open loop: arrivals per second (10, 600/min, inf).")]
-    burstiness: Annotated[Text, _of_load("--burstiness --arrival-smoothness",
-        "Gamma shape of the gaps; 1 is Poisson, below 1 burstier.")]
-    concurrency: Annotated[Text, _of_load("--concurrency -c --max-concurrency --parallel",
+    burstiness: Annotated[Text, _of_load("--burstiness --arrival-smoothness SHAPE",
+        "Gamma shape of the gaps; 1 is Poisson, below 1 burstier.", shown="1")]
+    concurrency: Annotated[Text, _of_load("--concurrency -c --max-concurrency --parallel N",
         "Closed loop: lanes. A list (1,2,4,8) runs one level after the other.")]
-    concurrency_ramp: Annotated[Text, _of_load("--concurrency-ramp --concurrency-ramp-duration",
-        "Closed loop: lanes begin one after the other, evenly over this time; 0: all at once. Without it: over the "
-        "length of an answer.")]
-    max_in_flight: Annotated[Text, _of_load("--max-in-flight",
-        "Open loop: a start above this many in flight is dropped and counted.")]
-    num_requests: Annotated[Text, _of_load("--num-requests --num-prompts --request-count -n", "Stop after this many.")]
-    duration: Annotated[Text, _of_load("--duration --benchmark-duration -d",
-        "Stop after this long (30s, 5m; bare numbers are seconds).")]
-    warmup: Annotated[Text, _of_load("--warmup", "Unmeasured load before: a time (10s), a count (20req), or 0.")]
-    num_warmups: Annotated[Text, _of_load("--num-warmups --warmup-requests --warmup-request-count",
+    concurrency_ramp: Annotated[Text, _of_load("--concurrency-ramp --concurrency-ramp-duration TIME",
+        "Closed loop: lanes begin one after the other, evenly over this time; 0: all at once.",
+        shown="the length of an answer")]
+    max_in_flight: Annotated[Text, _of_load("--max-in-flight N",
+        "Open loop: a start above this many in flight is dropped and counted.", shown="no limit")]
+    num_requests: Annotated[Text, _of_load("--num-requests --num-prompts --request-count -n N", "Stop after this many.",
+        shown="as the workload says")]
+    duration: Annotated[Text, _of_load("--duration --benchmark-duration -d TIME",
+        "Stop after this long (30s, 5m; bare numbers are seconds).", shown="as the workload says")]
+    warmup: Annotated[Text, _of_load("--warmup TIME|Nreq",
+        "Unmeasured load before: a time (10s), a count (20req), or 0.", shown="as the workload says")]
+    num_warmups: Annotated[Text, _of_load("--num-warmups --warmup-requests --warmup-request-count N",
         "Unmeasured requests before.")]
-    grace: Annotated[Text, _of_load("--grace",
-        "How long requests in flight may go on after the end of the load; default: as long as a request may "
-        "(--timeout). What is left then is unfinished, not failed.")]
-    timeout: Annotated[Text, _of_load("--timeout", "Longest time for one request, from its due instant.")]
-    stall_timeout: Annotated[Text, _of_load("--stall-timeout", "Longest silence within a stream.")]
-    slo: Annotated[Texts, _of_load("--slo", "ttft:2s, tpot:200ms:p95, goodput:99%. Repeatable.", list[str])]
-    goodput: Annotated[Texts, _of_load("--goodput", "ttft:2000 tpot:200, in milliseconds.", list[str])]
-    input_tokens: Annotated[Text, _of_load("--input-tokens --isl --random-input-len",
-        "Prompt length, replacing the file's.")]
-    output_tokens: Annotated[Text, _of_load("--output-tokens --osl --random-output-len",
-        "Output length, replacing the file's.")]
-    seed: Annotated[Text, _of_load("--seed --random-seed",
-        "Of lengths, texts and arrivals; without it a fresh one, printed.")]
-    schedule_seed: Annotated[Text, _of_load("--schedule-seed",
-        "Of Poisson arrivals alone, as MLPerf LoadGen's schedule_rng_seed.")]
-    salt: Annotated[Text, _of_load("--salt",
-        "Changes the texts of prompts, not lengths or arrivals: a word, or fresh for a new one in each run. Without "
-        "it the salt comes from the seed.")]
-    stop_when: Annotated[Texts, _of_load("--stop-when",
+    grace: Annotated[Text, _of_load("--grace TIME",
+        "How long requests in flight may go on after the end of the load. What is left then is unfinished, not failed.",
+        shown="as --timeout")]
+    timeout: Annotated[Text, _of_load("--timeout TIME", "Longest time for one request, from its due instant.",
+        shown="600s")]
+    stall_timeout: Annotated[Text, _of_load("--stall-timeout TIME", "Longest silence within a stream.", shown="120s")]
+    slo: Annotated[Texts, _of_load("--slo TERM", "ttft:2s, tpot:200ms:p95, goodput:99%. Repeatable.", list[str],
+        shown="the workload's")]
+    goodput: Annotated[Texts, _of_load("--goodput METRIC:MS", "ttft:2000 tpot:200, in milliseconds.", list[str])]
+    input_tokens: Annotated[Text, _of_load("--input-tokens --isl --random-input-len N",
+        "Prompt length, replacing the file's.", shown="the workload's")]
+    output_tokens: Annotated[Text, _of_load("--output-tokens --osl --random-output-len N",
+        "Output length, replacing the file's.", shown="the workload's")]
+    seed: Annotated[Text, _of_load("--seed --random-seed N",
+        "Of lengths, texts and arrivals.", shown="a fresh one, printed")]
+    schedule_seed: Annotated[Text, _of_load("--schedule-seed N",
+        "Of Poisson arrivals alone, as MLPerf LoadGen's schedule_rng_seed.", shown="from --seed")]
+    salt: Annotated[Text, _of_load("--salt WORD",
+        "Changes the texts of prompts, not lengths or arrivals: a word, or fresh for a new one in each run.",
+        shown="from --seed")]
+    stop_when: Annotated[Texts, _of_load("--stop-when RULE",
         "End the run when the requests that ended last fail or wait too much: errors:20%, ttft:p50:30s. Repeatable.",
         list[str])]
-    limit: Annotated[Texts, _of_load("--limit",
+    limit: Annotated[Texts, _of_load("--limit NAME:SHARE",
         "Change a limit of the verdict: send_lag_share:10%. Stored.", list[str])]
-    workers: Annotated[int | str | None, Option("--workers",
-        "Worker processes on this machine (1 without the flag), or auto: as many as the load can use. With --ray: on "
-        "the nodes of the cluster, auto without the flag.", parse=_workers)]
-    ray: Annotated[str | None, Option("--ray",
-        "Run the workers on a Ray cluster: auto, or HOST:PORT of its head. docs/cluster.md.")]
-    sources: Annotated[Texts, Option("--source",
-        "Local address to send from. Repeatable: each has local ports of its own.", list[str], parse=_texts)]
-    keep: Annotated[str, Option("--keep",
+    workers: Annotated[int | str | None, Option("--workers N",
+        "Worker processes on this machine, or auto: as many as the load can use. With --ray: on "
+        "the nodes of the cluster, auto without the flag.", parse=_workers, shown="1")]
+    ray: Annotated[str | None, Option("--ray ADDRESS",
+        "Run the workers on a Ray cluster: auto, or HOST:PORT of its head. docs/cluster.md.", shown="this machine")]
+    sources: Annotated[Texts, Option("--source IP",
+        "Local address to send from. Repeatable: each has local ports of its own.", list[str], parse=_texts,
+        shown="chosen by the system")]
+    keep: Annotated[str, Option("--keep WHAT",
         "raw: a record of every request. sample, histogram: of some, of none, for runs of hours, with quantiles "
         "within 0.1 %.", default="raw", parse=_choice("raw", "sample", "histogram"))]
-    tokenizer: Annotated[File, Option("--tokenizer", "A local tokenizer.json (or its folder) of the model.")]
-    extra_body: Annotated[Mapping[str, Any] | str | None, Option("--extra-body --extra-request-body",
+    tokenizer: Annotated[File, Option("--tokenizer FILE", "A local tokenizer.json (or its folder) of the model.")]
+    extra_body: Annotated[Mapping[str, Any] | str | None, Option("--extra-body --extra-request-body JSON",
         "JSON merged into every request body, last.", parse=_extra_body)]
-    headers: Annotated[Mapping[str, str] | Sequence[tuple[str, str]] | Texts, Option("--header -H",
+    headers: Annotated[Mapping[str, str] | Sequence[tuple[str, str]] | Texts, Option("--header -H NAME:VALUE",
         "NAME: VALUE or NAME=VALUE. Repeatable.", list[str], parse=_headers)]
     api_key: Annotated[str | None, Option("", "The key itself; else api_key_file, else OPENAI_API_KEY.")]
-    api_key_file: Annotated[File, Option("--api-key-file",
+    api_key_file: Annotated[File, Option("--api-key-file FILE",
         "A file with the key; else OPENAI_API_KEY (AZURE_OPENAI_API_KEY).", Path, parse=key_of_file)]
-    cacert: Annotated[File, Option("--cacert", "PEM file of the authority to trust.", Path, parse=_pem)]
-    cert: Annotated[File, Option("--cert", "PEM file of the client certificate, with its key.", Path, parse=_pem)]
-    key: Annotated[File, Option("--key", "PEM file of its key, where it is apart.", Path, parse=_pem)]
+    cacert: Annotated[File, Option("--cacert FILE", "PEM file of the authority to trust.", Path, parse=_pem,
+        shown="the system's")]
+    cert: Annotated[File, Option("--cert FILE", "PEM file of the client certificate, with its key.", Path, parse=_pem)]
+    key: Annotated[File, Option("--key FILE", "PEM file of its key, where it is apart.", Path, parse=_pem)]
     insecure: Annotated[bool, Option("--insecure -k", "Do not verify the server's certificate.", bool, parse=_switch)]
     stream: Annotated[bool, Option("--no-stream",
         "Ask for whole answers; TTFT is then the whole answer.", bool, parse=_switch)]
-    client: Annotated[str, Option("--client",
+    client: Annotated[str, Option("--client KIND",
         "wire (this project's), or openai: the openai package, for reference.",
         default="wire", parse=_choice("wire", "openai"))]
-    server_metrics: Annotated[Texts, Option("--server-metrics",
+    server_metrics: Annotated[Texts, Option("--server-metrics WHERE",
         "The servers' own metrics pages, read once a second: auto (where they usually are), off, URLs (repeatable), "
         "or drain: trtllm-serve's JSON /metrics, which each read empties for everybody.",
-        list[str], parse=_metrics_pages)]
+        list[str], parse=_metrics_pages, shown="auto")]
     server_timing: Annotated[bool, Option("--server-timing",
         "Ask the server for its own account of each request (queue, prefill, decode). One that comes unasked is always "
         "read.",
         bool, parse=_switch)]
-    gpus: Annotated[int | str | None, Option("--gpus",
+    gpus: Annotated[int | str | None, Option("--gpus N",
         "GPUs behind the endpoint, for per-GPU and cost figures.", int, parse=_count("GPUs", "a whole number from 1"))]
-    shape: Annotated[str | None, Option("--shape", "Its machine shape, as in a price list.")]
-    region: Annotated[str | None, Option("--region", "Its region.")]
-    metadata: Annotated[Mapping[str, object] | Texts, Option("--metadata",
+    shape: Annotated[str | None, Option("--shape NAME", "Its machine shape, as in a price list.")]
+    region: Annotated[str | None, Option("--region NAME", "Its region.")]
+    metadata: Annotated[Mapping[str, object] | Texts, Option("--metadata KEY=VALUE",
         "KEY=VALUE, stored with the results and shown. Repeatable. Never a secret.", list[str], parse=_pairs_or_texts)]
-    system: Annotated[File, Option("--system",
+    system: Annotated[File, Option("--system FILE",
         "A YAML file that describes the system under test: stored with the metadata; what is missing is named.",
         Path, parse=_system)]
-    out: Annotated[File, Option("--out -o --output-artifact-dir --result-dir",
-        "Results folder; without it a new one in results/. s3://, az://, gs://, file://...: copied there at the end.",
-        parse=_folder)]
+    out: Annotated[File, Option("--out -o --output-artifact-dir --result-dir FOLDER",
+        "Results folder. s3://, az://, gs://, file://...: copied there at the end.",
+        parse=_folder, shown="a new one in results/")]
     embedded: Annotated[Mapping[str, Any] | None, Option("", "Options of the embedded simulation.", parse=_mapping)]
     # fmt: on
 
@@ -319,13 +344,24 @@ class CommandOptions(RunOptions, total=False):
     """What several commands take and `loadgen.run` does not."""
 
     # fmt: off
-    repeat: Annotated[str | None, Option("--repeat",
+    repeat: Annotated[str | None, Option("--repeat N",
         "So many runs of the same load, r1, r2, ... in one folder; or auto: until the figures are known well enough. "
-        "Only repeats show what another start does.")]
-    repeat_most: Annotated[int | None, Option("--repeat-most", "With --repeat auto: at most so many runs (10).", int)]
-    repeat_within: Annotated[str | None, Option("--repeat-within",
-        "With --repeat auto: how well, half an interval as a share of its mean (5%).")]
-    repeat_pause: Annotated[str | None, Option("--repeat-pause", "Time between the end of a run and the next: 10m.")]
+        "Only repeats show what another start does.", shown="1")]
+    repeat_most: Annotated[int | None, Option("--repeat-most N", "With --repeat auto: at most so many runs.", int,
+        shown="10")]
+    repeat_within: Annotated[str | None, Option("--repeat-within SHARE",
+        "With --repeat auto: how well, half an interval as a share of its mean.", shown="5%")]
+    prices: Annotated[File, Option("--prices FILE",
+        "Your prices (docs/prices.example.yaml): what a run will cost is said before it starts.", Path)]
+    max_cost: Annotated[float | None, Option("--max-cost AMOUNT",
+        "With --prices: no run that will cost more, all of the command together; and one that does is stopped.", float,
+        shown="no limit")]
+    plain: Annotated[bool, Option("--plain", "As --progress plain.", bool)]
+    progress: Annotated[str, Option("--progress HOW",
+        "On stderr: auto (a live view on a terminal, else a line every 10 s), plain (a line), json (a line of JSON "
+        "every 10 s), or off.", Literal["auto", "plain", "json", "off"], default="auto")]
+    repeat_pause: Annotated[str | None, Option("--repeat-pause TIME",
+        "Time between the end of a run and the next: 10m.", shown="0")]
     # fmt: on
 
 
@@ -335,6 +371,21 @@ def _table(of: type) -> dict[str, Option]:
 
 OPTIONS = _table(RunOptions)
 COMMAND_OPTIONS = _table(CommandOptions)
+PANELS = {
+    "Load": (
+        "trace", "request_rate", "burstiness", "concurrency", "concurrency_ramp", "num_requests", "duration", "warmup",
+        "num_warmups", "input_tokens", "output_tokens", "seed", "repeat", "repeat_most", "repeat_within",
+        "repeat_pause",
+    ),
+    "Target": (
+        "url", "targets", "model", "server", "api", "api_key_file", "tokenizer", "gpus", "shape", "region", "system",
+    ),
+    "SLO": ("slo", "goodput", "stop_when", "limit"),
+    "Output": ("out", "metadata", "keep", "plain", "progress"),
+    "Cost": ("prices", "max_cost"),
+    "TLS": ("cacert", "cert", "key", "insecure"),
+}  # fmt: skip
+"""Which options stand together in a help; all others are `Advanced`."""
 
 
 # -- what they say ---------------------------------------------------------------------------------------------------

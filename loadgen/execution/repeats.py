@@ -1,4 +1,4 @@
-"""What repeats of one load have of their own: the seed of each, and the pause before it. IO: it waits."""
+"""Repeats of one load: the seed of each, the pause before it, and the loop over them. IO: it waits."""
 
 from __future__ import annotations
 
@@ -21,6 +21,30 @@ def seeded(workload: Workload, number: int, of: str = "repeat") -> Workload:
     if number == 1 or workload.seed is None:
         return workload
     return workload.model_copy(update={"seed": seeds.own(workload.seed, of, number)})
+
+
+def repeat(
+    how: Repetition,
+    enough: Callable[[], bool],
+    one: Callable[[int], bool],
+    *,
+    virtual: bool,
+    say: Callable[[str], None],
+    wait: Callable[[float], None] = time.sleep,
+) -> bool:
+    """`one(number)` for 1, 2, ... until there are `enough`; it returns False when it was interrupted, which ends the
+    loop. False when the user broke it off, in a run or in a pause.
+    """
+    number = 0
+    while not enough():
+        number += 1
+        name = f"r{number}"
+        if number > 1 and not pause(how, name, virtual=virtual, say=say, wait=wait):
+            return False
+        say(f"run {name} of {how.words}")
+        if not one(number):
+            return False
+    return True
 
 
 def pause(

@@ -19,7 +19,15 @@ from loadgen.execution import run_header
 from loadgen.execution.backends import local, single
 from loadgen.execution.backends.single import Share, large
 from loadgen.execution.compactor_process import Compactor
-from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned, Tell, WorkersPlaced, silent
+from loadgen.execution.events import (
+    LoadStarted,
+    RunEnded,
+    RunEvent,
+    RunningLoad,
+    Tell,
+    WorkersPlaced,
+    silent,
+)
 from loadgen.execution.folder_names import taken
 from loadgen.execution.plan import Plan, Settings, prepare
 from loadgen.execution.probing import Known, find_all, serving
@@ -45,15 +53,20 @@ def execute(
     which adds to it and asks no target again.
     """
     remote = None if settings.store is None else object_store.open(settings.store)
-    with taken(settings.out, workload.name, datetime.datetime.now().astimezone()) as folder:
-        if settings.virtual:
-            from loadgen.execution.backends import virtual
+    stored = None
+    try:
+        with taken(settings.out, workload.name, datetime.datetime.now().astimezone()) as folder:
+            if settings.virtual:
+                from loadgen.execution.backends import virtual
 
-            summary = virtual.run(workload, settings, folder, tell)
-        else:
-            summary = _over_http(workload, settings, folder, tell, {} if known is None else known)
-    if remote is not None:
-        remote.put(folder)
+                summary = virtual.run(workload, settings, folder, tell)
+            else:
+                summary = _over_http(workload, settings, folder, tell, {} if known is None else known)
+        if remote is not None:
+            remote.put(folder)
+            stored = settings.store
+    finally:
+        tell(RunEnded(stored))
     return summary, folder
 
 
@@ -78,8 +91,7 @@ def _over_http(workload: Workload, settings: Settings, folder: Path, tell: Tell,
                 notes = runner.run(cluster.place(plan))
                 header = msgspec.structs.replace(header, notes=(*header.notes, *notes))
             header = msgspec.structs.replace(header, server_pages=scraper.pages())
-            _write(folder, header)
-            tell(RunPlanned(plan, header))
+            run_header.announce(plan, header, tell)
             load: RunningLoad | None = None
             watching: asyncio.Task[None] | None = None
 

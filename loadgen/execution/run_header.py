@@ -17,17 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from loadgen import format, seeds
+from loadgen.errors import Fault
 from loadgen.execution import resource_limits, system_file
-from loadgen.execution.lane_start import Begin
+from loadgen.execution.events import RunPlanned, Tell
+from loadgen.execution.lane_start import Begin, by_probe, mean_lengths
 from loadgen.execution.plan import Plan, Settings
 from loadgen.limits import ValidityLimits
 from loadgen.metrics import columns, reasons
 from loadgen.requests import resonance
 from loadgen.requests import tokenizer as tokens
 from loadgen.requests.build import build
-from loadgen.results import manifest
+from loadgen.results import manifest, store
 from loadgen.results.record import SCHEMA_MINOR
 from loadgen.schedule import timetable as schedule
+from loadgen.schedule.forecast import Forecast, forecast
 from loadgen.schedule.timetable import Schedule
 from loadgen.slo import Slo
 from loadgen.workload import Closed, Gamma, Mix, Ramp, Replay, Workload, recipe_fingerprint
@@ -87,6 +90,23 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         notes=(*_notes(plan), *dict.fromkeys((*unjudged, *unjudged_of_classes))),
         note_codes=_resonant(plan) | _undisclosed(plan),
     )
+
+
+def announce(plan: Plan, header: manifest.Header, tell: Tell) -> None:
+    """Write the header and tell that the run begins. Whoever hears it may refuse it with a Fault."""
+    path = plan.job.folder / "run.json"
+    store.replace(path, manifest.encode(header))
+    try:
+        tell(RunPlanned(plan, header))
+    except Fault:
+        path.unlink()
+        raise
+
+
+def forecast_of(plan: Plan) -> Forecast:
+    """What a run whose target was probed will send, and how long it will take."""
+    found, tokens = plan.job.found[0], mean_lengths(plan.requests)
+    return forecast(plan.timetable, tokens, by_probe(found.first_ms, found.token_ms).ns(1, *tokens) / 1e9)
 
 
 def now() -> str:
@@ -252,8 +272,8 @@ def words(arrival: Any) -> str:
     return "everything at once" if arrival.rate == float("inf") else f"{arrival.tag} {arrival.rate:g}/s"
 
 
-def describe(workload: Workload, settings: Settings) -> str:
-    """Text that says what a run would do: load, request sizes, fingerprints. Does not use the network."""
+def describe(workload: Workload, settings: Settings) -> tuple[str, Forecast]:
+    """What a run would do, as text and as forecast: load, request sizes, fingerprints. Does not use the network."""
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     timetable = schedule.build(workload, seed)
     salt = seeds.salt_of(seed, workload.salt)
@@ -275,7 +295,9 @@ def describe(workload: Workload, settings: Settings) -> str:
     prompt_range = f"{input_tokens[0]:,} to {input_tokens[-1]:,} prompt tokens"
     output_range = f"{output_tokens[0]:,} to {output_tokens[-1]:,} asked for"
     lines.append(f"first {len(sample)} requests: {prompt_range}, {output_range}")
+    load = forecast(timetable, mean_lengths(requests))
+    lines.append(f"expected: about {load.words}")
     recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
     lines.append(f"recipe: {recipe}  timetable: {schedule.fingerprint(timetable)}")
     lines += [f"note: {note}" for note in requests.warnings(timetable.slots or 1000)]
-    return "\n".join(lines)
+    return "\n".join(lines), load

@@ -99,6 +99,15 @@ def verdict(
     )
 
 
+def is_host_busy(verdict: Verdict) -> bool:
+    """Whether nothing but other work on this host spoiled the measurement: neither the server nor the load did."""
+    of_the_client = {"sent_late", "arrivals_unsure", "generator_busy"}
+    remedies = {reason.values.get("remedy") for reason in verdict.codes}
+    return {reason.code for reason in verdict.codes} <= of_the_client and not remedies.isdisjoint(
+        ("other_processes", "host")
+    )
+
+
 def with_codes(stored: Verdict) -> Verdict:
     """A stored verdict with a code for every sentence: "note", which says nothing, where an older version gave none."""
 

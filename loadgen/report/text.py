@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from loadgen import format
 from loadgen.metrics.reasons import STATES
+from loadgen.metrics.validity import is_host_busy
 from loadgen.report import table
 from loadgen.report.run_headline import (
     about_latency,
@@ -360,6 +361,15 @@ def _verdict(summary: Summary, paint: Callable[[str, str], str]) -> Iterator[str
         yield from _bullets(verdict.caveats)
     elif verdict.valid:
         yield f"{paint('VALID', 'green')}: the measurement is sound"
+    elif is_host_busy(verdict):
+        requests, tokens = summary.requests, summary.tokens
+        yield f"{paint('INVALID', 'yellow')}: this host was too busy to measure with"
+        yield from _bullets(verdict.reasons)
+        yield from _bullets([
+            f"measured: {format.count(requests.ok)} of {format.count(requests.scheduled)} requests were answered, with "
+            f"{format.count(tokens.output)} output tokens; counts and errors stand",
+            "not measured: latencies, and what rests on them; they say as much of this host as of the server",
+        ])  # fmt: skip
     else:
         yield f"{paint('INVALID', 'red')}: do not rely on these numbers"
         yield from _bullets(verdict.reasons)

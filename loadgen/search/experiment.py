@@ -54,6 +54,14 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     flags: dict[str, str]  # other flags that change the load or what must hold, as given
     seed: int | None = None  # the runs derive their seeds or salts from it; not part of the identity. null: not known
     metadata: dict[str, str] = {}  # of --metadata; not part of the identity
+    command: tuple[str, ...] = ()  # as typed, without its secrets; not part of the identity
+
+
+def plan_of(folder: Path) -> ExperimentPlan:
+    """What was requested in a folder. Raises UserError where nothing was."""
+    if not (folder / PLAN).is_file():
+        raise UserError("no search to go on with", f"--resume {folder}", f"a folder with {PLAN}")
+    return _read(folder / PLAN)
 
 
 def seed_of(folder: Path, asked: int | None) -> int:
@@ -88,11 +96,6 @@ def stored_search(folder: Path) -> StoredSearch | None:
         return msgspec.json.decode(path.read_bytes(), type=StoredSearch)
     except (ValueError, RecursionError) as error:
         raise UserError(f"not the answer of a search: {error}", str(path), f"--resume {folder} writes it") from None
-
-
-def plan_of(folder: Path) -> ExperimentPlan:
-    """What was asked for. Raises UserError for a file that is none of an experiment."""
-    return _read(folder / PLAN)
 
 
 def is_mlperf(plan: ExperimentPlan) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 from loadgen import run_folder, seeds
 from loadgen.errors import UserError
 from loadgen.execution import run
-from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned
+from loadgen.execution.events import LoadStarted, RunEvent, RunningLoad, RunPlanned, Tell, silent
 from loadgen.execution.run import Execute
 from loadgen.metrics import columns, outcomes, reasons
 from loadgen.results import checksums, store
@@ -66,7 +66,7 @@ class Trials:
     """The folder of an experiment, and how its trials are made.
 
     `make(ask)`: the workload of a trial. `seeded`: each trial gets its own seed. `watched`: a trial may end before its
-    full length. `name(ask)`: the name of its folder.
+    full length. `name(ask)`: the name of its folder. `tell` hears the events of its runs.
     """
 
     folder: Path
@@ -77,6 +77,7 @@ class Trials:
     seeded: bool = True
     watched: bool = True
     name: Callable[[NextTrial], str] = called
+    tell: Tell = silent
     execute: Execute = field(default_factory=lambda: partial(run.execute, known={}))
 
     def run(self, ask: NextTrial) -> TrialResult:
@@ -107,6 +108,7 @@ class Trials:
 
         def hear(event: RunEvent) -> None:
             nonlocal planned, watch, following
+            self.tell(event)
             if isinstance(event, RunPlanned):
                 planned, watch = event, self._watch(event.plan.timetable, ask)
             elif isinstance(event, LoadStarted) and planned is not None and watch is not None:

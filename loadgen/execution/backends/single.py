@@ -78,7 +78,10 @@ async def work(
     settings, workload = job.settings, job.workload
     raise_file_limit(0)
     part = schedule.shard(timetable, share, shares)
-    wire = Wire(asyncio.get_running_loop())
+    try:
+        wire = Wire(asyncio.get_running_loop())
+    except TargetUnusable as error:
+        raise TargetError(str(error), "", error.hint) from None
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
     prefetch = large(timetable) and settings.client == "wire"
     bodies = BodyPrefetch(job, part, requests) if prefetch else Bodies(requests, clients[0].prepare, len(part.stages))

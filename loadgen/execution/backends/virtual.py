@@ -25,7 +25,7 @@ from loadgen_sdk.transport.target import Target
 from loadgen.errors import UserError
 from loadgen.execution import run_header
 from loadgen.execution.driver import AFTER_STOP_NS
-from loadgen.execution.events import RunPlanned, Tell
+from loadgen.execution.events import Tell
 from loadgen.execution.lane_start import AnswerTime
 from loadgen.execution.plan import SCHEME, Settings, prepare
 from loadgen.execution.stop_watch import LOOK_NS
@@ -240,8 +240,7 @@ def run(workload: Workload, settings: Settings, folder: Path, tell: Tell) -> Sum
     plan, begins = prepare(workload, settings, found, folder=folder, simulated=True, answer=answer)
     requests, timetable = plan.requests, plan.timetable
     header = _with_target(run_header.header(plan, workload, begins), preset, settings)
-    store.replace(folder / "run.json", manifest.encode(header))
-    tell(RunPlanned(plan, header))
+    run_header.announce(plan, header, tell)
     simulated = partial(
         simulate,
         timetable,

@@ -39,7 +39,7 @@ FEW_BYTES = 4
 MANY_BYTES = 2048
 END = b"\r\n\r\n"
 
-_IN_OR_BROKEN = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
+_IN_OR_BROKEN = 0x1 | 0x8 | 0x10  # EPOLLIN, EPOLLERR, EPOLLHUP: macOS, where no Wire can be made, lacks the names
 _timespec = struct.Struct("@qq").unpack
 _ANCILLARY = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
 

@@ -139,6 +139,9 @@ class Wire:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not hasattr(select, "epoll"):
+            what = "load is sent from Linux only: it takes epoll and the kernel's time stamps"
+            raise TargetUnusable(what, "a container or WSL2 is Linux; what is stored can be read here")
         self._loop = loop
         self._poll = select.epoll()
         self._timer: Timer = timer(loop)

@@ -1,0 +1,212 @@
+"""What is fuzzed: every parser of bytes from servers, users and other tools, as a function of bytes.
+
+Whatever the bytes are, a parser returns, or raises a fault that says what is wrong: `TOLD`. Everything else is a bug.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+
+from loadgen_sdk.dialects.quirks import Api
+from loadgen_sdk.dialects.reader import Flow, Reading, error_text
+from loadgen_sdk.dialects.sse import Decoder, EventTooLarge
+from loadgen_sdk.errors import TargetUnusable
+from loadgen_sdk.probe.server_facts import server_facts
+from loadgen_sdk.transport.http1 import Malformed, Response
+from loadgen_sdk.transport.target import Target
+
+from loadgen import run_folder
+from loadgen.compare.inputs import read_run
+from loadgen.contracts.load import load_contract
+from loadgen.cost import price_file
+from loadgen.errors import Fault, Faults
+from loadgen.execution.targets import load_targets
+from loadgen.interop import loadgen_log, reader
+from loadgen.metrics.summary import load_summary
+from loadgen.requests.dataset import read_rows
+from loadgen.results import manifest
+from loadgen.results.capacity import load_capacity
+from loadgen.server_metrics import series
+from loadgen.sim.server.dialect import Refusal
+from loadgen.sim.server.request_parser import RequestRules, parse_request
+from loadgen.workload import load
+from loadgen.workload.traces import read_trace
+
+ROOT = Path(__file__).parent.parent
+CORPUS = Path(__file__).parent / "data" / "fuzz"
+TOLD = (Fault, Faults, TargetUnusable)
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """The same bytes as they may arrive: the first byte says how long the pieces are."""
+    size = data[0] % 64 * 8 + 1 if data else 1
+    yield from (data[i : i + size] for i in range(1, len(data), size))
+
+
+def sse(data: bytes) -> None:
+    decoder, reading = Decoder(), Reading(Flow())
+    with contextlib.suppress(EventTooLarge):
+        for at, piece in enumerate(_pieces(data)):
+            reading.take(decoder.feed(piece), at)
+        reading.take(decoder.end(), 10**9)
+    reading.judge(True, False, True)
+    reading.usage()
+
+
+def whole_answer(data: bytes) -> None:
+    reading = Reading(Flow())
+    reading.take([data], 0)
+    reading.judge(True, False, False)
+    error_text(data)
+
+
+def http(data: bytes) -> None:
+    response = Response()
+    with contextlib.suppress(Malformed):
+        for piece in _pieces(data):
+            response.feed(piece)
+        response.end_of_file()
+
+
+def url(data: bytes) -> None:
+    Target.parse(data.decode("utf-8", "replace"))
+
+
+def workload(data: bytes) -> None:
+    load(_file("w.yaml", data))
+
+
+def contract(data: bytes) -> None:
+    load_contract(Path(_file("c.yaml", data)), env={})
+
+
+def prices(data: bytes) -> None:
+    price_file.parse(data.decode("utf-8", "replace"), "prices.yaml", today=date(2026, 11, 22), env={})
+
+
+def targets(data: bytes) -> None:
+    load_targets(Path(_file("t.yaml", data)), {})
+
+
+def trace(data: bytes) -> None:
+    read_trace(_file("t.jsonl", data))
+
+
+def dataset(data: bytes) -> None:
+    read_rows(_file("d.jsonl", data))
+
+
+def foreign(data: bytes) -> None:
+    reader.parse_result(data, "result.json")
+
+
+def mlperf_log(data: bytes) -> None:
+    summary, _, detail = data.decode("utf-8", "replace").partition("\0")
+    loadgen_log.parse_log(summary, detail)
+
+
+def run_json(data: bytes) -> None:
+    manifest.decode(data)
+
+
+def summary(data: bytes) -> None:
+    load_summary(data)
+
+
+def capacity(data: bytes) -> None:
+    load_capacity(data)
+
+
+def folder(data: bytes) -> None:
+    """A run of which every file is damaged: `name NUL content NUL NUL` again and again."""
+    with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
+        run = Path(made)
+        for entry in data.split(b"\0\0"):
+            name, _, content = entry.partition(b"\0")
+            if name in FILES:
+                path = run / name.decode()
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(content)
+        run_folder.open_run(run)
+        read_run(run)
+
+
+FILES = (
+    b"run.json", b"summary.json", b"seconds.jsonl", b"server.jsonl", b"spool/w0.rows", b"spool/w0.texts",
+    b"spool/w0.seconds", b"flows/w0.gaps.0", b"flows/w0.timeline.0", b"flows/w0.heat", b"flows/ledger",
+    b"requests/requests.parquet",
+)  # fmt: skip
+
+
+def metrics_page(data: bytes) -> None:
+    with contextlib.suppress(ValueError):  # what the scraper expects of it
+        series.samples(data.decode("utf-8", "replace"))
+    with contextlib.suppress(ValueError):
+        series.Iterations().samples(data)
+
+
+def facts(data: bytes) -> None:
+    for server in ("trtllm", "vllm", "sglang", "llamacpp"):
+        server_facts(server, "1.0", data.decode("utf-8", "replace"))
+
+
+def request(data: bytes) -> None:
+    apis: tuple[Api, ...] = ("chat", "completions")
+    for api in apis:
+        with contextlib.suppress(Refusal):
+            parse_request(data, api, RequestRules())
+
+
+_SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def _file(name: str, data: bytes) -> str:
+    path = Path(_SCRATCH or tempfile.gettempdir()) / f"loadgen-fuzz-{name}"
+    path.write_bytes(data)
+    return str(path)
+
+
+TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[str, ...]]] = {
+    "sse": (sse, ("tests/data/transcripts/*/*stream*.txt",)),
+    "whole_answer": (whole_answer, ("tests/data/transcripts/*/*nostream.txt", "tests/data/transcripts/*/err*.txt")),
+    "http": (http, ("tests/data/transcripts/*/*.hdr",)),
+    "url": (url, ()),
+    "workload": (workload, ("workloads/*.yaml",)),
+    "contract": (contract, ("contracts/*.yaml",)),
+    "prices": (prices, ("docs/prices.example.yaml",)),
+    "targets": (targets, ()),
+    "trace": (trace, ("tests/data/oracle/trace.jsonl",)),
+    "dataset": (dataset, ()),
+    "foreign": (foreign, ("tests/data/rivals/*.json*",)),
+    "mlperf_log": (mlperf_log, ()),
+    "run_json": (run_json, ("tests/data/oracle/runs/*/run.json",)),
+    "summary": (summary, ("tests/data/summary_example*.json",)),
+    "capacity": (capacity, ()),
+    "folder": (folder, ()),
+    "metrics_page": (metrics_page, ()),
+    "facts": (facts, ()),
+    "request": (request, ()),
+}
+"""Name -> the function, and files of the repository to begin with, beside those in CORPUS."""
+
+
+def corpus(name: str) -> list[bytes]:
+    """The inputs kept for a target: files of the repository, and what was found by fuzzing."""
+    files = [path.read_bytes() for glob in TARGETS[name][1] for path in sorted(ROOT.glob(glob))]
+    kept = CORPUS / f"{name}.txt"
+    lines = kept.read_text().splitlines() if kept.exists() else []
+    return files + [base64.b85decode(line) for line in lines]
+
+
+def told(name: str, data: bytes) -> str:
+    """Run a target on one input; the faults that it told, in their words. Raises what is a bug."""
+    try:
+        TARGETS[name][0](data)
+    except TOLD as fault:
+        return str(fault)
+    return ""

@@ -1,0 +1,113 @@
+"""What a run will cost: the forecast, the money, and the limit before and while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from loadgen import cli
+from loadgen.cli.show import Show
+from loadgen.cost.budget import Budget
+from loadgen.cost.price_file import load_prices
+from loadgen.errors import UserError
+from loadgen.execution.events import Counters, RunningLoad
+from loadgen.execution.lane_start import mean_lengths
+from loadgen.requests.build import build
+from loadgen.requests.tokenizer import load_tokenizer
+from loadgen.results.manifest import TargetFacts
+from loadgen.schedule import timetable
+from loadgen.schedule.forecast import Forecast, forecast
+from loadgen.workload import read_flags
+from loadgen.workload.loading import given
+
+PRICES = """\
+currency: USD
+rented:
+  - {provider: A, shape: four, gpu: X, gpus: 4, per_hour: 36, as_of: 2026-11, source: quote}
+per_token:
+  - {provider: B, model: m, per_million_input: 2, per_million_output: 10, as_of: 2026-11, source: page}
+"""
+
+
+@pytest.fixture
+def prices(tmp_path: Path) -> Path:
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    return tmp_path / "prices.yaml"
+
+
+def target(**facts: object) -> tuple[TargetFacts, ...]:
+    return (TargetFacts(**{"url": "http://h", "server": "vllm", "model": "m"} | facts),)  # type: ignore[arg-type]
+
+
+def ends(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+@pytest.mark.parametrize(
+    ("flags", "answer_s", "requests", "seconds"),
+    [
+        ({"request_rate": 10, "duration": 60}, 0.0, 600, 60),
+        ({"concurrency": 8, "num_requests": 80}, 2.0, 80, 20),
+        ({"concurrency": 8, "num_requests": 80}, 0.0, 80, None),
+        ({"concurrency": 8, "duration": 60}, 2.0, 240, 60),
+        ({"concurrency": 8, "duration": 60}, 0.0, None, 60),
+    ],
+)
+def test_the_forecast_of_a_load(
+    flags: dict[str, int], answer_s: float, requests: float | None, seconds: float | None
+) -> None:
+    workload = given(None, None, read_flags(input_tokens=1000, output_tokens=200, seed=1, **flags))
+    prompts = build(workload, 1, 2, load_tokenizer(None))
+    load = forecast(timetable.build(workload, 1), mean_lengths(prompts), answer_s)
+    assert load.requests == (requests if requests != 600 else pytest.approx(600, rel=0.15))
+    assert load.seconds == seconds and load.output_tokens == 200 and load.input_tokens == pytest.approx(1000, rel=0.05)
+
+
+def test_money_by_the_token_and_by_the_hour(prices: Path) -> None:
+    load = Forecast(1000, 1800, 500, 100)
+    budget = Budget(load_prices(prices))
+    assert budget.cost(load, target()) == pytest.approx(Decimal(2), abs=Decimal("1e-6"))  # 1 for prompts, 1 for answers
+    assert budget.cost(load, target(shape="four", gpus=4)) == pytest.approx(Decimal(18), abs=Decimal("1e-6"))
+    assert budget.cost(load._replace(requests=None), target()) is None
+    with pytest.raises(UserError, match="how many GPUs"):
+        budget.cost(load, target(shape="four"))
+    budget.limit, budget.spent = Decimal(3), Decimal(2)
+    budget.admit(Decimal(1))
+    with pytest.raises(UserError, match=r"about 1\.50 USD, after 2\.00 USD so far"):
+        budget.admit(Decimal("1.5"))
+
+
+def test_a_run_over_the_limit_does_not_start(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = prices.parent / "out"
+    load = ("run", "--isl", "20", "--osl", "5", "-c", "2", "-d", "1h", "-o", str(out))
+    paid = (*load, "--gpus", "4", "--shape", "four", "--prices", str(prices))
+    assert ends(*paid, "--max-cost", "30") == 2
+    told = capsys.readouterr().err
+    assert "expected: about" not in told and "this run will cost about 36.00 USD" in told and not out.exists()
+    assert ends(*paid, "--dry-run") == 0
+    assert "cost: known once the target was probed" in capsys.readouterr().out
+    assert ends(*paid[:5], "--rate", "2", *paid[7:], "--dry-run") == 0
+    assert "cost: about 36.00 USD" in capsys.readouterr().out
+    assert ends(*load, "--max-cost", "30") == 2
+    assert "add --prices FILE" in capsys.readouterr().err
+
+
+def test_a_load_is_stopped_where_the_limit_is_reached(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    counters, stopped = Counters(), []
+    counters.sent, counters.events = 1000, 100_000
+    show = Show(budget=Budget(load_prices(prices), Decimal("1.99")))
+    assert show._budget is not None
+    show._planned = Forecast(1000, 1800, 500, 10), target()
+
+    async def follow() -> None:
+        show._follow_cost(RunningLoad(lambda: counters, lambda: stopped.append(1)), show._budget)
+        await asyncio.sleep(0)
+
+    asyncio.run(follow())
+    assert stopped == [1] and "the load has cost 2.00 USD (--max-cost)" in capsys.readouterr().err

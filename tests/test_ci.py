@@ -1,0 +1,141 @@
+"""For build servers: JUnit and the step summary of a run, baselines by name, the strict fixture, the templates."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+import yaml
+
+from loadgen import cli, pytest_plugin
+from loadgen.metrics.validity import note, verdict
+from loadgen.report import outcome
+from loadgen.run_folder import kept_summary
+
+ROOT = Path(__file__).parent.parent
+RUN = ("run", "qa", "--url", "sim:gb300-vm", "--seed", "3", "-n", "300", "--slo", "ttft:1s:p95")
+pytest_plugins = ["pytester"]
+
+
+def ends(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+def outcomes(file: Path) -> dict[str, str]:
+    cases = ElementTree.parse(file).getroot().iter("testcase")
+    return {
+        case.attrib["name"]: next((child.tag for child in case if child.tag != "system-out"), "passed")
+        for case in cases
+    }
+
+
+def test_a_run_as_test_cases_and_on_the_page_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    assert ends(*RUN, "--github") == 2
+    assert "no step of a GitHub workflow" in capsys.readouterr().err
+    page = tmp_path / "page.md"
+    page.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
+    met = ends(*RUN, "-o", str(tmp_path / "met"), "--github", "--junit", str(tmp_path / "met.xml"))
+    assert met == 0
+    assert set(outcomes(tmp_path / "met.xml").values()) == {"passed"}
+    assert "TTFT p95 at most 1,000 ms" in outcomes(tmp_path / "met.xml")
+    shown = page.read_text()
+    assert shown.startswith("before\n### loadgen: qa: VALID, SLO met") and "| TTFT p95 at most 1,000 ms |" in shown
+    missed = (*RUN[:-1], "ttft:1ms:p95", "-o", str(tmp_path / "c"), "-c", "1,2", "--junit", str(tmp_path / "c.xml"))
+    assert ends(*missed) == 1
+    found = ElementTree.parse(tmp_path / "c.xml").getroot()
+    assert {case.attrib["classname"] for case in found.iter("testcase")} == {"loadgen.c1", "loadgen.c2"}
+    assert outcomes(tmp_path / "c.xml")["TTFT p95 at most 1 ms"] == "failure"
+
+
+def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:
+    assert ends(*RUN, "-o", str(tmp_path / "r")) == 0
+    summary = kept_summary(tmp_path / "r")
+    spoiled = msgspec.structs.replace(summary, verdict=verdict(summary.verdict.limits, [note("spoiled")]))
+    first, *terms = outcome.cases([("r", spoiled)])
+    assert (first.outcome, first.text) == ("error", "spoiled") and {term.outcome for term in terms} == {"skipped"}
+    assert "INVALID" in outcome.markdown([("r", spoiled)])
+    term = msgspec.structs.replace(summary.goodput.slo[0], met=None, undecided="too few")
+    undecided = msgspec.structs.replace(summary, goodput=msgspec.structs.replace(summary.goodput, slo=(term,)))
+    for strict, word in ((False, "skipped"), (True, "error")):
+        assert outcome.cases([("r", undecided)], strict=strict)[1].outcome == word
+
+
+def test_results_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "r"
+    assert ends(*RUN, "-o", str(out)) == 0
+    before = (out / "summary.json").read_bytes()
+    assert ends(*RUN, "-o", str(out)) == 2
+    assert "the folder holds results" in capsys.readouterr().err
+    assert ends(*RUN, "-o", str(out), "--force") == 0
+    (kept,) = tmp_path.glob("r-before-*")
+    assert (kept / "summary.json").read_bytes() == before and (out / "summary.json").is_file()
+
+
+def test_a_baseline_is_kept_by_name_and_may_hold_repeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = ("--in", str(tmp_path / "baselines"))
+    assert ends(*RUN, "--repeat", "3", "-o", str(tmp_path / "a")) == 0
+    assert ends(*RUN[:5], "4", *RUN[6:], "--repeat", "3", "-o", str(tmp_path / "b")) == 0
+    assert ends("baseline", "save", "main", str(tmp_path / "a"), *kept) == 0
+    assert ends("baseline", "save", "main", str(tmp_path / "a"), *kept) == 2
+    assert ends("baseline", "save", "main", str(tmp_path / "a"), *kept, "--force") == 0
+    assert ends("baseline", "save", "../main", str(tmp_path / "a"), *kept) == 2
+    assert ends("baseline", "save", "none", str(tmp_path), *kept) == 2
+    capsys.readouterr()
+    assert ends("baseline", "compare", "main", str(tmp_path / "b"), *kept, "--fail-on", "ttft_ms.p50 > +50%") == 0
+    assert "by repeated runs on every side" in " ".join(capsys.readouterr().out.split())
+    assert ends("baseline", "compare", "main", str(tmp_path / "b"), *kept, "--fail-on", "ttft_ms.p50 > -50%") == 1
+    assert ends("baseline", "compare", "mian", str(tmp_path / "b"), *kept) == 2
+    assert "known: main" in capsys.readouterr().err
+
+
+TESTS = """
+FEW = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 4}}
+
+def test_valid(loadgen_strict):
+    assert loadgen_strict("qa", url="sim:gb300-vm", num_requests=300, seed=3).valid
+
+def test_not_valid(loadgen_strict):
+    loadgen_strict("qa", url="sim:gb300-vm", num_requests=3, warmup=0, seed=3)
+"""
+
+
+def test_the_strict_fixture_fails_what_is_not_valid(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(TESTS)
+    loaded = any(plugin is pytest_plugin for plugin in pytester._request.config.pluginmanager.get_plugins())
+    found = pytester.runpytest_inprocess("-p", "no:xdist", *(() if loaded else ("-p", "loadgen.pytest_plugin")))
+    found.assert_outcomes(passed=1, failed=1)
+    found.stdout.fnmatch_lines(["*the measurement is not valid: too few*"])
+
+
+def test_the_templates_run_commands_that_there_are(tmp_path: Path) -> None:
+    action = yaml.safe_load((ROOT / "ci/github/action.yml").read_text())
+    job = yaml.safe_load((ROOT / "ci/gitlab/loadgen.yml").read_text())[".loadgen"]
+    scripts = [step["run"] for step in action["runs"]["steps"]] + job["script"]
+    (tmp_path / "loadgen").write_text('#!/bin/bash\nprintf "%s\\n" "$*" >> "$LOG"\n')
+    (tmp_path / "python").write_text("#!/bin/bash\n")
+    for tool in ("loadgen", "python"):
+        (tmp_path / tool).chmod(0o755)
+    given = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(tmp_path / "log"),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "page"),
+        "PACKAGE": "loadgen", "ARGUMENTS": "qa --slo 'ttft:2s'", "OUT": "out", "BASELINE": "main", "FAIL_ON": "a > b",
+        "LOADGEN_PACKAGE": "loadgen", "LOADGEN_ARGUMENTS": "qa", "LOADGEN_BASELINE": "main", "LOADGEN_FAIL_ON": "a > b",
+    }  # fmt: skip
+    for script in scripts:
+        subprocess.run(["bash", "-e", "-c", script], check=True, env=given, cwd=tmp_path)
+    assert (tmp_path / "log").read_text().splitlines() == [
+        "run qa --slo ttft:2s -o out --force --strict --github --junit out.xml",
+        "baseline compare main out --fail-on a > b --markdown",
+        "run qa -o loadgen-results --force --strict --junit loadgen.xml",
+        "baseline compare main loadgen-results --fail-on a > b",
+    ]

@@ -1,0 +1,43 @@
+"""Every parser holds against damaged input: what fuzzing has found so far, and new damage of the same inputs."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz_targets import TARGETS, corpus, told
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+PIECES = st.one_of(
+    st.binary(max_size=8),
+    st.sampled_from(
+        [b"null", b"-1", b"1e999", b"NaN", b"[]", b"{}", b'""', b"\\ud800", b"\xff\xfe", b"[" * 3000, b"\0"]
+    ),
+    st.integers(10**17, 10**25).map(lambda number: str(number).encode()),
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn, name: str) -> bytes:
+    """An input that is kept, with a few places cut, doubled or replaced."""
+    data = draw(st.sampled_from(corpus(name) or [b""]))
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(data)))
+        end = min(start + draw(st.integers(0, 40)), len(data))
+        data = data[:start] + draw(st.one_of(PIECES, st.just(data[start:end] * 2))) + data[end:]
+    return data
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_fuzzing_found_is_told(name: str) -> None:
+    for data in corpus(name):
+        told(name, data)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_damaged_input_is_told(name: str) -> None:
+    @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(damaged(name))
+    def holds(data: bytes) -> None:
+        told(name, data)
+
+    holds()
